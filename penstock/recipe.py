@@ -85,7 +85,7 @@ class Recipe(BaseModel):
     engine: EngineName
     precision: Precision
     options: tuple[str, ...] = ()
-    """Named choices within the precision, sorted, such as `per-channel`, `reduced-range`, `smooth-quant`."""
+    """Named choices within the precision, sorted, such as `per-channel`, `reduced-range`, `smooth`."""
 
     @property
     def name(self) -> str:
@@ -104,7 +104,7 @@ class Recipe(BaseModel):
 
     @property
     def full_name(self) -> str:
-        """Engine, precision and every option, such as `onnxruntime-int8-dynamic-per-channel`."""
+        """Engine, precision and every option, such as `onnxruntime int8-dynamic per-channel`."""
         return " ".join((self.engine.value, self.precision.value, *self.options))
 
     @property

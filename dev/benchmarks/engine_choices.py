@@ -1,11 +1,11 @@
-"""What docs/decisions/engine-threads.md and openvino-shapes.md rest on: threads, company and shapes, in process.
+"""Measurements for docs/decisions/engine-threads.md and openvino-shapes.md: threads, batches and shapes, in process.
 
     taskset -c 0,1 python -m benchmarks.engine_choices threads
-    taskset -c 0 python -m benchmarks.engine_choices company
+    taskset -c 0 python -m benchmarks.engine_choices batches
     taskset -c 0,1 python -m benchmarks.engine_choices shapes
 
-`threads`: a lone run and as many callers as cores at once, for ways to set up the engines; their memory as well.
-`company`: what rows of equal length gain by sharing a run on one thread.
+`threads`: a single run, and as many concurrent callers as cores, for several set-ups of the engines; and their memory.
+`batches`: the gain of rows of equal length in one run, on one thread.
 `shapes`: time and memory of the first run of every length, with OpenVINO.
 All on the real MiniLM; everything is timed in turns, so that a busy machine disturbs all alike.
 """
@@ -207,9 +207,9 @@ def footprint(given: str, streams: int, wide: int) -> None:
     click.echo(round(anonymous() - before))
 
 
-@main.command("company")
+@main.command("batches")
 @click.option("--rounds", default=11, show_default=True)
-def compare_company(rounds: int) -> None:
+def compare_batches(rounds: int) -> None:
     """Rows of equal length together, on one thread."""
     click.echo("gain of 2 / 4 / 8 rows in one run over as many runs (ms of one row)\n")
     lengths = (8, 16, 32, 64, 128, 256)

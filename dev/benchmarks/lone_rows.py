@@ -150,9 +150,7 @@ def main(lengths: str, counts: tuple[int, ...], seconds: float, name: str, folde
             click.echo("|" + "---|" * (len(sizes) + 2))
             for recipe, threads in engines:
                 cells = [_cell(found[pause, recipe, threads, size]) for size in sizes]
-                rest = [BF16_REST] if BF16_REST in recipe.options else []
-                what = " ".join([recipe.engine.value, recipe.precision.value, *rest])
-                click.echo(f"| {what} | {threads} | {' | '.join(cells)} |")
+                click.echo(f"| {recipe.name} | {threads} | {' | '.join(cells)} |")
 
 
 def _cell(turns: list[list[float]]) -> str:

@@ -1,4 +1,4 @@
-"""Results as a real run leaves them, made up."""
+"""Made-up results in the form of a real run."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_every_program_is_described() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_described_program_is_there_and_explains_itself(name: str) -> None:
+def test_every_described_program_exists_and_has_help(name: str) -> None:
     module = importlib.import_module(f"{name}.__main__" if name == "benchmarks.peers" else name)
 
     assert isinstance(module.main, click.Command)

@@ -72,5 +72,5 @@ def test_every_value_is_either_measured_or_named(
         (BenchSetting(0, 8, 1), "8 tokens, batch 1"),
     ],
 )
-def test_labels_read_well(setting: BenchSetting, label: str) -> None:
+def test_a_setting_has_its_label(setting: BenchSetting, label: str) -> None:
     assert setting.label == label

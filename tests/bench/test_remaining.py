@@ -23,7 +23,7 @@ def test_there_is_no_estimate_before_the_first_measurement() -> None:
     assert remaining_seconds(taken, SETTINGS) is None
 
 
-def test_long_settings_to_come_count_for_what_they_take() -> None:
+def test_the_estimate_counts_the_longer_time_of_long_settings() -> None:
     done, missing = SETTINGS[:6], SETTINGS[6:]
     expected = sum(map(cost, missing))
 
@@ -31,7 +31,7 @@ def test_long_settings_to_come_count_for_what_they_take() -> None:
 
 
 @given(st.lists(st.floats(0.1, 1e3), min_size=FEWEST, max_size=len(SETTINGS)))
-def test_no_time_remains_at_the_end_and_never_less_than_none(seconds: list[float]) -> None:
+def test_the_remaining_time_ends_at_zero_and_is_never_negative(seconds: list[float]) -> None:
     taken = list(zip(SETTINGS, seconds, strict=False))
 
     assert remaining_seconds(taken, ()) == 0

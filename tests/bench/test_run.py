@@ -56,7 +56,7 @@ def test_lengths_that_are_too_short_for_the_task_are_left_out(start_stub: StartS
     assert "4 tokens: the shortest input of this task has 5 with this tokenizer" in results.left_out
 
 
-def test_what_was_found_is_written_in_three_forms(start_stub: StartStub, tmp_path: Path) -> None:
+def test_results_are_written_in_three_formats(start_stub: StartStub, tmp_path: Path) -> None:
     server = start_stub()
     output = tmp_path / "deep" / "out"
 
@@ -82,7 +82,7 @@ def interrupted_after(count: int, run: BenchOptions) -> list[BenchProgress]:
     return seen
 
 
-def test_an_interrupted_run_goes_on_where_it_was(start_stub: StartStub, tmp_path: Path) -> None:
+def test_an_interrupted_run_continues_after_its_last_cell(start_stub: StartStub, tmp_path: Path) -> None:
     run = options(start_stub().url, tmp_path, task="fill-mask", batches=(1, 2))
     before = interrupted_after(3, run)
     seen: list[BenchProgress] = []
@@ -97,7 +97,7 @@ def test_an_interrupted_run_goes_on_where_it_was(start_stub: StartStub, tmp_path
 @pytest.mark.parametrize(
     "changed", [{"seconds": 0.3}, {"lengths": (8, 32)}, {"fresh": True}], ids=["seconds", "lengths", "fresh"]
 )
-def test_another_experiment_begins_anew_and_loses_nothing(
+def test_another_experiment_starts_from_the_beginning_and_keeps_the_old_results(
     changed: dict[str, object], start_stub: StartStub, tmp_path: Path
 ) -> None:
     values = {"task": "fill-mask", "batches": (1,)}
@@ -162,7 +162,7 @@ def test_requests_that_fail_among_others_are_reported_at_once(start_stub: StartS
         ("missing.yaml", {}, "missing.yaml"),
     ],
 )
-def test_what_cannot_be_measured_is_an_error_with_a_message(
+def test_an_experiment_that_cannot_be_measured_is_an_error_with_a_message(
     target: str, values: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(PenstockError, match=message):
@@ -225,7 +225,9 @@ def test_a_server_that_does_not_report_its_task_needs_the_flag(start_stub: Start
 
 
 @pytest.mark.slow
-def test_a_server_of_ours_that_dies_ends_the_run_which_goes_on_there(tiny_endpoint: Path, tmp_path: Path) -> None:
+def test_a_run_ends_when_its_own_server_dies_and_continues_there_the_next_time(
+    tiny_endpoint: Path, tmp_path: Path
+) -> None:
     values = {"cores": (1,), "batches": (1,), "store": tmp_path / "store"}
 
     def kill_server(progress: BenchProgress) -> None:

@@ -1,4 +1,4 @@
-"""The chart as a real helm sees it."""
+"""Fixtures that render the chart with a real helm."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Helm:
 
     executable: Path
     kubeconfig: Path | None = None
-    """The cluster that it works on, where it needs one."""
+    """The kubeconfig of its cluster, for calls that need one."""
 
     def run(
         self, *words: str, values: Manifest | None = None, check: bool = True, timeout_seconds: float = 120

@@ -1,4 +1,4 @@
-"""A real helm installs the chart on a real control plane, upgrades it, and takes it away."""
+"""A real helm installs the chart on a real control plane, upgrades it and uninstalls it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def installed(chart: Helm, private_control_plane: ControlPlane) -> Helm:
 
 
 def can(kubectl: Kubectl, verb: str, resource: str, namespace: str = "default") -> bool:
-    """Whether the operator's account may."""
+    """Whether the operator's service account has this right."""
     try:
         name, _, part = resource.partition("/")
         only = [f"--subresource={part}"] if part else []
@@ -50,7 +50,7 @@ def test_the_api_server_knows_the_resources_and_serves_the_classes(kubectl: Kube
 
 
 @pytest.mark.usefixtures("installed")
-def test_two_operators_are_asked_for_with_an_account_of_their_own(kubectl: Kubectl) -> None:
+def test_two_operators_are_deployed_with_a_service_account_of_their_own(kubectl: Kubectl) -> None:
     deployment = kubectl.get("deployment", "penstock-operator")
 
     assert deployment["spec"]["replicas"] == 2
@@ -76,7 +76,7 @@ def test_two_operators_are_asked_for_with_an_account_of_their_own(kubectl: Kubec
         ("patch", "nodes", "default", False),
     ],
 )
-def test_the_operator_may_do_what_it_does_and_no_more(
+def test_the_operators_account_has_its_documented_rights_and_no_others(
     kubectl: Kubectl, verb: str, resource: str, namespace: str, expected: bool
 ) -> None:
     assert can(kubectl, verb, resource, namespace) is expected
@@ -113,7 +113,7 @@ def test_the_definitions_can_be_upgraded_as_the_notes_say(installed: Helm, kubec
     assert len([one for one in yaml.safe_load_all(definitions) if one]) == 3
 
 
-def test_values_that_make_no_sense_change_nothing(installed: Helm, kubectl: Kubectl) -> None:
+def test_invalid_values_are_refused_without_a_change(installed: Helm, kubectl: Kubectl) -> None:
     before = kubectl.get("deployment", "penstock-operator")["metadata"]["generation"]
 
     run = installed.run(
@@ -125,7 +125,7 @@ def test_values_that_make_no_sense_change_nothing(installed: Helm, kubectl: Kube
     assert kubectl.get("deployment", "penstock-operator")["metadata"]["generation"] == before
 
 
-def test_taken_away_it_leaves_the_definitions_and_the_users_own_endpoints(installed: Helm, kubectl: Kubectl) -> None:
+def test_uninstalling_keeps_the_definitions_and_the_users_endpoints(installed: Helm, kubectl: Kubectl) -> None:
     kubectl("apply", "--namespace", "default", "--filename", str(EXAMPLE))
 
     installed.run("uninstall", RELEASE, "--namespace", NAMESPACE)

@@ -1,4 +1,4 @@
-"""Monitors and rules are what the prometheus-operator and Prometheus take: by their own definitions and tool."""
+"""The prometheus-operator's definitions accept the monitors, and promtool accepts the rules."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def monitoring(chart: Helm, **values: Any) -> list[Manifest]:
 
 
 @pytest.mark.parametrize("namespaces", [[], ["team-a", "team-b"]])
-def test_the_prometheus_operators_definitions_take_every_field(
+def test_the_prometheus_operators_definitions_accept_every_field(
     namespaces: list[str], chart: Helm, kubectl: Kubectl
 ) -> None:
     objects = monitoring(chart, watchNamespaces=namespaces)

@@ -1,4 +1,4 @@
-"""What the chart makes of its values, seen by a real helm."""
+"""The objects that helm renders from the chart's values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment(manifests: list[Manifest]) -> dict[str, str]:
-    """The operator's environment, without what the kubelet fills in."""
+    """The operator's environment variables, without those that the kubelet fills in."""
     (container,) = of_kind(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
     return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
 
@@ -40,7 +40,7 @@ def test_the_roles_are_the_rights_that_the_operator_needs(chart: Helm) -> None:
     assert of_kind(manifests, "Role")["rules"] == rules(OWN)
 
 
-def test_with_namespaces_to_watch_the_rights_end_there(chart: Helm) -> None:
+def test_with_watched_namespaces_the_rights_are_limited_to_them(chart: Helm) -> None:
     manifests = chart.template({"watchNamespaces": ["team-a", "team-b"]})
 
     assert of_kind(manifests, "ClusterRole")["rules"] == rules(CLUSTER)
@@ -51,7 +51,7 @@ def test_with_namespaces_to_watch_the_rights_end_there(chart: Helm) -> None:
     assert environment(manifests)["PENSTOCK_OPERATOR_NAMESPACES"] == "team-a,team-b"
 
 
-def test_the_operator_is_kept_to_the_restricted_pod_security_standard(chart: Helm) -> None:
+def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Helm) -> None:
     pod = of_kind(chart.template(), "Deployment")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
 
@@ -114,13 +114,13 @@ def test_the_operator_is_kept_to_the_restricted_pod_security_standard(chart: Hel
         ),
     ],
 )
-def test_values_become_settings_that_the_operator_takes(
+def test_values_become_settings_that_the_operator_accepts(
     chart: Helm, values: Manifest, expected: dict[str, str]
 ) -> None:
     given = environment(chart.template(values))
 
     assert expected.items() <= given.items()
-    Settings.load(given)  # refuses names that are none, and values that do not go together
+    Settings.load(given)  # refuses unknown names, and values that contradict each other
 
 
 WATCHED: Manifest = {"watchNamespaces": ["team-a"]}
@@ -138,7 +138,7 @@ BUCKET: Manifest = {"hostPath": {"enabled": False}, "s3": {"enabled": True, "uri
         ({"store": {"collect": {"mode": "Never"}}}, ()),
     ],
 )
-def test_a_store_that_others_may_use_is_cleared_only_where_a_value_states_that_none_do(
+def test_a_store_that_may_be_shared_is_collected_only_if_a_value_states_that_it_is_not(
     chart: Helm, values: Manifest, expected: tuple[str, ...]
 ) -> None:
     given = environment(chart.template(values))
@@ -158,7 +158,7 @@ def test_the_defaults_of_the_chart_are_those_of_the_operator(chart: Helm) -> Non
     } == {}
 
 
-def test_one_of_two_operators_stays_through_a_drain_and_a_single_one_blocks_none(chart: Helm) -> None:
+def test_a_drain_keeps_one_of_two_operators_and_a_single_operator_does_not_block_it(chart: Helm) -> None:
     assert of_kind(chart.template(), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
     assert [one for one in chart.template({"replicas": 1}) if one["kind"] == "PodDisruptionBudget"] == []
 
@@ -188,7 +188,7 @@ def test_only_the_store_of_one_node_is_prepared_as_root(chart: Helm) -> None:
     assert [one for one in chart.template(s3) if one["kind"] == "DaemonSet"] == []
 
 
-def test_a_pod_monitor_is_made_where_it_is_asked_for(chart: Helm) -> None:
+def test_a_pod_monitor_is_rendered_if_the_value_is_set(chart: Helm) -> None:
     made = chart.template({"podMonitor": {"enabled": True, "interval": "10s"}})
     monitor, gateway, runtime = (one for one in made if one["kind"] == "PodMonitor")
 
@@ -203,7 +203,7 @@ def test_a_pod_monitor_is_made_where_it_is_asked_for(chart: Helm) -> None:
         assert one["spec"]["namespaceSelector"] == {"any": True}
 
 
-def test_pods_are_scraped_in_the_namespaces_that_are_looked_after(chart: Helm) -> None:
+def test_the_pod_monitor_covers_the_watched_namespaces(chart: Helm) -> None:
     made = chart.template({"podMonitor": {"enabled": True}, "watchNamespaces": ["team-a"]})
     _, *pods = (one for one in made if one["kind"] == "PodMonitor")
 
@@ -218,7 +218,7 @@ def test_recording_rules_come_with_the_monitors(chart: Helm) -> None:
     assert [one for one in chart.template() if one["apiVersion"].startswith("monitoring")] == []
 
 
-def test_rights_for_keda_and_for_secrets_are_given_where_they_are_asked_for(chart: Helm) -> None:
+def test_rights_for_keda_and_for_secrets_are_granted_if_their_values_are_set(chart: Helm) -> None:
     values: Manifest = {"keda": {"enabled": True}, "prometheus": {"readSecrets": True}}
     everywhere = chart.template(values)
     in_one = chart.template({**values, "watchNamespaces": ["team-a"]})
@@ -270,14 +270,14 @@ def test_bad_values_are_refused_by_name(chart: Helm, values: Manifest, word: str
         ({"claim": {"enabled": True}}, "not hostPath and claim"),
     ],
 )
-def test_exactly_one_store_is_asked_for(chart: Helm, store: Manifest, word: str) -> None:
+def test_exactly_one_store_must_be_set(chart: Helm, store: Manifest, word: str) -> None:
     run = chart.run("template", "penstock", str(CHART), values={"store": store}, check=False)
 
     assert run.returncode != 0
     assert f"exactly one of hostPath, claim and s3 is enabled, {word}" in run.stderr
 
 
-def test_every_value_is_explained_by_the_schema_and_the_other_way_round() -> None:
+def test_values_and_schema_have_the_same_keys() -> None:
     import json
 
     schema = json.loads((CHART / "values.schema.json").read_text())
@@ -303,7 +303,7 @@ def _schema_paths(schema: Manifest, definitions: Manifest, path: str = "") -> li
     ]
 
 
-def test_the_generator_notices_what_is_stale(tmp_path: Path) -> None:
+def test_the_generator_reports_outdated_files(tmp_path: Path) -> None:
     wanted = make_chart.generated()
     for path, text in wanted.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

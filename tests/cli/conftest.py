@@ -11,13 +11,13 @@ from tests.cli.endpoints import write_endpoint, write_tiny
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model. Not to be changed: copy it."""
+    """A small model. Read-only: copy it to change it."""
     return write_tiny(tmp_path_factory.mktemp("tiny") / "model")
 
 
 @pytest.fixture(scope="session")
 def artefact(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artefact of it (the fp32 one: made in a second). Not to be changed: copy it."""
+    """Its fp32 artefact, made in a second. Read-only: copy it to change it."""
     place = tmp_path_factory.mktemp("store")
     endpoint = ModelEndpoint.from_file(write_endpoint(place / "tiny.yaml", tiny))
     return prepare(endpoint, store=place / "artefacts", models=place / "models").artefact
@@ -25,5 +25,5 @@ def artefact(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def file(tiny: Path, tmp_path: Path) -> Path:
-    """A good endpoint file."""
+    """A valid endpoint file."""
     return write_endpoint(tmp_path / "tiny.yaml", tiny)

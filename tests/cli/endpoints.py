@@ -20,10 +20,10 @@ from tests.process_state import ProcessState
 ROOT = Path(__file__).parents[2]
 PROGRAM = ("penstock_cli.main",)
 SHORTENED = ("tests.shortened", *PROGRAM)
-"""The same, for optimisations that are to end soon."""
+"""The same, for optimisations that must end soon."""
 TINY = Sizes(width=128, layers=2, heads=4, inner=256, positions=128)
 SECONDS = 400.0
-"""No command here takes longer, however busy the machine."""
+"""No command of these tests takes longer, even on a busy machine."""
 
 
 def write_tiny(path: Path) -> Path:
@@ -52,7 +52,7 @@ def clean_environment(**variables: str) -> dict[str, str]:
 
 
 def invoke(*words: object, environment: Mapping[str, str] | None = None) -> Result:
-    """A command in this process. What is not a PenstockError is raised."""
+    """Run a command in this process. Exceptions other than PenstockError are raised."""
     cleared = {name: None for name in os.environ if name.startswith("PENSTOCK_")}
     runner = CliRunner()
     before = ProcessState.now()
@@ -68,7 +68,7 @@ def invoke(*words: object, environment: Mapping[str, str] | None = None) -> Resu
 def run(
     *words: object, environment: Mapping[str, str] | None = None, program: tuple[str, ...] = PROGRAM
 ) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, to its end."""
+    """Run a command in a separate process until it ends."""
     return subprocess.run(
         [sys.executable, "-m", *program, *map(str, words)],
         cwd=ROOT,

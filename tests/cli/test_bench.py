@@ -1,4 +1,4 @@
-"""`penstock bench` turns its flags into what is measured."""
+"""The flags of `penstock bench` become the experiment that is measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Benched = list[BenchOptions]
 
 @pytest.fixture
 def benched(monkeypatch: pytest.MonkeyPatch) -> Benched:
-    """What would have been measured."""
+    """Records the experiment instead of measuring it."""
     found: Benched = []
 
     def record(options: BenchOptions, _: Any) -> Any:
@@ -74,7 +74,7 @@ def test_flags_and_variables(
         (["--tokenizer", "/none"], "does not exist"),
     ],
 )
-def test_what_makes_no_sense_is_a_usage_error(words: list[str], complaint: str, benched: Benched) -> None:
+def test_contradicting_flags_are_a_usage_error(words: list[str], complaint: str, benched: Benched) -> None:
     result = invoke("bench", "x.yaml", *words)
 
     assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""What a person can put right is one sentence and a remedy, with status 1, and no traceback."""
+"""An error that the user can fix is one sentence and a remedy, with status 1 and without a traceback."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from penstock_runtime.models.fetching import FetchProgress, OnProgress
 from tests.cli.endpoints import SECONDS, clean_environment, invoke, run, write_endpoint
 
 Prepare = Callable[[Path, Path], Path]
-"""From a good model and an empty folder to an endpoint file that is wrong in some way."""
+"""Makes an endpoint file with a certain mistake from a valid model and an empty folder."""
 
 
 def text(content: str | bytes) -> Prepare:
-    """A file with this in it."""
+    """A file with this content."""
 
     def prepare(_: Path, folder: Path) -> Path:
         path = folder / "endpoint.yaml"
@@ -36,12 +36,12 @@ def text(content: str | bytes) -> Prepare:
 
 
 def spec(**fields: Any) -> Prepare:
-    """A good file but for these fields."""
+    """A valid file except for these fields."""
     return lambda model, folder: write_endpoint(folder / "endpoint.yaml", fields.pop("model", model), **fields)
 
 
 def damaged(damage: Callable[[Path], Any]) -> Prepare:
-    """A good file about a model that something happened to."""
+    """A valid file whose model has been damaged."""
 
     def prepare(model: Path, folder: Path) -> Path:
         copy = shutil.copytree(model, folder / "model")
@@ -136,7 +136,7 @@ def test_optimize_prints_the_problem_and_its_remedy(case: str, tiny: Path, tmp_p
 
 
 @pytest.mark.parametrize("case", ["missing file", "unknown field", "pickled weights", "more cores than there are"])
-def test_serve_prints_it_too(case: str, tiny: Path, tmp_path: Path) -> None:
+def test_serve_prints_the_problem_and_its_remedy(case: str, tiny: Path, tmp_path: Path) -> None:
     prepare, problem, remedy = WRONG[case]
     result = run("serve", prepare(tiny, tmp_path), "--port", 0, "--store", tmp_path / "store")
 
@@ -307,7 +307,7 @@ def test_a_wrong_flag_is_a_usage_error(words: list[str], complaint: str) -> None
     assert complaint in result.stderr
 
 
-def test_what_is_fetched_is_shown(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_of_a_fetch_is_shown(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(*_: object, on_transfer: OnProgress, **__: object) -> None:
         on_transfer(FetchProgress("hf://a/b@main", "", 0, 0, "using the cached revision"))
         raise KeyboardInterrupt
@@ -322,7 +322,7 @@ def test_what_is_fetched_is_shown(file: Path, tmp_path: Path, monkeypatch: pytes
     ("given", "status"), [(subprocess.DEVNULL, 1), (subprocess.PIPE, -signal.SIGTERM)], ids=["nothing", "a pipe"]
 )
 def test_json_ends_with_its_input_only_when_that_is_a_pipe(given: int, status: int, file: Path, tmp_path: Path) -> None:
-    """An optimisation that waits for what never comes, or for half a second and then fails."""
+    """An optimisation that waits without end, or for half a second and then fails."""
     program = (
         "import sys, threading\n"
         "import penstock_optimizer.job.optimise as optimise\n"

@@ -75,7 +75,7 @@ def test_the_error_names_the_full_disk_and_with_more_space_it_resumes(
     assert "No space left on device" in done.stderr
 
 
-def test_a_limit_on_the_size_of_files_is_such_a_disk(tiny: Path, tmp_path: Path) -> None:
+def test_a_limit_on_file_size_is_reported_as_a_full_disk(tiny: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     file = write_endpoint(tmp_path / "tiny.yaml", tiny)
     port = ("--port", "0", "--no-optimize")

@@ -1,4 +1,4 @@
-"""What can be asked of `penstock` without a model."""
+"""Commands of `penstock` that need no model: help, version, usage errors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ HEAVY = {
 
 
 def modules_after(code: str) -> set[str]:
-    """Top-level modules that a fresh interpreter has after some code."""
+    """Top-level modules that a fresh interpreter has imported after running some code."""
     program = f"import sys\n{code}\nprint('\\n' + ' '.join({{name.partition('.')[0] for name in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split())
 
 
-def test_help_imports_no_command_and_none_of_what_they_need() -> None:
+def test_help_imports_no_command_and_no_dependency_of_one() -> None:
     loaded = modules_after(
         "from penstock_cli.main import main\ntry:\n    main(['--help'])\nexcept SystemExit as end:\n"
         "    assert end.code == 0"
@@ -37,7 +37,7 @@ def test_help_imports_no_command_and_none_of_what_they_need() -> None:
 
 @pytest.mark.parametrize("command", ["serve", "host", "optimize"])
 def test_a_command_imports_no_engine_and_nothing_that_optimises(command: str) -> None:
-    """What serves an artefact starts from here: `pip install penstock[runtime]` is enough for it."""
+    """`penstock serve ARTEFACT` must work with `pip install penstock[runtime]` alone."""
     allowed = {"numpy", "tokenizers"} if command == "serve" else set()
 
     assert not modules_after(f"import penstock_cli.{command}") & (HEAVY - allowed)
@@ -69,7 +69,7 @@ def test_every_flag_has_help(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_flag_takes_what_is_no_finite_number(command: str) -> None:
+def test_every_number_flag_refuses_nan_and_infinity(command: str) -> None:
     """click's own types of numbers with a point take `nan`."""
     found = cli.get_command(cli.make_context("penstock", ["--help"], resilient_parsing=True), command)
 
@@ -78,7 +78,7 @@ def test_no_flag_takes_what_is_no_finite_number(command: str) -> None:
     assert [one.name for one in numbers if not isinstance(one.type, FiniteRange)] == []
 
 
-def test_the_version_is_the_package_s() -> None:
+def test_the_version_is_that_of_the_package() -> None:
     assert invoke("--version").output == f"penstock, version {__version__}\n"
 
 

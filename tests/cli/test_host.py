@@ -32,7 +32,7 @@ def test_cores_are_as_many_as_asked_for() -> None:
 
 
 @pytest.mark.parametrize("line", ["cpu", "cores", "pinned", "memory"])
-def test_people_get_a_line_for_each_fact(line: str) -> None:
+def test_the_text_form_has_a_line_for_each_fact(line: str) -> None:
     assert [shown.split()[0] for shown in invoke("host").output.splitlines()].count(line) == 1
 
 

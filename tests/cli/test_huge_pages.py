@@ -24,7 +24,7 @@ MADVISE = "always [madvise] never"
         ({}, "always madvise [never]", None),
     ],
 )
-def test_the_tunable_is_added_only_where_it_is_of_use(
+def test_the_tunable_is_added_only_where_it_has_an_effect(
     environment: dict[str, str], policy: str, tunables: str | None
 ) -> None:
     found = environment_with_huge_pages(environment, policy)

@@ -54,7 +54,7 @@ def test_an_output_on_a_full_disk_is_one_error_line(words: list[str], unbuffered
 
 @pytest.mark.parametrize("unbuffered", BUFFERED.values(), ids=BUFFERED)
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
-def test_a_reader_that_is_gone_ends_the_command_in_silence(words: list[str], unbuffered: str) -> None:
+def test_a_closed_pipe_ends_the_command_without_a_message(words: list[str], unbuffered: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -101,7 +101,7 @@ ENCODINGS = {
 
 
 @pytest.mark.parametrize("variables", ENCODINGS.values(), ids=ENCODINGS)
-def test_what_the_output_has_no_letters_for_is_written_by_number(variables: dict[str, str], tmp_path: Path) -> None:
+def test_characters_outside_the_output_encoding_are_escaped(variables: dict[str, str], tmp_path: Path) -> None:
     file = write_endpoint(tmp_path / "far.yaml", "file:///no/模型")
     done = run("optimize", file, environment=variables)
 
@@ -133,7 +133,7 @@ def test_errors_have_colours_only_where_they_are_wanted(variables: dict[str, str
 
 
 @pytest.mark.parametrize(("ignored", "status"), [(False, 130), (True, 0)], ids=["in front", "ignored by its shell"])
-def test_ctrl_c_while_it_is_imported_is_no_traceback(ignored: bool, status: int, tmp_path: Path) -> None:
+def test_ctrl_c_during_the_imports_prints_no_traceback(ignored: bool, status: int, tmp_path: Path) -> None:
     # Represents the moment of the key press: one of the first things that are imported.
     (tmp_path / "click.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nraise SystemExit(0)\n")
     begin = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " if ignored else ""

@@ -1,4 +1,4 @@
-"""How an optimisation looks: the same facts in a terminal of any width and in a log."""
+"""The output of an optimisation: the same facts on a terminal of any width and in a log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.optimizer.report.sample import sample_manifest
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What is printed into a pipe."""
+    """The output into a pipe."""
     written = io.StringIO()
     console = Console(file=written, soft_wrap=True, width=200, highlight=False)
     monkeypatch.setattr(progress, "console", console)
@@ -28,7 +28,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What is sent to a terminal of 100 columns."""
+    """The output to a terminal of 100 columns."""
     written = io.StringIO()
     console = Console(file=written, soft_wrap=True, width=100, highlight=False, force_terminal=True)
     monkeypatch.setattr(progress, "console", console)
@@ -37,19 +37,19 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 
 def plain(sent: str) -> str:
-    """Without colours and movements of the cursor."""
+    """The text without colours and cursor movements."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent)
 
 
 def table(width: int) -> str:
-    """The candidates as a screen of that width has them."""
+    """The table of candidates on a screen of that width."""
     written = io.StringIO()
     Console(file=written, soft_wrap=True, width=width).print(candidates_table(sample_manifest().candidates))
     return written.getvalue()
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
-def test_no_width_loses_a_column_or_an_outcome(width: int) -> None:
+def test_the_table_has_all_columns_and_outcomes_at_any_width(width: int) -> None:
     shown = "".join(table(width).split())
     outcomes = [candidate.outcome.value for candidate in sample_manifest().candidates]
 
@@ -57,7 +57,7 @@ def test_no_width_loses_a_column_or_an_outcome(width: int) -> None:
     assert [outcome for outcome in outcomes if f"{outcome}:" not in shown] == []
 
 
-def test_a_log_has_every_reason_in_one_piece() -> None:
+def test_in_a_log_no_reason_is_broken_across_lines() -> None:
     shown = table(200)
 
     assert [
@@ -65,7 +65,7 @@ def test_a_log_has_every_reason_in_one_piece() -> None:
     ] == []
 
 
-def test_the_chosen_one_is_first() -> None:
+def test_the_chosen_candidate_is_in_the_first_line() -> None:
     assert "chosen:" in table(200).splitlines()[1]
 
 
@@ -86,7 +86,7 @@ def test_the_result_has_plan_speed_and_accuracy(shown: io.StringIO) -> None:
     assert [finding in shown.getvalue() for finding in manifest.findings] == [True] * len(manifest.findings)
 
 
-def test_an_event_survives_the_way_through_a_line() -> None:
+def test_an_event_is_the_same_after_writing_and_parsing() -> None:
     event = ProgressEvent(Stage.PLANS, 3, 7, "2x1 threads", {"promoted": True}, 12, 30)
 
     assert event_from_json(json.loads(event.to_json_line())) == event
@@ -98,7 +98,7 @@ def test_an_event_of_a_newer_optimiser_is_understood() -> None:
     assert event_from_json(line) == ProgressEvent(Stage.EXPORT, 1, 1, "m")
 
 
-def test_a_log_gets_a_line_now_and_then_and_the_last_one_always(shown: io.StringIO) -> None:
+def test_a_log_gets_progress_lines_at_intervals_and_always_the_last_one(shown: io.StringIO) -> None:
     with OptimizationView() as view:
         for step in range(50):
             view(ProgressEvent(Stage.MEASURE, step, 50, f"round {step}", {}, step, 50))
@@ -134,7 +134,7 @@ def settled(message: str) -> ProgressEvent:
     return ProgressEvent(Stage.CANDIDATES, 2, 9, message, {"candidate": {}}, 3, 30)
 
 
-def test_a_log_has_every_candidate_that_is_settled(shown: io.StringIO) -> None:
+def test_a_log_has_a_line_for_each_finished_candidate(shown: io.StringIO) -> None:
     with OptimizationView() as view:
         for number in range(5):
             view(settled(f"recipe {number}: passed"))
@@ -142,7 +142,7 @@ def test_a_log_has_every_candidate_that_is_settled(shown: io.StringIO) -> None:
     assert [line.split("  ")[-1] for line in shown.getvalue().splitlines()] == [f"recipe {n}: passed" for n in range(5)]
 
 
-def test_a_bar_leaves_the_facts_above_it_whole(terminal: io.StringIO) -> None:
+def test_the_progress_bar_does_not_overwrite_the_lines_above_it(terminal: io.StringIO) -> None:
     with OptimizationView() as view:
         view(ProgressEvent(Stage.EXPORT, 0, 1, "writing", {"budget_seconds": 600}, 0, 30))
         view(ProgressEvent(Stage.EXPORT, 1, 1, "fused ONNX graph", {}, 1, 30))
@@ -154,7 +154,7 @@ def test_a_bar_leaves_the_facts_above_it_whole(terminal: io.StringIO) -> None:
     assert any(line.startswith("search     takes 0:10:00 at most") for line in lines)
 
 
-def test_a_long_message_takes_nothing_from_the_bar(terminal: io.StringIO) -> None:
+def test_a_long_message_is_cut_and_the_count_of_the_bar_stays(terminal: io.StringIO) -> None:
     with OptimizationView() as view:
         view(ProgressEvent(Stage.PLANS, 3, 12, "a plan and what became of it " * 9, {}, 20, 38))
         view.refresh()
@@ -164,7 +164,7 @@ def test_a_long_message_takes_nothing_from_the_bar(terminal: io.StringIO) -> Non
     assert bars[-1].rstrip().endswith("…")
 
 
-def test_a_terminal_breaks_lines_between_words_and_below_their_beginning(terminal: io.StringIO) -> None:
+def test_a_terminal_wraps_lines_between_words_with_an_indent(terminal: io.StringIO) -> None:
     screen.fact("note", "one two three four five six seven " * 5 + "/a/path/that-is-never-cut" * 5)
     first, *rest = plain(terminal.getvalue()).splitlines()
 
@@ -173,7 +173,7 @@ def test_a_terminal_breaks_lines_between_words_and_below_their_beginning(termina
     assert rest[-1].strip() == "/a/path/that-is-never-cut" * 5
 
 
-def test_the_log_of_a_terminal_is_between_the_facts(terminal: io.StringIO) -> None:
+def test_a_log_line_on_a_terminal_has_time_and_message(terminal: io.StringIO) -> None:
     record = logging.LogRecord("penstock", logging.INFO, __file__, 1, "ready: %s", ("requests are answered",), None)
     screen.ScreenLog().emit(record)
 

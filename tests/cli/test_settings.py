@@ -1,4 +1,4 @@
-"""`penstock serve` takes every setting as a flag and as a variable, and reports wrong values."""
+"""`penstock serve` accepts every setting as a flag and as a variable, and reports wrong values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Started = list[tuple[ServeOptions, Settings]]
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
-    """What would have been served: options and settings."""
+    """Records options and settings instead of serving."""
     found: Started = []
 
     class Recorder:

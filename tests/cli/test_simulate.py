@@ -1,4 +1,4 @@
-"""`penstock simulate`, from the outside."""
+"""`penstock simulate`, run as a command."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_trace_becomes_a_table_figures_and_a_page(trace: Path, tmp_path: Path)
     assert {row["trace"] for row in rows} == {"short"}
 
 
-def test_without_a_terminal_lines_say_how_far_it_is(
+def test_without_a_terminal_progress_is_printed_as_lines(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(simulate, "PLAIN_SECONDS", 0.0)

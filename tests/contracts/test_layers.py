@@ -1,4 +1,4 @@
-"""The layers hold, and the source roots shadow nothing."""
+"""Import contracts hold, and the source roots shadow no module of the standard library."""
 
 import operator
 import subprocess

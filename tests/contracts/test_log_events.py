@@ -126,7 +126,7 @@ def test_names_are_unique_over_all_processes() -> None:
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
-def test_an_event_is_complete(event: LogEvent) -> None:
+def test_every_event_has_a_valid_name_level_meaning_and_action(event: LogEvent) -> None:
     assert re.fullmatch(r"[A-Z][A-Za-z]+", event.name)
     assert event.level in {"info", "warning", "error"}
     for text in (event.meaning, event.action):

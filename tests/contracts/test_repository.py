@@ -1,4 +1,4 @@
-"""The repository keeps the habits that CONTRIBUTING.md states."""
+"""The repository follows the rules of CONTRIBUTING.md."""
 
 import re
 import subprocess
@@ -22,7 +22,7 @@ def tracked(*patterns: str) -> list[Path]:
     return [ROOT / name for name in names if (ROOT / name).is_file()]
 
 
-def test_modules_are_one_noun_long() -> None:
+def test_modules_are_within_the_size_limit() -> None:
     sources = tracked(*SOURCES)
     assert sources
 
@@ -33,13 +33,13 @@ def test_modules_are_one_noun_long() -> None:
     assert long == {}
 
 
-def test_no_module_is_a_drawer_for_everything() -> None:
+def test_no_module_has_a_catch_all_name() -> None:
     drawers = {"utils.py", "helpers.py", "common.py", "misc.py"}
 
     assert [path for path in tracked("*.py") if path.name in drawers] == []
 
 
-def test_the_second_phase_looks_where_the_tests_on_the_whole_cluster_are() -> None:
+def test_the_second_phase_covers_all_tests_on_the_full_cluster() -> None:
     folders = [ROOT / folder for folder in FULL_CLUSTER_TESTS]
     uses = [
         path
@@ -74,7 +74,7 @@ def test_every_file_has_the_same_version(file: str, pattern: str) -> None:
     assert re.findall(pattern, (ROOT / file).read_text(), re.MULTILINE) == [penstock.__version__]
 
 
-def test_nothing_is_left_to_be_done() -> None:
+def test_sources_have_no_todo_comments() -> None:
     marker = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
     sources = tracked(*SOURCES)
     assert sources
@@ -82,7 +82,7 @@ def test_nothing_is_left_to_be_done() -> None:
     assert [str(path) for path in sources if marker.search(path.read_text())] == []
 
 
-def test_every_local_link_in_the_documents_leads_somewhere() -> None:
+def test_every_local_link_in_the_documents_has_a_target() -> None:
     documents = tracked("*.md")
     assert documents
     link = re.compile(r"\[[^\]]*\]\((?!https?://|#|mailto:)([^)#\s]+)")

@@ -1,4 +1,4 @@
-"""`make test`: all parts run whatever the first one gives, and the last line names the failed ones."""
+"""`make test` runs all parts even if the first fails, and its last line names the failed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make unit` works without what it must not need."""
+"""`make unit` works without the packages that it must not need."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_unit_tests_can_be_collected_without_torch() -> None:
     assert done.stdout.count("::") > 1000
 
 
-def test_packages_that_unit_tests_must_not_import_are_those_that_they_do_without() -> None:
+def test_the_excluded_packages_are_those_that_unit_installs_lack() -> None:
     """A package that the group `unit` gets must not be on the list; one that only `test` has must."""
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     names = {
@@ -66,7 +66,7 @@ def test_packages_that_unit_tests_must_not_import_are_those_that_they_do_without
         ('import shutil\n\nHAPROXY = shutil.which("haproxy")\n', False),
     ],
 )
-def test_a_file_is_judged_by_what_it_imports(source: str, is_unit: bool, tmp_path: Path) -> None:
+def test_a_file_is_selected_by_its_imports(source: str, is_unit: bool, tmp_path: Path) -> None:
     file = tmp_path / "test_example.py"
     file.write_text(source)
 

@@ -1,4 +1,4 @@
-"""Ways to ask the real API server what it thinks of an object, and the real scheduler where a pod belongs."""
+"""Ways to ask the real API server whether it accepts an object, and the real scheduler where it places a pod."""
 
 from __future__ import annotations
 

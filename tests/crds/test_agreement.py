@@ -1,4 +1,4 @@
-"""The API server and our own reader take the same objects, refuse the same ones, and say so in the same words."""
+"""The API server and the reader of files accept the same objects, and refuse others with the same messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def resource(kind: str, path: str = "", value: object = None) -> dict[str, Any]:
 
 
 def read(kind: str, value: dict[str, Any]) -> tuple[Any, str]:
-    """What our own reader makes of it."""
+    """The object as the reader of files parses it, or its error."""
     try:
         return KINDS[kind].from_object(value), ""
     except SpecError as error:
@@ -109,14 +109,14 @@ GOOD: list[tuple[str, Case]] = [
 
 
 @pytest.mark.parametrize(("kind", "case"), GOOD)
-def test_what_is_right_is_taken_by_both_and_means_the_same(
+def test_a_valid_spec_is_accepted_by_file_and_api_server_with_the_same_meaning(
     api_server: ApiServer, kind: str, case: tuple[str, object]
 ) -> None:
     sent = resource(kind, *case)
     ours, refusal = read(kind, sent)
     stored, message = api_server.verdict(sent, kind=kind)
     assert (refusal, message) == ("", "")
-    # What the API server has filled in is what we would have taken.
+    # The defaults of the API server are those of the reader of files.
     assert stored is not None
     assert read(kind, {**stored, "metadata": sent["metadata"]})[0] == ours
 
@@ -185,7 +185,7 @@ SAME_WORDS: list[tuple[str, str, object, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "path", "value", "words"), SAME_WORDS)
-def test_both_sides_report_a_mistake_in_the_same_words(
+def test_file_and_api_server_report_a_mistake_with_the_same_message(
     api_server: ApiServer, kind: str, path: str, value: object, words: str
 ) -> None:
     sent = resource(kind, path, value)
@@ -238,7 +238,9 @@ TOO_MUCH: list[tuple[str, str, object]] = [
 
 
 @pytest.mark.parametrize(("kind", "path", "value"), TOO_MUCH)
-def test_both_refuse_what_is_beyond_the_bounds(api_server: ApiServer, kind: str, path: str, value: object) -> None:
+def test_file_and_api_server_refuse_values_beyond_the_bounds(
+    api_server: ApiServer, kind: str, path: str, value: object
+) -> None:
     sent = resource(kind, path, value)
     assert read(kind, sent)[1]
     assert api_server.verdict(sent, kind=kind)[1]
@@ -291,7 +293,9 @@ CHANGES = st.lists(
 
 @settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CHANGES)
-def test_any_object_is_taken_by_both_or_by_neither(api_server: ApiServer, changes: list[Case]) -> None:
+def test_any_object_is_accepted_by_file_and_api_server_or_by_neither(
+    api_server: ApiServer, changes: list[Case]
+) -> None:
     sent = resource("ModelEndpoint")
     for path, value in changes:
         *above, last = path.split(".")
@@ -306,7 +310,7 @@ def test_any_object_is_taken_by_both_or_by_neither(api_server: ApiServer, change
         assert read("ModelEndpoint", {**stored, "metadata": sent["metadata"]})[0] == ours
 
 
-def test_what_the_operator_writes_for_an_endpoint_is_taken(api_server: ApiServer) -> None:
+def test_the_api_server_accepts_what_the_operator_writes_for_an_endpoint(api_server: ApiServer) -> None:
     endpoint = ModelEndpoint.from_object(resource("ModelEndpoint", "spec.serving.maxInputTokens", 128))
     spec = OptimizedModelSpec.of(endpoint.spec, Toolchain(image="registry/x@sha256:0", version="0.1.0"))
     made = resource("OptimizedModel", "spec", spec.to_object())

@@ -44,7 +44,7 @@ STATUS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def discovered(crds: Cluster) -> Cluster:
-    """Once short names and explanations are published, which is a moment after a CRD is established."""
+    """Wait until short names and explanations are published, a moment after a CRD is established."""
     deadline = time.monotonic() + 60
     for short in ("mep", "om", "hwc"):
         while True:
@@ -94,7 +94,7 @@ def test_kubectl_explain_describes_the_fields(kube: Kubectl, path: str, words: s
     assert words in explained(kube, path)
 
 
-def test_the_example_is_taken_and_its_defaults_are_filled_in(kube: Kubectl) -> None:
+def test_the_example_is_accepted_and_gets_its_defaults(kube: Kubectl) -> None:
     kube("apply", "--filename", str(EXAMPLE))
     stored = kube.get("modelendpoint", "sentence-embedding")
     spec = stored["spec"]
@@ -117,7 +117,7 @@ def test_the_example_is_taken_and_its_defaults_are_filled_in(kube: Kubectl) -> N
         "metrics": {"prometheus": {"queries": {}}},
         "whenMetricsMissing": "Hold",
     }
-    # What was not written is what our own reader would have taken.
+    # Omitted fields have the defaults of the reader of files.
     assert ModelEndpoint.from_object(stored).spec == ModelEndpoint.from_file(EXAMPLE).spec
 
 
@@ -136,7 +136,7 @@ def columns(kube: Kubectl, *arguments: str) -> tuple[list[str], list[str]]:
     return heads.split(), [row[start:end].strip() for start, end in zip(starts, ends, strict=True)]
 
 
-def test_kubectl_get_shows_how_an_endpoint_is(kube: Kubectl) -> None:
+def test_kubectl_get_shows_the_columns_of_an_endpoint(kube: Kubectl) -> None:
     kube.apply(ENDPOINT)
     patch_status(kube, "mep", "emotion", STATUS)
     heads, row = columns(kube, "mep")
@@ -150,7 +150,7 @@ def test_kubectl_get_shows_how_an_endpoint_is(kube: Kubectl) -> None:
     assert "All is well." in kube("get", "mep", "-o", "wide")
 
 
-def test_kubectl_get_shows_how_an_optimisation_is(kube: Kubectl) -> None:
+def test_kubectl_get_shows_the_columns_of_an_optimized_model(kube: Kubectl) -> None:
     kube.apply(OPTIMIZED)
     patch_status(kube, "om", "0123456789abcdef", {"phase": "Optimizing", "progress": "7/23"})
     heads, row = columns(kube, "om")
@@ -158,7 +158,7 @@ def test_kubectl_get_shows_how_an_optimisation_is(kube: Kubectl) -> None:
     assert row[:6] == ["0123456789abcdef", "hf://org/emotion", "any", "1", "Optimizing", "7/23"]
 
 
-def test_all_of_ours_can_be_listed_at_once(kube: Kubectl) -> None:
+def test_all_kinds_of_penstock_can_be_listed_by_category(kube: Kubectl) -> None:
     kube.apply(ENDPOINT, OPTIMIZED)
     assert set(kube("get", "penstock", "-o", "name").split()) >= {
         "modelendpoint.penstock.dev/emotion",

@@ -65,7 +65,7 @@ def add(server: ApiServer, node: NodeFacts) -> None:
         }},
     )  # fmt: skip
     assert status == 200, body["message"]
-    # Admission has tainted it as not ready; what a controller would take away, we do.
+    # Admission has tainted it as not ready; no controller runs here that removes the taint.
     taints = [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in node.taints]
     status, body = server.call("PATCH", f"/api/v1/nodes/{node.name}", {"spec": {"taints": taints}})
     assert status == 200, body["message"]
@@ -93,7 +93,7 @@ def decisions(server: ApiServer, expected: dict[str, bool]) -> dict[str, str]:
             refused = any(one.get("reason") == "Unschedulable" for one in conditions) and not expected[name]
             if value["spec"].get("nodeName") or refused:
                 decided[name] = value["spec"].get("nodeName", "")
-        time.sleep(0.02)  # a poll: the list is what is looked at
+        time.sleep(0.02)  # poll the list
     return decided
 
 
@@ -112,7 +112,7 @@ def named(node: NodeFacts, name: str, **labels: str) -> NodeFacts:
 
 
 @pytest.mark.slow
-def test_every_class_gets_the_nodes_that_it_should(scheduler: ApiServer) -> None:
+def test_the_scheduler_places_pods_of_each_class_on_its_nodes(scheduler: ApiServer) -> None:
     dedicated = (Taint("penstock.dev/dedicated", "NoSchedule", "x"),)
     neuron = (Taint("aws.amazon.com/neuron", "NoSchedule", "present"),)
     room = {**ROOM, "cpu": Fraction(1000)}
@@ -128,7 +128,7 @@ def test_every_class_gets_the_nodes_that_it_should(scheduler: ApiServer) -> None
         NodeFacts("", on("inf1.24xlarge").labels, neuron, {**ROOM, "aws.amazon.com/neuron": Fraction(16)}),
         NodeFacts("", on("inf2.24xlarge").labels, neuron, {**ROOM, "aws.amazon.com/neuron": Fraction(6)}),
     ]
-    # Each node takes one pod of each class, so that none is in another's way.
+    # Each node has room for one pod of each class.
     nodes = {
         f"node-{index}": named(
             NodeFacts("", node.labels, node.taints,
@@ -145,7 +145,7 @@ def test_every_class_gets_the_nodes_that_it_should(scheduler: ApiServer) -> None
         name = f"{class_name}-{node_name}"
         needs = PodRequirements.of(class_name, hardware, pod, cores=4, memory_bytes=MEMORY)
         expected[name] = "".join(place(needs, nodes.values()).nodes)
-    # `any` last: it fits nearly everywhere, and would be in the way of the small nodes' own.
+    # `any` last: its pod fits nearly everywhere, and would take the room of a small node.
     order = sorted(expected, key=lambda name: name.startswith("any-"))
     for name in order:
         class_name = next(
@@ -158,7 +158,7 @@ def test_every_class_gets_the_nodes_that_it_should(scheduler: ApiServer) -> None
     remove(scheduler, pods=order, nodes=list(nodes))
 
 
-def test_a_pod_that_finds_the_class_full_is_refused_as_we_say(scheduler: ApiServer) -> None:
+def test_the_scheduler_refuses_a_pod_of_a_full_class_as_the_explanation_states(scheduler: ApiServer) -> None:
     room = {"cpu": Fraction(5), "memory": Fraction(2**33), "pods": Fraction(110)}
     node = NodeFacts("small", on("c7g.2xlarge").labels, allocatable=room)
     add(scheduler, node)
@@ -220,7 +220,7 @@ CLASSES = st.builds(
 
 @settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CANDIDATES, CLASSES, LABELS)
-def test_any_pod_goes_to_a_node_that_we_name_or_to_none(
+def test_the_scheduler_agrees_with_the_predicted_nodes_of_any_pod(
     scheduler: ApiServer, candidates: list[NodeFacts], hardware: HardwareClassSpec, selector: dict[str, str]
 ) -> None:
     number = next(NUMBERS)

@@ -1,4 +1,4 @@
-"""The generated files: up to date, and within what an API server asks of a schema."""
+"""The generated files are up to date, and keep to the API server's limits for schemas."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_conditions_are_merged_by_type() -> None:
         assert set(conditions["items"]["required"]) >= {"type", "status", "reason", "lastTransitionTime"}
 
 
-def test_a_status_is_never_filled_in() -> None:
+def test_the_schema_has_no_defaults_in_the_status() -> None:
     for definition in DEFINITIONS:
         if definition.status is not None:
             assert [

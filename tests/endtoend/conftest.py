@@ -17,5 +17,5 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def endless(tiny: Path, tmp_path: Path) -> Path:
-    """An endpoint whose optimisation is still under way whenever a test looks: every candidate has its turn."""
+    """An endpoint whose optimisation runs during the whole test: every candidate is measured."""
     return write_endpoint(tmp_path / "tiny.yaml", tiny, optimization={"budgetSeconds": 600})

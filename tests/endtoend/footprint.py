@@ -27,7 +27,7 @@ def memory_bytes() -> int:
 
 async def main(artefact: Path, streams: int) -> None:
     """Load, warm up, answer requests of all lengths on every stream, print."""
-    # The plan is another one than was made: the graph is loaded as `load_artefact` does after its checks.
+    # The plan differs from the artefact's: the graph is loaded as `load_artefact` does after its checks.
     checked = load_artefact(artefact, "chosen", read_host(), cores=1)
     task, io, manifest = checked.task, checked.io, checked.manifest
     assert manifest is not None

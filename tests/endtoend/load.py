@@ -1,4 +1,4 @@
-"""Several clients that ask without a pause, each on a connection that it keeps, and remember every outcome."""
+"""Clients that send requests continuously, each on a persistent connection, and record every outcome."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 PAUSE_SECONDS = 0.01
-"""Between an answer and the next request: enough to keep the server busy and leave something for the optimisation."""
+"""Pause between an answer and the next request: it keeps the server busy and leaves CPU time for the optimisation."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A request that was sent, and what came of it."""
+    """A request and its outcome."""
 
     text: str
     sent: float
@@ -47,13 +47,13 @@ class Load:
         self.join()
 
     def join(self, seconds: float = 60.0) -> None:
-        """Until every client has ended by itself: the server no longer listens."""
+        """Wait until every client has ended by itself: the server no longer listens."""
         for thread in self._threads:
             thread.join(seconds)
             assert not thread.is_alive(), "a client hangs"
 
     def wait_for_more(self, count: int, seconds: float = 60.0) -> None:
-        """Until this number of further requests was answered."""
+        """Wait until this number of further requests was answered."""
         with self._changed:
             goal = len(self.exchanges) + count
             assert self._changed.wait_for(lambda: len(self.exchanges) >= goal, seconds), "the answers stopped"
@@ -67,7 +67,7 @@ class Load:
                 try:
                     connection.connect()
                 except OSError:
-                    return  # no server listens: nothing was accepted
+                    return  # no server listens, so no request was accepted
             text = self._texts[turn % len(self._texts)]
             turn += 7  # another order for each client
             exchange, keeps = self._ask(connection, text)

@@ -1,4 +1,4 @@
-"""`penstock serve` as a process of its own, watched from the outside as an operator would."""
+"""`penstock serve` as a separate process, observed from the outside."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import psutil
 from tests.cli.endpoints import clean_environment
 
 SECONDS = 400.0
-"""A bound for what takes seconds, on machines that do other things as well."""
+"""A limit for operations of seconds, on machines with other work."""
 
 
 class Served:
@@ -72,12 +72,12 @@ class Served:
 
     @property
     def output(self) -> str:
-        """All that it wrote to its two outputs until now."""
+        """The text of its two outputs so far."""
         with self._changed:
             return "\n".join(line for _, line in self._lines)
 
     def wait_for(self, words: str, seconds: float = SECONDS) -> float:
-        """Until a line with these words was written; when that was, seconds after the start."""
+        """Wait until a line with these words was written; returns the seconds since the start."""
         end = time.monotonic() + seconds
         with self._changed:
             while (found := next((when for when, line in self._lines if words in line), None)) is None:
@@ -90,7 +90,7 @@ class Served:
         return found - self.begun
 
     def ready(self) -> float:
-        """Until it serves; seconds after the start."""
+        """Wait until it serves; returns the seconds since the start."""
         return self.wait_for("serving ")
 
     def _read(self, pipe: IO[str]) -> None:
@@ -127,7 +127,7 @@ class Served:
         return found
 
     def wait_until(self, true_of: Callable[[dict[str, Any]], bool], seconds: float = SECONDS) -> dict[str, Any]:
-        """Until something is true of `/info`, which is looked at four times a second: it announces nothing."""
+        """Poll `/info` four times a second until the condition holds."""
         end = time.monotonic() + seconds
         while not true_of(info := self.info()):
             assert time.monotonic() < end, info
@@ -158,12 +158,12 @@ class Served:
         return found
 
     def cpu_seconds(self) -> float:
-        """What it has computed until now, on all cores together."""
+        """CPU seconds that it has used so far, on all cores together."""
         times = psutil.Process(self.process.pid).cpu_times()
         return float(times.user + times.system)
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal, and it alone."""
+        """Send a signal to this process only."""
         os.kill(self.process.pid, number)
 
     def end(self, number: signal.Signals = signal.SIGTERM, seconds: float = SECONDS) -> int:

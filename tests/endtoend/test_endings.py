@@ -1,4 +1,4 @@
-"""How it ends, and what goes on afterwards."""
+"""How a serving process ends, and what remains for the next start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DRAIN_SECONDS = 240
 
 
 def optimising(server: Served) -> list[psutil.Process]:
-    """Until the search is under way; its processes."""
+    """Wait until the search runs; returns its processes."""
     server.wait_until(lambda info: info["optimization"] is not None and info["optimization"]["stage"] == "candidates")
     found = server.family()
     assert any("optimize" in process.cmdline() for process in found)
@@ -45,12 +45,12 @@ def test_the_optimisation_ends_with_the_server(endless: Path, tmp_path: Path) ->
         family = optimising(server)
 
         assert server.end() == 0
-        assert gone([*family, *server.family()]), "an orphan optimises on"
+        assert gone([*family, *server.family()]), "an orphaned process continues the optimisation"
         assert "Traceback" not in server.output
 
 
 def test_a_killed_optimisation_is_reported(endless: Path, tmp_path: Path) -> None:
-    """As the kernel does it that is out of memory."""
+    """Kill it as the kernel does when memory runs out."""
     with Served(endless, "--store", tmp_path / "store") as server:
         server.ready()
         optimizer = next(process for process in optimising(server) if "optimize" in process.cmdline())
@@ -63,7 +63,7 @@ def test_a_killed_optimisation_is_reported(endless: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.extended  # tests/optimizer/end_to_end/test_budgets.py and pod/test_pod_job.py test continued runs
-def test_what_a_killed_server_had_found_is_not_done_again(tiny: Path, tmp_path: Path) -> None:
+def test_results_of_a_killed_server_are_reused(tiny: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     file = write_endpoint(
         tmp_path / "tiny.yaml", tiny, workload={"sequenceLengths": [8, 32]}, optimization={"budgetSeconds": 300, **FEW}
@@ -73,7 +73,7 @@ def test_what_a_killed_server_had_found_is_not_done_again(tiny: Path, tmp_path: 
         family = optimising(server)
         server.wait_until(lambda _: bool(list(store.glob("*.work/candidates/onnxruntime-fp32.json"))))
         assert server.end(signal.SIGKILL) == -signal.SIGKILL
-        assert gone(family), "an orphan optimises on, and has the lock"
+        assert gone(family), "an orphaned process continues the optimisation, and holds the lock"
     (record,) = store.glob("*.work/candidates/onnxruntime-fp32.json")
     known = json.loads(record.read_text())["facts"]
     assert not [path for path in store.glob(f"*/{MANIFEST_NAME}") if "." not in path.parent.name]
@@ -83,7 +83,7 @@ def test_what_a_killed_server_had_found_is_not_done_again(tiny: Path, tmp_path: 
     assert done.returncode == 0, done.stderr
     (artefact,) = [path.parent for path in store.glob(f"*/{MANIFEST_NAME}") if "." not in path.parent.name]
     reference = next(one for one in Manifest.load(artefact).candidates if one.recipe.name == "onnxruntime-fp32")
-    # To the last digit: it was read, not measured again.
+    # Equal to the last digit: it was read, not measured again.
     assert reference.build_seconds == known["build_seconds"]
 
 
@@ -107,7 +107,8 @@ def test_a_second_signal_ends_at_once(endless: Path, tmp_path: Path) -> None:
 
 @contextmanager
 def hub_that_never_ends_its_answer() -> Iterator[tuple[str, threading.Event]]:
-    """Its URL, and whether it has a request: another byte now and then, so that no time-out ends it."""
+    """A slow server: its URL, and an event for its first request. It sends a byte now and then, so that no time-out
+    ends it."""
     asked, over = threading.Event(), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -129,7 +130,7 @@ def hub_that_never_ends_its_answer() -> Iterator[tuple[str, threading.Event]]:
         server.shutdown()
 
 
-def test_it_ends_while_the_model_is_still_fetched(tmp_path: Path) -> None:
+def test_a_signal_ends_the_server_during_the_fetch_of_the_model(tmp_path: Path) -> None:
     file = write_endpoint(tmp_path / "far.yaml", "hf://an-owner/far-away")
     with hub_that_never_ends_its_answer() as (url, asked):
         environment = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hub")}
@@ -189,7 +190,7 @@ def test_a_model_whose_answers_are_no_numbers_is_never_ready(tiny: Path, tmp_pat
     assert "Traceback" not in done.stderr
 
 
-def test_a_disabled_optimisation_is_as_good_as_none(tiny: Path, tmp_path: Path) -> None:
+def test_a_disabled_optimisation_searches_nothing(tiny: Path, tmp_path: Path) -> None:
     file = write_endpoint(tmp_path / "tiny.yaml", tiny, optimization={"mode": "Disabled"})
     with Served(file, "--store", tmp_path / "store") as server:
         server.ready()
@@ -254,7 +255,7 @@ def test_the_command_that_optimize_ends_with_serves_what_it_made(tiny: Path, tmp
 
 
 @pytest.mark.parametrize("closed", ["<&-", "<&- >&-"], ids=["input", "input and output"])
-def test_without_standard_input_it_ends_in_order(closed: str, tiny: Path, tmp_path: Path) -> None:
+def test_without_standard_input_the_server_ends_cleanly(closed: str, tiny: Path, tmp_path: Path) -> None:
     file = write_endpoint(tmp_path / "tiny.yaml", tiny)
     # As the `penstock` script starts.
     start = "import sys; from penstock_cli.entry import main; sys.argv[0] = 'penstock'; main()"

@@ -1,4 +1,4 @@
-"""What a serving process holds: no libraries that only optimise, the weights once, a bounded amount of memory."""
+"""A serving process imports no library that only optimises, holds the weights once, and uses bounded memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(minilm: Path) -> Iterator[dict[str, Any]]:
-    """What was seen of a process that serves it."""
+    """Observations of a process that serves it."""
     texts = [f"{'word ' * count}and more" for count in (1, 4, 9, 20, 44, 90, 180, 400)]
     with Served(minilm, program=("-c", PRINTS_ITS_MODULES)) as server:
         server.ready()
@@ -62,13 +62,13 @@ def served(minilm: Path) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def test_what_serves_an_artefact_imports_nothing_that_only_optimises(served: dict[str, Any]) -> None:
+def test_serving_an_artefact_imports_no_optimiser_package(served: dict[str, Any]) -> None:
     assert "onnxruntime" in served["modules"], "it served nothing"
     assert served["modules"] & (OPTIMISERS | {"penstock_optimizer.job.optimise"}) == set()
 
 
 @pytest.mark.parametrize("library", ["torch", "onnx/onnx_cpp2py", "/nncf/", "/scipy/", "openvino"])
-def test_no_such_library_is_mapped(library: str, served: dict[str, Any]) -> None:
+def test_serving_maps_no_optimiser_library(library: str, served: dict[str, Any]) -> None:
     assert "onnxruntime" in served["maps"]
     assert [line for line in served["maps"].splitlines() if library in line] == []
 

@@ -1,4 +1,4 @@
-"""The autoscaler's simulator, held against real replicas under a real load (dev/benchmarks/simulated.py)."""
+"""The autoscaler's simulator compared with real replicas under a real load (dev/benchmarks/simulated.py)."""
 
 from __future__ import annotations
 
@@ -64,6 +64,6 @@ def test_late_requests_p95_and_growth_are_as_simulated(tmp_path: Path) -> None:
     real, model, objective, _ = run(tmp_path, tokens=128, calm=CALM, peak=PEAK, most=2)
 
     if real.foreign_share > QUIET_ENOUGH:
-        pytest.skip(f"others took {real.foreign_share:.0%} of the replicas' CPUs: no figures of theirs mean anything")
+        pytest.skip(f"other processes used {real.foreign_share:.0%} of the replicas' CPUs: the figures mean nothing")
     assert real.grown_at is not None
     assert disagreements(real, model, objective, phases(CALM, PEAK)) == []

@@ -1,4 +1,4 @@
-"""One endpoint from its first start to its end: fp32 at once, under load throughout, the chosen plan takes over."""
+"""One endpoint from start to end: fp32 serves at once, and the chosen plan takes over under load."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ TEXTS = (
     "Tokenization splits unbelievably long words into subword pieces!",
 )
 READY_SECONDS = 5.0
-"""What a second start may take."""
+"""Seconds that a second start may take."""
 
 
 @dataclass(frozen=True)
 class Story:
-    """What was seen."""
+    """Observations of the run."""
 
     file: Path
     store: Path
     ready_seconds: float
     fp32: dict[str, Any]
-    """Answers by text, before the optimisation was through."""
+    """Answers by text, before the end of the optimisation."""
     before: dict[str, Any]
     """`/info`"""
     after: dict[str, Any]
@@ -61,7 +61,7 @@ class Story:
 
 TINY: dict[str, Any] = {
     "workload": {"sequenceLengths": [8, 32], "texts": list(TEXTS)},
-    # Time enough on any machine: it ends by itself.
+    # Enough time on any machine; the search ends by itself.
     "optimization": {"budgetSeconds": 400, "engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]},
 }
 MINILM: dict[str, Any] = {
@@ -74,7 +74,7 @@ MINILM: dict[str, Any] = {
 
 @pytest.fixture(scope="module", params=["tiny", pytest.param("minilm", marks=[pytest.mark.extended, pytest.mark.slow])])
 def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    """The whole of it, once for each model; the tests below look at its parts."""
+    """The whole run, once for each model; each test checks a part of it."""
     place = tmp_path_factory.mktemp("takeover")
     spec, program = (TINY, SHORTENED) if request.param == "tiny" else (MINILM, PROGRAM)
     file = write_endpoint(place / "endpoint.yaml", **{"model": write_tiny(place / "model"), **spec})
@@ -110,12 +110,12 @@ def test_fp32_answers_while_the_optimisation_runs(story: Story) -> None:
     assert sum(one.answered < story.took_over for one in story.exchanges) > 100
 
 
-def test_not_one_request_fails(story: Story) -> None:
+def test_no_request_fails(story: Story) -> None:
     assert [one for one in story.exchanges if one.status != 200] == []
     assert sum(one.sent > story.took_over for one in story.exchanges) >= 100
 
 
-def test_every_answer_is_within_the_guard_s_budget_of_fp32(story: Story) -> None:
+def test_every_answer_is_within_the_accuracy_budget_of_fp32(story: Story) -> None:
     far = [(one.text, cosine(one.answer, story.fp32[one.text])) for one in story.exchanges]
 
     assert [(text, found) for text, found in far if found < MIN_COSINE] == []
@@ -157,10 +157,10 @@ def test_the_screen_has_the_result(story: Story) -> None:
     assert "Traceback" not in story.output
 
 
-def test_a_signal_under_load_loses_nothing(story: Story) -> None:
+def test_a_signal_under_load_loses_no_request(story: Story) -> None:
     assert story.status == 0
     late = [one for one in story.exchanges if one.answered > story.signalled]
-    assert late, "no request was under way: the test proves nothing"
+    assert late, "no request was in progress: the test proves nothing"
     assert {one.status for one in late} == {200}
 
 

@@ -1,4 +1,4 @@
-"""The whole of it on real nodes: the project's own images, installed by helm, on kubelets that give cores away."""
+"""Fixtures on real nodes: the project's own images, installed by helm, on kubelets that allocate whole cores."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def turn(full_cluster: Cluster) -> None:
 def installation(
     machine_cluster: Cluster, helm: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installation]:
-    """Penstock, installed on the whole cluster as in its README, once for all modules; taken away at the end."""
+    """Penstock, installed on the whole cluster as in its README, once for all modules, and uninstalled at the end."""
     working = builder(lambda line: print(line, file=sys.stderr, flush=True))
     try:
         archives = [working.build(target_named(name)) for name in IMAGES]
@@ -83,7 +83,7 @@ def installation(
 
 @pytest.fixture(scope="session")
 def shared_kubectl(installation: Installation) -> Iterator[Kubectl]:
-    """kubectl in a namespace that all modules share, and with it what was optimised in it: once for each spec."""
+    """kubectl in a namespace that all modules share, so that each spec is optimised once."""
     cluster = installation.cluster
     with cluster.temporary_namespace(wait_for_pods=True) as namespace:
         kubectl = cluster.kubectl.within(namespace)

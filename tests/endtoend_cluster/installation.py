@@ -22,7 +22,7 @@ OPERATOR = "penstock-operator"
 POLL_SECONDS = 0.5
 """A look costs a process, and a tenth of a second of a core that pods may be measured on."""
 LONGEST_STEP_SECONDS = 5.0
-"""Between two looks. What took longer was a machine that stood still, and is not counted as waiting."""
+"""Between two polls. A longer pause of the machine is not counted as waiting."""
 
 CAPACITY_TOKENS = 128
 """Of each request where the load matters: heavy, so that a core's worth of them is a light load on what makes them."""
@@ -35,14 +35,14 @@ WITH_CAPACITY: dict[str, Any] = {
     # nothing else runs; a machine that is several times slower has time for it as well.
     "optimization": {"budgetSeconds": 240, "mode": "Disabled"},
 }
-"""What endpoints that scale have in common, and therefore one result, which `prepare_capacity` asks for."""
+"""The fields that scaled endpoints share; they therefore share one result, which `prepare_capacity` requests."""
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Installation:
-    """A release of the chart, and what its operator makes of ModelEndpoints."""
+    """A release of the chart, and the objects of its operator."""
 
     cluster: Cluster
     helm: Helm
@@ -53,7 +53,7 @@ class Installation:
         return self.cluster.kubectl.within(NAMESPACE)
 
     def operators(self, replicas: int) -> None:
-        """Scale the operator to this number of pods, and wait until they are there, or gone."""
+        """Scale the operator to this number of pods, and wait until they are ready, or deleted."""
         self.system("scale", f"deployment/{OPERATOR}", f"--replicas={replicas}")
         if replicas:
             self.system("rollout", "status", f"deployment/{OPERATOR}", "--timeout=300s", timeout_seconds=330)
@@ -117,7 +117,7 @@ class Endpoint:
         return found
 
     def until(self, is_it: Callable[[Json], bool], what: str, *, seconds: float = 600) -> Json:
-        """Wait until the object is so; fails with what the operator and the pods say."""
+        """Wait until the condition holds; fails with the logs of the operator and the state of the pods."""
         waited, looked_at = 0.0, time.monotonic()
         body: Json = {}
         while waited < seconds:
@@ -132,7 +132,7 @@ class Endpoint:
         )
 
     def until_optimised(self, *, seconds: float = 600, other_than: str = "") -> Json:
-        """Ready, of its present generation, on a plan that was searched for."""
+        """Ready for its current generation, on a plan from a search."""
 
         def is_it(body: Json) -> bool:
             status = body.get("status", {})
@@ -149,7 +149,7 @@ class Endpoint:
         return self.until(is_it, "Ready on an optimised plan", seconds=seconds)
 
     def pods(self) -> list[Json]:
-        """Its serving pods that are not about to go."""
+        """Its serving pods that are not being deleted."""
         found = self.kubectl.items("pods", f"app.kubernetes.io/name=penstock-runtime,penstock.dev/endpoint={self.name}")
         return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
 

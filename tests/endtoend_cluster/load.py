@@ -1,4 +1,4 @@
-"""A constant load on a Service, and everything that went wrong with it."""
+"""A constant load on a Service, which records every failure."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _send(connection: http.client.HTTPConnection, text: str = TEXT) -> Answer:
 
 @dataclass
 class Load:
-    """Requests that are under way all the time. `failures` is what a user would have noticed."""
+    """Continuous requests. `failures` are those that a user would notice."""
 
     address: str
     per_second: float
@@ -120,7 +120,7 @@ class Load:
             self.failures.append(f"{answer.status}: {answer.body[:200]}")
 
     def end(self) -> None:
-        """No more requests."""
+        """Send no more requests."""
         self._over.set()
 
 

@@ -1,4 +1,4 @@
-"""A Prometheus in the cluster, as most clusters have one: it asks the API server for the pods of a namespace."""
+"""A Prometheus in the cluster, which discovers the pods of a namespace through the API server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load_image(cluster: Cluster, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Prometheus:
-    """One in a namespace, for its pods. What it knew is gone with its pod."""
+    """A Prometheus in a namespace, for its pods. Its data is lost with its pod."""
 
     kubectl: Kubectl
 
@@ -51,7 +51,7 @@ class Prometheus:
         self.kubectl.wait("condition=Ready", f"pod/{NAME}")
 
     def kill(self) -> None:
-        """As a node's end kills it: at once, and no controller makes another."""
+        """Kill it at once, as when its node is lost; no controller makes another."""
         self.kubectl("delete", "pod", NAME, "--grace-period=0", "--force", "--ignore-not-found")
 
     def targets(self) -> list[Json]:

@@ -1,6 +1,6 @@
-"""A load that comes whether or not it is answered, at a rate that can be changed while it runs.
+"""A load at a rate that does not depend on the answers and can change while it runs.
 
-Requests arrive at random, each on a connection of its own: kube-proxy draws lots for each connection.
+Requests arrive at random, each on a new connection: kube-proxy chooses a pod for each connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RETRY_SECONDS = 0.1
 
 @dataclass
 class Request:
-    """What became of one request. Times are those of `time.monotonic()`."""
+    """The outcome of one request. Times are those of `time.monotonic()`."""
 
     asked_at: float | None = None
     """When the connection was asked for that it went on, which the kernel may take for a process that ends before the
@@ -44,7 +44,7 @@ class Request:
 
 
 class Stream:
-    """Requests a second, from a thread of its own."""
+    """Requests per second, sent by a separate thread."""
 
     def __init__(self, address: str, text: str, per_second: float) -> None:
         self.per_second = per_second
@@ -61,15 +61,15 @@ class Stream:
         return len(self._requests)
 
     def since(self, mark: int = 0) -> list[Request]:
-        """The requests that came after a mark and have their end by now."""
+        """The requests that were sent after a mark and have ended."""
         return [one for one in self._requests[mark:] if one.done_at is not None]
 
     def all_ended(self, mark: int) -> bool:
-        """Whether every request from before a mark has its end."""
+        """Whether every request from before a mark has ended."""
         return all(one.done_at is not None for one in self._requests[:mark])
 
     def failed(self, mark: int = 0) -> list[Request]:
-        """Those of them that have no good answer."""
+        """Those of them without a successful answer."""
         return [one for one in self.since(mark) if one.problem]
 
     def run(self) -> None:
@@ -77,7 +77,7 @@ class Stream:
         asyncio.run(self._run())
 
     def end(self) -> None:
-        """No more requests."""
+        """Send no more requests."""
         self._over.set()
 
     async def _run(self) -> None:

@@ -19,14 +19,14 @@ CHILDREN = "pods,deployments,replicasets,services,endpointslices,poddisruptionbu
 
 
 def children(kubectl: Kubectl, name: str) -> list[str]:
-    """What there is of an endpoint, as `kind/name`."""
+    """The objects of an endpoint, as `kind/name`."""
     return [
         f"{one['kind']}/{one['metadata']['name']}" for one in kubectl.items(CHILDREN, f"penstock.dev/endpoint={name}")
     ]
 
 
 def until_gone(kubectl: Kubectl, name: str, *, seconds: float = 300) -> None:
-    """Wait until nothing is left of an endpoint: seconds, and the end of its pods."""
+    """Wait until all objects of an endpoint are deleted; returns the seconds, and the time at which its pods ended."""
     began = time.monotonic()
     while left := children(kubectl, name):
         assert time.monotonic() - began < seconds, f"{left} are still there after {seconds:g} s"
@@ -38,7 +38,7 @@ def test_an_applied_endpoint_answers_is_optimised_and_owns_its_cores(endpoint: N
     first = endpoint("first")
     first.apply()
 
-    # The fp32 graph answers while the search is under way.
+    # The fp32 graph answers during the search.
     body = first.until(lambda body: first.condition("Available", body).get("status") == "True", "available")
     address = first.address()
     answer = until_answered(address, seconds=300)
@@ -114,7 +114,7 @@ def test_a_deleted_endpoint_leaves_nothing_behind(endpoint: New, shared_kubectl:
     until_gone(shared_kubectl, "doomed")
 
 
-def test_without_an_operator_endpoints_go_on_answering_and_can_be_deleted(
+def test_without_an_operator_endpoints_still_answer_and_can_be_deleted(
     endpoint: New, installation: Installation, shared_kubectl: Kubectl
 ) -> None:
     orphan = endpoint("orphan")

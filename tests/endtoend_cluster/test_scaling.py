@@ -1,6 +1,6 @@
-"""Replicas follow the load of a real endpoint, as a real Prometheus tells it; each pod owns its core.
+"""Replicas follow the load of a real endpoint, as a real Prometheus measures it; each pod owns its core.
 
-The tests share one endpoint and its pods. Each makes what it starts from, which costs nothing in their order.
+The tests share one endpoint and its pods. Each test establishes the state that it needs, which is quick in this order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ TEXT = " ".join(["river"] * (CAPACITY_TOKENS - 2))
 OBJECTIVE_MILLISECONDS = WITH_CAPACITY["objective"]["latency"]["p95Milliseconds"]
 
 CALM, PEAK = 0.25, 0.95
-"""Shares of what one replica takes within the objective. It is given three quarters to do; two need a core each."""
+"""Shares of the capacity of one replica within the objective. The autoscaler plans three quarters of it; two replicas
+need a core each."""
 P95_SECONDS = 20
 WINDOW_SECONDS = 12
 
@@ -48,7 +49,7 @@ def spec(prometheus: Prometheus) -> Json:
     """What differs from the example."""
     return {
         **WITH_CAPACITY,
-        # No pods before the result is there: they would take the cores that it is measured on.
+        # No pods before the result exists: they would take the cores that it is measured on.
         "optimization": {**WITH_CAPACITY["optimization"], "serveWhileOptimizing": False},
         "scaling": {
             "mode": "Internal",
@@ -62,20 +63,20 @@ def spec(prometheus: Prometheus) -> Json:
 
 @dataclass
 class Scene:
-    """The endpoint, who loads it, and who watches."""
+    """The endpoint, its load and its Prometheus."""
 
     endpoint: Endpoint
     prometheus: Prometheus
     stream: Stream
     capacity: float
-    """Requests/s that one replica takes within the objective, as the optimisation measured it on its core."""
+    """Requests/s that one replica handles within the objective, as the optimisation measured on its core."""
 
     @property
     def kubectl(self) -> Kubectl:
         return self.endpoint.kubectl
 
     def load(self, share: float) -> None:
-        """So much of one replica's capacity, from now on."""
+        """From now on send this share of one replica's capacity."""
         self.stream.per_second = share * self.capacity
 
     def deployment(self) -> Json:
@@ -83,7 +84,7 @@ class Scene:
         return found
 
     def until(self, is_it: Callable[[], object], what: str, *, seconds: float = 600) -> None:
-        """Wait until it is true. The pod that is asked may be about to start or to end, and not answer."""
+        """Wait until the condition holds. A pod that is starting or ending may not answer."""
 
         def now(_: Json) -> bool:
             with suppress(OSError, http.client.HTTPException):
@@ -109,20 +110,20 @@ class Scene:
         return None if seconds is None else seconds * 1000
 
     def at_peak(self) -> None:
-        """As much load as one replica must not be given, and two pods that keep the objective."""
+        """Send more load than one replica handles, and wait for two pods that meet the objective."""
         self.watched()
         self.load(PEAK)
         self.until(lambda: self.replicas() == (2, 2), "served by two pods", seconds=600)
         self.until(lambda: (self.p95() or 1e9) <= OBJECTIVE_MILLISECONDS, "within its objective")
 
     def done_with_all(self) -> None:
-        """All requests until now have their answers."""
+        """Wait until all requests so far have been answered."""
         mark = self.stream.mark()
         self.until(lambda: self.stream.all_ended(mark), "done with those who came before")
 
     def lose_a_process(self) -> tuple[float, float]:
-        """Kill what serves in a pod, and wait until all is as before; when it was killed, and when it was gone."""
-        # One that has not been killed yet: the kubelet lets those wait that end again and again.
+        """Kill the server in a pod, and wait until it serves again; returns the times of the kill and of its end."""
+        # Choose one that was not killed yet: the kubelet delays the restart of containers that end repeatedly.
         name = min(self.endpoint.pods(), key=restarts_of)["metadata"]["name"]
 
         def restarts() -> int:
@@ -157,7 +158,7 @@ class Scene:
 def scene(
     installation: Installation, shared_kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Scene]:
-    """One replica on its own core, optimised, calm, and watched by a Prometheus."""
+    """One optimised replica on its own core, with a low load, scraped by a Prometheus."""
     cluster = installation.cluster
     if cluster.machine is not None:
         load_image(cluster, tmp_path_factory.mktemp("prometheus"))
@@ -177,7 +178,7 @@ def scene(
     remove_endpoints(shared_kubectl, NAME)
 
 
-def test_a_load_that_threatens_the_objective_gets_a_second_pod_and_the_p95_back(scene: Scene) -> None:
+def test_a_load_near_the_objective_gets_a_second_pod_that_restores_the_p95(scene: Scene) -> None:
     scene.watched()
     assert scene.replicas() == (1, 1)
 
@@ -204,7 +205,7 @@ def test_a_load_that_threatens_the_objective_gets_a_second_pod_and_the_p95_back(
     assert scene.stream.failed() == []
 
 
-def test_a_killed_process_takes_only_the_requests_with_it_that_it_was_answering(scene: Scene) -> None:
+def test_a_killed_process_fails_only_the_requests_in_progress(scene: Scene) -> None:
     scene.at_peak()
     mark = scene.stream.mark()
 
@@ -218,17 +219,17 @@ def test_a_killed_process_takes_only_the_requests_with_it_that_it_was_answering(
     assert len(failed) < len(ended)
 
 
-def test_behind_the_gateway_a_killed_process_costs_no_answer(scene: Scene) -> None:
+def test_behind_the_gateway_a_killed_process_fails_no_request(scene: Scene) -> None:
     scene.at_peak()
     mark = scene.stream.mark()
 
     with scene.gateway():
-        # Those who came before it are with a replica, and would go with that.
+        # Earlier connections lead to a replica directly, and would fail with it.
         scene.done_with_all()
         scene.lose_a_process()
 
     scene.done_with_all()
-    # What was cut off was sent again, and the gateway came and went without a failed request.
+    # Interrupted requests were sent again, and no request failed when the gateway was added and removed.
     assert scene.stream.failed(mark) == []
     assert scene.stream.since(mark)
 
@@ -243,14 +244,14 @@ def who_refuses(address: str) -> str:
 
 
 def restarts_of(pod: Json) -> int:
-    """How often what serves in a pod was started again."""
+    """How often the server in a pod was restarted."""
     return int(pod["status"]["containerStatuses"][0]["restartCount"])
 
 
 def killed(pod: Json) -> tuple[float, float]:
-    """Kill what serves in a pod, as the kernel does when memory runs out; when, and when it was gone.
+    """Kill the server in a pod, as the kernel does when memory runs out; returns the times of the kill and of its end.
 
-    Its connections close before its last event, and take what comes until then.
+    Its connections close before its last event, and accept requests until then.
     """
     found = [process for pid in processes(pod) if (process := Process.of(pid))]
     assert found
@@ -260,7 +261,7 @@ def killed(pod: Json) -> tuple[float, float]:
     return killed_at, time.monotonic()
 
 
-def test_nothing_shrinks_while_prometheus_is_gone_nor_when_the_leading_operator_is_lost_meanwhile(
+def test_without_prometheus_the_number_stays_also_after_the_loss_of_the_leading_operator(
     scene: Scene, installation: Installation
 ) -> None:
     scene.at_peak()
@@ -271,7 +272,7 @@ def test_nothing_shrinks_while_prometheus_is_gone_nor_when_the_leading_operator_
     # That the status has it after a minute is tested without a cluster, in tests/operator/scaling.
     scene.until(lambda: load_known(installation) is False, "unwatched")
     begun = time.monotonic()
-    # The next leader knows neither the load nor what it was.
+    # The next leader knows neither the present load nor the earlier one.
     lost = installation.leader()
     installation.system("delete", "pod", lost, "--grace-period=0", "--force")
     scene.until(
@@ -285,7 +286,7 @@ def test_nothing_shrinks_while_prometheus_is_gone_nor_when_the_leading_operator_
 
 
 def load_known(installation: Installation) -> bool | None:
-    """Whether the operator that leads knows the load, by its metrics; None while it cannot be asked or does not say."""
+    """Whether the leading operator knows the load, from its metrics; None while its metrics cannot be read."""
     try:
         metrics = installation.system(
             "get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{installation.leader()}:9090/proxy/metrics"
@@ -296,7 +297,7 @@ def load_known(installation: Installation) -> bool | None:
     return None if found is None else float(found.group(1)) == 1
 
 
-def test_shrinking_after_the_window_costs_no_request(scene: Scene) -> None:
+def test_scaling_down_after_the_window_fails_no_request(scene: Scene) -> None:
     if scene.replicas() != (2, 2):
         scene.at_peak()
     scene.watched()

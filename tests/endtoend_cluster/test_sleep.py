@@ -1,6 +1,6 @@
-"""An endpoint that goes to sleep behind its gateway, is woken by requests, and loses none of them.
+"""An endpoint scales to zero behind its gateway, and scales up for requests without losing one.
 
-The tests share one endpoint. Each makes what it starts from, which costs nothing in their order.
+The tests share one endpoint. Each test establishes the state that it needs, which is quick in this order.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def answered(answers: list[Answer | Exception]) -> list[Answer]:
     return good
 
 
-def test_a_crowd_at_zero_is_held_and_all_of_it_is_answered(endpoint: Endpoint) -> None:
+def test_simultaneous_requests_at_zero_replicas_are_held_and_all_answered(endpoint: Endpoint) -> None:
     body = until_asleep(endpoint)
 
     assert endpoint.condition("Available", body)["reason"] == "ScaledToZero"
@@ -81,14 +81,14 @@ def test_a_crowd_at_zero_is_held_and_all_of_it_is_answered(endpoint: Endpoint) -
 
     assert len(answers) == CROWD
     assert len({tuple(answer.vector) for answer in answers}) == 1
-    # They came before there was a replica, and one came for them.
+    # They arrived before there was a replica, and one was started for them.
     assert all(int(answer.headers["x-held-time"]) > 0 for answer in answers)
     assert len(endpoint.pods()) == 1
     events = endpoint.kubectl("get", "events", f"--field-selector=involvedObject.name={NAME},reason=ScaledUp")
     assert "up from 0" in events
 
 
-def test_it_scales_to_zero_without_requests_and_keeps_its_address(endpoint: Endpoint) -> None:
+def test_an_endpoint_without_requests_scales_to_zero_and_keeps_its_address(endpoint: Endpoint) -> None:
     before = endpoint.address()
     answered(crowd(before, 1))
     until_asleep(endpoint)
@@ -110,7 +110,7 @@ def test_one_of_two_gateways_is_replaced_under_load_and_nothing_is_lost(endpoint
     assert load.failures == []
 
 
-def test_a_replica_that_is_killed_takes_no_more_than_its_own_requests_with_it(endpoint: Endpoint) -> None:
+def test_a_killed_replica_fails_only_its_own_requests(endpoint: Endpoint) -> None:
     answered(crowd(endpoint.address(), 1))
     (pod,) = endpoint.pods()
     with constant_load(endpoint.address(), per_second=4) as load:
@@ -127,5 +127,5 @@ def test_a_replica_that_is_killed_takes_no_more_than_its_own_requests_with_it(en
         )
         load.more(6)
 
-    # At most the ones under way, and the first that found no server: one on each kind of connection.
+    # At most the requests in progress, and the first one on each kind of connection that found no server.
     assert len(load.failures) <= 3, load.failures

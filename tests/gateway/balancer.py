@@ -1,4 +1,4 @@
-"""What kube-proxy does: each new connection goes to one of the backends by lot, and stays there."""
+"""A balancer as kube-proxy: each new connection goes to a random backend, and stays there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 class Balancer:
-    """A port in front of ports; `backends` may change at any time, and matters to new connections only."""
+    """A port in front of ports; `backends` may change at any time, and affects new connections only."""
 
     def __init__(self, backends: list[int]) -> None:
         self.backends = backends

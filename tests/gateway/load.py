@@ -1,4 +1,4 @@
-"""Clients that ask all the time, on connections that they keep, and whatever goes wrong for them."""
+"""Clients that send requests continuously on persistent connections, and record every failure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 
 
 class Load:
-    """`failures` is what a user would have noticed. `answered` counts by the replica's own header or body."""
+    """`failures` are those that a user would notice. `answered` counts by the replica's own header or body."""
 
     def __init__(self, url: str, *, clients: int, pause_seconds: float, body: bytes) -> None:
         self.answered = 0
@@ -57,7 +57,7 @@ class Load:
 def load(
     url: str, *, clients: int = 4, pause_seconds: float = 0.01, body: bytes = b'{"inputs": "i like you"}'
 ) -> Iterator[Load]:
-    """Runs while the block does."""
+    """Runs during the `with` block."""
     running = Load(url, clients=clients, pause_seconds=pause_seconds, body=body)
     try:
         yield running

@@ -1,4 +1,4 @@
-"""A replica as a process of its own, so that it can be killed: the real server around a model that takes its time."""
+"""A replica as a separate process, which a test can kill: the real server around a slow model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock_runtime.settings import Settings
 
 
 class Slow:
-    """Answers each request with the length of its text and how many it has at the same time, after some seconds."""
+    """Answers each request, after some seconds, with the length of its text and the number of concurrent requests."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -53,5 +53,5 @@ async def serve(seconds: float, flags: dict[str, Any], port_pipe: Connection) ->
 
 
 def main(seconds: float, flags: dict[str, Any], port_pipe: Connection) -> None:
-    """Tells its port, and ends on SIGTERM as the real one does."""
+    """Prints its port, and ends on SIGTERM as the real server does."""
     uvloop.run(serve(seconds, flags, port_pipe))

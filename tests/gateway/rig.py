@@ -43,16 +43,16 @@ class Replica:
     process: BaseProcess
 
     def kill(self) -> None:
-        """As a lost node would take it."""
+        """SIGKILL, as when its node is lost."""
         self.process.kill()
         self.wait()
 
     def terminate(self) -> None:
-        """As the kubelet ends it; it drains."""
+        """SIGTERM, as from the kubelet; it drains."""
         self.process.terminate()
 
     def wait(self, seconds: float = 60) -> None:
-        """Until it has ended."""
+        """Wait until it has ended."""
         self.process.join(seconds)
         assert not self.process.is_alive(), f"the replica {self.name} does not end"
 
@@ -75,32 +75,32 @@ class Gateway:
         return f"http://127.0.0.1:{self.status_port}"
 
     def metric(self, name: str) -> float:
-        """One of /metrics, by its name after the prefix and with its labels."""
+        """The value of a metric, by its name after the prefix and with its labels."""
         text = httpx.get(f"{self.status}/metrics", trust_env=False, verify=False).text
         found = re.search(rf"^penstock_gateway_{re.escape(name)} (\S+)$", text, re.MULTILINE)
         assert found, f"no {name} in {text}"
         return float(found.group(1))
 
     def until(self, name: str, value: float, *, seconds: float = 60) -> None:
-        """Until a metric has this value."""
+        """Wait until a metric has this value."""
         deadline = time.monotonic() + seconds
         while (now := self.metric(name)) != value:
             assert time.monotonic() < deadline, f"{name} is {now}, not {value}\n{self.log.read_text()[-4000:]}"
             time.sleep(0.02)
 
     def until_logged(self, words: str, *, seconds: float = 60) -> None:
-        """Until its log has them."""
+        """Wait until these words are in its log."""
         deadline = time.monotonic() + seconds
         while words not in self.log.read_text():
             assert time.monotonic() < deadline, f"no {words!r} in {self.log.read_text()[-4000:]}"
             time.sleep(0.02)
 
     def terminate(self) -> None:
-        """As the kubelet ends it."""
+        """SIGTERM, as from the kubelet."""
         self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """With HAProxy, as the end of a container takes all of its processes."""
+        """Kill it together with HAProxy, as at the end of a container."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(60)
@@ -117,7 +117,7 @@ class Rig:
     gateways: list[Gateway] = field(default_factory=list)
 
     def start(self, name: str, *, seconds: float = 0.01, announce: bool = True, **flags: Any) -> Replica:
-        """A replica; the API sender of it as soon as it answers."""
+        """Start a replica; the API publishes it as soon as it answers."""
         receiver, sender = PROCESSES.Pipe(duplex=False)
         process = PROCESSES.Process(target=replica_process, args=(seconds, flags, sender), daemon=True)
         process.start()
@@ -130,12 +130,12 @@ class Rig:
         return replica
 
     def announce(self, *, ending: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> None:
-        """The API's answer: all replicas that were started, but for those that are about to end, or gone."""
+        """The API's answer: all started replicas, except those that are ending or have ended."""
         there = {name: one.port for name, one in self.replicas.items() if name not in (*ending, *without)}
         self.api.put(there, {name: self.replicas[name].port for name in ending})
 
     def gateway(self, *, wait: bool = True, ports: tuple[int, int] | None = None, **settings: Any) -> Gateway:
-        """A gateway; with the ports of one that has ended, its successor."""
+        """Start a gateway; with the ports of one that has ended, as its successor."""
         port, status_port = ports or some_free_ports(2)
         values = {
             "endpoint": "emotion",
@@ -173,7 +173,7 @@ class Rig:
 
     @staticmethod
     def until_ready(gateway: Gateway, *, seconds: float = 60) -> None:
-        """Until its readiness probe succeeds."""
+        """Wait until its readiness probe succeeds."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -188,7 +188,7 @@ class Rig:
 
 @contextmanager
 def running_rig() -> Iterator[Rig]:
-    """Everything of it is ended with the block."""
+    """A rig; all its processes end with the block."""
     if shutil.which("haproxy") is None:
         pytest.fail("there is no haproxy: run dev/tools/install-system.sh", pytrace=False)
     # A socket's path has 107 bytes: pytest's own folders may be too deep.
@@ -201,14 +201,14 @@ def running_rig() -> Iterator[Rig]:
                 # pytest shows it when the test has failed.
                 print(gateway.log.read_text()[-8000:])
             for gateway in rig.gateways:
-                # What it still has under way is of no interest any more.
+                # Its requests in progress do not matter any more.
                 gateway.kill()
             for replica in rig.replicas.values():
                 replica.kill()
 
 
 class Crowd:
-    """Many requests at once, each from a thread of its own; answers in the order they came."""
+    """Concurrent requests, each from its own thread; answers in the order of their arrival."""
 
     def __init__(self, url: str, count: int, *, body: bytes = b'{"inputs": "i like you"}', timeout: float = 60) -> None:
         self.answers: list[httpx.Response | Exception] = []
@@ -228,7 +228,7 @@ class Crowd:
             self.answers.append(answer)
 
     def finish(self, seconds: float = 60) -> list[httpx.Response]:
-        """All answers; fails when one did not come."""
+        """All answers; fails if one is missing."""
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -240,7 +240,7 @@ class Crowd:
 
 @contextmanager
 def sent(gateway: Gateway, body: bytes = b'{"inputs": "i like you"}') -> Iterator[None]:
-    """A request whose client goes away with the block, without an answer."""
+    """A request whose client disconnects at the end of the block, without an answer."""
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=120) as client:
         client.sendall(
             b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"

@@ -1,4 +1,4 @@
-"""The part of an API server that the gateway asks: one Service's EndpointSlice, listed and watched, over plain HTTP."""
+"""The part of the API server that the gateway uses: the EndpointSlices of a Service, listed and watched over HTTP."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class SlicesApi:
         self.version = 1
         self.slice = slice_of({}, 1)
         self.names: dict[int, set[str]] = {1: names_of(self.slice)}
-        """Of the slices, by version: a watch tells what has gone since."""
+        """Changes of the slices, by version, for watches."""
         self.queries: list[dict[str, list[str]]] = []
         self.failing = False
         self.over = False
         self.expire = 0
-        """This number of watches is answered that their version is too old."""
+        """The number of watches that are refused because their version is too old."""
 
     def put(self, ready: dict[str, int], terminating: dict[str, int] | None = None) -> None:
         """Names and ports of the replicas, all on loopback."""
         self._becomes(slice_of(ready, self.version + 1, terminating or {}))
 
     def remove(self) -> None:
-        """The Service is gone, and with it all of its slices."""
+        """Delete the Service with all its slices."""
         self._becomes({**slice_of({}, self.version + 1), "gone": True})
 
     def _becomes(self, value: Json) -> None:
@@ -44,7 +44,7 @@ class SlicesApi:
             self.changed.notify_all()
 
     def fail(self, failing: bool) -> None:
-        """From now on no request is answered, and open watches are cut off."""
+        """From now on answer no request, and cut open watches off."""
         with self.changed:
             self.failing = failing
             self.changed.notify_all()
@@ -60,7 +60,7 @@ def slice_of(ready: dict[str, int], version: int, terminating: dict[str, int] | 
 
 
 def real_slices(value: Json) -> list[Json]:
-    """What the API would say: replicas of different ports are in different slices, a Service without any has one."""
+    """The list of slices: replicas of different ports are in different slices, a Service without any has one."""
     made: list[Json] = []
     version = value["metadata"]["resourceVersion"]
     for ends, group in ((False, value["ready"]), (True, value["ends"] or {})):
@@ -79,7 +79,7 @@ def real_slices(value: Json) -> list[Json]:
 
 
 def names_of(value: Json) -> set[str]:
-    """Of its slices."""
+    """Start a watch of its slices."""
     return {piece["metadata"]["name"] for piece in real_slices(value)}
 
 

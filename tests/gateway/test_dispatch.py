@@ -1,4 +1,4 @@
-"""Each request goes to the replica with the fewest, whatever connection it came on, and survives what it can."""
+"""Each request goes to the replica with the fewest requests, and is retried on another one if it fails."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_requests_go_to_the_replica_that_has_the_fewest(rig: Rig) -> None:
     Crowd(gateway.url, 12)
     gateway.until("in_flight_requests", 12)
 
-    # By lot, one of them would have had eight or more every third time.
+    # With a random choice, one of them would get eight or more every third time.
     for replica in replicas:
         until_busy(replica.port, 6)
 
 
-def test_a_slow_replica_gets_less(rig: Rig) -> None:
+def test_a_slow_replica_gets_fewer_requests(rig: Rig) -> None:
     slow, fast = rig.start("slow", seconds=2.0), rig.start("fast", seconds=0.02)
     gateway = rig.gateway()
     gateway.until("replicas", 2)
@@ -37,7 +37,7 @@ def test_a_slow_replica_gets_less(rig: Rig) -> None:
     assert counts[1] > 4 * counts[0]
 
 
-def test_a_kept_connection_finds_a_replica_that_came_later(rig: Rig) -> None:
+def test_requests_of_a_persistent_connection_reach_a_new_replica(rig: Rig) -> None:
     rig.start("a")
     gateway = rig.gateway()
     gateway.until("replicas", 1)
@@ -87,7 +87,7 @@ def test_a_request_too_long_to_be_sent_again_is_the_only_one_that_fails_and_has_
     assert post(gateway.url).status_code == 200
 
 
-def test_a_load_loses_nothing_when_replicas_come_and_drain(rig: Rig) -> None:
+def test_no_request_is_lost_when_replicas_start_and_drain(rig: Rig) -> None:
     rig.start("a", drain_delay_seconds=1)
     gateway = rig.gateway()
     gateway.until("replicas", 1)
@@ -107,14 +107,14 @@ def test_a_load_loses_nothing_when_replicas_come_and_drain(rig: Rig) -> None:
     gateway.until("replicas", 1)
 
 
-def test_a_load_loses_nothing_when_one_of_two_replicas_is_killed(rig: Rig) -> None:
+def test_no_request_is_lost_when_one_of_two_replicas_is_killed(rig: Rig) -> None:
     doomed, _ = rig.start("a"), rig.start("b")
     gateway = rig.gateway()
     gateway.until("replicas", 2)
     with load(gateway.url, clients=6) as running:
         running.more(50)
         doomed.kill()
-        # The gateway has no event yet: it finds out by its connections.
+        # The gateway has no event yet: its connections fail.
         running.more(200)
         rig.announce(without=("a",))
         gateway.until("replicas", 1)
@@ -139,13 +139,13 @@ def test_when_the_last_replica_is_killed_requests_wait_for_the_next(rig: Rig) ->
 
 
 def test_requests_wait_while_the_only_replica_restarts(rig: Rig) -> None:
-    """A container that was killed comes back at the same address; the gateway gets no event of either."""
+    """A killed container restarts at the same address; the gateway gets no event of either."""
     doomed = rig.start("a")
     gateway = rig.gateway()
     gateway.until("replicas", 1)
     assert post(gateway.url).status_code == 200
     doomed.kill()
-    # The first request may find out, and then has an error; the later ones wait.
+    # The first request may meet the ended replica and fail; the later ones wait.
     first = post(gateway.url)
     assert first.status_code in {200, 503}
     crowd = Crowd(gateway.url, 5)
@@ -174,7 +174,7 @@ def test_requests_beyond_the_replicas_capacity_are_queued_up_to_the_bound(rig: R
     assert [answer.status_code for answer in crowd.finish()] == [200] * 5
 
 
-def test_a_request_that_its_client_gave_up_is_not_computed(rig: Rig) -> None:
+def test_a_request_whose_client_has_disconnected_is_not_computed(rig: Rig) -> None:
     replica = rig.start("a", seconds=600)
     gateway = rig.gateway()
     gateway.until("replicas", 1)
@@ -226,14 +226,14 @@ def served(port: int) -> float:
 
 
 def cancelled(port: int) -> float:
-    """Requests whose clients went away."""
+    """Requests whose clients disconnected."""
     text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, verify=False).text
     lines = [line for line in text.splitlines() if line.startswith("penstock_requests_total") and 'code="499"' in line]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
 def until_busy(port: int, count: int = 1) -> None:
-    """Until a replica is at work on this number of requests (the one that asks is in flight as well)."""
+    """Wait until a replica has this number of requests in progress (the scrape itself is one of them)."""
     deadline = time.monotonic() + 60
     while sample(port, "penstock_in_flight_requests") != count + 1:
         assert time.monotonic() < deadline

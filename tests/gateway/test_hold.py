@@ -1,4 +1,4 @@
-"""Requests wait at the gateway while no replica is up, and are let go at once when there is one."""
+"""Requests wait at the gateway while no replica is ready, and are released at once when there is one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_held_requests_are_released_within_a_tenth_of_a_second_of_a_known_replic
     gateway = rig.gateway()
     rig.start("a", announce=False)
     seconds: list[float] = []
-    # The best of some: a busy machine has moments in which it is not, and a gateway that looks seldom has none.
+    # The best of several: even a busy machine has quiet moments, but a gateway that polls seldom is always slow.
     while min(seconds, default=1.0) > 0.1 and len(seconds) < 30:
         rig.announce(without=("a",))
         gateway.until("replicas", 0)
@@ -57,7 +57,7 @@ def test_a_request_that_is_not_held_has_no_hold_header(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("characters", [1, 1_000, 60_000, OVER_A_BUFFER, 1_900_000])
-def test_bodies_of_all_sizes_arrive_whole_after_being_held(rig: Rig, characters: int) -> None:
+def test_held_requests_of_all_body_sizes_arrive_complete(rig: Rig, characters: int) -> None:
     gateway = rig.gateway()
     crowd = Crowd(gateway.url, 2, body=json.dumps({"inputs": "x" * characters}).encode())
     gateway.until("held_requests", 2)
@@ -66,7 +66,7 @@ def test_bodies_of_all_sizes_arrive_whole_after_being_held(rig: Rig, characters:
     assert [characters, characters] == [answer.json()[0][0] for answer in crowd.finish()]
 
 
-def test_a_chunked_body_arrives_whole_after_being_held(rig: Rig) -> None:
+def test_a_held_chunked_body_arrives_complete(rig: Rig) -> None:
     gateway = rig.gateway()
     text = b'{"inputs": "%b"}' % (b"x" * OVER_A_BUFFER)
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=120) as client:
@@ -115,11 +115,11 @@ def test_hundreds_are_held_at_once_and_all_are_answered(rig: Rig) -> None:
     answers = crowd.finish()
 
     assert [answer.status_code for answer in answers] == [200] * 300
-    # The replica was not buried: it had eight at a time, and the others waited here.
+    # The replica had at most eight requests at a time; the others waited in the gateway.
     assert max(answer.json()[0][1] for answer in answers) <= 8
 
 
-def test_beyond_the_bound_requests_are_refused_with_when_to_come_back(rig: Rig) -> None:
+def test_requests_beyond_the_bound_are_refused_with_retry_after(rig: Rig) -> None:
     gateway = rig.gateway(max_held=3)
     crowd = Crowd(gateway.url, 3)
     gateway.until("held_requests", 3)
@@ -138,7 +138,7 @@ def test_beyond_the_bound_requests_are_refused_with_when_to_come_back(rig: Rig) 
     assert [answer.status_code for answer in crowd.finish()] == [200] * 3
 
 
-def test_a_request_is_not_held_for_ever(rig: Rig) -> None:
+def test_a_request_is_held_for_a_limited_time(rig: Rig) -> None:
     gateway = rig.gateway(hold_seconds=1)
     begin = time.monotonic()
     answer = post(gateway.url)
@@ -155,19 +155,19 @@ def test_a_request_is_not_held_for_ever(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("characters", [10, 1_000])
-def test_a_client_that_goes_away_while_it_is_held_gives_its_place_back(rig: Rig, characters: int) -> None:
+def test_a_held_client_that_disconnects_frees_its_place(rig: Rig, characters: int) -> None:
     gateway = rig.gateway(max_held=1)
     body = json.dumps({"inputs": "x" * characters}).encode()
     with sent(gateway, body):
         gateway.until("held_requests", 1)
-    # A waiter that does not look any more is forgotten after a second.
+    # A waiting request that no longer polls is removed after a second.
     gateway.until("held_requests", 0)
     crowd = Crowd(gateway.url, 1)
     gateway.until("held_requests", 1)
     rig.start("a")
 
     assert [answer.status_code for answer in crowd.finish()] == [200]
-    # What its client did not wait for was not computed.
+    # The request of the disconnected client was not computed.
     assert gateway.metric("requests_total") == 2
 
 
@@ -176,7 +176,7 @@ def test_a_poll_for_demand_is_answered_as_soon_as_there_is_any(rig: Rig) -> None
     with httpx.Client(trust_env=False, verify=False, timeout=120) as client:
         assert client.get(f"{gateway.status}/demand?seconds=0").text == "0\n"
         crowd = Crowd(gateway.url, 1)
-        # The client would not wait so long.
+        # A client would not wait that long.
         assert client.get(f"{gateway.status}/demand?seconds=60").text == "1\n"
     rig.start("a")
     crowd.finish()

@@ -1,4 +1,4 @@
-"""The gateway's own life: it starts, is replaced, is killed, loses the API server."""
+"""The gateway starts, is replaced, is killed, and loses the API server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.gateway.load import load
 from tests.gateway.rig import Crowd, Rig, post
 
 
-def test_it_is_not_ready_before_it_knows_the_replicas(rig: Rig) -> None:
+def test_a_gateway_is_not_ready_before_it_has_listed_the_replicas(rig: Rig) -> None:
     rig.api.fail(True)
     gateway = rig.gateway(wait=False)
     gateway.until_logged("listing the replicas failed")
@@ -21,7 +21,7 @@ def test_it_is_not_ready_before_it_knows_the_replicas(rig: Rig) -> None:
     rig.until_ready(gateway)
 
 
-def test_without_the_api_server_it_goes_on_with_what_it_knows(rig: Rig) -> None:
+def test_without_the_api_server_the_gateway_keeps_its_replicas(rig: Rig) -> None:
     rig.start("a")
     gateway = rig.gateway()
     gateway.until("replicas", 1)
@@ -34,7 +34,7 @@ def test_without_the_api_server_it_goes_on_with_what_it_knows(rig: Rig) -> None:
     gateway.until("replicas", 2)
 
 
-def test_a_watch_that_is_too_old_begins_anew(rig: Rig) -> None:
+def test_an_expired_watch_is_restarted_with_a_list(rig: Rig) -> None:
     rig.api.expire = 1
     gateway = rig.gateway()
     rig.start("a")
@@ -51,7 +51,7 @@ def test_one_of_two_gateways_is_replaced_under_load_and_nothing_is_lost(rig: Rig
         gateway.until("replicas", 1)
     with balancing([first.port, second.port]) as balancer, load(balancer.url, clients=6) as running:
         running.more(100)
-        # The Service forgets it, and the kubelet tells it to end.
+        # The Service removes it, and the kubelet sends it SIGTERM.
         balancer.backends = [second.port]
         first.terminate()
         assert first.process.wait(120) == 0
@@ -68,7 +68,7 @@ def test_one_of_two_gateways_is_replaced_under_load_and_nothing_is_lost(rig: Rig
     assert third.metric("requests_total") >= 50
 
 
-def test_what_a_draining_gateway_holds_is_answered_when_a_replica_comes(rig: Rig) -> None:
+def test_requests_held_by_a_draining_gateway_are_answered_when_a_replica_starts(rig: Rig) -> None:
     gateway = rig.gateway(drain_seconds=0)
     crowd = Crowd(gateway.url, 3)
     gateway.until("held_requests", 3)
@@ -83,7 +83,7 @@ def test_new_requests_to_a_gateway_that_is_removed_are_answered(rig: Rig) -> Non
     rig.start("a")
     gateway = rig.gateway(drain_seconds=4)
     gateway.until("replicas", 1)
-    # The list of replicas goes with the gateway, before its pods have ended and before the Service leads elsewhere.
+    # The slices are deleted before the pods of the gateway have ended and before the Service selects other pods.
     rig.api.remove()
     gateway.until_logged("was deleted")
     gateway.terminate()
@@ -102,7 +102,7 @@ def test_scrapes_of_its_metrics_do_not_delay_the_end_of_a_gateway(rig: Rig) -> N
         assert gateway.process.wait(120) == 0
 
 
-def test_a_gateway_that_was_killed_knows_its_replicas_when_it_is_back(rig: Rig) -> None:
+def test_a_restarted_gateway_finds_its_replicas(rig: Rig) -> None:
     rig.start("a")
     gateway = rig.gateway()
     gateway.until("replicas", 1)
@@ -113,7 +113,7 @@ def test_a_gateway_that_was_killed_knows_its_replicas_when_it_is_back(rig: Rig) 
     assert post(again.url).status_code == 200
 
 
-def test_a_connection_gets_no_older_than_it_may(rig: Rig) -> None:
+def test_a_connection_is_closed_at_its_maximum_age(rig: Rig) -> None:
     rig.start("a")
     gateway = rig.gateway(connection_age_seconds=1)
     gateway.until("replicas", 1)
@@ -127,7 +127,7 @@ def test_a_connection_gets_no_older_than_it_may(rig: Rig) -> None:
                 ends.append(time.monotonic() - begin)
             assert time.monotonic() - begin < 60
 
-    # From three quarters of a second on; not with every answer.
+    # From three quarters of the maximum age on; not with every answer.
     assert ends[2] > 3 * 0.7
 
 

@@ -1,4 +1,4 @@
-"""The parts without IO: settings, configuration, slices, and what to tell HAProxy."""
+"""Parts of the gateway without input and output: settings, configuration, slices, commands for HAProxy."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_slices_become_servers() -> None:
     }
 
 
-def test_a_service_that_is_taken_away_slice_by_slice_leaves_the_servers_of_all_its_slices() -> None:
+def test_replicas_of_a_service_deleted_slice_by_slice_stay_known() -> None:
     first, second = slice_with(endpoint("a", "10.0.0.1")), slice_with(endpoint("b", "10.0.0.2"))
     known = SliceHistory()
     known.update({"1": first, "2": second}, 100.0)
@@ -134,7 +134,7 @@ def test_a_service_that_is_taken_away_slice_by_slice_leaves_the_servers_of_all_i
     assert {name: server.takes_requests for name, server in known.replicas().items()} == {
         "a_10.0.0.1": False,
         "b_10.0.0.2": True,
-    }, "as long as there are others, who is not in a slice is given nothing more"
+    }, "while other slices remain, a replica of a deleted slice takes no new requests"
     before = known.service_removed
 
     known.update({}, 100.4)
@@ -143,7 +143,7 @@ def test_a_service_that_is_taken_away_slice_by_slice_leaves_the_servers_of_all_i
     assert [server.takes_requests for server in known.replicas().values()] == [True, True]
 
 
-def test_a_slice_that_went_alone_is_forgotten() -> None:
+def test_a_deleted_slice_is_dropped_after_a_delay_if_others_remain() -> None:
     first, second = slice_with(endpoint("a", "10.0.0.1")), slice_with(endpoint("b", "10.0.0.2"))
     known = SliceHistory()
     known.update({"1": first, "2": second}, 100.0)
@@ -163,7 +163,7 @@ def test_a_pod_that_moved_to_another_slice_has_the_state_of_that_slice() -> None
     known.update({"2": slice_with(endpoint("a", "10.0.0.1"))}, 100.1)
 
     assert [server.takes_requests for server in known.replicas().values()] == [True]
-    assert not SliceHistory().service_removed, "who has never seen a slice waits for the first"
+    assert not SliceHistory().service_removed, "a new history waits for its first slice"
 
 
 UP, ENDING = (
@@ -190,7 +190,7 @@ ADD = f"add server replicas/a 10.0.0.1:8080 maxconn 9 {CHECK}"
         (None, None, []),
     ],
 )
-def test_each_server_is_led_to_where_it_should_be(
+def test_commands_bring_a_server_to_its_wanted_state(
     wanted: ReplicaAddress | None, present: ServerState | None, expected: list[str]
 ) -> None:
     found = commands({} if wanted is None else {"a": wanted}, {} if present is None else {"a": present}, concurrency=9)
@@ -199,7 +199,7 @@ def test_each_server_is_led_to_where_it_should_be(
 
 
 class FakeHaproxy:
-    """Obeys, except when it is set to fail: then it gives no answer, whether it has obeyed or not."""
+    """Executes commands, except when set to fail: then it gives no answer, whether it executed the command or not."""
 
     def __init__(self, failures: list[bool]) -> None:
         self.states: dict[str, ServerState] = {}
@@ -238,9 +238,7 @@ class FakeHaproxy:
     st.lists(st.dictionaries(st.sampled_from("abcd"), st.booleans(), max_size=4), max_size=6),
     st.lists(st.booleans(), max_size=60),
 )
-def test_whatever_fails_on_the_way_haproxy_ends_with_what_is_wanted(
-    wishes: list[dict[str, bool]], failures: list[bool]
-) -> None:
+def test_after_any_failures_haproxy_has_the_wanted_servers(wishes: list[dict[str, bool]], failures: list[bool]) -> None:
     haproxy = FakeHaproxy(failures)
     roster = ServerSync(haproxy.tell, concurrency=9)
     wanted: dict[str, ReplicaAddress] = {}
@@ -298,5 +296,5 @@ def test_every_error_that_haproxy_answers_a_request_with_is_in_the_runtimes_shap
     assert len(bodies) == 10
     for body in bodies:
         assert body.keys() == {"error", "error_type", "remedy"}
-        # A clause without a full stop, as the runtime's.
+        # A clause without a full stop, as in the runtime's errors.
         assert not body["error"].endswith(".")

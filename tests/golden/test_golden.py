@@ -1,6 +1,6 @@
-"""Answers are those that were reviewed: of each task, with each kind of model.
+"""The answers of each task and each kind of model equal the reviewed ones.
 
-After a change that is meant: `python -m tests.golden.snapshots`, and read the difference.
+After an intended change: `python -m tests.golden.snapshots`, and review the difference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_minilm_answers_as_reviewed(task: TaskName, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_there_is_no_snapshot_too_many_or_too_few(kind: Kind) -> None:
+def test_snapshots_and_cases_match(kind: Kind) -> None:
     kept = json.loads(snapshots.path_of(kind.name).read_text(encoding="utf-8"))
 
     assert {task: list(cases) for task, cases in kept.items()} == {

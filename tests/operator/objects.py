@@ -1,4 +1,4 @@
-"""Objects as the API server has them, as far as these tests go."""
+"""Objects as the API server returns them, with the fields that these tests need."""
 
 from __future__ import annotations
 

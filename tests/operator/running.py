@@ -1,4 +1,4 @@
-"""An operator within the test process: everything but Kopf, the lease and the signals, on a real API server."""
+"""An operator within the test process: everything except Kopf, the lease and the signals, on a real API server."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from penstock_operator.watch.cluster_cache import ClusterCache
 
 QUIET_LOOKS = 12
 LOOK_SECONDS = 0.05
-"""Nothing to do and nothing heard at so many looks: it has come to rest. Watches tell within some ten milliseconds.
-Looks are counted and not the seconds: those pass as well while the machine stands still, with events on their way."""
+"""The operator is idle when the queue was empty and no event arrived in more than `QUIET_LOOKS` looks. Events arrive
+within some ten milliseconds. Looks are counted, not seconds: seconds also pass while the machine pauses and events
+wait."""
 
 
 class Killed(BaseException):
-    """The process is gone: no handler of errors gets to see this."""
+    """The process was killed. A BaseException, so that no error handler catches it."""
 
 
 class Tripwire(ClusterPort):
@@ -38,7 +39,7 @@ class Tripwire(ClusterPort):
 
     async def _write(self, what: str, act: Callable[[], Any]) -> Any:
         if self._at and len(self.writes) >= self._at:
-            raise Killed  # the others of this process are just as dead
+            raise Killed  # the other tasks of a killed process write nothing either
         self.writes.append(what)
         if len(self.writes) == self._at and not self._sent:
             raise Killed
@@ -86,7 +87,7 @@ class Tripwire(ClusterPort):
 
 
 class Running:
-    """One life of it."""
+    """One process of the operator."""
 
     def __init__(self, cache: ClusterCache, controller: Controller, tasks: set[asyncio.Task[Any]]) -> None:
         self.cache = cache
@@ -95,18 +96,18 @@ class Running:
         self._quiet_looks = 0
         self._last: tuple[object, ...] = ()
         for store in cache.stores.values():
-            store.listen(partial(self._hear, store.kind))
-        cache.listen_reports(self._hear)
+            store.listen(partial(self._note, store.kind))
+        cache.listen_reports(self._note)
 
-    def _hear(self, *what: object) -> None:
+    def _note(self, *what: object) -> None:
         self._quiet_looks = 0
         self._last = (*self._last[-4:], what)
 
     async def rest(self, *, within: float = 180.0) -> bool:
-        """Wait until there is nothing to do; False when it was killed meanwhile."""
+        """Wait until it is idle; False if it was killed meanwhile."""
         loop = asyncio.get_running_loop()
         begin = loop.time()
-        self._hear()
+        self._note()
         while True:
             done, _ = await asyncio.wait(self._tasks, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -117,7 +118,9 @@ class Running:
             self._quiet_looks = 0 if self.controller.queue.busy else self._quiet_looks + 1
             if self._quiet_looks > QUIET_LOOKS:
                 return True
-            assert loop.time() - begin < within, f"no rest: busy {self.controller.queue.busy}, heard {self._last}"
+            assert loop.time() - begin < within, (
+                f"not idle: busy {self.controller.queue.busy}, last events {self._last}"
+            )
 
 
 def _is_killed(error: BaseException | None) -> bool:
@@ -134,7 +137,7 @@ async def running(
     wrap: Callable[[ClusterPort], ClusterPort] = lambda port: port,
     settings: Settings | None = None,
 ) -> AsyncIterator[Running]:
-    """From nothing known to at work; ended as a kill ends it, without any goodbye."""
+    """Start an operator with empty caches, and end it as a kill does: without a clean-up."""
     chosen = settings or Settings()
     configuration = await load_configuration(str(kubeconfig))
     async with KubernetesPort(configuration) as real:

@@ -1,4 +1,4 @@
-"""An HTTP server that answers as an API server does on a bad day: what each request gets is written down beforehand."""
+"""An HTTP server in place of an API server: a script states the answer to each request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUICK = Backoff(first_seconds=0.001, limit_seconds=0.002, attempts=4)
 
 @dataclass
 class Seen:
-    """A request that came."""
+    """A request that arrived."""
 
     method: str
     path: str
@@ -33,7 +33,7 @@ class Seen:
 
 @dataclass
 class ScriptedApi:
-    """Answers in their order; the last one for ever."""
+    """Gives the answers in their order; the last one repeatedly."""
 
     answers: list[Answer]
     seen: list[Seen] = field(default_factory=list)
@@ -41,7 +41,7 @@ class ScriptedApi:
     _asked: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def requests(self, count: int) -> None:
-        """Wait until so many have come."""
+        """Wait until `count` requests have arrived."""
         async with self._asked:
             await self._asked.wait_for(lambda: len(self.seen) >= count)
 
@@ -101,7 +101,7 @@ def problem(status: int, message: str, **headers: str) -> Answer:
 
 
 async def cut(request: web.Request) -> web.StreamResponse:
-    """The server goes away in the middle of the answer."""
+    """The server closes the connection in the middle of the answer."""
     assert request.transport is not None
     request.transport.abort()
     return web.Response()
@@ -114,7 +114,7 @@ async def silence(_: web.Request) -> web.StreamResponse:
 
 
 def stream(*lines: Any, end: str = "close") -> Answer:
-    """A watch: objects as lines, text as it is; then the end, or silence (`end="hang"`), or a cut."""
+    """A watch: objects as lines, text unchanged; then the end, or silence (`end="hang"`), or a broken connection."""
 
     async def give(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})

@@ -7,23 +7,23 @@ from penstock_operator.collectors import scaling_metrics
 from penstock_operator.scaling.decide import Metrics
 from tests.operator.scaling.decide.cases import Replay, traffic
 
-PLACE = {"model_endpoint": "emotion", "model_endpoint_namespace": "shop"}
+ENDPOINT_LABELS = {"model_endpoint": "emotion", "model_endpoint_namespace": "shop"}
 
 
-def said(metrics: Metrics) -> dict[str, tuple[dict[str, str], float]]:
-    """Of one endpoint with two replicas: name -> labels beyond its place, and the value."""
+def samples_of(metrics: Metrics) -> dict[str, tuple[dict[str, str], float]]:
+    """Samples of one endpoint with two replicas, by metric name: labels without the endpoint's own, and the value."""
     decision = Replay(replicas=2).tick(metrics)
     found = {}
     for family in scaling_metrics({ObjectKey("shop", "emotion"): decision}):
         for sample in family.samples:
-            assert sample.labels.items() >= PLACE.items()
-            labels = {key: value for key, value in sample.labels.items() if key not in PLACE}
+            assert sample.labels.items() >= ENDPOINT_LABELS.items()
+            labels = {key: value for key, value in sample.labels.items() if key not in ENDPOINT_LABELS}
             found[sample.name.removeprefix("penstock_operator_")] = (labels, sample.value)
     return found
 
 
-def test_a_decision_is_there_with_its_inputs() -> None:
-    found = said(traffic(12))
+def test_a_decision_is_exported_with_its_inputs() -> None:
+    found = samples_of(traffic(12))
 
     assert found == {
         "desired_replicas": ({}, 2),
@@ -37,8 +37,8 @@ def test_a_decision_is_there_with_its_inputs() -> None:
     }
 
 
-def test_what_is_not_known_is_not_there() -> None:
-    found = said(Metrics.unknown("nobody answers"))
+def test_unknown_values_are_not_exported() -> None:
+    found = samples_of(Metrics.unknown("no pod answers"))
 
     assert {name: found[name] for name in ("scaling_cause", "load_known")} == {
         "scaling_cause": ({"cause": "MetricsMissing"}, 1),

@@ -1,4 +1,4 @@
-"""Liveness tells whether work gets done, not whether a server answers."""
+"""Liveness depends on the progress of work, not on whether a server answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from penstock_operator.health import HealthChecks, WorkProgress, serve
         ({"Pod": 61.0, "Job": 300.0}, False, "Job: nothing for 300 s; Pod: nothing for 61 s"),
     ],
 )
-def test_a_watch_that_is_silent_for_too_long_is_the_end(ages: dict[str, float], ok: bool, message: str) -> None:
+def test_a_watch_that_is_silent_for_too_long_fails_the_liveness_check(
+    ages: dict[str, float], ok: bool, message: str
+) -> None:
     health = HealthChecks(limit_seconds=60)
     health.add_ages(lambda: ages)
 
@@ -28,7 +30,7 @@ def test_a_watch_that_is_silent_for_too_long_is_the_end(ages: dict[str, float], 
     assert (verdict.ok, verdict.message) == (ok, message)
 
 
-def test_neither_an_empty_queue_nor_one_that_is_worked_on_is_stuck() -> None:
+def test_an_empty_queue_and_one_in_progress_are_healthy() -> None:
     assert WorkProgress(lambda: 0.0).age_seconds == 0.0
     moving = WorkProgress(lambda: 1000.0)
     moving.moved()

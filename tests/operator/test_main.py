@@ -1,4 +1,4 @@
-"""The console script, as far as it goes without a cluster."""
+"""The console script, without a cluster."""
 
 from __future__ import annotations
 

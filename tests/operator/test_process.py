@@ -31,8 +31,8 @@ USER = "penstock-operator"
 NAMESPACE = "penstock-system"
 LONG_SECONDS = 180
 LONG_LEASE = {"LEASE_DURATION_SECONDS": "60", "LEASE_DEADLINE_SECONDS": "50"}
-"""For tests of other things than the Lease: on a busy machine an API server may not answer for longer than a leader
-may wait by default."""
+"""Lease times for tests that are not about the Lease: on a busy machine an API server may take longer than the default
+deadline."""
 
 
 class Operator:
@@ -56,8 +56,8 @@ class Operator:
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
 
-    def says(self, words: str) -> bool:
-        return any(words in line["message"] for line in self.lines())
+    def logged_message(self, part: str) -> bool:
+        return any(part in line["message"] for line in self.lines())
 
     def logged(self, event: str) -> bool:
         return any(line.get("event") == event for line in self.lines())
@@ -84,11 +84,11 @@ class Operator:
 
 
 def until(condition: Callable[[], Any], *, within: float = 90.0, what: str = "") -> None:
-    """Wait until it is so. The bound only ends what hangs: what is promised in seconds, test_lease.py holds in virtual
-    time."""
+    """Wait until the condition holds. The limit only ends tests that hang; test_lease.py tests the guarantees in
+    seconds, in virtual time."""
     begin = time.monotonic()
     while not condition():
-        assert time.monotonic() - begin < within, what or "it does not come to that"
+        assert time.monotonic() - begin < within, what or "the condition did not hold within the limit"
         time.sleep(0.05)
 
 
@@ -136,7 +136,7 @@ def cluster(private_control_plane: ControlPlane) -> Cluster:
 
 @pytest.fixture
 def user(private_control_plane: ControlPlane, cluster: Cluster) -> Path:
-    """The operator's way in."""
+    """The kubeconfig of the operator's user."""
     return private_control_plane.user(USER)
 
 
@@ -162,44 +162,44 @@ def endpoint(name: str, **spec: Any) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": "ModelEndpoint", "metadata": {"name": name}, "spec": {**base, **spec}}
 
 
-def is_said(kubectl: Kubectl, name: str) -> bool:
-    """Whether the operator has said anything of this endpoint."""
+def has_conditions(kubectl: Kubectl, name: str) -> bool:
+    """Whether the operator has written conditions of this endpoint."""
     return bool((kubectl.get("modelendpoint", name).get("status") or {}).get("conditions"))
 
 
-def test_one_leads_the_other_takes_over_after_a_kill_and_a_third_at_once_after_an_orderly_end(
+def test_a_standby_takes_over_after_a_kill_and_at_once_after_a_clean_exit(
     user: Path, space: Kubectl, tmp_path: Path
 ) -> None:
     first = Operator(user, tmp_path / "first.log")
     with started(first):
-        until(first.leads, what="nobody leads")
-        # The first states its own time, which is that of the chart.
+        until(first.leads, what="no operator leads")
+        # The first operator has the lease duration of the chart.
         second = Operator(user, tmp_path / "second.log", LEASE_DURATION_SECONDS=f"{LONG_SECONDS}")
         with started(second):
-            until(lambda: second.says("standing by: first leads"))
+            until(lambda: second.logged_message("standing by: first leads"))
             assert second.get("/readyz") == "ok\n"
             space.apply(endpoint("before"))
-            until(lambda: is_said(space, "before"))
+            until(lambda: has_conditions(space, "before"))
 
             first.kill()
             space.apply(endpoint("after"))
-            until(lambda: is_said(space, "after"))
+            until(lambda: has_conditions(space, "after"))
 
             third = Operator(user, tmp_path / "third.log")
             with started(third):
-                until(lambda: third.says("standing by: second leads"))
+                until(lambda: third.logged_message("standing by: second leads"))
                 assert second.end() == 0
-                # Not when the lease runs out.
+                # Before the lease expires.
                 until(third.leads, within=LONG_SECONDS / 2)
                 assert third.end() == 0
 
 
-def test_whatever_it_may_do_it_does_and_nothing_else_is_allowed(
+def test_the_operator_uses_every_right_that_it_has_and_needs_no_other(
     cluster: Cluster, user: Path, space: Kubectl, tmp_path: Path
 ) -> None:
     # Texts of a ConfigMap, an optimisation that ends, a budget that comes and goes, an unused result.
     space.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "texts"}, "data": {"t": "one\ntwo\n"}})
-    # A Lease of its own, which nobody has made yet.
+    # A Lease of its own, which does not exist yet.
     settings = {"UNUSED_GRACE_SECONDS": "0", "PROGRESS_SECONDS": "0.2", "LEASE_NAME": "rights", **LONG_LEASE}
     operator = Operator(user, tmp_path / "operator.log", **settings)
     with started(operator):
@@ -225,13 +225,13 @@ def test_whatever_it_may_do_it_does_and_nothing_else_is_allowed(
         left = "deployments,services,networkpolicies,serviceaccounts,roles,rolebindings,poddisruptionbudgets"
         ours = "app.kubernetes.io/name=penstock-gateway"
         until(lambda: not space.items(left, ours), what="something of a gateway stays")
-        # Another key, suspended while its job is to run.
+        # Another key, suspended while its job is pending.
         space.apply(endpoint("paused", cores=2))
         until(lambda: len(space.items("jobs")) == 2)
         space.apply(endpoint("paused", cores=2, suspend=True))
         until(lambda: len(space.items("jobs")) == 1, what="the job of a suspended endpoint stays")
         space("delete", "modelendpoint", "emotion")
-        # The suspended one keeps its own.
+        # The suspended endpoint keeps its own.
         until(lambda: len(space.items("optimizedmodels")) == 1, what="an unused OptimizedModel stays")
 
         unused = {
@@ -242,7 +242,7 @@ def test_whatever_it_may_do_it_does_and_nothing_else_is_allowed(
             not in used(operator.get("/metrics"), f"{grant.kind}{'/' if grant.subresource else ''}{grant.subresource}")
         }
         refused = [line["message"] for line in operator.lines() if "HTTP 403" in line["message"]]
-        # Of the namespaces of other tests, which are on their way out.
+        # Except those about namespaces of other tests, which are being deleted.
         refused = [message for message in refused if "being terminated" not in message]
         assert operator.end() == 0
 
@@ -254,7 +254,7 @@ def test_whatever_it_may_do_it_does_and_nothing_else_is_allowed(
     assert refused == []
 
 
-def test_an_edit_of_the_texts_is_optimised_for_at_once(user: Path, space: Kubectl, tmp_path: Path) -> None:
+def test_an_edit_of_the_texts_starts_a_new_optimisation(user: Path, space: Kubectl, tmp_path: Path) -> None:
     def texts(name: str, text: str) -> dict[str, Any]:
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"t": text}}
 
@@ -282,7 +282,7 @@ VERBS = {
     "GET": {"get"},
     "LIST": {"list"},
     "WATCH": {"watch"},
-    # Whether an apply made an object or changed it is the API server's business: it asks for both rights.
+    # An apply creates or changes an object; the API server requires both rights for it.
     "APPLY": {"create", "patch"},
     "POST": {"create"},
     "PUT": {"update"},
@@ -319,7 +319,9 @@ def used(metrics: str, kind: str) -> set[str]:
         ("impersonate", "users"),
     ],
 )
-def test_what_it_need_not_do_it_may_not(cluster: Cluster, user: Path, space: Kubectl, verb: str, resource: str) -> None:
+def test_rights_that_the_operator_does_not_need_are_denied(
+    cluster: Cluster, user: Path, space: Kubectl, verb: str, resource: str
+) -> None:
     answer = subprocess.run(
         [str(space.executable), "--kubeconfig", str(user), "auth", "can-i", verb, resource, "-n", space.namespace],
         capture_output=True,
@@ -330,20 +332,20 @@ def test_what_it_need_not_do_it_may_not(cluster: Cluster, user: Path, space: Kub
     assert answer.stdout.strip() == "no", answer.stderr
 
 
-def test_an_api_server_that_restarts_is_lived_through(
+def test_the_operator_continues_after_a_restart_of_the_api_server(
     private_control_plane: ControlPlane, user: Path, space: Kubectl, tmp_path: Path
 ) -> None:
     operator = Operator(user, tmp_path / "operator.log", **LONG_LEASE)
     with started(operator):
         until(operator.leads)
         space.apply(endpoint("before"))
-        until(lambda: is_said(space, "before"))
+        until(lambda: has_conditions(space, "before"))
 
         private_control_plane.restart("kube-apiserver", grace_seconds=0)
         space.apply(endpoint("after"))
         space("delete", "service", "before")
 
-        until(lambda: is_said(space, "after"))
+        until(lambda: has_conditions(space, "after"))
         until(lambda: "before" in {item["metadata"]["name"] for item in space.items("services")})
         assert operator.process.poll() is None
         assert operator.get("/healthz") == "ok\n"
@@ -367,7 +369,9 @@ def test_a_leader_that_cannot_renew_ends_itself(
     assert operator.logged("LeaseLost")
 
 
-def test_deleting_needs_no_operator_and_leaves_nothing(user: Path, space: Kubectl, tmp_path: Path) -> None:
+def test_an_endpoint_can_be_deleted_without_an_operator_and_leaves_no_objects(
+    user: Path, space: Kubectl, tmp_path: Path
+) -> None:
     operator = Operator(user, tmp_path / "operator.log", **LONG_LEASE)
     with started(operator):
         until(operator.leads)

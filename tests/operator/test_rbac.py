@@ -12,7 +12,7 @@ ALL = (*rbac.CLUSTER, *rbac.NAMESPACED, *rbac.KEDA, *rbac.OWN)
 
 
 def test_every_kind_that_is_touched_is_granted_and_no_other() -> None:
-    # Gateways read EndpointSlices; the operator only hands that on.
+    # Gateways read EndpointSlices; the operator needs the right in order to grant it.
     assert {grant.kind.name for grant in ALL} - {"EndpointSlice"} == set(KINDS)
 
 
@@ -28,7 +28,7 @@ def test_no_grant_has_a_wildcard() -> None:
     assert "secrets" not in {grant.kind.plural for grant in ALL}
 
 
-def test_whatever_has_a_store_is_listed_and_watched() -> None:
+def test_every_cached_kind_may_be_listed_and_watched() -> None:
     seen = {grant.kind for grant in ALL if {"list", "watch"} <= set(grant.verbs)}
 
     assert set(ClusterCache(Settings().plan_settings()).stores) <= seen

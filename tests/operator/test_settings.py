@@ -1,4 +1,4 @@
-"""Settings: promised defaults, and mistakes that are named."""
+"""Settings: documented defaults, and errors that name the setting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_setting_is_described_and_its_name_is_its_own() -> None:
     assert [setting.name for setting in SETTINGS if len(setting.description) < 15] == []
 
 
-def test_flags_go_over_variables_and_variables_over_defaults() -> None:
+def test_flags_override_variables_and_variables_override_defaults() -> None:
     settings = Settings.load({f"{PREFIX}WORKERS": "3", f"{PREFIX}PORT": "1"}, {"port": "2", "host": None})
 
     assert (settings.work.workers, settings.server.port, settings.server.host) == (3, 2, "0.0.0.0")
@@ -56,7 +56,7 @@ def test_lists_are_split_at_commas() -> None:
         ({"PENSTOCK_OPERATOR_LOG_FORMAT": "xml"}, "PENSTOCK_OPERATOR_LOG_FORMAT", "the default is 'json'"),
     ],
 )
-def test_a_mistake_is_named_with_what_to_write_instead(environment: dict[str, str], field: str, remedy: str) -> None:
+def test_an_invalid_setting_is_named_with_a_remedy(environment: dict[str, str], field: str, remedy: str) -> None:
     with pytest.raises(SettingError) as caught:
         Settings.load(environment)
 
@@ -78,7 +78,7 @@ def test_settings_that_contradict_each_other_are_refused(environment: dict[str, 
         Settings.load({PREFIX + name: value for name, value in environment.items()})
 
 
-def test_what_the_kubelet_sets_for_a_service_of_the_operators_name_is_no_setting() -> None:
+def test_service_link_variables_of_the_kubelet_are_ignored() -> None:
     links = {
         "PENSTOCK_OPERATOR_SERVICE_HOST": "10.0.0.1",
         "PENSTOCK_OPERATOR_SERVICE_PORT_METRICS": "9090",

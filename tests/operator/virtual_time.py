@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next thing to do: tests of waiting that do not wait."""
+"""An event loop whose clock jumps to the next timer, so that tests of waiting do not wait."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_without_an_objective_there_is_no_rate() -> None:
     assert curve(point(10, 20)).requests_per_second is None
 
 
-def test_a_point_keeps_its_objective_only_when_it_keeps_up() -> None:
+def test_a_point_meets_the_objective_only_if_the_server_keeps_up_with_the_load() -> None:
     assert point(100, 20, completed=100 * KEEPS_UP).meets(20)
     assert not point(100, 20, completed=100 * KEEPS_UP - 0.1).meets(20)
     assert not point(100, 20).meets(19.99)
@@ -82,7 +82,7 @@ POINTS = st.lists(
 
 
 @given(POINTS, st.floats(0.01, 1e5))
-def test_the_rate_lies_among_what_was_measured_and_below_the_first_miss(
+def test_the_rate_is_within_the_measured_rates_and_below_the_first_miss(
     points: list[CapacityPoint], limit: float
 ) -> None:
     rate = curve(*points).rate_within(limit)
@@ -97,7 +97,7 @@ def test_the_rate_lies_among_what_was_measured_and_below_the_first_miss(
 
 
 @given(POINTS, st.floats(0.01, 1e5), st.floats(0.01, 1e5))
-def test_a_looser_objective_never_allows_less(points: list[CapacityPoint], one: float, other: float) -> None:
+def test_a_looser_objective_never_allows_a_lower_rate(points: list[CapacityPoint], one: float, other: float) -> None:
     tight, loose = sorted((one, other))
     measured = curve(*points)
     assert (measured.rate_within(tight) or 0) <= (measured.rate_within(loose) or 0) * (1 + 1e-9)

@@ -1,4 +1,4 @@
-"""The exception tree: drawn as it is, with a remedy in its words, and what is temporary."""
+"""The exception tree: it matches the drawing in the docstring; messages have remedies; which errors are temporary."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_each_error_reads_as_message_and_remedy(kind: type[PenstockError]) -> No
     assert kind.__doc__
 
 
-def test_only_what_passes_by_itself_is_temporary() -> None:
+def test_temporary_errors_are_those_that_a_retry_can_fix() -> None:
     assert {kind for kind in CLASSES if kind.temporary} == {ModelUnavailable, StoreUnavailable, OutOfDisk, Interrupted}
     assert ModelUnavailable("x", retry_after_seconds=3).retry_after_seconds == 3
 
 
-def test_one_problem_is_its_own_list_of_problems() -> None:
+def test_an_error_with_one_problem_lists_itself() -> None:
     error = SpecError("a", field="spec.a")
     assert error.problems == (error,)

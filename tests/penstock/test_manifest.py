@@ -13,7 +13,7 @@ CANDIDATE = {
 }
 
 
-def test_the_outcome_of_the_reference_is_read_by_its_earlier_name() -> None:
+def test_the_earlier_name_of_the_outcome_reference_is_read() -> None:
     found = CandidateFacts.model_validate_json(json.dumps(CANDIDATE))
 
     assert found.outcome is Outcome.REFERENCE

@@ -1,4 +1,4 @@
-"""A process ends on a signal, also as the first one of a container and during its imports."""
+"""A process ends on a signal, also as process 1 of a container and during its imports."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ sys.stdout.flush()
 while True:
     time.sleep(0.05)  # busy with something else
 """
-"""In short steps: Python looks for signals before each, and not once a wait has begun that the signal came just before.
-The event loops that our processes wait in are woken."""
+"""Waits in short steps: Python checks for signals before each step, and would miss one that arrives just before a long
+wait. Event loops of real processes are woken."""
 
 
 @contextmanager
 def first_of_a_container(code: str) -> Iterator[subprocess.Popen[str]]:
     """Run it as process 1 of a PID namespace, until the block ends."""
     if os.geteuid() != 0:
-        pytest.skip("a PID namespace takes root here")
+        pytest.skip("a PID namespace needs root here")
     words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -47,7 +47,7 @@ def inner(process: subprocess.Popen[str]) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_as_the_first_of_a_container_it_ends_at_once(number: signal.Signals) -> None:
+def test_process_1_of_a_container_ends_at_a_signal(number: signal.Signals) -> None:
     code = BEGINS.format(first="from penstock.process import exit_on_signal; exit_on_signal()")
     with first_of_a_container(code) as process:
         os.kill(inner(process), number)
@@ -55,7 +55,7 @@ def test_as_the_first_of_a_container_it_ends_at_once(number: signal.Signals) -> 
         assert process.wait(20) == 128 + number
 
 
-def test_the_command_line_does_as_the_first_of_a_container() -> None:
+def test_the_command_line_as_process_1_ends_at_a_signal() -> None:
     waits = BEGINS.format(first="")
     code = f"from penstock_cli import main as m; m.cli = lambda args: exec({waits!r}); m.main([])"
     with first_of_a_container(code) as process:
@@ -65,7 +65,7 @@ def test_the_command_line_does_as_the_first_of_a_container() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_interrupts_only_while_it_is_asked_to(number: signal.Signals) -> None:
+def test_a_signal_interrupts_only_within_the_context_manager(number: signal.Signals) -> None:
     before = signal.getsignal(number)
 
     with pytest.raises(KeyboardInterrupt), sigterm_interrupts():
@@ -74,7 +74,7 @@ def test_a_signal_interrupts_only_while_it_is_asked_to(number: signal.Signals) -
     assert signal.getsignal(number) is before
 
 
-def test_what_goes_on_without_its_terminal_is_not_interrupted_by_its_end() -> None:
+def test_a_hangup_that_is_ignored_as_by_nohup_does_not_interrupt() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
     try:
         with sigterm_interrupts():
@@ -85,8 +85,8 @@ def test_what_goes_on_without_its_terminal_is_not_interrupted_by_its_end() -> No
         signal.signal(signal.SIGHUP, before)
 
 
-def test_without_that_the_kernel_passes_over_it() -> None:
-    """What it is for: the day this fails, it is no longer needed."""
+def test_without_exit_on_signal_the_kernel_ignores_a_signal_to_process_1() -> None:
+    """The reason for exit_on_signal: when this test fails, it is no longer needed."""
     with first_of_a_container(BEGINS.format(first="")) as process:
         os.kill(inner(process), signal.SIGTERM)
 
@@ -95,7 +95,7 @@ def test_without_that_the_kernel_passes_over_it() -> None:
 
 
 @pytest.mark.parametrize("module", ["penstock_runtime.pod", "penstock_optimizer.pod"])
-def test_pods_listen_before_they_import_what_takes_long(module: str) -> None:
+def test_pods_listen_before_their_slow_imports(module: str) -> None:
     code = (
         f"import sys, {module}.__main__; print(sorted({{'asyncio', 'numpy', 'pydantic', 'uvloop'}} & set(sys.modules)))"
     )

@@ -1,4 +1,4 @@
-"""No library that we use tells its makers about it."""
+"""No library that we use sends telemetry or writes an identifier for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: promised defaults, three sources, and errors that name the key, the value and the remedy."""
+"""Settings: documented defaults, three sources, and errors that name the key, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def value_of(settings: Settings, name: str) -> Any:
     return getattr(getattr(settings, group), name)
 
 
-def test_the_defaults_are_the_promised_ones() -> None:
+def test_the_defaults_are_the_documented_ones() -> None:
     settings = Settings.load({})
 
     assert {setting.name: value_of(settings, setting.name) for setting in SETTINGS} == DEFAULTS

@@ -41,12 +41,12 @@ FRONTIER = [point(2, 100), point(4, 20), point(3, 300), point(8, 10), point(6, 1
 
 
 @pytest.mark.parametrize(("hours", "late"), [(1.9, None), (2, 100), (3, 60), (4, 20), (5, 17.5), (8, 10), (100, 10)])
-def test_a_frontier_is_read_along_its_best_points(hours: float, late: float | None) -> None:
+def test_a_frontier_is_interpolated_along_its_best_points(hours: float, late: float | None) -> None:
     """The point at 3 hours, worse than that at 2, counts for nothing."""
     assert late_at(FRONTIER, hours) == (None if late is None else pytest.approx(late))
 
 
-def test_a_rival_that_never_takes_so_few_is_met_at_its_fewest_on_our_own_frontier() -> None:
+def test_below_the_other_policys_fewest_replica_hours_our_frontier_is_read_at_that_minimum() -> None:
     ours = [point(1, 200, PolicyKind.PENSTOCK), point(3, 50, PolicyKind.PENSTOCK)]
 
     here = judge(ours[1], [*ours, *FRONTIER], PolicyKind.KPA)
@@ -59,7 +59,7 @@ def test_a_rival_that_never_takes_so_few_is_met_at_its_fewest_on_our_own_frontie
     assert (here.fewer, there.fewer) == (True, False)
 
 
-def test_over_a_range_frontiers_are_read_where_both_are() -> None:
+def test_frontiers_are_compared_over_their_common_range() -> None:
     ours = [point(1, 200, PolicyKind.PENSTOCK), point(3, 50, PolicyKind.PENSTOCK)]
 
     found = over_range(ours, FRONTIER)
@@ -150,7 +150,7 @@ def everything() -> tuple[Experiment, list[TraceResult]]:
     return experiment, list(compare(experiment))
 
 
-def test_a_report_has_every_policy_and_nothing_from_elsewhere(everything: tuple[Experiment, list[TraceResult]]) -> None:
+def test_a_report_has_every_policy_and_loads_no_external_file(everything: tuple[Experiment, list[TraceResult]]) -> None:
     experiment, results = everything
     html, rows = page(experiment, results, 0.5), list(csv.reader(io.StringIO(figures_csv(results, 0.5))))
 
@@ -163,7 +163,7 @@ def test_a_report_has_every_policy_and_nothing_from_elsewhere(everything: tuple[
     assert headline([]) == "Nothing to compare with: name more policies."
 
 
-def test_the_outcome_names_where_ours_turned_more_often_than_the_load(
+def test_the_outcome_names_traces_where_penstock_flipped_more_often_than_the_load(
     everything: tuple[Experiment, list[TraceResult]],
 ) -> None:
     experiment, (result,) = everything
@@ -177,7 +177,9 @@ def test_the_outcome_names_where_ours_turned_more_often_than_the_load(
     assert flips_text(experiment, [replace(result, points=tuple(result.of(PolicyKind.KPA)))]) == ""
 
 
-def test_as_many_is_neither_fewer_nor_more(everything: tuple[Experiment, list[TraceResult]]) -> None:
+def test_an_equal_number_of_late_requests_is_neither_fewer_nor_more(
+    everything: tuple[Experiment, list[TraceResult]],
+) -> None:
     """An endpoint for which one replica is always enough: the same requests are late under every policy."""
     experiment, (result,) = everything
     (first, *others) = result.verdicts
@@ -198,7 +200,9 @@ def test_without_a_price_there_is_no_cost(everything: tuple[Experiment, list[Tra
     assert {row[-1] for row in csv.reader(io.StringIO(figures_csv(results, None)))} == {"cost", ""}
 
 
-def test_more_headroom_costs_more_replicas_and_fewer_are_late(everything: tuple[Experiment, list[TraceResult]]) -> None:
+def test_a_lower_headroom_costs_more_replicas_and_makes_fewer_requests_late(
+    everything: tuple[Experiment, list[TraceResult]],
+) -> None:
     (result,) = everything[1]
 
     points = result.of(PolicyKind.PENSTOCK)

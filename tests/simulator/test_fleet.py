@@ -65,7 +65,7 @@ def test_a_gateway_keeps_the_queue_for_the_first_free_replica() -> None:
 
 
 @pytest.mark.parametrize("dispatch", [Dispatch.LEAST_OUTSTANDING, Dispatch.GATEWAY_QUEUE])
-def test_what_has_not_begun_by_its_deadline_is_given_up(dispatch: Dispatch) -> None:
+def test_a_request_that_has_not_begun_by_its_deadline_is_dropped(dispatch: Dispatch) -> None:
     found = fleet(dispatch=dispatch, deadline_seconds=1.5)
 
     assert latencies(found, [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]) == [1.0, LOST, 2.0]
@@ -103,7 +103,7 @@ def test_a_replica_takes_traffic_after_its_start_up_and_costs_from_its_request()
     assert slow.replica_seconds(60, 100) == 80
 
 
-def test_those_that_have_not_started_go_first_and_at_once() -> None:
+def test_replicas_that_have_not_started_are_removed_first_and_at_once() -> None:
     found = Fleet(ONE, FleetSettings(start_up_seconds=40))
     found.resize(1, 0.0)
     found.activate(40.0)
@@ -114,7 +114,7 @@ def test_those_that_have_not_started_go_first_and_at_once() -> None:
     assert found.pods[2].gone_at == 60.0
 
 
-def test_a_removed_replica_finishes_what_it_has() -> None:
+def test_a_removed_replica_finishes_its_requests() -> None:
     found = fleet(2)
     found.advance([0.0, 0.0], [20.0, 20.0], 1.0)
     found.resize(1, 1.0)
@@ -172,7 +172,7 @@ def test_waiting_times_equal_queueing_theory() -> None:
     assert np.mean([latency for _, _, latency in log]) == pytest.approx(4.0, rel=0.1)
 
 
-def test_in_flight_is_the_rate_times_the_time_of_each() -> None:
+def test_requests_in_flight_follow_littles_law() -> None:
     """Little's law, on the integral that Knative's metric is made of."""
     random = np.random.default_rng(1)
     arrivals = np.sort(random.random(5000) * 1000).tolist()
@@ -184,7 +184,7 @@ def test_in_flight_is_the_rate_times_the_time_of_each() -> None:
     assert found.area == pytest.approx(total)
 
 
-def test_the_least_busy_is_better_than_any_and_one_queue_better_still() -> None:
+def test_latency_falls_from_random_to_least_outstanding_to_one_queue() -> None:
     random = np.random.default_rng(2)
     arrivals = np.cumsum(random.exponential(1 / 3.4, 20_000)).tolist()
     services = random.exponential(1.0, 20_000).tolist()

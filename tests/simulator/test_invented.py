@@ -60,7 +60,7 @@ def invented(seed: int) -> Trace:
 
 
 @pytest.mark.extended
-def test_with_one_setting_for_all_of_them_fewer_are_late() -> None:
+def test_with_one_setting_for_all_traces_fewer_requests_are_late() -> None:
     """Of a single one a rival with a knob chosen in hindsight may have fewer; that setting is not known beforehand."""
     service = Service.from_curve(reference_curve(), pooled=True)
     assert service is not None

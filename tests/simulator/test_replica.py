@@ -38,7 +38,7 @@ def test_the_fit_finds_the_queue_that_a_curve_was_measured_on() -> None:
     assert found.mean_service_seconds + found.fixed_seconds == pytest.approx(0.155, rel=0.05)
 
 
-def test_a_noisy_measurement_is_met_within_a_factor_of_two_at_each_point() -> None:
+def test_the_fit_of_a_noisy_measurement_is_within_a_factor_of_two_at_each_point() -> None:
     """Its points scatter by that much among themselves."""
     rows = curve(MINILM)
     found = ReplicaModel.from_curve(rows)
@@ -54,7 +54,7 @@ def test_a_noisy_measurement_is_met_within_a_factor_of_two_at_each_point() -> No
     assert float(np.exp(np.mean(np.abs(np.log(ratios))))) < 1.6
 
 
-def test_the_reference_keeps_its_objective_up_to_about_ten_a_second() -> None:
+def test_the_reference_meets_its_objective_up_to_about_ten_requests_per_second() -> None:
     found = reference_curve()
 
     assert found.requests_per_second == pytest.approx(10.3, abs=0.3)

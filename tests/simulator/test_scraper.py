@@ -32,7 +32,7 @@ def test_a_steady_counter_has_its_rate_whatever_the_window() -> None:
     assert [scraper.answers_per_second(window, 200.0) for window in (30, 60, 120)] == pytest.approx([10, 10, 10])
 
 
-def test_a_young_counter_is_too_low_until_it_fills_the_window() -> None:
+def test_the_rate_of_a_new_counter_is_too_low_until_it_fills_the_window() -> None:
     """Samples at 10, 20, 30 with 100, 200, 300; 200 in 20 s, extrapolated by half an interval: 250 in 60 s."""
     assert play([100, 100, 100]).answers_per_second(60, 30.0) == pytest.approx(250 / 60)
 
@@ -48,7 +48,7 @@ def test_a_step_shows_over_the_window() -> None:
     assert scraper.answers_per_second(60, 150.0) == pytest.approx((2 * 100 + 3 * 500) / 50)
 
 
-def test_a_removed_replica_takes_its_counts_with_it() -> None:
+def test_the_counts_of_a_removed_replica_are_removed() -> None:
     fleet = Fleet(ReplicaModel(1, 0.01, 0.1), FleetSettings(start_up_seconds=0, drain_seconds=5))
     fleet.resize(2, 0.0)
     fleet.activate(0.0)
@@ -86,7 +86,7 @@ def test_the_good_share_is_exact_at_the_objective() -> None:
     assert scraper.good_share(np.zeros(len(found))) is None
 
 
-def test_a_pod_that_starts_is_no_target() -> None:
+def test_a_starting_pod_is_not_a_target() -> None:
     scraper = play([0, 0], born=100.0)
 
     assert scraper.in_flight() == {}

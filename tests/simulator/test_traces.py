@@ -48,7 +48,7 @@ def test_loads_are_what_the_descriptions_say(name: str, peak: float, changes: in
     assert trace.changes == changes
 
 
-def test_noise_is_another_for_each_seed_and_has_the_stated_mean_and_spread() -> None:
+def test_noise_differs_between_seeds_and_has_the_stated_mean_and_spread() -> None:
     one, other = built_in("noisy", 1, 1).rates, built_in("noisy", 1, 2).rates
 
     assert not np.allclose(one, other)
@@ -56,16 +56,16 @@ def test_noise_is_another_for_each_seed_and_has_the_stated_mean_and_spread() -> 
     assert np.log(one).std() == pytest.approx(0.2, rel=0.25)
 
 
-def test_the_one_change_of_noise_is_its_begin_after_a_constant_warm_up() -> None:
+def test_a_noise_trace_changes_once_after_its_constant_warm_up() -> None:
     trace = built_in("noisy", 10, 2)
 
     counts = np.bincount(trace.arrivals(np.random.default_rng(2)).astype(int) // 10)
 
     still, moving = counts[: WARM_UP_SECONDS // 10], counts[WARM_UP_SECONDS // 10 :]
     assert trace.changes == 1
-    assert still.var() == pytest.approx(still.mean(), rel=0.4), "a Poisson count's"
+    assert still.var() == pytest.approx(still.mean(), rel=0.4), "the variance of a Poisson count"
     assert moving.var() > 3 * moving.mean()
-    assert still.mean() > 1.1 * moving.mean(), "of this seed: the level changes as well"
+    assert still.mean() > 1.1 * moving.mean(), "with this seed the level changes as well"
 
 
 def test_arrivals_follow_the_rates_after_the_warm_up() -> None:
@@ -78,7 +78,7 @@ def test_arrivals_follow_the_rates_after_the_warm_up() -> None:
     assert np.all(np.diff(arrivals) >= 0)
 
 
-def test_rows_of_a_file_last_until_the_next_and_the_last_one_ends_it(tmp_path: Path) -> None:
+def test_a_row_of_a_file_lasts_until_the_next_and_the_last_row_ends_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "monday.csv"
     path.write_text("seconds,requests_per_second\n0,10\n60,50.5\n\n90,10\n100,0\n")
 
@@ -159,7 +159,7 @@ def test_traces_outside_the_limits_are_refused_with_the_limit(tmp_path: Path, te
         from_csv(path)
 
 
-def test_a_trace_of_the_longest_time_and_the_most_requests_is_taken(tmp_path: Path) -> None:
+def test_a_trace_at_the_limits_of_time_and_requests_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
     path.write_text(f"0,0\n{LONGEST_SECONDS - 10},{MOST_REQUESTS / 10}\n{LONGEST_SECONDS},0\n")
 

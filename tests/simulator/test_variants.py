@@ -52,7 +52,7 @@ def variant(seed: int) -> tuple[Trace, float]:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("seed", range(100, 108))
-def test_no_rival_is_noticeably_better_at_equal_replica_hours(seed: int) -> None:
+def test_no_other_policy_is_noticeably_better_at_equal_replica_hours(seed: int) -> None:
     service = Service.from_curve(reference_curve(), pooled=True)
     assert service is not None
     trace, start_up = variant(seed)

@@ -29,7 +29,7 @@ def judged(result: TraceResult) -> dict[PolicyKind, bool]:
     return {rival: verdict.fewer for rival, verdict in verdicts.items() if verdict is not None}
 
 
-def test_a_spike_is_met_better_than_by_a_threshold_on_the_rate() -> None:
+def test_a_spike_makes_fewer_requests_late_than_with_a_threshold_on_the_rate() -> None:
     knobs = {PolicyKind.PENSTOCK: (), PolicyKind.KEDA: (0.5, 0.6, 0.7)}
     chosen = experiment("spike", seeds=(1,), policies=tuple(knobs), knobs=knobs)
 
@@ -45,7 +45,7 @@ COURSES = tuple(trace for trace in BUILT_IN_TRACES if trace != "noisy")
 
 
 @pytest.mark.parametrize("trace", COURSES)
-def test_the_number_turns_at_most_once_for_each_change_of_load(trace: str) -> None:
+def test_the_number_changes_direction_at_most_once_for_each_change_of_load(trace: str) -> None:
     knobs: dict[PolicyKind, tuple[float, ...]] = {PolicyKind.PENSTOCK: ()}
 
     (result,) = compare(experiment(trace, seeds=(1,), policies=tuple(knobs), knobs=knobs))
@@ -53,7 +53,7 @@ def test_the_number_turns_at_most_once_for_each_change_of_load(trace: str) -> No
     assert result.of(PolicyKind.PENSTOCK)[0].most_flips <= result.trace.changes
 
 
-def test_noise_of_a_fifth_turns_the_number_at_most_three_times_an_hour_by_one_replica_at_a_time() -> None:
+def test_with_20_percent_noise_the_number_flips_at_most_three_times_an_hour_by_one_replica() -> None:
     """The fixed noise level of the autoscaler is for less (docs/lab/autoscaler-noise.md)."""
     knobs: dict[PolicyKind, tuple[float, ...]] = {PolicyKind.PENSTOCK: ()}
 
@@ -65,7 +65,7 @@ def test_noise_of_a_fifth_turns_the_number_at_most_three_times_an_hour_by_one_re
 
 
 @pytest.mark.extended
-def test_with_one_setting_for_all_traces_fewer_are_late_at_any_replica_hours() -> None:
+def test_with_one_setting_for_all_traces_fewer_requests_are_late_at_any_replica_hours() -> None:
     """Users do not know tomorrow's traffic when they write a target into a manifest."""
     service = Service.from_curve(reference_curve(), pooled=True)
     assert service is not None
@@ -92,7 +92,7 @@ def test_with_one_setting_for_all_traces_fewer_are_late_at_any_replica_hours() -
 
 @pytest.mark.extended
 @pytest.mark.parametrize("trace", COURSES)
-def test_fewer_are_late_at_equal_replica_hours(trace: str) -> None:
+def test_fewer_requests_are_late_at_equal_replica_hours(trace: str) -> None:
     policies = tuple(kind for kind in PolicyKind if kind is not PolicyKind.PENSTOCK_PROMETHEUS)
     (result,) = compare(experiment(trace, policies=policies), workers=min(4, os.cpu_count() or 1))
 

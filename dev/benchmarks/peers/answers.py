@@ -48,13 +48,13 @@ class Agreement:
     together: Cosines | None
     """The same texts asked 16 at a time."""
     moved: float
-    """The lowest cosine of a text's two answers, alone and in company: 1 when strangers change nothing."""
+    """The lowest cosine of a text's two answers, alone and in a batch: 1 when other texts change nothing."""
     error: str = ""
     """Why there are no answers."""
 
     @property
     def right(self) -> bool:
-        """The accuracy budget holds, in company too."""
+        """The accuracy budget holds, alone and in a batch."""
         return bool(self.alone and self.alone.right and self.together and self.together.right)
 
 

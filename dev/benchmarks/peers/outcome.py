@@ -136,7 +136,7 @@ def _answers(outcome: Outcome) -> str:
             continue
         verdict = "right" if one.right else f"WRONG: {BUDGET} are asked"
         rows.append([name, about, _cosines(one.alone), _cosines(one.together), f"{one.moved:.5f}", verdict])
-    header = ("server", "what", "mean cosine / p1 / lowest, alone", "in company", "alone to in company", "")
+    header = ("server", "what", "mean cosine / p1 / lowest, alone", "in a batch", "alone to in a batch", "")
     return markdown_table(header, rows)
 
 

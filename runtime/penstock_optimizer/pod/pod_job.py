@@ -8,7 +8,7 @@
 
 `JobEvents` writes one JSON object a line to standard output:
 
-    {"event": "progress", "done": 7, "of": 23, "stage": "candidates", "message": "onnxruntime int8-dynamic"}
+    {"event": "progress", "done": 7, "of": 23, "stage": "candidates", "message": "onnxruntime-int8-dynamic: passed"}
     {"event": "baseline", "digest": "sha256:...", "uri": "...", "bytes": 90000000}
     {"event": "artefact", "digest": "sha256:...", "uri": "...", "bytes": 110000000}
     {"event": "summary", "summary": {...}}

@@ -38,7 +38,7 @@ def test_a_single_text_is_not_wrapped_in_a_list(tokenizer: Tokenizer) -> None:
     )
 
 
-def test_requests_differ_from_each_other_and_come_back_with_the_seed(tokenizer: Tokenizer) -> None:
+def test_requests_differ_from_each_other_and_repeat_with_the_seed(tokenizer: Tokenizer) -> None:
     one = batch_bodies(TaskName.FEATURE_EXTRACTION, tokenizer, 16, 2, count=5, seed=1)
 
     assert len({body.body for body in one}) == 5

@@ -1,4 +1,4 @@
-"""Cells sent to real sockets: what is counted, when it ends, what failure looks like."""
+"""Cells sent to real sockets: what is counted, when a cell ends, how failures are reported."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_one_client_measures_the_servers_time(start_stub: StartStub) -> None:
     count, busy = len(result.latencies_milliseconds), sum(result.latencies_milliseconds) / 1e3
     assert min(result.latencies_milliseconds) >= 10
     assert result.completed_per_second == pytest.approx(count / result.seconds)
-    # What is over is the client's own, between an answer and the next request.
+    # The rest is the client's own time between an answer and the next request.
     assert result.seconds >= 0.99 * busy
     assert result.failed == 0
     assert set(result.groups) == {8, 16}
     assert result.header_means == {"x-inference-time": 1.5}
 
 
-def test_many_clients_are_answered_side_by_side(start_stub: StartStub) -> None:
+def test_many_clients_are_answered_concurrently(start_stub: StartStub) -> None:
     server = start_stub(delay_ms=300)
 
     result = send(spec(server.url, clients=20, seconds=1.2))

@@ -40,7 +40,7 @@ def result(*milliseconds: float, foreign: float = 0.0) -> CellResult:
     return CellResult(seconds=1, latencies_milliseconds=milliseconds, completed_per_second=1, foreign_cores=foreign)
 
 
-def test_each_round_measures_every_server_alone_and_every_second_round_goes_back() -> None:
+def test_each_round_measures_every_server_alone_and_every_second_round_is_reversed() -> None:
     log: list[str] = []
     seen: list[int] = []
 

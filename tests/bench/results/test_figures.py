@@ -1,4 +1,4 @@
-"""Rounds put together."""
+"""Figures over several rounds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_server_that_answers_nothing_has_no_latency() -> None:
     assert Figures.of([cell(0)]).latency is None
 
 
-def test_ratio_pairs_the_rounds_so_that_a_slow_minute_hits_both() -> None:
+def test_the_ratio_compares_the_servers_round_by_round() -> None:
     ours = Figures.of([cell(100, 1), cell(10, 1), cell(80, 1)])
     theirs = Figures.of([cell(50, 1), cell(5, 1), cell(40, 1)])
 

@@ -41,7 +41,7 @@ def test_rule_follows_the_instruction_set(isa: Isa, rule: SpeedRule) -> None:
         (SpeedRule.NO_INT8_PRODUCTS, 64, None),
     ],
 )
-def test_ratio_asked_for(rule: SpeedRule, tokens: int, asked: float | None) -> None:
+def test_the_required_ratio_depends_on_the_length(rule: SpeedRule, tokens: int, asked: float | None) -> None:
     assert asked_ratio(rule, tokens) == asked
 
 
@@ -50,7 +50,7 @@ def test_ratio_asked_for(rule: SpeedRule, tokens: int, asked: float | None) -> N
     [
         (Isa.AMX, 8, 8.1, 1.0, None, True, "8.10x, 8.00x asked for"),
         (Isa.AMX, 8, 7.9, 1.0, None, False, "7.90x, 8.00x asked for"),
-        # 3.4643 is asked for: what is printed as equal is a pass.
+        # 3.4643 is required: a ratio that is printed as equal passes.
         (Isa.AMX, 64, 3.461, 1.0, None, True, "3.46x, 3.46x asked for"),
         (Isa.AMX, 64, None, 1.0, None, None, "3.46x asked for, no baseline measured"),
         (Isa.AMX, 100, 9.0, 1.0, None, None, "no published figure for this length"),

@@ -1,4 +1,4 @@
-"""Results: what is judged, what tables and the page say."""
+"""Results: what is judged, and the content of tables and page."""
 
 from __future__ import annotations
 

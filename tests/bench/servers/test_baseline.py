@@ -95,7 +95,7 @@ def test_similarities_are_cosines_of_the_embeddings(build: Any) -> None:
     assert answer == pytest.approx(list(unit[1:] @ unit[0]), abs=1e-5)
 
 
-def test_texts_are_ranked_by_falling_score(build: Any) -> None:
+def test_texts_are_ranked_by_descending_score(build: Any) -> None:
     built = build(TaskName.TEXT_RANKING, labels=("relevance",))
 
     answer = post(built, TaskName.TEXT_RANKING, {"query": TEXTS[0], "texts": TEXTS})

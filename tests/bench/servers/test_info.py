@@ -1,4 +1,4 @@
-"""Servers given by URL: what is known as ours, and that others are measured all the same."""
+"""Servers given by URL: Penstock servers are recognised, and others are measured too."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_servers_of_other_kinds_are_measured(info: object, tmp_path: Path) -> No
     assert results.settings[0].ours.latency is not None
 
 
-def test_a_token_that_is_asked_for_is_sent_and_not_kept(tmp_path: Path) -> None:
+def test_a_required_token_is_sent_and_not_stored(tmp_path: Path) -> None:
     with answering(None, token="open sesame") as url:
         results = measured(url, tmp_path, task="feature-extraction", auth_token="open sesame")
 

@@ -1,4 +1,4 @@
-"""Server processes: started on CPUs, stopped and let go on, ended with everything that they started."""
+"""Server processes: started on given CPUs, paused and resumed, ended with all their children."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def status(pid: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Zombies of children whose parent has ended are the business of process 1, which in a container may not care."""
+    """Process 1 collects zombies whose parent has ended; in a container it may not do so."""
     return psutil.pid_exists(pid) and status(pid) != psutil.STATUS_ZOMBIE
 
 
@@ -131,7 +131,7 @@ def test_a_remote_server_is_not_paused_or_stopped(start_stub: StartStub) -> None
     elsewhere.wait_until_ready("/health", seconds=60)
 
 
-def test_affinity_is_given_to_children_and_taken_back() -> None:
+def test_children_inherit_the_affinity_and_the_parent_gets_its_own_back() -> None:
     before = os.sched_getaffinity(0)
 
     with on_cpus((FIRST_CPU,)):

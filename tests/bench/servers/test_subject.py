@@ -1,4 +1,4 @@
-"""What is known of the subject before anything is started."""
+"""Facts about the measured model that are known before a server starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server that benchmarks.tail holds ours against, on a real artefact."""
+"""The bare server that benchmarks.tail compares with, on a real artefact."""
 
 from __future__ import annotations
 

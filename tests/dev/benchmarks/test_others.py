@@ -1,4 +1,4 @@
-"""Which requests met another program, and the kernel's record of who ran."""
+"""Which requests overlapped with other programs, from the kernel's scheduling records."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_other_processes_are_read_from_the_kernel(tmp_path: Path) -> None:
         begin = time.perf_counter()
         with record([os.getpid(), programs["measured"].pid]) as written:
             found: list[Span] = []
-            # Its turn comes, however busy the machine is; the test's own limit ends what hangs.
+            # The program runs at some time, even on a busy machine; the test's own limit ends a hang.
             while not any(one.program == "stranger" and one.ended > begin for one in found):
                 time.sleep(0.05)
                 found = written.spans(range(os.cpu_count() or 1))

@@ -1,4 +1,4 @@
-"""The comparison with other servers: how they are asked and read, what is judged, what is written."""
+"""The comparison with other servers: requests, answers, verdicts, written files."""
 
 from __future__ import annotations
 

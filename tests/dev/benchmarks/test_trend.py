@@ -1,4 +1,4 @@
-"""Does memory grow? Judged on samples that are known to grow, to settle, or to jump."""
+"""Growth of memory, judged on samples that are known to grow, to settle, or to jump."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_verdicts(series: list[float], *, passed: bool) -> None:
     assert judge(samples(*series)).passed is passed
 
 
-def test_sentence_tells_level_peak_and_trend() -> None:
+def test_the_sentence_has_level_peak_and_trend() -> None:
     verdict = judge(samples(*[100 + index * 0.1 for index in range(200)]))
 
     assert verdict.bytes_per_hour == pytest.approx(36 * MB, rel=0.01)
@@ -48,7 +48,7 @@ def test_too_few_samples_prove_nothing() -> None:
 
 
 @given(st.floats(-5, 5), st.integers(3, 1500))
-def test_slope_of_a_line_is_its_slope(per_second: float, count: int) -> None:
+def test_the_slope_of_a_straight_line_is_found(per_second: float, count: int) -> None:
     line = [Sample(float(index), round(1e9 + per_second * index * 1e3)) for index in range(count)]
 
     assert slope(line) == pytest.approx(per_second * 1e3, abs=1.0)

@@ -1,5 +1,5 @@
-"""An image's root file system, started by runc as a container engine starts it: no rights, a root that is read-only, a
-network of its own."""
+"""An image's root file system, started by runc as a container engine does: unprivileged, with a read-only root and its
+own network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from images.archive import Archive
 from images.build import Builder
 
 SECONDS = 240.0
-"""Nothing here takes longer, however busy the machine."""
+"""No operation of these tests takes longer, even on a busy machine."""
 
 ASK = """
 import http.client, json, sys
@@ -97,7 +97,7 @@ class Container:
                     return answer
             time.sleep(0.2)
         pytest.fail(
-            f"{method} {path} did not come to that within {SECONDS:.0f} s; last: {last}\n{self.read_output()[-4000:]}"
+            f"{method} {path} had no expected answer in {SECONDS:.0f} s; last: {last}\n{self.read_output()[-4000:]}"
         )
 
     def until_output(self, what: re.Pattern[str]) -> None:
@@ -107,7 +107,7 @@ class Container:
             if self.process.poll() is not None and not what.search(self.read_output()):
                 pytest.fail(f"the container ended with status {self.process.returncode}:\n{self.read_output()[-4000:]}")
             if time.monotonic() > deadline:
-                pytest.fail(f"it did not say {what.pattern!r} within {SECONDS:.0f} s:\n{self.read_output()[-4000:]}")
+                pytest.fail(f"it did not print {what.pattern!r} within {SECONDS:.0f} s:\n{self.read_output()[-4000:]}")
             time.sleep(0.2)
 
     def end(self) -> int:

@@ -1,4 +1,4 @@
-"""What one pass over the layers of images finds: 400 MB are unpacked once, not for each test, nor for each image."""
+"""Everything that the tests need from the layers of the images, in one pass: 400 MB are unpacked once for all tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in the images that were built: no more than is needed, nothing of the machine that built them."""
+"""The built images contain what they need, and nothing of the machine that built them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PACKAGES = {
 pytestmark = pytest.mark.slow
 
 
-# All that is in `optimizer` is in the demonstration's, too, which is that one and the example's model.
+# The demonstration's image is `optimizer` and the example's model.
 @pytest.fixture(
     scope="module",
     params=[pytest.param(name, marks=pytest.mark.extended) if name == "optimizer" else name for name in USUAL],
@@ -51,17 +51,17 @@ def contents(name: str, archive: Callable[[str], Archive], images: Builder) -> C
     return look_through(archive(name), traces_of_the_machine(images))
 
 
-def test_it_runs_as_a_user_without_rights(contents: Contents) -> None:
+def test_an_image_runs_as_an_unprivileged_user(contents: Contents) -> None:
     assert contents.settings["User"] == "65532:65532"
 
 
-def test_its_entry_point_is_the_program_of_its_part(contents: Contents, name: str) -> None:
+def test_the_entry_point_is_the_program_of_the_image(contents: Contents, name: str) -> None:
     assert contents.settings["Entrypoint"] == WORDS[name]
     assert not contents.settings.get("Cmd")
     assert contents.settings["WorkingDir"] == "/"
 
 
-def test_it_has_a_description(contents: Contents, name: str) -> None:
+def test_an_image_has_a_description(contents: Contents, name: str) -> None:
     labels = contents.settings["Labels"]
 
     assert labels["org.opencontainers.image.title"] == f"penstock-{name}"
@@ -80,13 +80,13 @@ def test_only_images_that_answer_requests_have_a_port_and_a_health_check(content
     assert ("PENSTOCK_HOST=0.0.0.0" in contents.settings["Env"]) == (serves and name != "gateway")
 
 
-def test_its_size_is_within_what_is_promised(contents: Contents, name: str) -> None:
+def test_the_size_is_within_the_documented_limit(contents: Contents, name: str) -> None:
     unpacked = sum(entry.size for entry in contents.paths.values() if entry.isfile())
 
     assert unpacked / 1e6 < MOST_MEGABYTES[name]
 
 
-def test_it_has_the_packages_of_its_part_and_no_others(contents: Contents, name: str) -> None:
+def test_an_image_has_exactly_the_packages_of_its_extras(contents: Contents, name: str) -> None:
     has = contents.packages
 
     assert PACKAGES[name] <= has
@@ -95,16 +95,16 @@ def test_it_has_the_packages_of_its_part_and_no_others(contents: Contents, name:
     assert not [package for package in has if package.startswith("nvidia-")]
 
 
-def test_the_native_engine_is_compiled_and_its_compiler_left_behind(contents: Contents, name: str) -> None:
+def test_the_native_engine_is_compiled_and_the_compiler_is_not_in_the_image(contents: Contents, name: str) -> None:
     compiled = {path for path in contents.paths if path.endswith("/libpenstock_native.so")}
 
-    # The code is one layer, the same for all that have more of it than the gateway.
+    # The code is one layer, shared by all images except the gateway's.
     folder = "opt/penstock-code/penstock_runtime/engines/native"
     assert compiled == (set() if name == "gateway" else {f"{folder}/libpenstock_native.so"})
     assert not {path for path in contents.paths if re.fullmatch(r"usr/bin/(.*-)?(gcc|cc|ld|as)(-\d+)?", path)}
 
 
-def test_its_user_cannot_change_its_files(contents: Contents) -> None:
+def test_the_user_cannot_write_the_files_of_the_image(contents: Contents) -> None:
     """Everything belongs to root and only root may write, but for the folders that are meant for it."""
     ours = {path for path, entry in contents.paths.items() if entry.uid == 65532}
     open_to_all = {path for path, entry in contents.paths.items() if entry.mode & 0o002 and not entry.issym()}
@@ -121,18 +121,18 @@ def test_every_compiled_module_has_an_unchecked_hash(contents: Contents) -> None
     assert len(contents.compiled) > 300
 
 
-def test_no_file_carries_another_time_than_the_release_s(contents: Contents) -> None:
+def test_every_file_has_the_time_of_the_release(contents: Contents) -> None:
     assert {int(entry.mtime) for entry in contents.entries} == {SOURCE_DATE_EPOCH}
     assert contents.archive.configuration["created"].startswith("2026-11-21T00:00:00")
 
 
-def test_no_account_carries_the_day_of_the_build(contents: Contents) -> None:
+def test_no_account_has_the_date_of_the_build(contents: Contents) -> None:
     accounts = [line.split(":") for line in contents.texts["etc/shadow"].decode().splitlines()]
 
     assert {int(account[2]) for account in accounts} == {SOURCE_DATE_EPOCH // 86_400}
 
 
-def test_it_has_no_leftovers_of_the_build(contents: Contents) -> None:
+def test_an_image_has_no_build_files(contents: Contents) -> None:
     left = re.compile(
         r"(var/lib/apt/lists|var/cache/apt|var/log|root|tmp|var/tmp|mnt|media|build|opt/builder|run/secrets)/.+|"
         r"usr/share/(doc|man|locale)/.+|.*/pip/_internal/.*"
@@ -144,8 +144,8 @@ def test_it_has_no_leftovers_of_the_build(contents: Contents) -> None:
     assert [path for path in files if left.fullmatch(path) and not debian_s_own.fullmatch(path)] == []
 
 
-def test_no_layer_hides_what_a_lower_one_holds(contents: Contents) -> None:
-    """What is hidden is still carried about by everybody who pulls the image."""
+def test_no_layer_replaces_or_deletes_files_of_a_lower_one(contents: Contents) -> None:
+    """Hidden files are still downloaded by everyone who pulls the image."""
     hidden = {entry.name for entry in contents.entries if entry.name.rpartition("/")[2].startswith(WHITEOUT)}
 
     # buildah takes the empty folders that it mounted on away with the mounts; dpkg and ldconfig write their state anew.
@@ -153,7 +153,7 @@ def test_no_layer_hides_what_a_lower_one_holds(contents: Contents) -> None:
     assert {path for path in hidden - mounts if not re.search(r"var/(lib/dpkg|cache|lib/apt)/", path)} == set()
 
 
-def test_nothing_of_the_building_machine_is_in_any_layer_or_in_the_configuration(contents: Contents) -> None:
+def test_layers_and_configuration_contain_no_data_of_the_build_machine(contents: Contents) -> None:
     of_the_machine = re.compile(r"etc/(pip\.conf|hosts|hostname|resolv\.conf)|(.*/)?(pip\.conf|\.netrc)")
 
     assert contents.traces == []

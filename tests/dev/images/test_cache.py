@@ -1,4 +1,4 @@
-"""What building leaves in the cache stays within bounds, and is deleted on request."""
+"""The build cache stays within bounds, and is deleted on request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def elsewhere(images: Builder, tmp_path: Path, checkout: Path) -> Builder:
     return builder
 
 
-def test_what_was_built_before_is_not_built_again(elsewhere: Builder) -> None:
+def test_a_cached_build_is_not_repeated(elsewhere: Builder) -> None:
     assert elsewhere.build(TARGETS["runtime"]).read_bytes() == b"built before"
 
 
@@ -34,7 +34,7 @@ def test_a_changed_source_is_another_archive(elsewhere: Builder, checkout: Path)
     assert elsewhere.archive(TARGETS["runtime"]) != before
 
 
-def test_an_archive_on_another_base_is_another_one(elsewhere: Builder) -> None:
+def test_another_base_makes_another_archive(elsewhere: Builder) -> None:
     other = replace(elsewhere, base="registry.example/debian:trixie-slim")
 
     assert other.archive(TARGETS["runtime"]) != elsewhere.archive(TARGETS["runtime"])
@@ -82,12 +82,12 @@ def test_the_next_build_deletes_the_leftovers_of_killed_builds(small: Builder, c
     (checkout / "penstock/a.py").write_text("changed")
     with buildah.mounted(before) as root:
         small.build(TARGETS["runtime"])
-        assert (root / "penstock/a.py").is_file()  # what a running process has mounted stays
+        assert (root / "penstock/a.py").is_file()  # files that a running process has mounted are kept
 
     assert buildah.run("containers", "--json") in {"", "null", "[]"}
 
 
-def test_cleaning_leaves_nothing(elsewhere: Builder) -> None:
+def test_clean_deletes_everything(elsewhere: Builder) -> None:
     (elsewhere.cache / "tmp").mkdir()
 
     elsewhere.clean()

@@ -10,7 +10,7 @@ from images.content import content_key, copy_sources, sources
 from images.target import ROOT, TARGETS, project_version
 
 
-def test_the_key_is_the_same_wherever_the_checkout_lies(
+def test_the_key_does_not_depend_on_the_path_of_the_checkout(
     checkout: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
@@ -47,7 +47,7 @@ def test_adjacent_parts_of_a_key_are_separated(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["penstock/__pycache__/a.cpython-313.pyc", "tests/test_a.py", "docs/a.md"])
-def test_what_a_build_does_not_read_does_not_count(checkout: Path, name: str) -> None:
+def test_files_that_a_build_does_not_read_do_not_change_the_key(checkout: Path, name: str) -> None:
     before = content_key(checkout, ["runtime"])
 
     (checkout / name).parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def test_what_a_build_does_not_read_does_not_count(checkout: Path, name: str) ->
     assert content_key(checkout, ["runtime"]) == before
 
 
-def test_the_sources_are_what_dockerignore_lets_through() -> None:
+def test_the_sources_are_the_files_that_dockerignore_allows() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     allowed = {line.removeprefix("!") for line in lines if line.startswith("!")} - {"images"}
 

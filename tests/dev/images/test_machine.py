@@ -1,4 +1,4 @@
-"""How the building machine reaches packages: found out, handed to the build, and to nothing else."""
+"""How the build reaches package servers: found on the machine, passed to the build, and stored nowhere else."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_without_pip_s_own_index_uv_s_is_taken(home: Path, monkeypatch: pytest.M
     assert options["index-url"] == "https://uv.example/simple"
 
 
-def test_what_the_build_mounts_names_paths_of_the_build(tmp_path: Path) -> None:
+def test_mounted_settings_name_paths_inside_the_build(tmp_path: Path) -> None:
     bundle = tmp_path / "corporate.pem"
     bundle.write_text("certificates")
     machine = Machine(
@@ -71,7 +71,7 @@ def test_what_the_build_mounts_names_paths_of_the_build(tmp_path: Path) -> None:
     assert "URIs: http://mirror.example/debian\n" in (tmp_path / "machine/debian.sources").read_text()
 
 
-def test_only_we_can_read_what_may_hold_passwords(tmp_path: Path) -> None:
+def test_files_that_may_hold_passwords_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     Machine().write(tmp_path / "machine")
 
     assert (tmp_path / "machine").stat().st_mode & 0o777 == 0o700
@@ -87,5 +87,5 @@ def test_mirrors_and_proxies_come_from_the_environment(home: Path) -> None:
     assert machine.proxies == {"https_proxy": "http://proxy.example"}
 
 
-def test_without_settings_debian_itself_is_asked(home: Path) -> None:
+def test_without_settings_debians_own_mirror_is_used(home: Path) -> None:
     assert read_machine({}, home).mirror == MIRROR

@@ -26,7 +26,7 @@ CANARY = "canary.invalid"
 @pytest.mark.parametrize(
     "name",
     [
-        # Each is built from the first line, compiler and all: a minute and a half of CPU.
+        # Each is built completely, with the compiler's stage: a minute and a half of CPU.
         pytest.param("operator", marks=pytest.mark.extended),
         pytest.param("runtime", marks=pytest.mark.extended),
         pytest.param("gateway", marks=pytest.mark.extended),
@@ -38,7 +38,7 @@ CANARY = "canary.invalid"
 def test_a_second_build_by_another_machine_gives_the_same_layers(
     archive: Callable[[str], Archive], images: Builder, tmp_path: Path, name: str
 ) -> None:
-    """The second one has settings that the first one has not: what gets into a layer would change its digest."""
+    """The second build has settings that the first has not: if one got into a layer, the digest would differ."""
     copy_sources(images.root, tmp_path / "checkout")
     frozen = replace(images, root=tmp_path / "checkout")
     archive(name)  # skips where nothing can be built

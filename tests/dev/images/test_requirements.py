@@ -56,7 +56,7 @@ def test_an_unknown_extra_is_an_error_with_the_known_names() -> None:
         requirements(PROJECT, ["runtim"])
 
 
-def test_neither_what_serves_nor_the_default_optimiser_asks_for_torch() -> None:
+def test_neither_the_runtime_nor_the_default_optimiser_requires_torch() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     for extras in (["runtime", "s3"], ["optimizer", "s3", "gs", "az"], ["operator"]):
@@ -64,7 +64,7 @@ def test_neither_what_serves_nor_the_default_optimiser_asks_for_torch() -> None:
         assert [one for one in asked if one.startswith(("torch", "transformers"))] == []
 
 
-def test_it_runs_alone_as_the_build_runs_it() -> None:
+def test_the_script_runs_alone_as_the_build_runs_it() -> None:
     done = subprocess.run(
         [sys.executable, "-I", ROOT / "dev/images/inside/requirements.py", "torch", "--without", "torch"],
         cwd=ROOT,

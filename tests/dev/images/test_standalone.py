@@ -25,7 +25,7 @@ QUESTION = {"inputs": ["I like you.", "I love you."]}
 def optimizer(
     images: Builder, archive: Callable[[str], Archive], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
-    # Another test may need the demonstration's, which is the same and a model: one image fewer to pack.
+    # Another test may need the demonstration's image, which is the same with a model: one image fewer to build.
     with engine(images, archive("optimizer-demo"), tmp_path_factory.mktemp("optimizer")) as started:
         yield started
 
@@ -45,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tiny(folder / "tiny")
     openvino = {"budgetSeconds": 150, "engines": ["openvino"], "precisions": ["int8-static"]}
     few = {"engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"], "budgetSeconds": 40}
-    # The accuracy is not what is tried here, and a model of random numbers suffers from rounding.
+    # The accuracy is not tested here, and rounding changes a model of random numbers much.
     loose = {"accuracy": {"minCosine": 0.5}}
     lengths = {"workload": {"sequenceLengths": [8]}}
     write_endpoint(folder / "endpoint.yaml", "file:///models/tiny", optimization=few | loose, **lengths)
@@ -101,7 +101,7 @@ def test_a_model_is_served_while_it_is_optimised_and_its_artefact_by_the_smaller
 @pytest.mark.timeout(600)
 def test_openvino_and_its_quantiser_work_after_the_trimming(optimizer: Engine, models: Path, tmp_path: Path) -> None:
     artefacts = volume(tmp_path / "artefacts")
-    # It was quantised, run and judged, whatever came of that, or was on its way for as long as a busy machine had.
+    # It was quantised, run and judged with any outcome, or ran out of time on a busy machine.
     late = r"failed, \w+ did not end within|skipped, .* while it was tried"
     fine = re.compile(rf"openvino-int8-nncf: (passed|slower|rejected|{late})")
 
@@ -109,16 +109,16 @@ def test_openvino_and_its_quantiser_work_after_the_trimming(optimizer: Engine, m
         "optimize", "/models/openvino.yaml", mounts={"/models": models, "/var/lib/penstock/artefacts": artefacts}
     ) as container:
         container.until_output(fine)
-        # What comes after that is no other than for the image's other engine. `docker stop` ends it in order.
+        # Later stages are the same as for the image's other engine. `docker stop` ends it cleanly.
         assert container.end() == INTERRUPTED
 
     assert "the same command goes on from there" in container.read_output()
     assert "rror" not in container.read_output()
 
 
-@pytest.mark.extended  # the one above sees OpenVINO at work, and the one before it a search that is through
+@pytest.mark.extended  # the test above runs OpenVINO, and the one before it a complete search
 @pytest.mark.timeout(600)
-def test_a_search_of_openvino_s_comes_to_its_end(optimizer: Engine, models: Path, tmp_path: Path) -> None:
+def test_a_search_with_openvino_ends(optimizer: Engine, models: Path, tmp_path: Path) -> None:
     artefacts = volume(tmp_path / "artefacts")
 
     with optimizer.run(
@@ -141,7 +141,7 @@ def test_the_error_of_the_smaller_image_names_the_one_that_optimises(runtime: En
 
 
 @pytest.mark.parametrize("which", ["optimizer", "runtime"])
-def test_without_arguments_it_is_a_pod_s_process_and_names_missing_settings(
+def test_without_arguments_the_image_runs_the_pods_process_and_names_missing_settings(
     which: str, request: pytest.FixtureRequest
 ) -> None:
     started: Engine = request.getfixturevalue(which)
@@ -155,7 +155,7 @@ def test_without_arguments_it_is_a_pod_s_process_and_names_missing_settings(
 
 
 @pytest.mark.parametrize("which", ["optimizer", "runtime"])
-def test_it_knows_its_version(which: str, request: pytest.FixtureRequest) -> None:
+def test_the_image_prints_its_version(which: str, request: pytest.FixtureRequest) -> None:
     started: Engine = request.getfixturevalue(which)
 
     with started.run("--version") as container:

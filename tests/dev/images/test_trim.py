@@ -20,7 +20,7 @@ def names(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_files_and_folders_of_a_group_go_and_the_saving_is_counted(
+def test_files_and_folders_of_a_group_are_deleted_and_their_size_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, "a/keep.py", "a/tests/one.py", "a/b/tests/data/two.bin", "a/lib.so.3")
@@ -32,7 +32,7 @@ def test_files_and_folders_of_a_group_go_and_the_saving_is_counted(
     assert saved == 30
 
 
-def test_what_a_group_keeps_stays(tmp_path: Path) -> None:
+def test_exceptions_of_a_group_are_kept(tmp_path: Path) -> None:
     write(tmp_path, "botocore/data/s3/service.json", "botocore/data/ec2/service.json", "botocore/data/endpoints.json")
 
     trim.trim(tmp_path, ["botocore"])
@@ -48,7 +48,7 @@ def test_a_pattern_that_matches_nothing_ends_the_build(tmp_path: Path, monkeypat
         trim.trim(tmp_path, ["a"])
 
 
-def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_is_removed_and_its_target_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "outside/file.txt")
     (tmp_path / "a").mkdir()
     (tmp_path / "a/tests").symlink_to(tmp_path / "outside")

@@ -18,7 +18,7 @@ CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one
 def api(control_plane: Cluster) -> Api:
     found = api_of(control_plane.kubeconfig)
     if found is None:
-        pytest.skip("a given cluster is signed in to in another way, and asked by kubectl")
+        pytest.skip("a cluster of the user has another authentication, and kubectl is used for it")
     return found
 
 
@@ -36,9 +36,9 @@ def api(control_plane: Cluster) -> Api:
         ("namespaces", "kubernetes.io/metadata.name=default"),
     ],
 )
-def test_lists_are_kubectl_s(api: Api, kubectl: Kubectl, kinds: str, selector: str) -> None:
+def test_lists_are_those_of_kubectl(api: Api, kubectl: Kubectl, kinds: str, selector: str) -> None:
     kubectl.apply(CONFIG_MAP)
-    # A new namespace gets one from the cluster, too, which must not come between the two lists.
+    # The cluster creates one in a new namespace too, which must not happen between the two lists.
     kubectl.wait("create", "configmap/kube-root-ca.crt")
 
     found = api.items(kinds, kubectl.namespace, selector)
@@ -46,7 +46,7 @@ def test_lists_are_kubectl_s(api: Api, kubectl: Kubectl, kinds: str, selector: s
     assert found == json.loads(kubectl("get", kinds, "--selector", selector, "--output", "json"))["items"]
 
 
-def test_an_object_is_kubectl_s(kubectl: Kubectl) -> None:
+def test_an_object_is_that_of_kubectl(kubectl: Kubectl) -> None:
     kubectl.apply(CONFIG_MAP)
 
     assert kubectl.get("cm", "one") == json.loads(kubectl("get", "configmap", "one", "--output", "json"))

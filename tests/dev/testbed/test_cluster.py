@@ -1,4 +1,4 @@
-"""Clusters that the environment names, and what the fixtures and the command line say."""
+"""Clusters named by the environment, and the messages of the fixtures and the command line."""
 
 from __future__ import annotations
 

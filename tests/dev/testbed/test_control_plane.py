@@ -40,12 +40,12 @@ def test_objects_are_kept_as_they_were_applied(kubectl: Kubectl) -> None:
 def test_controllers_work(kubectl: Kubectl) -> None:
     kubectl.apply(deployment("web", replicas=2))
 
-    # Without nodes a pod is as far as it gets.
+    # Without nodes the pod is not started.
     kubectl.wait("jsonpath={.status.unavailableReplicas}=2", "deployment/web")
     assert [pod["status"]["phase"] for pod in kubectl.items("pods", "app=web")] == ["Pending", "Pending"]
 
 
-def test_what_an_owner_leaves_is_collected(kubectl: Kubectl) -> None:
+def test_objects_of_a_deleted_owner_are_collected(kubectl: Kubectl) -> None:
     kubectl.apply(config_map("owner"))
     uid = kubectl.get("configmap", "owner")["metadata"]["uid"]
     owned = config_map("owned")
@@ -91,7 +91,7 @@ def test_extra_arguments_reach_the_program() -> None:
     assert "--max-requests-inflight=77" in command
 
 
-def test_an_interrupted_run_is_cleaned_up_after_by_the_next(tmp_path: Path) -> None:
+def test_the_next_run_cleans_up_after_an_interrupted_one(tmp_path: Path) -> None:
     code = (
         "import os, signal\n"
         "from testbed.control_plane import running_control_plane\n"

@@ -1,4 +1,4 @@
-"""Processes are started, found again, ended, and never mistaken for others."""
+"""Processes are started, found again and ended, and are not mistaken for others."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_process_with_a_reused_id_is_not_stopped(tmp_path: Path) -> None:
 
     Daemon("program", tmp_path).stop(grace_seconds=0)
 
-    assert own.alive  # and here to say so
+    assert own.alive  # it is this process
     assert not stranger.alive
 
 

@@ -1,4 +1,5 @@
-"""The test bed's server of external metrics takes prometheus-adapter's rules, and refuses what it would not obey."""
+"""The test bed's server of external metrics accepts prometheus-adapter's rules, and refuses those that it does not
+implement."""
 
 from __future__ import annotations
 

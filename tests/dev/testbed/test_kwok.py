@@ -1,4 +1,4 @@
-"""Fake nodes take pods as their labels, taints and resources allow."""
+"""Fake nodes accept pods according to their labels, taints and resources."""
 
 from __future__ import annotations
 

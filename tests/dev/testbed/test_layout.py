@@ -1,4 +1,4 @@
-"""Cores are shared out among nodes without overlap, and all that nodes read names them."""
+"""Cores are divided among nodes without overlap, and all configuration files of the nodes name them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_nodes_share_neither_addresses_nor_names() -> None:
         assert len({getattr(node, attribute) for node in plan}) == MOST_NODES, attribute
 
 
-def test_names_keep_within_the_kernels_limits() -> None:
+def test_interface_names_fit_the_kernels_limit() -> None:
     for node in layout(range(16), FOLDER, nodes=MOST_NODES):
         assert len(node.bridge) <= 15
         assert len(str(node.socket)) <= 107
@@ -88,7 +88,7 @@ def test_ranges_of_cores_are_read(text: str, cores: set[int]) -> None:
     assert parse_core_list(text) == cores
 
 
-def test_kubelet_pins_and_gives_away_what_the_node_owns() -> None:
+def test_kubelet_allocates_and_pins_the_cores_of_the_node() -> None:
     node = layout([0, 1, 2, 3], FOLDER)[0]
 
     kubelet = node_files.kubelet(node, client_authority=FOLDER / "pki/ca.crt")
@@ -123,7 +123,7 @@ def test_pods_addresses_come_from_the_nodes_network() -> None:
 
 
 @pytest.mark.parametrize(("forward", "line"), [(True, "forward . /etc/resolv.conf"), (False, "rcode NXDOMAIN")])
-def test_other_names_are_asked_outside_only_where_pods_may_get_there(forward: bool, line: str) -> None:
+def test_other_names_are_resolved_outside_only_if_pods_have_a_route_there(forward: bool, line: str) -> None:
     assert line in services.corefile(kubeconfig=FOLDER / "admin.kubeconfig", ready_port=1234, forward=forward)
 
 
@@ -144,14 +144,14 @@ def test_addresses_inside_the_machine_are_not_rewritten() -> None:
         (CAPABLE, []),
     ],
 )
-def test_machine_that_cannot_hold_nodes_gets_a_list_of_all_that_is_missing(facts: Facts, expected: list[str]) -> None:
+def test_a_machine_that_cannot_run_nodes_gets_a_list_of_everything_missing(facts: Facts, expected: list[str]) -> None:
     found = complaints(facts)
 
     assert len(found) == len(expected)
     assert all(text.startswith(start) or start in text for text, start in zip(found, expected, strict=True))
 
 
-def test_the_cluster_in_a_container_gives_whole_cores_away() -> None:
+def test_the_cluster_in_a_container_allocates_whole_cores() -> None:
     """`dev/testbed/kind.yaml`, for machines that these nodes do not run on."""
     (node,) = yaml.safe_load((ROOT / "dev" / "testbed" / "kind.yaml").read_text())["nodes"]
     (kubelet,) = map(yaml.safe_load, node["kubeadmConfigPatches"])

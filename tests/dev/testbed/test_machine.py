@@ -64,7 +64,7 @@ def test_pinned_pods_own_a_core_each(full_cluster: Cluster, full_kubectl: Kubect
         assert frozenset().union(*cores) <= owned
 
 
-def test_unpinned_pod_keeps_off_a_pinned_ones_core(full_kubectl: Kubectl) -> None:
+def test_an_unpinned_pod_does_not_run_on_the_core_of_a_pinned_one(full_kubectl: Kubectl) -> None:
     full_kubectl.apply(pod("pinned", "sleep 1000", cores=1))
     full_kubectl.wait("condition=Ready", "pod/pinned")
     node = full_kubectl.get("pod", "pinned")["spec"]["nodeName"]
@@ -88,7 +88,7 @@ def test_service_is_found_by_its_name_and_answers(full_kubectl: Kubectl) -> None
 
 def test_name_that_no_service_has_is_not_found(full_cluster: Cluster, full_kubectl: Kubectl) -> None:
     if full_cluster.machine is None:
-        pytest.skip("a given cluster resolves what it likes")
+        pytest.skip("a cluster of the user has its own DNS")
     full_kubectl.apply(pod("client", "sleep 1000"))
     full_kubectl.wait("condition=Ready", "pod/client")
 

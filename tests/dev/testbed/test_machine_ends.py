@@ -1,4 +1,4 @@
-"""Clusters that broke down, and users that were killed, are cleaned up after; nothing is left on the machine."""
+"""Broken clusters and killed users are cleaned up; nothing is left on the machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ with shared_machine() as machine:
 def ours(full_cluster: Cluster) -> Cluster:
     """The machine's cluster, which these tests break, and which no user has started for other work."""
     if full_cluster.machine is None or not STARTED_BY_TESTS.exists():
-        pytest.skip("breaks the cluster, and this one is in use")
+        pytest.skip("the test breaks the cluster, and this one is in use")
     return full_cluster
 
 
@@ -57,7 +57,7 @@ def test_user_that_was_killed_does_not_count(ours: Cluster) -> None:
 
 
 @pytest.mark.extended
-def test_cluster_that_broke_down_is_replaced_and_its_end_leaves_nothing(ours: Cluster) -> None:
+def test_a_broken_cluster_is_replaced_and_removed_without_leftovers(ours: Cluster) -> None:
     ours.kubectl.apply(
         {
             "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""Builds are known by what decides them."""
+"""The cache key of a build depends on everything that decides it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def copied(tool: Tool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     return tool
 
 
-def test_same_sources_have_the_same_key_wherever_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_does_not_depend_on_the_path_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = key(PAUSE)
 
     assert key(copied(PAUSE, tmp_path, monkeypatch)) == here

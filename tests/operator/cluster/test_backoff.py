@@ -1,4 +1,4 @@
-"""Waits between tries."""
+"""Waiting times between attempts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_wait_doubles_up_to_its_limit_and_has_jitter(failures: int, first: flo
 
 
 @given(st.floats(0, 100))
-def test_what_the_server_asks_for_is_kept(asked: float) -> None:
+def test_the_wait_is_at_least_the_servers_retry_after(asked: float) -> None:
     wait = Backoff(first_seconds=0.1, limit_seconds=1.0).seconds(1, at_least=asked)
 
     assert wait >= asked
@@ -27,5 +27,5 @@ def test_what_the_server_asks_for_is_kept(asked: float) -> None:
 
 
 @pytest.mark.parametrize(("attempts", "failures", "another"), [(0, 10**6, True), (3, 2, True), (3, 3, False)])
-def test_tries_end_when_they_are_used_up(attempts: int, failures: int, another: bool) -> None:
+def test_retries_end_after_the_allowed_attempts(attempts: int, failures: int, another: bool) -> None:
     assert Backoff(first_seconds=1, limit_seconds=1, attempts=attempts).allows(failures) is another

@@ -1,4 +1,4 @@
-"""Whom the operator takes for the API server: whoever has a certificate of the cluster's authority for its name."""
+"""The operator verifies the API server's certificate: the chain up to the cluster's authority, and the host name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock_operator.watch.handlers import connection_info
 
 @pytest.fixture
 def kubeconfig(tmp_path: Path) -> Path:
-    """Of a cluster that nobody asks."""
+    """A kubeconfig of a cluster that does not exist: the tests make no request."""
     path = tmp_path / "kubeconfig"
     path.write_text(
         yaml.safe_dump(
@@ -33,7 +33,7 @@ def kubeconfig(tmp_path: Path) -> Path:
     return path
 
 
-def test_chain_and_name_are_verified_and_the_form_of_certificates_is_not(kubeconfig: Path) -> None:
+def test_chain_and_host_name_are_verified_without_strict_x509_checks(kubeconfig: Path) -> None:
     async def both() -> tuple[Configuration, ssl.SSLContext]:
         configuration = await load_configuration(str(kubeconfig))
         return configuration, (await connection_info(configuration)).as_ssl_context()

@@ -1,4 +1,4 @@
-"""A store that follows the cluster through whatever happens to the watch."""
+"""An informer keeps a store up to date through failures of its watch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def follow(until: Callable[[Store[None]], bool], *answers: Answer) -> tuple[set[str], ScriptedApi]:
-    """Run an informer until the store is so; the names in it, and what the server saw."""
+    """Run an informer until the condition holds; the names in the store, and the requests that the server got."""
 
     async def scenario() -> tuple[set[str], ScriptedApi]:
         async with scripted(*answers) as api, api.port() as port:
@@ -46,7 +46,7 @@ def event(kind: str, name: str, version: int) -> dict[str, object]:
     return {"type": kind, "object": thing(name, version)}
 
 
-def test_it_lists_once_and_then_follows_from_there() -> None:
+def test_an_informer_lists_once_and_watches_from_that_version() -> None:
     found, api = follow(
         names("y", "z"),
         listing(10, thing("x", 1), thing("y", 2)),
@@ -58,7 +58,7 @@ def test_it_lists_once_and_then_follows_from_there() -> None:
     assert api.seen[1].query["resourceVersion"] == "10"
 
 
-def test_it_goes_on_from_the_last_event_when_the_stream_ends() -> None:
+def test_an_informer_resumes_from_the_last_event_when_the_stream_ends() -> None:
     _, api = follow(
         names("x", "y"),
         listing(10, thing("x", 1)),
@@ -69,7 +69,7 @@ def test_it_goes_on_from_the_last_event_when_the_stream_ends() -> None:
     assert [seen.query.get("resourceVersion") for seen in api.seen] == [None, "10", "25"]
 
 
-def test_what_was_deleted_in_a_gap_of_the_watch_is_noticed() -> None:
+def test_an_object_deleted_during_a_gap_of_the_watch_is_removed() -> None:
     expired = {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
 
     found, _ = follow(
@@ -83,7 +83,7 @@ def test_what_was_deleted_in_a_gap_of_the_watch_is_noticed() -> None:
     assert found == {"y"}
 
 
-def test_an_api_server_that_restarts_is_waited_for() -> None:
+def test_an_informer_waits_for_a_restarting_api_server() -> None:
     found, _ = follow(
         names("x", "y"),
         listing(10, thing("x", 1)),
@@ -113,13 +113,13 @@ def test_a_list_that_fails_half_way_removes_nothing() -> None:
     assert asyncio.run(scenario()) == {ObjectKey("a", "x")}
 
 
-def test_only_what_is_ours_is_ever_asked_for() -> None:
+def test_every_request_has_the_label_selector() -> None:
     _, api = follow(names("x"), listing(10, thing("x", 1)), stream(end="hang"))
 
     assert {seen.query.get("labelSelector") for seen in api.seen} == {"ours=yes"}
 
 
-def test_a_kind_that_need_not_be_there_is_missed_and_looked_for_until_it_is() -> None:
+def test_an_optional_kind_that_is_not_installed_is_looked_for_until_it_is() -> None:
     async def scenario() -> tuple[list[bool], set[str]]:
         answers = (
             problem(404, "no such kind"),
@@ -129,23 +129,23 @@ def test_a_kind_that_need_not_be_there_is_missed_and_looked_for_until_it_is() ->
         )
         async with scripted(*answers) as api, api.port() as port:
             store: Store[None] = Store(POD, lambda _: None)
-            told: list[bool] = []
-            store.listen_served(lambda: told.append(store.served))
-            there = asyncio.Event()
-            store.listen(lambda _: there.set())
+            served: list[bool] = []
+            store.listen_served(lambda: served.append(store.served))
+            arrived = asyncio.Event()
+            store.listen(lambda _: arrived.set())
             informer = Informer(port, store, optional=True)
             task = asyncio.create_task(informer.run())
             async with asyncio.timeout(60):
                 await informer.synced.wait()
-                await there.wait()
+                await arrived.wait()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            return told, {key.name for key in store}
+            return served, {key.name for key in store}
 
     assert asyncio.run(scenario()) == ([False, True], {"x"})
 
 
-def test_a_kind_that_goes_takes_its_objects_along() -> None:
+def test_objects_are_removed_when_their_kind_is_uninstalled() -> None:
     async def scenario() -> tuple[bool, int]:
         answers = (listing(10, thing("x", 1)), problem(404, "no such kind"), problem(404, "no such kind"))
         async with scripted(*answers) as api, api.port() as port:

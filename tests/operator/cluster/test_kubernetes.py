@@ -1,4 +1,4 @@
-"""The port over real HTTP, with an API server that has a bad day."""
+"""The Kubernetes port over real HTTP, with an API server that fails in various ways."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ WANTED = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x", "na
 
 
 def ask(act: Callable[[KubernetesPort], Awaitable[Any]], *answers: Answer, **more: Any) -> tuple[Any, ScriptedApi]:
-    """What a call gives, and what the server saw."""
+    """The result of a call, and the requests that the server got."""
 
     async def scenario() -> tuple[Any, ScriptedApi]:
         async with scripted(*answers) as api, api.port(**more) as port:
@@ -71,7 +71,7 @@ def apply(port: KubernetesPort) -> Awaitable[Any]:
     ids=["429", "500", "503", "cut"],
 )
 @pytest.mark.parametrize("act", [get, apply], ids=["read", "apply"])
-def test_what_passes_by_itself_is_tried_again(bad: Answer, act: Callable[[KubernetesPort], Awaitable[Any]]) -> None:
+def test_temporary_errors_are_retried(bad: Answer, act: Callable[[KubernetesPort], Awaitable[Any]]) -> None:
     found, api = ask(act, bad, bad, answer(200, thing("x", 5)))
 
     assert found["metadata"]["resourceVersion"] == "5"
@@ -120,7 +120,7 @@ def test_permanent_errors_are_raised_without_a_retry(status: int, kind: type[Clu
     ("kind", "expected"),
     [(CONFIG_MAP, {""}), (CONFIG_MAP_METADATA, {"PartialObjectMetadata", "PartialObjectMetadataList"})],
 )
-def test_where_the_metadata_suffices_no_more_is_asked_for(kind: ResourceKind, expected: set[str]) -> None:
+def test_kinds_that_need_only_metadata_are_listed_as_metadata(kind: ResourceKind, expected: set[str]) -> None:
     async def both(port: KubernetesPort) -> None:
         async for _ in port.pages(kind):
             pass
@@ -132,7 +132,7 @@ def test_where_the_metadata_suffices_no_more_is_asked_for(kind: ResourceKind, ex
 
     asked = [seen.accept.partition(";as=")[2].partition(";")[0] for seen in api.seen]
     assert set(asked[:2]) == expected
-    assert asked[2] == ""  # by name all of it is wanted
+    assert asked[2] == ""  # a get by name reads the whole object
 
 
 def test_an_object_that_is_not_there_is_none() -> None:
@@ -160,13 +160,13 @@ def test_a_delete_is_in_the_background_and_of_one_object_only() -> None:
 
 
 @pytest.mark.parametrize("status", [404, 409])
-def test_deleting_what_is_gone_or_another_by_now_is_no_error(status: int) -> None:
+def test_deleting_a_missing_or_replaced_object_is_not_an_error(status: int) -> None:
     found, _ = ask(lambda port: port.delete(POD, "x", "a", uid="u1"), problem(status, "gone"))
 
     assert found is False
 
 
-def test_who_does_not_lead_reads_and_does_not_write() -> None:
+def test_without_the_lease_reads_are_allowed_and_writes_are_refused() -> None:
     async def scenario() -> int:
         async with scripted(answer(200, thing("x", 1))) as api, api.port(may_write=lambda: False) as port:
             await get(port)
@@ -192,7 +192,7 @@ def test_a_retry_does_not_outlive_the_lease() -> None:
     asyncio.run(scenario())
 
 
-def test_long_lists_come_in_pages() -> None:
+def test_long_lists_are_read_in_pages() -> None:
     first = answer(200, {"metadata": {"resourceVersion": "7", "continue": "token"}, "items": [thing("x", 1)]})
     second = answer(200, {"metadata": {"resourceVersion": "7"}, "items": [thing("y", 2)]})
 
@@ -211,7 +211,7 @@ async def changes(port: KubernetesPort) -> list[WatchEvent]:
     return [change async for change in port.watch(NODE, resource_version="3")]
 
 
-def test_a_watch_gives_what_comes_and_ends_with_the_stream() -> None:
+def test_a_watch_yields_events_and_ends_with_the_stream() -> None:
     lines = [{"type": "ADDED", "object": thing("x", 4)}, {"type": "BOOKMARK", "object": thing("", 9)}]
 
     found, api = ask(changes, stream(*lines))
@@ -231,7 +231,7 @@ def test_a_watch_that_starts_too_far_back_fails_within_the_stream() -> None:
         ask(changes, stream(gone))
 
 
-def test_a_watch_that_falls_silent_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_watch_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "SILENCE_SECONDS", 0.05)
 
     found, _ = ask(changes, stream({"type": "ADDED", "object": thing("x", 4)}, end="hang"))
@@ -273,7 +273,7 @@ def test_the_tail_of_a_log_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 410, 413, 415, 422, 429, 500, 502, 503, 504])
-def test_every_status_is_an_error_of_ours(status: int) -> None:
+def test_every_http_status_becomes_a_cluster_error(status: int) -> None:
     error = from_status(status, b"<html>a proxy</html>", what="get Pod a/x")
 
     assert error.status == status
@@ -281,13 +281,13 @@ def test_every_status_is_an_error_of_ours(status: int) -> None:
     assert "a proxy" in error.message
 
 
-def test_the_wait_may_stand_in_the_body_too() -> None:
+def test_retry_after_is_also_read_from_the_body() -> None:
     error = from_status(429, b'{"message": "m", "details": {"retryAfterSeconds": 7}}', what="x")
 
     assert error.retry_after_seconds == 7.0
 
 
-def test_rights_are_asked_for_unless_the_namespace_is_on_its_way_out() -> None:
+def test_a_forbidden_error_names_the_missing_right_unless_the_namespace_is_terminating() -> None:
     ending = b'{"message": "m", "details": {"causes": [{"reason": "NamespaceTerminating"}]}}'
 
     assert from_status(403, ending, what="x").remedy == ""

@@ -1,4 +1,4 @@
-"""What a store knows, whatever order its news comes in."""
+"""A store holds the newest version of each object, in whatever order events arrive."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ def by_node(value: Any) -> Iterator[tuple[str, str]]:
 
 def make() -> tuple[Store[str], list[StoreChange[str]]]:
     store: Store[str] = Store(POD, lambda value: str(value["status"]["phase"]), index=by_node)
-    heard: list[StoreChange[str]] = []
-    store.listen(heard.append)
-    return store, heard
+    changes: list[StoreChange[str]] = []
+    store.listen(changes.append)
+    return store, changes
 
 
 def test_a_new_object_calls_the_listener_and_is_found_by_name_and_index() -> None:
-    store, heard = make()
+    store, changes = make()
 
     assert store.put(pod("x", 1))
 
-    assert [change.key for change in heard] == [ObjectKey("a", "x")]
+    assert [change.key for change in changes] == [ObjectKey("a", "x")]
     assert store.facts(ObjectKey("a", "x")) == "Running"
     assert [key for key, _ in store.of(("node", "n"))] == [ObjectKey("a", "x")]
 
 
 def test_an_event_that_changes_no_fact_calls_no_listener() -> None:
-    store, heard = make()
+    store, changes = make()
     store.put(pod("y", 3, generation=7))
-    heard.clear()
+    changes.clear()
 
     assert not store.put(pod("y", 4, generation=7))
 
-    assert heard == []
+    assert changes == []
     entry = store.get(ObjectKey("a", "y"))
     assert entry is not None
     assert entry.version == 4
 
 
 def test_without_a_generation_every_version_counts_as_an_edit() -> None:
-    store, heard = make()
+    store, changes = make()
     store.put(pod("x", 1))
-    heard.clear()
+    changes.clear()
 
     assert store.put(pod("x", 2))
 
-    assert [(change.old is not None, change.new is not None) for change in heard] == [(True, True)]
+    assert [(change.old is not None, change.new is not None) for change in changes] == [(True, True)]
 
 
-def test_old_news_is_passed_over() -> None:
+def test_an_older_version_is_ignored() -> None:
     store, _ = make()
     store.put(pod("x", 5, phase="Running"))
 
@@ -72,16 +72,18 @@ def test_old_news_is_passed_over() -> None:
 
 
 def test_an_object_made_again_under_its_name_is_a_change() -> None:
-    store, heard = make()
+    store, changes = make()
     store.put(pod("x", 1, uid="first", generation=1))
-    heard.clear()
+    changes.clear()
 
     assert store.put(pod("x", 2, uid="second", generation=1))
 
-    assert [(change.old and change.old.uid, change.new and change.new.uid) for change in heard] == [("first", "second")]
+    assert [(change.old and change.old.uid, change.new and change.new.uid) for change in changes] == [
+        ("first", "second")
+    ]
 
 
-def test_the_end_of_a_predecessor_does_not_remove_its_successor() -> None:
+def test_the_deletion_of_a_predecessor_does_not_remove_its_successor() -> None:
     store, _ = make()
     store.put(pod("x", 9, uid="second"))
 
@@ -90,27 +92,27 @@ def test_the_end_of_a_predecessor_does_not_remove_its_successor() -> None:
     assert store.facts(ObjectKey("a", "x")) == "Running"
 
 
-def test_an_object_that_moves_is_found_at_its_new_place_only() -> None:
-    store, heard = make()
+def test_an_object_whose_index_changes_is_found_under_the_new_index_only() -> None:
+    store, changes = make()
     store.put(pod("x", 1, node="n"))
     store.put(pod("x", 2, node="m"))
 
     assert store.of(("node", "n")) == []
     assert [key.name for key, _ in store.of(("node", "m"))] == ["x"]
-    assert heard[-1].indexes == {("node", "n"), ("node", "m")}
+    assert changes[-1].indexes == {("node", "n"), ("node", "m")}
 
 
-def test_what_a_whole_list_lacks_is_gone_but_not_what_came_after_it() -> None:
-    store, heard = make()
+def test_objects_missing_from_a_list_are_removed_unless_they_are_newer() -> None:
+    store, changes = make()
     store.put(pod("stays", 1))
     store.put(pod("missed", 2))
     store.put(pod("newer", 30))
-    heard.clear()
+    changes.clear()
 
     assert store.retain({ObjectKey("a", "stays")}, version=10) == 1
 
     assert sorted(key.name for key in store) == ["newer", "stays"]
-    assert [change.key.name for change in heard if change.new is None] == ["missed"]
+    assert [change.key.name for change in changes if change.new is None] == ["missed"]
 
 
 def test_a_list_of_one_namespace_does_not_affect_others() -> None:
@@ -121,7 +123,7 @@ def test_a_list_of_one_namespace_does_not_affect_others() -> None:
 
 
 @pytest.mark.parametrize("missing", [{}, {"namespace": None}])
-def test_objects_without_a_namespace_have_a_place_too(missing: dict[str, Any]) -> None:
+def test_cluster_scoped_objects_are_stored(missing: dict[str, Any]) -> None:
     store, _ = make()
     value = pod("x", 1)
     del value["metadata"]["namespace"]

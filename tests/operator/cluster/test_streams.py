@@ -1,4 +1,4 @@
-"""A stream that is left is closed at once, whatever the server does: over TLS there is a goodbye to wait for."""
+"""A cancelled stream is closed at once, although TLS would wait for the server's closing message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding:
 
 @pytest.fixture
 def busy_server(tmp_path: Path) -> Iterator[Configuration]:
-    """One that begins a watch, and then has no time for anything: neither more events nor a goodbye."""
+    """A server that begins a watch, and then sends neither events nor TLS's closing message."""
     authority = Authority.create()
     identity = authority.server("kube-apiserver", ["127.0.0.1"])
     (tmp_path / "ca").write_bytes(authority.certificate)
@@ -53,7 +53,7 @@ def busy_server(tmp_path: Path) -> Iterator[Configuration]:
         thread.join()
 
 
-def test_a_watch_that_is_cancelled_leaves_no_connection_behind(busy_server: Configuration) -> None:
+def test_a_cancelled_watch_leaves_no_open_connection(busy_server: Configuration) -> None:
     async def scenario() -> None:
         async with KubernetesPort(busy_server) as port:
             begun = asyncio.Event()
@@ -69,8 +69,8 @@ def test_a_watch_that_is_cancelled_leaves_no_connection_behind(busy_server: Conf
             await asyncio.gather(task, return_exceptions=True)
 
     with warnings.catch_warnings():
-        # Of tests before: a request that is cancelled under way takes leave of a server that may be busy, and the
-        # loop ends first.
+        # From earlier tests: a cancelled request closes its connection to a server that may be busy, and the loop ends
+        # first.
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
     with warnings.catch_warnings(record=True) as found:

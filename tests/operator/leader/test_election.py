@@ -1,5 +1,4 @@
-"""The lease is renewed whatever the operator's loop is busy with, unless that is nothing at all. In real time, over
-real HTTP."""
+"""The lease is renewed while the operator's loop is busy, and released when the loop hangs. Real time, real HTTP."""
 
 from __future__ import annotations
 
@@ -106,14 +105,14 @@ def server() -> Iterator[LeaseServer]:
 
 
 def block(seconds: float, *, until: Callable[[], bool] = lambda: True) -> None:
-    """Keep this thread's event loop from turning, as a long piece of Python does: for so long, and then until it is so,
-    or for a minute."""
+    """Block this thread's event loop, as a long piece of Python does: for `seconds`, then until `until` holds (one
+    minute at most)."""
     begin = time.monotonic()
     while (passed := time.monotonic() - begin) < seconds or (passed < 60.0 and not until()):
         json.dumps(list(range(1000)))
 
 
-def test_a_loop_that_does_not_turn_for_longer_than_the_deadline_still_leads(server: LeaseServer) -> None:
+def test_a_leader_whose_event_loop_is_blocked_longer_than_the_deadline_still_leads(server: LeaseServer) -> None:
     async def body() -> tuple[bool, bool]:
         async with server.election("a") as election:
             await election.acquire()
@@ -131,7 +130,7 @@ def test_a_loop_that_does_not_turn_for_longer_than_the_deadline_still_leads(serv
     assert server.longest_gap_seconds < TIMES.deadline_seconds
 
 
-def test_one_that_hangs_gives_the_lease_up_and_may_not_write_when_it_wakes(server: LeaseServer) -> None:
+def test_a_hung_leader_releases_the_lease_and_may_not_write_afterwards(server: LeaseServer) -> None:
     async def body() -> tuple[str, bool]:
         async with server.election("a", hung_seconds=1.5) as election:
             await election.acquire()
@@ -139,13 +138,13 @@ def test_one_that_hangs_gives_the_lease_up_and_may_not_write_when_it_wakes(serve
             await asyncio.sleep(0)
             block(1.5, until=lambda: server.holder == "")
             holder, held = server.holder, election.held
-            await asyncio.wait_for(hold, 60.0)  # the caller is told, and ends
+            await asyncio.wait_for(hold, 60.0)  # `hold` returns, so the caller can end
             return holder, held
 
     assert asyncio.run(body()) == ("", False)
 
 
-def test_at_its_end_the_lease_is_handed_over(server: LeaseServer) -> None:
+def test_a_leader_that_ends_releases_the_lease(server: LeaseServer) -> None:
     async def body() -> None:
         async with server.election("a") as election:
             await election.acquire()

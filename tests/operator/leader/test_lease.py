@@ -1,4 +1,4 @@
-"""Never two leaders, and never long without one. In virtual time, with a lease that behaves as the API server's."""
+"""There are never two leaders, and never none for long. Virtual time; the lease behaves as the API server's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMES = LeaseTimes()
 
 @dataclass
 class LeaseServer:
-    """One lease with optimistic concurrency, and a network that can be taken away from some."""
+    """A Lease with optimistic concurrency, on a network that can be cut off for some replicas."""
 
     value: Json | None = None
     version: int = 0
@@ -41,7 +41,7 @@ class LeaseServer:
 
 
 class Network:
-    """One replica's way to it."""
+    """The connection of one replica to the lease server."""
 
     def __init__(self, server: LeaseServer, name: str) -> None:
         self._server = server
@@ -80,7 +80,7 @@ class Replica:
     def __init__(self, server: LeaseServer, name: str) -> None:
         self.name = name
         clock = asyncio.get_running_loop().time
-        # Of a port, the lease uses three methods.
+        # The lease uses three methods of the port.
         port = cast("ClusterPort", Network(server, name))
         self.leadership = Leadership(port, namespace="a", name="l", identity=name, times=TIMES, clock=clock)
         self.task = asyncio.create_task(self._live())
@@ -94,7 +94,7 @@ class Replica:
         return self.leadership.held
 
     async def kill(self) -> None:
-        """As kill -9 does: no goodbye."""
+        """End it as kill -9 does: without releasing the lease."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
@@ -107,7 +107,7 @@ async def seconds_until(condition: Callable[[], bool], limit: float = 60.0) -> f
     loop = asyncio.get_running_loop()
     begin = loop.time()
     while not condition():
-        assert loop.time() - begin < limit, "it does not come to that"
+        assert loop.time() - begin < limit, "the condition did not hold within the limit"
         await asyncio.sleep(0.05)
     return loop.time() - begin
 
@@ -135,7 +135,7 @@ def test_after_a_kill_the_other_leads_within_fifteen_seconds_and_not_before_the_
     assert TIMES.duration_seconds - TIMES.interval_seconds - 1 < scenario(body) < 15.0
 
 
-def test_one_that_ends_in_order_hands_over_at_once() -> None:
+def test_a_leader_that_ends_cleanly_releases_the_lease_at_once() -> None:
     async def body(server: LeaseServer) -> float:
         first = Replica(server, "a")
         await asyncio.sleep(1)
@@ -177,7 +177,7 @@ def test_a_leader_that_ends_without_an_api_server_does_not_wait_for_the_hand_ove
     assert scenario(body) <= HAND_OVER_SECONDS
 
 
-def test_one_that_is_cut_off_stops_writing_before_the_other_begins() -> None:
+def test_a_leader_that_is_cut_off_stops_writing_before_the_other_begins() -> None:
     async def body(server: LeaseServer) -> tuple[float, float]:
         loop = asyncio.get_running_loop()
         first = Replica(server, "a")
@@ -211,28 +211,30 @@ def test_one_lost_renewal_does_not_cost_the_lease() -> None:
     assert scenario(body)
 
 
-def slow(server: LeaseServer) -> None:
+def slow_answers(server: LeaseServer) -> None:
     server.seconds = 0.7 * TIMES.deadline_seconds
 
 
-def dark(server: LeaseServer) -> None:
+def lost_requests(server: LeaseServer) -> None:
     server.cut_off.add("a")
 
 
-def deaf(server: LeaseServer) -> None:
+def lost_answers(server: LeaseServer) -> None:
     server.lost_answers = True
 
 
-@pytest.mark.parametrize("trouble", [slow, dark, deaf])
+@pytest.mark.parametrize("outage", [slow_answers, lost_requests, lost_answers])
 @pytest.mark.parametrize("begin", [0.0, 0.3, 0.6, 0.9])
-def test_trouble_of_nearly_the_deadline_is_lived_through(trouble: Callable[[LeaseServer], None], begin: float) -> None:
-    """Answers that are slow, requests that vanish, answers that vanish; it may write all the time."""
+def test_an_outage_shorter_than_the_deadline_does_not_cost_the_lease(
+    outage: Callable[[LeaseServer], None], begin: float
+) -> None:
+    """Slow answers, lost requests, lost answers: the replica stays leader throughout, so it may write."""
 
     async def body(server: LeaseServer) -> bool:
         first = Replica(server, "a")
         await asyncio.sleep(10 + begin * TIMES.interval_seconds)
-        trouble(server)
-        # The last renewal may have begun an interval ago, and the next one has a way to go as well.
+        outage(server)
+        # The last renewal may have begun an interval ago, and the next one takes time as well.
         end = asyncio.get_running_loop().time() + TIMES.deadline_seconds - 2 * TIMES.interval_seconds - 0.3
         led = []
         while asyncio.get_running_loop().time() < end + 30:
@@ -259,7 +261,7 @@ def test_an_edited_lease_is_still_held() -> None:
     assert scenario(body)
 
 
-def test_a_holder_with_a_longer_lease_is_given_its_time() -> None:
+def test_the_lease_duration_of_the_holder_is_respected() -> None:
     async def body(server: LeaseServer) -> float:
         loop = asyncio.get_running_loop()
         server.store(
@@ -288,7 +290,7 @@ def test_transitions_are_counted() -> None:
     assert (spec["holderIdentity"], spec["leaseTransitions"], spec["leaseDurationSeconds"]) == ("b", 1, 10)
 
 
-def test_times_that_let_two_lead_are_refused() -> None:
+def test_settings_that_would_allow_two_leaders_are_refused() -> None:
     with pytest.raises(ValueError, match="two could lead"):
         LeaseTimes(duration_seconds=7.0)
 
@@ -299,7 +301,9 @@ def test_times_that_let_two_lead_are_refused() -> None:
         max_size=12,
     )
 )
-def test_whatever_happens_two_never_lead_and_in_the_end_one_does(events: list[tuple[str, str, float]]) -> None:
+def test_after_any_sequence_of_events_there_is_at_most_one_leader_and_finally_one(
+    events: list[tuple[str, str, float]],
+) -> None:
     async def body(server: LeaseServer) -> None:
         replicas: dict[str, Replica] = {name: Replica(server, name) for name in "ab"}
         generation = 0
@@ -319,7 +323,7 @@ def test_whatever_happens_two_never_lead_and_in_the_end_one_does(events: list[tu
                 server.cut_off.clear()
             elif what == "kill" and replica is not None:
                 await replica.kill()
-                # It is dead: what it thinks does not matter any more.
+                # A killed replica: its own view of the lease does not count.
                 del replicas[name]
             elif what == "start" and replica is None:
                 generation += 1

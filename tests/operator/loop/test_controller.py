@@ -1,4 +1,4 @@
-"""What is looked at when something happens."""
+"""Which objects the controller queues after a change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Empty:
 
 
 def looked_at(before: Change, change: Change, *, wait: float = 0.0) -> list[str]:
-    """Who is looked at after a change, in their order."""
+    """The objects that are queued after a change, in order."""
 
     async def scenario() -> list[str]:
         cache = ClusterCache(replace(Settings().plan_settings(), keda=True))
@@ -74,7 +74,7 @@ def of(name: str) -> dict[str, Any]:
         (lambda w: w.jobs.put(objects.job("m", 1, 9)), ["e1"]),
         (lambda w: w.pods.put(objects.job_pod("j", "m", 1, 9)), ["e1"]),
         (lambda w: w.services.put(of("e2")), ["e2"]),
-        (lambda w: w.services.put(of("nobody")), []),
+        (lambda w: w.services.put(of("unknown")), []),
         (lambda w: w.pods.remove(ObjectKey("a", "p")), ["e1"]),
         (lambda w: w.put_report(ObjectKey("a", "p"), "uid-p", (HostReport(), "")), ["e1"]),
         (lambda w: w.classes.put({"metadata": {"name": "icelake", "resourceVersion": "9"}}), ["e2"]),
@@ -83,11 +83,11 @@ def of(name: str) -> dict[str, Any]:
         (lambda w: w.endpoints.put(objects.endpoint("e2", 9, status={"optimizedModel": "other"})), ["e2"]),
     ],
 )
-def test_a_change_concerns(change: Change, expected: list[str]) -> None:
+def test_a_change_queues_the_objects_that_depend_on_it(change: Change, expected: list[str]) -> None:
     assert looked_at(two_endpoints, change) == expected
 
 
-def test_a_scaled_object_that_went_is_made_again_only_when_keda_s_definitions_can_have_gone_as_well() -> None:
+def test_a_deleted_scaled_object_is_queued_after_a_delay_in_case_keda_was_uninstalled() -> None:
     def with_scaled_object(cache: ClusterCache) -> None:
         two_endpoints(cache)
         cache.scaled_objects.put(of("e1"))
@@ -99,7 +99,7 @@ def test_a_scaled_object_that_went_is_made_again_only_when_keda_s_definitions_ca
     assert looked_at(with_scaled_object, goes, wait=1.1 * GONE_SECONDS) == ["e1"]
 
 
-def test_the_last_user_that_goes_leaves_an_unused_model() -> None:
+def test_deleting_the_last_user_queues_its_model() -> None:
     def both_go(cache: ClusterCache) -> None:
         cache.endpoints.remove(ObjectKey("a", "e1"))
         cache.endpoints.remove(ObjectKey("a", "e2"))
@@ -107,7 +107,7 @@ def test_the_last_user_that_goes_leaves_an_unused_model() -> None:
     assert looked_at(two_endpoints, both_go) == ["model m"]
 
 
-def test_nodes_are_no_news_to_endpoints_that_are_ready() -> None:
+def test_a_change_of_a_node_does_not_queue_ready_endpoints() -> None:
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
 
     found = looked_at(
@@ -119,7 +119,7 @@ def test_nodes_are_no_news_to_endpoints_that_are_ready() -> None:
 
 
 @pytest.mark.parametrize(("wait", "expected"), [(0.0, 0), (60.0, MANY + 1)])
-def test_progress_reaches_thousands_of_users_with_a_lag(wait: float, expected: int) -> None:
+def test_progress_is_queued_for_thousands_of_users_with_a_delay(wait: float, expected: int) -> None:
     def many(cache: ClusterCache) -> None:
         cache.models.put(objects.optimized_model("m", status={"phase": "Optimizing", "progress": "7/23"}))
         for number in range(MANY + 1):
@@ -131,7 +131,7 @@ def test_progress_reaches_thousands_of_users_with_a_lag(wait: float, expected: i
     assert len(looked_at(many, goes_on, wait=wait)) == expected
 
 
-def test_the_result_reaches_thousands_of_users_at_once() -> None:
+def test_a_result_is_queued_for_thousands_of_users_at_once() -> None:
     def many(cache: ClusterCache) -> None:
         cache.models.put(objects.optimized_model("m", status={"phase": "Optimizing"}))
         for number in range(MANY + 1):
@@ -166,7 +166,7 @@ def takes_texts(cache: ClusterCache) -> None:
     ],
     ids=["edited", "deleted", "as it was read", "another one"],
 )
-def test_texts_are_read_again_when_their_config_map_is_another(change: Change, expected: list[str], read: bool) -> None:
+def test_texts_are_read_again_when_their_config_map_changes(change: Change, expected: list[str], read: bool) -> None:
     worlds: list[ClusterCache] = []
 
     def changed(cache: ClusterCache) -> None:
@@ -177,7 +177,7 @@ def test_texts_are_read_again_when_their_config_map_is_another(change: Change, e
     assert (ObjectKey("a", "texts") in worlds[0].texts) is read
 
 
-def test_texts_that_were_missing_are_read_once_they_are_there() -> None:
+def test_missing_texts_are_read_when_their_config_map_appears() -> None:
     def waits(cache: ClusterCache) -> None:
         cache.endpoints.put(objects.endpoint("e", workload=TEXTS))
         cache.put_texts(ObjectKey("a", "texts"), None)
@@ -185,8 +185,8 @@ def test_texts_that_were_missing_are_read_once_they_are_there() -> None:
     assert looked_at(waits, lambda w: w.text_sources.put(config_map("texts", 6))) == ["e"]
 
 
-def test_of_many_that_are_due_at_once_and_need_nothing_the_loop_gets_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A renewal of the lease, a change that somebody makes, a probe: all wait for the loop to turn."""
+def test_many_due_objects_that_need_no_write_do_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lease renewals, watch events and probes all wait for the next iteration of the event loop."""
     reconciled: list[ReconcileRequest] = []
 
     async def nothing_to_write(self: Reconciler, subject: ReconcileRequest) -> None:
@@ -212,7 +212,7 @@ def test_of_many_that_are_due_at_once_and_need_nothing_the_loop_gets_its_turns(m
 
     monkeypatch.setattr(Reconciler, "reconcile", nothing_to_write)
 
-    # A virtual machine that stands still adds to the thread's clock as well: who never gives way is slow at every try.
+    # A pause of the virtual machine counts in the thread's clock too. Code that never yields is slow at every try.
     for _ in range(3):
         reconciled.clear()
         turns, longest = asyncio.run(scenario())

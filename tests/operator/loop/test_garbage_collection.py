@@ -1,4 +1,4 @@
-"""Clearing the artefact store: once in a period, and never of what anything refers to."""
+"""Collection of the artefact store: once in a period, and never of a referenced artefact."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def settings() -> Settings:
 
 
 class Recording:
-    """A cluster that takes everything and says what it took."""
+    """A cluster that accepts every object and records it."""
 
     def __init__(self) -> None:
         self.applied: list[Json] = []
@@ -81,7 +81,7 @@ class Scene:
             self.cache.jobs.put({**made, "metadata": metadata, "status": {"conditions": ended}})
 
 
-def test_it_runs_once_in_a_period_also_after_a_change_of_leader() -> None:
+def test_a_collection_runs_once_in_a_period_also_after_a_change_of_leader() -> None:
     scene = Scene()
 
     assert scene.collect() is False
@@ -98,7 +98,7 @@ def test_it_runs_once_in_a_period_also_after_a_change_of_leader() -> None:
     assert scene.cluster.names("ConfigMap") == scene.cluster.names("Job")
 
 
-def test_many_nodes_are_done_a_few_at_a_time() -> None:
+def test_collections_on_many_nodes_run_a_few_at_a_time() -> None:
     scene = Scene(nodes=AT_ONCE + 2)
 
     assert scene.collect() is True
@@ -137,7 +137,7 @@ def test_a_failed_job_is_logged_and_not_repeated_at_once(caplog: pytest.LogCaptu
 
 
 def world_of_references() -> ClusterCache:
-    """Everything that may refer to an artefact refers to one."""
+    """A cluster in which each kind of reference names another artefact."""
     cache = ClusterCache(settings().plan_settings())
     cache.endpoints.put(objects.endpoint("pinned", optimization={"mode": "Pinned", "artefact": DIGESTS["pinned"]}))
     cache.endpoints.put(objects.endpoint("emotion", status={"plan": {"artefact": DIGESTS["shown"]}}))
@@ -152,12 +152,12 @@ def world_of_references() -> ClusterCache:
     return cache
 
 
-def test_whatever_anything_refers_to_is_kept() -> None:
+def test_every_referenced_artefact_is_kept() -> None:
     assert referred(world_of_references()) == set(DIGESTS.values())
 
 
 @pytest.mark.slow
-def test_a_real_api_server_takes_it_and_its_controllers_clear_it_up(crds: Cluster, kubectl: Kubectl) -> None:
+def test_the_api_server_accepts_the_job_and_its_controllers_delete_it(crds: Cluster, kubectl: Kubectl) -> None:
     kubectl("label", "namespace", kubectl.namespace, "pod-security.kubernetes.io/enforce=restricted")
     namespace = kubectl.namespace
     chosen = replace(settings().plan_settings(), store_uri="s3://models/here", store_secret="s3")
@@ -174,7 +174,7 @@ def test_a_real_api_server_takes_it_and_its_controllers_clear_it_up(crds: Cluste
             there = asyncio.Event()
             cache.pods.listen(lambda _: there.set())
             assert await collector.collect() is False
-            # The Job controller makes its pod, so admission has nothing against it.
+            # The Job controller has created its pod, so admission accepts it.
             async with asyncio.timeout(120):
                 await there.wait()
             watch.cancel()
@@ -189,7 +189,7 @@ def test_a_real_api_server_takes_it_and_its_controllers_clear_it_up(crds: Cluste
     assert json.loads(kubectl("get", "jobs", "-o", "json"))["items"] == []
 
 
-def test_the_command_of_the_job_is_one_that_the_image_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_of_the_job_exists_in_the_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (container,) = job(CollectionTarget(CollectionHome("a", Pod())), 1, settings().plan_settings())["spec"]["template"][
         "spec"
     ]["containers"]

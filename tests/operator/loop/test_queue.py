@@ -1,4 +1,4 @@
-"""Each key once at a time, urgent ones first, failures later and later. In virtual time."""
+"""The work queue: each key once at a time, urgent ones first, growing delays after failures. Virtual time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_key_is_never_worked_on_twice_at_the_same_time_and_not_forgotten_eithe
     assert run(scenario()) == ["a", None, "a"]
 
 
-def test_what_has_just_happened_goes_before_the_routine() -> None:
+def test_events_go_before_routine_work() -> None:
     async def scenario() -> list[str | None]:
         queue: WorkQueue[str] = WorkQueue()
         for key in ("r1", "r2", "r3"):
@@ -58,7 +58,7 @@ def test_what_has_just_happened_goes_before_the_routine() -> None:
     assert run(scenario()) == ["now", "r3", "r1", "r2"]
 
 
-def test_a_failure_comes_back_later_and_later_and_a_success_ends_that() -> None:
+def test_failures_are_retried_with_a_growing_delay_until_a_success() -> None:
     async def scenario() -> list[float]:
         loop = asyncio.get_running_loop()
         queue: WorkQueue[str] = WorkQueue(backoff=Backoff(first_seconds=1.0, limit_seconds=8.0))
@@ -79,7 +79,7 @@ def test_a_failure_comes_back_later_and_later_and_a_success_ends_that() -> None:
     assert all(low - 0.01 <= wait <= high + 0.01 for wait, (low, high) in zip(waits, bounds, strict=True)), waits
 
 
-def test_an_event_during_a_failing_try_does_not_make_a_busy_loop() -> None:
+def test_an_event_during_a_failing_attempt_does_not_cause_a_busy_loop() -> None:
     async def scenario() -> str | None:
         queue: WorkQueue[str] = WorkQueue(backoff=Backoff(first_seconds=10.0, limit_seconds=10.0))
         queue.add("a")
@@ -91,7 +91,7 @@ def test_an_event_during_a_failing_try_does_not_make_a_busy_loop() -> None:
     assert run(scenario()) is None
 
 
-def test_an_event_after_a_failure_is_looked_at_at_once() -> None:
+def test_an_event_after_a_failure_is_worked_on_at_once() -> None:
     async def scenario() -> str | None:
         queue: WorkQueue[str] = WorkQueue(backoff=Backoff(first_seconds=10.0, limit_seconds=10.0))
         queue.add("a")
@@ -121,7 +121,7 @@ def test_the_earlier_of_two_delays_counts_and_earlier_work_cancels_it() -> None:
     assert later is None
 
 
-def test_what_is_gone_has_no_appointment() -> None:
+def test_a_forgotten_key_is_not_worked_on_later() -> None:
     async def scenario() -> str | None:
         queue: WorkQueue[str] = WorkQueue()
         queue.add_after("a", 5)
@@ -131,7 +131,7 @@ def test_what_is_gone_has_no_appointment() -> None:
     assert run(scenario()) is None
 
 
-def test_many_workers_and_many_events_lose_nothing() -> None:
+def test_many_workers_and_events_lose_no_key() -> None:
     async def scenario() -> tuple[set[str], int]:
         queue: WorkQueue[str] = WorkQueue()
         busy: set[str] = set()

@@ -1,4 +1,4 @@
-"""Killed at any write, before it was sent or before its answer was seen, the next one arrives at the same state."""
+"""An operator killed at any write, before the request or before its answer: its successor reaches the same state."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.operator.running import Tripwire, running
 LIVES = 4
 """At the same time, each in a namespace of its own: they wait more than they work."""
 LASTING = {"Valid", "Resolved", "Optimized"}
-"""What is said of a transition that the status remembers is said at least once: the status is written afterwards. Of a
-state that passes by itself (a rollout that is over) the next process knows nothing."""
+"""Reasons of events that are posted at least once: the status, which records a transition, is written after its event.
+Other events describe a state that ends by itself (a rollout): the next process may find it already over."""
 KINDS = (
     "modelendpoints",
     "optimizedmodels",
@@ -75,12 +75,12 @@ async def live(kubeconfig: Path, kubectl: Kubectl, at: int = 0, *, sent: bool = 
             return await operator.rest()
 
     await asyncio.to_thread(kubectl.apply, ENDPOINT)
-    assert await one_life() or await one_life(), "the second process was not told to die"
+    assert await one_life() or await one_life(), "the second process ended, although no kill was set for it"
     return wires[0].writes
 
 
 def state(kubectl: Kubectl) -> Any:
-    """Everything that matters, without what is of one run only."""
+    """The objects of all kinds, without the values that differ from run to run."""
     found = {}
     for kind in KINDS:
         for item in kubectl.items(kind):
@@ -88,7 +88,7 @@ def state(kubectl: Kubectl) -> Any:
             owners = sorted((owner["kind"], owner["name"]) for owner in metadata.get("ownerReferences", []))
             item["metadata"] = {"name": metadata["name"], "labels": metadata.get("labels"), "owners": owners}
             if kind in {"deployments", "jobs", "services", "poddisruptionbudgets"}:
-                item.pop("status", None)  # what the controllers say of it
+                item.pop("status", None)  # the controllers write it
             found[kind, metadata["name"]] = item
     return _scrubbed(found, kubectl.namespace)
 
@@ -116,7 +116,7 @@ def reasons(kubectl: Kubectl) -> set[str]:
 
 
 @pytest.mark.slow
-def test_killed_at_every_write_it_converges(classes: Cluster) -> None:
+def test_a_successor_of_an_operator_killed_at_any_write_converges(classes: Cluster) -> None:
     at_once = asyncio.Semaphore(LIVES)
 
     async def outcome(at: int = 0, *, sent: bool = False) -> tuple[list[str], Any, set[str]]:
@@ -127,19 +127,19 @@ def test_killed_at_every_write_it_converges(classes: Cluster) -> None:
                 return writes, await asyncio.to_thread(state, kubectl), await asyncio.to_thread(reasons, kubectl)
 
     async def scenario() -> list[str]:
-        writes, expected, told = await outcome()
+        writes, expected, events = await outcome()
         assert ("deployments", "emotion") in expected
         assert len(writes) > 8, writes
-        assert told >= LASTING
+        assert events >= LASTING
 
         async def judged(at: int, *, sent: bool) -> list[str]:
-            _, found, said = await outcome(at, sent=sent)
+            _, found, events = await outcome(at, sent=sent)
             problems = [] if found == expected else [_first_difference(expected, found)]
-            problems += [f"nothing said of {reason}" for reason in LASTING - said]
+            problems += [f"no event with the reason {reason}" for reason in LASTING - events]
             when = "after" if sent else "before"
             return [f"killed {when} write {at}, {writes[at - 1]}: {problem}" for problem in problems]
 
-        # Killed before a write is killed after the one before it.
+        # A kill before a write is the same as a kill after the previous one.
         lives = [judged(1, sent=False), *(judged(at, sent=True) for at in range(1, len(writes) + 1))]
         return [problem for problems in await asyncio.gather(*lives) for problem in problems]
 

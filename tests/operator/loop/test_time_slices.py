@@ -1,4 +1,4 @@
-"""However many tasks share the work, the loop turns."""
+"""Tasks that compute yield to the event loop after a time slice that they share, however many they are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def work(left: Iterator[int], done: list[int]) -> None:
 
 
 async def longest_turn(tasks: int, pieces: int) -> float:
-    """Seconds that this thread computed, while so many tasks do so many pieces of work that nobody waits for."""
+    """The longest iteration of the loop, in CPU seconds, while `tasks` tasks do `pieces` pieces of work."""
     slices, left, done = TimeSlices(), iter(range(pieces)), list[int]()
     gaps: list[float] = []
 
@@ -48,12 +48,12 @@ async def longest_turn(tasks: int, pieces: int) -> float:
 
 @pytest.mark.parametrize("tasks", [1, 100])
 def test_an_iteration_of_the_loop_has_one_slice_for_all_tasks(tasks: int) -> None:
-    # 0.8 s of work. What else the machine has to do makes a turn no longer by this clock, but a virtual machine that
-    # stands still does: who never gives way has a long turn at every try.
+    # 0.8 s of work. Other processes do not count in this clock, but a pause of the virtual machine does. Code that
+    # never yields has a long iteration at every try.
     assert any(asyncio.run(longest_turn(tasks, pieces=400)) < 0.1 for _ in range(3))
 
 
-def test_what_is_left_of_a_slice_is_used_without_a_turn() -> None:
+def test_the_rest_of_a_slice_is_used_without_yielding() -> None:
     async def body() -> bool:
         slices, turned = TimeSlices(seconds=60.0), False
 

@@ -1,7 +1,7 @@
-"""A cluster of one endpoint, as far as plans look at it: objects as JSON, and what controllers and kubelets would do.
+"""A fake cluster with one endpoint, for tests of plans: objects as JSON, and the work of controllers and kubelets.
 
-It does what a plan says (`act`), and lets tests make things happen (`job_runs`, `pods_serve`, ...). Nothing here
-decides: what is seen goes through the same `from_object` as in the operator.
+`act` carries out a plan. Tests make things happen with `job_runs`, `pods_serve`, ... Objects are parsed with the same
+`from_object` as in the operator.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Kube:
         self._made = 0
         self._replicas_ours: set[tuple[str, str]] = set()
 
-    # what is seen
+    # The observed state
 
     @property
     def name(self) -> str:
@@ -227,15 +227,15 @@ class Kube:
             users.append(ModelUser(self.name, self.endpoint["metadata"]["uid"]))
         return OptimizedModelFacts.from_object(self.objects["OptimizedModel", name], tuple(jobs), tuple(users))
 
-    # what is done
+    # The actions of a plan
 
     def plan(self) -> ReconcilePlan:
         return plan(self.observed())
 
     def act(self, made: ReconcilePlan) -> None:
-        """As the operator: delete, apply, write."""
+        """Act as the operator: delete, apply, write."""
         for ref in made.delete:
-            assert (ref.kind, ref.name) in self.objects, f"{ref} is not there to be deleted"
+            assert (ref.kind, ref.name) in self.objects, f"{ref} does not exist and cannot be deleted"
             self.delete(ref)
         for value in made.apply:
             self.apply(value)
@@ -248,7 +248,7 @@ class Kube:
         made = copy.deepcopy(value)
         present = self.objects.get(key)
         if value["kind"] == "Deployment" and "replicas" not in value["spec"]:
-            # Whose the number is stays, and one that was ours until now falls back to the default.
+            # Another owner of the number keeps it; without one it falls back to the default.
             ours = present is None or key in self._replicas_ours
             made["spec"]["replicas"] = 1 if ours or present is None else present["spec"]["replicas"]
         self._replicas_ours.discard(key)
@@ -274,14 +274,14 @@ class Kube:
         self.pods.pop(f"{ref.name}-pod", None)
 
     def reconcile(self) -> ReconcilePlan:
-        """Plan and act until nothing changes any more; the last plan."""
+        """Plan and act until nothing changes; returns the last plan."""
         for _ in range(8):
             before = self.picture()
             made = self.plan()
             self.act(made)
             if self.picture() == before:
                 return made
-        raise AssertionError("no end of changes: a plan is not idempotent")
+        raise AssertionError("the plans do not settle: a plan is not idempotent")
 
     def picture(self) -> Json:
         return copy.deepcopy({"objects": self.objects, "status": self.endpoint["status"]})
@@ -289,17 +289,17 @@ class Kube:
     def pass_by(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
 
-    # what happens: the job
+    # Events of the job
 
     @property
     def job(self) -> str:
-        """The name of the newest job of the present spec."""
+        """The name of the newest job of the current spec."""
         model = self.endpoint["status"]["optimizedModel"]
         jobs = [name for kind, name in self.objects if kind == "Job" and name.startswith(f"{model}-")]
         return max(jobs, key=lambda name: int(name.rpartition("-")[2]))
 
     def job_runs(self, done: int = 7, of: int = 23, *, baseline: bool = False) -> None:
-        """Its pod runs and has said how far it is."""
+        """Its pod runs and has logged its progress."""
         lines = [f'{{"event": "progress", "done": {done}, "of": {of}, "stage": "candidates", "message": "int8"}}']
         if baseline:
             uri = reference(BASELINE).uri
@@ -328,7 +328,7 @@ class Kube:
         self._job_condition("Complete" if code == 0 else "Failed", "" if code == 0 else "BackoffLimitExceeded")
 
     def job_pod_fails(self, reason: str, message: str = "", **pod: Any) -> None:
-        """The pod ends without its process having said anything."""
+        """The pod ends, and its process has left no message."""
         self.job_pod(phase="Failed", reason=reason, message=message, **pod)
         self._job_condition("Failed", "BackoffLimitExceeded")
 
@@ -357,7 +357,7 @@ class Kube:
         failure = Failure(reason=reason, message=message, remedy=remedy, retryable=retryable)
         self.job_ends(Summary(succeeded=False, failure=failure).to_message(), code=75 if retryable else 1)
 
-    # what happens: the pods
+    # Events of the pods
 
     @property
     def deployment(self) -> Json:
@@ -383,7 +383,7 @@ class Kube:
         return pod
 
     def pods_serve(self, *, first_cpu: int = 4, pinned: bool = True, cpu: Json | None = None) -> None:
-        """The Deployment's controller and the kubelet are through: all replicas are new, ready, and have reported."""
+        """The Deployment's controller and the kubelet have finished: all replicas are new, ready, and have reported."""
         runtime = [n for n, pod in self.pods.items() if pod["metadata"]["labels"][names.NAME] == names.RUNTIME]
         for name in runtime:
             del self.pods[name]
@@ -426,10 +426,10 @@ class Kube:
         spec = self.deployment["spec"]["template"]["spec"]
         return int(spec["containers"][0]["resources"]["requests"]["cpu"])
 
-    # shortcuts
+    # Shortcuts
 
     def optimised(self) -> Kube:
-        """An endpoint whose job is through and whose pods serve."""
+        """An endpoint whose job has ended and whose pods serve."""
         self.reconcile()
         self.job_succeeds()
         self.reconcile()
@@ -471,7 +471,7 @@ def info(
     quota: float | None = None,
     findings: tuple[str, ...] = (),
 ) -> Json:
-    """What a runtime says at /info."""
+    """The body that a runtime answers at /info."""
     numbers = list(cpus)
     return {
         "plan": {"summary": "openvino-int8, 2x1 threads"},

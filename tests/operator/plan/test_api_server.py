@@ -1,4 +1,4 @@
-"""A real API server takes everything that plans make, in a namespace with restricted pod security."""
+"""A real API server accepts everything that plans make, in a namespace with restricted pod security."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def pods_of(kube: Kube) -> Iterator[Json]:
 
 
 def rich() -> Kube:
-    """An endpoint that says all that can be said of pods."""
+    """An endpoint that sets every field that has an effect on pods."""
     kube = Kube(
         settings=replace(SETTINGS, store_uri="s3://models/here", store_secret="s3", image_pull_secrets=("ours",)),
         hardwareClass="special",
@@ -96,18 +96,20 @@ MADE: dict[str, Callable[[], Kube]] = {
 
 
 @pytest.mark.parametrize("name", sorted(MADE))
-def test_every_desired_object_is_taken_and_its_pods_are_restricted(name: str, restricted: Kubectl) -> None:
+def test_the_api_server_accepts_every_desired_object_under_restricted_pod_security(
+    name: str, restricted: Kubectl
+) -> None:
     kube = MADE[name]().optimised()
     sent_kinds = set()
     for (kind, _), value in kube.objects.items():
         desired = {part: value[part] for part in value if part != "status"}
-        # What the tests' cluster added as an API server does is not the operator's to apply.
+        # The operator does not apply fields that the API server has added.
         metadata = {
             part: value["metadata"][part]
             for part in ("name", "labels", "annotations", "ownerReferences")
             if part in value["metadata"]
         }
-        # No pod is taken before the account that it names.
+        # The API server accepts a pod only after its service account.
         really = [] if kind == "ServiceAccount" else ["--dry-run=server"]
         if not really:
             del metadata["ownerReferences"]
@@ -125,7 +127,7 @@ def test_a_store_in_a_folder_of_the_nodes_is_refused_by_restricted_security(rest
 
 
 def lives() -> Iterator[Kube]:
-    """An endpoint at each turn of its life."""
+    """An endpoint at each stage of its life."""
     kube = Kube(objective={"latency": {"p95Milliseconds": 20.0}})
     kube.reconcile()
     yield kube
@@ -164,7 +166,7 @@ def lives() -> Iterator[Kube]:
     yield kube
 
 
-def test_every_status_is_taken_as_it_is_written_and_nothing_of_it_is_pruned(restricted: Kubectl) -> None:
+def test_the_api_server_accepts_every_status_and_prunes_nothing(restricted: Kubectl) -> None:
     for kube in lives():
         value = {"apiVersion": names.API_VERSION, "kind": "ModelEndpoint", "metadata": {"name": kube.name}}
         sent(restricted, placed({**value, "spec": kube.spec}, restricted))
@@ -180,7 +182,7 @@ def test_every_status_is_taken_as_it_is_written_and_nothing_of_it_is_pruned(rest
             assert restricted.get("optimizedmodel", name)["status"] == found["status"]
 
 
-def test_an_applied_deployment_gives_its_replicas_back_when_they_are_no_longer_ours(restricted: Kubectl) -> None:
+def test_an_applied_deployment_keeps_replicas_that_another_manager_has_set(restricted: Kubectl) -> None:
     kube = Kube(
         scaling={"mode": "HPA"}, settings=replace(SETTINGS, store_volume=StoreVolume(claim="store"))
     ).optimised()
@@ -193,14 +195,14 @@ def test_an_applied_deployment_gives_its_replicas_back_when_they_are_no_longer_o
 
     assert applied() == 1
     restricted("scale", "deployment/emotion", "--replicas=3")
-    assert applied() == 3, "the number is somebody else's"
+    assert applied() == 3, "another field manager owns the number"
     kube.edit(suspend=True)
     assert applied() == 0
     kube.edit(suspend=False)
     assert applied() == 1
 
 
-def test_what_is_applied_twice_changes_nothing(restricted: Kubectl) -> None:
+def test_a_repeated_apply_changes_nothing(restricted: Kubectl) -> None:
     kube = Kube(
         settings=replace(SETTINGS, store_volume=StoreVolume(claim="store")), scaling={"mode": "None"}, replicas=2
     )
@@ -219,6 +221,6 @@ def test_what_is_applied_twice_changes_nothing(restricted: Kubectl) -> None:
         for _ in range(3):
             sent(restricted, placed({**desired, "metadata": metadata}, restricted))
             found = restricted.get(value["kind"].lower(), metadata["name"])["metadata"]
-            # Controllers write the status of some meanwhile; what the operator applies is counted by the generation.
+            # Controllers may write a status meanwhile; the generation counts changes of the spec only.
             versions.append(found.get("generation") or found["resourceVersion"])
         assert versions == versions[:1] * 3, value["kind"]

@@ -1,4 +1,4 @@
-"""The jobs that clear the artefact store: where they run, what they may touch, what they must keep."""
+"""The jobs that collect the artefact store: where they run, what they may write, which artefacts they keep."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ NODES = [node("n2"), node("n1"), node("lost", "Unknown"), {"metadata": {"name": 
     ],
     ids=["no endpoint", "a service", "a claim in each namespace", "a folder of each node", "a folder by the address"],
 )
-def test_it_is_done_wherever_the_store_is(
+def test_a_collection_runs_in_every_place_of_the_store(
     homes: list[CollectionHome], settings: PlanSettings, expected: tuple[CollectionTarget, ...]
 ) -> None:
     assert targets(homes, NODES, settings) == expected
 
 
-def test_a_name_is_of_one_target_and_period() -> None:
+def test_a_name_is_unique_for_target_and_period() -> None:
     names = [
         name_of(target, period)
         for target in (CollectionTarget(A), CollectionTarget(B), CollectionTarget(A, "n1"))
@@ -70,7 +70,7 @@ def pod_of(target: CollectionTarget, settings: PlanSettings) -> Json:
 
 
 @pytest.mark.parametrize("settings", [S3, CLAIM, FOLDER])
-def test_its_pod_has_no_token_no_rights_and_takes_no_core(settings: PlanSettings) -> None:
+def test_a_collection_pod_has_no_token_no_privileges_and_no_whole_core(settings: PlanSettings) -> None:
     pod = pod_of(CollectionTarget(A, "n1"), settings)
     (container,) = pod["containers"]
 
@@ -80,7 +80,7 @@ def test_its_pod_has_no_token_no_rights_and_takes_no_core(settings: PlanSettings
     assert set(container["resources"]["requests"]) == {"memory"}
 
 
-def test_it_writes_to_the_store_and_to_no_other_volume() -> None:
+def test_a_collection_pod_writes_only_to_the_store() -> None:
     (container,) = pod_of(CollectionTarget(A), CLAIM)["containers"]
 
     assert {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]} == {
@@ -90,7 +90,7 @@ def test_it_writes_to_the_store_and_to_no_other_volume() -> None:
     }
 
 
-def test_on_a_node_it_runs_there_whatever_its_taints() -> None:
+def test_a_collection_of_a_nodes_store_tolerates_all_taints_of_the_node() -> None:
     pod = pod_of(CollectionTarget(A, "n1"), FOLDER)
     (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
 
@@ -99,7 +99,7 @@ def test_on_a_node_it_runs_there_whatever_its_taints() -> None:
     assert "affinity" not in pod_of(CollectionTarget(A), S3)
 
 
-def test_it_comes_at_the_store_as_the_endpoint_does() -> None:
+def test_a_collection_pod_has_the_store_access_of_the_endpoint() -> None:
     pod = pod_of(CollectionTarget(CollectionHome("a", Pod.model_validate({"serviceAccountName": "reader"}))), S3)
     (container,) = pod["containers"]
 

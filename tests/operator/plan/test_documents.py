@@ -40,7 +40,7 @@ def test_every_condition_has_a_section() -> None:
     assert [kind.value for kind in ConditionType if kind.value not in headings] == []
 
 
-def test_messages_point_at_documents_that_are_there() -> None:
+def test_pages_that_messages_name_exist() -> None:
     pointed = {
         link
         for path in PLAN.glob("*.py")

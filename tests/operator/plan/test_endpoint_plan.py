@@ -1,4 +1,4 @@
-"""The course of an endpoint, from its first apply to its second thoughts."""
+"""The plans of an endpoint, from its first apply to later changes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_fp32_graph_serves_while_the_job_runs() -> None:
     assert made.requeue_seconds is not None
 
 
-def test_nothing_serves_before_the_result_where_that_is_switched_off() -> None:
+def test_nothing_serves_before_the_result_if_serve_while_optimizing_is_off() -> None:
     kube = Kube(optimization={"serveWhileOptimizing": False})
     kube.reconcile()
     kube.job_runs(baseline=True)
@@ -73,7 +73,7 @@ def test_the_result_takes_over_from_the_fp32_graph_by_a_rolling_update() -> None
     made = kube.reconcile()
     assert kube.artefact == RESULT
     assert condition(made, "Ready")[1] == "RollingOut"
-    assert made.status["plan"]["digest"] == BASELINE, "what serves is still the old one"
+    assert made.status["plan"]["digest"] == BASELINE, "the old artefact still serves"
     kube.pods_serve()
     made = kube.reconcile()
     assert condition(made, "Ready")[:2] == ("True", "Serving")
@@ -198,7 +198,7 @@ def test_a_deleted_optimized_model_is_made_again_and_what_serves_is_not_touched(
     assert condition(made, "Available")[0] == "True"
 
 
-def test_a_suspended_endpoint_has_no_pods_and_no_job_and_keeps_what_was_found() -> None:
+def test_a_suspended_endpoint_has_no_pods_and_no_job_and_keeps_its_result() -> None:
     kube = Kube().optimised()
     kube.edit(suspend=True)
     made = kube.reconcile()

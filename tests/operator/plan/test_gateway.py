@@ -1,4 +1,4 @@
-"""The gateway: there when it is asked for, in the way only when it is up, and gone without a trace."""
+"""The plan of the gateway: it is deployed if needed, used only while it is available, and deleted completely."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gateway_of(kube: Kube) -> set[Ref]:
 
 
 def gateway_up(kube: Kube, available: int = 2) -> None:
-    """Its Deployment's controller and its pods are through."""
+    """The Deployment of the gateway is complete and its pods are ready."""
     deployment = kube.objects["Deployment", "emotion-gateway"]
     deployment["status"] = {
         "observedGeneration": deployment["metadata"]["generation"],
@@ -60,7 +60,7 @@ def environment(kube: Kube) -> dict[str, str]:
         ({"scaling": ZERO, "suspend": True}, False),
     ],
 )
-def test_there_is_a_gateway_where_the_spec_asks_for_it(spec: Json, there: bool) -> None:
+def test_a_gateway_is_deployed_if_the_spec_requires_one(spec: Json, there: bool) -> None:
     kube = Kube().optimised()
     kube.edit(**spec)
     kube.reconcile()
@@ -68,7 +68,7 @@ def test_there_is_a_gateway_where_the_spec_asks_for_it(spec: Json, there: bool) 
     assert gateway_of(kube) == (ALL if there else set())
 
 
-def test_requests_go_through_it_only_while_it_is_up() -> None:
+def test_requests_go_through_the_gateway_only_while_it_is_available() -> None:
     kube = Kube(scaling=ZERO).optimised()
     kube.pods_serve()
     kube.reconcile()
@@ -84,7 +84,7 @@ def test_requests_go_through_it_only_while_it_is_up() -> None:
     assert "No pod of its gateway is up: requests go to the pods directly." in condition(made, "Available")[2]
 
 
-def test_a_gateway_that_is_not_wanted_any_more_goes_with_all_that_is_its() -> None:
+def test_a_gateway_that_is_no_longer_wanted_is_deleted_with_all_its_objects() -> None:
     kube = Kube(scaling=ZERO).optimised()
     kube.reconcile()
     gateway_up(kube)
@@ -106,7 +106,7 @@ def test_one_pod_has_no_disruption_budget_that_would_block_a_drain() -> None:
     assert gateway_of(kube) == ALL
 
 
-def test_its_pods_are_restricted_and_may_read_one_thing() -> None:
+def test_gateway_pods_are_restricted_and_may_read_endpoint_slices_only() -> None:
     kube = Kube(scaling=ZERO).optimised()
     kube.reconcile()
     pod = kube.objects["Deployment", "emotion-gateway"]["spec"]["template"]["spec"]
@@ -121,7 +121,7 @@ def test_its_pods_are_restricted_and_may_read_one_thing() -> None:
     binding = kube.objects["RoleBinding", "emotion-gateway"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "emotion-gateway", "namespace": "a"}]
     assert pod["serviceAccountName"] == "emotion-gateway"
-    # Nobody else has a token.
+    # The pods of the runtime have no token.
     assert kube.deployment["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
 
 
@@ -150,14 +150,14 @@ def test_the_gateways_process_accepts_the_environment_of_its_pod() -> None:
 
 
 @pytest.mark.parametrize(("cores", "concurrency"), [(1, 32), (2, 32), (4, 64), (16, 256)])
-def test_a_replica_is_given_more_at_a_time_when_it_has_more_cores(cores: int, concurrency: int) -> None:
+def test_the_concurrency_of_a_replica_grows_with_its_cores(cores: int, concurrency: int) -> None:
     kube = Kube(scaling=ZERO, cores=cores).optimised()
     kube.reconcile()
 
     assert environment(kube)["PENSTOCK_GATEWAY_CONCURRENCY"] == str(concurrency)
 
 
-def test_what_it_holds_fits_into_its_memory() -> None:
+def test_the_memory_of_a_gateway_covers_its_held_requests() -> None:
     def memory(held: int) -> Mapping[str, Any]:
         kube = Kube(scaling=ZERO, gateway={"maxHeldRequests": held}).optimised()
         kube.reconcile()
@@ -189,7 +189,7 @@ def at_zero(**spec: Any) -> Kube:
     kube.pods_serve()
     kube.reconcile()
     gateway_up(kube)
-    kube.scale = DesiredScale(replicas=0, reason="0 replicas, down from 1: nobody asks.")
+    kube.scale = DesiredScale(replicas=0, reason="0 replicas, down from 1: no requests.")
     kube.reconcile()
     kube.pods_serve()
     kube.reconcile()

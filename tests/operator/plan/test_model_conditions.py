@@ -1,4 +1,4 @@
-"""How optimisations fail: which are tried again and when, which never, and what is said."""
+"""Failed optimisations: which are retried and when, which are not, and the condition that reports them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.operator.plan.kube import BASELINE, SETTINGS, Kube, condition, contai
 
 @dataclass(frozen=True)
 class Case:
-    """What happens to a job, and what is made of it."""
+    """An event of a job, and the condition that follows."""
 
     name: str
     happens: Callable[[Kube], None]
     reason: str
     retried: bool
-    says: str
+    message: str
 
 
-def told(reason: str, *, retryable: bool) -> Callable[[Kube], None]:
+def job_fails(reason: str, *, retryable: bool) -> Callable[[Kube], None]:
     return lambda kube: kube.job_fails(reason, f"{reason} it was", retryable=retryable, remedy="Do something")
 
 
@@ -56,18 +56,18 @@ def result_lost(kube: Kube) -> None:
 
 
 CASES = [
-    Case("wrong token", told("ModelAccessDenied", retryable=False), "ModelAccessDenied", False, "Do something"),
-    Case("not found", told("ModelNotFound", retryable=False), "ModelNotFound", False, "ModelNotFound it was"),
-    Case("corrupt", told("CorruptModel", retryable=False), "CorruptModel", False, "kubectl delete optimizedmodel"),
-    Case("unsafe", told("UnsafeModel", retryable=False), "UnsafeModel", False, "Do something"),
-    Case("unsupported", told("UnsupportedModel", retryable=False), "UnsupportedModel", False, "Do something"),
-    Case("none good", told("NoCandidateWithinBudget", retryable=False), "NoCandidateWithinBudget", False, "Do"),
-    Case("store closed", told("StoreAccessDenied", retryable=False), "StoreAccessDenied", False, "Do something"),
-    Case("network", told("ModelUnavailable", retryable=True), "ModelUnavailable", True, "next one starts at"),
-    Case("store away", told("StoreUnavailable", retryable=True), "StoreUnavailable", True, "next one starts at"),
-    Case("disk full", told("OutOfDisk", retryable=True), "OutOfDisk", True, "next one starts at"),
-    Case("interrupted", told("Interrupted", retryable=True), "Interrupted", True, "next one starts at"),
-    Case("its own memory", told("OutOfMemory", retryable=False), "OutOfMemory", True, "next one starts at"),
+    Case("wrong token", job_fails("ModelAccessDenied", retryable=False), "ModelAccessDenied", False, "Do something"),
+    Case("not found", job_fails("ModelNotFound", retryable=False), "ModelNotFound", False, "ModelNotFound it was"),
+    Case("corrupt", job_fails("CorruptModel", retryable=False), "CorruptModel", False, "kubectl delete optimizedmodel"),
+    Case("unsafe", job_fails("UnsafeModel", retryable=False), "UnsafeModel", False, "Do something"),
+    Case("unsupported", job_fails("UnsupportedModel", retryable=False), "UnsupportedModel", False, "Do something"),
+    Case("none good", job_fails("NoCandidateWithinBudget", retryable=False), "NoCandidateWithinBudget", False, "Do"),
+    Case("store closed", job_fails("StoreAccessDenied", retryable=False), "StoreAccessDenied", False, "Do something"),
+    Case("network", job_fails("ModelUnavailable", retryable=True), "ModelUnavailable", True, "next one starts at"),
+    Case("store away", job_fails("StoreUnavailable", retryable=True), "StoreUnavailable", True, "next one starts at"),
+    Case("disk full", job_fails("OutOfDisk", retryable=True), "OutOfDisk", True, "next one starts at"),
+    Case("interrupted", job_fails("Interrupted", retryable=True), "Interrupted", True, "next one starts at"),
+    Case("its own memory", job_fails("OutOfMemory", retryable=False), "OutOfMemory", True, "next one starts at"),
     Case("killed for memory", ended(137, "OOMKilled"), "OutOfMemory", True, "spec.pod.memory"),
     Case("killed", ended(137), "OutOfMemory", True, "needed more memory"),
     Case("evicted", pod_fails("Evicted", "The node was low on resource: memory."), "Evicted", True, "low on resource"),
@@ -83,14 +83,14 @@ CASES = [
     Case("job too long", deadline, "TimedOut", True, "budgetSeconds"),
     Case("pod gone", pod_lost, "Interrupted", True, "its pod is gone"),
     Case("result gone", result_lost, "ResultLost", True, "before its result was read"),
-    Case("nothing said", ended(0), "ResultLost", True, "left no summary"),
-    Case("nonsense said", ended(0, message="Segmentation fault"), "ResultLost", True, "Segmentation fault"),
+    Case("no message", ended(0), "ResultLost", True, "left no summary"),
+    Case("no summary in the message", ended(0, message="Segmentation fault"), "ResultLost", True, "Segmentation fault"),
     Case("crash", ended(139, message="core dumped"), "JobCrashed", True, "code 139"),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_failure_is_in_the_condition_and_retried_where_that_can_help(case: Case) -> None:
+def test_a_failure_is_in_the_condition_and_is_retried_if_a_retry_can_help(case: Case) -> None:
     kube = Kube()
     kube.reconcile()
     first = kube.job
@@ -101,7 +101,7 @@ def test_a_failure_is_in_the_condition_and_retried_where_that_can_help(case: Cas
     status, reason, message = condition(made, "Optimized")
     assert status == "False"
     assert reason == ("WaitingToRetry" if case.retried else case.reason)
-    assert case.says in message
+    assert case.message in message
     model = kube.objects["OptimizedModel", kube.endpoint["status"]["optimizedModel"]]["status"]
     assert model["failure"]["reason"] == case.reason
     assert model["phase"] == ("Pending" if case.retried else "Failed")
@@ -267,21 +267,21 @@ def test_the_condition_of_a_job_that_waits_for_a_busy_node_has_the_schedulers_me
 
 
 @pytest.mark.parametrize(
-    ("waiting", "says"),
+    ("waiting", "expected"),
     [
         (("ImagePullBackOff", "Back-off pulling image"), "imagePullSecrets"),
         (("CreateContainerConfigError", 'secret "hf-token" not found'), 'secret "hf-token" not found'),
     ],
 )
 def test_the_condition_of_a_job_whose_container_cannot_start_has_the_reason(
-    waiting: tuple[str, str], says: str
+    waiting: tuple[str, str], expected: str
 ) -> None:
     kube = Kube()
     kube.reconcile()
     kube.job_pod(phase="Pending", containerStatuses=[container(waiting=waiting)])
     status, reason, message = condition(kube.reconcile(), "Optimized")
     assert (status, reason) == ("False", "JobWaiting")
-    assert says in message
+    assert expected in message
 
 
 def test_a_job_pod_that_is_being_deleted_counts_as_interrupted() -> None:
@@ -294,7 +294,7 @@ def test_a_job_pod_that_is_being_deleted_counts_as_interrupted() -> None:
     assert model["failure"]["reason"] == "Interrupted"
 
 
-def test_a_failure_may_bring_the_fp32_graph_in_its_last_words() -> None:
+def test_the_fp32_graph_of_a_failed_runs_summary_serves() -> None:
     kube = Kube()
     kube.reconcile()
     failure = Failure(reason="StoreAccessDenied", message="no", remedy="Give a key")

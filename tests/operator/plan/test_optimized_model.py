@@ -1,4 +1,4 @@
-"""OptimizedModels: their keys, who shares them, when they are swept."""
+"""OptimizedModels: their keys, the endpoints that share them, their deletion."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def name_of(kube: Kube) -> str:
         {"modelCredentials": {"secretName": "token"}},
     ],
 )
-def test_what_the_result_depends_on_makes_another_optimized_model(change: Json) -> None:
+def test_a_field_that_changes_the_result_makes_another_optimized_model(change: Json) -> None:
     assert name_of(Kube(**change)) != name_of(Kube())
 
 
@@ -56,11 +56,11 @@ def test_what_the_result_depends_on_makes_another_optimized_model(change: Json) 
         {"optimization": {"engines": ["openvino", "native", "onnxruntime"]}},
     ],
 )
-def test_what_it_does_not_depend_on_does_not(change: Json) -> None:
+def test_a_field_that_does_not_change_the_result_keeps_the_optimized_model(change: Json) -> None:
     assert name_of(Kube(**change)) == name_of(Kube())
 
 
-def test_endpoints_with_the_same_key_share_one_and_a_newer_toolchain_is_another() -> None:
+def test_endpoints_with_the_same_key_share_an_optimized_model_and_a_newer_toolchain_makes_another() -> None:
     assert name_of(Kube(name="one")) == name_of(Kube(name="two"))
     assert name_of(Kube(settings=replace(SETTINGS, toolchain="0.3.0"))) != name_of(Kube())
 
@@ -104,7 +104,7 @@ def test_an_unused_result_is_deleted_after_the_grace_time() -> None:
     assert unused_model_action(later, now=now + GRACE, settings=SETTINGS).delete
 
 
-def test_a_result_that_is_used_again_forgets_that_it_was_not() -> None:
+def test_a_result_that_is_used_again_is_no_longer_marked_unused() -> None:
     unused = model(status={"phase": "Ready", "lastUsed": "2026-11-21T12:00:00Z"}, users=(USER,))
     again = unused_model_action(unused, now=BEGIN + 2 * GRACE, settings=SETTINGS)
     assert not again.delete
@@ -118,13 +118,13 @@ def test_a_result_in_use_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Optimizing", "Failed"])
-def test_what_has_no_result_and_no_user_is_deleted_at_once_unless_it_is_new(phase: str) -> None:
+def test_an_optimized_model_without_result_and_user_is_deleted_at_once_unless_it_is_new(phase: str) -> None:
     facts = model(status={"phase": phase})
     assert not unused_model_action(facts, now=BEGIN + timedelta(seconds=5), settings=SETTINGS).delete
     assert unused_model_action(facts, now=BEGIN + timedelta(seconds=60), settings=SETTINGS).delete
 
 
-def test_one_that_is_being_deleted_is_left_alone() -> None:
+def test_an_unused_optimized_model_that_is_being_deleted_is_left_alone() -> None:
     assert not unused_model_action(model(deleting=True, status={}), now=BEGIN + 10 * GRACE, settings=SETTINGS).delete
 
 
@@ -162,7 +162,7 @@ def test_an_invalid_status_is_rebuilt_from_the_jobs() -> None:
     assert kube.objects["OptimizedModel", name]["status"]["phase"] == "Ready"
 
 
-def test_a_baseline_line_that_is_no_digest_is_passed_over() -> None:
+def test_a_baseline_line_without_a_digest_is_ignored() -> None:
     kube = Kube()
     kube.reconcile()
     kube.job_runs()
@@ -171,7 +171,7 @@ def test_a_baseline_line_that_is_no_digest_is_passed_over() -> None:
     assert ("Deployment", "emotion") not in kube.objects
 
 
-def test_an_endpoint_whose_texts_are_not_there_wants_none_yet() -> None:
+def test_an_endpoint_whose_texts_are_missing_has_no_optimized_model() -> None:
     assert name_of(Kube(workload={"textsFrom": {"configMapName": "texts", "key": "texts"}})) == ""
 
 
@@ -186,7 +186,7 @@ def test_a_result_without_figures_of_another_version_is_replaced() -> None:
     assert kube.artefact == "sha256:" + "c" * 64
 
 
-def _as_the_api_server_tells(number: str) -> int | float:
+def _as_the_api_server_returns(number: str) -> int | float:
     return int(float(number)) if float(number).is_integer() else float(number)
 
 
@@ -197,9 +197,9 @@ def test_a_spec_is_applied_as_it_was_at_first_or_as_another_version_has_written_
     spec = wanted_spec(endpoint.spec, kube.settings, kube.texts)
     assert spec is not None
     first = optimized_model_object(None, spec, endpoint, ready=False)
-    told = json.loads(json.dumps({**first["spec"], **more}), parse_float=_as_the_api_server_tells)
-    assert json.dumps(told) != json.dumps(first["spec"])
+    stored = json.loads(json.dumps({**first["spec"], **more}), parse_float=_as_the_api_server_returns)
+    assert json.dumps(stored) != json.dumps(first["spec"])
 
-    again = optimized_model_object(OptimizedModelFacts(name_of(kube), spec=told), spec, endpoint, ready=False)
+    again = optimized_model_object(OptimizedModelFacts(name_of(kube), spec=stored), spec, endpoint, ready=False)
 
-    assert json.dumps(again["spec"]) == json.dumps(told if more else first["spec"])
+    assert json.dumps(again["spec"]) == json.dumps(stored if more else first["spec"])

@@ -1,4 +1,5 @@
-"""Placement: which nodes take a pod, and the words when none does. tests/crds/test_scheduler.py asks the real one."""
+"""Placement: the nodes that fit a pod, and the explanation if none fits. tests/crds/test_scheduler.py compares it with
+the real scheduler."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ BELONGS: list[tuple[NodeFacts, set[str]]] = [
 
 
 @pytest.mark.parametrize(("candidate", "classes"), BELONGS)
-def test_a_node_belongs_to_the_classes_that_its_labels_say(candidate: NodeFacts, classes: set[str]) -> None:
+def test_the_labels_of_a_node_decide_its_classes(candidate: NodeFacts, classes: set[str]) -> None:
     assert {name for name in HARDWARE_CLASSES if place(needs(name), [candidate]).placeable} == classes | {"any"}
 
 
@@ -122,22 +123,22 @@ def test_a_missing_device_plugin_is_named() -> None:
 
 
 def test_the_explanation_for_a_class_with_devices_names_its_labels() -> None:
-    told = words(place(needs("inf2"), [node("a")]))
-    assert told.startswith("no node offers aws.amazon.com/neuron: hardwareClass inf2 wants nodes labelled")
-    assert told.endswith("with the Neuron device plugin; 1 node was looked at: 1 lacks the labels")
+    explanation = words(place(needs("inf2"), [node("a")]))
+    assert explanation.startswith("no node offers aws.amazon.com/neuron: hardwareClass inf2 wants nodes labelled")
+    assert explanation.endswith("with the Neuron device plugin; 1 node was looked at: 1 lacks the labels")
 
 
 def test_the_explanation_of_a_nearly_matching_node_names_the_label_that_excludes_it() -> None:
-    told = words(place(needs("icelake"), [nfd("Intel", 6, 85, VNNI), node("other")]))
-    assert "no node belongs to hardwareClass icelake: it wants nodes labelled" in told
-    assert "1 (bare) has feature.node.kubernetes.io/cpu-model.id=85 where in (106, 108) is wanted" in told
-    assert "1 lacks the labels" in told
+    explanation = words(place(needs("icelake"), [nfd("Intel", 6, 85, VNNI), node("other")]))
+    assert "no node belongs to hardwareClass icelake: it wants nodes labelled" in explanation
+    assert "1 (bare) has feature.node.kubernetes.io/cpu-model.id=85 where in (106, 108) is wanted" in explanation
+    assert "1 lacks the labels" in explanation
 
 
 def test_the_label_of_the_endpoint_itself_is_named() -> None:
     pod = Pod(node_selector={"zone": "a"})
-    told = words(place(needs("any", pod=pod), [node("x", zone="b"), node("y")]))
-    assert told == (
+    explanation = words(place(needs("any", pod=pod), [node("x", zone="b"), node("y")]))
+    assert explanation == (
         "no node has zone=a: hardwareClass any or spec.pod.nodeSelector asks for it. Label the nodes, or change "
         "nodeSelector; 2 nodes were looked at: 2 (x, y) have not zone=a"
     )
@@ -152,10 +153,12 @@ def test_a_taint_is_named_with_the_toleration_to_write() -> None:
     tainted = NodeFacts(
         "t", {EC2: "c6i.xlarge", "kubernetes.io/arch": "amd64"}, (Taint("team", "NoSchedule", "x"),), ROOM
     )
-    told = words(place(needs("icelake"), [tainted, node("a")]))
-    assert told.startswith("the nodes of hardwareClass icelake have taints that the pod does not tolerate: add a ")
-    assert "toleration of team=x:NoSchedule to spec.pod.tolerations or to the class, or remove the taint" in told
-    assert told.endswith("2 nodes were looked at: 1 lacks the labels, 1 (t) is tainted team=x:NoSchedule")
+    explanation = words(place(needs("icelake"), [tainted, node("a")]))
+    assert explanation.startswith(
+        "the nodes of hardwareClass icelake have taints that the pod does not tolerate: add a "
+    )
+    assert "toleration of team=x:NoSchedule to spec.pod.tolerations or to the class, or remove the taint" in explanation
+    assert explanation.endswith("2 nodes were looked at: 1 lacks the labels, 1 (t) is tainted team=x:NoSchedule")
 
 
 def test_a_tolerated_taint_is_no_obstacle() -> None:
@@ -200,10 +203,10 @@ OTHERWISE = [
 
 
 @pytest.mark.parametrize(("changed", "beginning", "ending"), OTHERWISE)
-def test_what_else_keeps_a_pod_out(changed: dict[str, Any], beginning: str, ending: str) -> None:
-    told = words(place(needs("any"), [NodeFacts(**{"name": "n", "allocatable": ROOM, **changed})]))
-    assert told.startswith(beginning)
-    assert told.endswith(ending)
+def test_the_explanation_has_the_cause_and_the_node(changed: dict[str, Any], beginning: str, ending: str) -> None:
+    explanation = words(place(needs("any"), [NodeFacts(**{"name": "n", "allocatable": ROOM, **changed})]))
+    assert explanation.startswith(beginning)
+    assert explanation.endswith(ending)
 
 
 def test_a_cluster_without_nodes_is_explained() -> None:
@@ -212,8 +215,8 @@ def test_a_cluster_without_nodes_is_explained() -> None:
 
 def test_many_nodes_are_counted_and_few_are_named() -> None:
     nodes = [NodeFacts(f"n{index}", {}, (Taint("x", "NoSchedule"),), ROOM) for index in range(500)]
-    told = words(place(needs("any"), nodes))
-    assert "500 nodes were looked at: 500 (n0, n1, n10 and 497 more) are tainted x:NoSchedule" in told
+    explanation = words(place(needs("any"), nodes))
+    assert "500 nodes were looked at: 500 (n0, n1, n10 and 497 more) are tainted x:NoSchedule" in explanation
     many = [NodeFacts(f"n{index}", {}, (Taint(f"x{index}", "NoSchedule"),), ROOM) for index in range(50)]
     assert "44 for other reasons" in words(place(needs("any"), many))
     assert len(words(place(needs("any"), many))) < 2000
@@ -320,9 +323,7 @@ NEEDS = st.builds(
 
 
 @given(NEEDS, st.lists(NODES, max_size=6))
-def test_either_there_are_nodes_or_there_are_words_that_name_them(
-    asked: PodRequirements, nodes: list[NodeFacts]
-) -> None:
+def test_a_placement_has_either_nodes_or_an_explanation(asked: PodRequirements, nodes: list[NodeFacts]) -> None:
     placement = place(asked, nodes)
     assert bool(placement.nodes) != bool(placement.explanation)
     assert len(placement.nodes) + len(placement.misses) == len(nodes)
@@ -332,14 +333,16 @@ def test_either_there_are_nodes_or_there_are_words_that_name_them(
 
 
 @given(NEEDS, NODES)
-def test_a_pod_that_asks_for_less_finds_a_node_as_well(asked: PodRequirements, candidate: NodeFacts) -> None:
+def test_a_smaller_pod_fits_wherever_a_larger_one_fits(asked: PodRequirements, candidate: NodeFacts) -> None:
     if mismatch(asked, candidate) is None:
         less = PodRequirements("mine", asked.terms, {}, asked.tolerations, {"cpu": asked.requests["cpu"] / 2})
         assert mismatch(less, candidate) is None
 
 
 @given(NEEDS, st.lists(NODES, max_size=4), NODES)
-def test_another_node_takes_none_away(asked: PodRequirements, nodes: list[NodeFacts], another: NodeFacts) -> None:
+def test_an_additional_node_removes_no_candidate(
+    asked: PodRequirements, nodes: list[NodeFacts], another: NodeFacts
+) -> None:
     assert set(place(asked, nodes).nodes) <= set(place(asked, [*nodes, another]).nodes)
 
 

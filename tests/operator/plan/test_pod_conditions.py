@@ -1,4 +1,4 @@
-"""What pods do, and what Available, CoresPinned, ObjectiveMet and Ready say of it."""
+"""The states of pods, and the conditions Available, CoresPinned, ObjectiveMet and Ready."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNSCHEDULABLE = {
 
 
 def deployed() -> Kube:
-    """The result is there; no pod is, yet."""
+    """An endpoint with a result and without pods."""
     kube = Kube()
     kube.reconcile()
     kube.job_succeeds()
@@ -30,12 +30,12 @@ def deployed() -> Kube:
 
 @dataclass(frozen=True)
 class Case:
-    """A pod that does not serve, and what is said."""
+    """A pod that does not serve, and the condition that is expected."""
 
     name: str
     status: Json
     reason: str
-    says: str
+    expected: str
 
 
 def crashed(message: str = "", code: int = 1, reason: str = "Error", restarts: int = 5) -> Json:
@@ -50,7 +50,7 @@ def words(reason: str, message: str, remedy: str) -> str:
 
 
 CASES = [
-    Case("last words of another", crashed("Segmentation fault", code=139), "CrashLooping", "code 139"),
+    Case("message of another program", crashed("Segmentation fault", code=139), "CrashLooping", "code 139"),
     Case("starting", {"phase": "Pending"}, "Starting", "fetch the artefact"),
     Case(
         "no room", {"phase": "Pending", "node": "", "conditions": [UNSCHEDULABLE]}, "Unschedulable", "Insufficient cpu"
@@ -97,7 +97,7 @@ def test_a_pod_that_does_not_serve_makes_the_endpoint_unready_with_the_reason(ca
     for kind in ("Available", "Ready"):
         status, reason, message = condition(made, kind)
         assert (status, reason) == ("False", case.reason)
-        assert case.says in message
+        assert case.expected in message
     assert "p95" not in made.status or not made.status["p95"]
 
 
@@ -131,7 +131,7 @@ def test_a_rollout_over_its_deadline_is_stuck() -> None:
     assert condition(kube.reconcile(), "Progressing")[:2] == ("False", "RolloutStuck")
 
 
-def test_scaling_is_progress() -> None:
+def test_scaling_is_reported_in_the_condition_progressing() -> None:
     kube = Kube(scaling={"mode": "None"}, replicas=1).optimised()
     kube.edit(replicas=3)
     kube.reconcile()
@@ -142,7 +142,7 @@ def test_scaling_is_progress() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "reason", "says"),
+    ("seen", "reason", "expected"),
     [
         (info(range(64), pinned=False), "SharedCores", "shared CPUs"),
         (info(range(4, 6)), "TooFewCores", "2 CPUs (4-5)"),
@@ -156,14 +156,14 @@ def test_scaling_is_progress() -> None:
     ids=["the shared pool", "too few", "a quota", "half cores"],
 )
 def test_cores_that_are_not_the_pods_own_make_the_endpoint_not_ready_and_hide_the_figures(
-    seen: Json, reason: str, says: str
+    seen: Json, reason: str, expected: str
 ) -> None:
     kube = Kube(objective={"latency": {"p95Milliseconds": 20.0}}).optimised()
     assert kube.endpoint["status"]["p95"]
     kube.infos = dict.fromkeys(kube.infos, seen)
     made = kube.reconcile()
     assert condition(made, "CoresPinned")[:2] == ("False", reason)
-    assert says in condition(made, "CoresPinned")[2]
+    assert expected in condition(made, "CoresPinned")[2]
     assert condition(made, "Ready")[:2] == ("False", reason)
     assert condition(made, "ObjectiveMet")[0] == "Unknown"
     assert (made.status["p95"], made.status["speedUp"]) == ("", "")
@@ -236,7 +236,7 @@ def test_figures_of_a_job_that_did_not_own_its_cores_are_not_shown() -> None:
         ),
     ],
 )
-def test_the_objective_is_held_against_the_measured_capacity(
+def test_the_objective_is_compared_with_the_measured_capacity(
     objective: Json, capacity: Json, expected: tuple[str, str]
 ) -> None:
     kube = Kube(objective=objective)
@@ -251,7 +251,7 @@ def test_the_objective_is_held_against_the_measured_capacity(
 
 
 @pytest.mark.parametrize(
-    ("change", "reason", "says"),
+    ("change", "reason", "expected"),
     [
         ({"hardwareClass": "icelak"}, "HardwareClassNotFound", "there are: any, icelake"),
         ({"workload": {"textsFrom": {"configMapName": "texts", "key": "texts"}}}, "TextsNotFound", "ConfigMap texts"),
@@ -260,7 +260,7 @@ def test_the_objective_is_held_against_the_measured_capacity(
     ],
 )
 def test_a_spec_that_cannot_be_acted_upon_is_not_accepted_and_leaves_what_serves(
-    change: Json, reason: str, says: str
+    change: Json, reason: str, expected: str
 ) -> None:
     kube = Kube().optimised()
     kept = dict(kube.objects)
@@ -268,14 +268,14 @@ def test_a_spec_that_cannot_be_acted_upon_is_not_accepted_and_leaves_what_serves
     made = kube.reconcile()
     status, found, message = condition(made, "Accepted")
     assert (status, found) == ("False", reason)
-    assert says in message
+    assert expected in message
     assert condition(made, "Ready")[:2] == ("False", reason)
     assert (made.apply, made.delete) == ((), ())
     assert kube.objects == kept
     assert made.status["observedGeneration"] == 2
 
 
-def test_another_programs_service_is_not_taken_over() -> None:
+def test_a_service_of_another_program_is_not_taken_over() -> None:
     kube = Kube()
     kube.conflicting = {Ref("Service", "emotion"), Ref("Service", "other")}
     made = kube.reconcile()
@@ -394,7 +394,7 @@ def test_pods_that_are_being_deleted_are_no_problem() -> None:
     assert [pod["name"] for pod in made.status["pods"]] != ["emotion-old"]
 
 
-def test_a_report_that_no_version_of_ours_wrote_names_no_processor() -> None:
+def test_an_invalid_report_has_no_processor() -> None:
     kube = Kube().optimised()
     kube.infos = dict.fromkeys(kube.infos, info(range(4, 8), cpu={"isa": "z80"}))
     made = kube.reconcile()

@@ -1,4 +1,4 @@
-"""What holds whatever happens, in whatever order: random lives of an endpoint."""
+"""Invariants of plans after random sequences of events."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def upgrade(kube: Kube, dice: random.Random) -> None:
     kube.settings = replace(kube.settings, toolchain=f"0.{dice.randrange(4)}.0")
 
 
-def speak(kube: Kube, dice: random.Random) -> None:
-    said = [info(range(4, 8)), info(range(64), pinned=False), info(range(4, 8), cpu=ZEN3), info((4,))]
-    kube.infos = {name: dice.choice(said) for name in kube.infos if dice.random() < 0.8}
+def report(kube: Kube, dice: random.Random) -> None:
+    reports = [info(range(4, 8)), info(range(64), pinned=False), info(range(4, 8), cpu=ZEN3), info((4,))]
+    kube.infos = {name: dice.choice(reports) for name in kube.infos if dice.random() < 0.8}
 
 
 def succeed(kube: Kube, dice: random.Random) -> None:
@@ -113,7 +113,7 @@ HAPPENINGS: dict[str, Callable[..., None]] = {
     "pods serve": on(deployed, lambda kube, _: kube.pods_serve()),
     "a pod crashes": on(deployed, crash),
     "a pod is pending": on(deployed, pending),
-    "pods say": speak,
+    "pods report": report,
     "a neighbour": lambda kube, _: setattr(kube, "neighbours", [Neighbour("n", "b", "node-1", (5,))]),
     "no neighbour": lambda kube, _: setattr(kube, "neighbours", []),
     "time": lambda kube, dice: kube.pass_by(dice.choice([1, 10, 600, 90_000])),
@@ -125,7 +125,7 @@ LIVES = st.lists(st.sampled_from(sorted(HAPPENINGS)), max_size=16)
 
 
 def check(made: ReconcilePlan) -> None:
-    """What holds of every plan."""
+    """Check the invariants of every plan."""
     EndpointStatus.model_validate(made.status)
     found = made.status["conditions"]
     assert sorted(entry["type"] for entry in found) == sorted(kind.value for kind in ConditionType)
@@ -142,7 +142,7 @@ def check(made: ReconcilePlan) -> None:
         assert not made.status.get("speedUp")
     for event in made.events:
         assert event.message.strip()
-    assert all(ref.kind in {"PodDisruptionBudget", "Job"} for ref in made.delete), "nothing that serves is deleted"
+    assert all(ref.kind in {"PodDisruptionBudget", "Job"} for ref in made.delete), "no serving object is deleted"
     for value in made.apply:
         assert len(value["metadata"]["name"]) <= 63
         if value["kind"] in {"Deployment", "Job"}:
@@ -164,7 +164,9 @@ def vouched(kube: Kube) -> set[str]:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(LIVES, st.randoms(use_true_random=False))
-def test_whatever_happens_plans_settle_and_hold_what_they_promise(life: list[str], dice: random.Random) -> None:
+def test_after_any_sequence_of_events_plans_settle_and_keep_their_invariants(
+    life: list[str], dice: random.Random
+) -> None:
     kube = Kube(settings=replace(SETTINGS, max_attempts=3))
     kube.reconcile()
     for name in life:
@@ -176,13 +178,13 @@ def test_whatever_happens_plans_settle_and_hold_what_they_promise(life: list[str
         check(first)
         check(kube.reconcile())
         if serving:
-            assert deployed(kube), "what serves is never taken away"
+            assert deployed(kube), "a serving Deployment is never deleted"
             assert kube.artefact == serving or kube.artefact in vouched(kube)
 
 
 @settings(max_examples=examples(25), deadline=None)
 @given(LIVES, st.randoms(use_true_random=False))
-def test_a_plan_that_has_been_acted_upon_asks_for_nothing_more(life: list[str], dice: random.Random) -> None:
+def test_an_applied_plan_is_followed_by_an_empty_one(life: list[str], dice: random.Random) -> None:
     kube = Kube()
     kube.reconcile()
     for name in life:

@@ -1,4 +1,4 @@
-"""What scales instead of the operator: what it says of itself, its bounds, and that there is one at a time."""
+"""HPAs and ScaledObjects that scale instead of the operator: their conditions, their bounds, and one at a time."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_scaled_object_is_known_by_its_triggers_and_its_ready_condition() -> N
         ("None", (OURS, KEDAS, SCALED)),
     ],
 )
-def test_what_is_left_over_from_another_mode_is_known(mode: str, expected: tuple[ScalerFacts, ...]) -> None:
+def test_scalers_left_over_from_another_mode_are_found(mode: str, expected: tuple[ScalerFacts, ...]) -> None:
     assert left_over((OURS, KEDAS, SCALED), ScalingMode(mode)) == expected
 
 
@@ -102,14 +102,16 @@ def controller(current: int, desired: int, between: HpaBounds) -> int:
 
 
 @given(current=st.integers(1, 60), desired=st.integers(1, 60))
-def test_an_hpa_with_its_tolerance_comes_to_the_very_number(current: int, desired: int) -> None:
+def test_an_hpa_with_its_tolerance_reaches_the_exact_number(current: int, desired: int) -> None:
     between = hpa_bounds(Scaling(min_replicas=1, max_replicas=60), DesiredScale(desired), (OURS,))
 
     assert controller(current, desired, between) == desired
 
 
 @given(current=st.integers(1, 60), desired=st.integers(1, 60), late=st.integers(1, 60))
-def test_a_metric_that_lags_turns_nothing_back_once_the_number_is_bound(current: int, desired: int, late: int) -> None:
+def test_a_lagging_metric_does_not_reverse_a_number_that_the_bounds_enforce(
+    current: int, desired: int, late: int
+) -> None:
     between = hpa_bounds(Scaling(min_replicas=1, max_replicas=60), DesiredScale(desired), (OURS,))
     if desired >= SMALLEST_PREVENTED:
         assert controller(current, late, between) == desired
@@ -135,7 +137,7 @@ def test_bounds_are_the_specs_unless_the_tolerance_is_in_the_way(
 
 
 @pytest.mark.parametrize(("old", "new"), [("HPA", "KEDA"), ("KEDA", "HPA")])
-def test_what_scales_next_is_not_made_before_what_scaled_is_gone(old: str, new: str) -> None:
+def test_the_next_scaler_is_not_created_before_the_previous_one_is_gone(old: str, new: str) -> None:
     kinds = {"HPA": HPA, "KEDA": SCALED_OBJECT}
     kube = Kube(settings=KEDA, scaling={"mode": old}).optimised()
     kube.deployment["spec"]["replicas"] = 5
@@ -149,7 +151,7 @@ def test_what_scales_next_is_not_made_before_what_scaled_is_gone(old: str, new: 
     assert (kinds[new], "emotion") in kube.objects
 
 
-def test_kedas_own_hpa_is_not_ours_to_delete_and_the_next_writer_waits_until_it_is_gone() -> None:
+def test_kedas_hpa_is_not_deleted_and_the_next_writer_waits_until_it_is_gone() -> None:
     kube = Kube(settings=KEDA, scaling={"mode": "KEDA"}).optimised()
     kube.kedas = [KEDAS]
     kube.reconcile()
@@ -196,9 +198,9 @@ def test_the_condition_has_the_message_of_a_scaler_that_cannot_scale(
     kube = Kube(settings=KEDA, scaling={"mode": mode}).optimised()
     kube.scale = DesiredScale(2)
     kind = HPA if mode == "HPA" else SCALED_OBJECT
-    said = {"status": "False", "reason": "FailedGetExternalMetric", "message": "no metrics returned"}
+    failing = {"status": "False", "reason": "FailedGetExternalMetric", "message": "no metrics returned"}
     kind_of_condition = "ScalingActive" if mode == "HPA" else "Ready"
-    kube.objects[kind, "emotion"]["status"] = {"conditions": [{"type": kind_of_condition, **said}]}
+    kube.objects[kind, "emotion"]["status"] = {"conditions": [{"type": kind_of_condition, **failing}]}
 
     kube.reconcile()
 
@@ -207,10 +209,10 @@ def test_the_condition_has_the_message_of_a_scaler_that_cannot_scale(
     assert all(word in message for word in words)
     kube.scale = DesiredScale(2, metrics=no("MetricsMissing", "the load cannot be read"))
     kube.reconcile()
-    assert condition(kube)[1] == "MetricsMissing", "what comes first is said first"
+    assert condition(kube)[1] == "MetricsMissing", "a load that cannot be read is reported before the scaler's failure"
 
 
-def test_an_hpa_that_rests_at_no_replicas_is_not_broken() -> None:
+def test_an_hpa_that_is_disabled_at_zero_replicas_is_not_broken() -> None:
     resting = {"type": "ScalingActive", "status": "False", "reason": "ScalingDisabled", "message": "zero"}
     assert not ScalerFacts.from_object(hpa(resting)).broken
 
@@ -231,11 +233,11 @@ def test_without_keda_its_mode_creates_nothing_and_the_condition_names_the_cause
     assert (SCALED_OBJECT, "emotion") in kube.objects
 
 
-def test_who_has_scaled_is_struck_from_the_owners_once_the_number_is_the_operators() -> None:
+def test_a_former_scaler_is_removed_from_the_owners_when_the_operator_takes_over() -> None:
     theirs = {"manager": "kube-controller-manager", "subresource": "scale", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
     kube = Kube(scaling={"mode": "HPA"}).optimised()
     kube.deployment["metadata"]["managedFields"] = [theirs]
-    assert kube.plan().taken_over == frozenset(), "it is the HPA's"
+    assert kube.plan().taken_over == frozenset(), "the HPA owns the number"
 
     kube.edit(scaling={"mode": "Internal"})
     kube.act(kube.plan())
@@ -246,7 +248,7 @@ def test_who_has_scaled_is_struck_from_the_owners_once_the_number_is_the_operato
     assert kube.plan().taken_over == frozenset()
 
 
-def test_only_what_scaled_is_left_behind_and_only_for_the_number() -> None:
+def test_scale_entries_are_the_owners_of_the_number_through_the_scale_subresource() -> None:
     number: Json = {"f:spec": {"f:replicas": {}}}
     other: Json = {"f:spec": {"f:template": {}}}
     managed = [

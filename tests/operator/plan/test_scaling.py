@@ -1,4 +1,4 @@
-"""Who scales in which mode, and what is said of it."""
+"""Which program scales in which mode, and the conditions and events about it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_owner_of_the_replica_count_is_read_from_the_managed_fields(managed:
 
 
 @pytest.mark.parametrize("mode", ["HPA", "KEDA"])
-def test_a_number_that_is_ours_alone_stays_ours_until_the_hpa_has_written_its_own(mode: str) -> None:
+def test_the_operator_keeps_the_number_until_the_hpa_has_written_it(mode: str) -> None:
     kube = Kube().optimised()
     kube.deployment["spec"]["replicas"] = 5
     kube.deployment["metadata"]["managedFields"] = [OURS]
@@ -84,7 +84,7 @@ def test_an_hpa_scales_to_the_operators_number_without_its_tolerance() -> None:
 
 @pytest.mark.parametrize("change", [{"scaling": {"mode": "Internal"}}, {"suspend": True}])
 @pytest.mark.parametrize(("mode", "kind"), [("HPA", "HorizontalPodAutoscaler"), ("KEDA", "ScaledObject")])
-def test_what_scales_goes_with_its_mode_and_while_suspended(mode: str, kind: str, change: Json) -> None:
+def test_a_scaler_is_deleted_when_the_mode_changes_and_while_suspended(mode: str, kind: str, change: Json) -> None:
     kube = Kube(settings=KEDA, scaling={"mode": mode}).optimised()
     assert (kind, "emotion") in kube.objects
     kube.edit(**change)
@@ -173,23 +173,23 @@ def test_replicas_slower_than_their_curve_make_curve_current_false(
 def test_a_change_of_the_number_is_an_event_with_the_decision_and_the_same_number_is_none() -> None:
     kube = Kube(scaling={"maxReplicas": 8}).optimised()
 
-    def said(scale: DesiredScale) -> list[tuple[str, str]]:
+    def scaled(scale: DesiredScale) -> list[tuple[str, str]]:
         kube.scale = scale
         events = kube.plan().events
         kube.reconcile()
         return [(event.reason, event.message) for event in events if event.reason in {"ScaledUp", "ScaledDown"}]
 
-    assert said(DesiredScale(2, "2 replicas: 120 requests/s.")) == [], "nobody knows what was before"
-    assert said(DesiredScale(5, "5 replicas, up from 2: 300 requests/s.")) == [
+    assert scaled(DesiredScale(2, "2 replicas: 120 requests/s.")) == [], "the previous number is not known"
+    assert scaled(DesiredScale(5, "5 replicas, up from 2: 300 requests/s.")) == [
         ("ScaledUp", "5 replicas, up from 2: 300 requests/s.")
     ]
-    assert said(DesiredScale(5, "5 replicas: 310 requests/s.")) == []
-    assert said(DesiredScale(3, "3 replicas, down from 5: 100 requests/s.")) == [
+    assert scaled(DesiredScale(5, "5 replicas: 310 requests/s.")) == []
+    assert scaled(DesiredScale(3, "3 replicas, down from 5: 100 requests/s.")) == [
         ("ScaledDown", "3 replicas, down from 5: 100 requests/s.")
     ]
 
 
-def test_that_the_maximum_holds_the_number_down_is_a_warning_once() -> None:
+def test_a_number_limited_by_the_maximum_is_one_warning() -> None:
     kube = Kube(scaling={"maxReplicas": 5}).optimised()
 
     def warned(scale: DesiredScale) -> list[tuple[str, str]]:
@@ -204,7 +204,7 @@ def test_that_the_maximum_holds_the_number_down_is_a_warning_once() -> None:
     assert warned(limited) == []
 
 
-def test_where_an_hpa_writes_the_count_the_event_has_the_decision_and_its_reason() -> None:
+def test_in_the_mode_hpa_the_event_has_the_decision_and_its_reason() -> None:
     kube = Kube(scaling={"mode": "HPA", "maxReplicas": 8}).optimised()
     reasons = []
     for scale in (

@@ -1,4 +1,4 @@
-"""The objects that are applied: Guaranteed, restricted, on the right nodes, drained in time."""
+"""The applied objects: Guaranteed, restricted, on the right nodes, with time to drain."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def container_of(value: Json) -> Json:
 def env_of(value: Json) -> dict[str, str]:
     entries = container_of(value)["env"]
     found = {entry["name"]: entry["value"] for entry in entries}
-    assert len(found) == len(entries), "a variable twice is refused by the API server"
+    assert len(found) == len(entries), "the API server refuses a repeated variable"
     return found
 
 
 def mounts_of(value: Json) -> dict[str, Json]:
-    """What is mounted where: path to volume, with readOnly as it takes effect."""
+    """The mounts of a container: path to volume, with the effective readOnly."""
     volumes = {volume["name"]: volume for volume in value["spec"]["template"]["spec"]["volumes"]}
     mounts = container_of(value)["volumeMounts"]
     assert {mount["name"] for mount in mounts} == set(volumes)
@@ -74,7 +74,7 @@ def test_pods_have_no_token_no_service_links_and_a_place_to_write() -> None:
         assert "emptyDir" in mounts_of(value)["/tmp"]
 
 
-def test_pods_go_to_nodes_of_their_class_and_put_up_with_its_taints() -> None:
+def test_pods_run_on_nodes_of_their_class_and_tolerate_its_taints() -> None:
     kube = Kube(pod={"nodeSelector": {"zone": "a"}, "tolerations": [{"key": "spot", "operator": "Exists"}]}).optimised()
     for value in both(kube):
         pod = value["spec"]["template"]["spec"]
@@ -90,7 +90,7 @@ def test_pods_go_to_nodes_of_their_class_and_put_up_with_its_taints() -> None:
         assert [toleration["key"] for toleration in pod["tolerations"]] == ["dedicated", "spot"]
 
 
-def test_the_class_any_asks_nothing_of_its_nodes() -> None:
+def test_the_class_any_has_no_node_requirements() -> None:
     pod = Kube(hardwareClass="any").optimised().deployment["spec"]["template"]["spec"]
     assert "affinity" not in pod
     assert "tolerations" not in pod
@@ -136,7 +136,7 @@ def test_the_environment_has_all_settings_of_the_runtime() -> None:
     }
 
 
-def test_the_variables_are_such_as_the_runtime_and_the_job_read() -> None:
+def test_runtime_and_job_parse_the_variables_of_their_pods() -> None:
     from penstock_optimizer.pod.pod_job import JobVariables
     from penstock_runtime.pod.variables import PodVariables
     from penstock_runtime.settings import SETTINGS as RUNTIME_SETTINGS
@@ -162,13 +162,13 @@ def test_a_pod_drains_within_its_grace_period(seconds: int) -> None:
     assert pod["terminationGracePeriodSeconds"] == drain.grace
 
 
-def test_rollouts_take_no_pod_away_before_a_new_one_serves() -> None:
+def test_rollouts_remove_no_pod_before_a_new_one_serves() -> None:
     spec = Kube(rollout={"maxSurge": 2}).optimised().deployment["spec"]
     assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 0}}
     assert spec["minReadySeconds"] > 0
 
 
-def test_probes_ask_life_of_one_path_and_readiness_of_another() -> None:
+def test_liveness_and_readiness_probes_have_different_paths() -> None:
     container = container_of(Kube().optimised().deployment)
     paths = {kind: container[kind]["httpGet"]["path"] for kind in ("startupProbe", "readinessProbe", "livenessProbe")}
     assert paths == {"startupProbe": "/healthz", "readinessProbe": "/readyz", "livenessProbe": "/healthz"}
@@ -306,10 +306,12 @@ def test_a_job_is_run_once_by_kubernetes_and_ends_a_while_after_its_budget() -> 
     assert job["spec"]["backoffLimit"] == 0
     assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
     assert job["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 1000
-    assert "activeDeadlineSeconds" not in job["spec"], "that one would count the time without a node"
+    assert "activeDeadlineSeconds" not in job["spec"], (
+        "activeDeadlineSeconds of the Job would count the time without a node"
+    )
 
 
-def test_the_installations_variables_reach_the_pods_and_replace_none_of_ours() -> None:
+def test_variables_of_the_installation_reach_the_pods_and_override_none_of_the_operators() -> None:
     extra = (("HF_ENDPOINT", "http://mirror"), ("PENSTOCK_ARTEFACT", "x"), ("PENSTOCK_STORE_URI", "x"))
     kube = Kube(settings=replace(SETTINGS, extra_env=extra)).optimised()
     for value in both(kube):
@@ -325,7 +327,7 @@ def test_only_several_replicas_have_a_disruption_budget(replicas: int, there: bo
     assert (("PodDisruptionBudget", "emotion") in kube.objects) is there
 
 
-def test_the_budget_goes_with_the_second_replica() -> None:
+def test_the_disruption_budget_is_deleted_with_the_second_replica() -> None:
     kube = Kube(scaling={"mode": "None"}, replicas=2).optimised()
     kube.edit(replicas=1)
     kube.reconcile()
@@ -364,7 +366,7 @@ def test_the_number_of_replicas_has_exactly_one_writer(
 
 
 @pytest.mark.parametrize("mode", ["HPA", "KEDA", "Internal", "None", "External"])
-def test_suspending_writes_zero_in_every_mode_and_resuming_gives_the_number_back(mode: str) -> None:
+def test_suspending_writes_zero_in_every_mode_and_resuming_restores_the_number(mode: str) -> None:
     kube = Kube(scaling={"mode": mode}).optimised()
     kube.edit(suspend=True)
     suspended = kube.reconcile().object("Deployment")
@@ -419,7 +421,7 @@ def test_a_name_that_is_cut_stays_deterministic_and_distinct() -> None:
     assert len(names.shortened(long, suffix="-1")) <= 63
 
 
-def test_settings_that_cannot_be_meant_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="either"):
         PlanSettings("r", "o", "1", store_volume=StoreVolume("a", "b"))
     with pytest.raises(ValueError, match="max_attempts"):

@@ -1,4 +1,4 @@
-"""What is distilled from objects of the API, from logs, and from what pods say of themselves."""
+"""Facts parsed from objects of the API, from logs and from reports of pods."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANYTHING = st.recursive(
 )
 
 
-def test_an_empty_pod_is_a_pending_one() -> None:
+def test_a_pod_without_a_status_is_pending() -> None:
     facts = PodFacts.from_object({"metadata": {"name": "p"}})
     assert (facts.phase, facts.ready, facts.deleting, facts.cpus) == ("Pending", False, False, 0)
 
@@ -44,9 +44,9 @@ def test_new_objects_without_a_status_are_understood() -> None:
     assert DeploymentFacts.from_object({"metadata": metadata, "spec": {"replicas": 0, "template": {}}}).wanted == 0
 
 
-def test_the_newest_progress_counts_and_chatter_is_passed_over() -> None:
+def test_the_newest_progress_line_counts_and_other_lines_are_ignored() -> None:
     lines = [
-        "Some library says hello",
+        "Some library prints hello",
         '{"event": "progress", "done": 1, "of": 23}',
         '{"event": "baseline", "digest": "sha256:b", "uri": "file:///b", "bytes": 12}',
         "[1, 2]",

@@ -1,4 +1,4 @@
-"""What the tests on an API server have in common: they play the kubelet, so no nodes may run their pods."""
+"""Fixtures of the tests on an API server. The tests act as the kubelet, so no nodes may run their pods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def namespace_cluster(nodeless: Cluster) -> Cluster:
 
 @pytest.fixture(scope="session")
 def crds(nodeless: Cluster) -> Cluster:
-    """It, once it knows our resources."""
+    """The same with Penstock's resources installed."""
     install_crds(nodeless)
     return nodeless
 

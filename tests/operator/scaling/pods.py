@@ -1,4 +1,4 @@
-"""Serving pods as the autoscaler meets them: real HTTP on loopback addresses, and the runtime's own metrics."""
+"""Serving pods for the autoscaler: real HTTP on loopback addresses, and the runtime's own metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUTE = "/predict"
 
 
 class ServingPod:
-    """Counts what tests say that it has answered."""
+    """Counts the answers that a test states with `answer` and `refuse`."""
 
     def __init__(self, *, objective_milliseconds: float | None = 20.0) -> None:
         status = ServerStatus("emotion", TaskName.TEXT_CLASSIFICATION, phase=ServerPhase.READY)
@@ -25,17 +25,17 @@ class ServingPod:
         self.scrapes = 0
 
     def answer(self, count: int, *, seconds: float = 0.008, late: int = 0, late_seconds: float = 0.2) -> None:
-        """So many requests, `late` of them late."""
+        """Count `count` answered requests; `late` of them took `late_seconds`."""
         for index in range(count):
             self.metrics.finished(ROUTE, 200, late_seconds if index < late else seconds, inference=True)
 
     def refuse(self, count: int) -> None:
-        """With 429."""
+        """Count requests refused with 429."""
         for _ in range(count):
             self.metrics.finished(ROUTE, 429, 0.001, inference=True)
 
     def text(self) -> str:
-        """What /metrics says: the request that asks is itself being answered."""
+        """The text of /metrics, which counts its own request as in flight."""
         self.metrics.in_flight += 1
         try:
             return self.metrics.exposition("text/plain")[0].decode()
@@ -43,7 +43,7 @@ class ServingPod:
             self.metrics.in_flight -= 1
 
     async def serve(self, _: web.Request) -> web.Response:
-        """As the runtime does."""
+        """Serve /metrics as the runtime does."""
         self.scrapes += 1
         if self.status != 200:
             return web.Response(status=self.status)
@@ -59,7 +59,7 @@ class Fleet:
         self._runners: list[web.AppRunner] = []
 
     async def add(self, address: str) -> ServingPod:
-        """One more."""
+        """Start one more pod."""
         pod = self.pods[address] = ServingPod()
         app = web.Application()
         app.router.add_get("/metrics", pod.serve)
@@ -70,7 +70,7 @@ class Fleet:
         return pod
 
     def share(self, requests: int, among: Iterable[str], *, seconds: float = 0.008) -> None:
-        """Requests that come, spread evenly over the pods at these addresses."""
+        """Spread `count` requests evenly over the pods at these addresses."""
         chosen = sorted(among)
         for index, address in enumerate(chosen):
             extra = 1 if index < requests % len(chosen) else 0
@@ -83,7 +83,7 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet() -> AsyncIterator[Fleet]:
-    """Ends with its servers."""
+    """A fleet; its servers end with the block."""
     made = Fleet()
     try:
         yield made

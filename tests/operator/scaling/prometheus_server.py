@@ -1,4 +1,4 @@
-"""A Prometheus process: over TLS, with a password, and to be killed."""
+"""A Prometheus process, optionally with TLS and a password, which tests can kill."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed.ports import some_free_ports
 
 RULES = Path(__file__).parents[3] / "charts/penstock/files/recording-rules.yaml"
 HASH = "$2b$04$AFhFAAdNUvxW55C197kcvOPQH7ZJS0Wkwbjr1r5/Hsd7HLW5m9tAa"
-"""Of `opensesame`."""
+"""The bcrypt hash of `opensesame`."""
 
 
 class Server:
@@ -68,7 +68,7 @@ class Server:
 
     @property
     def secret(self) -> dict[str, str]:
-        """The `data` of a Secret that lets in."""
+        """The `data` of a Secret with valid credentials."""
         data = {"username": b"penstock", "password": b"opensesame", "ca.crt": self.authority.certificate}
         return {key: base64.b64encode(value).decode() for key, value in data.items()}
 

@@ -26,7 +26,7 @@ from tests.operator.scaling.pods import Fleet, fleet
 
 TICK = 5.0
 WINDOW = 120
-"""The autoscaler's own, which learns; one that an endpoint sets does not."""
+"""The autoscaler's default window, which it lengthens; the window of an endpoint stays as it is."""
 CAPACITY = {
     "requestsPerSecond": 79.7,
     "p95ObjectiveMilliseconds": 20.0,
@@ -61,18 +61,18 @@ class Scene:
         self.fleet = pods
         self.now = time.time()
         self.load = 0.0
-        """Requests a second."""
+        """Requests per second."""
         self.seconds = 0.008
-        """That each takes."""
+        """Duration of each request."""
         self.addresses: dict[str, str] = {}
-        """Of the pods that serve, by name."""
+        """Addresses of the serving pods, by name."""
         self.operator: Running
         self.autoscaler: Autoscaler
         self.wire: Tripwire
 
     @asynccontextmanager
     async def operating(self, **settings: Any) -> AsyncIterator[None]:
-        """From nothing known to at work, and killed."""
+        """Start an operator with empty caches, and kill it at the end."""
 
         def trip(port: ClusterPort) -> ClusterPort:
             self.wire = Tripwire(port)
@@ -110,11 +110,11 @@ class Scene:
     async def until(self, condition: Callable[[], Any], *, within: float = 120.0) -> None:
         deadline = time.monotonic() + within
         while not condition():
-            assert time.monotonic() < deadline, "it does not come to that"
+            assert time.monotonic() < deadline, "the condition did not hold within the limit"
             await asyncio.sleep(0.05)
 
     async def pods_serve(self) -> None:
-        """The kubelets' part: as many pods as the Deployment wants run, are ready, and answer."""
+        """Act as the kubelet: as many pods as the Deployment wants run, are ready, and answer."""
         wanted = -1
         while wanted != self.deployment.wanted:  # something else may scale meanwhile
             wanted = self.deployment.wanted
@@ -152,7 +152,7 @@ class Scene:
         self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", patch)
 
     async def passes(self, seconds: float) -> None:
-        """Time in which the load comes, is answered and is looked at."""
+        """Let time pass: requests arrive and are answered, and ticks run."""
         for _ in range(int(seconds / TICK)):
             self.now += TICK
             self.fleet.share(int(self.load * TICK), self.addresses.values(), seconds=self.seconds)
@@ -160,7 +160,7 @@ class Scene:
             await asyncio.sleep(0)
 
     async def settles(self, seconds: float) -> None:
-        """The same, with new replicas coming as they are asked for."""
+        """The same, and start new replicas when they are requested."""
         for _ in range(int(seconds / TICK)):
             await self.passes(TICK)
             if self.operator.controller.queue.busy:
@@ -172,7 +172,7 @@ class Scene:
         return value
 
     async def replicas(self) -> int:
-        """As the API server has it."""
+        """The endpoint as the API server has it."""
         value = await self.call(self.kubectl.get, "deployment", "emotion")
         return int(value["spec"]["replicas"])
 
@@ -193,7 +193,7 @@ def played(kubectl: Kubectl, kubeconfig: Path, play: Callable[[Scene], Awaitable
 
 
 def writers(kubectl: Kubectl) -> set[tuple[str, str]]:
-    """Who owns the number of replicas: manager and subresource."""
+    """The owners of the number of replicas: manager and subresource."""
     shown = kubectl("get", "deployment", "emotion", "-o", "json", "--show-managed-fields")
     return {
         (entry["manager"], entry.get("subresource", ""))

@@ -28,13 +28,13 @@ VALUES = Path(__file__).parents[3] / "examples/prometheus-adapter.yaml"
 
 
 def adapter_configuration() -> str:
-    """What prometheus-adapter's chart makes of our values."""
+    """The configuration that prometheus-adapter's chart makes of our values."""
     values = yaml.safe_load(VALUES.read_text())
     return yaml.safe_dump({"externalRules": values["rules"]["external"]})
 
 
 def registry_of(decisions: Callable[[], Mapping[ObjectKey, Decision]]) -> CollectorRegistry:
-    """With the figures of the operator's decisions."""
+    """A registry with the metrics of the operator's decisions."""
     registry = CollectorRegistry()
     registry.register(ScalingCollector(decisions))
     return registry

@@ -1,4 +1,4 @@
-"""A real Prometheus finds the pods through a real API server, and the operator scales by what it says."""
+"""A real Prometheus finds the pods through a real API server, and the operator scales by its answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WITHIN_SECONDS = 240.0
 
 
 def discovery(kubeconfig: Path, namespace: str, port: int) -> dict[str, object]:
-    """As a PodMonitor of the serving pods becomes, but for their port: here it is the tests'."""
+    """The scrape configuration of a PodMonitor of the serving pods, except for the port, which is the tests'."""
     meta = "__meta_kubernetes_pod"
     return {
         "job_name": "penstock",
@@ -68,7 +68,7 @@ def test_replicas_follow_prometheus_and_stay_when_it_is_killed(
                 deadline, scene.now = time.monotonic() + WITHIN_SECONDS, time.time()
                 while scene.deployment.wanted < 3:
                     await asyncio.sleep(1)
-                    # Prometheus has no time but the real one: what would have come since the last look.
+                    # Prometheus uses real time: send the requests of the time since the last tick.
                     scene.fleet.share(round(150 * (time.time() - scene.now)), scene.addresses.values())
                     scene.now = time.time()
                     await scene.autoscaler.tick(scene.now)

@@ -1,4 +1,4 @@
-"""The operator killed at the peak, on a real API server: whoever takes over shrinks nothing, and turns nothing.
+"""The operator killed at the peak, on a real API server: its successor does not scale down and does not flap.
 
 Time is an argument of a tick, as in test_operator.py.
 """
@@ -20,13 +20,13 @@ PEAK, CALM = 150, 10
 
 
 async def memory(scene: Scene) -> dict[str, Any]:
-    """What the status has for the next leader."""
+    """The snapshot that the status has for the next leader."""
     found: dict[str, Any] = json.loads((await scene.found())["status"]["scaling"]["memory"])
     return found
 
 
 async def lowest(scene: Scene, seconds: float) -> int:
-    """Time passes; the fewest replicas of it."""
+    """Let time pass; returns the fewest replicas during that time."""
     fewest = await scene.replicas()
     for _ in range(int(seconds / (2 * TICK))):
         await scene.settles(2 * TICK)
@@ -35,7 +35,7 @@ async def lowest(scene: Scene, seconds: float) -> int:
 
 
 @pytest.mark.slow
-def test_killed_again_and_again_at_the_peak_it_neither_shrinks_nor_flaps(
+def test_an_operator_killed_repeatedly_at_the_peak_neither_scales_down_nor_flaps(
     classes: Cluster, kubectl: Kubectl, kubeconfig: Path
 ) -> None:
     async def play(scene: Scene) -> None:
@@ -44,7 +44,7 @@ def test_killed_again_and_again_at_the_peak_it_neither_shrinks_nor_flaps(
             scene.load = 40
             await scene.settles(150)
             scene.load = PEAK
-            # Killed in the surge: what was asked for has not started, and who asked is gone.
+            # Killed in the surge, before the requested replicas have started.
             await scene.passes(15)
             await scene.operator.rest()
             asked = await scene.replicas()
@@ -56,7 +56,7 @@ def test_killed_again_and_again_at_the_peak_it_neither_shrinks_nor_flaps(
                 assert await lowest(scene, WINDOW - 2 * TICK) == asked, f"life {life}"
                 assert await scene.replicas() == asked, f"life {life}"
 
-        # Garbage in the place of what is remembered is nothing, and is put right.
+        # An invalid snapshot counts as an empty one, and is replaced.
         for garbage in ("{{{", json.dumps({"v": 1, "windowFactor": -3})):
             patch = json.dumps({"status": {"scaling": {"memory": garbage}}})
             await scene.call(
@@ -73,7 +73,7 @@ def test_killed_again_and_again_at_the_peak_it_neither_shrinks_nor_flaps(
 
 
 @pytest.mark.slow
-def test_what_was_learnt_of_bouts_outlives_the_leader(classes: Cluster, kubectl: Kubectl, kubeconfig: Path) -> None:
+def test_a_learnt_window_survives_a_failover(classes: Cluster, kubectl: Kubectl, kubeconfig: Path) -> None:
     async def play(scene: Scene) -> None:
         async with scene.operating():
             await scene.optimised()
@@ -83,17 +83,17 @@ def test_what_was_learnt_of_bouts_outlives_the_leader(classes: Cluster, kubectl:
             peak = await scene.replicas()
             assert peak >= 3
             learnt = (await memory(scene))["windowFactor"]
-            assert learnt >= 2, "the second bout took back what the pause before had taken away"
+            assert learnt >= 2, "the second rise needed the replicas that the pause had removed"
 
-        # Killed at the peak; the bout ends while nobody looks.
+        # Killed at the peak; the load falls while no operator runs.
         scene.load = CALM
         async with scene.operating():
             assert await lowest(scene, (learnt - 0.5) * WINDOW) == peak
             assert (await memory(scene))["windowFactor"] == learnt
             await scene.settles(900)
-            assert await scene.replicas() == 1, "it is a longer window, not none"
+            assert await scene.replicas() == 1, "a longer window ends as well"
 
-        # What was decided, in kubectl's words.
+        # The decisions as `kubectl describe` shows them.
         described = await scene.call(kubectl, "describe", "modelendpoint", "emotion")
         assert "requests/s now" in described
         assert "per replica at p95" in described
@@ -115,7 +115,7 @@ def test_how_long_pods_take_to_start_is_read_from_the_pods(
             started = (await memory(scene))["started"]
 
         assert len(started) == len(scene.addresses)
-        assert all(0 <= one["seconds"] < 60 for one in started), "made until ready, as the API server has it"
+        assert all(0 <= one["seconds"] < 60 for one in started), "from creation until ready, by the API server's times"
         decision = scene.autoscaler.decisions()[ObjectKey(kubectl.namespace, "emotion")]
         assert decision.demand is not None
         assert decision.demand.ahead_seconds < 40, "three pods are more than the setting"

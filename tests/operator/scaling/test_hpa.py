@@ -1,4 +1,4 @@
-"""A real HorizontalPodAutoscaler over a real external metrics API scales to the operator's number; nobody else does.
+"""A real HorizontalPodAutoscaler over a real external metrics API scales to the operator's number, as the only writer.
 
 The controller is kube-controller-manager's; from the operator's decision to its reading every program is a real one
 (tests/operator/scaling/telemetry.py).
@@ -31,9 +31,9 @@ from tests.operator.scaling.telemetry import external_metrics, registry_of, scra
 from tests.operator.scaling.writers import HPA, OPERATOR, chronicle
 
 WITHIN_SECONDS = 120.0
-"""For what takes a scrape, a query and a look of the controller: some three seconds on a quiet machine."""
+"""Enough for a scrape, a query and a sync of the controller: some three seconds on a quiet machine."""
 PAUSE_SECONDS = 0.2
-"""Between two looks at what nobody announces."""
+"""Between two reads of state that has no watch."""
 QUICK = {**ROUTING_OFF, "kube-controller-manager": ("--horizontal-pod-autoscaler-sync-period=1s",)}
 EXACT = {
     "kube-apiserver": (*QUICK["kube-apiserver"], "--feature-gates=HPAConfigurableTolerance=true"),
@@ -51,7 +51,7 @@ PLAIN, TOLERANT = "as Kubernetes 1.34 is", "with HPAConfigurableTolerance"
 
 @pytest.fixture(scope="module")
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
-    """A control plane whose HPA controller looks every second."""
+    """A control plane whose HPA controller syncs every second."""
     with running_control_plane(extra=EXACT if request.param == TOLERANT else QUICK) as plane:
         install_crds(Cluster(plane.kubeconfig, plane.kubectl))
         any_class = {"apiVersion": "penstock.dev/v1alpha1", "kind": "HardwareClass"}
@@ -76,14 +76,14 @@ async def metrics_served(
 
 
 async def followed(scene: Scene, number: int) -> None:
-    """Whoever scales brings the Deployment to the number, and its pods come. The autoscaler's time stands still."""
+    """Wait until any program has scaled the Deployment to the number, and start its pods, at an unchanged clock."""
     await scene.until(lambda: scene.deployment.wanted == number, within=WITHIN_SECONDS)
     await scene.operator.rest()
     await scene.pods_serve()
 
 
 async def decided(scene: Scene, number: int, *, seconds: float = 900.0) -> None:
-    """The autoscaler comes to the number, in its own time, with the replicas that there are."""
+    """Let the autoscaler's time pass until it decides on the number, with an unchanged number of replicas."""
     for _ in range(int(seconds / TICK)):
         await scene.passes(TICK)
         if decision(scene).replicas == number:
@@ -92,7 +92,7 @@ async def decided(scene: Scene, number: int, *, seconds: float = 900.0) -> None:
 
 
 async def scaled(scene: Scene, number: int, *, seconds: float = 900.0) -> None:
-    """The same, with the steps on the way there: the HPA follows each."""
+    """The same, with the HPA following each step."""
     for _ in range(int(seconds / TICK)):
         await scene.passes(TICK)
         step = decision(scene).replicas
@@ -108,16 +108,15 @@ def decision(scene: Scene) -> Decision:
     return found
 
 
-async def said(scene: Scene, reason: str) -> str:
-    """MetricsAvailable comes to have this reason; its message."""
-
+async def wait_for_reason(scene: Scene, reason: str) -> str:
+    """Wait until MetricsAvailable has this reason, and return the message."""
     deadline = time.monotonic() + WITHIN_SECONDS
     while True:
         await scene.autoscaler.tick(scene.now)
         found = await scene.condition()
         if found[1] == reason:
             return found[2]
-        assert time.monotonic() < deadline, f"{reason} is not said, but {found}"
+        assert time.monotonic() < deadline, f"expected the reason {reason}, found {found}"
         await asyncio.sleep(PAUSE_SECONDS)
 
 
@@ -135,7 +134,7 @@ async def hpa(scene: Scene) -> dict[str, Any]:
     ],
     indirect=["plane"],
 )
-def test_an_hpa_follows_the_decision_there_is_one_writer_at_any_time_and_without_metrics_the_number_stays(
+def test_an_hpa_follows_the_decision_as_the_only_writer_and_keeps_the_number_without_metrics(
     plane: ControlPlane, tool: Tool, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     async def play(scene: Scene) -> None:
@@ -150,7 +149,7 @@ def test_an_hpa_follows_the_decision_there_is_one_writer_at_any_time_and_without
             assert set(history.writers) == {frozenset({OPERATOR})}
 
             await scene.call(kubectl.apply, endpoint(mode="HPA", maxReplicas=4))
-            await said(scene, "Read")
+            await wait_for_reason(scene, "Read")
             scene.load = 200
             await scaled(scene, 4)
             scene.load = 10
@@ -158,21 +157,21 @@ def test_an_hpa_follows_the_decision_there_is_one_writer_at_any_time_and_without
             assert history.writers == [frozenset({OPERATOR}), frozenset({HPA})]
 
             prometheus.kill()
-            message = await said(scene, "ScalerFails")
+            message = await wait_for_reason(scene, "ScalerFails")
             assert "FailedGetExternalMetric" in message
             assert "external.metrics.k8s.io" in message
             scene.load = 200
             await decided(scene, 4)
-            assert await said(scene, "ScalerFails")
+            assert await wait_for_reason(scene, "ScalerFails")
             assert await scene.replicas() == 1
             assert history.writers[-1] == {HPA}
 
             await scene.call(kubectl.apply, endpoint(mode="Internal", maxReplicas=4))
             await followed(scene, 4)
-            assert await said(scene, "Read")
+            assert await wait_for_reason(scene, "Read")
             assert await scene.call(kubectl.items, "horizontalpodautoscalers") == []
             assert history.writers == [frozenset({OPERATOR}), frozenset({HPA}), frozenset({OPERATOR})]
-            # From mode to mode the number has never gone anywhere but where it was decided to go.
+            # During the changes of mode the number only took decided values.
             first, second, *down, last = history.numbers[history.numbers.index(2) :]
             assert (first, second, down, last) == (2, 4, sorted(down, reverse=True), 4)
 
@@ -195,7 +194,7 @@ CONTROL: dict[str, Any] = {
 
 
 def hpa_over(metric: dict[str, Any], average: str, target: dict[str, Any]) -> dict[str, Any]:
-    """As one would write it: with the tolerance of 10 %."""
+    """An HPA as a user would write it: with the tolerance of 10 %."""
     wanted = {"type": "AverageValue", "averageValue": average}
     return {
         "apiVersion": "autoscaling/v2",
@@ -211,15 +210,15 @@ def hpa_over(metric: dict[str, Any], average: str, target: dict[str, Any]) -> di
 
 
 def plain_hpa(namespace: str) -> dict[str, Any]:
-    """Over the operator's number, for another Deployment."""
+    """An HPA over the operator's number, for another Deployment."""
     labels = {"model_endpoint": "emotion", "model_endpoint_namespace": namespace}
     metric = {"name": "penstock_operator_desired_replicas", "selector": {"matchLabels": labels}}
     return hpa_over(metric, "1", {"apiVersion": "apps/v1", "kind": "Deployment", "name": "control"})
 
 
-# With the gate it is a control plane more, and the same to us.
+# With the feature gate it takes another control plane, and the operator behaves the same.
 @pytest.mark.parametrize("plane", [PLAIN, pytest.param(TOLERANT, marks=pytest.mark.extended)], indirect=True)
-def test_eleven_of_ten_is_eleven_although_an_hpa_tolerates_a_tenth(
+def test_an_hpa_scales_from_ten_to_eleven_in_spite_of_its_tolerance_of_ten_percent(
     plane: ControlPlane, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     async def play(scene: Scene) -> None:
@@ -230,7 +229,7 @@ def test_eleven_of_ten_is_eleven_although_an_hpa_tolerates_a_tenth(
             assert await scene.replicas() == 10
             await scene.call(kubectl.apply, endpoint(mode="HPA", minReplicas=10, maxReplicas=11))
             await scene.passes(120)
-            await said(scene, "Read")
+            await wait_for_reason(scene, "Read")
             await scene.call(kubectl.apply, CONTROL, plain_hpa(kubectl.namespace))
             history = await stack.enter_async_context(chronicle(scene.wire, kubectl.namespace))
 
@@ -242,7 +241,7 @@ def test_eleven_of_ten_is_eleven_although_an_hpa_tolerates_a_tenth(
             assert (bounds["minReplicas"], bounds["maxReplicas"]) == ((10, 11) if exact else (11, 11))
             await saw(scene, "11")
             control = await scene.call(kubectl.get, "deployment", "control")
-            assert control["spec"]["replicas"] == 10, "the trap that ours is kept out of"
+            assert control["spec"]["replicas"] == 10, "the tolerance of a plain HPA, which the operator's HPA avoids"
 
             scene.load = 100
             await scaled(scene, 10)
@@ -250,7 +249,7 @@ def test_eleven_of_ten_is_eleven_although_an_hpa_tolerates_a_tenth(
             assert history.writers[-1] == {HPA}
 
     async def saw(scene: Scene, value: str) -> None:
-        """The plain HPA has read the value, and thought about it."""
+        """Wait until the plain HPA has read the value and kept ten replicas."""
         deadline = time.monotonic() + WITHIN_SECONDS
         while True:
             status = (await scene.call(kubectl.get, "horizontalpodautoscaler", "control")).get("status") or {}
@@ -265,7 +264,7 @@ def test_eleven_of_ten_is_eleven_although_an_hpa_tolerates_a_tenth(
 def _read(status: dict[str, Any]) -> str:
     """The whole number behind an average of an HPA over ten replicas."""
     for metric in status.get("currentMetrics") or []:
-        if "external" not in metric:  # before it has read anything
+        if "external" not in metric:  # it has not read a metric yet
             continue
         average = metric["external"]["current"]["averageValue"]
         return f"{round(10 * (int(average[:-1]) / 1000 if average.endswith('m') else int(average)))}"
@@ -273,18 +272,18 @@ def _read(status: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("plane", [PLAIN], indirect=True)
-def test_an_hpa_of_the_users_on_the_endpoint_scales_it_and_the_operator_writes_the_deployment(
+def test_a_users_hpa_scales_the_endpoint_and_the_operator_writes_the_deployment(
     plane: ControlPlane, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     async def play(scene: Scene) -> None:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(scene.operating())
             await scene.optimised(mode="External")
-            # The API server follows the owners of a number only from when somebody has applied it.
+            # The API server follows the owners of a number only from the first apply.
             applied = endpoint(mode="External")
             applied["spec"]["replicas"] = 1
             await scene.call(kubectl.apply, applied)
-            # What he scales by is his own.
+            # The user scales by a metric of their own.
             registry = CollectorRegistry()
             waiting = Gauge("shop_orders_waiting", "Orders", ["namespace"], registry=registry)
             waiting.labels(kubectl.namespace).set(55)

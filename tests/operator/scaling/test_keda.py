@@ -1,6 +1,6 @@
 """A real KEDA scales by the operator's number: its operator and its metrics server, built from their Go module.
 
-Time is the real one here, for KEDA and Prometheus have no other.
+Real time passes here: KEDA and Prometheus have no other clock.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Stage:
         await self._stack.aclose()
 
     async def follow(self) -> None:
-        """Write down who writes from now on."""
+        """Record the writers of the number from now on."""
         self.history = await self._stack.enter_async_context(chronicle(self.scene.wire, self.scene.kubectl.namespace))
 
     def _decisions(self) -> Mapping[ObjectKey, Decision]:
@@ -85,7 +85,7 @@ class Stage:
         return {} if autoscaler is None else autoscaler.decisions()
 
     async def until(self, condition: Callable[[], bool], *, load: int, what: str) -> None:
-        """A load of so many requests a second, until it has come to that; pods come as they are asked for."""
+        """Apply `load` requests/s until the condition holds; pods start as they are requested."""
         scene = self.scene
         deadline = time.monotonic() + WITHIN_SECONDS
         while not condition():
@@ -98,18 +98,18 @@ class Stage:
                 await scene.pods_serve()
 
     async def scaled(self, number: int, *, load: int) -> None:
-        """Until it runs so many replicas."""
+        """Wait until the Deployment asks for `number` replicas."""
         await self.until(lambda: self.scene.deployment.wanted == number, load=load, what=f"not {number} replicas")
 
-    async def said(self, reason: str) -> None:
-        """Until MetricsAvailable has this reason."""
+    async def wait_for_reason(self, reason: str) -> None:
+        """Wait until MetricsAvailable has this reason."""
         async with asyncio.timeout(WITHIN_SECONDS):
             while (await self.scene.condition())[1] != reason:
                 await self.scene.autoscaler.tick(time.time())
                 await asyncio.sleep(0.5)
 
 
-def test_keda_follows_the_decision_with_one_writer_and_lets_go_when_the_mode_is_over(
+def test_keda_follows_the_decision_as_the_only_writer_and_stops_when_the_mode_changes(
     plane: ControlPlane, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     async def play(scene: Scene) -> None:
@@ -122,12 +122,12 @@ def test_keda_follows_the_decision_with_one_writer_and_lets_go_when_the_mode_is_
             hpas = await scene.call(kubectl.items, "horizontalpodautoscalers")
             assert [one["metadata"]["name"] for one in hpas] == ["keda-hpa-emotion"]
             assert stage.history.writers == [frozenset({OPERATOR}), frozenset({HPA})]
-            await stage.said("Read")
-            # One step down suffices: the window that it waits for is as long in real time.
+            await stage.wait_for_reason("Read")
+            # One step down is enough: the test waits for the window in real time.
             await stage.scaled(2, load=10)
 
             stage.prometheus.kill()
-            await stage.said("MetricsMissing")
+            await stage.wait_for_reason("MetricsMissing")
             assert await scene.replicas() == 2
             assert stage.history.writers[-1] == {HPA}
 
@@ -142,7 +142,9 @@ def test_keda_follows_the_decision_with_one_writer_and_lets_go_when_the_mode_is_
     played(kubectl, plane.kubeconfig, play)
 
 
-def test_eleven_of_ten_is_eleven_with_keda_too(plane: ControlPlane, kubectl: Kubectl, tmp_path: Path) -> None:
+def test_keda_scales_from_ten_to_eleven_in_spite_of_the_tolerance_of_ten_percent(
+    plane: ControlPlane, kubectl: Kubectl, tmp_path: Path
+) -> None:
     async def play(scene: Scene) -> None:
         async with Stage(scene, tmp_path) as stage:
             await scene.optimised(minReplicas=10, maxReplicas=11)

@@ -1,4 +1,4 @@
-"""KEDA's own definitions, on a real API server: it takes our ScaledObject, and what happens where there is no KEDA."""
+"""A real API server with KEDA's definitions accepts the ScaledObject; and the behaviour without KEDA."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMETHEUS = "http://127.0.0.1:9"
 
 @pytest.fixture(scope="module")
 def plane(private_control_plane: ControlPlane) -> ControlPlane:
-    """Without KEDA, to begin with."""
+    """At first without KEDA."""
     install_crds(Cluster(private_control_plane.kubeconfig, private_control_plane.kubectl))
     any_class = {"apiVersion": "penstock.dev/v1alpha1", "kind": "HardwareClass"}
     private_control_plane.kubectl.apply({**any_class, "metadata": {"name": "any"}, "spec": {}})
@@ -37,7 +37,7 @@ def kubectl(plane: ControlPlane) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_keda_may_come_later_and_its_definitions_take_our_object(plane: ControlPlane, kubectl: Kubectl) -> None:
+def test_keda_may_be_installed_later_and_accepts_the_scaled_object(plane: ControlPlane, kubectl: Kubectl) -> None:
     async def play(scene: Scene) -> None:
         async with scene.operating(keda=True, prometheus_url=PROMETHEUS):
             await scene.optimised(mode="KEDA", minReplicas=2, maxReplicas=9)
@@ -82,9 +82,7 @@ def contains(found: Any, wanted: Any) -> bool:
 
 
 @pytest.mark.slow
-def test_a_scaled_object_with_a_mistake_is_one_that_the_definition_refuses(
-    plane: ControlPlane, kubectl: Kubectl
-) -> None:
+def test_kedas_definition_refuses_a_scaled_object_with_a_mistake(plane: ControlPlane, kubectl: Kubectl) -> None:
     keda.install_definitions(kubectl)
     value = ParsedEndpoint.from_object({**endpoint(mode="KEDA"), "metadata": {"name": "emotion", "uid": "u"}})
     made = json.loads(json.dumps(scaled_object(value, PROMETHEUS, HpaBounds(1, 4))))

@@ -1,4 +1,4 @@
-"""A tick over what the caches hold: who is looked at, where the load is read, and which Secrets are."""
+"""A tick over the caches: which endpoints are decided upon, where their load is read, which Secrets are used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.operator.scaling.pods import fleet
 
 START = 1_700_000_000.0
 PROMETHEUS = {"url": "http://127.0.0.1:9", "secretName": "access"}
-"""Nobody listens on that port."""
+"""No server listens on that port."""
 
 
 class Secrets:
@@ -53,7 +53,7 @@ def deployment(name: str, replicas: int) -> dict[str, Any]:
     }
 
 
-def world_of(replicas: int = 2, **spec: Any) -> ClusterCache:
+def cluster_with(replicas: int = 2, **spec: Any) -> ClusterCache:
     cache = ClusterCache(Settings().plan_settings())
     cache.endpoints.put(objects.endpoint("e", **spec))
     cache.deployments.put(deployment("e", replicas))
@@ -86,7 +86,7 @@ def scale_of(cache: ClusterCache) -> DesiredScale:
     ],
 )
 def test_a_secret_is_used_only_with_the_consent_label_and_other_problems_are_reported(answer: Any, why: str) -> None:
-    cache = world_of(scaling={"metrics": {"prometheus": PROMETHEUS}})
+    cache = cluster_with(scaling={"metrics": {"prometheus": PROMETHEUS}})
     port = Secrets(answer)
 
     asyncio.run(ticked(port, cache, 120))
@@ -95,24 +95,24 @@ def test_a_secret_is_used_only_with_the_consent_label_and_other_problems_are_rep
     assert scale.metrics is not None
     assert (scale.replicas, scale.metrics.true, scale.metrics.reason) == (2, False, "MetricsMissing")
     assert why in scale.metrics.message
-    assert port.asked <= 3, "it is not read with every tick"
+    assert port.asked <= 3, "the Secret is not read at every tick"
 
 
 def test_a_secret_without_a_url_is_reported() -> None:
-    cache = world_of(scaling={"metrics": {"prometheus": {"secretName": "access"}}})
+    cache = cluster_with(scaling={"metrics": {"prometheus": {"secretName": "access"}}})
     asyncio.run(ticked(Secrets(None), cache, 120))
     metrics = scale_of(cache).metrics
     assert metrics is not None
     assert "no url" in metrics.message
 
 
-def test_the_fall_back_is_gone_up_to_and_never_down() -> None:
+def test_the_fallback_scales_up_and_never_down() -> None:
     missing = {"whenMetricsMissing": "Fallback", "fallbackReplicas": 3}
-    low, high = world_of(2, scaling=missing), world_of(4, scaling=missing)
+    low, high = cluster_with(2, scaling=missing), cluster_with(4, scaling=missing)
     for cache in (low, high):
         cache.models.put(objects.optimized_model("m"))
         asyncio.run(ticked(Secrets(None), cache, 200))
-    # Nothing is known of what a replica takes either: then the number stays in any case.
+    # The capacity of a replica is unknown as well: then the number stays in any case.
     assert (scale_of(low).cause, scale_of(high).replicas) == ("NoCapacityCurve", 4)
 
 
@@ -130,7 +130,7 @@ def test_pods_of_endpoints_that_do_not_scale_are_not_scraped(spec: dict[str, Any
     async def scenario() -> tuple[int, ClusterCache]:
         async with fleet() as pods:
             pod = await pods.add("127.0.0.2")
-            cache = world_of(**spec)
+            cache = cluster_with(**spec)
             cache.pods.put(objects.runtime_pod("p", "e", ip="127.0.0.2", ready=True))
             autoscaler = make_autoscaler(cast("ClusterPort", Secrets(None)), cache, LoadSettings(), pod_port=pods.port)
             async with autoscaler:
@@ -143,7 +143,7 @@ def test_pods_of_endpoints_that_do_not_scale_are_not_scraped(spec: dict[str, Any
 
 def test_a_decision_is_withdrawn_when_another_scaler_scales_or_the_endpoint_is_deleted() -> None:
     async def scenario(end: Any) -> dict[ObjectKey, DesiredScale]:
-        cache = world_of(2)
+        cache = cluster_with(2)
         autoscaler = make_autoscaler(cast("ClusterPort", Secrets(None)), cache, LoadSettings(), pod_port=1)
         async with autoscaler:
             for index in range(20):
@@ -158,10 +158,10 @@ def test_a_decision_is_withdrawn_when_another_scaler_scales_or_the_endpoint_is_d
     assert asyncio.run(scenario(lambda cache: cache.endpoints.remove(ObjectKey("a", "e")))) == {}
 
 
-def test_one_endpoint_that_cannot_be_decided_upon_does_not_keep_the_others_from_it(
+def test_an_error_of_one_endpoint_does_not_stop_the_decisions_of_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cache = world_of(2)
+    cache = cluster_with(2)
     cache.endpoints.put(objects.endpoint("d"))
     cache.deployments.put(deployment("d", 1))
     find = "penstock_operator.scaling.read.target.scaling_settings"

@@ -16,7 +16,7 @@ from tests.operator.scaling.scene import Scene, endpoint, played, writers
 
 
 @pytest.mark.slow
-def test_replicas_follow_the_load_with_one_writer_and_say_why(
+def test_replicas_follow_the_load_with_one_writer_and_events_have_the_reason(
     classes: Cluster, kubectl: Kubectl, kubeconfig: Path
 ) -> None:
     async def play(scene: Scene) -> None:
@@ -29,7 +29,7 @@ def test_replicas_follow_the_load_with_one_writer_and_say_why(
 
             scene.load = 150
             await scene.settles(30)
-            assert await scene.replicas() >= 3, "150 requests/s over 79.7 each with a quarter to spare"
+            assert await scene.replicas() >= 3, "150 requests/s over 79.7 per replica, with a quarter as headroom"
             await scene.settles(240)
             assert await scene.replicas() == 3
             assert await scene.call(writers, kubectl) == {("penstock-operator", "")}
@@ -38,13 +38,13 @@ def test_replicas_follow_the_load_with_one_writer_and_say_why(
             assert "requests/s" in scaling["reason"]
             assert scaling["capacityPerReplica"] == 79.7
 
-            # At rest: whatever the ticks find, nothing is written.
+            # A steady load: the ticks write nothing.
             await scene.settles(180)
             before = list(scene.wire.writes)
             await scene.settles(300)
             assert scene.wire.writes == before
 
-            # Somebody else's number is put right.
+            # A number that another program writes is corrected.
             generation = scene.deployment.generation
             await scene.call(lambda: kubectl("scale", "deployment/emotion", "--replicas=1"))
             await scene.until(lambda: scene.deployment.generation == generation + 2)
@@ -54,7 +54,7 @@ def test_replicas_follow_the_load_with_one_writer_and_say_why(
 
             scene.load = 10
             await scene.settles(45)
-            assert await scene.replicas() == 3, "not before the window is over"
+            assert await scene.replicas() == 3, "no scale-down before the end of the window"
             await scene.settles(480)
             assert await scene.replicas() == 1
 
@@ -72,7 +72,7 @@ def test_replicas_follow_the_load_with_one_writer_and_say_why(
 
 
 @pytest.mark.slow
-def test_without_metrics_nothing_shrinks_the_condition_is_false_and_a_new_leader_changes_nothing(
+def test_without_metrics_the_number_stays_and_a_new_leader_does_not_scale_down_at_once(
     classes: Cluster, kubectl: Kubectl, kubeconfig: Path
 ) -> None:
     async def play(scene: Scene) -> None:
@@ -95,7 +95,7 @@ def test_without_metrics_nothing_shrinks_the_condition_is_false_and_a_new_leader
             await scene.settles(60)
             assert (await scene.condition())[:2] == ("True", "Read")
 
-        # Failed over at the peak, and the load ends at that moment.
+        # A failover at the peak, and the load ends at that moment.
         scene.load = 0
         async with scene.operating():
             await scene.settles(45)
@@ -119,9 +119,9 @@ def test_the_count_survives_the_change_to_an_hpa_and_the_scaler_owns_it(
 
             await scene.call(kubectl.apply, endpoint(mode="HPA", maxReplicas=6))
             await scene.settles(60)
-            assert await scene.replicas() == 2, "what only the operator has written would go back to 1"
+            assert await scene.replicas() == 2, "without a handover the number would fall back to the default of 1"
 
-            # As the HPA does it.
+            # As an HPA does.
             await scene.call(lambda: kubectl("scale", "deployment/emotion", "--replicas=4"))
             await scene.until(lambda: scene.deployment.wanted == 4)
             await scene.operator.rest()
@@ -137,7 +137,7 @@ def test_the_count_survives_the_change_to_an_hpa_and_the_scaler_owns_it(
             status = (await scene.found())["status"]["scaling"]
             assert status["desired"] == desired.value
 
-            # The very number that somebody else has scaled to becomes the operator's, and his name goes.
+            # The operator takes over the number that another program wrote, and removes that program as its owner.
             await scene.call(lambda: kubectl("scale", "modelendpoint/emotion", "--replicas=4"))
             await scene.call(kubectl.apply, endpoint(mode="External"))
             await scene.until(lambda: scene.deployment.replicas_ours_alone)

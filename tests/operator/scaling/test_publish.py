@@ -1,4 +1,4 @@
-"""At rest nothing is written; what changes is."""
+"""A decision is written only if it differs from the published one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_first_decision_is_published() -> None:
 
 
 @pytest.mark.parametrize(("old", "new", "expected"), [(0.2, 0.7, False), (0.2, 0.0, True), (0.0, 0.3, True)])
-def test_below_one_request_per_second_only_changes_from_and_to_zero_are_published(
+def test_below_one_request_per_second_only_changes_to_and_from_zero_are_published(
     old: float, new: float, expected: bool
 ) -> None:
     before, now = replace(BEFORE, requests_per_second=old), replace(BEFORE, requests_per_second=new)

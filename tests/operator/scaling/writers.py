@@ -1,4 +1,4 @@
-"""Who has written the number of replicas, at any time: from every version of a Deployment that there was."""
+"""The writers of the number of replicas over time, from every version of a Deployment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def writers_of(value: dict[str, Any]) -> frozenset[Writer]:
 
 @dataclass
 class Chronicle:
-    """What was seen of one object."""
+    """The history of one object."""
 
     seen: list[tuple[int, frozenset[Writer]]] = field(default_factory=list)
     """Number and writers, of each version in turn."""
@@ -40,7 +40,8 @@ class Chronicle:
 
     @property
     def writers(self) -> list[frozenset[Writer]]:
-        """The writers, one after the other, without repetitions; a version whose number nobody owns has none."""
+        """The writers, one after the other, without repetitions; a version without an owner of the number is
+        left out."""
         found = [writers for _, writers in self.seen if writers]
         return [one for index, one in enumerate(found) if not index or found[index - 1] != one]
 
@@ -67,7 +68,7 @@ async def chronicle(
     task = asyncio.create_task(follow())
     try:
         yield kept
-        assert not task.done(), "the chronicle has broken off"
+        assert not task.done(), "the watch of the writers has ended"
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

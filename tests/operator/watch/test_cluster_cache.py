@@ -1,4 +1,4 @@
-"""What belongs to an endpoint, from what is known of the cluster."""
+"""The snapshot of an endpoint from the cluster cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def seen(cache: ClusterCache) -> EndpointSnapshot:
     return observed
 
 
-def test_an_endpoint_that_is_not_known_is_none(cache: ClusterCache) -> None:
+def test_an_unknown_endpoint_is_none(cache: ClusterCache) -> None:
     assert cache.observe(ObjectKey("a", "other")) is None
     assert cache.observe(ObjectKey("b", "emotion")) is None
 
@@ -91,7 +91,7 @@ def test_present_objects_are_listed_by_kind_and_name(cache: ClusterCache) -> Non
     assert seen(cache).present == {Ref("Service", "emotion"), Ref("OptimizedModel", "new"), Ref("Job", "new-1")}
 
 
-def test_a_nodes_heartbeat_is_no_news(cache: ClusterCache) -> None:
+def test_a_nodes_heartbeat_is_not_a_change(cache: ClusterCache) -> None:
     def node(version: int, heartbeat: str, ready: str = "True") -> Json:
         return {
             "metadata": {"name": "n", "resourceVersion": str(version), "uid": "u", "generation": 1},
@@ -107,7 +107,7 @@ def test_a_nodes_heartbeat_is_no_news(cache: ClusterCache) -> None:
     assert cache.nodes.put(node(3, "19:10", ready="Unknown"))
 
 
-def test_thousands_of_users_do_not_make_a_plan_of_thousands(cache: ClusterCache) -> None:
+def test_the_number_of_users_of_a_model_in_a_plan_is_bounded(cache: ClusterCache) -> None:
     cache.models.put(objects.optimized_model("new"))
     for number in range(100):
         cache.endpoints.put(objects.endpoint(f"e{number:03}", status={"optimizedModel": "new"}))
@@ -118,7 +118,7 @@ def test_thousands_of_users_do_not_make_a_plan_of_thousands(cache: ClusterCache)
     assert len(cache.users("a", "new")) == 101
 
 
-def test_a_finished_endpoint_no_longer_waits_for_nodes(cache: ClusterCache) -> None:
+def test_a_ready_endpoint_does_not_wait_for_nodes(cache: ClusterCache) -> None:
     assert [key for key, _ in cache.endpoints.of(("unready",))] == [KEY]
 
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
@@ -128,14 +128,14 @@ def test_a_finished_endpoint_no_longer_waits_for_nodes(cache: ClusterCache) -> N
 
 
 def test_an_unchanged_report_calls_no_listener(cache: ClusterCache) -> None:
-    heard: list[object] = []
-    cache.listen_reports(heard.append)
+    changes: list[object] = []
+    cache.listen_reports(changes.append)
     cache.pods.put(objects.runtime_pod("mine", "emotion", ip="10.0.0.1", node="n1"))
 
     for _ in range(2):
         cache.put_report(ObjectKey("a", "mine"), "uid-mine", (None, "is not up yet"))
 
-    assert heard == [(("endpoint", "a", "emotion"), ("node", "n1"))]
+    assert changes == [(("endpoint", "a", "emotion"), ("node", "n1"))]
 
 
 def test_texts_are_those_of_the_config_map_once_it_was_read(cache: ClusterCache) -> None:
@@ -148,7 +148,7 @@ def test_texts_are_those_of_the_config_map_once_it_was_read(cache: ClusterCache)
     assert seen(cache).workload_texts == ("one", "two")
 
 
-def test_texts_that_were_changed_while_they_were_read_are_to_be_read_again(cache: ClusterCache) -> None:
+def test_texts_changed_during_a_read_are_read_again(cache: ClusterCache) -> None:
     source = {"workload": {"textsFrom": {"configMapName": "texts", "key": "t"}}}
     cache.endpoints.put(objects.endpoint("emotion", 2, **source))
     place = ObjectKey("a", "texts")

@@ -27,25 +27,25 @@ def progress(done: int) -> dict[str, object]:
 
 
 def followed(until: int, *answers: Answer, phase: str = "Running") -> tuple[JobLog | None, ScriptedApi]:
-    """What is known of a job's log when it is so far."""
+    """The parsed log of a job, and the API, once its progress is `until`."""
 
     async def scenario() -> tuple[JobLog | None, ScriptedApi]:
         async with scripted(*answers) as api, api.port() as port:
             cache = ClusterCache(Settings().plan_settings())
             logs = JobLogReader(port, cache, interval_seconds=0.01)
-            there = asyncio.Event()
+            arrived = asyncio.Event()
 
-            def heard(_: object) -> None:
+            def check(_: object) -> None:
                 known = cache.logs.get("uid-j")
                 if known is not None and known.progress is not None and known.progress.done == until:
-                    there.set()
+                    arrived.set()
 
-            cache.listen_reports(heard)
+            cache.listen_reports(check)
             task = asyncio.create_task(logs.run())
             cache.pods.put(objects.job_pod("j", "m", phase=phase))
             try:
                 async with asyncio.timeout(60 if phase == "Running" else 0.2):
-                    await there.wait()
+                    await arrived.wait()
             except TimeoutError:
                 assert phase != "Running"
             task.cancel()
@@ -62,7 +62,7 @@ def test_progress_is_read_as_it_grows() -> None:
     assert api.seen[0].path == "/api/v1/namespaces/a/pods/j/log"
 
 
-def test_the_baseline_is_remembered_when_it_has_scrolled_away() -> None:
+def test_the_baseline_is_kept_when_it_is_no_longer_in_the_tail_of_the_log() -> None:
     baseline: dict[str, object] = {"event": "baseline", "digest": "sha256:" + "0" * 64, "uri": "file:///x"}
 
     found, _ = followed(9, log(baseline, progress(1)), log(progress(9)))

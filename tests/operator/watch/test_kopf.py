@@ -87,7 +87,7 @@ class Api:
 
 
 class Began:
-    """In place of the controller: fails once, then begins."""
+    """In place of the controller: fails once, then starts."""
 
     def __init__(self) -> None:
         self.attempts = 0
@@ -122,7 +122,7 @@ async def until(true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
-def test_kopf_keeps_the_own_kinds_up_to_date_reports_a_new_listing_and_leaves_signals_to_the_operator(
+def test_kopf_updates_the_own_kinds_reports_a_new_listing_and_handles_no_signals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(handlers, "START_RETRY_SECONDS", 0.1)

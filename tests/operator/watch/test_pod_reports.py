@@ -1,4 +1,4 @@
-"""Asking pods where they run, over real HTTP on loopback addresses."""
+"""Reading /info of pods, over real HTTP on loopback addresses."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from penstock_operator.settings import Settings
 from penstock_operator.watch import pod_reports as module
 from penstock_operator.watch.cluster_cache import ClusterCache
 from penstock_operator.watch.pod_reports import PodInfoReader
+from testbed.ports import some_free_ports
 from tests.operator import objects
 
 INFO = {"host": {"cpus_allowed": [1, 2], "cores": {"granted": 1, "pinned": True}, "cpu": {"isa": "AVX2"}}}
@@ -28,7 +29,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Pod:
-    """A pod's HTTP server: answers what it is told to, and counts."""
+    """A pod's HTTP server: gives the answers of a test, and counts its requests."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -50,14 +51,13 @@ class Pod:
 async def serving(pods: dict[str, Pod]) -> AsyncIterator[int]:
     """Pods by address, on one port: as in a cluster."""
     runners = []
-    port = 0
+    (port,) = some_free_ports(1)
     for address, pod in pods.items():
         app = web.Application()
         app.router.add_get("/info", pod.info)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, address, port).start()
-        port = runner.addresses[0][1]
         runners.append(runner)
     try:
         yield port
@@ -67,19 +67,19 @@ async def serving(pods: dict[str, Pod]) -> AsyncIterator[int]:
 
 
 def probed(pods: dict[str, Pod], until: Callable[[ClusterCache], bool], *, timeout: float = 30.0) -> ClusterCache:
-    """The world once the pods have been asked."""
+    """The cache once `until` holds."""
 
     async def scenario() -> ClusterCache:
         cache = ClusterCache(Settings().plan_settings())
         async with serving(pods) as port:
             probes = PodInfoReader(cache, timeout_seconds=timeout, concurrency=4, port=port)
-            said = asyncio.Event()
-            cache.listen_reports(lambda _: said.set() if until(cache) else None)
+            reached = asyncio.Event()
+            cache.listen_reports(lambda _: reached.set() if until(cache) else None)
             task = asyncio.create_task(probes.run())
             for number, address in enumerate(pods):
                 cache.pods.put(objects.runtime_pod(f"p{number}", "e", ip=address, node="n"))
             async with asyncio.timeout(60):
-                await said.wait()
+                await reached.wait()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             return cache

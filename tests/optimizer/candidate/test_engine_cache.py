@@ -92,7 +92,7 @@ def test_a_graph_with_other_outputs_may_not_serve_short_rows() -> None:
         engines.add_graph(ORT_DYNAMIC, GraphFile(path=file(ORT_DYNAMIC).path, io=io))
 
 
-def test_memory_is_what_this_process_has() -> None:
+def test_resident_bytes_is_the_memory_of_this_process() -> None:
     """In a separate process: here, engines of earlier tests may release memory at any moment."""
     program = (
         "from penstock_optimizer.candidate.measure import resident_bytes\n"

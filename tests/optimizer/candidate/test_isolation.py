@@ -70,7 +70,7 @@ def test_each_way_to_fail_has_its_reason(
     assert worker.alive is (failure is CallFailure.RAISED)
 
 
-def test_a_full_disk_is_no_fault_of_the_method(worker: Worker) -> None:
+def test_a_full_disk_is_reported_as_out_of_disk(worker: Worker) -> None:
     with pytest.raises(WorkerFailed, match=r"^No space left on device$") as caught:
         worker.call("fill_the_disk", timeout_seconds=SECONDS)
 
@@ -128,7 +128,7 @@ def test_the_end_of_the_log_is_kept(worker: Worker) -> None:
     assert caught.value.log_tail.endswith("last words")
 
 
-def test_a_target_that_cannot_be_made_is_a_death_with_a_reason(tmp_path: Path) -> None:
+def test_a_target_that_cannot_be_created_is_a_worker_failure_with_a_reason(tmp_path: Path) -> None:
     with (
         Worker("tests.optimizer.candidate.misbehaviour:Absent", log=tmp_path / "log.txt") as worker,
         pytest.raises(WorkerFailed, match=r"exit code 1: AttributeError.*Absent"),
@@ -164,5 +164,5 @@ worker.call("hang", timeout_seconds=60)
         (1, "Traceback\n  OSError: gone ", "ended with exit code 1: OSError: gone"),
     ],
 )
-def test_death_reasons_read_as_one_line(code: int, tail: str, expected: str) -> None:
+def test_failure_reasons_are_one_line(code: int, tail: str, expected: str) -> None:
     assert death_reason(code, tail) == expected

@@ -58,7 +58,7 @@ def test_runs_fill_the_time_and_are_at_least_three(run_seconds: float, seconds: 
     assert times == pytest.approx([run_seconds * 1e3] * len(times))
 
 
-def test_the_first_run_is_not_counted_and_the_collector_is_off_meanwhile() -> None:
+def test_the_first_run_is_not_counted_and_garbage_collection_is_off() -> None:
     clock = Clock()
     states: list[bool] = []
 
@@ -78,14 +78,14 @@ def test_the_first_run_is_not_counted_and_the_collector_is_off_meanwhile() -> No
         ({8: 0.8, 16: 0.7}, (8, 8)),
         ({8: 1.2, 16: 1.1}, (None, None)),
         ({8: 1.2, 16: 0.8, 32: 1.1, 64: 0.7, 128: 0.6}, (16, 16)),  # one disturbance among gains
-        ({8: 0.8, 16: 1.2, 32: 1.2, 64: 0.6}, (64, 64)),  # one lucky run among losses
+        ({8: 0.8, 16: 1.2, 32: 1.2, 64: 0.6}, (64, 64)),  # one fast run among losses
         ({8: 0.9, 16: 0.9}, (None, 8)),  # twice the processor time, which no other client needs
         ({8: 0.98, 16: 0.98}, (None, None)),  # noise
         ({8: 1.0, 16: 0.95, 32: 0.9, 64: 0.8}, (64, 16)),
         ({}, (None, None)),
     ],
 )
-def test_lone_rows_run_wide_from_where_it_pays(
+def test_single_rows_run_wide_from_the_length_at_which_it_is_faster(
     ratios: Mapping[int, float], expected: tuple[int | None, int | None]
 ) -> None:
     assert wide_thresholds(list(ratios), lambda _: 10.0, lambda tokens: 10.0 * ratios[tokens]) == expected
@@ -190,7 +190,7 @@ def test_few_refusals_leave_the_p95_of_the_answers() -> None:
     assert run(measure.loaded_p95(Refuses(cores=4), requests([0.005]), 100)) < 20
 
 
-def test_a_model_that_is_far_too_slow_for_the_rate_is_not_waited_for() -> None:
+def test_a_measurement_of_a_model_far_too_slow_for_the_rate_ends_early() -> None:
     predictor = FakePredictor(cores=1)
 
     async def timed() -> tuple[float, float]:
@@ -205,7 +205,7 @@ def test_a_model_that_is_far_too_slow_for_the_rate_is_not_waited_for() -> None:
     assert found > 1e3 * measure.DRAIN_SECONDS
 
 
-def test_an_extreme_rate_takes_no_longer_than_another() -> None:
+def test_an_extreme_rate_is_measured_in_limited_time() -> None:
     predictor = FullPredictor(cores=1)
     found = run(measure.loaded_p95(predictor, requests([0.05]), 1_000_000))
 

@@ -53,7 +53,7 @@ def test_a_graph_that_two_recipes_share_is_copied(
     assert {path.name: path.read_text() for path in runner.work.candidate(second).iterdir()} == FILES
 
 
-def test_a_graph_that_is_not_as_it_was_built_is_not_copied(runner: ProcessRunner) -> None:
+def test_a_changed_graph_is_not_copied(runner: ProcessRunner) -> None:
     make(runner.work, STATIC)
     (runner.work.candidate(STATIC) / "model.bin").write_text("torn")
 
@@ -67,7 +67,7 @@ def test_another_graph_is_not_copied(runner: ProcessRunner) -> None:
     assert runner.copy_of_the_same(STATIC) is None
 
 
-def test_what_failed_before_a_graph_was_written_is_not_copied(runner: ProcessRunner) -> None:
+def test_a_candidate_that_failed_before_its_graph_was_written_is_not_copied(runner: ProcessRunner) -> None:
     runner.work.save(CandidateRecord(facts=CandidateFacts(recipe=STATIC, outcome=Outcome.FAILED, reason="it crashed")))
 
     assert runner.copy_of_the_same(STATIC.with_bf16_rest) is None
@@ -109,7 +109,7 @@ def exported(runner: ProcessRunner, work: Path) -> ExportedFacts:
     return ProcessRunner(runner.context, WorkFolder(work), ()).exported("fused", timeout_seconds=60)
 
 
-def test_an_export_is_found_by_whatever_path_the_store_is_reached(
+def test_an_export_is_found_by_any_path_of_the_store(
     runner: ProcessRunner, exporter: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -125,9 +125,7 @@ def test_an_export_is_found_by_whatever_path_the_store_is_reached(
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data"])
 @pytest.mark.parametrize("damage", ["change", "delete"])
-def test_an_export_that_is_not_as_it_was_written_is_written_again(
-    runner: ProcessRunner, exporter: Exporter, name: str, damage: str
-) -> None:
+def test_a_changed_export_is_written_again(runner: ProcessRunner, exporter: Exporter, name: str, damage: str) -> None:
     exported(runner, runner.work.path)
     file = runner.work.export("fused") / name
     if damage == "change":

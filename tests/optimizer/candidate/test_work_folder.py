@@ -35,7 +35,7 @@ def same(one: Any, other: Any) -> bool:
         [],
     ],
 )
-def test_answers_of_every_form_come_back(tmp_path: Path, answer: Any) -> None:
+def test_answers_of_every_form_are_stored_and_loaded(tmp_path: Path, answer: Any) -> None:
     path = tmp_path / "teacher.zip"
     save_observed([ObservedAnswer(answer), ObservedAnswer([1.0])], path)
     first, second = load_observed(path)
@@ -44,7 +44,7 @@ def test_answers_of_every_form_come_back(tmp_path: Path, answer: Any) -> None:
     assert second.answer == [1.0]
 
 
-def test_embeddings_are_kept_and_what_the_guard_does_not_compare_is_not(tmp_path: Path) -> None:
+def test_embeddings_are_stored_and_outputs_that_the_guard_does_not_compare_are_not(tmp_path: Path) -> None:
     class WindowAnswers:
         pass
 

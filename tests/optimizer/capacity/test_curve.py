@@ -34,7 +34,7 @@ def _short_tries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(answer: Answer, *, seconds_left: float = 600.0) -> CapacityMeasurement:
-    """Measure a server with these answers; the objective is out of its reach, so that the curve is short."""
+    """Measure a server with these answers. It cannot meet the objective, so the curve is short."""
     with serving(answer) as url:
         return measure_capacity(
             ReplicaServer(url, os.getpid()),
@@ -45,7 +45,7 @@ def measured(answer: Answer, *, seconds_left: float = 600.0) -> CapacityMeasurem
         )
 
 
-def test_a_server_that_takes_longer_than_the_first_try_is_slow_and_not_broken() -> None:
+def test_a_server_slower_than_the_first_request_limit_is_not_broken() -> None:
     found = measured(lambda number, _: (0.9 if number <= capacity.CLIENTS else 0.1, ok()))
 
     assert found.saturation_per_second > 0

@@ -100,7 +100,7 @@ def test_refused_requests_are_a_miss_however_fast_the_others_were() -> None:
     assert 50 < found <= 60
 
 
-def test_a_queue_that_grows_too_slowly_to_be_seen_in_the_latency_is_a_miss() -> None:
+def test_a_slowly_growing_queue_is_a_miss_even_if_the_latency_does_not_show_it() -> None:
     steps = CapacitySteps(saturation=100, p95_objective=1e9)
     run(steps, capacity=100)
     found = steps.curve().requests_per_second

@@ -12,7 +12,7 @@ from penstock_optimizer.job.optimise import optimise
 from penstock_optimizer.job.progress import ProgressEvent
 
 ENOUGH_SECONDS = 400.0
-"""A time budget that no machine needs: such an optimisation ends by itself, with all its stages."""
+"""A time budget larger than any machine needs: such an optimisation runs all its stages."""
 QUICK = {"engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]}
 """A few recipes, which are built and measured in seconds."""
 

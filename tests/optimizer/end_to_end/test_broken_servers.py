@@ -1,4 +1,4 @@
-"""The chosen plan is proved with the real server: a plan that breaks it is not served."""
+"""The chosen plan is verified with the real server: a plan that breaks it is not served."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def search_with_route(monkeypatch: pytest.MonkeyPatch) -> tuple[Recipe, Recipe]:
 BOTH = {"engines": ["onnxruntime", "openvino"], "precisions": ["fp32"]}
 
 
-def test_a_route_is_written_proved_by_the_real_server_and_loaded_again(
+def test_a_route_is_written_verified_by_the_real_server_and_loaded_again(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long, short = search_with_route(monkeypatch)

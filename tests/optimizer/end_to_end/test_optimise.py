@@ -43,7 +43,7 @@ def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(wanted, store)
 
 
-def test_the_artefact_is_whole_and_serves(made: Made) -> None:
+def test_the_artefact_is_complete_and_can_be_served(made: Made) -> None:
     assert digests(made.artefact) == made.manifest.files
     loaded = load_artefact(made.artefact, "chosen", read_host())
     try:
@@ -57,7 +57,7 @@ def test_the_artefact_is_whole_and_serves(made: Made) -> None:
     assert np.isfinite(np.asarray(answer)).all()
 
 
-def test_what_is_chosen_may_serve_and_every_candidate_has_its_reason(made: Made) -> None:
+def test_the_chosen_recipe_passed_the_guard_and_every_candidate_has_a_reason(made: Made) -> None:
     by_outcome: dict[Outcome, list[str]] = {}
     for candidate in made.manifest.candidates:
         assert candidate.reason
@@ -80,7 +80,7 @@ def test_the_evidence_is_complete(made: Made) -> None:
     assert [point.tokens for point in reference.latency] == [8, 16, 32, 64]
     assert reference.fused_nodes["Attention"] == 2
     assert set(manifest.speed_up) == {8, 16, 32, 64}
-    # Below one, where the machine was as busy while the one was measured as while the other was.
+    # Below one, if the machine was equally busy during both measurements.
     assert all(share.share > 0 for share in manifest.gemm)
     assert manifest.capacity.p95_objective_milliseconds in {100, None}
     assert not manifest.cut_short
@@ -105,13 +105,13 @@ def test_events_count_up_and_end_with_the_artefact(made: Made) -> None:
         json.loads(event.to_json_line())
 
 
-def test_nothing_but_the_results_stays_in_the_store(made: Made) -> None:
+def test_the_store_has_only_the_results(made: Made) -> None:
     kinds = sorted(path.name.partition(".")[2] for path in made.store.iterdir())
 
     assert kinds == ["", "baseline", "baseline.lock", "lock"]
 
 
-def test_the_second_time_it_is_found_by_its_key(made: Made) -> None:
+def test_a_second_optimisation_finds_the_artefact_by_its_key(made: Made) -> None:
     again = Made(made.endpoint, made.store)
 
     assert again.artefact == made.artefact
@@ -279,7 +279,7 @@ def test_a_server_that_cannot_start_is_an_error_with_the_reason(made: Made, tmp_
         pytest.raises(ReplicaBroken, match="is not the file that was optimised"),
         serve_replica(broken, cores=1, cpus=(), log=tmp_path / "log", start_seconds=60),
     ):
-        pytest.fail("it started")
+        pytest.fail("the server was started")
 
 
 def test_a_server_without_time_to_start_is_not_started(tmp_path: Path) -> None:
@@ -287,6 +287,6 @@ def test_a_server_without_time_to_start_is_not_started(tmp_path: Path) -> None:
         pytest.raises(CapacityFailed, match="time budget"),
         serve_replica(tmp_path, cores=1, cpus=(), log=tmp_path / "log", start_seconds=0.5),
     ):
-        pytest.fail("it started")
+        pytest.fail("the server was started")
 
     assert not (tmp_path / "log").exists()

@@ -94,7 +94,7 @@ def in_openvino(path: Path, io: GraphIO) -> Run:
 Engine = Callable[[Path, GraphIO], Run]
 ENGINES: Sequence[Engine] = (in_onnxruntime, in_openvino)
 ENGINE_OF: Mapping[Flavour, Engine] = {Flavour.FUSED: in_onnxruntime, Flavour.PLAIN: in_openvino}
-"""What each flavour is made for, and served by."""
+"""The engine that each flavour is made for."""
 
 
 def assert_equals_torch(

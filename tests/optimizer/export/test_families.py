@@ -1,4 +1,4 @@
-"""Every family with every head equals transformers' own model, in both flavours, each in the engine it is for."""
+"""Every family with every head equals transformers' own model, in both flavours, each in its engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_equals_transformers(config_class: str, head: Head, tmp_path: Path) -> N
     ("config_class", "head"),
     [("BertConfig", Head.SPAN), ("RobertaConfig", Head.MASKED_LM), ("MPNetConfig", Head.SEQUENCE)],
 )
-def test_either_flavour_runs_in_either_engine(config_class: str, head: Head, tmp_path: Path) -> None:
+def test_every_family_is_exported_in_both_flavours(config_class: str, head: Head, tmp_path: Path) -> None:
     made = make(tmp_path / "model", config_class, head, **FAMILIES[config_class])
 
     for flavour in Flavour:

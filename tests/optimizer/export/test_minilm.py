@@ -1,4 +1,4 @@
-"""The real all-MiniLM-L6-v2: exact, whole, and fit for the quantisers."""
+"""The export of the real all-MiniLM-L6-v2: exact, complete, and suitable for the quantisers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_equals_transformers(made: Made, fused: Exported, tmp_path: Path) -> Non
         assert_equals_torch(exported, made, *batches, close=1e-5, engines=[ENGINE_OF[flavour]])
 
 
-def test_facts(made: Made, fused: Exported) -> None:
+def test_the_exported_graph_has_the_documented_facts(made: Made, fused: Exported) -> None:
     assert fused.how == "builder"
     assert fused.fused_nodes == {"Attention": 6, "LayerNormalization": 13, "Gelu": 6}
     assert fused.io.inputs == ("input_ids", "attention_mask", "token_type_ids")

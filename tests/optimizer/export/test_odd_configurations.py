@@ -1,4 +1,4 @@
-"""What real checkpoints depart in from the usual: each still equals transformers' model."""
+"""Unusual settings of real checkpoints: the export still equals transformers' model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check(made: Made, out: Path, *, pad_id: int = 1) -> None:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_every_activation(name: str, tmp_path: Path) -> None:
+def test_every_activation_equals_transformers(name: str, tmp_path: Path) -> None:
     made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **{**SMALL, "num_hidden_layers": 1, "hidden_act": name})
     check(made, tmp_path / "out")
 
@@ -66,7 +66,9 @@ def test_every_activation(name: str, tmp_path: Path) -> None:
         pytest.param("AlbertConfig", Head.ENCODER, {"hidden_act": "gelu_new"}, id="ALBERT's own activation"),
     ],
 )
-def test_configuration(config_class: str, head: Head, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_an_unusual_configuration_equals_transformers(
+    config_class: str, head: Head, changes: dict[str, Any], tmp_path: Path
+) -> None:
     made = make(tmp_path / "model", config_class, head, **{**FAMILIES[config_class], **changes})
     check(made, tmp_path / "out", pad_id=changes.get("pad_token_id", 1))
 
@@ -98,7 +100,7 @@ def test_weights_of_other_widths_are_served_in_float32(stored: torch.dtype, head
     check(made, tmp_path / "out")
 
 
-def test_weights_in_several_files(tmp_path: Path) -> None:
+def test_weights_may_be_in_several_files(tmp_path: Path) -> None:
     made = make(tmp_path / "model", "RobertaConfig", Head.SEQUENCE, shard="8KB", **ROBERTA)
     assert len(made.folder.safetensors) > 2
 
@@ -128,7 +130,7 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_names_of_weights(config_class: str, head: Head, rename: Any, tmp_path: Path) -> None:
+def test_older_names_of_weights_are_accepted(config_class: str, head: Head, rename: Any, tmp_path: Path) -> None:
     made = make(tmp_path / "model", config_class, head, **FAMILIES[config_class])
     file = made.path / "model.safetensors"
     save_file({rename(name): tensor for name, tensor in load_file(file).items()}, file)
@@ -144,7 +146,7 @@ def test_an_encoder_is_found_under_any_head(config_class: str, tmp_path: Path) -
     check(encoder, tmp_path / "out")
 
 
-def test_defaults_of_fields_that_config_json_leaves_out(tmp_path: Path) -> None:
+def test_fields_that_config_json_omits_have_the_defaults_of_transformers(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"vocab_size": 61, "num_hidden_layers": 1, "hidden_size": 24, "num_attention_heads": 12}
     made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **fields)
     kept = {**fields, "model_type": "bert", "architectures": ["BertModel"]}
@@ -153,7 +155,7 @@ def test_defaults_of_fields_that_config_json_leaves_out(tmp_path: Path) -> None:
     check(made, tmp_path / "out")
 
 
-def test_vocabulary_and_word_vectors_are_held_once(tmp_path: Path) -> None:
+def test_tied_word_embeddings_are_stored_once(tmp_path: Path) -> None:
     made = make(tmp_path / "model", "BertConfig", Head.MASKED_LM, **{**SMALL, "num_hidden_layers": 1})
     exported = export(made.folder, Head.MASKED_LM, tmp_path / "out")
 
@@ -161,7 +163,7 @@ def test_vocabulary_and_word_vectors_are_held_once(tmp_path: Path) -> None:
     assert exported.path.stat().st_size < 4 * exported.parameters + 12_000
 
 
-def test_layers_that_share_weights_hold_them_once(tmp_path: Path) -> None:
+def test_weights_shared_by_layers_are_stored_once(tmp_path: Path) -> None:
     sizes = []
     for layers in (2, 10):
         fields = {**FAMILIES["AlbertConfig"], "num_hidden_layers": layers}

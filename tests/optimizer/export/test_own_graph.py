@@ -1,4 +1,4 @@
-"""A model's own ONNX file is taken as it is when it runs and answers in a form that the tasks know."""
+"""A model's own ONNX file is used if it runs and its outputs have a form that the tasks know."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_masked_language_model_answers_for_every_token(tmp_path: Path) -> None
         (Head.SPAN, {"start_logits": "output_0", "end_logits": "output_1"}),
     ],
 )
-def test_other_names_of_outputs_become_ours(head: Head, names: dict[str, str], tmp_path: Path) -> None:
+def test_outputs_with_other_names_are_renamed(head: Head, names: dict[str, str], tmp_path: Path) -> None:
     made = with_own_graph(tmp_path, head)
     edit(made, lambda model: rename(model, names))
 
@@ -184,14 +184,14 @@ def test_a_missing_weight_file_is_an_error(tmp_path: Path) -> None:
         export(folder, Head.ENCODER, tmp_path / "out")
 
 
-def test_weights_that_the_builder_knows_come_before_the_graph(tmp_path: Path) -> None:
+def test_a_supported_architecture_is_built_from_its_weights_and_not_from_the_graph(tmp_path: Path) -> None:
     made = with_own_graph(tmp_path, Head.ENCODER)
     made.model.save_pretrained(made.path)
 
     assert export(made.folder, Head.ENCODER, tmp_path / "out").how == "builder"
 
 
-def test_the_graph_comes_before_torch(tmp_path: Path) -> None:
+def test_the_models_own_graph_is_preferred_to_torch(tmp_path: Path) -> None:
     made = with_own_graph(tmp_path, Head.ENCODER)
     made.model.save_pretrained(made.path)
     made.rewrite_config(model_type="something-else")

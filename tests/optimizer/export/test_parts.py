@@ -33,7 +33,7 @@ def test_every_distance_falls_into_the_bucket_that_transformers_gives_it() -> No
 
 
 @given(st.integers(-(10**6), 10**6))
-def test_buckets_are_within_the_table_and_tell_behind_from_ahead(distance: int) -> None:
+def test_buckets_are_within_the_table_and_differ_between_directions(distance: int) -> None:
     bucket = int(distance_buckets(np.array([distance]))[0])
 
     assert 0 <= bucket < BUCKETS
@@ -66,7 +66,7 @@ def test_a_shared_array_is_written_once_and_equal_ones_twice(tmp_path: Path) -> 
     assert [tensor.name for tensor in saved(graph, tmp_path / "g.onnx").graph.initializer] == ["a", "c"]
 
 
-def test_what_is_derived_is_made_once_for_each_role() -> None:
+def test_a_derived_tensor_is_made_once_for_each_role() -> None:
     graph = Graph("test")
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     made: list[str] = []
@@ -103,7 +103,7 @@ def test_weights_are_widened_without_loss(stored: str, exact: bool, tmp_path: Pa
     assert weights.parameters == 35
 
 
-def test_an_empty_tensor_can_be_taken(tmp_path: Path) -> None:
+def test_an_empty_tensor_is_accepted(tmp_path: Path) -> None:
     assert weights_of(tmp_path, {"types": torch.zeros(0, 4)}).take("types", (0, 4)).shape == (0, 4)
 
 

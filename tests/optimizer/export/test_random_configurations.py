@@ -1,4 +1,4 @@
-"""Whatever the sizes, both flavours equal transformers in ONNX Runtime."""
+"""For random sizes both flavours equal transformers in ONNX Runtime."""
 
 from __future__ import annotations
 

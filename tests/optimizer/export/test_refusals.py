@@ -1,4 +1,4 @@
-"""What cannot be exported is refused with the file, the tensor or field, and what to do next."""
+"""A model that cannot be exported is refused with the file, the tensor or field, and a remedy."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_tensor_of_another_shape_is_named_with_its_file(bert: Made) -> None:
     assert "[40, 24]" in message
 
 
-def test_labels_that_do_not_fit_the_head(bert: Made) -> None:
+def test_labels_that_do_not_fit_the_head_are_refused(bert: Made) -> None:
     bert.rewrite_config(id2label={"0": "a", "1": "b"}, label2id={"a": 0, "b": 1})
 
     assert "'classifier.weight' has shape [3, 24], but config.json asks for [2, 24]" in refusal(bert).message
@@ -92,7 +92,7 @@ def test_a_truncated_file_is_named(bert: Made) -> None:
         ("type_vocab_size", -1),
     ],
 )
-def test_a_field_of_config_json_that_makes_no_sense_is_named(bert: Made, field: str, value: Any) -> None:
+def test_an_invalid_field_of_config_json_is_named(bert: Made, field: str, value: Any) -> None:
     bert.rewrite_config(**{field: value})
 
     message = refusal(bert).message
@@ -101,7 +101,7 @@ def test_a_field_of_config_json_that_makes_no_sense_is_named(bert: Made, field: 
     assert f"{field} is {value!r}" in message
 
 
-def test_heads_of_a_distilbert_share_its_width(tmp_path: Path) -> None:
+def test_a_distilbert_whose_heads_do_not_divide_its_width_is_refused(tmp_path: Path) -> None:
     made = make(tmp_path / "model", "DistilBertConfig", Head.ENCODER, **FAMILIES["DistilBertConfig"])
     made.rewrite_config(n_heads=5)
 
@@ -115,7 +115,7 @@ def test_the_names_of_all_activations_are_known() -> None:
     assert set(ACT2FN) == set(BY_NAME) | THROUGH_TORCH
 
 
-def test_integer_weights_are_not_float_weights(bert: Made) -> None:
+def test_integer_weights_are_refused(bert: Made) -> None:
     name = "bert.encoder.layer.0.output.dense.weight"
     change_tensors(bert, **{name: torch.zeros(24, 40, dtype=torch.int8)})
 
@@ -134,7 +134,7 @@ def test_integer_weights_are_not_float_weights(bert: Made) -> None:
         (Head.MASKED_LM, Head.TOKEN, "fill-mask"),
     ],
 )
-def test_a_head_that_the_model_does_not_have(made_for: Head, asked: Head, fits: str, tmp_path: Path) -> None:
+def test_a_head_that_the_model_does_not_have_is_refused(made_for: Head, asked: Head, fits: str, tmp_path: Path) -> None:
     made = make(tmp_path / "model", "BertConfig", made_for, **SMALL)
 
     error = refusal(made, asked, UnsupportedModel)
@@ -143,7 +143,7 @@ def test_a_head_that_the_model_does_not_have(made_for: Head, asked: Head, fits: 
     assert fits in error.remedy
 
 
-def test_a_masked_language_model_whose_tokenizer_has_no_mask(tmp_path: Path) -> None:
+def test_a_masked_language_model_whose_tokenizer_has_no_mask_is_refused(tmp_path: Path) -> None:
     made = make(tmp_path / "model", "BertConfig", Head.MASKED_LM, **SMALL)
     write_tokenizer(made.path, mask="<something-else>")
 
@@ -167,7 +167,7 @@ def test_a_masked_language_model_whose_tokenizer_has_no_mask(tmp_path: Path) -> 
         ),
     ],
 )
-def test_what_the_builder_does_not_know_asks_for_torch(
+def test_an_unsupported_architecture_requires_torch(
     config_class: str, changes: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make(tmp_path / "model", config_class, Head.ENCODER, **FAMILIES[config_class])
@@ -181,7 +181,7 @@ def test_what_the_builder_does_not_know_asks_for_torch(
     assert "pip install 'penstock[torch]'" in error.remedy
 
 
-def test_two_encoders_in_one_file_are_not_guessed_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_encoders_in_one_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **SMALL)
     tensors = load_file(made.path / "model.safetensors")
     both = {f"{tower}.{name}": tensor.clone() for tower in ("query", "document") for name, tensor in tensors.items()}

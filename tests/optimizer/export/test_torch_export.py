@@ -1,4 +1,4 @@
-"""Architectures that the builder does not know go through torch, and are believed only when they answer alike."""
+"""Architectures without a builder are exported with torch, and accepted only if the graph equals the model."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def tracing_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tracing_only")
-def test_the_second_exporter_takes_what_the_first_does_not(tmp_path: Path) -> None:
+def test_the_second_exporter_is_used_where_the_first_fails(tmp_path: Path) -> None:
     made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **RELATIVE)
 
     assert_equals_torch(export(made.folder, Head.ENCODER, tmp_path / "out"), made, rows(4, 17, 9), close=1e-4)
@@ -105,7 +105,7 @@ def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("tracing_only")
 @pytest.mark.parametrize(("given", "extra"), [(None, ("token_type_ids",)), (["input_ids", "attention_mask"], ())])
-def test_types_without_a_table_are_taken_where_the_tokenizer_gives_them(
+def test_token_types_without_an_embedding_are_inputs_if_the_tokenizer_gives_them(
     given: list[str] | None, extra: tuple[str, ...], tmp_path: Path
 ) -> None:
     """XLNet compares types and has no `type_vocab_size`."""
@@ -165,7 +165,7 @@ def test_fusion_that_changes_the_answers_is_undone(tmp_path: Path, monkeypatch: 
     assert [file.name for file in out.iterdir()] == ["model.onnx"]
 
 
-def test_a_model_that_does_not_run_on_plain_tokens(tmp_path: Path) -> None:
+def test_a_model_that_does_not_run_on_plain_tokens_is_refused(tmp_path: Path) -> None:
     made = make(tmp_path / "model", "T5Config", Head.ENCODER, vocab_size=61, d_model=24, num_layers=1, num_heads=3)
 
     with pytest.raises(UnsupportedModel, match="does not run"):
@@ -195,7 +195,7 @@ def test_a_head_that_takes_only_pairs_is_refused_with_the_reason(tmp_path: Path)
         export(made.folder, Head.SEQUENCE, tmp_path / "out")
 
 
-def test_a_head_that_the_weights_lack_is_not_made_up(tmp_path: Path) -> None:
+def test_a_model_without_weights_for_the_head_is_refused(tmp_path: Path) -> None:
     made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **RELATIVE)
 
     with pytest.raises(UnsupportedModel, match="without a sequence-classification head"):
@@ -210,7 +210,7 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
         export(made.folder, Head.ENCODER, tmp_path / "out")
 
 
-def test_an_architecture_that_transformers_does_not_know(tmp_path: Path) -> None:
+def test_an_architecture_unknown_to_transformers_is_refused(tmp_path: Path) -> None:
     made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **SMALL)
     made.rewrite_config(model_type="no-such-type", architectures=["NoSuchModel"])
 

@@ -1,4 +1,4 @@
-"""How near two answers are to each other."""
+"""Metrics of the agreement of two answers."""
 
 from __future__ import annotations
 

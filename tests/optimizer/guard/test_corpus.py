@@ -1,4 +1,4 @@
-"""The texts that calibrate and judge."""
+"""The calibration and judging texts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_texts_reach_from_a_letter_to_more_than_any_model_takes() -> None:
         assert max(words) > 400
 
 
-def test_joined_texts_are_made_of_their_themes_own_sentences() -> None:
+def test_joined_texts_have_sentences_of_one_theme_in_order() -> None:
     themes = tuple(Theme((), (f"{name} one.", f"{name} two.", f"{name} three.", f"{name} four.")) for name in "ABC")
 
     singles = Corpus(themes, ("short",)).singles()

@@ -34,7 +34,7 @@ def test_metrics_of_special_cases_are_documented(name: str) -> None:
     assert f"`{name}`" in PAGE
 
 
-def test_the_numbers_of_the_text_are_those_of_the_code() -> None:
+def test_the_numbers_of_the_document_match_the_code() -> None:
     assert f"At most {JUDGING_SAMPLES} requests judge" in PROSE
     assert [f"{share:.0%}".replace("%", " %") in PROSE for _, share in STRATA] == [True] * len(STRATA)
     assert f"stay within {TOLERANCE:.2%}".replace("%", " %") in PROSE

@@ -1,4 +1,4 @@
-"""The guard with real tasks and engines: small models of every task, and a candidate that is wrong on purpose."""
+"""The guard with real tasks and engines: small models of every task, and a candidate with wrong answers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ def test_the_reference_is_accepted_as_a_candidate_and_may_be_batched(name: TaskN
 
 
 @pytest.mark.parametrize("name", TaskName)
-def test_a_candidate_of_little_noise_passes_and_one_of_much_does_not(name: TaskName, subject_of: SubjectOf) -> None:
+def test_a_candidate_with_little_noise_passes_and_one_with_much_noise_fails(
+    name: TaskName, subject_of: SubjectOf
+) -> None:
     context = subject_of(name)
 
     def passed(size: float) -> bool:

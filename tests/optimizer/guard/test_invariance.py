@@ -1,4 +1,4 @@
-"""How far rows may be batched: forward passes that depend on the batch in known ways."""
+"""Which batches of rows are allowed: forward passes that depend on the batch in known ways."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_evidence_is_kept() -> None:
     ]
 
 
-def test_batching_that_the_rows_cannot_show_is_not_proved() -> None:
+def test_batching_without_suitable_rows_is_not_allowed() -> None:
     assert measure_invariance(alone, rows([3, 9, 27])).batching is Batching.SINGLE
     assert measure_invariance(alone, rows([7, 7, 7, 7])).batching is Batching.EQUAL_LENGTH
     assert measure_invariance(alone, []).batching is Batching.SINGLE
@@ -131,10 +131,10 @@ def test_rows_at_one_point_of_an_engine_s_grid_are_of_equal_length() -> None:
         (True, GRID, Batching.EQUAL_LENGTH),
     ],
 )
-def test_rounding_arithmetic_is_never_padded_to_another_shape_of_a_grid(
+def test_engines_that_round_are_never_padded_to_another_grid_length(
     rounds: bool, grid: ShapeGrid | None, widest: Batching
 ) -> None:
-    """Not even when no sample shows a difference: it is too rare for samples."""
+    """Even if no sample shows a difference: it is too rare for samples."""
     found = measure_invariance(alone, rows(range(2, 60)) * 2, arithmetic=Arithmetic(rounds=rounds), grid=grid)
 
     assert found.batching is widest

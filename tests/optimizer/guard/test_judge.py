@@ -138,7 +138,7 @@ def test_changed_answers_are_rejected_with_the_metric_that_saw_them(task: TaskNa
 
 
 @pytest.mark.parametrize("task", [task for task in TaskName if task is not TaskName.FEATURE_EXTRACTION])
-def test_the_more_answers_change_the_lower_is_the_agreement(task: TaskName) -> None:
+def test_agreement_falls_with_the_share_of_changed_answers(task: TaskName) -> None:
     change, name = WORSE[task]
 
     values = [metric(verdict(task, change, share), name).value for share in (0.0, 0.1, 0.5, 1.0)]
@@ -253,7 +253,7 @@ def test_a_flip_between_tied_labels_is_no_change(before: Any, after: Any, hit: b
     assert metric(found, "argmax_agreement").value == float(hit)
 
 
-def test_a_flip_of_a_sure_answer_weighs_more_than_one_of_a_doubtful_answer() -> None:
+def test_a_flip_of_a_confident_answer_weighs_more_than_one_of_an_uncertain_answer() -> None:
     def lost(lead: float) -> float:
         first, second = 0.5 + lead / 2, 0.5 - lead / 2
         found = judge(
@@ -282,7 +282,7 @@ def independent(*scores: float) -> ObservedAnswer:
     return ObservedAnswer([[{"label": f"L{index}", "score": score} for index, score in enumerate(scores)]])
 
 
-def test_labels_that_may_all_be_true_are_judged_one_by_one() -> None:
+def test_labels_of_a_multi_label_model_are_judged_one_by_one() -> None:
     before = [independent(0.9, 0.8, 0.1)] * 50
 
     def judged(*scores: float) -> Verdict:
@@ -337,11 +337,11 @@ def test_a_nan_is_rejected_anywhere_in_an_answer(task: TaskName, value: float) -
     assert found.reason == "1 answers hold NaN or infinity"
 
 
-def test_nothing_to_judge_with_is_a_rejection() -> None:
+def test_a_candidate_without_answers_to_compare_is_rejected() -> None:
     assert not judge(TaskName.FILL_MASK, [], [], AccuracyBudget()).passed
 
 
-def test_a_missing_answer_is_a_rejection() -> None:
+def test_a_candidate_with_a_missing_answer_is_rejected() -> None:
     some = [observed(TaskName.FILL_MASK, ANSWERS[TaskName.FILL_MASK](0))] * 3
 
     found = judge(TaskName.FILL_MASK, some, some[:2], AccuracyBudget())
@@ -364,7 +364,7 @@ def test_the_reason_never_shows_a_value_as_equal_to_the_budget_that_it_misses() 
     assert explain([close], 100) == "min_cosine 0.98496 is under the budget of 0.985"
 
 
-def test_all_that_failed_is_named() -> None:
+def test_all_failed_metrics_are_named() -> None:
     metrics = [
         Metric(name="a", value=0.5, budget=0.9, passed=False),
         Metric(name="b", value=1.0, budget=0.9, passed=True),
@@ -412,11 +412,11 @@ def judged(before: Scores, after: Scores) -> Verdict:
         [("a", 3.0), ("a", -1.0), ("b", 0.7)],
     ],
 )
-def test_the_same_answers_pass_also_where_labels_have_one_name(before: Scores) -> None:
+def test_equal_answers_pass_also_if_labels_share_a_name(before: Scores) -> None:
     assert judged(before, list(reversed(before))).passed
 
 
-def test_another_best_label_is_seen_where_several_have_one_name() -> None:
+def test_another_best_label_is_detected_if_labels_share_a_name() -> None:
     # By the sum of both nothing would have changed.
     found = judged([("neg", 0.45), ("pos", 0.35), ("neg", 0.2)], [("neg", 0.35), ("pos", 0.45), ("neg", 0.2)])
 
@@ -424,13 +424,13 @@ def test_another_best_label_is_seen_where_several_have_one_name() -> None:
     assert metric(found, "argmax_agreement").value == 0
 
 
-def test_which_of_two_labels_of_one_name_leads_is_no_difference() -> None:
+def test_the_order_of_two_labels_with_one_name_does_not_matter() -> None:
     found = judged([("neg", 0.6), ("neg", 0.3), ("pos", 0.1)], [("neg", 0.3), ("neg", 0.6), ("pos", 0.1)])
 
     assert metric(found, "argmax_agreement").value == 1
 
 
-def test_labels_of_one_name_that_may_be_true_at_once_are_each_true_or_not() -> None:
+def test_multi_label_answers_are_compared_also_if_labels_share_a_name() -> None:
     before = [("a", 0.9), ("a", 0.2), ("b", 0.7)]
 
     # The label that is true becomes false; then the other one becomes true as well.

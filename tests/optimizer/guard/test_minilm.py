@@ -100,7 +100,7 @@ def test_naive_dynamic_int8_is_rejected(verdict_of: VerdictOf) -> None:
     assert "under the budget of 0.985" in verdict.reason
 
 
-def test_per_channel_reduced_range_is_kept_with_room_to_spare(verdict_of: VerdictOf) -> None:
+def test_per_channel_reduced_range_passes_with_a_margin(verdict_of: VerdictOf) -> None:
     verdict = verdict_of(LIMITED)
 
     assert verdict.passed, verdict.reason
@@ -138,7 +138,7 @@ def test_the_same_verdicts_hold_for_graphs_of_onnx_runtimes_quantiser(
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_tuned_int8_is_kept(name: str, verdict_of: VerdictOf) -> None:
+def test_tuned_int8_passes(name: str, verdict_of: VerdictOf) -> None:
     verdict = verdict_of(name)
 
     assert verdict.passed

@@ -85,7 +85,7 @@ def test_masks_are_the_tokenizers_own() -> None:
     assert all("<mask>" in text for text in texts)
 
 
-def test_ranking_asks_for_logits_since_scores_near_one_hide_the_order() -> None:
+def test_ranking_is_judged_by_logits_because_scores_near_one_hide_the_order() -> None:
     corpus = split(own_corpus())[0]
 
     assert all(request.parameters == {"raw_scores": True} for request in samples(TaskName.TEXT_RANKING, corpus))

@@ -132,7 +132,7 @@ def arrays(file: Path) -> list[Float]:
         return [found[name] for name in found.files]
 
 
-def test_the_default_budget_rejects_per_tensor_and_keeps_per_channel_reduced_range(tmp_path: Path) -> None:
+def test_the_default_budget_rejects_per_tensor_and_accepts_per_channel_reduced_range(tmp_path: Path) -> None:
     exported = minilm.exported(Flavour.FUSED)
     task = minilm.task()
     texts = judging_samples(task, samples(TaskName.FEATURE_EXTRACTION, split(own_corpus())[1]))

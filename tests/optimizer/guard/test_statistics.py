@@ -13,7 +13,7 @@ from penstock_optimizer.guard.agreement import bootstrap_lower, wilson_lower
     ("successes", "trials", "lower"),
     [(0, 0, 0.0), (0, 10, 0.0), (10, 10, 0.7225), (95, 100, 0.8882), (240, 240, 0.9842), (81, 263, 0.2553)],
 )
-def test_the_lower_end_is_wilsons(successes: int, trials: int, lower: float) -> None:
+def test_the_lower_bound_is_that_of_wilsons_interval(successes: int, trials: int, lower: float) -> None:
     assert wilson_lower(successes, trials) == pytest.approx(lower, abs=1e-4)
 
 
@@ -43,5 +43,5 @@ def test_the_bootstrap_stays_within_the_values_and_below_their_mean(values: list
     assert lower == bootstrap_lower(values), "seeded: the same answers give the same verdict"
 
 
-def test_weights_count() -> None:
+def test_the_bootstrap_uses_the_weights() -> None:
     assert bootstrap_lower([1.0, 0.0] * 30, [99.0, 1.0] * 30) > 0.95

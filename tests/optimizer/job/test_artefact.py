@@ -82,7 +82,7 @@ def test_an_older_artefact_is_replaced_as_a_whole(
     assert [path.name for path in target.parent.iterdir()] == ["3f9c"]
 
 
-def test_a_failure_leaves_nothing_behind_and_the_old_one_in_place(
+def test_a_failed_write_leaves_no_files_and_keeps_the_old_artefact(
     tmp_path: Path, folder: ModelFolder, graphs: dict[object, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "store" / "3f9c"
@@ -100,7 +100,7 @@ def test_a_failure_leaves_nothing_behind_and_the_old_one_in_place(
     assert [path.name for path in target.parent.iterdir()] == ["3f9c"]
 
 
-def test_what_a_killed_writer_left_is_deleted_by_the_next_one(
+def test_leftovers_of_a_killed_writer_are_deleted_by_the_next_one(
     tmp_path: Path, folder: ModelFolder, graphs: dict[object, Path]
 ) -> None:
     target = tmp_path / "store" / "3f9c"
@@ -124,7 +124,7 @@ def test_what_a_killed_writer_left_is_deleted_by_the_next_one(
     assert sorted(target.parent.iterdir()) == sorted([target, *others])
 
 
-def test_what_is_written_is_a_copy_and_not_a_link(
+def test_the_files_of_an_artefact_are_copies_and_not_links(
     tmp_path: Path, folder: ModelFolder, graphs: dict[object, Path]
 ) -> None:
     target = tmp_path / "store" / "3f9c"
@@ -175,7 +175,7 @@ def test_a_candidate_whose_files_are_not_those_that_were_built_is_built_again(wo
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"facts": 1}', "[]"])
-def test_a_record_that_cannot_be_read_is_no_record(work: WorkFolder, text: str) -> None:
+def test_an_unreadable_record_is_ignored(work: WorkFolder, text: str) -> None:
     work.save(record(work))
     (work.path / "candidates" / f"{INT8.slug}.json").write_text(text)
 

@@ -18,7 +18,7 @@ class Clock:
 
 
 @given(seconds=st.floats(0.1, 1e5), spent=st.floats(0, 1e5))
-def test_stages_end_in_order_within_the_whole(seconds: float, spent: float) -> None:
+def test_stages_end_in_order_within_the_budget(seconds: float, spent: float) -> None:
     clock = Clock()
     budget = Budget(seconds, clock)
     clock.now += spent
@@ -39,7 +39,7 @@ def test_a_small_budget_still_leaves_half_of_it_to_the_candidates() -> None:
     assert Budget(30).left_for_candidates() >= 15
 
 
-def test_the_plan_search_may_not_use_what_the_candidates_left_over() -> None:
+def test_the_plan_search_may_not_use_the_time_that_candidates_saved() -> None:
     clock = Clock()
     budget = Budget(600, clock)
     goes_on = budget.plans_deadline()

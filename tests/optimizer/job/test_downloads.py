@@ -1,4 +1,4 @@
-"""What is reported about a download, and how often."""
+"""The progress reports of a download, and their intervals."""
 
 from __future__ import annotations
 

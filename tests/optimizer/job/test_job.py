@@ -1,4 +1,4 @@
-"""What an endpoint's spec decides before anything runs."""
+"""Decisions from the endpoint's spec, before the search."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def key(
         {"tools": {}},
     ],
 )
-def test_what_changes_the_result_changes_the_key(change: dict[str, Any]) -> None:
+def test_settings_that_change_the_result_change_the_key(change: dict[str, Any]) -> None:
     assert key(**change) != key()
 
 
@@ -65,11 +65,11 @@ def test_what_changes_the_result_changes_the_key(change: dict[str, Any]) -> None
         {"optimization": {"engines": ["openvino", "native", "onnxruntime"]}},
     ],
 )
-def test_what_does_not_change_the_result_does_not_change_the_key(change: dict[str, Any]) -> None:
+def test_settings_that_do_not_change_the_result_keep_the_key(change: dict[str, Any]) -> None:
     assert key(change) == key()
 
 
-def test_the_toolchain_names_ourselves_and_the_engines() -> None:
+def test_the_toolchain_has_the_versions_of_penstock_and_the_engines() -> None:
     assert {"penstock", "onnxruntime", "openvino", "tokenizers"} <= set(toolchain())
 
 

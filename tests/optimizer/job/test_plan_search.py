@@ -298,7 +298,7 @@ def test_a_workload_without_short_rows_does_not_route(tmp_path: Path, expected: 
     assert runner.count("lone") == runner.count("judge_plan") == 0
 
 
-def test_fp32_gets_no_route(tmp_path: Path) -> None:
+def test_an_fp32_plan_has_no_route(tmp_path: Path) -> None:
     scripts = {INT8: Script(speed=0.5, short_speed=9.0)}
     result, _, runner, _ = plan_search(tmp_path, scripts, lengths=SHORTER, expected=SHORTER)
 
@@ -306,7 +306,7 @@ def test_fp32_gets_no_route(tmp_path: Path) -> None:
     assert runner.count("lone") == 0
 
 
-def test_where_fp32_may_not_be_served_short_rows_are_routed_all_the_same(tmp_path: Path) -> None:
+def test_short_rows_are_routed_also_where_fp32_may_not_be_served(tmp_path: Path) -> None:
     result, _, _, _ = plan_search(
         tmp_path, SHORT_ROWS, lengths=SHORTER, expected=SHORTER, may_serve=lambda recipe: recipe != FP32
     )

@@ -28,7 +28,7 @@ def test_events_count_the_stage_and_the_whole() -> None:
     assert events[-1].short == "Optimizing 4/14"
 
 
-def test_a_stage_that_ends_early_gives_its_steps_back() -> None:
+def test_a_stage_that_ends_early_lowers_the_total() -> None:
     events: list[ProgressEvent] = []
     reporter = StepCounter(events.append, {Stage.PLANS: 10, Stage.REPORT: 1})
     reporter.advance(Stage.PLANS, "one")

@@ -25,7 +25,7 @@ def load(url: str, pattern: OpenLoop | ClosedLoop, **changes: object) -> LoadRes
     return run_load(LoadSpec.model_validate({**values, **changes}))
 
 
-def test_an_open_loop_sends_at_its_rate_and_sees_the_latency() -> None:
+def test_an_open_loop_sends_at_its_rate_and_measures_latency() -> None:
     with serving(lambda *_: (DELAY, ok())) as url:
         result = load(url, OpenLoop(arrivals_per_second=100))
 
@@ -38,7 +38,7 @@ def test_an_open_loop_sends_at_its_rate_and_sees_the_latency() -> None:
     assert set(result.by_group) == {8, 16}
 
 
-def test_a_server_that_stalls_is_charged_for_every_request_that_would_have_come() -> None:
+def test_an_open_loop_counts_the_latency_of_every_request_due_during_a_stall() -> None:
     """Coordinated omission: during half a second of stall one closed client sends nothing and sees one slow answer.
     An open loop's requests keep coming, and their latency counts from when they were due."""
 

@@ -32,7 +32,7 @@ def test_stated_lengths_are_as_likely_as_they_are_listed() -> None:
 
 
 @given(count=st.integers(1, 300), seeds=st.tuples(st.integers(), st.integers()), maximum=st.integers(1, 600))
-def test_samples_of_one_size_differ_in_order_only_and_keep_the_limit(
+def test_samples_of_one_size_have_the_same_lengths_in_another_order(
     count: int, seeds: tuple[int, int], maximum: int
 ) -> None:
     mix = LengthMix(maximum=maximum)

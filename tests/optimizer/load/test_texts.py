@@ -141,7 +141,7 @@ def test_stated_texts_are_sent_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("side", Side)
-def test_stated_texts_without_a_mask_token_get_one_where_it_is_not_cut_off(side: Side) -> None:
+def test_stated_texts_without_a_mask_token_get_one_that_is_not_truncated(side: Side) -> None:
     long = "the school of the city and the music"
     workload = Workload(texts=("the school", "the [MASK] school", f"{long} [MASK]", f"[MASK] {long}"))
     bodies = workload_bodies(

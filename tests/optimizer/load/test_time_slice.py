@@ -74,7 +74,7 @@ def test_a_slice_that_the_kernel_refuses_or_rounds_is_reported_as_not_set() -> N
     assert not in_a_usual_thread(lambda: set_time_slice(SHORTEST_NANOSECONDS // 2))
 
 
-def test_a_machine_of_which_we_know_no_numbers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_architecture_without_known_system_call_numbers_is_left_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
 
     assert not set_time_slice(SHORTEST_NANOSECONDS)

@@ -110,7 +110,9 @@ class TestSuccess:
         assert events[-1]["summary"]["succeeded"]
         assert "Traceback" not in pod.output
 
-    def test_the_baseline_comes_first_and_can_be_served_by_a_pod(self, done: tuple[Pod, Path], tmp_path: Path) -> None:
+    def test_the_baseline_is_published_first_and_can_be_served_by_a_pod(
+        self, done: tuple[Pod, Path], tmp_path: Path
+    ) -> None:
         pod, work = done
         order = [event["event"] for event in pod.events]
         baseline = next(event for event in pod.events if event["event"] == "baseline")
@@ -133,7 +135,7 @@ class TestSuccess:
                 assert status == 200
                 assert len(answer[0]) == HIDDEN
 
-    def test_the_same_job_again_finds_all_of_it(self, done: tuple[Pod, Path], model: Path) -> None:
+    def test_a_repeated_job_finds_the_artefact(self, done: tuple[Pod, Path], model: Path) -> None:
         pod, work = done
         with job(work, spec(model)) as again:
             assert again.ended() == 0, again.output
@@ -153,7 +155,7 @@ def test_an_interrupted_job_reports_it_at_once_and_the_next_one_continues(model:
 
         assert reported.failure is not None
         assert (reported.failure.reason, reported.failure.retryable) == ("Interrupted", True)
-        assert reported.baseline is not None, "what was published counts"
+        assert reported.baseline is not None, "the published artefact counts"
         assert pod.events[-1]["event"] == "summary"
         assert "Traceback" not in pod.output
     (record,) = (tmp_path / "work").glob("*.work/candidates/onnxruntime-fp32.json")
@@ -254,7 +256,7 @@ class TestMachineAndStore:
         reason, message = failure(pod)
         assert reason == "NoCandidateWithinBudget"
         assert "onnxruntime-int8-dynamic-plain" in message
-        assert summary(pod).baseline is not None, "the fp32 artefact can be served all the same"
+        assert summary(pod).baseline is not None, "the fp32 artefact can still be served"
 
     def test_more_cores_than_there_are(self, model: Path, tmp_path: Path) -> None:
         reason, message = failure(job(tmp_path, spec(model, cores=200)))
@@ -323,7 +325,7 @@ class TestSettings:
         with pytest.raises(SettingError, match="holds no texts"):
             read_endpoint(JobVariables.read({"PENSTOCK_SPEC": given, "PENSTOCK_TEXTS": str(texts)}))
 
-    def test_everything_of_the_spec_arrives(self) -> None:
+    def test_every_field_of_the_spec_reaches_the_job(self) -> None:
         given = spec("hf://a/b@v1", serving={"maxInputTokens": 64}, workload={"sequenceLengths": [8]})
         endpoint = read_endpoint(JobVariables.read({"PENSTOCK_SPEC": json.dumps(given)})).spec
 
@@ -333,7 +335,7 @@ class TestSettings:
 
 
 class TestLines:
-    def test_steps_are_kept_in_events_between_them(self) -> None:
+    def test_progress_between_reports_repeats_the_last_step(self) -> None:
         written: list[dict[str, Any]] = []
         lines = JobEvents(lambda line: written.append(json.loads(line)))
         lines.stage("download", "looking")

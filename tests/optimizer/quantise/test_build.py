@@ -157,7 +157,7 @@ def test_the_same_texts_make_the_same_graph(name: str, model_of: ModelOf, tmp_pa
         np.testing.assert_array_equal(before, after)
 
 
-def test_nncf_is_quiet_and_leaves_no_trace(
+def test_nncf_prints_and_logs_nothing(
     model_of: ModelOf, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -209,7 +209,7 @@ def test_calibration_without_texts_is_an_error(name: str, model_of: ModelOf, tmp
 
 
 @pytest.mark.parametrize("name", [name for name in MADE if "int8" in name])
-def test_nothing_to_quantise_is_an_error_and_not_a_slow_success(name: str, model_of: ModelOf, tmp_path: Path) -> None:
+def test_a_graph_without_quantisable_products_is_an_error(name: str, model_of: ModelOf, tmp_path: Path) -> None:
     graph = helper.make_graph(
         [
             helper.make_node("Cast", ["input_ids"], ["x"], to=onnx.TensorProto.FLOAT),

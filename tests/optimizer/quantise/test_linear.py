@@ -1,4 +1,4 @@
-"""Which layers of a graph are quantised, and which are bound together."""
+"""Which layers of a graph are quantised, and which are quantised together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_products_that_share_a_weight_are_a_group() -> None:
     assert names(LinearGraph(graphs.tied())) == [["first", "second"]]
 
 
-def test_groups_that_a_later_node_joins_become_one() -> None:
+def test_groups_that_share_a_later_node_are_merged() -> None:
     model = graphs.model(
         [
             helper.make_node("MatMul", ["x", "v"], ["a"], "a"),
@@ -56,7 +56,7 @@ def test_a_fused_attention_is_a_linear_layer() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_not_a_plain_product_with_a_weight_is_left_alone(node: Any, why: str) -> None:
+def test_nodes_that_are_not_a_plain_product_with_a_weight_are_left_unchanged(node: Any, why: str) -> None:
     constants = {
         "w": graphs.weight(128, 128, 1),
         "thin": graphs.weight(2048, 8, 2),
@@ -67,7 +67,7 @@ def test_what_is_not_a_plain_product_with_a_weight_is_left_alone(node: Any, why:
 
 
 @pytest.mark.parametrize("extra", [{"inputs": ["", "", "x"]}, {"attributes": {"qkv_hidden_sizes": [128, 128, 128]}}])
-def test_an_attention_that_the_int8_operator_cannot_do_is_left_alone(extra: dict[str, Any]) -> None:
+def test_an_attention_that_the_int8_operator_does_not_support_is_left_unchanged(extra: dict[str, Any]) -> None:
     graph = graphs.attention(**extra.get("attributes", {}))
     node = next(node for node in graph.graph.node if node.op_type == "Attention")
     node.input.extend(extra.get("inputs", []))

@@ -1,4 +1,4 @@
-"""From whole models to the native engine: its outputs are those of the ONNX graph, in any policy."""
+"""Whole models on the native engine: its outputs are near those of the ONNX graph, with every batch policy."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def test_the_engine_has_the_outputs_of_the_graph(kind: Kind, task: TaskName, tmp
         pairs = ((found, expected), (found, true), (expected, true))
         off.append(tuple(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in pairs))
     engine.close()
-    # The last bit of a sum decides now and then which step of the grid a number falls on, which later layers make
-    # larger: the two are about as far from each other as from fp32, and the engine is no further from it.
+    # The last bit of a sum sometimes decides which step of the grid a number falls on, and later layers amplify that:
+    # the two are about as far from each other as from fp32, and the engine is no further from fp32.
     from_each_other, from_fp32, reference_from_fp32 = np.mean(off, axis=0)
     assert from_each_other <= 1.5 * reference_from_fp32
     assert from_fp32 <= 1.25 * reference_from_fp32
@@ -227,7 +227,7 @@ def test_widths_that_the_kernels_have_no_tails_for_are_refused_with_the_reason(t
 
 
 @pytest.mark.parametrize("task", [TaskName.TEXT_CLASSIFICATION, TaskName.TOKEN_CLASSIFICATION])
-def test_as_many_labels_as_make_an_8_bit_product_are_filled_up_and_cut_off(
+def test_many_labels_are_padded_to_an_8_bit_product_and_the_padding_is_removed(
     task: TaskName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LABELS, task, tuple(f"LABEL_{index}" for index in range(150)))

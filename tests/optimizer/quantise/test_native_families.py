@@ -1,4 +1,4 @@
-"""Every family that the builder knows, with every head, on the native engine: near to fp32, the same in any policy."""
+"""Every family of the builder with every head on the native engine: near fp32, with the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def check(folder: Path, config_class: str, head: Head, **changes: Any) -> None:
 
 @pytest.mark.parametrize("head", Head)
 @pytest.mark.parametrize("config_class", FAMILIES)
-def test_every_family_and_head(config_class: str, head: Head, tmp_path: Path) -> None:
+def test_every_family_and_head_is_near_fp32(config_class: str, head: Head, tmp_path: Path) -> None:
     if config_class == "AlbertConfig":
         check(tmp_path, config_class, head, hidden_act="gelu")
     else:
@@ -145,7 +145,9 @@ def test_every_family_and_head(config_class: str, head: Head, tmp_path: Path) ->
         ),
     ],
 )
-def test_configuration(config_class: str, head: Head, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_an_unusual_configuration_is_near_fp32(
+    config_class: str, head: Head, changes: dict[str, Any], tmp_path: Path
+) -> None:
     check(tmp_path, config_class, head, **changes)
 
 
@@ -170,7 +172,7 @@ def test_a_padding_token_within_a_text_takes_no_position(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("activation", ["silu", "relu2", "quick_gelu", "sigmoid"])
-def test_an_activation_that_it_has_not_is_refused_with_the_operator(activation: str, tmp_path: Path) -> None:
+def test_an_unsupported_activation_is_refused_with_its_operator(activation: str, tmp_path: Path) -> None:
     made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **{**SMALL, **WIDE, "hidden_act": activation})
     graph = export(made.folder, Head.ENCODER, tmp_path / "graph", flavour=Flavour.FUSED)
 

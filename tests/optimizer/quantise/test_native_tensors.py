@@ -38,7 +38,7 @@ def test_a_bias_that_is_not_the_same_for_all_pairs_of_a_distance_has_no_distance
 
 
 @given(words=st.integers(1, 20), level=st.sampled_from([0.0, 1e-20, 1.0, 1e4]))
-def test_words_in_16_bits_are_within_half_a_step(words: int, level: float) -> None:
+def test_16_bit_word_embeddings_are_within_half_a_step(words: int, level: float) -> None:
     vectors = (level * np.random.default_rng(words).normal(0, 1, (words, 32))).astype(np.float32)
 
     stored, scale = narrow(vectors)

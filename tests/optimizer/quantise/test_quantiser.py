@@ -78,7 +78,7 @@ def test_pairs_are_for_calibrated_activations_only(tmp_path: Path) -> None:
         quantised(graphs.tied, Style(static=False), QdqWriter(), tmp_path)
 
 
-def test_every_refinement_brings_the_outputs_nearer(tmp_path: Path) -> None:
+def test_every_refinement_reduces_the_error(tmp_path: Path) -> None:
     styles = [
         Style(static=False, per_channel=False),
         Style(static=False),
@@ -103,7 +103,7 @@ def test_an_activation_that_two_products_read_is_quantised_once(tmp_path: Path) 
     assert operators["DynamicQuantizeMatMul"] == 1
 
 
-def test_an_attention_divides_its_context_by_itself(tmp_path: Path) -> None:
+def test_the_smoothing_of_an_attentions_output_needs_no_extra_operator(tmp_path: Path) -> None:
     """Smoothing costs one Mul for the attention's input, and none for its output."""
     _, _, operators = quantised(graphs.attention, Style(static=True, smoothing=0.7), IntegerWriter(), tmp_path)
 
@@ -111,7 +111,7 @@ def test_an_attention_divides_its_context_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("maker", [graphs.watched_attention, graphs.shown_attention, graphs.shared_attention])
-def test_an_attention_does_not_divide_what_others_read(maker: Maker, tmp_path: Path) -> None:
+def test_an_attention_output_with_other_readers_is_not_smoothed(maker: Maker, tmp_path: Path) -> None:
     style = Style(static=True, smoothing=0.7, compensated=True)
 
     plain, path, operators = quantised(maker, style, IntegerWriter(), tmp_path)
@@ -127,7 +127,7 @@ def test_a_tied_weight_is_stored_once(tmp_path: Path) -> None:
     assert (len(int8), operators["Mul"]) == (1, 2)
 
 
-def test_float_weights_are_gone_from_the_file(tmp_path: Path) -> None:
+def test_the_file_has_no_float_weights(tmp_path: Path) -> None:
     _, path, _ = quantised(graphs.feed_forward, Style(static=True), IntegerWriter(), tmp_path)
 
     floats = {one.name for one in onnx.load(str(path)).graph.initializer if one.data_type == 1 and len(one.dims) == 2}

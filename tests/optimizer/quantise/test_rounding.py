@@ -110,7 +110,7 @@ def test_the_zero_of_a_grid_is_where_the_range_puts_it(low: float, high: float, 
     assert (grid(low, high).zero, grid(low, high).step) == (zero, 1.0)
 
 
-def test_a_range_of_nothing_is_a_grid_all_the_same() -> None:
+def test_an_empty_range_has_a_valid_grid() -> None:
     assert grid(0.0, 0.0).step == 1.0
 
 
@@ -126,7 +126,7 @@ def test_weights_of_fewer_bits_are_the_upper_ones_of_eight(weight: Float, bits: 
 
 
 @pytest.mark.parametrize(("bits", "relative"), [(7, 0.022), (6, 0.04), (5, 0.075), (4, 0.14)])
-def test_a_bit_less_is_hardly_twice_the_error(bits: int, relative: float) -> None:
+def test_the_error_of_fewer_bits_is_within_its_limit(bits: int, relative: float) -> None:
     weight = np.random.default_rng(4).standard_normal((768, 64)).astype(np.float32)
 
     error = quantise_weight(weight, per_channel=True, bits=bits).float() - weight
@@ -134,7 +134,7 @@ def test_a_bit_less_is_hardly_twice_the_error(bits: int, relative: float) -> Non
     assert 0.4 * relative < np.sqrt(np.mean(error**2)) < relative
 
 
-def test_the_step_of_fewer_bits_is_finer_than_the_largest_weight_asks_for() -> None:
+def test_with_fewer_bits_the_largest_weight_is_clipped_for_a_finer_step() -> None:
     weight = np.random.default_rng(5).standard_normal((768, 64)).astype(np.float32)
     weight[0] = 12.0
 

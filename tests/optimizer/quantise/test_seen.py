@@ -1,4 +1,4 @@
-"""What calibration keeps of an activation."""
+"""The statistics of an activation that calibration collects."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_with_room_for_all_tokens_samples_give_the_second_moments() -> None:
 
 
 def test_first_and_last_token_are_always_among_the_samples() -> None:
-    """Special tokens stand there, and they reach the largest values."""
+    """Special tokens are at both ends, and have the largest values."""
     activation = np.zeros((1, 50, 1), np.float32)
     activation[0, 0], activation[0, -1] = 100, 200
     watch = Watch(texts=1, tokens=4)
@@ -56,7 +56,7 @@ def test_first_and_last_token_are_always_among_the_samples() -> None:
     assert watch.seen().samples[[0, -1], 0].tolist() == [50, 100]
 
 
-def test_activations_that_meet_one_weight_count_as_one() -> None:
+def test_activations_of_a_shared_weight_are_merged() -> None:
     one, other = Watch(texts=1, tokens=9), Watch(texts=1, tokens=9)
     one.add(np.array([[1.0, -2.0]], np.float32))
     other.add(np.array([[3.0, 0.0]], np.float32))

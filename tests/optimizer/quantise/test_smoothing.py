@@ -49,7 +49,7 @@ def test_alpha_zero_evens_out_the_weights_instead() -> None:
     assert (weight[:, 0] * by).tolist() == pytest.approx([10, 10, 10], rel=1e-4)
 
 
-def test_the_largest_of_all_weights_that_an_input_meets_counts() -> None:
+def test_the_largest_weight_of_all_products_of_an_input_counts() -> None:
     small, large = np.full((2, 3), 0.1, np.float32), np.array([[5.0], [0.1]], np.float32)
 
     by = factors(np.ones(2, np.float32), [small, large], 0.0)

@@ -136,7 +136,7 @@ def test_fp32_as_the_winner_is_stated_with_the_outcomes_of_the_others(others: tu
 
 
 @pytest.mark.parametrize("reason", [code for code in ReasonCode if code.is_out_of_time])
-def test_fp32_that_is_served_for_want_of_time_is_not_called_the_winner(reason: ReasonCode) -> None:
+def test_fp32_that_is_served_because_time_ran_out_is_not_called_the_winner(reason: ReasonCode) -> None:
     first, slower, late, *_ = sample_manifest().candidates
     late = late.settled(SKIPPED, reason)
     slower = slower.model_copy(update={"outcome": SLOWER})
@@ -166,7 +166,7 @@ ONE_ROW = "onnxruntime-int8-dynamic-per-channel, 2x1 threads, one row a run"
         (FP32_PLAN, "onnxruntime-fp32, 2x1 threads, padded up to 8 rows / 512 tokens / 15% padding"),
     ],
 )
-def test_a_plan_in_words(plan: object, expected: str) -> None:
+def test_a_plan_is_described_in_words(plan: object, expected: str) -> None:
     assert plan_text(plan) == expected  # type: ignore[arg-type]
 
 
@@ -191,7 +191,7 @@ def test_every_candidate_is_in_the_page_with_its_reason() -> None:
         assert html.escape(candidate.reason, quote=False).replace("'", "&#39;") in page
 
 
-def test_what_comes_from_outside_is_escaped() -> None:
+def test_external_texts_are_escaped() -> None:
     sample = sample_manifest()
     nasty = "<script>alert(1)</script>"
     candidates = [one.model_copy(update={"reason": nasty}) for one in sample.candidates]
@@ -299,7 +299,7 @@ def test_a_real_browser_shows_the_report_without_errors_or_requests(tmp_path: Pa
 
 
 @needs_chromium
-def test_the_browser_test_would_see_an_error_and_a_request(tmp_path: Path) -> None:
+def test_the_browser_test_detects_errors_and_requests(tmp_path: Path) -> None:
     page = render_report(sample_manifest()).replace("</body>", '<img src="/spy.png"><script>boom()</script></body>')
     _, console, asked = browse(page, tmp_path)
 
@@ -335,7 +335,7 @@ def test_no_candidate_measured_still_makes_a_page() -> None:
     assert "killed by signal 9" in page
 
 
-def test_figures_of_another_moment_are_marked_as_such() -> None:
+def test_figures_of_a_quick_sample_are_marked() -> None:
     full = sample_manifest()
     glimpsed = tuple(
         one.model_copy(update={"latency": one.latency[:3]}) if one.outcome is Outcome.SLOWER else one

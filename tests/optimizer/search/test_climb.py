@@ -62,7 +62,7 @@ def test_a_drifting_machine_does_not_mislead_paired_measurements() -> None:
     assert result.plan.recipe == INT8
 
 
-def test_a_plan_that_crashes_is_passed_over() -> None:
+def test_a_plan_that_crashes_is_skipped() -> None:
     plans = start()
     result = HillClimb(LATENCY, CostModel(broken=frozenset({plans[1]}))).search(plans, limits)
 
@@ -107,7 +107,7 @@ def test_when_the_time_is_up_the_best_so_far_wins() -> None:
     assert len(model.measured) < 16
 
 
-def test_a_small_gain_that_was_seen_once_promotes_nothing() -> None:
+def test_a_small_gain_measured_once_promotes_nothing() -> None:
     """The time ends after the first pair of INT8, which is 8 % faster."""
     model = CostModel(speed={FP32: 1.0, INT8: 1.08, STATIC: 1.0})
     result = HillClimb(LATENCY, model, time_left=lambda: len(model.measured) < 1).search(start(), limits)

@@ -48,7 +48,7 @@ def test_the_objective_decides_which_number_counts_first(
     assert (found.ranking, found.criterion) == (ranking, criterion)
 
 
-def test_a_gain_within_the_scatter_of_the_pairs_is_no_gain() -> None:
+def test_a_gain_within_the_scatter_of_the_pairs_does_not_count() -> None:
     pairs = [Pair(sample(p95=p95), sample()) for p95 in (6, 8, 11, 13)]
 
     found = Goal.of(LATENCY).compare(pairs)

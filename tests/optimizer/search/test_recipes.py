@@ -70,7 +70,7 @@ def test_the_most_promising_recipe_comes_after_the_reference(isa: Isa, second: s
 
 
 @pytest.mark.parametrize("isa", [Isa.NEON, Isa.NEON_DOT, Isa.NEON_I8MM, Isa.OTHER])
-def test_our_own_engine_is_for_processors_that_its_kernels_are_written_for(isa: Isa) -> None:
+def test_the_native_engine_is_tried_only_on_processors_with_its_kernels(isa: Isa) -> None:
     found = candidate_recipes(isa, *ALL)
 
     (reason,) = {skipped.reason for skipped in found.skipped if skipped.recipe.engine is EngineName.NATIVE}
@@ -79,7 +79,7 @@ def test_our_own_engine_is_for_processors_that_its_kernels_are_written_for(isa: 
 
 
 @pytest.mark.parametrize("isa", [Isa.AVX2, Isa.AVX_VNNI, Isa.AVX512])
-def test_our_own_engine_is_tried_with_weights_of_8_bits_where_it_keeps_no_fewer(isa: Isa) -> None:
+def test_the_native_engine_is_tried_with_8_bit_weights_where_it_has_no_kernels_for_fewer_bits(isa: Isa) -> None:
     found = candidate_recipes(isa, *ALL)
 
     tried = [recipe.name for recipe in found.recipes if recipe.engine is EngineName.NATIVE]
@@ -89,7 +89,7 @@ def test_our_own_engine_is_tried_with_weights_of_8_bits_where_it_keeps_no_fewer(
     assert "8 bits" in skipped[0].reason
 
 
-def test_bf16_is_for_processors_that_have_it() -> None:
+def test_bf16_is_tried_only_on_processors_that_have_it() -> None:
     assert "openvino-bf16" in names(Isa.AMX)
     found = candidate_recipes(Isa.AVX512_VNNI, *ALL)
     reasons = {skipped.recipe.name: skipped.reason for skipped in found.skipped}
@@ -102,7 +102,7 @@ def test_openvino_is_not_quantised_where_that_is_slower(isa: Isa) -> None:
     assert [name for name in names(isa) if name.startswith("openvino")] == ["openvino-fp32"]
 
 
-def test_what_the_endpoint_leaves_out_is_skipped_with_the_field_that_did_it() -> None:
+def test_recipes_that_the_endpoint_excludes_are_skipped_with_the_name_of_the_field() -> None:
     found = candidate_recipes(Isa.AMX, (EngineName.ONNXRUNTIME,), (Precision.INT8_STATIC,))
 
     assert [recipe.name for recipe in found.recipes] == [

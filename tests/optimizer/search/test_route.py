@@ -1,4 +1,4 @@
-"""Whether a second graph for short rows pays."""
+"""Whether a second graph for short rows is worthwhile."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_short_rows_are_compared_up_to_the_first_length_without_a_gain(
     assert lengths_to_compare(lengths, MeasuredRecipe(INT8, short), long) == expected
 
 
-def test_rivals_are_faster_at_a_length_and_those_that_run_alone_come_last() -> None:
+def test_recipes_for_a_route_are_faster_at_a_length_and_unbatchable_ones_come_last() -> None:
     chosen = MeasuredRecipe(STATIC, {8: 1.3, 64: 4.0})
     fast, faster = MeasuredRecipe(FP32, {8: 1.1, 64: 9.0}), MeasuredRecipe(INT8, {8: 1.0, 64: 5.0})
 
@@ -93,7 +93,7 @@ def test_rivals_are_faster_at_a_length_and_those_that_run_alone_come_last() -> N
         pytest.param({}, {}, None, id="nothing measured"),
     ],
 )
-def test_the_longest_short_row_is_the_last_length_at_which_the_rival_is_faster(
+def test_a_route_ends_at_the_last_length_at_which_its_recipe_is_faster(
     chosen: dict[int, float], rival: dict[int, float], longest: int | None
 ) -> None:
     turns = [{tokens: [ms] * 3 for tokens, ms in times.items()} for times in (chosen, rival)]
@@ -101,7 +101,7 @@ def test_the_longest_short_row_is_the_last_length_at_which_the_rival_is_faster(
     assert longest_short_row(*turns) == longest
 
 
-def test_a_gain_within_the_noise_of_the_turns_is_none() -> None:
+def test_a_gain_within_the_noise_of_the_rounds_does_not_count() -> None:
     assert longest_short_row({8: [1.0, 1.0, 1.0, 1.0]}, {8: [0.5, 0.7, 1.1, 1.4]}) is None
 
 
@@ -111,7 +111,7 @@ def test_a_gain_within_the_noise_of_the_turns_is_none() -> None:
     ),
     factor=st.floats(1.0, 3.0),
 )
-def test_a_rival_that_is_never_faster_gets_nothing(times: dict[int, list[float]], factor: float) -> None:
+def test_a_recipe_that_is_never_faster_gets_no_route(times: dict[int, list[float]], factor: float) -> None:
     assert longest_short_row(times, {tokens: [ms * factor for ms in turns] for tokens, turns in times.items()}) is None
 
 
@@ -165,7 +165,7 @@ def test_short_rows_have_separate_wide_thresholds(
         (RATE, sample(0.8, rate=90), Ranking.WORSE, "requests/s"),
     ],
 )
-def test_a_route_must_gain_what_the_objective_is_about_and_lose_nothing_of_it(
+def test_a_route_must_improve_the_objectives_criterion(
     goal: Goal, challenger: PlanSample, ranking: Ranking, criterion: str
 ) -> None:
     found = RouteGoal(goal, 16).compare([Pair(challenger, sample())] * 3)
@@ -205,7 +205,7 @@ def model(**options: float) -> CostModel:
     return CostModel(speed={FP32: 1.0, STATIC: 2.0, INT8: 1.5}, short_speed={INT8: 2.6, STATIC: 2.0}, **options)  # type: ignore[arg-type]
 
 
-def test_a_route_that_pays_is_promoted_and_kept_on_the_way_up() -> None:
+def test_a_route_that_gains_is_promoted_and_kept_in_later_steps() -> None:
     plan, steps = climb(model(noise=0.02))
 
     assert plan.recipe == STATIC

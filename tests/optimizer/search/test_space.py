@@ -82,7 +82,7 @@ def test_neighbours_differ_and_exclude_the_plan_itself() -> None:
         (WideFrom(None, None), [(None, 128)]),
     ],
 )
-def test_a_step_moves_the_wide_threshold_of_a_lone_client_and_the_other_one_where_needed(
+def test_a_step_moves_the_wide_threshold_of_a_single_client_and_the_other_one_if_needed(
     wide_from: WideFrom, steps: list[tuple[int | None, int | None]]
 ) -> None:
     limits = PlanLimits(2, Batching.SINGLE, LENGTHS)
@@ -92,7 +92,7 @@ def test_a_step_moves_the_wide_threshold_of_a_lone_client_and_the_other_one_wher
     assert [(other.wide_from_tokens, other.wide_alone_from_tokens) for other in near] == steps
 
 
-def test_other_streams_leave_both_lengths_and_one_stream_has_none() -> None:
+def test_another_number_of_streams_keeps_both_wide_lengths_and_one_stream_has_none() -> None:
     limits = PlanLimits(4, Batching.SINGLE, LENGTHS)
     four = first_plan(FP32, limits, wide_from=WideFrom(64, 16))
     (two,) = (plan for plan in neighbours(four, limits) if plan.streams == 2)
@@ -102,7 +102,7 @@ def test_other_streams_leave_both_lengths_and_one_stream_has_none() -> None:
     assert (one.wide_from_tokens, one.wide_alone_from_tokens) == (None, None)
 
 
-def test_several_streams_after_one_on_all_cores_still_give_them_all_to_a_lone_row() -> None:
+def test_several_streams_after_a_single_one_still_run_a_single_row_on_all_cores() -> None:
     limits = PlanLimits(2, Batching.PADDED, LENGTHS)
     one = first_plan(FP32, limits, wide_from=WideFrom(32, 32)).model_copy(
         update={"streams": 1, "threads_per_stream": 2, "wide_from_tokens": None}

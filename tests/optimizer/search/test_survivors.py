@@ -31,7 +31,7 @@ OPENVINO_FP32 = Recipe(engine=EngineName.OPENVINO, precision=Precision.FP32)
         ({8: 9.0}, {16: 1.0}, False),
     ],
 )
-def test_dominated_is_far_slower_at_every_common_length(
+def test_a_candidate_is_dominated_if_it_is_far_slower_at_every_common_length(
     sample: dict[int, float], best: dict[int, float], expected: bool
 ) -> None:
     assert is_dominated(sample, best) is expected
@@ -40,11 +40,11 @@ def test_dominated_is_far_slower_at_every_common_length(
 @pytest.mark.parametrize(
     ("tokens", "expected"), [(8, 1.0), (16, 2.0), (12, 1.5), (32, 4.0), (24, 3.0), (64, 8.0), (4, 0.5), (1, 0.125)]
 )
-def test_latency_between_and_beyond_measured_lengths(tokens: int, expected: float) -> None:
+def test_latency_is_interpolated_between_and_extrapolated_beyond_measured_lengths(tokens: int, expected: float) -> None:
     assert interpolate({8: 1.0, 16: 2.0, 32: 4.0}, tokens) == pytest.approx(expected)
 
 
-def test_below_the_first_length_latency_does_not_fall_under_zero() -> None:
+def test_below_the_first_length_latency_stays_positive() -> None:
     assert interpolate({8: 1.0, 16: 8.0}, 2) > 0
 
 

@@ -80,7 +80,7 @@ def test_the_example_is_an_endpoint() -> None:
 
 
 FULL = """
-# Other resources may stand in the same file, as kubectl has it.
+# Other resources may be in the same file, as for kubectl.
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: texts}
@@ -142,7 +142,7 @@ def test_every_field_is_read_from_yaml() -> None:
         ),
     ],
 )
-def test_objectives_have_one_line(objective: Objective, summary: str) -> None:
+def test_objectives_are_described_in_one_line(objective: Objective, summary: str) -> None:
     assert objective.summary == summary
 
 
@@ -287,7 +287,7 @@ def test_a_file_without_exactly_one_endpoint_is_an_error(text: str, words: str) 
     assert words in str(caught.value)
 
 
-def test_a_few_lines_that_name_billions_are_refused_at_once() -> None:
+def test_nested_aliases_that_expand_to_billions_are_refused() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     with pytest.raises(SpecError, match="repeated beyond measure"):
@@ -313,7 +313,7 @@ def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
         ModelEndpoint.from_file(tmp_path / "latin.yaml")
 
 
-def test_an_object_of_the_api_server_is_read_with_all_that_it_carries() -> None:
+def test_an_object_of_the_api_server_with_server_side_fields_is_parsed() -> None:
     resource = copy.deepcopy(SMALLEST)
     resource["metadata"] |= {"uid": "x", "generation": 3, "managedFields": [{"fieldsV1": {"f:spec": {}}}]}
     resource["status"] = {"replicas": 2, "conditions": [{"type": "Ready"}]}
@@ -326,7 +326,7 @@ def test_a_number_of_thousands_of_digits_is_an_error() -> None:
         ModelEndpoint.from_object(changed("spec.cores", 10**5000))
 
 
-def test_code_may_still_use_its_own_names() -> None:
+def test_python_names_of_fields_are_accepted_and_written_as_aliases() -> None:
     spec = ModelEndpointSpec(model="file:///m", task=TaskName.FILL_MASK, hardware_class="zen4", cores=2)
     written = json.loads(spec.model_dump_json(by_alias=True, exclude_defaults=True))
     assert written == {"model": "file:///m", "task": "fill-mask", "hardwareClass": "zen4", "cores": 2}
@@ -410,7 +410,7 @@ def choices(model: type[BaseModel]) -> set[str]:
     return found
 
 
-def test_no_choice_is_a_word_that_yaml_reads_as_something_else() -> None:
+def test_yaml_reads_every_enum_value_as_a_string() -> None:
     words = choices(ModelEndpointSpec)
     assert {"Auto", "fill-mask", "bf16", "openvino", "Fail"} <= words
     assert words == {yaml.load(word, Loader) for word in words}

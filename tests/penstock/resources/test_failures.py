@@ -14,14 +14,14 @@ OURS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issub
 
 
 @pytest.mark.parametrize("kind", OURS)
-def test_each_of_our_errors_keeps_its_words_and_whether_it_may_pass(kind: type[errors.PenstockError]) -> None:
+def test_a_failure_has_the_message_remedy_and_retryability_of_its_error(kind: type[errors.PenstockError]) -> None:
     failure = Failure.of(kind("x is wrong", remedy="Write y"))
     assert (failure.message, failure.remedy, failure.retryable) == ("x is wrong", "Write y", kind.temporary)
 
 
 def test_errors_of_different_kinds_have_different_reasons() -> None:
     reasons = {kind: Failure.of(kind("x")).reason for kind in OURS}
-    # The bases say what an error of no particular kind means; nothing else may hide behind another's reason.
+    # Base classes have the reason of their default kind; all other classes have different reasons.
     assert len(set(reasons.values())) == len(OURS) - 1
     assert reasons[errors.PenstockError] == reasons[errors.OptimizationError] == "OptimizationFailed"
     assert not [reason for reason in reasons.values() if reason.endswith("Error")]
@@ -45,6 +45,6 @@ def test_other_errors_have_a_reason_and_their_message(error: BaseException, reas
     assert failure.remedy
 
 
-def test_words_without_end_are_cut() -> None:
+def test_long_messages_and_remedies_are_cut() -> None:
     failure = Failure.of(errors.CorruptModel("x" * 10_000, remedy="y" * 10_000))
     assert (len(failure.message), len(failure.remedy)) == (2048, 1024)

@@ -1,4 +1,4 @@
-"""The job's report: what it holds of a manifest, and that it always fits into a termination message."""
+"""The summary of a job: its content from the manifest, and that it always fits into a termination message."""
 
 from __future__ import annotations
 
@@ -157,14 +157,14 @@ def test_a_failure_has_a_remedy_and_the_baseline() -> None:
 
 
 @pytest.mark.parametrize("message", ["", "Killed", '{"succeeded": true}', "[1]", "Traceback\n\nValueError: x"])
-def test_the_last_words_of_a_crash_are_no_summary(message: str) -> None:
+def test_the_output_of_a_crash_is_not_a_summary(message: str) -> None:
     with pytest.raises(ArtefactError, match="left no summary") as caught:
         Summary.from_message(message)
     assert message.strip().split("\n")[-1] in caught.value.message
     assert caught.value.remedy
 
 
-def test_what_is_least_important_goes_first() -> None:
+def test_the_least_important_parts_are_dropped_first() -> None:
     rejected = tuple(
         CandidateFacts(recipe=INT8, outcome=Outcome.FAILED, reason="it crashed, with a long message " * 9)
         for _ in range(20)

@@ -1,4 +1,4 @@
-"""OptimizedModels: what they depend on, and the key that finds them."""
+"""OptimizedModels: the fields that the key depends on."""
 
 from __future__ import annotations
 
@@ -139,14 +139,14 @@ def test_two_specs_have_one_key_only_when_they_are_the_same(one: dict[str, Any],
     assert (specs[0] == specs[1]) == (optimized_model_key(specs[0]) == optimized_model_key(specs[1]))
 
 
-def test_the_optimiser_reads_it_as_an_endpoint() -> None:
+def test_the_optimiser_parses_an_optimized_model_as_an_endpoint() -> None:
     asked = spec(cores=4, serving={"maxInputTokens": 128}, scaling={"maxReplicas": 9}, replicas=3)
     back = OptimizedModelSpec.of(asked, TOOLS).endpoint_spec()
     assert (back.model, back.cores, back.serving.max_input_tokens) == (asked.model, 4, 128)
     assert (back.scaling.max_replicas, back.replicas) == (4, 1)
 
 
-def test_an_artefact_that_is_pinned_is_nothing_to_optimise() -> None:
+def test_a_pinned_artefact_needs_no_optimized_model() -> None:
     resource = {
         "apiVersion": "penstock.dev/v1alpha1",
         "kind": "OptimizedModel",

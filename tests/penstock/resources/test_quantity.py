@@ -33,7 +33,7 @@ def test_other_text_is_no_quantity(text: str) -> None:
 
 
 @given(st.text(max_size=8))
-def test_any_text_is_a_quantity_or_is_not(text: str) -> None:
+def test_any_text_is_parsed_or_is_a_spec_error(text: str) -> None:
     assert is_quantity(text) is False or parse_quantity(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""Hardware classes: what they promise, what they ask for, and whom they let in."""
+"""The hardware classes that the chart installs: resources of their pods, and the nodes that they accept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GENOA = CpuIdentity(vendor="AuthenticAMD", family=25, model=17, model_name="EPYC
 SPR = CpuIdentity(vendor="GenuineIntel", family=6, model=143, model_name="Xeon 8488C", isa=Isa.AMX)
 
 
-def test_the_promised_classes_are_there() -> None:
+def test_the_documented_classes_exist() -> None:
     promised = {"icelake", "cascadelake", "sapphirerapids", "zen4", "graviton3", "inf1", "inf2", "any"}
     assert promised <= HARDWARE_CLASSES.keys()
 
@@ -52,13 +52,13 @@ def test_a_pod_asks_for_whole_cores_with_all_their_threads(name: str, cores: int
 
 
 @pytest.mark.parametrize(("cores", "remedy"), [(1, "Write 4"), (5, "Write 4 or 8"), (18, "Write 16 or 20")])
-def test_part_of_a_neuron_device_is_not_to_be_had(cores: int, remedy: str) -> None:
+def test_a_part_of_a_neuron_device_is_refused(cores: int, remedy: str) -> None:
     with pytest.raises(SpecError, match="are not whole devices, which have 4 each") as caught:
         HARDWARE_CLASSES["inf1"].requests(cores)
     assert (caught.value.field, caught.value.remedy) == ("spec.cores", remedy)
 
 
-def test_further_resources_are_asked_for_as_well() -> None:
+def test_additional_resources_of_a_class_are_requested() -> None:
     spec = HardwareClassSpec(neuron=Neuron(cores_per_device=2), resources={"vpc.amazonaws.com/efa": 1})
     assert spec.requests(4) == {"cpu": 4, "vpc.amazonaws.com/efa": 1, "aws.amazon.com/neuron": 2}
 
@@ -88,7 +88,7 @@ def test_further_resources_are_asked_for_as_well() -> None:
         ("graviton3", GENOA, "promises neon-i8mm, and the node has avx512-bf16"),
     ],
 )
-def test_a_node_is_let_in_by_what_its_processor_is(name: str, cpu: CpuIdentity, words: str) -> None:
+def test_a_class_accepts_a_node_by_its_processor(name: str, cpu: CpuIdentity, words: str) -> None:
     objection = HARDWARE_CLASSES[name].objection(cpu, name=name)
     assert words in objection
     assert bool(words) == bool(objection)

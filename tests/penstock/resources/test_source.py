@@ -1,4 +1,4 @@
-"""Source URLs: which are understood, and what is offered instead of those that are not."""
+"""Source URLs: valid ones are parsed, and errors suggest the right form."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from penstock.resources.source import ModelSource, Scheme
         ("pkg://package", Scheme.PKG, "package", None),
     ],
 )
-def test_sources_are_taken_apart(text: str, scheme: Scheme, location: str, revision: str | None) -> None:
+def test_sources_are_parsed(text: str, scheme: Scheme, location: str, revision: str | None) -> None:
     source = ModelSource.parse(text)
     assert source == ModelSource(scheme, location, revision)
     assert ModelSource.parse(str(source)) == source
@@ -79,7 +79,7 @@ def test_sources_are_taken_apart(text: str, scheme: Scheme, location: str, revis
         ("s3://bucket/a\nb", "Write s3://bucket/path"),
     ],
 )
-def test_what_is_no_source_gets_an_offer(text: str, remedy: str) -> None:
+def test_an_invalid_source_is_an_error_with_a_suggestion(text: str, remedy: str) -> None:
     with pytest.raises(SpecError) as caught:
         ModelSource.parse(text)
     assert caught.value.remedy.startswith(remedy)

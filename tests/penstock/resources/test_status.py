@@ -1,4 +1,4 @@
-"""Conditions: the time of a change is the time of a change."""
+"""Updates of conditions: the transition time changes only with the status."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def condition(kind: str, status: str, at: str, reason: str = "Because") -> Condi
     return Condition(type=kind, status=ConditionStatus(status), reason=reason, last_transition_time=at)
 
 
-def test_a_condition_that_stays_keeps_its_time_and_takes_new_words() -> None:
+def test_a_condition_with_an_unchanged_status_keeps_its_time_and_takes_the_new_message() -> None:
     (updated,) = updated_conditions([condition("Ready", "False", EARLIER)], [condition("Ready", "False", NOW, "Other")])
     assert (updated.reason, updated.last_transition_time) == ("Other", EARLIER)
 
@@ -33,7 +33,7 @@ def test_a_condition_that_changes_has_the_time_of_the_change() -> None:
     assert updated == condition("Ready", "True", NOW)
 
 
-def test_conditions_keep_their_places_and_those_of_others_stay() -> None:
+def test_updated_conditions_keep_their_order_and_those_of_other_writers_remain() -> None:
     before = [condition("Theirs", "True", EARLIER), condition("Ready", "True", EARLIER)]
     updated = updated_conditions(before, [condition("Accepted", "True", NOW), condition("Ready", "True", NOW)])
     assert [one.type for one in updated] == ["Theirs", "Ready", "Accepted"]

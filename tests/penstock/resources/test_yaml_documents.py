@@ -38,7 +38,7 @@ def test_a_scalar_is_what_kubectl_reads(text: str, value: object) -> None:
     assert (type(found), found) == (type(value), value)
 
 
-def test_not_a_number_is_read_as_such() -> None:
+def test_nan_is_read_as_nan() -> None:
     assert math.isnan(yaml.load("a: .NaN", Loader)["a"])
 
 
@@ -73,7 +73,7 @@ def test_numbers_of_an_endpoint_may_be_written_as_for_kubectl(cores: str, budget
         ("'1e1'", "spec.cores: must be a whole number (given: '1e1'). Write it without quotes"),
     ],
 )
-def test_what_is_no_whole_number_for_kubectl_is_none_here(cores: str, message: str) -> None:
+def test_a_number_that_kubectl_does_not_read_as_an_integer_is_refused(cores: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         ModelEndpoint.from_yaml(ENDPOINT.format(cores=cores, budget=60))
 

@@ -1,4 +1,4 @@
-"""A small engine that tells what it was given: outputs are the token ids. It can be held, and made to fail."""
+"""A small engine that records its batches: outputs are the token ids. Tests can hold it and make it fail."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ class EchoEngine:
 
 @dataclass(eq=False)
 class RowEchoEngine(EchoEngine):
-    """Has a shorter way for a row that runs alone."""
+    """Has a single-row run."""
 
     longest_alone: int = 100
     """Of the rows that have it, tokens."""
     alone: list[tuple[int, Parallelism]] = field(default_factory=list)
-    """Lengths of the rows that went it."""
+    """Lengths of the rows that used the single-row run."""
 
     def run_row(self, row: Row, parallelism: Parallelism) -> Outputs | None:
         if row.length > self.longest_alone:
@@ -117,7 +117,7 @@ class RowEchoEngine(EchoEngine):
 
 @dataclass(eq=False)
 class SleepyEngine(EchoEngine):
-    """Its streams take nothing until they are `awake`, as on a machine whose cores are busy."""
+    """Its streams take no batch until they are `awake`, as on a machine whose cores are busy."""
 
     awake: threading.Event = field(default_factory=threading.Event)
 

@@ -100,7 +100,7 @@ def working(
         batcher.streams.stop()
 
 
-def test_rows_come_back_reduced_with_their_times() -> None:
+def test_rows_are_returned_reduced_with_their_times() -> None:
     with working(EchoEngine(), plan()) as bench:
         before = perf_counter()
         bench.push_rows([Row([1, 2, 3])], owner="me")
@@ -111,7 +111,7 @@ def test_rows_come_back_reduced_with_their_times() -> None:
     assert before <= outcome.started <= outcome.ended <= perf_counter()
 
 
-def test_a_busy_stream_takes_what_has_gathered_meanwhile_as_one_batch() -> None:
+def test_rows_that_arrive_while_a_stream_is_busy_are_its_next_batch() -> None:
     engine = EchoEngine()
     engine.gate.clear()
     with working(engine, plan(Batching.EQUAL_LENGTH)) as bench:
@@ -127,7 +127,7 @@ def test_a_busy_stream_takes_what_has_gathered_meanwhile_as_one_batch() -> None:
     assert engine.batches == [[5], [8, 8, 8], [9]]
 
 
-def test_streams_run_at_once_and_one_request_spreads_over_them() -> None:
+def test_streams_run_concurrently_and_share_the_rows_of_one_request() -> None:
     engine = EchoEngine(streams=3)
     engine.gate.clear()
     with working(engine, plan(streams=3)) as bench:
@@ -151,7 +151,7 @@ def test_streams_run_at_once_and_one_request_spreads_over_them() -> None:
         pytest.param(1e6, [8, 9], [[8], [9]], id="what cannot run together is run at once all the same"),
     ],
 )
-def test_short_work_is_left_to_one_stream(
+def test_few_short_rows_run_on_one_stream(
     tokens_per_second: float, lengths: list[int], batches: list[list[int]]
 ) -> None:
     engine = EchoEngine(streams=2)
@@ -320,7 +320,7 @@ def test_discarded_rows_never_run() -> None:
     assert engine.batches == [[1], [4]]
 
 
-def test_a_full_queue_refuses_and_leaves_what_waits() -> None:
+def test_a_full_queue_refuses_new_rows_and_keeps_the_waiting_ones() -> None:
     engine = EchoEngine()
     engine.gate.clear()
     with working(engine, plan(), bounds=QueueBounds(2, 100)) as bench:
@@ -411,7 +411,7 @@ def test_a_brief_row_whose_deadline_has_passed_does_not_run() -> None:
     assert engine.batches == []
 
 
-def test_on_the_only_core_all_that_waits_runs_in_the_callers_thread_if_it_is_little() -> None:
+def test_on_one_core_a_short_queue_runs_in_the_callers_thread() -> None:
     engine, here = EchoEngine(), threading.current_thread().name
     with working(engine, plan(Batching.EQUAL_LENGTH), tokens_per_second=2_500, one_core=True) as bench:
         bench.push(3, 3, 2)  # 3.2 ms
@@ -436,7 +436,7 @@ def test_on_the_only_core_all_that_waits_runs_in_the_callers_thread_if_it_is_lit
         assert here not in engine.threads
 
 
-def test_several_streams_that_have_one_core_keep_their_rows() -> None:
+def test_with_several_streams_on_one_core_rows_run_in_the_streams() -> None:
     engine = EchoEngine(streams=2)
     with working(
         engine, plan(Batching.EQUAL_LENGTH, streams=2), tokens_per_second=1_000_000, one_core=True
@@ -461,7 +461,7 @@ def test_a_batch_that_fails_in_the_callers_thread_is_run_again_row_by_row() -> N
     assert engine.batches == [[4, 4, 4], [4], [4], [4], [4]]
 
 
-def test_one_batch_is_made_while_all_streams_are_busy_and_taken_without_the_loop() -> None:
+def test_one_batch_is_prepared_while_all_streams_are_busy_and_starts_without_the_loop() -> None:
     engine = EchoEngine()
     engine.gate.clear()
     with working(engine, plan()) as bench:
@@ -496,7 +496,7 @@ def test_a_row_that_is_discarded_leaves_a_batch_that_has_not_begun() -> None:
     assert engine.batches == [[1], [4, 4]]
 
 
-def test_what_expires_leaves_a_batch_that_has_not_begun_and_the_next_deadline_is_of_what_waits() -> None:
+def test_expired_rows_leave_a_batch_that_has_not_begun_and_expire_returns_the_next_deadline() -> None:
     engine = EchoEngine()
     engine.gate.clear()
     with working(engine, plan(Batching.EQUAL_LENGTH)) as bench:

@@ -49,13 +49,13 @@ def test_one_row_has_no_padding() -> None:
         ([None], None),
     ],
 )
-def test_a_batch_is_pooled_where_all_its_rows_want_the_same(
+def test_a_batch_has_a_pooling_if_all_its_rows_have_the_same(
     of_rows: list[Pooling | None], of_batch: Pooling | None
 ) -> None:
     assert collate([Row([5, 6], pooling=pooling) for pooling in of_rows]).pooling is of_batch
 
 
-def test_every_row_gets_its_own_vector_where_the_engine_has_pooled() -> None:
+def test_pooled_outputs_are_split_into_the_vector_of_each_row() -> None:
     vectors = np.arange(6, dtype=np.float32).reshape(2, 3)
 
     parts = split({POOLED: vectors}, [Row([1]), Row([1, 2])], IO)
@@ -66,7 +66,7 @@ def test_every_row_gets_its_own_vector_where_the_engine_has_pooled() -> None:
 
 
 @given(rows=st.lists(tokens, min_size=1, max_size=6))
-def test_every_row_gets_its_own_back(rows: list[list[int]]) -> None:
+def test_outputs_are_split_into_those_of_each_row(rows: list[list[int]]) -> None:
     outputs = run_rows(EchoEngine(poison=False).run, IO, [Row(ids) for ids in rows])
 
     assert [own["ids"][:, 0].tolist() for own in outputs] == rows
@@ -74,7 +74,7 @@ def test_every_row_gets_its_own_back(rows: list[list[int]]) -> None:
 
 
 @given(counts=st.lists(st.integers(0, 3), min_size=1, max_size=5))
-def test_outputs_of_masks_are_divided_by_their_numbers(counts: list[int]) -> None:
+def test_outputs_of_masks_are_split_by_the_number_of_masks_of_each_row(counts: list[int]) -> None:
     rows = [RowWithMasks([1, 2, 3, 4], masks=tuple(range(count))) for count in counts]
     logits = np.arange(sum(counts) * 2, dtype=np.float32).reshape(-1, 2)
     io = GraphIO(inputs=("input_ids",), outputs={"logits": Axes.MASKS})

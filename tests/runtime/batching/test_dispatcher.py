@@ -60,7 +60,7 @@ def test_a_request_gets_its_rows_back_in_order() -> None:
     assert ran.inference_milliseconds > 0
 
 
-def test_no_rows_are_done_at_once() -> None:
+def test_a_request_without_rows_ends_at_once() -> None:
     async def main() -> RequestResult:
         async with lane_of(EchoEngine(), plan()) as dispatcher:
             return await soon(run(dispatcher, []))
@@ -80,7 +80,7 @@ def test_queue_and_inference_make_up_the_time_until_the_last_row() -> None:
             asked = asyncio.create_task(run(dispatcher, rows([5, 6, 7])))
             await asyncio.sleep(0)  # lets it come into the queue
             assert dispatcher.depth[0] == 3
-            await asyncio.sleep(0.05)  # is to be seen as time in the queue
+            await asyncio.sleep(0.05)  # counts as time in the queue
             engine.gate.set()
             ran = await soon(asked)
             await soon(asyncio.gather(*busy))
@@ -147,7 +147,7 @@ def test_a_request_that_was_run_in_part_gets_that_error_at_its_deadline() -> Non
     assert asyncio.run(main()).remedy == "Send fewer texts in one request, or allow more time"
 
 
-def test_a_deadline_that_has_passed_before_the_request_waits_is_one_as_well() -> None:
+def test_a_request_whose_deadline_has_already_passed_gets_a_deadline_error() -> None:
     async def main() -> None:
         async with lane_of(EchoEngine(), plan()) as dispatcher:
             with pytest.raises(DeadlineExceeded):
@@ -157,7 +157,7 @@ def test_a_deadline_that_has_passed_before_the_request_waits_is_one_as_well() ->
     asyncio.run(main())
 
 
-def test_a_cancelled_request_costs_nothing() -> None:
+def test_a_cancelled_request_is_not_run() -> None:
     async def main() -> None:
         engine = EchoEngine()
         async with lane_of(engine, plan()) as dispatcher:
@@ -187,7 +187,7 @@ def test_requests_behind_clients_that_leave_before_a_stream_wakes_are_run(stream
             ahead = [asyncio.create_task(run(dispatcher, [row(2)])) for _ in range(streams + 1)]
             stays = asyncio.create_task(run(dispatcher, [row(3)]))
             await asyncio.sleep(0.01)
-            assert dispatcher.depth == (2, 5)  # one is made ahead, and behind it nothing but the queue
+            assert dispatcher.depth == (2, 5)  # one batch is prepared ahead; the other rows wait in the queue
             for gone in ahead:
                 gone.cancel()
             await asyncio.gather(*ahead, return_exceptions=True)
@@ -229,7 +229,7 @@ def test_a_request_cancelled_while_it_runs_disturbs_no_other() -> None:
     asyncio.run(main())
 
 
-def test_thousands_of_requests_each_get_their_own() -> None:
+def test_thousands_of_requests_get_their_own_answers() -> None:
     async def main() -> None:
         engine = EchoEngine(streams=4)
         async with lane_of(engine, plan(Batching.PADDED, streams=4, padding=0.2)) as dispatcher:
@@ -265,7 +265,7 @@ BETWEEN = 600
 """Tokens a second of each of two streams: 3 tokens take 2.5 ms, too long to be brief, and not too long for the loop."""
 
 
-def test_one_client_after_the_other_is_answered_in_the_loops_thread_which_listens_at_times() -> None:
+def test_sequential_requests_run_in_the_loops_thread_except_every_nth() -> None:
     async def main() -> list[str]:
         engine = EchoEngine(streams=2)
         async with lane_of(engine, plan(streams=2), tokens_per_second=BETWEEN) as dispatcher:
@@ -279,12 +279,12 @@ def test_one_client_after_the_other_is_answered_in_the_loops_thread_which_listen
     ]
 
 
-def test_other_requests_end_runs_in_the_loops_thread() -> None:
+def test_concurrent_requests_end_the_runs_in_the_loops_thread() -> None:
     async def main() -> list[str]:
         engine = EchoEngine(streams=2)
         async with lane_of(engine, plan(streams=2), tokens_per_second=BETWEEN) as dispatcher:
             before = await threads_of(engine, dispatcher, STREAM_EVERY - 1)
-            # The loop listens now: of three that come together the second sees the first.
+            # The loop accepts requests now: of three simultaneous requests the second finds the first one waiting.
             await soon(asyncio.gather(*(run(dispatcher, [row(3)]) for _ in range(3))))
             after = await threads_of(engine, dispatcher, SINGLE_CLIENT_REQUESTS)
             return before[-2:] + after
@@ -295,13 +295,13 @@ def test_other_requests_end_runs_in_the_loops_thread() -> None:
     assert HERE not in where[2:]
 
 
-def test_a_caller_that_waited_for_a_computing_loop_ends_runs_in_its_thread() -> None:
+def test_another_waiting_caller_ends_the_runs_in_the_loops_thread() -> None:
     async def main() -> list[str]:
         engine = EchoEngine(streams=2)
         async with lane_of(engine, plan(streams=2), tokens_per_second=BETWEEN) as dispatcher:
             await threads_of(engine, dispatcher, SINGLE_CLIENT_REQUESTS)
             same = await threads_of(engine, dispatcher, 1)
-            # None meets another: each comes when the one before is answered.
+            # No request overlaps with another: each is sent when the previous one is answered.
             return same + await threads_of(engine, dispatcher, 2, caller=1)
 
     same, *others = asyncio.run(main())
@@ -324,7 +324,7 @@ def test_long_rows_and_requests_of_several_rows_are_left_to_the_streams() -> Non
     assert HERE not in asyncio.run(main())
 
 
-def test_what_fails_in_the_loops_thread_fails_alone() -> None:
+def test_a_row_that_fails_in_the_loops_thread_fails_alone() -> None:
     async def main() -> list[str]:
         engine = EchoEngine()
         async with lane_of(engine, plan(), tokens_per_second=2 * BETWEEN) as dispatcher:

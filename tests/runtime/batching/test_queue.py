@@ -26,7 +26,7 @@ BOTH_ON_GRIDS = replace(GRID, short=GRID, short_tokens=12)
 
 
 def queue_of(policy: BatchPolicy, lengths: list[int]) -> RowQueue:
-    """Single requests that came one after the other."""
+    """Single requests that arrived one after the other."""
     queue = RowQueue(policy)
     for at, length in enumerate(lengths):
         queue.push([row(length)], at, arrived=float(at), deadline=math.inf, tokens_per_second=1000.0)
@@ -121,13 +121,13 @@ def test_a_few_long_rows_get_all_cores_together_when_nothing_else_runs(
     assert owners(taken.rows) == batch
     assert taken.divided is divided
     rest = [owners(queue.take(streams=workers, now=100.0).rows) for _ in range(queue.rows)]
-    assert sum(rest, batch) == list(range(len(lengths))), "what was not taken keeps its turn"
+    assert sum(rest, batch) == list(range(len(lengths))), "rows that were not taken keep their order"
 
 
 @pytest.mark.parametrize(
     ("engine_divides", "wide_from", "divides"), [(True, 64, True), (False, 64, False), (True, None, False)]
 )
-def test_rows_are_divided_where_the_engine_does_it_and_from_where_one_row_gains(
+def test_a_few_long_rows_run_on_all_cores_if_the_engine_divides_batches_or_one_row_gains(
     engine_divides: bool, wide_from: int | None, divides: bool
 ) -> None:
     facts = EchoEngine(streams=4, divides_batches=engine_divides).facts
@@ -140,7 +140,7 @@ def test_rows_are_divided_where_the_engine_does_it_and_from_where_one_row_gains(
     assert not policy.divides(row(64), 9, 18), "more rows than the plan allows"
 
 
-def test_singles_behind_a_large_request_are_shared_as_ever() -> None:
+def test_single_rows_behind_a_large_request_are_shared_as_usual() -> None:
     queue = RowQueue(EQUAL)
     queue.push(rows([8] * 8), "large", arrived=0.0, deadline=math.inf, tokens_per_second=math.inf)
     for arrived in (1.0, 2.0, 3.0):
@@ -151,7 +151,7 @@ def test_singles_behind_a_large_request_are_shared_as_ever() -> None:
     assert taken == [["large"] * 5, ["large"] * 3 + [1.0], [2.0], [3.0]]
 
 
-def test_what_did_not_fit_comes_in_the_next_batches_in_order() -> None:
+def test_rows_that_did_not_fit_are_in_the_next_batches_in_order() -> None:
     queue = queue_of(EQUAL, [200] * 5)
 
     batches = [owners(queue.take(streams=1, now=0.0).rows) for _ in range(4)]
@@ -183,7 +183,7 @@ def test_single_requests_do_not_starve_a_large_one() -> None:
     queue = RowQueue(SINGLE)
     queue.push(rows([10] * 10), "large", arrived=0.0, deadline=math.inf, tokens_per_second=100.0)
     order = []
-    # Singles alone would keep the server busy: each turn takes 0.1 s, and one more comes in that time.
+    # Single requests alone would keep the server busy: each run takes 0.1 s, and one more arrives in that time.
     for turn in range(40):
         now = turn / 10
         queue.push([row(10)], "single", arrived=now, deadline=math.inf, tokens_per_second=100.0)
@@ -206,7 +206,7 @@ def test_expired_rows_are_handed_back_and_not_run() -> None:
     assert (queue.rows, queue.tokens) == (0, 0)
 
 
-def test_the_deadlines_of_all_that_wait_are_known() -> None:
+def test_the_queue_has_the_deadlines_of_all_waiting_rows() -> None:
     queue = RowQueue(EQUAL)
     assert queue.next_deadline() == math.inf
     queue.push(rows([8, 9]), "a", arrived=0.0, deadline=5.0, tokens_per_second=100.0)
@@ -219,7 +219,7 @@ def test_the_deadlines_of_all_that_wait_are_known() -> None:
     assert queue.rows == 2
 
 
-def test_cancelled_rows_cost_nothing_and_leave_nothing_behind() -> None:
+def test_cancelled_rows_are_not_run_and_are_removed() -> None:
     queue = RowQueue(EQUAL)
     for _ in range(1000):
         for entry in queue.push(rows([8, 9]), "gone", arrived=0.0, deadline=math.inf, tokens_per_second=100.0):
@@ -245,7 +245,7 @@ def test_a_busy_queue_does_not_grow() -> None:
 
 @dataclass
 class _Model:
-    """What must hold, kept in the plainest way."""
+    """A plain model of the queue that states its invariants."""
 
     waiting: list[QueuedRow] = field(default_factory=list)
     seen: list[QueuedRow] = field(default_factory=list)
@@ -325,7 +325,9 @@ def _check_take(queue: RowQueue, model: _Model, workers: int, least: int, now: f
         return
     assert taken.rows[0].rank == lowest, "the row that has waited longest goes first"
     assert all(entry.deadline >= now for entry in taken.rows)
-    assert len({queue.policy.bucket(entry.row)[0] for entry in taken.rows}) == 1, "never across the sides"
+    assert len({queue.policy.bucket(entry.row)[0] for entry in taken.rows}) == 1, (
+        "rows of the two graphs never share a batch"
+    )
     policy = policy.for_tokens(taken.rows[0].row.length)
     lengths = [policy.length(entry.row) for entry in taken.rows]
     padded = max(lengths) * len(lengths)

@@ -8,7 +8,7 @@ from penstock_runtime.errors import InvalidInput, Overloaded
 BOUNDS = QueueBounds(rows=10, tokens=100)
 
 
-def test_the_rate_is_that_of_all_workers_together() -> None:
+def test_the_rate_is_the_sum_of_all_workers() -> None:
     rate = TokenRate(4)
     assert rate.tokens_per_second == 4 * DEFAULT_TOKENS_PER_SECOND
 
@@ -43,10 +43,12 @@ def test_retry_after_is_the_time_that_the_queue_takes(tokens: int, seconds: int)
         (10, 100, 0, 0),
         (1, 10, 9, 90),
         (5, 10, 5, 90),
-        (1, 500, 0, 0),  # one row over the bound is let in when nothing waits: no splitting could help it
+        (1, 500, 0, 0),  # one row over the bound is accepted when no other waits: it cannot be split
     ],
 )
-def test_what_fits_is_let_in(rows: int, tokens: int, waiting_rows: int, waiting_tokens: int) -> None:
+def test_requests_that_fit_into_the_queue_are_accepted(
+    rows: int, tokens: int, waiting_rows: int, waiting_tokens: int
+) -> None:
     BOUNDS.check(rows, tokens, waiting_rows, waiting_tokens, TokenRate(1))
 
 
@@ -73,7 +75,9 @@ def test_a_full_queue_refuses_one_row_and_many_alike(
 
 @pytest.mark.parametrize(("rows", "tokens", "what"), [(11, 50, "11 sequences"), (5, 101, "101 tokens")])
 @pytest.mark.parametrize("waiting", [0, 9])
-def test_what_never_fits_is_refused_for_good_whatever_waits(rows: int, tokens: int, what: str, waiting: int) -> None:
+def test_a_request_larger_than_the_queue_is_refused_permanently(
+    rows: int, tokens: int, what: str, waiting: int
+) -> None:
     with pytest.raises(InvalidInput) as caught:
         BOUNDS.check(rows, tokens, waiting, waiting, TokenRate(1))
 

@@ -1,4 +1,4 @@
-"""Rows that run in the caller's thread, on an engine that has a shorter way for those."""
+"""Rows that run in the caller's thread, on an engine that has a single-row run."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_threads_that_run_at_once_do_not_disturb_each_other(recipe: Recipe) -> N
 
 
 @ALL
-def test_outputs_are_memory_of_their_own(recipe: Recipe) -> None:
+def test_outputs_share_no_memory_with_other_runs(recipe: Recipe) -> None:
     engine = load(recipe, Threads(1, 1))
     one, other = some_rows(2)
     first = engine.run(collate([one]))["last_hidden_state"]
@@ -85,7 +85,7 @@ def test_outputs_are_memory_of_their_own(recipe: Recipe) -> None:
 
 @ALL
 @pytest.mark.parametrize("streams", [1, 2])
-def test_a_wide_run_gives_the_same(recipe: Recipe, streams: int) -> None:
+def test_a_wide_run_has_the_same_outputs(recipe: Recipe, streams: int) -> None:
     engine = load(recipe, Threads(streams, 1), wide=True)
     batch = collate(some_rows(1))
 
@@ -155,7 +155,7 @@ def test_a_row_that_the_graph_cannot_take_is_an_inference_failure(recipe: Recipe
 
 
 @ALL
-def test_what_the_library_throws_is_an_inference_failure_and_the_next_run_is_well(recipe: Recipe) -> None:
+def test_an_exception_of_the_library_is_an_inference_failure_and_the_next_run_succeeds(recipe: Recipe) -> None:
     engine = load(recipe, Threads(1, 1))
     good = collate(some_rows(1))
     crooked = Batch(good.input_ids, np.ones((1, 3), dtype=np.int64), good.token_type_ids)

@@ -16,7 +16,7 @@ def test_lengths_are_rounded_up(tokens: int, padded: int) -> None:
 
 
 @given(tokens=st.integers(1, 100_000))
-def test_a_point_of_the_grid_is_no_shorter_and_an_eighth_longer_at_most(tokens: int) -> None:
+def test_a_grid_length_is_at_most_an_eighth_longer_than_the_row(tokens: int) -> None:
     padded = ShapeGrid().length(tokens)
 
     assert tokens <= padded <= max(tokens * 1.125, tokens + 7)

@@ -1,4 +1,4 @@
-"""What only shows in a process of its own: memory, cores in use, first use."""
+"""Properties that only a separate process shows: memory, cores in use, first runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def slug(recipe: Recipe) -> str:
 
 
 @pytest.mark.parametrize("recipe", [ORT_FP32, OPENVINO_FP32], ids=slug)
-def test_first_runs_at_once_end(recipe: Recipe) -> None:
+def test_simultaneous_first_runs_end(recipe: Recipe) -> None:
     found = measure(
         recipe,
         """
@@ -89,7 +89,7 @@ print(json.dumps({"done": sorted(done)}))
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("recipe", [ORT_FP32, OPENVINO_FP32], ids=slug)
 def test_no_more_cores_are_used_than_in_the_plan(recipe: Recipe, wide: bool) -> None:
-    """Two streams, whatever the machine has: the default would be all its cores."""
+    """Two streams on any machine: the default would be all its cores."""
     found = measure(
         recipe,
         f"""
@@ -132,7 +132,7 @@ print(json.dumps({{"mebibytes": anonymous() - before}}))
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [ORT_DYNAMIC, OPENVINO_STATIC], ids=slug)
 def test_mixed_lengths_do_not_let_memory_grow(recipe: Recipe) -> None:
-    """Every shape that the batcher may form once; from then on any mix of them adds next to nothing."""
+    """Every shape that the batcher may form runs once; afterwards a mix of them hardly adds memory."""
     found = measure(
         recipe,
         """

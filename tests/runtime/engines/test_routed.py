@@ -16,7 +16,7 @@ from tests.runtime.minilm import OPENVINO_FP32, ORT_DYNAMIC, graph, prepared, te
 LONGEST = 16
 
 
-def test_a_batch_goes_where_its_longest_row_belongs() -> None:
+def test_a_batch_runs_on_the_engine_of_its_longest_row() -> None:
     long, short = EchoEngine(), EchoEngine()
     engine = RoutedEngine(long, short, LONGEST)
 
@@ -33,7 +33,7 @@ def test_a_batch_goes_where_its_longest_row_belongs() -> None:
     assert (short.widening, long.widening) == ([15], [63])
 
 
-def test_a_row_alone_goes_where_it_belongs() -> None:
+def test_a_single_row_runs_on_the_engine_of_its_length() -> None:
     long, short = RowEchoEngine(), RowEchoEngine()
     engine = RoutedEngine(long, short, LONGEST)
 
@@ -47,7 +47,7 @@ def test_a_row_alone_goes_where_it_belongs() -> None:
     assert long.alone == [(17, Parallelism.WIDENING), (64, Parallelism.WIDE)]
 
 
-def test_a_row_alone_has_a_shorter_way_if_its_own_engine_has_one() -> None:
+def test_a_single_row_run_exists_if_the_engine_of_that_length_has_one() -> None:
     for long, short in ((RowEchoEngine(), EchoEngine()), (EchoEngine(), RowEchoEngine())):
         engine = RoutedEngine(long, short, LONGEST)
 

@@ -167,7 +167,7 @@ NOT_PINNED = {
 
 
 @pytest.mark.parametrize("case", NOT_PINNED)
-def test_pinned_is_refused_with_the_reason(case: str, tmp_path: Path) -> None:
+def test_cores_are_not_pinned_with_the_reason(case: str, tmp_path: Path) -> None:
     cpuset, affinity, quota, reason = NOT_PINNED[case]
     files = cgroup_v2(cpuset__cpus__effective=cpuset, cpu__max=f"{quota} 100000")
     granted = grant(Machine(hyper_threaded(8), affinity=affinity, files=files), tmp_path, 2)
@@ -181,7 +181,7 @@ def test_taskset_narrows_the_cores_but_does_not_pin(tmp_path: Path) -> None:
     assert (granted.cpus, granted.pinned, granted.keep) == ((1, 2), False, True)
 
 
-def test_without_cgroups_nothing_is_claimed(tmp_path: Path) -> None:
+def test_without_cgroups_the_cores_are_not_called_pinned(tmp_path: Path) -> None:
     granted = grant(Machine(single_threaded(2)), tmp_path)
     assert granted.findings == ("no cpuset can be read, so other processes may run on these cores",)
     assert not granted.pinned
@@ -207,7 +207,7 @@ def test_an_empty_root_gives_one_cpu_rather_than_an_error(tmp_path: Path) -> Non
     assert (host.online, host.quota, host.cpuset, host.usable_cores().cpus) == ((0,), None, None, (0,))
 
 
-def test_a_cpuset_that_does_not_overlap_the_affinity_is_left_aside(tmp_path: Path) -> None:
+def test_a_cpuset_that_does_not_overlap_the_affinity_is_ignored(tmp_path: Path) -> None:
     files = cgroup_v2(cpuset__cpus__effective="0-1")
     host = read_host(Machine(single_threaded(4), affinity=[2, 3], files=files).write(tmp_path), amx_permitted=True)
     assert host.allowed == (2, 3)
@@ -231,7 +231,7 @@ def machines(draw: st.DrawFn) -> tuple[list[Core], set[int]]:
 
 
 @given(machines(), st.one_of(st.none(), st.floats(0.01, 64)), st.data())
-def test_a_grant_never_doubles_a_core_nor_leaves_what_is_allowed(
+def test_a_grant_uses_each_core_once_and_only_allowed_cpus(
     machine: tuple[list[Core], set[int]], quota: float | None, data: st.DataObject
 ) -> None:
     cores, allowed = machine

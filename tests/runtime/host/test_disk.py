@@ -29,7 +29,7 @@ def test_errors_of_a_full_disk_name_the_folder_and_the_remedy(number: int, tmp_p
     assert "start again" in caught.value.remedy
 
 
-def test_a_device_that_is_always_full_is_such_a_disk(tmp_path: Path) -> None:
+def test_dev_full_is_translated_to_a_full_disk(tmp_path: Path) -> None:
     with pytest.raises(OutOfDisk, match="No space left on device"), translate_full_disk(tmp_path, what="the store"):
         Path("/dev/full").write_text("x", encoding="ascii")
 
@@ -56,7 +56,7 @@ def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
         raise PermissionError(errno.EACCES, "no")
 
 
-def test_a_file_in_the_way_within_the_folder_is_named(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_subfolder_is_named(tmp_path: Path) -> None:
     (tmp_path / "work").touch()
 
     with pytest.raises(HostError) as caught, translate_full_disk(tmp_path, what="the store"):
@@ -82,7 +82,7 @@ def test_a_full_disk_is_the_same_error_wherever_a_folder_is_written(tmp_path: Pa
         raise OSError(errno.ENOSPC, "whatever")
 
 
-def test_a_folder_is_prepared_or_cannot_be(tmp_path: Path) -> None:
+def test_a_folder_is_created_or_an_error_is_raised(tmp_path: Path) -> None:
     prepare_folder(tmp_path / "a" / "b", what="the folder", option="--output")
 
     assert list((tmp_path / "a" / "b").iterdir()) == []
@@ -91,7 +91,7 @@ def test_a_folder_is_prepared_or_cannot_be(tmp_path: Path) -> None:
         prepare_folder(tmp_path / "file" / "c", what="the folder", option="--output")
 
 
-def test_a_folder_that_is_not_there_yet_has_the_room_of_the_one_above_it(tmp_path: Path) -> None:
+def test_the_free_space_of_a_missing_folder_is_that_of_its_parent(tmp_path: Path) -> None:
     assert free_bytes(tmp_path / "not" / "yet") > LEAST_FREE_BYTES
     assert not is_full(tmp_path / "not" / "yet")
     assert is_full(Path("/proc"))

@@ -1,4 +1,4 @@
-"""Kernel file formats: what is read, and that damage is never an error."""
+"""Kernel file formats: values are parsed, and damaged files are never an error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.runtime.host.trees import Machine, cgroup_v1, cgroup_v2, single_threa
         (None, None),
     ],
 )
-def test_cpu_lists(text: str | None, cpus: tuple[int, ...] | None) -> None:
+def test_a_cpu_list_is_parsed_or_none(text: str | None, cpus: tuple[int, ...] | None) -> None:
     assert cpu_list(text) == cpus
 
 
@@ -38,7 +38,7 @@ def test_a_cpu_list_is_read_as_it_is_written(cpus: set[int]) -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [("12\n", 12), ("0xd40", 3392), ("", None), ("1.5", None), ("max", None)])
-def test_numbers(text: str, value: int | None) -> None:
+def test_a_number_is_parsed_or_none(text: str, value: int | None) -> None:
     assert number(text) == value
 
 

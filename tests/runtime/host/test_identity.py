@@ -82,12 +82,12 @@ def test_the_summary_is_one_line_for_people(name: str, summary: str, tmp_path: P
     assert host.cpu.summary == summary
 
 
-def test_every_class_can_be_spoken_of() -> None:
+def test_every_instruction_set_has_its_own_summary() -> None:
     summaries = {CpuIdentity(isa=isa).summary for isa in Isa}
     assert len(summaries) == len(Isa)
 
 
-def test_a_plan_of_another_class_is_objected_to_and_of_the_same_class_not() -> None:
+def test_a_plan_of_another_instruction_set_is_refused_and_of_the_same_accepted() -> None:
     zen3, milan = CpuIdentity(model_name="a", isa=Isa.AVX2), CpuIdentity(model_name="b", isa=Isa.AVX2)
     rapids = CpuIdentity(model_name="c", isa=Isa.AMX)
     assert zen3.objection(measured_on=milan) == ""
@@ -96,7 +96,7 @@ def test_a_plan_of_another_class_is_objected_to_and_of_the_same_class_not() -> N
     )
 
 
-def test_an_identity_survives_json() -> None:
+def test_an_identity_is_the_same_after_json() -> None:
     cpu = CpuIdentity(vendor="AuthenticAMD", family=25, model=1, stepping=1, isa=Isa.AVX2, flags=("avx2",))
     assert CpuIdentity.model_validate_json(cpu.model_dump_json()) == cpu
 

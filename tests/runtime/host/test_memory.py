@@ -1,4 +1,4 @@
-"""How much memory there is, and the error when it is not enough."""
+"""The available memory, and the error when it is not enough."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_file_cache_counts_as_free(files: dict[str, str], tmp_path: Path) -> Non
     [cgroup_v2(memory__max="max"), cgroup_v1("/", memory={"memory.limit_in_bytes": "9223372036854771712"})],
     ids=["v2", "v1"],
 )
-def test_the_kernels_words_for_no_limit(files: dict[str, str], tmp_path: Path) -> None:
+def test_values_of_the_kernel_for_no_limit_are_recognised(files: dict[str, str], tmp_path: Path) -> None:
     assert memory(tmp_path, files).limit is None
 
 
@@ -74,7 +74,7 @@ def test_enough_memory_passes() -> None:
     require_memory(HostMemory(total=GIB, limit=None, available=GIB), GIB, "serving a")
 
 
-def test_a_machine_that_does_not_tell_is_not_refused() -> None:
+def test_a_machine_with_unknown_memory_is_not_refused() -> None:
     require_memory(HostMemory(total=0, limit=None, available=0), GIB, "serving a")
 
 
@@ -95,7 +95,7 @@ def test_too_little_on_the_machine_names_the_machine() -> None:
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (999, "999 B"), (1536, "1.5 KiB"), (3 * GIB, "3 GiB"), (5 * 2**40, "5 TiB")]
 )
-def test_sizes_for_people(count: int, text: str) -> None:
+def test_sizes_are_written_with_units(count: int, text: str) -> None:
     assert size(count) == text
 
 

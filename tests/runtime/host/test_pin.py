@@ -1,4 +1,4 @@
-"""Keeping this process on its cores, on the real kernel (in a child: the test run itself stays where it is)."""
+"""Pinning of a process to its cores, on the real kernel, in a child process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ stop.set(); early.join()
 """
 
 
-def test_threads_from_before_and_after_stay_on_the_cores() -> None:
+def test_earlier_and_later_threads_run_on_the_pinned_cores() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     child = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, env=environment, check=True)
     assert child.stdout.split() == ["True"] * 4
@@ -78,7 +78,7 @@ def test_as_many_streams_as_cpus_have_one_each_and_let_the_loop_go_first() -> No
     assert found == [[[cpus[1]], low, True], [[cpus[0]], low, True], [cpus, loop, False], [cpus, loop, False]]
 
 
-def test_this_machine_is_read_as_the_kernel_schedules_it() -> None:
+def test_the_cpus_of_this_machine_are_those_of_the_kernels_affinity() -> None:
     host = read_host()
     assert set(host.affinity) == os.sched_getaffinity(0)
     assert set(host.allowed) <= os.sched_getaffinity(0)

@@ -33,7 +33,7 @@ class Browser:
         self.complaints: list[str] = []
         """Errors of the page's console: exceptions, refused content, failed requests."""
         self.asked: list[str] = []
-        """URLs that the page asked for."""
+        """URLs that the page requested."""
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -56,7 +56,7 @@ class Browser:
         return result["result"].get("value")
 
     def wait_for(self, script: str, seconds: float = 60.0) -> Any:
-        """Until an expression is true; its value."""
+        """Wait until an expression is true; returns its value."""
         end = time.monotonic() + seconds
         while not (value := self.run(script)):
             assert time.monotonic() < end, f"{script} is {value!r}; {self.complaints}"

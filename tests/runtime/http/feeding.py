@@ -1,4 +1,4 @@
-"""Connections without sockets: pieces come by hand, and what is answered goes into a sink."""
+"""Connections without sockets: a test feeds pieces of input, and a sink collects the answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.runtime.http.serving import Gate
 
 
 class Sink:
-    """A transport that keeps what is written."""
+    """A transport that records what is written."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -48,7 +48,7 @@ class Sink:
 
 @dataclass
 class Noted:
-    """An application that notes what is to be answered or refused, as it was read."""
+    """An application that records each request or refusal as it was parsed."""
 
     inner: RequestHandler
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Noted:
 
 @dataclass
 class Fed:
-    """What came of the pieces."""
+    """The outcome of the pieces."""
 
     connection: Connection
     written: bytes

@@ -1,4 +1,4 @@
-"""A server in a process of its own, around a model that takes its time."""
+"""A server as a separate process, around a slow model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class Process:
 
 @contextmanager
 def process(seconds_per_request: float, *, ulimit: str = "", **settings: object) -> Iterator[Process]:
-    """A server whose model takes so long; `ulimit`: what the shell's command of that name is given before it starts."""
+    """A server whose model takes this long; `ulimit`: the argument of the shell's command of that name before it
+    starts."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "runtime"))),

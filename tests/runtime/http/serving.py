@@ -68,7 +68,7 @@ REQUESTS: dict[TaskName, dict[str, Any]] = {
         "parameters": {"candidate_labels": ["urgent", "phone"]},
     },
 }
-"""A good request for each task."""
+"""A valid request for each task."""
 
 
 def write_folder(path: Path, task: TaskName) -> Path:
@@ -175,14 +175,15 @@ def make_model(path: Path, task: TaskName, settings: Settings | None = None) -> 
 
 
 def model_of(path: Path, task: TaskName, settings: Settings | None = None) -> Model:
-    """A model for the task, of files that are there."""
+    """A model for the task, from existing files."""
     folder = ModelFolder.open(path, weights=False)
     made = make_task(task, folder, limits=request_limits(settings or Settings()))
     return Model(made, labels=len(LABELS.get(task, (0, 0))), vocabulary=folder.config["vocab_size"])
 
 
 class Gate:
-    """A predictor that holds every request until it is opened; counts what came, was answered, was cancelled."""
+    """A predictor that holds every request until it is opened; it counts requests that arrived, were answered, were
+    cancelled."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -219,14 +220,14 @@ class Gate:
         return {}
 
     def open(self) -> None:
-        """Let everything through, from any thread."""
+        """Let all requests through, from any thread."""
         if self.loop is None:
             self._open.set()
         else:
             self.loop.call_soon_threadsafe(self._open.set)
 
     def wait_for(self, name: str, count: int, seconds: float = 60.0) -> None:
-        """Until a count is reached."""
+        """Wait until a count is reached."""
         with self._changed:
             reached = self._changed.wait_for(lambda: self.counts[name] >= count, seconds)
         assert reached, f"{name} is {self.counts[name]}, not {count}"
@@ -253,7 +254,7 @@ class Endpoint:
         return self.server.url
 
     def stop(self) -> None:
-        """As a signal would; the server knows when this returns."""
+        """Stop as at a signal; when this returns, the server has received it."""
         known = threading.Event()
 
         def stop() -> None:
@@ -318,7 +319,7 @@ def until(condition: Callable[[], bool], *, seconds: float = 120) -> None:
 
 
 def wait_for_sample(port: int, line: str, seconds: float = 60.0) -> None:
-    """Until `/metrics` has this line."""
+    """Wait until `/metrics` has this line."""
     end = time.monotonic() + seconds
     text = ""
     while line not in text:

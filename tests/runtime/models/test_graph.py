@@ -25,7 +25,7 @@ def test_operators_are_counted_as_the_onnx_package_counts_them(recipe: Recipe) -
 
 
 @given(content=st.binary(max_size=200))
-def test_other_bytes_are_an_error_or_hold_nothing(content: bytes) -> None:
+def test_other_bytes_are_an_error_or_an_empty_graph(content: bytes) -> None:
     try:
         with tempfile.NamedTemporaryFile() as file:
             file.write(content)

@@ -58,7 +58,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 class Waits:
-    """Instead of sleeping, remembers for how long."""
+    """Records the waiting times instead of sleeping."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -76,7 +76,7 @@ def fetch(
     return fetch_model(source, cache=cache, token=token, graph=graph, retries=waits.retries)
 
 
-def test_a_model_arrives_with_its_modules_and_without_the_rest(hub: Hub, tmp_path: Path, waits: Waits) -> None:
+def test_the_files_of_a_model_and_its_modules_are_fetched_and_no_others(hub: Hub, tmp_path: Path, waits: Waits) -> None:
     original = sentence_folder(tmp_path / "original", {"pooling_mode": "cls"}, "Normalize")
     write_pickle(original / "pytorch_model.bin")
     write_onnx(original / "onnx" / "model.onnx")
@@ -103,7 +103,7 @@ def test_shards_come_with_their_index(hub: Hub, tmp_path: Path, waits: Waits) ->
     assert set(fetch(tmp_path / "cache", waits).tensors) == {"a.weight", "b.bias"}
 
 
-def test_a_graph_comes_where_there_is_nothing_else_or_when_asked_for(hub: Hub, tmp_path: Path, waits: Waits) -> None:
+def test_a_graph_is_fetched_if_requested_or_without_other_weights(hub: Hub, tmp_path: Path, waits: Waits) -> None:
     write_onnx(bare_folder(tmp_path / "only") / "onnx" / "model.onnx")
     hub.add("org/only", tmp_path / "only")
     assert fetch(tmp_path / "cache", waits, ModelSource.parse("hf://org/only")).onnx is not None
@@ -141,7 +141,9 @@ def test_code_of_the_models_own_with_a_graph_fetches_the_graph(hub: Hub, tmp_pat
     assert folder.safetensors == ()
 
 
-def test_a_second_fetch_of_a_branch_asks_once_and_fetches_nothing(hub: Hub, tmp_path: Path, waits: Waits) -> None:
+def test_a_second_fetch_of_a_branch_makes_one_request_and_downloads_nothing(
+    hub: Hub, tmp_path: Path, waits: Waits
+) -> None:
     hub.add("org/model", model_folder(tmp_path / "original"))
     first = fetch(tmp_path / "cache", waits)
     hub.requests.clear()
@@ -150,9 +152,9 @@ def test_a_second_fetch_of_a_branch_asks_once_and_fetches_nothing(hub: Hub, tmp_
 
 
 def test_a_folder_that_was_filled_elsewhere_may_be_read_only(hub: Hub, tmp_path: Path) -> None:
-    """In a mount namespace of its own: permissions do not bind root, which the tests may run as."""
+    """In a separate mount namespace: permissions do not restrict root, which the tests may run as."""
     if os.geteuid() != 0:
-        pytest.skip("mounts take root here")
+        pytest.skip("mounts need root here")
     hub.add("org/model", model_folder(tmp_path / "original"))
     program = (
         "import sys; from pathlib import Path; from penstock.resources.source import ModelSource\n"
@@ -207,7 +209,7 @@ def test_a_damaged_copy_is_fetched_again(hub: Hub, tmp_path: Path, waits: Waits,
     assert not any("safetensors" in path for _, path, _ in hub.requests)
 
 
-def test_a_moved_branch_is_fetched_anew(hub: Hub, tmp_path: Path, waits: Waits) -> None:
+def test_a_branch_with_a_new_commit_is_fetched_again(hub: Hub, tmp_path: Path, waits: Waits) -> None:
     hub.add("org/model", model_folder(tmp_path / "original"))
     first = fetch(tmp_path / "cache", waits)
     hub.add("org/model", model_folder(tmp_path / "original", num_labels=3), commit="f" * 40)
@@ -346,7 +348,9 @@ class TestFailures:
     def test_a_download_that_breaks_off_goes_on_where_it_ended(
         self, hub: Hub, tmp_path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)  # 10 MB: what the library loses at most
+        monkeypatch.setattr(
+            constants, "DOWNLOAD_CHUNK_SIZE", 10_000
+        )  # the default of 10 MB is the most that the library downloads again
         original = model_folder(tmp_path / "original")
         (original / "vocab.txt").write_bytes(bytes(range(256)) * 400)
         hub.add("org/model", original)
@@ -379,24 +383,24 @@ class TestFailures:
             OSError(30, "Read-only file system"),
         ],
     )
-    def test_what_a_folder_here_answers_is_not_the_hubs_fault(self, error: OSError) -> None:
+    def test_errors_of_the_local_disk_are_not_hub_errors(self, error: OSError) -> None:
         assert hub_error(error, SOURCE, has_token=False) is None
 
     @pytest.mark.parametrize(
         "error", [ConnectionResetError(104, "Connection reset"), TimeoutError("timed out"), OSError("no CA bundle")]
     )
-    def test_what_a_network_answers_is_temporary(self, error: OSError) -> None:
+    def test_network_errors_are_temporary(self, error: OSError) -> None:
         assert isinstance(hub_error(error, SOURCE, has_token=False), ModelUnavailable)
 
-    def test_a_defect_of_ours_is_not_hidden(self) -> None:
+    def test_a_programming_error_is_not_translated(self) -> None:
         assert hub_error(TypeError("x"), SOURCE, has_token=False) is None
 
 
 class TestFolders:
-    """That cannot be written: not even root may make one in /proc, or below a file."""
+    """A folder that cannot be written, even by root: in /proc, or below a file."""
 
     @pytest.mark.parametrize("folder", ["/proc/models", "/dev/null/models"])
-    def test_the_models_folder_is_in_the_error_and_not_tried_again(
+    def test_an_unusable_models_folder_is_named_and_not_retried(
         self, folder: str, hub: Hub, tmp_path: Path, waits: Waits
     ) -> None:
         hub.add("org/model", model_folder(tmp_path / "original"))
@@ -414,7 +418,7 @@ class TestFolders:
             fetch(tmp_path / "cache", waits)
         assert waits.seconds == []
 
-    def test_the_records_with_a_users_own_hub_cache(
+    def test_records_are_kept_with_a_users_own_hub_cache(
         self, hub: Hub, tmp_path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         hub.add("org/model", model_folder(tmp_path / "original"))
@@ -435,7 +439,7 @@ class TestFolders:
 
 class TestRecords:
     def test_processes_that_share_the_folder_do_not_take_each_others_unfinished_files(self, tmp_path: Path) -> None:
-        # Threads, which have the number of their process in common as the first processes of containers do.
+        # Threads share a process id, as the first processes of two containers do.
         records = SnapshotRecords(tmp_path)
         snapshot = tmp_path / "snapshot"
         snapshot.mkdir()
@@ -464,10 +468,10 @@ class TestOffline:
         assert again.path == first.path
         assert "using the cached revision 0123456789ab" in seen[-1].note
 
-    def test_half_a_copy_does_not(
+    def test_an_incomplete_copy_does_not_serve_without_the_hub(
         self, hub: Hub, tmp_path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The library alone would hand out such a snapshot, without its pooling for example."""
+        """The library alone would return such a snapshot, for example without its pooling."""
         hub.add("org/model", sentence_folder(tmp_path / "original", {}))
         folder = fetch(tmp_path / "cache", waits)
         (folder.path / "1_Pooling" / "config.json").unlink()

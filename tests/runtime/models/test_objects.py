@@ -1,4 +1,4 @@
-"""Fetching from object stores: resuming, atomicity, changes on the way, and what errors mean. In memory."""
+"""Fetching from object stores, in memory: resuming, atomicity, changes during a fetch, meaning of errors."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def fail(times: int, error: Exception, *, name: str, start: int) -> Callable[[st
     return fault
 
 
-def test_files_arrive_in_chunks_and_are_put_together(store: Store, small_chunks: int, tmp_path: Path) -> None:
+def test_files_are_fetched_in_chunks_and_joined(store: Store, small_chunks: int, tmp_path: Path) -> None:
     original = model_folder(tmp_path / "original")
     folder = store.upload(original).fetch(tmp_path / "cache")
     assert folder.digest() == ModelFolder.open(original).digest()
@@ -124,8 +124,8 @@ def test_a_models_folder_that_cannot_be_written_is_an_error_about_it(cache: str,
         store.fetch(Path(cache))
 
 
-def test_a_file_in_place_of_the_models_folder_is_no_error_of_the_store(store: Store, tmp_path: Path) -> None:
-    """What the store's library calls denied is denied by the store; here it is the folder."""
+def test_a_file_in_place_of_the_models_folder_is_a_host_error(store: Store, tmp_path: Path) -> None:
+    """The library calls a permission error a denial of the store, but here the local folder is the cause."""
     store.upload(model_folder(tmp_path / "original"))
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "objects").touch()
@@ -133,7 +133,7 @@ def test_a_file_in_place_of_the_models_folder_is_no_error_of_the_store(store: St
         store.fetch(tmp_path / "cache")
 
 
-def test_a_fetch_that_was_given_up_is_taken_up_where_it_ended(store: Store, small_chunks: int, tmp_path: Path) -> None:
+def test_an_abandoned_fetch_is_resumed(store: Store, small_chunks: int, tmp_path: Path) -> None:
     original = model_folder(tmp_path / "original")
     store.upload(original)
     store.before_read = fail(1, ConnectionResetError("reset"), name="model.safetensors", start=128)
@@ -147,7 +147,7 @@ def test_a_fetch_that_was_given_up_is_taken_up_where_it_ended(store: Store, smal
     assert folder.digest() == ModelFolder.open(original).digest()
 
 
-def test_what_is_too_long_is_fetched_again(store: Store, small_chunks: int, tmp_path: Path) -> None:
+def test_a_partial_file_that_is_too_long_is_fetched_again(store: Store, small_chunks: int, tmp_path: Path) -> None:
     store.upload(model_folder(tmp_path / "original"))
     store.before_read = fail(1, ConnectionResetError("reset"), name="tokenizer.json", start=0)
     with pytest.raises(ModelUnavailable):
@@ -179,7 +179,7 @@ def test_a_copy_that_lost_something_is_fetched_again(store: Store, tmp_path: Pat
     assert [name for name, _ in store.reads] == ["config.json"]
 
 
-def test_all_is_on_the_disk_before_it_has_its_name(
+def test_files_are_synced_before_the_folder_gets_its_name(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.upload(sentence_folder(tmp_path / "original", {}))
@@ -206,7 +206,7 @@ def test_all_is_on_the_disk_before_it_has_its_name(
     assert happened[len(before) :] == ["renamed", str(folder.parent)]
 
 
-def test_an_object_replaced_on_the_way_starts_anew(store: Store, tmp_path: Path) -> None:
+def test_a_fetch_restarts_if_an_object_is_replaced_meanwhile(store: Store, tmp_path: Path) -> None:
     store.upload(model_folder(tmp_path / "original"))
     changed = [False]
 
@@ -275,7 +275,7 @@ def test_code_of_the_models_own_with_a_graph_fetches_the_graph(store: Store, tmp
     assert store.upload(tmp_path / "original").fetch(tmp_path / "cache").onnx is not None
 
 
-def test_a_graph_comes_with_its_data(store: Store, tmp_path: Path) -> None:
+def test_a_graph_is_fetched_with_its_external_data(store: Store, tmp_path: Path) -> None:
     graph = write_onnx(bare_folder(tmp_path / "original") / "onnx" / "model.onnx")
     (graph.parent / "model.onnx_data").write_bytes(b"weights")
     (graph.parent / "model_quantized.onnx").write_bytes(b"other")
@@ -290,7 +290,7 @@ def test_a_damaged_config_is_reported_when_the_folder_is_read(config: str, store
         store.upload(tmp_path / "original").fetch(tmp_path / "cache")
 
 
-def test_pickles_and_nothing_at_all_are_refused(store: Store, tmp_path: Path) -> None:
+def test_pickles_and_an_empty_prefix_are_refused(store: Store, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="there is nothing under this name"):
         store.fetch(tmp_path / "cache")
     write_pickle(bare_folder(tmp_path / "original") / "pytorch_model.bin")
@@ -339,7 +339,7 @@ class TestErrors:
             assert known.remedy
             assert "\n" not in str(known)
 
-    def test_a_defect_of_ours_is_not_hidden(self, store: Store, tmp_path: Path) -> None:
+    def test_a_programming_error_is_not_translated(self, store: Store, tmp_path: Path) -> None:
         assert object_error(TypeError("x"), self.SOURCE) is None
         store.upload(model_folder(tmp_path / "original"))
         store.before_read = fail(1, TypeError("x"), name="config.json", start=0)

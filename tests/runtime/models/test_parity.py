@@ -92,7 +92,7 @@ def test_pickles_that_transformers_writes_are_refused(tmp_path: Path) -> None:
         ("lasttoken", False, 20, Pooling.LAST),
     ],
 )
-def test_what_sentence_transformers_writes_is_read_as_it_means_it(
+def test_files_written_by_sentence_transformers_are_read_with_the_same_meaning(
     mode: str, normalize: bool, limit: int | None, expected: Pooling, tmp_path: Path
 ) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")

@@ -52,7 +52,7 @@ def upload(s3: S3, folder: Path, prefix: str = "team/minilm") -> None:
             filesystem.pipe_file(f"models/{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
 
 
-def test_a_model_arrives_whole_once_and_without_the_rest(s3: S3, tmp_path: Path) -> None:
+def test_only_the_files_of_a_model_are_fetched_and_only_once(s3: S3, tmp_path: Path) -> None:
     original = sentence_folder(tmp_path / "original", {"pooling_mode": "cls"}, "Normalize")
     write_pickle(original / "pytorch_model.bin")
     (original / "checkpoint" / "deep" / "deeper").mkdir(parents=True)
@@ -96,7 +96,7 @@ def test_pickles_are_refused_before_anything_is_fetched(s3: S3, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("url", ["s3://models/nothing/here", "s3://no-such-bucket/x"])
-def test_nothing_there_is_an_error(url: str, s3: S3, tmp_path: Path) -> None:
+def test_an_empty_prefix_is_an_error(url: str, s3: S3, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="there is nothing under this name"):
         fetch_model(ModelSource.parse(url), cache=tmp_path / "cache", retries=FEW)
 
@@ -109,7 +109,9 @@ def test_a_wrong_secret_is_access_denied(s3: S3, tmp_path: Path, monkeypatch: py
     assert "not-the-right-one" not in str(caught.value)
 
 
-def test_an_answer_of_the_stores_own_is_passed_on(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_code_of_the_store_itself_is_in_the_message(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """AWS answers an unknown key with 403, versitygw with 404 and a code of its own."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "unknown")
     with pytest.raises(ModelError, match="No user exists with the provided access key") as caught:
@@ -126,7 +128,7 @@ def test_no_credentials_at_all_are_access_denied(s3: S3, tmp_path: Path, monkeyp
         fetch_model(SOURCE, cache=tmp_path / "cache", retries=FEW)
 
 
-def test_a_server_that_is_away_is_temporary(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_is_a_temporary_error(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(socket.socket()) as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{unused.getsockname()[1]}")

@@ -1,4 +1,4 @@
-"""Local sources, read in place: packages that are never imported, files, claims. And how often is tried again."""
+"""Local sources, read in place: packages that are never imported, files, claims; and retries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_file_source_is_read_where_it_lies(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_file_source_that_is_not_there(tmp_path: Path) -> None:
+def test_a_file_source_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="is not there"):
         fetch(f"file://{tmp_path}/missing", tmp_path / "cache")
 
@@ -145,7 +145,7 @@ NAMES = st.sampled_from([
 
 
 @given(st.sets(NAMES), st.booleans())
-def test_nothing_is_chosen_that_could_run_or_lies_elsewhere(names: set[str], graph: bool) -> None:
+def test_chosen_files_are_no_code_and_lie_within_the_folder(names: set[str], graph: bool) -> None:
     try:
         chosen = choose_files("hf://a/b", names, graph=graph)
     except (UnsafeModel, CorruptModel):

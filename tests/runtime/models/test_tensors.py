@@ -1,4 +1,4 @@
-"""Safetensors headers: what the format's own library writes is read, what it would refuse is refused."""
+"""Safetensors headers: files of the format's own library are read, and files that it would refuse are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def raw(path: Path, header: Any, body: bytes = b"") -> Path:
 ONE = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
 
 
-def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
+def test_files_written_by_safetensors_are_read(tmp_path: Path) -> None:
     tensors: dict[str, np.ndarray[Any, Any]] = {
         "w": np.zeros((3, 4), np.float32),
         "empty": np.zeros((0, 4), np.float32),
@@ -76,7 +76,7 @@ def test_a_file_without_room_for_its_header_is_an_error(content: bytes, tmp_path
 
 
 @given(st.data())
-def test_every_cut_and_every_changed_length_is_noticed_as_the_library_does(data: st.DataObject) -> None:
+def test_truncated_files_and_wrong_lengths_are_refused_as_by_the_library(data: st.DataObject) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder, "a.safetensors")
         save_file({"w": np.zeros((3, 4), np.float32), "b": np.zeros(7, np.int8)}, path)

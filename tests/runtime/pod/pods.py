@@ -27,7 +27,7 @@ from tests.runtime.models.s3_server import free_port
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 400.0
-"""A bound for what takes seconds, on machines that do other things as well."""
+"""A limit for operations of seconds, on machines with other work."""
 SETTINGS = ("config.json", "tokenizer.json", "tokenizer_config.json", "modules.json", "1_Pooling/config.json")
 
 
@@ -193,8 +193,7 @@ class Pod:
             connection.close()
 
     def unready_for(self, words: str, seconds: float = SECONDS) -> str:
-        """Until /readyz is 503 with these words; all of them. It is looked at ten times a second: it announces
-        nothing."""
+        """Poll /readyz ten times a second until it is 503 with these words; returns the whole text."""
         end = time.monotonic() + seconds
         while True:
             status, reason = self.ask("GET", "/readyz")

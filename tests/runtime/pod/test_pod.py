@@ -85,7 +85,7 @@ class TestServing:
             assert pod.ask("POST", "/predict", INPUT)[0] == 200
             assert not (tmp_path / "cache").exists()
 
-    def test_it_imports_neither_the_optimiser_nor_what_only_that_needs(self, artefact: Path) -> None:
+    def test_the_process_imports_neither_the_optimiser_nor_its_dependencies(self, artefact: Path) -> None:
         code = (
             "import sys, penstock_runtime.pod.main\n"
             "found = {name.partition('.')[0] for name in sys.modules}\n"
@@ -103,7 +103,7 @@ class TestS3:
         with running_s3(root) as server:
             yield server
 
-    def test_a_store_that_is_down_is_waited_for_and_reported(
+    def test_the_process_waits_for_an_unreachable_store_and_reports_it(
         self, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         root = tmp_path / "s3" / "buckets"
@@ -126,7 +126,9 @@ class TestS3:
                 pod.wait_for("serving onnxruntime")
             assert pod.ask("POST", "/predict", INPUT)[0] == 200
 
-    def test_a_signal_ends_it_while_it_waits(self, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_signal_ends_the_process_while_it_waits_for_the_store(
+        self, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name, value in s3.environment().items():
             monkeypatch.setenv(name, value)
         with Pod(
@@ -136,14 +138,14 @@ class TestS3:
             task="feature-extraction",
             cores=1,
             AWS_ENDPOINT_URL="http://127.0.0.1:9",
-            # It was never ready: no Service sends it anything.
+            # It was never ready, so no Service sends it requests.
             drain_delay_seconds=600,
             drain_limit_seconds=700,
         ) as pod:
             pod.wait_for("(again in")
             assert pod.end() == 0
 
-    def test_wrong_credentials_end_it_with_the_reason(
+    def test_wrong_credentials_end_the_process_with_the_reason(
         self, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name, value in s3.environment().items():
@@ -271,7 +273,7 @@ class TestChecks:
 
     HOST = replace(read_host(), cpu=CpuIdentity(isa=other_isa()))
 
-    def test_the_fp32_graph_runs_on_any_processor_until_something_was_measured(self, tmp_path: Path) -> None:
+    def test_the_fp32_graph_without_a_measured_plan_runs_on_any_processor(self, tmp_path: Path) -> None:
         write_artefact(tmp_path / "unmeasured", recipe=ORT_FP32, measured=False)
         write_artefact(tmp_path / "measured", recipe=ORT_FP32)
 

@@ -1,4 +1,4 @@
-"""The last words of a process: they fit, they can be read, and they appear nowhere else."""
+"""The termination message of a process: it fits, can be parsed, and is written nowhere else."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_exit_code_states_whether_to_try_again(error: Exception, code: int) 
     assert exit_code(error) == code
 
 
-def test_words_replace_what_was_there(tmp_path: Path) -> None:
+def test_a_message_replaces_the_earlier_one(tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     log.write_text("x" * 9000)
     write_termination_message(log, "done")
@@ -55,7 +55,7 @@ def test_words_replace_what_was_there(tmp_path: Path) -> None:
     assert log.read_text() == "done"
 
 
-def test_outside_of_a_pod_no_file_appears(tmp_path: Path) -> None:
+def test_outside_of_a_pod_no_file_is_written(tmp_path: Path) -> None:
     write_termination_message(tmp_path / "termination-log", "done")
 
     assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ ENTRY = 288
 """What an entry costs besides its value."""
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_the_least_recently_used_entry_is_evicted_first() -> None:
     cache: BoundedCache[str] = BoundedCache(3 * (ENTRY + 10))
     for name in "abc":
         cache.put(name.encode(), name, 10)
@@ -21,7 +21,7 @@ def test_the_least_recently_used_goes_first() -> None:
     assert (cache.hits, cache.misses) == (4, 1)
 
 
-def test_what_is_larger_than_the_cache_does_not_empty_it() -> None:
+def test_a_value_larger_than_the_cache_evicts_nothing() -> None:
     cache: BoundedCache[str] = BoundedCache(ENTRY + 10)
     cache.put(b"a", "a", 10)
     cache.put(b"b", "b", 11)
@@ -30,7 +30,7 @@ def test_what_is_larger_than_the_cache_does_not_empty_it() -> None:
 
 
 @given(puts=st.lists(st.tuples(st.binary(max_size=1), st.integers(0, 2000)), max_size=60))
-def test_it_never_holds_more_than_it_may(puts: list[tuple[bytes, int]]) -> None:
+def test_the_cache_never_exceeds_its_limit(puts: list[tuple[bytes, int]]) -> None:
     cache: BoundedCache[int] = BoundedCache(3000)
     for key, size in puts:
         cache.put(key, size, size)
@@ -54,6 +54,6 @@ def test_the_key_is_the_content(one: tuple[object, ...], other: tuple[object, ..
     assert (content_key(*one) == content_key(*other)) is same
 
 
-def test_what_is_not_json_has_no_key() -> None:
+def test_a_value_that_is_not_json_has_no_key() -> None:
     assert content_key("\ud800", {}) is None
     assert content_key(object()) is None

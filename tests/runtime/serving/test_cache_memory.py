@@ -1,4 +1,4 @@
-"""What the caches say that they hold, against what the allocator gave: MiniLM's tokenizer, made-up outputs."""
+"""The sizes that the caches report, compared with the allocated memory: MiniLM's tokenizer, made-up outputs."""
 
 from __future__ import annotations
 
@@ -115,12 +115,12 @@ async def share_held(predictor: Predictor, cache: str, asked: Sequence[bytes], p
         before: int = predictor.facts()["caches"][cache]["bytes"]
         counted = before
         for body in asked[3:]:
-            # Read here, as from a request: the cache alone keeps what it keeps of it.
+            # Parsed here, as from a request, so that only the cache holds references to it.
             await predictor.predict(orjson.loads(body), orjson.loads(wanted))
             counted = predictor.facts()["caches"][cache]["bytes"]
             if counted - before > JUDGED_BYTES:
                 break
-        # So that no thread holds on to what it ran last.
+        # So that no thread holds a reference to its last batch.
         await predictor.drain()
         gc.collect()
         return tracemalloc.get_traced_memory()[0] / (counted - before)
@@ -168,7 +168,7 @@ def judged(loaded: LoadedModel, caches: CacheSettings, ask: Ask, parameters: Map
         (MASKS, SENTIMENTS, lambda chance: f"{words(chance, 8)} 大きな町 [MASK]", {"top_k": 20}),
     ],
 )
-def test_answers_take_what_is_counted(
+def test_the_counted_size_of_answers_covers_their_memory(
     name: TaskName, labels: Sequence[str], ask: Ask, parameters: Mapping[str, Any], tmp_path: Path
 ) -> None:
     share = judged(model(name, labels, tmp_path), CacheSettings(answer_cache_bytes=LIMIT), ask, parameters, count=900)
@@ -187,7 +187,7 @@ def test_answers_take_what_is_counted(
         (ANSWERS, SENTIMENTS, lambda chance: {"question": words(chance, 5), "context": words(chance, 800)}, {}),
     ],
 )
-def test_tokens_of_spans_take_what_is_counted(
+def test_the_counted_size_of_tokens_with_spans_covers_their_memory(
     name: TaskName, labels: Sequence[str], ask: Ask, parameters: Mapping[str, Any], tmp_path: Path
 ) -> None:
     share = judged(model(name, labels, tmp_path), CacheSettings(token_cache_bytes=LIMIT), ask, parameters, count=150)
@@ -205,7 +205,7 @@ def test_tokens_of_spans_take_what_is_counted(
         (MASKS, lambda chance: f"{words(chance, 3)} [MASK]", {"targets": minilm.WORDS}),
     ],
 )
-def test_other_tokens_take_no_more_than_is_counted(
+def test_the_counted_size_of_other_tokens_covers_their_memory(
     name: TaskName, ask: Ask, parameters: Mapping[str, Any], tmp_path: Path
 ) -> None:
     share = judged(model(name, SENTIMENTS, tmp_path), CacheSettings(token_cache_bytes=LIMIT), ask, parameters, count=60)
@@ -227,7 +227,7 @@ def test_token_ids_beyond_the_models_limit_are_counted(tmp_path: Path) -> None:
 
 def test_answers_of_many_rows_are_measured_in_another_thread() -> None:
     class Watched(list[Any]):
-        """A list that knows who reads it."""
+        """A list that records its readers."""
 
         read_in_loop: bool | None = None
 
@@ -263,12 +263,12 @@ def test_answers_of_many_rows_are_measured_in_another_thread() -> None:
         lambda one: [f"{one} " + text for text in ("größer " * 20, "町" * 50, "🚰" * 30)],
     ],
 )
-def test_a_value_is_as_large_as_what_was_allocated_for_it(make: Callable[[int], Any]) -> None:
+def test_the_estimated_size_of_a_value_is_its_allocated_memory(make: Callable[[int], Any]) -> None:
     make(1000)
     gc.collect()
     tracemalloc.start()
     try:
-        # Written once, as answers are.
+        # Serialised once, as answers are.
         value = [make(1000 + number) for number in range(50)]
         orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
         held = tracemalloc.get_traced_memory()[0]

@@ -241,7 +241,7 @@ def test_too_little_memory_is_an_error_before_loading(artefact: Path) -> None:
         load_artefact(artefact, "chosen", tight)
 
 
-def test_fewer_cores_than_planned_are_a_finding(artefact: Path) -> None:
+def test_fewer_cores_than_planned_are_reported_as_a_finding(artefact: Path) -> None:
     model = load_artefact(artefact, "chosen", HOST, cores=1)
 
     assert (model.plan.streams, model.plan.threads_per_stream) == (1, 1)
@@ -282,7 +282,7 @@ def test_a_plan_is_fitted_to_the_cores(streams: int, threads: int, cores: int | 
     assert (found.wide_from_tokens, found.wide_alone_from_tokens) == wide
 
 
-def test_a_manifest_without_a_wide_length_for_a_lone_client_uses_the_one_for_all(artefact: Path) -> None:
+def test_a_manifest_without_a_wide_length_for_a_single_client_uses_the_general_one(artefact: Path) -> None:
     routed(artefact)
     file = artefact / MANIFEST_NAME
     value = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""What is counted: names, boundaries, and that each number is what happened."""
+"""Metrics: names, boundaries, and that each number counts the right events."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_refusals_are_not_good_latencies(error: RequestError, reason: str, count
     assert samples["penstock_request_seconds_count[]"] == counted
 
 
-def test_remembered_answers_count_no_tokens() -> None:
+def test_cached_answers_count_no_tokens() -> None:
     metrics = full_metrics()
     before = metrics.tokens
     metrics.answered(Answer(None, TIMINGS, tokens=7, truncated=1, remembered=True))
@@ -112,7 +112,7 @@ def test_remembered_answers_count_no_tokens() -> None:
     assert (metrics.tokens, metrics.truncated) == (before, 1)
 
 
-def test_open_metrics_is_given_to_those_who_ask() -> None:
+def test_the_openmetrics_format_is_used_if_the_client_accepts_it() -> None:
     gate = Gate()
     with serving(gate) as endpoint:
         answer = httpx.get(f"{endpoint.url}/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})

@@ -74,7 +74,7 @@ def test_an_answer_comes_with_its_timings() -> None:
     assert timings.compute_milliseconds + timings.queue_milliseconds <= passed
 
 
-def test_what_the_task_refuses_is_refused() -> None:
+def test_an_input_that_the_task_refuses_is_an_error() -> None:
     async def main() -> None:
         predictor = Predictor(small_model())
         with pytest.raises(InvalidInput):
@@ -149,7 +149,7 @@ def test_a_full_queue_refuses_before_the_text_is_tokenised() -> None:
     asyncio.run(main())
 
 
-def test_a_request_over_the_whole_queue_is_refused_for_good() -> None:
+def test_a_request_larger_than_the_queue_is_refused_permanently() -> None:
     async def main() -> None:
         predictor = Predictor(small_model(), queue=QueueSettings(max_queue_rows=3))
         with pytest.raises(InvalidInput, match="at most 3 may wait"):
@@ -192,7 +192,7 @@ def test_a_swap_under_load_fails_no_request_and_closes_the_old_model_after_its_l
 
         clients = [asyncio.create_task(client(number)) for number in range(20)]
         for model in models[1:]:
-            await asyncio.sleep(0.05)  # lets the clients get on with the present one
+            await asyncio.sleep(0.05)  # lets the clients use the present model
             await soon(predictor.replace(model))
             counted = len(marks)
             while len(marks) < counted + 50:
@@ -207,7 +207,7 @@ def test_a_swap_under_load_fails_no_request_and_closes_the_old_model_after_its_l
     asyncio.run(main())
 
 
-def test_what_an_old_model_has_accepted_it_finishes() -> None:
+def test_a_replaced_model_finishes_its_accepted_requests() -> None:
     async def main() -> None:
         engine = EchoEngine()
         predictor = Predictor(small_model(engine, SumTask("old")))
@@ -219,7 +219,7 @@ def test_what_an_old_model_has_accepted_it_finishes() -> None:
         swap = asyncio.create_task(predictor.replace(new))
         while predictor.facts()["which"] == "chosen":
             await asyncio.wait([swap], timeout=0.01)
-        # New requests are answered by the new model while the old one is still at work.
+        # New requests are answered by the new model while the old one still runs.
         assert (await soon(predictor.predict([5], {}))).value["mark"] == "new"
         assert not swap.done()
         assert not is_closed(engine)
@@ -363,7 +363,7 @@ def test_long_answers_are_assembled_and_measured_in_another_thread(monkeypatch: 
     assert measured == [True, False]
 
 
-def test_caches_are_off_unless_asked_for() -> None:
+def test_caches_are_off_by_default() -> None:
     async def main() -> Seen:
         engine, seen = EchoEngine(), Seen()
         predictor = Predictor(small_model(engine), observer=seen)
@@ -380,7 +380,7 @@ def test_caches_are_off_unless_asked_for() -> None:
     assert seen.batches == [(1, 4, 4)] * 3
 
 
-def test_remembered_answers_cost_no_run_and_tell_parameters_apart() -> None:
+def test_cached_answers_need_no_run_and_depend_on_the_parameters() -> None:
     async def main() -> None:
         engine, seen = EchoEngine(), Seen()
         predictor = Predictor(small_model(engine), seen, caches=CacheSettings(answer_cache_bytes=10_000))
@@ -389,7 +389,7 @@ def test_remembered_answers_cost_no_run_and_tell_parameters_apart() -> None:
         assert [answer.value["sums"] for answer in answers] == [[4.0], [4.0], [4.0], [5.0], [4.0]]
         assert [answer.remembered for answer in answers] == [False, True, False, False, True]
         assert [answer.computed_tokens for answer in answers] == [4, 0, 4, 5, 0]
-        # The counts of the texts stay true: bills and warnings are made from it.
+        # The token counts of the texts stay correct: bills and warnings depend on them.
         assert [(answer.tokens, answer.truncated) for answer in answers] == [(4, 1), (4, 1), (4, 1), (5, 1), (4, 1)]
         assert all(answer.timings.inference_milliseconds == 0 for answer in answers if answer.remembered)
         assert seen.caches == {("answers", True): 2, ("answers", False): 3}
@@ -403,7 +403,7 @@ def test_remembered_answers_cost_no_run_and_tell_parameters_apart() -> None:
     asyncio.run(main())
 
 
-def test_remembered_tokens_save_the_tokenizer() -> None:
+def test_cached_tokens_are_not_tokenised_again() -> None:
     async def main() -> None:
         task, seen = SumTask(), Seen()
         predictor = Predictor(small_model(task=task), seen, caches=CacheSettings(token_cache_bytes=10_000))
@@ -436,7 +436,7 @@ def test_a_cancelled_client_is_skipped() -> None:
     asyncio.run(main())
 
 
-def test_the_warm_up_uses_every_stream_and_tells_the_rate() -> None:
+def test_the_warm_up_uses_every_stream_and_measures_the_rate() -> None:
     async def main() -> None:
         engine = EchoEngine(streams=2)
         predictor = Predictor(small_model(engine))

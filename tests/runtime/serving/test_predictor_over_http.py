@@ -103,7 +103,7 @@ def test_before_there_is_a_model_requests_get_503_with_retry_after() -> None:
     assert (info["phase"], info["plan"]) == ("loading", None)
 
 
-def test_times_add_up(task: Task) -> None:
+def test_the_compute_time_covers_tokenization_and_inference(task: Task) -> None:
     with serving_engine(task, Arithmetic()) as endpoint:
         headers = httpx.post(f"{endpoint.url}/predict", json={"inputs": ["a text", "some words"]}).headers
 
@@ -184,7 +184,7 @@ def test_a_deadline_that_passes_in_the_queue_is_an_error(task: Task) -> None:
     assert engine.runs == 2
 
 
-def test_what_a_client_has_given_up_is_not_run(task: Task) -> None:
+def test_a_request_whose_client_has_disconnected_is_not_run(task: Task) -> None:
     engine = Arithmetic()
     engine.go.clear()
     with serving_engine(task, engine) as endpoint, ThreadPoolExecutor(2) as pool:
@@ -204,7 +204,7 @@ def test_what_a_client_has_given_up_is_not_run(task: Task) -> None:
     assert "penstock_batch_rows_count 2.0" in counted
 
 
-def test_draining_answers_what_waits_and_closes_the_model(tmp_path: Path, task: Task) -> None:
+def test_draining_answers_waiting_requests_and_closes_the_model(tmp_path: Path, task: Task) -> None:
     engine = Arithmetic()
     engine.go.clear()
     with serving_engine(task, engine) as endpoint, ThreadPoolExecutor(4) as pool:

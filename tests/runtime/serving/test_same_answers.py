@@ -24,16 +24,16 @@ AT_ONCE = 64
 
 
 class Batches:
-    """An observer that counts how many rows had company."""
+    """An observer that counts how many rows shared a batch."""
 
     def __init__(self) -> None:
         self.rows = 0
-        self.in_company = 0
+        self.in_batches = 0
 
     def batch(self, rows: int, real_tokens: int, padded_tokens: int) -> None:
         assert real_tokens <= padded_tokens
         self.rows += rows
-        self.in_company += rows if rows > 1 else 0
+        self.in_batches += rows if rows > 1 else 0
 
     def cache(self, name: str, *, hit: bool) -> None:
         raise AssertionError((name, hit))
@@ -124,9 +124,9 @@ def test_answers_do_not_depend_on_other_requests(
     assert max(float(np.abs(vector - expected[text]).max()) for text, vector in answers) <= tolerance
     assert seen.rows == len(answers)
     if batching is Batching.SINGLE:
-        assert seen.in_company == 0
+        assert seen.in_batches == 0
     else:
-        assert seen.in_company > seen.rows / 2, "most rows had company, or this would prove nothing"
+        assert seen.in_batches > seen.rows / 2, "most rows share a batch, otherwise the test proves nothing"
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_answers_do_not_depend_on_other_requests_where_short_rows_have_a_separat
     answers, seen = served(recipe, batching, examples(1600), short=short, max_padding_share=padding)
 
     assert max(float(np.abs(vector - expected[text]).max()) for text, vector in answers) <= 1e-5
-    assert seen.in_company > seen.rows / 4, "many rows had company, or this would prove nothing"
+    assert seen.in_batches > seen.rows / 4, "many rows share a batch, otherwise the test proves nothing"
     differing = sum(float(np.abs(vector - other[text]).max()) > 1e-4 for text, vector in answers)
     assert len(answers) / 10 < differing < len(answers) * 9 / 10, "both graphs answered"
 

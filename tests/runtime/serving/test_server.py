@@ -1,4 +1,4 @@
-"""The server as a whole: where it listens, what it logs, its info."""
+"""The server as a whole: listening, logs, /info."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def manifest() -> Manifest:
 
 
 def in_loop(endpoint: Endpoint, function: Any, *arguments: Any) -> None:
-    """Call something in the server's loop, and wait until it has been."""
+    """Call a function in the server's loop, and wait for its end."""
     endpoint.loop.call_soon_threadsafe(function, *arguments)
     httpx.get(f"{endpoint.url}/healthz")
 
 
-def test_info_tells_what_is_served_with_its_evidence() -> None:
+def test_info_has_the_served_plan_and_its_verdict() -> None:
     gate = Gate()
     with serving(gate) as endpoint:
         endpoint.server.status.host = read_host()
@@ -101,7 +101,7 @@ def test_info_shows_a_running_optimisation_and_its_failure() -> None:
 
 
 @pytest.mark.parametrize(("host", "url"), [("127.0.0.1", "http://127.0.0.1:"), ("::1", "http://[::1]:")])
-def test_it_listens_on_either_kind_of_address(host: str, url: str) -> None:
+def test_the_server_listens_on_ipv4_and_ipv6(host: str, url: str) -> None:
     with serving(Gate(), host=host) as endpoint:
         assert endpoint.url.startswith(url)
         assert httpx.get(f"{endpoint.url}/healthz").text == "ok\n"

@@ -28,7 +28,7 @@ def test_the_shapes_are_those_of_the_plan(batching: Batching, max_tokens: int, w
     assert list(shapes(plan(batching, rows=6, tokens=50), max_tokens)) == wanted
 
 
-def test_a_grid_is_warmed_whole_the_usual_lengths_first() -> None:
+def test_a_grid_is_warmed_completely_with_the_usual_lengths_first() -> None:
     found = list(shapes(plan(Batching.EQUAL_LENGTH, rows=8, tokens=128), 64, ShapeGrid()))
 
     assert found[:4] == [(1, 8), (1, 16), (1, 32), (1, 64)]
@@ -37,7 +37,7 @@ def test_a_grid_is_warmed_whole_the_usual_lengths_first() -> None:
     assert all(rows * length <= 128 for rows, length in found)
 
 
-def test_a_route_is_warmed_on_both_sides_and_each_length_on_its_own() -> None:
+def test_both_engines_of_a_route_are_warmed_with_their_own_lengths() -> None:
     long, short = EchoEngine(grid=ShapeGrid()), EchoEngine()
     engine = RoutedEngine(long, short, 16)
     served = plan(Batching.EQUAL_LENGTH, rows=4, tokens=64).model_copy(update={"short": route(16, wide_from=16)})
@@ -71,7 +71,7 @@ def test_wide_runs_are_warmed_as_well(wide_from: int | None, wide_alone: int | N
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_model_that_gives_no_numbers_is_refused(value: float) -> None:
+def test_a_model_with_nan_outputs_is_refused(value: float) -> None:
     class Broken(EchoEngine):
         def run(self, batch: Batch) -> Outputs:
             return {**super().run(batch), "sum": np.full(len(batch.input_ids), value, np.float32)}

@@ -21,7 +21,7 @@ FILES = {
 
 
 def content(name: str, size: int) -> bytes:
-    """Bytes that look like nothing else's."""
+    """Random bytes."""
     block = hashlib.sha256(name.encode()).digest()
     return (block * (size // len(block) + 1))[:size]
 

@@ -77,7 +77,7 @@ def _running(command: list[str], log: Path, url: str) -> Iterator[None]:
             while not _answers(url):
                 if process.poll() is not None or time.monotonic() > deadline:
                     pytest.fail(f"{command[0]} did not start:\n{log.read_text()[-2000:]}")
-                time.sleep(0.1)  # it has no other sign of being ready than that it answers
+                time.sleep(0.1)  # an answer is its only sign of readiness
             yield
         finally:
             process.terminate()
@@ -119,7 +119,7 @@ def _building(tool: str, what: str) -> Iterator[Path]:
     if shutil.which(tool) is None:
         pytest.skip(f"no {tool} here to get {what}, the server of these tests")
     CACHE.mkdir(parents=True, exist_ok=True)
-    # What was made may be the folder itself, which is then no longer there.
+    # The build product may be the folder itself, which has then been moved.
     with tempfile.TemporaryDirectory(dir=CACHE, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 

@@ -54,7 +54,7 @@ def artefact(tmp_path: Path) -> Path:
     return write_artefact(tmp_path / "artefact")
 
 
-def test_what_is_published_is_fetched_byte_by_byte_and_only_then_seen(
+def test_an_artefact_is_visible_after_publishing_and_is_fetched_unchanged(
     store: ArtefactStore, artefact: Path, tmp_path: Path
 ) -> None:
     seen: list[tuple[str, bool]] = []
@@ -72,7 +72,7 @@ def test_what_is_published_is_fetched_byte_by_byte_and_only_then_seen(
     assert not any(complete for _, complete in seen[:-1])
 
 
-def test_the_same_again_is_found_and_counts_as_new(store: ArtefactStore, artefact: Path) -> None:
+def test_publishing_again_finds_the_artefact_and_renews_its_time(store: ArtefactStore, artefact: Path) -> None:
     store.publish(artefact)
     (before,) = store.entries()
 
@@ -82,14 +82,14 @@ def test_the_same_again_is_found_and_counts_as_new(store: ArtefactStore, artefac
     assert abs(datetime.now(UTC) - after.modified) < timedelta(minutes=5)
 
 
-def test_many_at_once_leave_one_whole_artefact(uri: StoreUri, artefact: Path, tmp_path: Path) -> None:
+def test_concurrent_publishers_leave_one_complete_artefact(uri: StoreUri, artefact: Path, tmp_path: Path) -> None:
     assert publish_at_once(4, lambda: open_store(uri, retries=FEW), artefact) == []
     digest = digest_of(artefact)
     assert fault(open_store(uri, retries=FEW).fetch(digest, tmp_path / "cache"), digest) == ""
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", MANIFEST_NAME])
-def test_a_damaged_object_is_never_served_and_is_mended_by_publishing(
+def test_a_damaged_object_is_never_served_and_is_repaired_by_publishing(
     store: ArtefactStore, uri: StoreUri, artefact: Path, tmp_path: Path, name: str
 ) -> None:
     digest = store.publish(artefact).digest
@@ -101,7 +101,9 @@ def test_a_damaged_object_is_never_served_and_is_mended_by_publishing(
     assert fault(store.fetch(digest, tmp_path / "cache"), digest) == ""
 
 
-def test_what_is_missing_is_an_error(store: ArtefactStore, uri: StoreUri, artefact: Path, tmp_path: Path) -> None:
+def test_a_missing_artefact_or_container_is_an_error(
+    store: ArtefactStore, uri: StoreUri, artefact: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ArtefactNotFound, match="is not in the store"):
         store.fetch(Digest.of(b"nothing"), tmp_path / "cache")
     digest = store.publish(artefact).digest
@@ -110,7 +112,7 @@ def test_what_is_missing_is_an_error(store: ArtefactStore, uri: StoreUri, artefa
         store.fetch(digest, tmp_path / "cache")
 
 
-def test_what_is_not_kept_is_collected(store: ArtefactStore, tmp_path: Path) -> None:
+def test_artefacts_that_are_not_kept_are_collected(store: ArtefactStore, tmp_path: Path) -> None:
     kept, gone = (store.publish(write_artefact(tmp_path / key, key=key)).digest for key in "ab")
     later = datetime.now(UTC) + timedelta(hours=2)
 
@@ -130,7 +132,7 @@ def failures(uri: StoreUri, artefact: Path, tmp_path: Path) -> Iterator[Penstock
     yield caught.value
 
 
-def test_a_server_that_is_away_is_temporary(
+def test_an_unreachable_server_is_a_temporary_error(
     server: Cloud, uri: StoreUri, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()

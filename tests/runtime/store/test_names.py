@@ -48,7 +48,7 @@ def test_an_invalid_address_is_an_error_with_a_remedy(text: str, remedy: str) ->
 
 
 @given(st.binary())
-def test_a_digest_survives_being_written(content: bytes) -> None:
+def test_a_written_digest_is_parsed_back(content: bytes) -> None:
     digest = Digest.of(content)
 
     assert Digest.parse(str(digest)) == digest == Digest.parse(digest.hexadecimal)
@@ -58,6 +58,6 @@ def test_a_digest_survives_being_written(content: bytes) -> None:
 @pytest.mark.parametrize(
     "text", ["", "sha256:", "sha256:" + "g" * 64, "sha256:" + "a" * 63, "../" + "a" * 64, "A" * 64]
 )
-def test_what_is_no_digest_is_refused(text: str) -> None:
+def test_an_invalid_digest_is_refused(text: str) -> None:
     with pytest.raises(ArtefactError, match="is no digest"):
         Digest.parse(text)

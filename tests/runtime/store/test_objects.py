@@ -1,4 +1,4 @@
-"""What object stores do that versitygw does not, in memory."""
+"""Behaviour of object stores that versitygw does not have, in memory."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_an_upload_that_breaks_every_time_leaves_no_complete_artefact(bucket: Bu
     assert not bucket.store.backend.holds(digest_of(artefact), {MANIFEST_NAME: 1})
 
 
-def test_a_defect_of_ours_is_not_hidden(bucket: Bucket, artefact: Path) -> None:
+def test_a_programming_error_is_not_translated(bucket: Bucket, artefact: Path) -> None:
     def defect(_: str) -> None:
         raise TypeError("a defect")
 

@@ -75,7 +75,7 @@ def stored(s3: S3, digest: Digest) -> Path:
     return s3.root / "artefacts" / "team" / "penstock" / digest.hexadecimal
 
 
-def test_what_is_published_is_fetched_byte_by_byte(
+def test_a_fetched_artefact_equals_the_published_one(
     s3: S3, store: ArtefactStore, artefact: Path, tmp_path: Path
 ) -> None:
     published = store.publish(artefact)
@@ -89,7 +89,7 @@ def test_what_is_published_is_fetched_byte_by_byte(
     assert seen[-1].bytes_done == seen[-1].bytes_total == sum(FILES.values())
 
 
-def test_a_file_of_many_parts_arrives_whole(
+def test_a_file_of_many_parts_is_published_and_fetched_completely(
     s3: S3, store: ArtefactStore, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # S3 takes parts from 5 MiB on.
@@ -116,7 +116,7 @@ def _resigned(artefact: Path) -> Path:
     return artefact
 
 
-def test_the_same_again_is_found_and_only_its_manifest_sent_to_make_it_young(
+def test_publishing_again_sends_only_the_manifest_to_renew_its_time(
     s3: S3, store: ArtefactStore, artefact: Path
 ) -> None:
     published = store.publish(artefact)
@@ -129,7 +129,7 @@ def test_the_same_again_is_found_and_only_its_manifest_sent_to_make_it_young(
     assert store.collect(set(), older_than_seconds=3600) == ()
 
 
-def test_what_is_published_again_while_garbage_is_collected_stays(
+def test_an_artefact_published_again_during_a_collection_is_kept(
     s3: S3, store: ArtefactStore, artefact: Path, tmp_path: Path
 ) -> None:
     digest = store.publish(artefact).digest
@@ -141,13 +141,13 @@ def test_what_is_published_again_while_garbage_is_collected_stays(
     assert fault(store.fetch(digest, tmp_path / "cache"), digest) == ""
 
 
-def test_many_at_once_leave_one_whole_artefact(s3: S3, artefact: Path, tmp_path: Path) -> None:
+def test_concurrent_publishers_leave_one_complete_artefact(s3: S3, artefact: Path, tmp_path: Path) -> None:
     assert publish_at_once(4, lambda: open_store(URI, retries=FEW), artefact) == []
     digest = digest_of(artefact)
     assert fault(open_store(URI).fetch(digest, tmp_path / "cache"), digest) == ""
 
 
-def test_readers_do_not_see_it_before_its_manifest(s3: S3, store: ArtefactStore, artefact: Path) -> None:
+def test_readers_do_not_see_an_artefact_before_its_manifest(s3: S3, store: ArtefactStore, artefact: Path) -> None:
     seen: list[tuple[str, bool]] = []
 
     def look(progress: FetchProgress) -> None:
@@ -159,7 +159,7 @@ def test_readers_do_not_see_it_before_its_manifest(s3: S3, store: ArtefactStore,
     assert not any(complete for _, complete in seen[:-1])
 
 
-def test_what_a_publisher_left_when_it_was_killed_is_completed(
+def test_the_partial_upload_of_a_killed_publisher_is_completed(
     s3: S3, store: ArtefactStore, artefact: Path, tmp_path: Path
 ) -> None:
     published = store.publish(artefact)
@@ -176,7 +176,7 @@ def test_what_a_publisher_left_when_it_was_killed_is_completed(
 
 @pytest.mark.parametrize("name", ["model/onnxruntime-fp32/model.onnx", MANIFEST_NAME])
 @pytest.mark.parametrize("how", ["truncated", "corrupted"])
-def test_a_damaged_object_is_never_served_and_can_be_mended(
+def test_a_damaged_object_is_never_served_and_can_be_repaired(
     how: str, name: str, s3: S3, artefact: Path, tmp_path: Path
 ) -> None:
     store = open_store(URI, retries=FEW)
@@ -195,7 +195,9 @@ def test_a_damaged_object_is_never_served_and_can_be_mended(
         assert fault(store.fetch(published.digest, tmp_path / "cache"), published.digest) == ""
 
 
-def test_a_missing_object_makes_it_incomplete(s3: S3, store: ArtefactStore, artefact: Path, tmp_path: Path) -> None:
+def test_a_missing_object_makes_an_artefact_incomplete(
+    s3: S3, store: ArtefactStore, artefact: Path, tmp_path: Path
+) -> None:
     published = store.publish(artefact)
     (stored(s3, published.digest) / "tokenizer.json").unlink()
 
@@ -203,14 +205,14 @@ def test_a_missing_object_makes_it_incomplete(s3: S3, store: ArtefactStore, arte
         store.fetch(published.digest, tmp_path / "cache")
 
 
-def test_what_was_never_published_is_not_found(store: ArtefactStore, tmp_path: Path) -> None:
+def test_an_unpublished_artefact_is_not_found(store: ArtefactStore, tmp_path: Path) -> None:
     with pytest.raises(ArtefactNotFound, match="is not in the store"):
         store.fetch(Digest.of(b"nothing"), tmp_path / "cache")
     assert store.entries() == ()
     assert not store.delete(Digest.of(b"nothing"))
 
 
-def test_what_is_not_kept_is_collected(s3: S3, store: ArtefactStore, tmp_path: Path) -> None:
+def test_artefacts_that_are_not_kept_are_collected(s3: S3, store: ArtefactStore, tmp_path: Path) -> None:
     kept, gone = (store.publish(write_artefact(tmp_path / key, key=key)).digest for key in "ab")
     other = s3.root / "artefacts" / "team" / "penstock" / "notes"
     other.mkdir()
@@ -276,7 +278,7 @@ def test_a_missing_bucket_is_an_error(s3: S3, artefact: Path, tmp_path: Path) ->
         nowhere.fetch(digest_of(artefact), tmp_path / "cache")
 
 
-def test_a_server_that_is_away_is_temporary(
+def test_an_unreachable_server_is_a_temporary_error(
     s3: S3, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(socket.socket()) as unused:
@@ -288,7 +290,7 @@ def test_a_server_that_is_away_is_temporary(
             assert "AWS_ENDPOINT_URL" in error.remedy
 
 
-def test_a_server_that_comes_back_is_waited_for(
+def test_a_fetch_waits_for_a_server_that_returns(
     artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "own" / "buckets"
@@ -313,7 +315,7 @@ def test_a_server_that_comes_back_is_waited_for(
     assert fault(folder, digest) == ""
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "gcsfs", None)

@@ -60,7 +60,7 @@ def age(folder: Path) -> None:
 
 
 def damage(path: Path) -> None:
-    """Another byte in the middle: the size stays."""
+    """Change a byte in the middle: the size stays."""
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
         byte = file.read(1)
@@ -69,7 +69,7 @@ def damage(path: Path) -> None:
 
 
 class TestPublishing:
-    def test_what_is_published_is_there_under_its_digest(
+    def test_a_published_artefact_is_stored_under_its_digest(
         self, artefact: Path, store: ArtefactStore, root: Path
     ) -> None:
         published = store.publish(artefact)
@@ -82,7 +82,7 @@ class TestPublishing:
         assert names(folder) == names(artefact)
         assert fault(folder, published.digest) == ""
 
-    def test_the_same_again_is_found_and_not_written_but_counts_as_new(
+    def test_publishing_again_writes_nothing_and_renews_the_time(
         self, artefact: Path, store: ArtefactStore, root: Path
     ) -> None:
         first = store.publish(artefact)
@@ -97,7 +97,7 @@ class TestPublishing:
         assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
         assert [datetime.now(UTC) - one.modified < timedelta(minutes=1) for one in store.entries()] == [True]
 
-    def test_a_damaged_copy_in_the_store_is_mended(self, artefact: Path, store: ArtefactStore, root: Path) -> None:
+    def test_a_damaged_copy_in_the_store_is_repaired(self, artefact: Path, store: ArtefactStore, root: Path) -> None:
         published = store.publish(artefact)
         folder = root / published.digest.hexadecimal
         damage(folder / "tokenizer.json")
@@ -108,7 +108,9 @@ class TestPublishing:
         assert fault(folder, published.digest) == ""
         assert [path.name for path in root.iterdir()] == [published.digest.hexadecimal]
 
-    def test_many_at_once_publish_it_once(self, artefact: Path, store: ArtefactStore, root: Path) -> None:
+    def test_concurrent_publishers_publish_an_artefact_once(
+        self, artefact: Path, store: ArtefactStore, root: Path
+    ) -> None:
         together = threading.Barrier(6)
         failures: list[BaseException] = []
 
@@ -129,9 +131,7 @@ class TestPublishing:
         assert [path.name for path in root.iterdir()] == [digest_of(artefact).hexadecimal]
         assert fault(root / digest_of(artefact).hexadecimal, digest_of(artefact)) == ""
 
-    def test_readers_do_not_see_it_before_it_is_complete(
-        self, artefact: Path, store: ArtefactStore, root: Path
-    ) -> None:
+    def test_readers_do_not_see_an_incomplete_artefact(self, artefact: Path, store: ArtefactStore, root: Path) -> None:
         seen: list[tuple[bool, bool]] = []
 
         def look(_: FetchProgress) -> None:
@@ -156,7 +156,7 @@ class TestPublishing:
 
         assert list(root.iterdir()) == []
 
-    def test_a_folder_that_is_no_whole_artefact_is_refused(self, artefact: Path, store: ArtefactStore) -> None:
+    def test_a_folder_that_is_not_a_complete_artefact_is_refused(self, artefact: Path, store: ArtefactStore) -> None:
         damage(artefact / "config.json")
         with pytest.raises(ArtefactError, match=r"cannot be published: config\.json has changed"):
             store.publish(artefact)
@@ -179,11 +179,11 @@ class TestPublishing:
         for path in (folder, *folder.rglob("*")):
             mode = path.stat().st_mode & 0o7777
             assert mode & 0o775 == 0o775 if path.is_dir() else mode & 0o644 == 0o644, (path, oct(mode))
-        assert folder.stat().st_mode & 0o2000, "the volume's group is handed on"
+        assert folder.stat().st_mode & 0o2000, "new folders have the group of the volume"
 
 
 class TestFetching:
-    def test_what_was_published_arrives_without_the_report(
+    def test_an_artefact_is_fetched_without_its_report(
         self, artefact: Path, store: ArtefactStore, tmp_path: Path
     ) -> None:
         published = store.publish(artefact)
@@ -214,7 +214,7 @@ class TestFetching:
         assert fault(folder, published.digest) == ""
         assert "tokenizer.json has changed" in seen[0].note
 
-    def test_a_file_that_was_added_and_would_be_read_is_damage(
+    def test_an_added_file_that_would_be_read_counts_as_damage(
         self, artefact: Path, store: ArtefactStore, root: Path, tmp_path: Path
     ) -> None:
         published = store.publish(artefact)
@@ -234,7 +234,7 @@ class TestFetching:
         with pytest.raises(ArtefactError, match=rf"cannot be published: {added} was added"):
             store.publish(artefact)
 
-    def test_a_file_that_is_never_read_is_no_fault(self, artefact: Path) -> None:
+    def test_an_added_file_that_is_never_read_is_ignored(self, artefact: Path) -> None:
         """Folders that are volumes of their own have such."""
         (artefact / "lost+found").mkdir()
         (artefact / "..2026_11_26").mkdir()
@@ -270,7 +270,7 @@ class TestFetching:
 
         assert not (tmp_path / "cache" / published.digest.hexadecimal).exists()
 
-    def test_what_lacks_a_file_is_incomplete(
+    def test_an_artefact_that_lacks_a_file_is_incomplete(
         self, artefact: Path, store: ArtefactStore, root: Path, tmp_path: Path
     ) -> None:
         published = store.publish(artefact)
@@ -279,7 +279,7 @@ class TestFetching:
         with pytest.raises(ArtefactError, match=r"is incomplete: config\.json is missing"):
             store.fetch(published.digest, tmp_path / "cache")
 
-    def test_what_was_never_published_is_not_found(self, store: ArtefactStore, root: Path, tmp_path: Path) -> None:
+    def test_an_unpublished_artefact_is_not_found(self, store: ArtefactStore, root: Path, tmp_path: Path) -> None:
         root.mkdir()
         with pytest.raises(ArtefactNotFound, match="is not in the store"):
             store.fetch(Digest.of(b"nothing"), tmp_path / "cache")
@@ -295,7 +295,7 @@ class TestFetching:
         assert not caught.value.temporary
         assert "Mount its volume" in caught.value.remedy
 
-    def test_a_broken_fetch_goes_on_where_it_ended(
+    def test_a_broken_fetch_is_resumed(
         self, artefact: Path, store: ArtefactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(fetch, "CHUNK_BYTES", 1000)
@@ -322,7 +322,7 @@ class TestFetching:
         assert fault(folder, published.digest) == ""
         assert min(start for name, start in reads if name.endswith("model.onnx")) == 100_000
 
-    def test_what_a_broken_fetch_left_damaged_is_fetched_whole(
+    def test_damaged_files_of_a_broken_fetch_are_fetched_again(
         self, artefact: Path, store: ArtefactStore, tmp_path: Path
     ) -> None:
         published = store.publish(artefact)
@@ -372,7 +372,7 @@ class TestFetching:
         assert not store.fetch(published.digest, tmp_path / "cache").is_symlink()
         assert not list((tmp_path / "others").iterdir())
 
-    def test_those_who_share_a_cache_fetch_once(
+    def test_processes_that_share_a_cache_fetch_once(
         self, artefact: Path, store: ArtefactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         published = store.publish(artefact)
@@ -418,7 +418,7 @@ class TestFetching:
         assert notes[0] == "another process is fetching it into the same cache: waiting for it"
         assert (tmp_path / "cache" / published.digest.hexadecimal).is_dir()
 
-    def test_a_cache_without_room_is_the_machines_fault(
+    def test_a_full_cache_is_a_host_error(
         self, artefact: Path, store: ArtefactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         published = store.publish(artefact)
@@ -442,7 +442,7 @@ class TestFetching:
 
 
 class TestCollecting:
-    def test_what_is_not_kept_is_deleted_when_it_is_old_enough(
+    def test_artefacts_that_are_not_kept_are_deleted_when_they_are_old_enough(
         self, store: ArtefactStore, root: Path, tmp_path: Path
     ) -> None:
         kept, old, new = (store.publish(write_artefact(tmp_path / key, key=key)).digest for key in "abc")
@@ -468,7 +468,7 @@ class TestCollecting:
         ] == sorted([kept, new])
 
     @pytest.mark.parametrize("moment", ["before its name is taken away", "after its name was taken away"])
-    def test_what_is_published_again_while_garbage_is_collected_stays(
+    def test_an_artefact_published_again_during_a_collection_is_kept(
         self, artefact: Path, store: ArtefactStore, root: Path, monkeypatch: pytest.MonkeyPatch, moment: str
     ) -> None:
         digest = store.publish(artefact).digest
@@ -512,7 +512,7 @@ class TestCommand:
     def _capture(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.capture = capsys
 
-    def test_it_lists_and_collects(self, store: ArtefactStore, tmp_path: Path) -> None:
+    def test_the_command_lists_and_collects_artefacts(self, store: ArtefactStore, tmp_path: Path) -> None:
         kept, gone = (store.publish(write_artefact(tmp_path / key, key=key)).digest for key in "ab")
         there = self.run("--store", store.uri, "list")
         assert {one["digest"] for one in there} == {str(kept), str(gone)}
@@ -522,7 +522,9 @@ class TestCommand:
         assert [one["digest"] for one in collected] == [str(gone)]
         assert [one.digest for one in store.entries()] == [kept]
 
-    def test_what_a_file_names_by_its_first_digits_is_kept(self, store: ArtefactStore, tmp_path: Path) -> None:
+    def test_artefacts_named_in_the_keep_file_by_a_digest_prefix_are_kept(
+        self, store: ArtefactStore, tmp_path: Path
+    ) -> None:
         kept, named, gone = (store.publish(write_artefact(tmp_path / key, key=key)).digest for key in "abc")
         file = tmp_path / "keep.json"
         file.write_text(json.dumps({"keep": [kept.hexadecimal[:16]]}))
@@ -536,7 +538,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         "text", [None, "", "{}", '{"keep": "x"}', '{"keep": ["sha256:short"]}', '{"keep": [1]}', '{"keep": null}']
     )
-    def test_a_list_of_what_to_keep_that_cannot_be_read_deletes_nothing(
+    def test_an_unreadable_keep_file_deletes_nothing(
         self, store: ArtefactStore, artefact: Path, tmp_path: Path, text: str | None
     ) -> None:
         store.publish(artefact)
@@ -575,7 +577,7 @@ from pathlib import Path
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import PenstockError
 from penstock_runtime.store import open_store
-# After the imports: this interpreter may lie where only root may look.
+# After the imports: the interpreter may be in a folder that only root may read.
 os.setgroups([{gid}]); os.setgid({gid}); os.setuid({uid}); os.umask(0o022)
 store = open_store(StoreUri.parse(sys.argv[2]))
 try:
@@ -616,7 +618,7 @@ class TestUsersAndMounts:
         artefact = write_artefact(place / "artefact")
         root = place / "store"
         root.mkdir()
-        # What the kubelet does for fsGroup.
+        # As the kubelet does for fsGroup.
         os.chown(root, 0, UNPRIVILEGED)
         root.chmod(0o2775)
         (place / "cache").mkdir()
@@ -627,13 +629,13 @@ class TestUsersAndMounts:
         assert output == str(digest_of(artefact))
         folder = root / digest_of(artefact).hexadecimal
         assert {path.stat().st_gid for path in (folder, *folder.rglob("*"))} == {UNPRIVILEGED}
-        # Another user, of no group of the volume's: reading takes no rights, and writes nothing.
+        # Another user outside the volume's group: reading needs no further rights, and writes nothing.
         with mounted(root, "--bind", str(root)):
             subprocess.run(["mount", "-o", "remount,bind,ro", str(root)], check=True)
             output = as_unprivileged("fetch", f"file://{root}", place / "cache", output, uid=4242, gid=4242)
         assert output == str(place / "cache" / folder.name)
 
-    def test_a_folder_of_roots_is_denied_with_what_to_do(self, place: Path) -> None:
+    def test_a_store_owned_by_root_is_an_access_error_with_a_remedy(self, place: Path) -> None:
         artefact = write_artefact(place / "artefact")
         (place / "store").mkdir(mode=0o755)
 

@@ -1,4 +1,4 @@
-"""Requests that are short and ask for gigabytes: refused before they cost anything, by an estimate that is near."""
+"""Short requests that ask for gigabytes: refused before they cost anything, by an estimate of the answer's size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("judge")]
         (MASKS, "a [MASK] day", {"top_k": 300, "targets": ["the", "is"]}, "parameters.top_k"),
     ],
 )
-def test_an_answer_over_the_limit_is_refused_before_it_is_made(
+def test_an_answer_over_the_size_limit_is_refused_before_it_is_computed(
     name: TaskName, inputs: Any, parameters: dict[str, Any], field: str, built: Build
 ) -> None:
     model = built(name, BERT)
@@ -64,7 +64,7 @@ def test_an_answer_over_the_limit_is_refused_before_it_is_made(
         (MASKS, "a [MASK] day for a [MASK]", {"top_k": 300}),
     ],
 )
-def test_what_an_answer_of_many_objects_takes_is_known_before_it_is_made(
+def test_the_size_of_an_answer_of_many_objects_is_estimated_in_advance(
     name: TaskName, inputs: Any, parameters: dict[str, Any], built: Build
 ) -> None:
     model = built(name, BERT).task(name)

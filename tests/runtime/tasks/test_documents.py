@@ -36,7 +36,7 @@ def exchange(name: TaskName) -> tuple[dict[str, Any], Any]:
 
 
 @pytest.mark.parametrize("name", TaskName)
-def test_the_tables_are_those_of_the_code(name: TaskName) -> None:
+def test_tables_of_the_documents_match_the_code(name: TaskName) -> None:
     document, make = PARTS[f"parameters of {name.value}"]
     assert document == "docs/reference/tasks.md"
     assert make() == parameters_table(name)
@@ -51,12 +51,12 @@ def test_the_examples_fit_the_schemas(name: TaskName) -> None:
 
 
 @pytest.mark.parametrize("name", [TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY])
-def test_the_figures_of_minilm_are_true(name: TaskName, minilm: Built) -> None:
+def test_the_documented_figures_of_minilm_hold(name: TaskName, minilm: Built) -> None:
     request, answer = exchange(name)
     found = minilm.task(name)(request["inputs"], **request.get("parameters", {}))
     assert_alike(found, answer, within=6e-5)
 
 
-def test_the_limits_are_the_promised_ones() -> None:
+def test_the_limits_are_the_documented_ones() -> None:
     assert f"`--max-inputs` entries ({DEFAULT_LIMITS.items:,})" in PROSE
     assert f"`--max-rows` ({DEFAULT_LIMITS.rows:,})" in PROSE

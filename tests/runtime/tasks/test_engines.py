@@ -1,4 +1,4 @@
-"""The tasks on the engines that have an fp32 plan: its answers, alone and in padded company.
+"""The tasks on the engines that have an fp32 plan: its answers, alone and in padded batches.
 
 The native engine has none: tests/optimizer/quantise/test_native.py holds its outputs against fp32.
 """
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("judge")]
 
 CLASSES = TaskName.TEXT_CLASSIFICATION
 TEXTS = [*HARD.values(), *MORE]
-COMPANY = 5
+BATCH_ROWS = 5
 """Rows of one run: of all lengths, so that most are padded."""
 
 LABELS = {"candidate_labels": ["sports", "economy", "urgent"]}
@@ -44,12 +44,12 @@ class Served:
     engine: Engine
     io: GraphIO
 
-    def __call__(self, inputs: Any, *, company: int = 1, **parameters: Any) -> Any:
-        """The answer, its rows run `company` at a time, padded to the longest."""
+    def __call__(self, inputs: Any, *, rows_per_run: int = 1, **parameters: Any) -> Any:
+        """The answer, with `rows_per_run` rows in each run, padded to the longest."""
         prepared = self.task.prepare(self.task.parse(inputs, parameters))
         reduced = []
-        for start in range(0, len(prepared.rows), company):
-            rows = prepared.rows[start : start + company]
+        for start in range(0, len(prepared.rows), rows_per_run):
+            rows = prepared.rows[start : start + rows_per_run]
             outputs = run_rows(self.engine.run, self.io, rows)
             reduced += [self.task.reduce(row, own) for row, own in zip(rows, outputs, strict=True)]
         return self.task.assemble(prepared, reduced)
@@ -84,11 +84,13 @@ def serve(engine_name: EngineName, tmp_path: Path) -> Iterator[Any]:
         engine.close()
 
 
-@pytest.mark.parametrize("company", [1, COMPANY])
-def test_classes(company: int, family: Family, built: Build, serve: Any) -> None:
+@pytest.mark.parametrize("rows_per_run", [1, BATCH_ROWS])
+def test_text_classification_has_the_answers_of_fp32(
+    rows_per_run: int, family: Family, built: Build, serve: Any
+) -> None:
     model = built(CLASSES, family)
     expected = [model.pipeline(CLASSES)(text, top_k=None, truncation=True) for text in TEXTS]
-    assert_alike(serve(model, CLASSES)(TEXTS, company=company), expected, within=1e-4)
+    assert_alike(serve(model, CLASSES)(TEXTS, rows_per_run=rows_per_run), expected, within=1e-4)
 
 
 def in_their_order(found: dict[str, Any], expected: dict[str, Any], *, within: float) -> dict[str, Any]:
@@ -102,52 +104,52 @@ def in_their_order(found: dict[str, Any], expected: dict[str, Any], *, within: f
     return {**found, "labels": list(theirs), "scores": [ours[label] for label in theirs]}
 
 
-def test_labels_of_the_request(family: Family, built: Build, serve: Any) -> None:
+def test_zero_shot_classification_has_the_answers_of_fp32(family: Family, built: Build, serve: Any) -> None:
     name = TaskName.ZERO_SHOT_CLASSIFICATION
     model = built(name, family)
     expected = model.pipeline(name)(TEXTS, **LABELS)
 
-    found = serve(model, name)(TEXTS, company=COMPANY, **LABELS)
+    found = serve(model, name)(TEXTS, rows_per_run=BATCH_ROWS, **LABELS)
 
     ordered = [in_their_order(one, other, within=1e-4) for one, other in zip(found, expected, strict=True)]
     assert_alike(ordered, expected, within=1e-4)
 
 
-def test_entities(family: Family, built: Build, serve: Any) -> None:
+def test_token_classification_has_the_answers_of_fp32(family: Family, built: Build, serve: Any) -> None:
     name = TaskName.TOKEN_CLASSIFICATION
     model = built(name, family)
     theirs, ours = model.pipeline(name), serve(model, name)
     for strategy in ("none", "average"):
         expected = [theirs(text, aggregation_strategy=strategy) for text in TEXTS]
-        assert_alike(ours(TEXTS, company=COMPANY, aggregation_strategy=strategy), expected, within=1e-4)
+        assert_alike(ours(TEXTS, rows_per_run=BATCH_ROWS, aggregation_strategy=strategy), expected, within=1e-4)
 
 
-def test_answers(family: Family, built: Build, serve: Any) -> None:
+def test_question_answering_has_the_answers_of_fp32(family: Family, built: Build, serve: Any) -> None:
     name = TaskName.QUESTION_ANSWERING
     model = built(name, family)
     asked = [{"question": "What is my name?", "context": context} for context in (*MORE, LONG)]
     expected = [model.pipeline(name)(**one) for one in asked]
-    assert_alike(serve(model, name)(asked, company=COMPANY), expected, within=1e-4)
+    assert_alike(serve(model, name)(asked, rows_per_run=BATCH_ROWS), expected, within=1e-4)
 
 
-def test_masks(family: Family, built: Build, serve: Any) -> None:
+def test_fill_mask_has_the_answers_of_fp32(family: Family, built: Build, serve: Any) -> None:
     name = TaskName.FILL_MASK
     model = built(name, family)
     mask = model.tokenizer.mask_token
     texts = [masked for text in MORE[:5] for masked in (f"{mask} {text}", f"{mask} and {mask}: {text}")]
     expected = [model.pipeline(name)(text, tokenizer_kwargs={"truncation": True}) for text in texts]
-    assert_alike(serve(model, name)(texts, company=COMPANY), expected, within=1e-4)
+    assert_alike(serve(model, name)(texts, rows_per_run=BATCH_ROWS), expected, within=1e-4)
 
 
-def test_vectors(family: Family, built: Build, serve: Any) -> None:
+def test_feature_extraction_has_the_answers_of_fp32(family: Family, built: Build, serve: Any) -> None:
     name = TaskName.FEATURE_EXTRACTION
     model = built(name, family)
-    found = serve(model, name)(TEXTS, company=COMPANY)
+    found = serve(model, name)(TEXTS, rows_per_run=BATCH_ROWS)
     assert_alike([matrix.tolist() for matrix in found], model.pipeline(name)(TEXTS, truncation=True), within=1e-4)
 
 
-def test_ranking(family: Family, built: Build, serve: Any) -> None:
+def test_text_ranking_has_the_answers_of_fp32(family: Family, built: Build, serve: Any) -> None:
     name = TaskName.TEXT_RANKING
     model = built(name, family)
     pairs = [[MORE[0], text] for text in TEXTS]
-    assert_alike(serve(model, name)(pairs, company=COMPANY), model.task(name)(pairs), within=1e-4)
+    assert_alike(serve(model, name)(pairs, rows_per_run=BATCH_ROWS), model.task(name)(pairs), within=1e-4)

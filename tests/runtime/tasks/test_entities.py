@@ -53,7 +53,7 @@ def test_each_strategy_resolves_a_word_whose_tokens_disagree(
     assert found(SPLIT_WORD, aggregation) == expected
 
 
-def test_a_beginning_parts_two_entities_of_one_tag() -> None:
+def test_a_b_tag_starts_a_new_entity_of_the_same_type() -> None:
     labels = ("B-PER", "I-PER", "B-PER", "I-PER")
     rows = tokens(*((word, False, {label: 1.0}) for word, label in zip("abcd", labels, strict=True)))
     assert found(rows, Aggregation.SIMPLE) == [("PER", 1.0, "ab"), ("PER", 1.0, "cd")]
@@ -106,7 +106,7 @@ def entity(start: int, end: int, score: float) -> dict[str, Any]:
         ([entity(0, 3, 0.5), entity(0, 3, 0.4)], [entity(0, 3, 0.5)]),
     ],
 )
-def test_overlapping_windows_tell_of_each_place_once(
+def test_an_entity_in_two_overlapping_windows_is_reported_once(
     given: list[dict[str, Any]], expected: list[dict[str, Any]]
 ) -> None:
     assert merge_windows(given) == expected

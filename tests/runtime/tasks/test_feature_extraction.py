@@ -85,7 +85,7 @@ def test_the_default_prompt_is_put_before_every_text(built: Build, tmp_path: Pat
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_vectors_are_cut_where_the_models_files_say_so(built: Build, tmp_path: Path, *, normalize: bool) -> None:
+def test_vectors_are_truncated_if_the_models_files_state_it(built: Build, tmp_path: Path, *, normalize: bool) -> None:
     model = built(NAME, BERT)
     sentence_model(model, tmp_path, "mean", normalize=normalize)
     file = tmp_path / "config_sentence_transformers.json"
@@ -108,7 +108,7 @@ def test_vectors_are_cut_where_the_models_files_say_so(built: Build, tmp_path: P
     )
 
 
-def test_case_is_lowered_where_sentence_transformers_does(built: Build, tmp_path: Path) -> None:
+def test_texts_are_lower_cased_where_sentence_transformers_does(built: Build, tmp_path: Path) -> None:
     model = built(NAME, ROBERTA)
     sentence_model(model, tmp_path, "mean", normalize=True)
     file = tmp_path / "sentence_bert_config.json"
@@ -123,7 +123,7 @@ def test_minilm_gives_the_vectors_of_sentence_transformers(minilm: Built) -> Non
     np.testing.assert_allclose(minilm.task(NAME)(texts), judge.encode(texts, batch_size=1), atol=1e-5)
 
 
-def test_minilm_finds_the_sentence_that_is_alike(minilm: Built) -> None:
+def test_minilm_ranks_the_most_similar_sentence_first(minilm: Built) -> None:
     judge = sentence_transformers.SentenceTransformer(str(minilm.path), device="cpu")
     sentences = ["That is a happy dog", "That is a very happy person", "Today is a sunny day", LONG]
     found = minilm.task(SIMILARITY)({"source_sentence": "That is a happy person", "sentences": sentences})
@@ -141,7 +141,7 @@ def test_sentences_of_a_plain_model_are_compared_by_their_means(built: Build) ->
     assert found[0] == pytest.approx(1)
 
 
-def test_a_sentence_alike_to_itself_is_never_more_than_that(minilm: Built) -> None:
+def test_the_similarity_of_a_sentence_with_itself_is_at_most_one(minilm: Built) -> None:
     found = minilm.task(SIMILARITY)({"source_sentence": "aa", "sentences": ["aa"] * 3})
     assert all(0.99999 < cosine <= 1 for cosine in found)
 
@@ -153,7 +153,7 @@ def test_one_text_is_a_list_of_one_vector(minilm: Built) -> None:
     np.testing.assert_array_equal(single, ask([MORE[0], MORE[1]])[:1])
 
 
-def test_pooling_may_be_asked_for_or_left_out(minilm: Built) -> None:
+def test_pooling_may_be_requested_or_switched_off(minilm: Built) -> None:
     ask = minilm.task(NAME)
     tokens = ask(MORE[0], pooling="none")
     assert tokens.shape[::2] == (1, 384)
@@ -177,7 +177,7 @@ def test_auto_gives_a_vector_for_each_text_whatever_the_model(minilm: Built, bui
         ({"pooling": "none", "dimensions": 3}, "parameters.dimensions", "for pooled vectors"),
     ],
 )
-def test_what_the_model_cannot_do_is_refused(
+def test_parameters_that_the_model_does_not_support_are_refused(
     options: dict[str, Any], field: str, message: str, built: Build, tmp_path: Path
 ) -> None:
     model = built(NAME, BERT)
@@ -188,8 +188,8 @@ def test_what_the_model_cannot_do_is_refused(
     assert "query" in refused.value.remedy or "prompt" not in field
 
 
-def test_vectors_have_memory_of_their_own(built: Build) -> None:
-    """A view would keep the whole padded batch alive until its last answer has gone out."""
+def test_vectors_share_no_memory_with_the_outputs_of_the_batch(built: Build) -> None:
+    """A view would keep the whole padded batch in memory until its last answer has been sent."""
     model = built(NAME, BERT)
     task = model.task(NAME).task
     for pooling in ("none", "cls", "mean", "max", "last"):
@@ -207,8 +207,8 @@ def test_files_that_the_task_does_not_need_may_be_missing(built: Build, tmp_path
     assert_alike(ask(MORE[0]), built(NAME, BERT).task(NAME)(MORE[0]).tolist())
 
 
-def test_token_ids_are_taken_for_the_text_that_they_are_of(built: Build, tmp_path: Path) -> None:
-    """OpenAI's and text-embeddings-inference's shapes have them; that of HF does not."""
+def test_token_ids_give_the_same_vector_as_their_text(built: Build, tmp_path: Path) -> None:
+    """OpenAI's and text-embeddings-inference's requests may have them; Hugging Face's may not."""
     model = built(NAME, BERT)
     sentence_model(model, tmp_path, "mean", normalize=True)
     ask = Built(BERT, tmp_path, model.model, model.tokenizer).task(NAME)

@@ -74,7 +74,7 @@ def test_a_target_without_a_vector_in_the_model_is_refused(target: str, built: B
 
 
 @pytest.mark.parametrize("family", [BERT, ROBERTA], ids=lambda family: family.name)
-def test_a_target_in_parts_is_its_last_one_where_the_left_is_given_up_first(
+def test_with_truncation_on_the_left_a_target_of_several_tokens_is_its_last_token(
     family: Family, built: Build, tmp_path: Path
 ) -> None:
     model = giving_up_the_left(built(NAME, family), tmp_path)
@@ -84,15 +84,17 @@ def test_a_target_in_parts_is_its_last_one_where_the_left_is_given_up_first(
     assert_alike(model.task(NAME)(text, **options), model.pipeline(NAME)(text, **options, **CUT))
 
 
-def test_a_list_gives_what_its_entries_give_alone(built: Build) -> None:
+def test_a_list_has_the_same_answers_as_its_entries_alone(built: Build) -> None:
     ask = built(NAME, BERT).task(NAME)
     entries = [f"{MORE[0]} [MASK]", "[MASK] a [MASK]", f"[MASK] {LONG}"]
     assert ask(entries, top_k=3) == [ask(entry, top_k=3) for entry in entries]
     assert ask(entries[:1]) == [ask(entries[0])]
 
 
-def test_texts_are_made_after_the_event_loop_is_done_with_a_row(built: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `reduce` gives has no texts in it: of ten thousand words for each mask, these take seconds."""
+def test_texts_are_decoded_after_reduce_outside_of_the_event_loop(
+    built: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result of `reduce` contains no texts: to decode ten thousand words for each mask takes seconds."""
     model = built(NAME, BERT).task(NAME)
     task = model.task
     prepared = task.prepare(task.parse("a [MASK] day for [MASK]", {"top_k": 300}))
@@ -115,7 +117,7 @@ def test_texts_are_made_after_the_event_loop_is_done_with_a_row(built: Build, mo
     assert 0.5 < prepared.answer_bytes / len(orjson.dumps(answer)) < 2
 
 
-def test_scores_fall_and_stay_below_one(built: Build) -> None:
+def test_scores_are_descending_and_below_one(built: Build) -> None:
     model = built(NAME, BERT)
     scores = [one["score"] for one in model.task(NAME)("a [MASK] day", top_k=10_000)]
     assert len(scores) == len(model.tokenizer)
@@ -133,7 +135,7 @@ def test_scores_fall_and_stay_below_one(built: Build) -> None:
         ("[MASK]", {"targets": ["the", " "]}, "parameters.targets[1]", "no token in this model's vocabulary"),
     ],
 )
-def test_what_cannot_be_filled_is_refused(
+def test_invalid_requests_are_refused(
     text: Any, options: dict[str, Any], field: str, message: str, built: Build
 ) -> None:
     with pytest.raises(InvalidInput, match=message) as refused:

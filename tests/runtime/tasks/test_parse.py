@@ -1,4 +1,4 @@
-"""What requests may hold: tables of refusals, and fuzzing by the schemas that the HTTP side publishes."""
+"""Requests of the tasks: tables of refusals, and fuzzing by the published schemas."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_the_labels_of_zero_shot_are_required(built: Build) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name is not ANSWERS])
-def test_texts_that_are_too_long_are_refused_where_nothing_may_be_cut(name: TaskName, built: Build) -> None:
+def test_texts_that_are_too_long_are_refused_if_truncation_is_off(name: TaskName, built: Build) -> None:
     long = "one two three four five " * 2000
     inputs = {
         SIMILARITY: {"source_sentence": "a", "sentences": ["b", long]},
@@ -314,7 +314,7 @@ def parameter_names(name: TaskName) -> list[str]:
 
 
 def attempt(task: Task, inputs: Any, parameters: Any) -> Prepared | InvalidInput:
-    """What becomes of a request before any model runs; every other exception fails the test."""
+    """The outcome of a request before any model runs; every other exception fails the test."""
     try:
         return task.prepare(task.parse(inputs, parameters))
     except InvalidInput as refused:
@@ -324,7 +324,7 @@ def attempt(task: Task, inputs: Any, parameters: Any) -> Prepared | InvalidInput
 @pytest.mark.parametrize("name", EVERY)
 @FUZZ
 @given(data=st.data())
-def test_whatever_is_sent_is_answered_or_refused(name: TaskName, built: Build, data: st.DataObject) -> None:
+def test_any_request_is_answered_or_refused(name: TaskName, built: Build, data: st.DataObject) -> None:
     task = ask(name, built).task
     good, required = GOOD[name]
     likely = JSON | st.just(good) | st.lists(JSON | st.just(good), max_size=3)
@@ -372,7 +372,7 @@ def bodies(schema: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("name", EVERY)
 @FUZZ
 @given(data=st.data())
-def test_what_fits_the_schema_gets_an_answer_that_fits_its_schema(
+def test_a_request_that_matches_the_schema_gets_an_answer_that_matches_its_schema(
     name: TaskName, built: Build, data: st.DataObject
 ) -> None:
     limits = RequestLimits(items=4, rows=64)

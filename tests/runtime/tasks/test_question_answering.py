@@ -80,7 +80,7 @@ def test_answers_are_those_of_the_pipeline(family: Family, options: dict[str, An
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"doc_stride": 3, "top_k": 5}, {"doc_stride": 0}], ids=str)
 @pytest.mark.parametrize("family", [BERT, ROBERTA], ids=lambda family: family.name)
-def test_windows_begin_at_the_end_where_the_left_is_given_up_first(
+def test_with_truncation_on_the_left_windows_begin_at_the_end(
     family: Family, options: dict[str, Any], built: Build, tmp_path: Path
 ) -> None:
     model = giving_up_the_left(built(NAME, family), tmp_path)
@@ -101,7 +101,7 @@ def test_windows_begin_at_the_end_where_the_left_is_given_up_first(
     align=st.booleans(),
     impossible=st.booleans(),
 )
-def test_answers_are_parts_of_the_context_by_falling_score(
+def test_answers_are_parts_of_the_context_sorted_by_descending_score(
     family: Family, built: Build, *, context: str, top_k: int, align: bool, impossible: bool
 ) -> None:
     ask = built(NAME, family).task(NAME)
@@ -120,14 +120,14 @@ def test_answers_are_parts_of_the_context_by_falling_score(
     assert sorted(scores, reverse=True) == scores
 
 
-def test_a_list_gives_what_its_entries_give_alone(built: Build) -> None:
+def test_a_list_has_the_same_answers_as_its_entries_alone(built: Build) -> None:
     ask = built(NAME, BERT).task(NAME)
     entries = [{"question": "Who?", "context": context} for context in (MORE[0], LONG, HARD["emoji"])]
     assert ask(entries, top_k=2) == [ask(entry, top_k=2) for entry in entries]
     assert ask(entries[:1]) == [ask(entries[0])]
 
 
-def test_a_question_is_cut_where_asked_for(built: Build) -> None:
+def test_a_question_is_truncated_if_requested(built: Build) -> None:
     task = built(NAME, BERT).task(NAME).task
     given = {"question": LONG, "context": "Ada lives in Berkeley."}
     prepared = task.prepare(task.parse(given, {"max_question_len": 5}))
@@ -145,7 +145,7 @@ def test_a_question_is_cut_where_asked_for(built: Build) -> None:
         ("Who?", {"max_seq_len": POSITIONS + 1}, "parameters.max_seq_len", "this model takes 48 tokens"),
     ],
 )
-def test_what_leaves_no_room_is_refused(
+def test_a_request_without_room_for_the_context_is_refused(
     question: str, options: dict[str, Any], field: str, message: str, built: Build
 ) -> None:
     ask = built(NAME, BERT).task(NAME, limits=SMALL)
@@ -164,7 +164,7 @@ def test_a_long_question_leaves_room_for_the_context(words: int, *, cut: bool, b
     assert max(row.length for row in prepared.rows) == POSITIONS
 
 
-def test_a_long_question_is_refused_where_nothing_may_be_cut(built: Build) -> None:
+def test_a_long_question_is_refused_if_truncation_is_off(built: Build) -> None:
     ask = built(NAME, BERT).task(NAME, truncate=False)
     with pytest.raises(InvalidInput, match="leaves no room for context in 48"):
         ask({"question": " ".join(["is"] * 60), "context": LONG})

@@ -23,7 +23,7 @@ ROW = arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-5, 5, wi
 
 
 @given(LOGITS)
-def test_softmax_shares_out_one_and_keeps_the_order(logits: Float) -> None:
+def test_softmax_sums_to_one_and_keeps_the_order(logits: Float) -> None:
     scores = softmax(logits)
     assert scores.dtype == np.float32
     np.testing.assert_allclose(scores.sum(axis=-1), 1, rtol=1e-5)
@@ -32,7 +32,7 @@ def test_softmax_shares_out_one_and_keeps_the_order(logits: Float) -> None:
 
 
 @given(LOGITS)
-def test_sigmoid_stays_between_nought_and_one_without_overflow(logits: Float) -> None:
+def test_sigmoid_is_between_0_and_1_without_overflow(logits: Float) -> None:
     scores = sigmoid(logits)
     assert scores.dtype == np.float32
     assert ((scores >= 0) & (scores <= 1)).all()
@@ -40,7 +40,7 @@ def test_sigmoid_stays_between_nought_and_one_without_overflow(logits: Float) ->
 
 
 @given(ROW, st.integers(1, 50))
-def test_the_highest_are_those_of_a_full_sort(scores: Float, count: int) -> None:
+def test_the_top_scores_are_those_of_a_full_sort(scores: Float, count: int) -> None:
     assert scores[highest(scores, count)].tolist() == sorted(scores.tolist(), reverse=True)[:count]
     assert len(set(highest(scores, count))) == min(count, scores.size)
 
@@ -50,7 +50,7 @@ def test_equal_scores_stay_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_fails(bad: float) -> None:
+def test_nan_and_infinity_fail(bad: float) -> None:
     with pytest.raises(InferenceFailed):
         finite(np.array([1, bad], dtype=np.float32))
     with pytest.raises(InferenceFailed):
@@ -58,7 +58,7 @@ def test_what_is_no_number_fails(bad: float) -> None:
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (0,)])
-def test_the_largest_numbers_are_numbers(shape: tuple[int, ...]) -> None:
+def test_the_largest_finite_numbers_pass(shape: tuple[int, ...]) -> None:
     large = np.full(shape, np.finfo(np.float32).max)
 
     assert finite(large) is large
@@ -73,7 +73,7 @@ def test_pooling_is_over_tokens(vectors: Float) -> None:
 
 
 @given(ROW, st.integers(1, 60))
-def test_shortened_vectors_have_length_one_again(vector: Float, dimensions: int) -> None:
+def test_truncated_vectors_are_normalised_again(vector: Float, dimensions: int) -> None:
     short = shorten(vector, dimensions, normalised=True)
     assert short.shape == (min(dimensions, vector.size),)
     assert short.dtype == np.float32
@@ -88,7 +88,7 @@ def test_a_vector_of_zeros_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("normalised", [True, False])
-def test_what_is_not_a_number_has_no_vector(bad: float, *, normalised: bool) -> None:
+def test_a_nan_vector_is_an_error(bad: float, *, normalised: bool) -> None:
     vector = np.array([1, 0, bad, 2], dtype=np.float32)
 
     with pytest.raises(InferenceFailed, match="not a number"):
@@ -96,7 +96,7 @@ def test_what_is_not_a_number_has_no_vector(bad: float, *, normalised: bool) -> 
     np.testing.assert_array_equal(shorten(vector, 2, normalised=normalised), [1, 0])
 
 
-def test_vectors_too_long_for_their_squares_have_length_one_as_well() -> None:
+def test_vectors_whose_squares_overflow_are_normalised() -> None:
     with np.errstate(over="ignore"):
         vector = normalise(np.array([3e30, -4e30], dtype=np.float32))
 
@@ -113,7 +113,7 @@ def test_vectors_too_long_for_their_squares_have_length_one_as_well() -> None:
     count=st.integers(1, 30),
     with_null=st.booleans(),
 )
-def test_spans_are_those_of_trying_all_pairs(
+def test_answer_spans_are_those_of_an_exhaustive_search(
     start: Float, end: Float, *, first: int, length: int, longest: int, count: int, with_null: bool
 ) -> None:
     context = slice(first, min(first + length, 12))
@@ -135,7 +135,7 @@ def test_spans_are_those_of_trying_all_pairs(
     assert found.null_score == pytest.approx(begins.get(0, 0) * ends.get(0, 0) / whole)
 
 
-def test_the_same_words_in_two_windows_count_together() -> None:
+def test_equal_answers_of_two_windows_are_added_up() -> None:
     text = "Ada and ADA"
     windows = [[AnswerSpan(0.3, 0, 3), AnswerSpan(0.1, 4, 7)], [AnswerSpan(0.25, 8, 11)]]
     assert merge(windows, text, null_score=None, count=5) == [

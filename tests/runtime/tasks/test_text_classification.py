@@ -46,7 +46,7 @@ def test_the_second_text_of_a_pair_has_its_token_type_where_the_class_gives_it(f
 
 
 @pytest.mark.parametrize("function", ["sigmoid", "softmax", "none"])
-def test_the_function_is_the_one_asked_for(function: str, built: Build) -> None:
+def test_the_requested_function_is_applied(function: str, built: Build) -> None:
     model = built(NAME, BERT)
     expected = model.pipeline(NAME)(MORE[1], top_k=None, function_to_apply=function)
     assert_alike(model.task(NAME)(MORE[1], function_to_apply=function), [expected])
@@ -68,13 +68,13 @@ def test_the_function_is_chosen_by_the_kind_of_problem(config: dict[str, Any], b
     assert_alike(model.task(NAME)(MORE[0]), [model.pipeline(NAME)(MORE[0], top_k=None)])
 
 
-def test_a_list_gives_what_its_entries_give_alone(built: Build) -> None:
+def test_a_list_has_the_same_answers_as_its_entries_alone(built: Build) -> None:
     ask = built(NAME, BERT).task(NAME)
     entries = [MORE[0], {"text": MORE[1], "text_pair": LONG}, {"text": MORE[2]}, MORE[3], HARD["emoji"]]
     assert ask(entries) == [ask(entry)[0] for entry in entries]
 
 
-def test_labels_come_by_falling_score_and_sum_to_one(built: Build) -> None:
+def test_labels_are_sorted_by_descending_score_and_sum_to_one(built: Build) -> None:
     for labels in built(NAME, BERT).task(NAME)(list(MORE)):
         scores = [label["score"] for label in labels]
         assert sorted(scores, reverse=True) == scores
@@ -82,20 +82,20 @@ def test_labels_come_by_falling_score_and_sum_to_one(built: Build) -> None:
         assert {label["label"] for label in labels} == set(NER)
 
 
-def test_what_was_cut_is_counted(built: Build) -> None:
+def test_truncated_texts_are_counted(built: Build) -> None:
     task = built(NAME, BERT).task(NAME).task
     request = task.parse([LONG, MORE[0], {"text": LONG, "text_pair": "short"}], {})
     assert task.prepare(request).truncated == 2
 
 
-def test_the_left_end_is_given_up_where_asked_for(built: Build) -> None:
+def test_a_text_is_truncated_on_the_left_if_requested(built: Build) -> None:
     model = built(NAME, BERT)
     row = model.task(NAME).task
     prepared = row.prepare(row.parse(LONG, {"truncation_direction": "Left"}))
     assert prepared.rows[0].ids[1:-1] == model.tokenizer(LONG, add_special_tokens=False)["input_ids"][-46:]
 
 
-def test_logits_that_are_no_numbers_fail_the_request(built: Build) -> None:
+def test_nan_logits_fail_the_request(built: Build) -> None:
     task = built(NAME, BERT).task(NAME).task
     row = task.prepare(task.parse("text", {})).rows[0]
     logits = built(NAME, BERT).forward(row)["logits"] * float("nan")

@@ -33,7 +33,7 @@ def test_scores_are_those_of_a_cross_encoder(family: Family, built: Build) -> No
     np.testing.assert_allclose(ask(pairs, raw_scores=True), raw, atol=1e-5)
 
 
-def test_texts_come_by_falling_score_with_their_place_in_the_request(built: Build) -> None:
+def test_texts_are_sorted_by_descending_score_with_their_index_in_the_request(built: Build) -> None:
     ask = built(NAME, BERT).task(NAME)
     ranking = ask({"query": MORE[0], "texts": TEXTS}, return_text=True)
     scores = ask([[MORE[0], text] for text in TEXTS])
@@ -70,7 +70,7 @@ IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activa
         ({NEW: {FN: IDENTITY}}, {FN: "own.module.Sigmoid"}, True),
     ],
 )  # fmt: skip
-def test_scores_of_pairs_are_as_the_models_own_files_say(
+def test_the_models_files_decide_the_function_of_scores(
     config: dict[str, Any], saved: dict[str, Any] | None, *, raw: bool, built: Build, tmp_path: Path
 ) -> None:
     model = with_activation(built(NAME, BERT), tmp_path, config, saved)
@@ -105,7 +105,7 @@ def with_activation(model: Built, path: Path, config: dict[str, Any], saved: dic
     return Built(model.family, path, model.model, model.tokenizer)
 
 
-def test_the_default_prompt_goes_before_the_query(built: Build, tmp_path: Path) -> None:
+def test_the_default_prompt_is_put_before_the_query(built: Build, tmp_path: Path) -> None:
     saved = {"prompts": {"q": "query is here: ", "other": "x"}, "default_prompt_name": "q"}
     ask = with_activation(built(NAME, BERT), tmp_path, {}, saved).task(NAME)
     judge = sentence_transformers.CrossEncoder(str(tmp_path), device="cpu")
@@ -117,7 +117,7 @@ def test_the_default_prompt_goes_before_the_query(built: Build, tmp_path: Path) 
     assert [entry["text"] for entry in ranking] == [entry["text"] for entry in expected]
 
 
-def test_only_the_best_are_given_where_asked_for(built: Build) -> None:
+def test_top_k_limits_the_answer_to_the_best_texts(built: Build) -> None:
     ask = built(NAME, BERT).task(NAME)
     request = {"query": MORE[0], "texts": TEXTS}
     assert ask(request, top_k=3) == ask(request)[:3]
@@ -141,6 +141,6 @@ def test_each_distinct_text_is_tokenised_once(built: Build, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("labels", [("no", "yes"), ("a", "b", "c")])
-def test_a_classifier_is_no_ranking_model(labels: tuple[str, ...], built: Build) -> None:
+def test_a_classifier_with_several_labels_is_refused_for_ranking(labels: tuple[str, ...], built: Build) -> None:
     with pytest.raises(UnsupportedModel, match="a ranking model has one"):
         built(NAME, BERT, labels=labels).task(NAME)

@@ -47,7 +47,7 @@ def test_entities_of_windows_are_those_of_the_pipeline(
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
 @pytest.mark.parametrize("stride", [0, 5, 40])
 @pytest.mark.parametrize("family", [BERT, ROBERTA], ids=lambda family: family.name)
-def test_windows_begin_at_the_end_where_the_left_is_given_up_first(
+def test_with_truncation_on_the_left_windows_begin_at_the_end(
     family: Family, stride: int, strategy: str, built: Build, tmp_path: Path
 ) -> None:
     model = giving_up_the_left(built(NAME, family), tmp_path)
@@ -55,7 +55,7 @@ def test_windows_begin_at_the_end_where_the_left_is_given_up_first(
     assert_alike(model.task(NAME)(LONG[:900], **options), model.pipeline(NAME)(LONG[:900], **options))
 
 
-def test_no_place_of_a_long_text_is_in_two_entities(built: Build) -> None:
+def test_entities_of_a_long_text_do_not_overlap(built: Build) -> None:
     found = built(NAME, BERT).task(NAME)(LONG, aggregation_strategy="first", stride=12, ignore_labels=[])
     ends = [entity["end"] for entity in found]
     assert all(end <= entity["start"] for end, entity in zip(ends, found[1:], strict=False))
@@ -71,7 +71,7 @@ def test_no_place_of_a_long_text_is_in_two_entities(built: Build) -> None:
     strategy=st.sampled_from(STRATEGIES[1:]),
     stride=st.integers(0, 20),
 )
-def test_places_lie_in_the_text_in_order_and_scores_are_shares(
+def test_offsets_are_ordered_within_the_text_and_scores_are_between_0_and_1(
     family: Family, built: Build, *, text: str, strategy: str, stride: int
 ) -> None:
     found = built(NAME, family).task(NAME)(text, aggregation_strategy=strategy, stride=stride, ignore_labels=[])
@@ -91,7 +91,7 @@ def test_words_of_a_cased_tokenizer_are_the_text_itself(built: Build) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"aggregation_strategy": "first", "stride": 5}], ids=str)
-def test_a_list_gives_what_its_entries_give_alone(options: dict[str, Any], built: Build) -> None:
+def test_a_list_has_the_same_answers_as_its_entries_alone(options: dict[str, Any], built: Build) -> None:
     ask = built(NAME, BERT).task(NAME)
     entries = [MORE[0], LONG[:700], HARD["emoji"], "a"]
     assert ask(entries, **options) == [ask(entry, **options) for entry in entries]

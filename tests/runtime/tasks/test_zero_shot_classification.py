@@ -56,7 +56,7 @@ def test_labels_are_ranked_as_by_the_pipeline(family: Family, options: dict[str,
 @pytest.mark.parametrize(
     "labels", [("entailment", "neutral", "contradiction"), ("ENTAILED", "not"), ("no", "Entail")], ids=str
 )
-def test_entailment_is_found_by_its_name(labels: tuple[str, ...], built: Build) -> None:
+def test_the_entailment_label_is_found_by_its_name(labels: tuple[str, ...], built: Build) -> None:
     model = built(NAME, BERT, labels=labels)
     for multi in (True, False):
         options = {"candidate_labels": ["a", "b"], "multi_label": multi}
@@ -72,7 +72,7 @@ def test_entailment_is_found_by_its_name(labels: tuple[str, ...], built: Build) 
     ],
     ids=str,
 )
-def test_entailment_is_looked_for_in_label2id(
+def test_the_entailment_label_is_searched_in_label2id(
     id2label: tuple[str, ...], label2id: dict[str, int], built: Build, tmp_path: Path
 ) -> None:
     path = relabelled(built(NAME, BERT), tmp_path, dict(enumerate(id2label)), label2id).path
@@ -123,14 +123,14 @@ def test_the_form_of_the_answer_is_what_the_installed_client_parses(built: Build
 
 
 @pytest.mark.parametrize("multi", [True, False])
-def test_scores_are_shares_of_one_unless_labels_are_judged_alone(built: Build, *, multi: bool) -> None:
+def test_scores_sum_to_one_unless_multi_label_is_set(built: Build, *, multi: bool) -> None:
     scores = built(NAME, BERT).task(NAME)(LONG, candidate_labels=list("abcdefg"), multi_label=multi)["scores"]
     assert all(0 <= score <= 1 for score in scores)
     assert sorted(scores, reverse=True) == scores
     assert (sum(scores) == pytest.approx(1)) is not multi
 
 
-def test_a_text_gives_way_to_the_hypothesis(built: Build) -> None:
+def test_the_text_is_truncated_and_the_hypothesis_is_not(built: Build) -> None:
     task = built(NAME, BERT).task(NAME).task
     prepared = task.prepare(task.parse(LONG, {"candidate_labels": ["sports", "a much longer label"]}))
     assert prepared.truncated == 2
@@ -147,7 +147,7 @@ def test_a_text_gives_way_to_the_hypothesis(built: Build) -> None:
         (LONG, {"candidate_labels": "a", "truncate": False}, "inputs", "more than|has [0-9]+ tokens"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_requests_beyond_the_limits_are_refused(
     text: Any, options: dict[str, Any], field: str, message: str, built: Build
 ) -> None:
     with pytest.raises(InvalidInput, match=message) as refused:

@@ -1,4 +1,4 @@
-"""Folders with odd tokenizers, opened by us and by the judge, `AutoTokenizer`."""
+"""Folders with unusual tokenizers, opened by us and by the reference, `AutoTokenizer`."""
 
 from __future__ import annotations
 

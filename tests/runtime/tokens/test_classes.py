@@ -1,4 +1,4 @@
-"""What transformers' classes assume where a folder is silent, judged by the classes themselves.
+"""Defaults of transformers' tokenizer classes where a folder's files state nothing, compared with transformers.
 
 Each folder is opened by `AutoTokenizer`, and by us.
 """
@@ -55,7 +55,7 @@ FOLDING: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("name", [*WORD_PIECE, "PreTrained", "DebertaV2"])
-def test_word_pieces_are_folded_as_the_class_folds_them(name: str, tmp_path: Path) -> None:
+def test_word_piece_normalisation_is_that_of_the_class(name: str, tmp_path: Path) -> None:
     for state in NORMALIZERS:
         for config in FOLDING:
             settings = {"tokenizer_class": f"{name}Tokenizer"} | config
@@ -63,7 +63,7 @@ def test_word_pieces_are_folded_as_the_class_folds_them(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", [*BYTE_LEVEL, "PreTrained"])
-def test_byte_level_words_begin_and_end_as_the_class_has_it(name: str, tmp_path: Path) -> None:
+def test_byte_level_settings_of_spaces_are_those_of_the_class(name: str, tmp_path: Path) -> None:
     for prefix in (True, False):
         for trim in (True, False):
             for config in ({}, {"add_prefix_space": not prefix}, {"trim_offsets": False}, {"trim_offsets": not trim}):

@@ -53,7 +53,7 @@ def padded(backend: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", sorted(CLASSES))
 @pytest.mark.parametrize("family", [BERT, ROBERTA], ids=lambda family: family.name)
-def test_a_class_brings_its_own_tokens(family: Family, name: str, tmp_path: Path) -> None:
+def test_a_tokenizer_class_has_its_default_special_tokens(family: Family, name: str, tmp_path: Path) -> None:
     """Also those that the vocabulary does not have, with flags of its own."""
     settings = {"tokenizer_class": f"{name}Tokenizer"}
     check(write(family, tmp_path, settings, normalised))
@@ -119,7 +119,7 @@ def test_the_mask_that_a_generic_tokenizer_does_not_state_is_the_one_that_texts_
     assert ours.mask_id == tokenizer_of(BERT).mask_token_id
 
 
-def test_a_mask_that_the_model_has_no_vector_for_is_none(tmp_path: Path) -> None:
+def test_a_mask_token_without_an_embedding_is_not_used(tmp_path: Path) -> None:
     size = len(tokenizer_of(BERT))
     write(BERT, tmp_path, {"mask_token": "<extra>"})
     ours = [
@@ -153,7 +153,7 @@ def content(value: Any) -> Any:
     return value if isinstance(value, str) else value.get("content") if isinstance(value, dict) else str(value)
 
 
-def test_what_an_artefact_takes_along_makes_the_same_tokenizer(tmp_path: Path) -> None:
+def test_the_files_of_an_artefact_make_the_same_tokenizer(tmp_path: Path) -> None:
     """Each of the files changes something here."""
     path = write(
         DISTILBERT,
@@ -196,11 +196,11 @@ ADDED = st.dictionaries(CONTENTS, st.integers(0, 700), max_size=3)
     files=st.fixed_dictionaries({"special_tokens_map": MAPS, "added_tokens": ADDED}),
     change=st.sampled_from([[], [flagged], [no_added], [padded]]),
 )
-def test_whatever_the_files_state_the_tokens_are_those_of_transformers(  # noqa: PLR0917
+def test_tokens_are_those_of_transformers_for_any_settings_in_the_files(  # noqa: PLR0917
     family: Family, name: str, config: dict[str, Any], files: dict[str, Any], change: Any, tmp_path: Path
 ) -> None:
     last = (files["special_tokens_map"].get("additional_special_tokens") or [None])[-1]
-    # There a slip of transformers takes the last of these for one of added_tokens.json.
+    # There a defect of transformers takes the last of these for one of added_tokens.json.
     assume(not files["added_tokens"] or content(last) not in {*map(content, config.values()), "[SEP]"})
     settings = {"tokenizer_class": f"{name}Tokenizer"} | config
     check(write(family, tmp_path, settings, normalised, *change, **files))
@@ -220,7 +220,7 @@ def test_whatever_the_files_state_the_tokens_are_those_of_transformers(  # noqa:
     ],
     ids=str,
 )
-def test_what_is_no_token_is_named(config: dict[str, Any], files: dict[str, Any], tmp_path: Path) -> None:
+def test_an_invalid_special_token_is_named(config: dict[str, Any], files: dict[str, Any], tmp_path: Path) -> None:
     path = write(BERT, tmp_path, config, **files)
     with pytest.raises(CorruptModel, match=r"the tokens stated in .*"):
         Tokenizer.open(path, path / "tokenizer.json", json.loads((path / "config.json").read_bytes()))

@@ -118,7 +118,7 @@ def opened_once(path: Path, family: Family) -> Tokenizer:
     repeats=st.integers(1, 30),
     offsets=st.booleans(),
 )
-def test_looking_at_an_end_of_a_long_text_does_not_change_its_tokens(
+def test_tokenising_only_an_end_of_a_long_text_gives_the_same_tokens(
     family: Family, side: Side, folder: Any, *, parts: list[str], limit: int, repeats: int, offsets: bool
 ) -> None:
     tokenizer = opened_once(folder(family), family)
@@ -136,14 +136,14 @@ def test_looking_at_an_end_of_a_long_text_does_not_change_its_tokens(
 
 
 @pytest.mark.parametrize("side", Side)
-def test_of_a_very_long_text_only_an_end_is_looked_at(folder: Any, side: Side) -> None:
+def test_only_the_needed_end_of_a_very_long_text_is_tokenised(folder: Any, side: Side) -> None:
     tokenizer = opened_once(folder(BERT), BERT)
     pieces = tokenizer.split([LONG * 500, "short"], limit=POSITIONS, side=side)
     assert (pieces[0].complete, pieces[1].complete) == (False, True)
     assert POSITIONS < len(pieces[0]) < 12 * POSITIONS
 
 
-def test_a_text_without_spaces_is_looked_at_as_a_whole(folder: Any) -> None:
+def test_a_text_without_spaces_is_tokenised_completely(folder: Any) -> None:
     pieces = opened_once(folder(BERT), BERT).split(["x" * 5000], limit=4)[0]
     assert pieces.complete
     assert len(pieces) == 1  # one unknown token: BERT gives up words of over a hundred letters
@@ -298,7 +298,7 @@ def test_ids_are_counted_to_the_highest_across_gaps(
         of_a_model_with(highest)
 
 
-def test_a_token_that_was_added_without_a_vector_is_refused(folder: Any, tmp_path: Path) -> None:
+def test_an_added_token_without_an_embedding_is_refused(folder: Any, tmp_path: Path) -> None:
     shutil.copytree(folder(BERT), tmp_path, dirs_exist_ok=True)
     tokenizer, size = copy.deepcopy(tokenizer_of(BERT)), len(tokenizer_of(BERT))
     tokenizer.add_tokens(["<brand>"])
@@ -313,7 +313,7 @@ def test_a_token_that_was_added_without_a_vector_is_refused(folder: Any, tmp_pat
     assert found.value.field == "inputs[1]"
 
 
-def test_a_template_that_turns_texts_round_is_not_supported(folder: Any, tmp_path: Path) -> None:
+def test_a_template_that_swaps_the_texts_of_a_pair_is_not_supported(folder: Any, tmp_path: Path) -> None:
     shutil.copytree(folder(BERT), tmp_path, dirs_exist_ok=True)
     tokenizer = json.loads((tmp_path / "tokenizer.json").read_bytes())
     pair = tokenizer["post_processor"]["pair"]

@@ -1,4 +1,4 @@
-"""Counts of what stays, judged by the truncation of the tokenizers library itself."""
+"""Numbers of kept tokens, compared with the truncation of the tokenizers library itself."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_two_texts_share_the_room_as_in_the_library(first: int, second: int, roo
 
 
 @given(first=st.integers(0, 1000), second=st.integers(0, 1000), room=st.integers(1, 600))
-def test_no_text_grows_and_the_room_is_used_up(first: int, second: int, room: int) -> None:
+def test_truncation_never_lengthens_a_text_and_uses_the_whole_limit(first: int, second: int, room: int) -> None:
     kept = longest_first(first, second, room)
     assert kept[0] <= first
     assert kept[1] <= second

@@ -1,4 +1,4 @@
-"""The table of words, judged by the library that it is made of."""
+"""The table of words, compared with the library that it is made from."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_table_has_the_tokens_of_the_library_or_none(family: Family, text: s
 
 
 @pytest.mark.parametrize("family", WORD_PIECES, ids=lambda family: family.name)
-def test_plain_english_comes_from_the_table_the_second_time_as_the_first(family: Family) -> None:
+def test_the_table_gives_the_librarys_tokens_for_ascii_texts_repeatedly(family: Family) -> None:
     backend = backend_of(family)
     table = table_of(backend)
     for text in (LONG, *MORE, "", " ", "Don't\tpanic: it's 100% (mostly) harmless!\r\n", "UPPER lower MiXed a1b2"):
@@ -68,18 +68,18 @@ def test_plain_english_comes_from_the_table_the_second_time_as_the_first(family:
     "text",
     ["café", "naïve", "“quotes”", "日本", "a\x00b", "a\x0bb", "a\x7fb", "a\u00a0b", "a [MASK] b", "[mask]", "x[SEP]y"],
 )
-def test_what_words_do_not_decide_alone_is_left_to_the_library(text: str) -> None:
+def test_texts_that_cannot_be_tokenised_word_by_word_are_left_to_the_library(text: str) -> None:
     assert table_of(backend_of(BERT)).ids(text) is None
 
 
 @pytest.mark.parametrize("text", HARD.values(), ids=list(HARD))
-def test_hard_texts_are_right_or_left_alone(text: str) -> None:
+def test_unusual_texts_get_the_librarys_tokens_or_none(text: str) -> None:
     backend = backend_of(BERT)
     ids = table_of(backend).ids(text)
     assert ids is None or ids == asked(backend, text)
 
 
-def test_lower_casing_before_the_normaliser_counts() -> None:
+def test_lower_casing_before_the_normaliser_is_applied() -> None:
     backend = backend_of(DISTILBERT)  # keeps capitals
     backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), backend.normalizer])
 
@@ -111,7 +111,7 @@ def test_added_words_that_the_normaliser_may_write_otherwise_leave_no_table(cont
         assert tokenizer.split([text])[0].ids == asked(backend, text)
 
 
-def test_added_words_are_the_librarys_however_they_are_written() -> None:
+def test_added_words_in_any_spelling_are_left_to_the_library() -> None:
     backend = backend_of(BERT)
     backend.add_tokens([AddedToken("Penstock", normalized=True)])
     table = table_of(backend)
@@ -132,7 +132,7 @@ def test_unknown_words_are_learnt_up_to_a_bound(monkeypatch: pytest.MonkeyPatch)
     assert len(table._learnt) == 100
 
 
-def test_threads_learn_side_by_side() -> None:
+def test_threads_add_words_to_the_table_concurrently() -> None:
     backend = backend_of(BERT)
     table = table_of(backend)
     texts = [f"{word} and z{number} {word}s" for number, word in enumerate(LONG.split()) if word.isascii()]
@@ -154,7 +154,7 @@ def test_many_texts_together_are_left_to_the_library(monkeypatch: pytest.MonkeyP
     expected = [piece.ids for text in texts for piece in tokenizer.split([text])]
 
     def never(*_: Any) -> None:
-        raise AssertionError("the table was asked")
+        raise AssertionError("the table was used")
 
     monkeypatch.setattr(WordTable, "ids", never)
 

@@ -79,7 +79,7 @@ class Replay:
         return decision
 
     def play(self, metrics: Metrics | Callable[[float], Metrics], seconds: float) -> list[int]:
-        """The numbers over a stretch of time; a function of the seconds since its begin makes changing metrics."""
+        """The numbers over a period; a function of the seconds since its begin makes changing metrics."""
         begin = self.now
         numbers = []
         while self.now < begin + seconds:
@@ -87,13 +87,13 @@ class Replay:
         return numbers
 
     def settled(self, rate: float) -> Replay:
-        """After long enough at a constant rate to be independent of the past."""
+        """The state after a constant rate for long enough that earlier load does not matter."""
         self.play(traffic(rate), 8 * self.settings.shrink_window_seconds)
         return self
 
 
 def flips(numbers: Sequence[int]) -> int:
-    """How often a series turned from growing to shrinking or back."""
+    """How often a series changed between growing and shrinking."""
     turns = [(b > a) - (b < a) for a, b in pairwise(numbers) if a != b]
     return sum(1 for a, b in pairwise(turns) if a != b)
 

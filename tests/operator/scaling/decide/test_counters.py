@@ -22,7 +22,7 @@ def test_a_rate_is_the_increase_over_the_time_between_the_samples_themselves() -
     assert rate(series, 30, 12) == Value(15, age_seconds=2)
 
 
-def test_a_counter_that_went_down_began_again_at_zero() -> None:
+def test_a_counter_that_fell_was_reset_to_zero() -> None:
     assert increase(samples((0, 100), (5, 110), (10, 20), (15, 25))) == 10 + 20 + 5
     assert rate({"a": samples((0, 1000), (10, 30))}, 30, 10) == Value(3)
 
@@ -37,7 +37,7 @@ def test_one_sample_makes_no_rate() -> None:
     assert rate({}, 30, 12) == Unknown("no pod was scraped twice within 30 s")
 
 
-def test_counters_that_stand_still_are_idle() -> None:
+def test_unchanged_counters_are_idle() -> None:
     assert rate({"a": samples((0, 7), (10, 7))}, 30, 10) == Idle()
 
 
@@ -47,7 +47,7 @@ def test_old_future_repeated_and_broken_samples_are_left_out() -> None:
     assert within(readings, 20, 60) == samples((50, 2), (58, 4))
 
 
-def test_a_young_pod_does_not_lower_the_rate_of_the_others() -> None:
+def test_a_new_pod_does_not_lower_the_rate_of_the_others() -> None:
     assert rate({"old": samples((0, 0), (10, 100)), "young": samples((9, 40))}, 30, 10) == Value(10)
 
 

@@ -1,4 +1,4 @@
-"""Prometheus' answers -> metrics."""
+"""Metrics from Prometheus' answers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ QUIET = replace(
 )
 
 
-def test_finite_values_of_fresh_targets_are_values() -> None:
+def test_finite_values_of_current_targets_are_known() -> None:
     found = metrics_of(BUSY, TARGETS)
 
     assert (found.arrivals_fast, found.arrivals_slow, found.in_flight) == (Value(42.5), Value(40), Value(3))
@@ -60,14 +60,14 @@ def test_finite_values_of_fresh_targets_are_values() -> None:
     assert (found.coverage, found.fast_seconds, found.slow_seconds) == (1, 60, 120)
 
 
-def test_zero_is_idle_when_every_target_says_so() -> None:
+def test_zero_of_all_targets_is_idle() -> None:
     found = metrics_of(QUIET, TARGETS)
 
     assert found.arrivals_fast == found.arrivals_slow == found.good_share == found.p95_milliseconds == Idle()
     assert found.in_flight == Value(0)
 
 
-def test_nothing_over_nothing_is_idle_when_quiet_and_unknown_otherwise() -> None:
+def test_nan_is_idle_without_traffic_and_unknown_with_traffic() -> None:
     quiet = metrics_of(replace(QUIET, arrivals_fast=single(math.nan)), TARGETS)
     busy = metrics_of(replace(BUSY, arrivals_fast=single(math.nan)), TARGETS)
 
@@ -85,7 +85,7 @@ def test_nothing_over_nothing_is_idle_when_quiet_and_unknown_otherwise() -> None
         (single(-math.inf), "prometheus gave -inf for the request rate"),
     ],
 )
-def test_what_is_no_number_is_unknown_with_its_reason(change: Answer, reason: str) -> None:
+def test_an_answer_without_a_number_is_unknown_with_its_reason(change: Answer, reason: str) -> None:
     assert metrics_of(replace(BUSY, arrivals_fast=change), TARGETS).arrivals_fast == Unknown(reason)
 
 
@@ -123,7 +123,7 @@ def test_a_partial_scrape_shows_in_the_coverage_and_is_never_idle() -> None:
 
 
 def test_pods_that_are_not_ready_do_not_count_as_coverage() -> None:
-    """Surge pods and leavers are scraped as well."""
+    """Prometheus also scrapes surge pods and terminating pods."""
     assert metrics_of(replace(BUSY, scraped_at=scraped(a=1, old=1, older=1)), TARGETS).coverage == 0.5
 
 
@@ -146,7 +146,7 @@ def test_without_ready_pods_nothing_is_missing() -> None:
         (histogram(("0.02", math.nan), ("+Inf", 1)), "prometheus gave nan for the latency histogram"),
     ],
 )
-def test_a_broken_histogram_says_what_is_wrong(answer: Answer, reason: str) -> None:
+def test_a_broken_histogram_is_an_error_message(answer: Answer, reason: str) -> None:
     assert bucket_rates(answer) == reason
     assert quantile(bucket_rates(answer), 0.95) == reason
     assert good_share(bucket_rates(answer), 0.02) == reason
@@ -161,11 +161,11 @@ def test_a_quantile_is_linear_within_its_bucket_and_stops_at_the_last_bound() ->
     assert quantile(((math.inf, 5.0),), 0.5) == "no request was answered in the window"
 
 
-def test_buckets_that_were_not_scraped_at_once_are_made_to_rise() -> None:
+def test_buckets_of_different_scrapes_are_made_monotonic() -> None:
     assert bucket_rates(histogram(("0.1", 50), ("0.2", 49.9), ("+Inf", 60))) == ((0.1, 50), (0.2, 50), (math.inf, 60))
 
 
-def test_the_good_share_wants_a_bound_on_the_objective() -> None:
+def test_the_good_share_needs_a_bucket_bound_on_the_objective() -> None:
     buckets = bucket_rates(histogram(("0.1", 50), ("+Inf", 100)))
 
     assert good_share(buckets, 0.1) == 0.5

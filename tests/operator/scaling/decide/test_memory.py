@@ -36,7 +36,7 @@ from tests.operator.scaling.decide.test_properties import steps
 @pytest.mark.parametrize(
     ("below", "above", "longer"), [(3, 2, True), (2, 1, True), (1, 0, False), (3, 0, False), (3, 3, False)]
 )
-def test_growing_back_makes_the_window_longer_but_waking_from_zero_does_not(
+def test_scaling_up_again_makes_the_window_longer_but_scaling_up_from_zero_does_not(
     below: int, above: int, longer: bool
 ) -> None:
     chosen = ScalingSettings(shrink_window_seconds=120)
@@ -72,7 +72,7 @@ def times(*seconds: float) -> tuple[Started, ...]:
     ],
 )
 def test_the_setting_counts_as_one_observation(seen: tuple[float, ...], expected: float) -> None:
-    """A late replica costs requests and an early one seconds: the upper median."""
+    """A late replica costs requests, an early one only seconds: the upper median is used."""
     assert expected_start_up_seconds(times(*seen), 40) == expected
 
 
@@ -98,8 +98,8 @@ def test_the_expected_start_up_time_is_an_observed_one_or_the_setting(seconds: l
     assert expected_start_up_seconds(known, setting) in {setting, *seconds}
 
 
-def test_a_rise_is_met_earlier_where_replicas_start_slowly() -> None:
-    """The line of a surge is followed to when a new replica would serve."""
+def test_a_rising_load_scales_up_earlier_where_replicas_start_slowly() -> None:
+    """A surge is extrapolated to the time at which a new replica would serve."""
 
     def grown(start_up: float) -> int:
         replay = Replay(ScalingSettings(max_replicas=50), replicas=2)
@@ -141,7 +141,7 @@ def test_a_snapshot_restores_what_it_was_made_from() -> None:
     assert (found.factor_at, found.shrunk_from, found.shrinking_since) == (START - 100, 7, START - 50)
     assert [one.seconds for one in found.started] == pytest.approx([one.seconds for one in LEARNT.started], abs=0.06)
     assert found.slowdown == 1.25
-    assert found.at is None, "it has not observed anything yet"
+    assert found.at is None, "the new leader has not observed anything yet"
 
 
 def test_a_snapshot_is_small_and_has_a_version() -> None:
@@ -227,7 +227,7 @@ def test_a_new_leader_removes_nothing_for_a_window_after_any_history(
     st.lists(st.integers(20, 200), min_size=1, max_size=4),
     st.integers(0, 2**32 - 1),
 )
-def test_failovers_at_a_steady_peak_do_not_turn_the_number(rate: float, waits: list[int], seed: int) -> None:
+def test_failovers_at_a_steady_peak_do_not_change_the_number(rate: float, waits: list[int], seed: int) -> None:
     """Poisson arrivals counted over five seconds; leaders that come after one another. The number may grow once, by
     one, where the peak lies on the edge between two numbers: as without any failover."""
     random = np.random.default_rng(seed)
@@ -264,7 +264,7 @@ def test_a_new_leader_keeps_the_learnt_window() -> None:
     failed_over(replay)
 
     assert window_seconds(replay.state, replay.settings) >= learnt
-    assert min(replay.play(traffic(5), 400)) == peak, "the next bout comes within the window"
+    assert min(replay.play(traffic(5), 400)) == peak, "the next rise comes within the window"
 
 
 def test_growing_back_after_a_failover_makes_the_window_longer_too() -> None:
@@ -294,4 +294,4 @@ def test_unknown_metrics_change_nothing_after_a_failover() -> None:
     replay = Replay(replicas=5)
     failed_over(replay)
 
-    assert replay.play(Metrics.unknown("nobody answers"), 600) == [5] * 120
+    assert replay.play(Metrics.unknown("no pod answers"), 600) == [5] * 120

@@ -73,7 +73,7 @@ def test_the_number_is_always_within_its_bounds(
 
 @settings(max_examples=examples(150), deadline=None)
 @given(steps, st.sampled_from(["arrivals_fast", "arrivals_slow", "in_flight", "good_share", "p95_milliseconds"]))
-def test_nothing_shrinks_while_any_of_the_metrics_is_unknown(
+def test_the_number_does_not_fall_while_any_metric_is_unknown(
     course: list[tuple[Metrics, float, bool, int]], lost: str
 ) -> None:
     replay = Replay(replicas=9)
@@ -86,7 +86,7 @@ def test_nothing_shrinks_while_any_of_the_metrics_is_unknown(
 
 @settings(max_examples=examples(150), deadline=None)
 @given(steps, anything, st.tuples(rates, rates), st.integers(0, 20), st.booleans())
-def test_more_load_never_asks_for_less(
+def test_more_load_never_lowers_the_number(
     course: list[tuple[Metrics, float, bool, int]],
     last: Metrics,
     either: tuple[float, float],
@@ -108,7 +108,9 @@ def test_more_load_never_asks_for_less(
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32), st.integers(60, 200), st.floats(5, 150))
-def test_noise_of_a_tenth_around_a_steady_load_turns_at_most_once(seed: int, ticks: int, rate: float) -> None:
+def test_noise_of_10_percent_around_a_steady_load_changes_the_direction_at_most_once(
+    seed: int, ticks: int, rate: float
+) -> None:
     replay = Replay(replicas=3)
     noise = np.random.default_rng(seed).uniform(0.9, 1.1, ticks).tolist()
 
@@ -119,7 +121,7 @@ def test_noise_of_a_tenth_around_a_steady_load_turns_at_most_once(seed: int, tic
 
 @settings(max_examples=examples(20), deadline=None)
 @given(st.lists(st.floats(0, 150), min_size=1, max_size=4))
-def test_a_change_of_load_turns_the_number_once_and_once_more_to_give_a_surge_back(levels: list[float]) -> None:
+def test_a_change_of_load_changes_the_direction_at_most_twice(levels: list[float]) -> None:
     replay = Replay()
     numbers = [1]
 
@@ -131,7 +133,7 @@ def test_a_change_of_load_turns_the_number_once_and_once_more_to_give_a_surge_ba
 
 @settings(max_examples=examples(20), deadline=None)
 @given(st.lists(st.floats(0.7, 1.3), min_size=1, max_size=5))
-def test_changes_that_the_headroom_takes_turn_the_number_at_most_once_each(factors: list[float]) -> None:
+def test_changes_within_the_headroom_change_the_direction_at_most_once_each(factors: list[float]) -> None:
     replay = Replay().settled(60)
     numbers, level = [replay.replicas], 60.0
 
@@ -164,10 +166,11 @@ def test_a_new_leader_with_the_state_of_the_old_one_decides_the_same(
     st.lists(st.tuples(st.floats(0, 150), st.floats(0, 200), st.integers(1, 8)), min_size=1, max_size=8),
     st.integers(0, 400),
 )
-def test_a_window_that_an_endpoint_sets_is_kept_to_as_an_hpa_keeps_to_its_own(
+def test_the_window_of_an_endpoint_is_respected_as_an_hpa_respects_its_own(
     course: list[tuple[float, float, int]], window: int
 ) -> None:
-    """Nothing shrinks before every number that was wanted within it was lower; and it is never learnt to be longer."""
+    """The number does not fall before every number wanted within the window was lower, and the window is not
+    lengthened."""
     replay = Replay(SETTINGS.model_copy(update={"shrink_window_seconds": float(window), "strict_window": True}))
     wanted: list[tuple[float, int]] = []
     for rate, in_flight, ticks in course:
@@ -213,7 +216,7 @@ def test_replicas_for_a_rise_stay_for_a_window_even_if_it_was_noise() -> None:
             before = replay.replicas
             decision = replay.tick(traffic(rate), seconds=2.0)
             if decision.replicas > before:
-                # The surplus of a surge is given back before it has started.
+                # The surplus of a surge is removed before it has started.
                 surge = decision.demand is not None and decision.demand.surge is not None
                 grown_at = None if surge else replay.now
             if decision.replicas < before and grown_at is not None:

@@ -1,4 +1,4 @@
-"""Decisions over a course of load, tick by tick. One replica takes 10 requests/s; headroom 0.75, window 300 s."""
+"""Decisions over a course of load, tick by tick. One replica handles 10 requests/s; headroom 0.75, window 300 s."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.operator.scaling.decide.cases import SETTINGS, TICK, Replay, flips, s
 OUTAGE = Metrics.unknown("prometheus answered 503")
 
 
-def test_a_step_is_answered_at_the_first_tick_that_proves_it() -> None:
+def test_a_step_scales_up_at_the_first_tick_that_shows_it() -> None:
     replay = Replay().settled(6)
     assert replay.replicas == 1
 
@@ -26,21 +26,21 @@ def test_a_step_is_answered_at_the_first_tick_that_proves_it() -> None:
 
 
 def test_surplus_replicas_of_a_surge_are_removed_before_they_have_started() -> None:
-    """How far a sudden rise goes is not known at once; replicas that have not started are given back when it is."""
+    """The height of a sudden rise is not known at once; replicas that have not started are removed when it is."""
     replay = Replay().settled(6)
     replay.ready = 1
 
     numbers = replay.play(traffic(60), 35)
 
     assert max(numbers) > 15
-    # Nine for the demand; the others for the backlog that grows until they are there.
+    # Nine for the demand; the others for the backlog that grows until they serve.
     assert 9 <= numbers[-1] <= 13
     assert replay.now - (replay.state.grown_at or 0) < 40
     replay.ready = None
     assert replay.play(traffic(60), 900)[-1] == 9
 
 
-def test_a_step_down_waits_for_half_the_window_and_then_comes_in_steps() -> None:
+def test_a_fall_of_the_load_scales_down_in_steps_after_half_the_window() -> None:
     replay = Replay().settled(60)
     peak = replay.replicas
     least, interval = replay.settings.shrink_window_seconds / 2, replay.settings.shrink_interval_seconds
@@ -80,8 +80,8 @@ def test_a_load_that_dips_a_little_keeps_the_margin_between_growing_and_shrinkin
     assert replay.play(traffic(6.2), 1200)[-1] == 1
 
 
-def test_a_ramp_is_met_ahead_of_time() -> None:
-    """Whatever the ramp needs has been asked for a start-up time before; it doubles in 200 s."""
+def test_a_ramp_is_scaled_ahead_of_the_load() -> None:
+    """Each replica that the ramp needs was requested a start-up time before; the load doubles in 200 s."""
     replay = Replay().settled(20)
     slope, lead = 0.1, replay.settings.start_up_seconds
 
@@ -91,7 +91,7 @@ def test_a_ramp_is_met_ahead_of_time() -> None:
     assert all(number >= load for number, load in zip(numbers, needed, strict=True))
 
 
-def test_a_spike_comes_and_goes_with_one_turn() -> None:
+def test_a_spike_changes_the_direction_once() -> None:
     replay = Replay().settled(15)
     before = replay.replicas
 
@@ -102,7 +102,7 @@ def test_a_spike_comes_and_goes_with_one_turn() -> None:
     assert flips(numbers) == 1
 
 
-def test_two_days_turn_once_at_each_noon_and_night() -> None:
+def test_a_daily_load_changes_the_direction_once_at_each_peak_and_trough() -> None:
     replay = Replay().settled(10)
 
     numbers = replay.play(lambda seconds: traffic(60 - 50 * math.cos(2 * math.pi * seconds / 14_400)), 28_800)
@@ -111,7 +111,7 @@ def test_two_days_turn_once_at_each_noon_and_night() -> None:
     assert max(numbers) >= 14
 
 
-def test_an_outage_at_the_peak_shrinks_nothing_and_the_window_begins_again_after_it() -> None:
+def test_an_outage_at_the_peak_does_not_scale_down_and_restarts_the_window() -> None:
     replay = Replay().settled(60)
     peak = replay.replicas
 
@@ -126,21 +126,21 @@ def test_an_outage_at_the_peak_shrinks_nothing_and_the_window_begins_again_after
     assert replay.play(traffic(6), 1200)[-1] == 1
 
 
-def test_while_the_load_falls_replicas_follow_it_with_one_turn_and_a_dip_takes_none_away() -> None:
+def test_a_falling_load_changes_the_direction_once_and_a_dip_removes_no_replica() -> None:
     falling, dipping = Replay().settled(80), Replay().settled(80)
     before = dipping.replicas
 
     course = falling.play(lambda since: traffic(max(10.0, 80 - since / 10)), 1800)
 
     for minute in range(4, 12):
-        # Smoothed over half a minute, half a window of peaks in slices, and one step a minute.
+        # Smoothing of half a minute, half a window of peaks, and one step per minute.
         a_while_ago = 80 - (60 * minute - 150) / 10
         assert course[int(60 * minute / TICK)] <= math.ceil(a_while_ago / SETTINGS.headroom / 10), minute
     assert flips([before, *course]) == 0
     assert set(dipping.play(traffic(72), 30) + dipping.play(traffic(80), 600)) == {before}
 
 
-def test_a_short_outage_is_not_reported_and_costs_no_window() -> None:
+def test_a_short_outage_is_not_reported_and_does_not_restart_the_window() -> None:
     replay = Replay().settled(60)
     peak = replay.replicas
     replay.play(traffic(6), replay.settings.shrink_window_seconds / 2 - 20)
@@ -205,7 +205,7 @@ def test_a_partial_scrape_is_extrapolated_and_forbids_a_scale_down() -> None:
 
 
 def test_surge_pods_of_a_rollout_are_no_reason_to_change() -> None:
-    """Twice the pods, the same traffic; start-up work makes p95 rise."""
+    """Twice the pods with the same traffic; the work of starting raises p95."""
     replay = Replay().settled(40)
     before = replay.replicas
     replay.rolling_out, replay.ready = True, 2 * before
@@ -283,7 +283,7 @@ def test_a_scale_down_that_was_taken_back_makes_the_window_long_enough_and_time_
         replay.play(traffic(60), 300)
         peak = replay.replicas
         numbers = replay.play(traffic(10), pause)
-        # The first pause ends in a regret; the replicas stay through the others.
+        # After the first pause the number rises again, which lengthens the window; the replicas stay during the others.
         assert (min(numbers) == replay.replicas == peak) == (bout > 0)
 
     assert replay.settings.shrink_window_seconds * replay.state.window_factor > pause
@@ -315,7 +315,7 @@ def test_a_new_leader_without_state_holds_for_a_window() -> None:
 @pytest.mark.parametrize(
     ("jump", "words"), [(-3600, "the clock went back by"), (3600, "the load was not observed for 36")]
 )
-def test_a_clock_that_jumps_shrinks_nothing(jump: float, words: str) -> None:
+def test_a_clock_that_jumps_does_not_scale_down(jump: float, words: str) -> None:
     replay = Replay().settled(60)
     peak = replay.replicas
     replay.play(traffic(6), replay.settings.shrink_window_seconds / 2 - 20)
@@ -375,7 +375,7 @@ def test_the_status_stays_small() -> None:
 
 
 def test_replicas_for_a_backlog_are_removed_when_it_is_gone() -> None:
-    """Late answers of earlier requests do not keep them: no later demand needed them."""
+    """Late answers of earlier requests do not keep the replicas: no later demand needed them."""
     replay = Replay().settled(10)
     replay.play(traffic(10), 300)
     late = traffic(40, in_flight=600, p95=3000, good=0.5)
@@ -389,4 +389,4 @@ def test_replicas_for_a_backlog_are_removed_when_it_is_gone() -> None:
 
     assert replay.replicas < precaution
     assert replay.replicas * 10 >= 40 / 0.75
-    assert replay.state.shrinking_since is None, "to grow again is no regret"
+    assert replay.state.shrinking_since is None, "growing again does not lengthen the window"

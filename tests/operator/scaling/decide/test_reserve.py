@@ -35,14 +35,14 @@ headrooms = st.floats(0.05, 1)
         (2, 0.5, 5 * 2),
     ],
 )
-def test_a_share_of_the_demand_and_below_the_usual_headroom_more_for_small_fleets(
+def test_the_reserve_is_a_share_of_the_demand_and_larger_for_small_fleets_with_a_low_headroom(
     demand: float, headroom: float, rate: float
 ) -> None:
     assert with_reserve(demand, headroom, CAPACITY) == pytest.approx(rate)
 
 
 @given(demands, headrooms)
-def test_never_less_than_the_headroom_says(demand: float, headroom: float) -> None:
+def test_the_rate_is_at_least_the_demand_over_the_headroom(demand: float, headroom: float) -> None:
     asked = with_reserve(demand, headroom, CAPACITY)
 
     assert asked >= demand / headroom * (1 - 1e-9)
@@ -51,7 +51,7 @@ def test_never_less_than_the_headroom_says(demand: float, headroom: float) -> No
 
 
 @given(demands, demands, headrooms, headrooms)
-def test_more_demand_and_less_headroom_ask_for_more(one: float, two: float, low: float, high: float) -> None:
+def test_more_demand_or_a_lower_headroom_never_lowers_the_rate(one: float, two: float, low: float, high: float) -> None:
     least, most = sorted((one, two))
     tight, loose = sorted((low, high), reverse=True)
 
@@ -60,7 +60,7 @@ def test_more_demand_and_less_headroom_ask_for_more(one: float, two: float, low:
 
 
 @given(demands, demands, headrooms)
-def test_noise_takes_a_part_of_the_reserve_and_never_the_capacity_itself(
+def test_a_part_of_the_reserve_is_between_the_demand_and_the_whole_reserve(
     one: float, two: float, headroom: float
 ) -> None:
     least, most = sorted((one, two))
@@ -70,7 +70,7 @@ def test_noise_takes_a_part_of_the_reserve_and_never_the_capacity_itself(
 
 
 @given(demands, headrooms)
-def test_the_inverse_is_the_most_that_the_rate_is_enough_for(demand: float, headroom: float) -> None:
+def test_demand_for_rate_is_the_largest_demand_that_the_rate_suffices_for(demand: float, headroom: float) -> None:
     rate = with_reserve(demand, headroom, CAPACITY)
 
     found = demand_for_rate(rate, headroom, CAPACITY)

@@ -1,4 +1,4 @@
-"""What one replica can take, and how much slower it is than its curve."""
+"""The capacity of one replica, and how much slower it is than its curve."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_saturation_is_the_highest_rate_that_was_answered() -> None:
 @pytest.mark.parametrize(
     "curve", [CapacityCurve(), CapacityCurve(points=(point(5, 100, completed=2),), p95_objective_milliseconds=200)]
 )
-def test_a_curve_that_tells_nothing_makes_no_service(curve: CapacityCurve) -> None:
+def test_an_empty_curve_makes_no_service(curve: CapacityCurve) -> None:
     assert Service.from_curve(curve) is None
 
 
@@ -50,7 +50,7 @@ def test_noise_does_not_make_a_busier_replica_faster() -> None:
 
 
 @pytest.mark.parametrize(("rate", "p95"), [(0, 100), (2, 100), (4, 110), (10, 200), (11, 300), (16, 3000), (17, 3650)])
-def test_p95_is_read_off_the_curve(rate: float, p95: float) -> None:
+def test_p95_is_interpolated_on_the_curve(rate: float, p95: float) -> None:
     assert service().p95_at(rate) == pytest.approx(p95)
 
 
@@ -62,9 +62,7 @@ def test_a_curve_of_one_point_rises_in_proportion() -> None:
 
 
 @given(st.floats(0.1, 40), st.integers(1, 12), st.floats(0.3, 3.5), st.booleans())
-def test_a_slow_down_is_found_again_from_the_p95_that_it_makes(
-    rate: float, replicas: int, slowdown: float, pooled: bool
-) -> None:
+def test_a_slow_down_is_recovered_from_its_p95(rate: float, replicas: int, slowdown: float, pooled: bool) -> None:
     replica = service(pooled=pooled)
 
     found = replica.slowdown_of(rate, replicas, replica.p95_of(rate, replicas, slowdown=slowdown))
@@ -74,7 +72,7 @@ def test_a_slow_down_is_found_again_from_the_p95_that_it_makes(
 
 def test_a_replica_twice_as_slow_takes_less_than_half() -> None:
     assert service().capacity(1.0) == 10
-    assert service().capacity(2.0) == pytest.approx(1.0)  # 200 ms is what its idle p95 has become: a tenth at least
+    assert service().capacity(2.0) == pytest.approx(1.0)  # its idle p95 has become 200 ms: at least a tenth
     assert service().capacity(1.25) == pytest.approx(8 / 1.25)
 
 

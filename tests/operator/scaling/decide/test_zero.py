@@ -1,4 +1,4 @@
-"""From zero replicas and to zero."""
+"""Scaling to zero replicas and from zero."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def asleep(replay: ZeroReplay) -> ZeroReplay:
     return replay
 
 
-def test_it_goes_to_zero_after_a_window_without_a_request_and_not_before(replay: ZeroReplay) -> None:
+def test_the_number_goes_to_zero_after_a_window_without_requests_and_not_before(replay: ZeroReplay) -> None:
     numbers = replay.play(NOTHING, 200)
 
-    # A window of watching, and one of quiet, by tenths.
+    # A window of observation, and one without requests, in tenths.
     assert numbers[: int(60 / TICK) - 1] == [1] * (int(60 / TICK) - 1)
     assert numbers[-1] == 0
     assert sorted(numbers, reverse=True) == numbers
@@ -85,44 +85,44 @@ def test_a_waiting_request_keeps_the_replica_while_it_starts(replay: ZeroReplay)
     assert set(replay.play(waiting, 1800)) == {1}
 
 
-def test_it_goes_back_to_zero_a_window_after_the_last_request(replay: ZeroReplay) -> None:
+def test_the_number_returns_to_zero_a_window_after_the_last_request(replay: ZeroReplay) -> None:
     asleep(replay).tick(FIRST)
     numbers = replay.play(NOTHING, 55)
 
     assert set(numbers) == {1}
-    # The window has learnt from having been too short; it never grows beyond eight times its length.
+    # The window was too short and became longer; it never grows beyond eight times its length.
     assert replay.play(NOTHING, 8 * 60 + 100)[-1] == 0
 
 
 @pytest.mark.parametrize("rate", [0.02, 1, 5])
 def test_earlier_load_does_not_make_the_window_longer(replay: ZeroReplay, rate: float) -> None:
     replay.play(traffic(rate), 600)
-    # Metrics of two minutes: nothing comes any more, and the last requests were answered late.
+    # Metrics of two minutes: no more requests arrive, and the last ones were answered late.
     ended = replace(traffic(rate, in_flight=0, p95=900, good=0.5), arrivals_fast=Idle())
     numbers = replay.play(ended, 80)
 
     assert set(numbers[: int(60 / TICK) - 1]) == {1}
-    # A window and a tenth of one, and the tick that sees it.
+    # A window and a tenth, and one more tick.
     assert numbers[int(66 / TICK) + 1] == 0
 
 
 @pytest.mark.parametrize("unknown", ["arrivals_fast", "in_flight"])
-def test_it_never_goes_to_zero_on_unknown_metrics(replay: ZeroReplay, unknown: str) -> None:
+def test_unknown_metrics_never_scale_to_zero(replay: ZeroReplay, unknown: str) -> None:
     lost = Unknown("it cannot be reached")
     metrics = replace(NOTHING, arrivals_fast=lost) if unknown == "arrivals_fast" else replace(NOTHING, in_flight=lost)
 
     assert set(replay.play(metrics, 1800)) == {1}
 
 
-def test_it_never_goes_to_zero_on_a_partial_scrape(replay: ZeroReplay) -> None:
+def test_a_partial_scrape_never_scales_to_zero(replay: ZeroReplay) -> None:
     assert set(replay.play(replace(NOTHING, coverage=0.5), 1800)) == {1}
 
 
-def test_it_stays_at_zero_while_metrics_are_unknown(replay: ZeroReplay) -> None:
+def test_the_number_stays_at_zero_while_metrics_are_unknown(replay: ZeroReplay) -> None:
     assert set(asleep(replay).play(UNKNOWN, 600)) == {0}
 
 
-def test_with_min_replicas_1_it_never_goes_to_zero(replay: ZeroReplay) -> None:
+def test_with_min_replicas_1_the_number_is_never_zero(replay: ZeroReplay) -> None:
     replay.settings = replace_minimum(SETTINGS, 1)
 
     assert set(replay.play(NOTHING, 1800)) == {1}

@@ -1,4 +1,4 @@
-"""The runtime's own exposition, read without the client library."""
+"""The runtime's metrics are parsed without the client library."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ def test_the_client_library_reads_the_same() -> None:
         ("count 7.0", "count seven", "is not a number"),
     ],
 )
-def test_what_is_no_statement_of_a_runtime_is_refused(old: str, new: str, why: str) -> None:
+def test_metrics_that_are_not_a_runtimes_are_refused(old: str, new: str, why: str) -> None:
     parse_metrics(GOOD)
     with pytest.raises(UnreadableMetrics, match=why):
         parse_metrics(GOOD.replace(old, new))
 
 
-def test_a_time_after_the_value_and_brackets_in_labels_do_no_harm() -> None:
+def test_timestamps_and_brackets_in_labels_are_accepted() -> None:
     odd = GOOD.replace("} 3.0", ',x="a} b{"} 3.0 1700000000000')
     assert parse_metrics(odd) == parse_metrics(GOOD)
 
 
 @given(st.text())
-def test_whatever_answers_on_that_port_is_either_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     with pytest.raises(UnreadableMetrics):
         parse_metrics(text)

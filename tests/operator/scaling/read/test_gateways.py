@@ -1,4 +1,4 @@
-"""The load as the gateway tells it: read, put together with what the replicas say, and waited for."""
+"""The load from the gateway's metrics: parsed, combined with the replicas' metrics, and awaited at zero replicas."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ penstock_gateway_held_requests 2
 """
 
 
-def test_what_has_ended_and_what_is_under_way_is_read() -> None:
+def test_finished_and_in_flight_requests_are_read() -> None:
     reading = parse_gateway_metrics(TEXT)
 
     assert (reading.arrivals, reading.in_flight) == (7, 5)
@@ -41,7 +41,7 @@ def test_what_has_ended_and_what_is_under_way_is_read() -> None:
     "text",
     ["", "up 1\n", TEXT.replace("12", "NaN"), TEXT.replace("12", "-1"), TEXT.replace("in_flight", "other")],
 )
-def test_what_is_no_gateways_is_refused(text: str) -> None:
+def test_metrics_that_are_not_a_gateways_are_refused(text: str) -> None:
     with pytest.raises(UnreadableMetrics):
         parse_gateway_metrics(text)
 
@@ -55,7 +55,7 @@ def test_rates_are_the_gateways_and_latency_is_the_replicas() -> None:
     )
 
 
-def test_the_latency_of_replicas_that_were_not_asked_is_not_known() -> None:
+def test_the_latency_is_unknown_if_too_few_replicas_were_scraped() -> None:
     gateway = Metrics(Value(9), Value(8), Value(40), Unknown("none"), Unknown("none"))
     replicas = Metrics(Value(1), Value(1), Value(2), Value(0.9), Value(120), coverage=0.5)
     found = combined(gateway, replicas, ready=2, coverage_least=0.8)
@@ -66,11 +66,11 @@ def test_the_latency_of_replicas_that_were_not_asked_is_not_known() -> None:
 
 def test_without_replicas_there_is_no_latency() -> None:
     gateway = Metrics(Idle(), Idle(), Value(0), Unknown("none"), Unknown("none"))
-    nobody = Metrics.unknown("no replica is ready")
+    no_replica = Metrics.unknown("no replica is ready")
 
-    assert combined(gateway, nobody, ready=0, coverage_least=0.8).p95_milliseconds == Idle()
+    assert combined(gateway, no_replica, ready=0, coverage_least=0.8).p95_milliseconds == Idle()
     busy = Metrics(Value(1), Value(1), Value(3), Unknown("none"), Unknown("none"))
-    assert combined(busy, nobody, ready=0, coverage_least=0.8).p95_milliseconds == Unknown("no replica is ready")
+    assert combined(busy, no_replica, ready=0, coverage_least=0.8).p95_milliseconds == Unknown("no replica is ready")
 
 
 def gateway_pod(name: str, *, ready: bool = True, deleting: bool = False, version: int = 5) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def gateway_pod(name: str, *, ready: bool = True, deleting: bool = False, versio
     }
 
 
-def sleeping_world(replicas: int = 0, **spec: Any) -> ClusterCache:
+def cluster_at_zero(replicas: int = 0, **spec: Any) -> ClusterCache:
     cache = ClusterCache(Settings().plan_settings())
     cache.endpoints.put(objects.endpoint("e", **{"scaling": {"minReplicas": 0}, **spec}))
     cache.deployments.put(
@@ -116,7 +116,7 @@ def sleeping_world(replicas: int = 0, **spec: Any) -> ClusterCache:
 def test_zero_is_possible_only_behind_a_gateway_that_is_up(
     spec: dict[str, Any], pods: list[tuple[str, bool, bool]], least: int, pooled_by: tuple[str, ...]
 ) -> None:
-    cache = sleeping_world(1, **spec)
+    cache = cluster_at_zero(1, **spec)
     for name, ready, deleting in pods:
         cache.pods.put(gateway_pod(name, ready=ready, deleting=deleting))
     target = ScalingTargets(cache).find(KEY)
@@ -124,7 +124,7 @@ def test_zero_is_possible_only_behind_a_gateway_that_is_up(
     assert target is not None
     assert target.settings.min_replicas == least
     assert tuple(pod.name for pod in target.gateways) == pooled_by
-    # The gateway's pods are none that serve.
+    # The gateway's pods do not count as serving pods.
     assert (target.ready, target.pods) == ((), ())
 
 
@@ -136,7 +136,7 @@ def rig() -> Iterator[Rig]:
 
 @asynccontextmanager
 async def operating(cache: ClusterCache, gateway: Gateway, **settings: Any) -> AsyncIterator[None]:
-    """The autoscaler at work on this world, with a real gateway."""
+    """The autoscaler on this cluster cache, with a real gateway."""
     chosen = LoadSettings(**settings)
     port = cast("ClusterPort", object())
     autoscaler = make_autoscaler(port, cache, chosen, pod_port=1, gateway_port=gateway.status_port)
@@ -156,13 +156,13 @@ async def until(condition: Any, *, seconds: float = 60) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_request_that_is_held_wakes_the_endpoint_long_before_the_next_look(rig: Rig) -> None:
+def test_a_held_request_scales_up_long_before_the_next_tick(rig: Rig) -> None:
     gateway = rig.gateway()
-    cache = sleeping_world()
+    cache = cluster_at_zero()
     cache.pods.put(gateway_pod("g"))
 
     async def play() -> None:
-        # Looks come twenty seconds apart, which is the most that may be set.
+        # Ticks are twenty seconds apart, the longest interval that may be set.
         async with operating(cache, gateway, scaling_interval_seconds=20.0):
             deadline = time.monotonic() + 60
             while not await asyncio.to_thread(is_asked, gateway):
@@ -183,13 +183,13 @@ def test_a_request_that_is_held_wakes_the_endpoint_long_before_the_next_look(rig
 
 
 def is_asked(gateway: Gateway) -> bool:
-    """Whether the operator's question is open."""
+    """Whether the operator's request to /demand is open."""
     return "fe=status" in HAProxySocket(gateway.log.parent / "haproxy.sock").send("show sess")
 
 
 def test_an_endpoint_without_requests_stays_at_zero(rig: Rig) -> None:
     gateway = rig.gateway()
-    cache = sleeping_world()
+    cache = cluster_at_zero()
     cache.pods.put(gateway_pod("g"))
 
     async def play() -> None:

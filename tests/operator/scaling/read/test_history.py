@@ -1,4 +1,4 @@
-"""From readings to metrics: values, proven quiet, and nothing known."""
+"""Readings become metrics: values, idle, or unknown."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_rates_are_of_all_pods_together() -> None:
     assert (value(found.in_flight), found.coverage) == (0, 1)
 
 
-def test_what_was_refused_and_what_piles_up_is_demand_too() -> None:
+def test_refused_and_queued_requests_count_as_demand() -> None:
     watch = Watch("a")
     for _ in range(30):
         watch.now += TICK
@@ -78,7 +78,7 @@ def test_one_reading_makes_no_rate() -> None:
     assert isinstance(watch.metrics().p95_milliseconds, Unknown)
 
 
-def test_counters_that_stand_still_are_idle_and_not_unknown() -> None:
+def test_unchanged_counters_are_idle_and_not_unknown() -> None:
     watch = Watch("a")
     watch.watch(150)
 
@@ -88,7 +88,7 @@ def test_counters_that_stand_still_are_idle_and_not_unknown() -> None:
     assert isinstance(found.p95_milliseconds, Idle)
 
 
-def test_requests_that_hang_are_not_idle() -> None:
+def test_requests_in_flight_are_not_idle() -> None:
     watch = Watch("a")
     watch.pods["a"].metrics.in_flight = 3
     watch.watch(150)

@@ -1,4 +1,4 @@
-"""A real Prometheus: over TLS, with a password, and killed."""
+"""A real Prometheus with TLS and a password, which is killed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def serving(program: Path, folder: Path) -> AsyncIterator[tuple[Server, Fl
 
 
 class Busy:
-    """Ten requests in each second, one in ten late, however long a second takes here."""
+    """Ten requests in each second of the metrics' own time, one in ten late."""
 
     def __init__(self, pods: list[ServingPod]) -> None:
         self._pods = pods
@@ -83,7 +83,7 @@ def test_the_load_comes_from_a_real_prometheus_and_is_unknown_without_it(prometh
                 await asyncio.sleep(1)
                 busy.catch_up()
                 found = await ask(client, server.source)
-                # Of a machine that stood still for a moment the rate is another one for some seconds.
+                # After a pause of the machine the rate differs for some seconds.
                 fast, slow = known(found.arrivals_fast), known(found.arrivals_slow) or 0.0
                 if found.coverage == 1 and slow > 15 and fast == pytest.approx(20, rel=0.35):
                     break
@@ -134,13 +134,13 @@ def test_a_secret_without_usable_credentials_is_refused_with_the_reason(data: di
         PrometheusAccess.from_secret(data)
 
 
-def test_certificates_that_are_none_are_refused() -> None:
+def test_invalid_certificates_are_refused() -> None:
     access = PrometheusAccess.from_secret({"ca.crt": base64.b64encode(b"x").decode()})
     with pytest.raises(ValueError, match="no certificate"):
         access.trust()
 
 
-def test_secrets_are_in_no_representation() -> None:
+def test_secrets_do_not_appear_in_repr() -> None:
     assert "secret" not in repr(
         PrometheusSource("http://x", PrometheusAccess(token="secret", username="u", password="secret"))
     )

@@ -1,4 +1,4 @@
-"""What a Prometheus is asked, and what its answers mean; the real one is asked in test_prometheus.py."""
+"""Queries for Prometheus, and the meaning of its answers. test_prometheus.py uses a real one."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_pods_of_an_endpoint_are_selected_by_their_names(pod: str, expected:
     assert matches(PLACE, pod) is expected
 
 
-def test_a_dot_in_a_name_is_a_dot() -> None:
+def test_a_dot_in_a_name_is_escaped() -> None:
     assert matches(EndpointPods("a", "v1.2", ()), "v1.2-5f7d9c6b8-abcde")
     assert not matches(EndpointPods("a", "v1.2", ()), "v1x2-5f7d9c6b8-abcde")
 
@@ -77,7 +77,7 @@ def test_pods_whose_generated_names_are_cut_are_named_one_by_one() -> None:
     assert not matches(place, "e" * 58 + "fghij")
 
 
-def test_no_query_makes_an_outage_a_zero() -> None:
+def test_no_query_replaces_a_missing_series_by_zero() -> None:
     for query in queries(PLACE, WINDOWS, OWN).values():
         assert "vector(" not in query
         assert 'namespace="team-a"' in query
@@ -88,7 +88,7 @@ def test_windows_hold_several_scrapes() -> None:
     assert (Windows.of(30).fast, Windows.of(30).slow) == (120, 240)
 
 
-def test_queries_of_ones_own_replace_ours_and_know_their_endpoint() -> None:
+def test_custom_queries_replace_the_built_in_ones_with_the_endpoints_name_filled_in() -> None:
     own = PrometheusQueries(
         request_rate='sum(rate(envoy_requests{cluster="$endpoint",ns="${namespace}"}[1m]))',
         good_latency_ratio="my:good:ratio",
@@ -103,12 +103,12 @@ def test_queries_of_ones_own_replace_ours_and_know_their_endpoint() -> None:
     }
 
 
-def test_a_regular_expression_of_ones_own_keeps_its_dollar() -> None:
+def test_a_dollar_in_a_custom_regular_expression_is_kept() -> None:
     own = PrometheusQueries(request_rate='sum(x{pod=~"emotion-.*$"})')
     assert queries(PLACE, WINDOWS, own)["arrivals_fast"] == 'sum(x{pod=~"emotion-.*$"})'
 
 
-def test_values_are_values() -> None:
+def test_answers_with_values_become_known_metrics() -> None:
     metrics = found()
     assert (metrics.arrivals_fast, metrics.arrivals_slow) == (Value(120.0), Value(110.0))
     assert (metrics.good_share, metrics.coverage) == (Value(0.97), 1.0)
@@ -124,13 +124,13 @@ def test_values_are_values() -> None:
         ({"scraped_at": scraped(300, 300)}, "300 s old"),
     ],
 )
-def test_an_outage_is_no_zero(changed: dict[str, Answer], why: str) -> None:
+def test_an_outage_is_unknown_and_not_zero(changed: dict[str, Answer], why: str) -> None:
     fast = found(**changed).arrivals_fast
     assert isinstance(fast, Unknown)
     assert why in fast.reason
 
 
-def test_quiet_is_idle() -> None:
+def test_zero_rates_are_idle() -> None:
     metrics = found(arrivals_fast=one(0.0), arrivals_slow=one(0.0), in_flight=one(0.0), buckets=buckets(0.0, 0.0))
     assert isinstance(metrics.arrivals_fast, Idle)
     assert isinstance(metrics.p95_milliseconds, Idle)
@@ -181,9 +181,9 @@ def test_a_users_share_query_gives_the_side_of_the_objective_of_the_p95(
         ),
     ],
 )
-def test_answers_are_read(body: object, expected: Answer) -> None:
+def test_answers_of_prometheus_are_parsed(body: object, expected: Answer) -> None:
     assert read(json.dumps(body).encode()) == expected
 
 
-def test_html_is_no_answer() -> None:
+def test_an_html_answer_is_refused() -> None:
     assert read(b"<html>") == QueryFailure("what answers is no prometheus")

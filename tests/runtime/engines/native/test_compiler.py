@@ -1,4 +1,4 @@
-"""The C sources compile without a warning, to the same file each time, and stand up to the sanitisers."""
+"""The C sources compile without a warning, to the same file each time, and pass the sanitisers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TESTS = ("test_native_engine.py", "test_kernels.py", "test_native_streams.py")
 
 
 @needs_compiler
-def test_it_compiles_without_a_warning_and_reproducibly(tmp_path: Path) -> None:
+def test_the_library_compiles_without_warnings_and_reproducibly(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     sources = shutil.copytree(compiler.SOURCES, tmp_path / "other sources")
 
@@ -63,7 +63,7 @@ def test_an_installation_without_the_library_names_the_remedy(tmp_path: Path, mo
 @needs_compiler
 @pytest.mark.slow
 def test_the_sanitisers_find_nothing(tmp_path: Path) -> None:
-    """Out of bounds, undefined behaviour: the other tests again, with a library that watches itself."""
+    """Memory errors and undefined behaviour: the other tests run again with an instrumented library."""
     flags = tuple(flag for flag in FLAGS if flag != "-O3")
     sanitised = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
     made = compile_library(tmp_path / LIBRARY.name, flags=(*flags, *sanitised))

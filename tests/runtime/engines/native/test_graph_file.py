@@ -1,4 +1,4 @@
-"""What is written is what is read; what is not whole or does not fit is refused before the C code sees it."""
+"""A written graph is read back; incomplete or inconsistent files are refused before the C code reads them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "model.native"
 
 
-def test_what_is_written_is_read(path: Path) -> None:
+def test_a_written_graph_is_read_back(path: Path) -> None:
     wanted, found = graph(), read(path)
 
     assert found.steps == wanted.steps
@@ -54,12 +54,12 @@ def test_a_tensor_of_another_shape_is_not_written(tmp_path: Path) -> None:
         write(tmp_path / "x", NativeGraph(wrong.steps, wrong.output, {**wrong.tensors, "b": np.zeros(31, np.float32)}))
 
 
-def test_a_missing_file_is_an_artefact_s_fault(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_artefact_error(tmp_path: Path) -> None:
     with pytest.raises(ArtefactError, match="is missing"):
         read(tmp_path / "model.native")
 
 
-def test_no_prefix_of_a_file_is_a_file(path: Path, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(path: Path, tmp_path: Path) -> None:
     whole = path.read_bytes()
     cut = tmp_path / "cut.native"
     for size in [*range(0, len(whole) - 256, 61), len(whole) - 1]:

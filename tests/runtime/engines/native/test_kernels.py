@@ -230,7 +230,7 @@ def test_attention_is_softmax_over_the_kept_tokens(
     seed=SEEDS,
     padding=st.integers(0, 40),
 )
-def test_what_is_added_to_a_score_depends_on_how_far_the_key_is_behind_its_query(
+def test_the_bias_of_a_score_depends_on_the_distance_of_key_and_query(
     *, kernels: Kernels, tokens: int, positions: int, heads: int, width: int, seed: int, padding: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -288,7 +288,7 @@ def test_attention_to_nothing_but_zeros_is_zero(kernels: Kernels) -> None:
 @KERNELS
 @settings(max_examples=25)
 @given(lines=LINES, width=WIDTHS, seed=SEEDS, level=st.sampled_from([0.0, 1.0, 100.0]))
-def test_normalisation_is_numpy_s(kernels: Kernels, lines: int, width: int, seed: int, level: float) -> None:
+def test_layer_normalisation_equals_numpys(kernels: Kernels, lines: int, width: int, seed: int, level: float) -> None:
     rng = np.random.default_rng(seed)
     x = (rng.normal(0, 1, (lines, width)) + level).astype(np.float32)
     tensors = {"g": rng.normal(1, 0.1, width).astype(np.float32), "b": rng.normal(0, 1, width).astype(np.float32)}

@@ -1,4 +1,4 @@
-"""The engine as the server uses it: many callers, one with helpers, numbers that no tokenizer gives."""
+"""The engine as the server uses it: several callers, helper threads, and unusual token ids."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_any_number_of_threads_gives_the_same_bits(lengths: tuple[int, ...]) -> 
         engine.close()
 
 
-def test_many_callers_at_once_get_their_own_answers() -> None:
+def test_concurrent_callers_get_their_own_answers() -> None:
     engine = opened(encoder(), Threads(8, 1))
     batches = [rows(*range(1 + n, 2 + 3 * n, 3), seed=n) for n in range(1, 9)]
     expected = [engine.run(batch)["last_hidden_state"] for batch in batches]
@@ -141,7 +141,7 @@ def test_many_callers_at_once_get_their_own_answers() -> None:
     def call(number: int) -> None:
         start.wait()
         for turn in range(150):
-            # One of them with all the helpers, and now and then a second one that finds them taken.
+            # One run with all helpers, and sometimes a second one that finds them busy.
             run = engine.run_wide if number == 0 or (number == 1 and turn % 3 == 0) else engine.run
             if number == 2 or number == turn % 8:
                 run = engine.run_widening
@@ -154,7 +154,7 @@ def test_many_callers_at_once_get_their_own_answers() -> None:
 
 
 @needs_two_cpus
-def test_a_helper_keeps_off_the_cpu_that_the_caller_computes_on() -> None:
+def test_a_helper_thread_does_not_run_on_the_callers_cpu() -> None:
     cpus = sorted(os.sched_getaffinity(0))[:2]
     found: list[list[int]] = []
 
@@ -211,7 +211,7 @@ def test_a_run_that_starts_during_others_gets_the_pool_when_they_have_ended(grap
     expected = engine.run(batch)["last_hidden_state"]
     rested = _processor_seconds(helper)
 
-    # A helper that finds its CPU taken by another program may come after the run has ended: then it is for the next.
+    # If another program uses its CPU, a helper may wake after the end of the run; it then helps the next one.
     deadline = time.monotonic() + 60
     helped = False
     while not helped and time.monotonic() < deadline:
@@ -232,24 +232,24 @@ def test_a_run_during_others_does_not_get_the_pool_until_they_have_ended() -> No
     outlasted = False
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(threading.get_native_id).result()
-        while not outlasted and time.monotonic() < deadline:  # the company is gone first where another program is here
-            company = pool.submit(engine.run, rows(*[40] * 3000))
+        while not outlasted and time.monotonic() < deadline:  # it ends first if another program uses the CPUs
+            long_run = pool.submit(engine.run, rows(*[40] * 3000))
             begun = _processor_seconds(other)
-            while _processor_seconds(other) - begun < 0.002 and not company.done():
+            while _processor_seconds(other) - begun < 0.002 and not long_run.done():
                 pass
             rested = _processor_seconds(helper)
             engine.run_widening(rows(*[40] * 300))
             had = _processor_seconds(helper) - rested
-            outlasted = not company.done()
-            company.result()
+            outlasted = not long_run.done()
+            long_run.result()
 
     assert outlasted
-    assert had < 0.001  # it may still have been on its way to sleep
+    assert had < 0.001  # it may still have been falling asleep
     engine.close()
 
 
 def _processor_seconds(thread: int) -> float:
-    """That it has had so far."""
+    """CPU seconds that it has used so far."""
     return float(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]) / 1e9
 
 
@@ -258,12 +258,12 @@ def _threads() -> set[int]:
 
 
 def _in_thread(call: Callable[[], None]) -> None:
-    """Affinity is a thread's own: that of the tests stays as it is."""
+    """Affinity belongs to a thread: that of the test's thread does not change."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(call).result()
 
 
-def test_the_first_token_of_each_row_is_one_line() -> None:
+def test_a_graph_of_first_tokens_gives_one_line_for_each_row() -> None:
     whole, first = opened(encoder(), Threads(1, 1)), opened(encoder(first=True), Threads(1, 1))
     batch = rows(4, 9, 2)
 
@@ -291,7 +291,7 @@ def test_token_vectors_are_pooled_to_the_bits_of_numpy(pooling: Pooling, lengths
 
 
 @pytest.mark.parametrize("pooling", [Pooling.MAX, Pooling.LAST])
-def test_what_it_cannot_pool_is_left_as_it_is(pooling: Pooling) -> None:
+def test_outputs_that_cannot_be_pooled_are_returned_unchanged(pooling: Pooling) -> None:
     engine = opened(encoder(), Threads(1, 1))
     batch = rows(7, 4)
 
@@ -332,7 +332,7 @@ def every(graph: NativeGraph) -> NativeGraph:
 
 
 @pytest.mark.parametrize("lengths", [(9,), (40, 3, 17), (33,) * 6])
-def test_the_tokens_of_one_id_are_lines_row_by_row(lengths: tuple[int, ...]) -> None:
+def test_a_graph_of_one_token_id_gives_its_tokens_row_by_row(lengths: tuple[int, ...]) -> None:
     batch = rows(*lengths)
     batch.input_ids[:, ::3] = 7
     chosen, whole = opened(choosing(7), Threads(1, 3)), opened(every(choosing(7)), Threads(1, 1))
@@ -362,7 +362,7 @@ def test_runs_choose_any_number_of_tokens_including_none_and_all() -> None:
     whole.close()
 
 
-def test_columns_are_outputs_of_their_own() -> None:
+def test_columns_are_separate_outputs() -> None:
     whole, graph = encoder(), encoder()
     names = tuple(f"column {index}" for index in range(WIDTH))
     one = opened(whole, Threads(1, 1))
@@ -382,7 +382,7 @@ def test_columns_are_outputs_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, WORDS, 2**40])
-def test_an_id_that_the_model_has_not_is_an_error_and_the_next_run_is_fine(wrong: int) -> None:
+def test_an_unknown_token_id_is_an_error_and_the_next_run_succeeds(wrong: int) -> None:
     engine = opened(encoder(), Threads(1, 2))
     good = rows(6)
     expected = engine.run(good)["last_hidden_state"]
@@ -437,7 +437,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch_with_a_bias_on_the_scores(
 
 
 @pytest.mark.parametrize("wrong", [{"per_row": True}, {"chosen_id": 7}])
-def test_an_output_that_the_steps_do_not_give_is_an_error(wrong: dict[str, Any]) -> None:
+def test_an_output_that_no_step_writes_is_an_error(wrong: dict[str, Any]) -> None:
     graph = encoder()
     engine = opened(NativeGraph(graph.steps, graph.output.model_copy(update=wrong), graph.tensors), Threads(1, 1))
 
@@ -455,7 +455,7 @@ def test_a_row_of_padding_alone_is_finite() -> None:
     engine.close()
 
 
-def test_it_loads_by_its_recipe_and_reports_its_facts(tmp_path: Path) -> None:
+def test_the_engine_is_loaded_by_its_recipe_and_reports_its_facts(tmp_path: Path) -> None:
     write(tmp_path / "model.native", encoder())
 
     engine = load_engine(tmp_path / "model.native", IO, RECIPE, Threads(2, 1), wide=True)
@@ -519,7 +519,7 @@ def test_steps_that_do_not_fit_together_are_refused(what: str) -> None:
         opened(NativeGraph(steps, graph.output, graph.tensors), Threads(1, 1))
 
 
-def test_it_may_be_closed_twice_and_while_helpers_sleep() -> None:
+def test_the_engine_may_be_closed_twice_and_while_helpers_sleep() -> None:
     engine = opened(encoder(), Threads(1, 4))
     engine.run_wide(rows(12))
 

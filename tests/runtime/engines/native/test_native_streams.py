@@ -75,7 +75,7 @@ def test_batches_end_with_the_outputs_of_the_engine_and_notify_the_loop(
 
 
 @both
-def test_a_batch_that_has_not_begun_can_be_taken_back(start: Callable[[NativeEngine], Streams]) -> None:
+def test_a_batch_that_has_not_begun_can_be_cancelled(start: Callable[[NativeEngine], Streams]) -> None:
     with started(start, streams=1) as (_, streams):
         first, second, third = (streams.submit(batch, Parallelism.NARROW) for batch in (MANY, rows(3), rows(4)))
         assert streams.retract(second)
@@ -116,7 +116,7 @@ def collected(streams: Streams, count: int) -> list[Ended]:
 
 
 @both
-def test_what_the_model_refuses_ends_with_its_error(start: Callable[[NativeEngine], Streams]) -> None:
+def test_a_batch_that_the_model_refuses_ends_with_its_error(start: Callable[[NativeEngine], Streams]) -> None:
     bad = rows(5)
     with started(start) as (engine, streams):
         streams.submit(Batch(bad.input_ids + WORDS, bad.attention_mask, bad.token_type_ids), Parallelism.NARROW)
@@ -128,7 +128,7 @@ def test_what_the_model_refuses_ends_with_its_error(start: Callable[[NativeEngin
 
 
 @both
-def test_stopping_runs_what_was_submitted_and_ends_the_threads(start: Callable[[NativeEngine], Streams]) -> None:
+def test_stopping_runs_submitted_batches_and_ends_the_threads(start: Callable[[NativeEngine], Streams]) -> None:
     engine = opened(encoder(), Threads(2, 1), helpers=False)
     before = set(Path("/proc/self/task").iterdir())
     streams = start(engine)
@@ -138,7 +138,7 @@ def test_stopping_runs_what_was_submitted_and_ends_the_threads(start: Callable[[
     streams.stop()
     if isinstance(streams, ThreadStreams):
         assert len(streams.collect()) == 20
-    else:  # the library's list of them is gone with its threads; what it wrote is ours
+    else:  # the library's list of batches ends with its threads; the outputs belong to the caller
         assert isinstance(streams, NativeStreams)
         assert [job.record.ended > 0 for job in streams._runs.values()] == [True] * 20
     # The kernel removes a thread from its list a moment after the join has returned.

@@ -1,4 +1,4 @@
-"""A row by itself, without a batch around it: the same to the bit, or not at all."""
+"""A single-row run gives the same bits as a batch of that row, or does not exist."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def assert_same(engine: NativeEngine, wanted: Row, parallelism: Parallelism) -> 
         pytest.param(lambda: narrower(encoder(first=True)), None, id="line, spare numbers"),
     ],
 )
-def test_a_row_has_the_bits_that_a_batch_of_it_has(
+def test_a_single_row_run_has_the_same_bits_as_a_batch_of_that_row(
     make: Callable[[], NativeGraph], pooling: Pooling | None, threads: Threads
 ) -> None:
     engine = opened(make(), threads)
@@ -97,7 +97,7 @@ def test_a_row_has_the_bits_that_a_batch_of_it_has(
     engine.close()
 
 
-def test_types_are_those_of_the_row() -> None:
+def test_a_single_row_run_uses_the_token_types_of_the_row() -> None:
     engine = opened(typed(), Threads(1, 1))
     ids, answers = [5, 6, 7], []
     for type_ids in ([0, 1, 2], None, [0, 0, 0], [2, 1, 0]):
@@ -111,7 +111,7 @@ def test_types_are_those_of_the_row() -> None:
 
 
 @pytest.mark.parametrize("helpers", [True, False])
-def test_a_row_asks_for_the_threads_of_a_batch(*, helpers: bool) -> None:
+def test_a_single_row_run_has_the_parameters_of_a_batch(*, helpers: bool) -> None:
     engine = opened(encoder(), Threads(2, 2), helpers=helpers)
     assert isinstance(engine, RunsRows)
     fields = ("model", "floats", "rows", "tokens", "threads", "when_idle", "pooling")
@@ -124,7 +124,7 @@ def test_a_row_asks_for_the_threads_of_a_batch(*, helpers: bool) -> None:
     engine.close()
 
 
-def test_a_row_is_as_long_as_there_is_mask_for_it() -> None:
+def test_rows_longer_than_the_prepared_mask_have_no_single_row_run() -> None:
     step, tensors = programs.source(np.random.default_rng(4).random((MAX_SINGLE_ROW_TOKENS + 1, 32), np.float32))
     engine = programs.engine([step], tensors, kernels=best_kernels(), threads=2)
 
@@ -145,7 +145,7 @@ def test_a_row_is_as_long_as_there_is_mask_for_it() -> None:
         ),
     ],
 )
-def test_outputs_of_several_lines_are_left_to_batches(
+def test_outputs_of_several_lines_have_no_single_row_run(
     make: Callable[[], NativeGraph], poolings: list[Pooling | None]
 ) -> None:
     engine = opened(make(), Threads(1, 1))
@@ -185,7 +185,7 @@ def test_a_row_that_cannot_be_run_fails_as_a_batch_of_it_does(make: Callable[[],
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_an_answer_stays_as_it_was_while_others_are_made(*, first: bool) -> None:
+def test_an_answer_is_not_overwritten_by_later_runs(*, first: bool) -> None:
     engine = opened(encoder(first=first), Threads(1, 1))
     wanted = [row(length, Pooling.MEAN) for length in range(1, 20)]
     made = [engine.run_row(one, Parallelism.NARROW) for one in wanted]

@@ -1,4 +1,4 @@
-"""Clients that people have already: huggingface_hub, openai, tritonclient."""
+"""Existing clients of other projects: huggingface_hub, openai, tritonclient."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ class TestShapes:
 
         assert answer == predict(endpoint, {"inputs": ["a text"], "parameters": {"normalize": False}})
 
-    def test_what_the_codecs_of_mlserver_send_is_taken(self, endpoint_of: EndpointOf) -> None:
+    def test_requests_of_mlservers_codecs_are_accepted(self, endpoint_of: EndpointOf) -> None:
         """StringRequestCodec.encode_request(["i like you", "a dog"]), as model_dump_json writes it."""
         endpoint = endpoint_of(TaskName.FEATURE_EXTRACTION)
         content = {"parameters": {"content_type": "str"}}
@@ -376,7 +376,7 @@ class TestShapes:
 
         assert codes == [200, 422]
 
-    def test_a_plain_model_gives_a_vector_for_each_text_to_those_who_know_no_other(self, tmp_path: Path) -> None:
+    def test_routes_of_other_apis_give_one_vector_for_each_text_of_a_plain_model(self, tmp_path: Path) -> None:
         task = TaskName.FEATURE_EXTRACTION
         model = make_model(tmp_path, task)
         (tmp_path / "modules.json").unlink()

@@ -1,4 +1,4 @@
-"""`/v1/rerank` and `/v2/rerank`, as Cohere's clients ask them."""
+"""`/v1/rerank` and `/v2/rerank`, with requests of Cohere's clients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_cohere_rerank(endpoint_of: EndpointOf, version: str) -> None:
         pytest.param({"priority": 0}, id="Cohere's v2"),
     ],
 )
-def test_what_cohere_clients_send_is_taken(endpoint_of: EndpointOf, version: str, more: dict[str, Any]) -> None:
+def test_requests_of_cohere_clients_are_accepted(endpoint_of: EndpointOf, version: str, more: dict[str, Any]) -> None:
     url = f"{endpoint_of(TaskName.TEXT_RANKING).url}/v{version}/rerank"
     body = {"model": "rerank-v3.5", "query": "what ?", "documents": ["cheese", "a dog"]}
 
@@ -69,7 +69,7 @@ def test_cohere_documents_are_repeated_as_they_were_sent(endpoint_of: EndpointOf
         ({"documents": ["a", {"title": "t"}]}, "documents[1].text", "Add a text"),
     ],
 )
-def test_what_a_cohere_request_means_otherwise_is_refused(
+def test_unsupported_parameters_of_cohere_are_refused(
     endpoint_of: EndpointOf, more: dict[str, Any], field: str, remedy: str
 ) -> None:
     body = {"query": "what ?", "documents": ["cheese", {"text": "a", "title": "t"}], **more}

@@ -72,7 +72,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         (b'"' + b"x" * 3000 + b'"', 413, "the body is over 2000 bytes", None, "Send fewer or shorter texts"),
     ],
 )  # fmt: skip
-def test_a_wrong_body_is_explained(  # noqa: PLR0917 - the columns of the table
+def test_an_invalid_body_is_refused_with_a_reason(  # noqa: PLR0917 - the columns of the table
     client: httpx.Client, body: bytes, status: int, error: str, field: str | None, remedy: str
 ) -> None:
     answer = client.post("/predict", content=body, headers=JSON)
@@ -130,7 +130,7 @@ def test_headers_of_a_request(client: httpx.Client, headers: dict[str, str], sta
 
 
 class TestRoutes:
-    """What there is, and what there is not."""
+    """Existing and missing routes."""
 
     @pytest.mark.parametrize(
         ("path", "message"),
@@ -172,7 +172,7 @@ class TestRoutes:
         assert answer.json()["error_type"] == "method"
         assert client.options(path).headers["allow"] == allow
 
-    def test_a_slash_at_the_end_is_forgiven(self, client: httpx.Client) -> None:
+    def test_a_trailing_slash_is_ignored(self, client: httpx.Client) -> None:
         assert client.post("/predict/", json={"inputs": "x"}).status_code == 200
 
     def test_openai_routes_have_openai_errors(self, client: httpx.Client) -> None:
@@ -233,7 +233,7 @@ class TestRoutes:
 
 
 class TestFailures:
-    """When we are the ones."""
+    """Errors of the server."""
 
     @pytest.mark.parametrize(
         ("error", "status", "retry_after"),
@@ -257,7 +257,9 @@ class TestFailures:
         assert answer.json()["error"] == error.message
         assert answer.headers.get("retry-after") == retry_after
 
-    def test_an_unexpected_error_tells_the_request_id_and_nothing_else(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_unexpected_error_returns_the_request_id_and_nothing_else(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         gate = Gate()
         gate.error = RuntimeError("the secret is 1234")
         gate.open()
@@ -286,7 +288,7 @@ class TestFailures:
 
 
 class TestHeaders:
-    """What every answer brings."""
+    """Headers of every answer."""
 
     def test_timings_are_milliseconds_with_three_decimals(self, client: httpx.Client) -> None:
         headers = client.post("/predict", json={"inputs": ["a text", "of words"]}).headers
@@ -306,7 +308,7 @@ class TestHeaders:
         assert client.get("/healthz", headers={"x-request-id": given}).headers["x-request-id"] == given
 
     @pytest.mark.parametrize("given", [None, "", "x" * 129])
-    def test_without_a_usable_request_id_there_is_one_of_ours(self, client: httpx.Client, given: str | None) -> None:
+    def test_without_a_usable_request_id_the_server_makes_one(self, client: httpx.Client, given: str | None) -> None:
         headers = {} if given is None else {"x-request-id": given}
 
         identifiers = {client.get("/healthz", headers=headers).headers["x-request-id"] for _ in range(3)}
@@ -317,7 +319,7 @@ class TestHeaders:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """Of an endpoint that wants a token."""
+    """A client of an endpoint that requires a token."""
     tokens = tmp_path_factory.mktemp("secret") / "tokens"
     tokens.write_text("new-token\n\nold-token\n")
     gate = Gate()
@@ -409,7 +411,7 @@ class TestAccess:
         assert preflight.headers["access-control-allow-headers"] == allowed
 
 
-def test_every_error_has_a_status_and_a_type_of_its_own_kind() -> None:
+def test_every_error_class_has_a_status_and_a_type() -> None:
     kinds: list[type[RequestError]] = [RequestError, *RequestError.__subclasses__()]
 
     assert len({kind.error_type for kind in kinds}) == len(kinds)
@@ -418,7 +420,7 @@ def test_every_error_has_a_status_and_a_type_of_its_own_kind() -> None:
         assert f"{kind.status} {kind.error_type}" in str(errors.__doc__) or kind is RequestError
 
 
-def test_bodies_that_look_like_ours_are_read_by_their_length_only(client: httpx.Client) -> None:
+def test_a_body_that_contains_http_is_read_as_a_body(client: httpx.Client) -> None:
     body = json.dumps({"inputs": "POST /predict HTTP/1.1\r\ncontent-length: 0\r\n\r\n"}).encode()
 
     assert client.post("/predict", content=body).status_code == 200

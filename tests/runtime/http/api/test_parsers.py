@@ -1,4 +1,4 @@
-"""The parsers by themselves: whatever comes, a value or a RequestError that explains."""
+"""The parsers alone: any input gives a value or a RequestError with a reason."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def request(body: bytes) -> Request:
 
 
 def tried(parse: Callable[..., Any], *arguments: Any) -> Any:
-    """What it returns, or the RequestError that it raises."""
+    """The result of a call, or the RequestError that it raises."""
     try:
         return parse(*arguments)
     except RequestError as error:
@@ -51,7 +51,7 @@ def tried(parse: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_json_or_explained(body: bytes) -> None:
+def test_any_bytes_are_parsed_as_json_or_refused_with_a_reason(body: bytes) -> None:
     value = tried(read_json, request(body))
 
     if isinstance(value, RequestError):
@@ -64,7 +64,7 @@ def test_any_bytes_are_json_or_explained(body: bytes) -> None:
 @pytest.mark.parametrize("task", list(TaskName))
 @given(data=st.data())
 @settings(max_examples=examples(60))
-def test_any_json_is_an_envelope_or_explained(task: TaskName, data: st.DataObject) -> None:
+def test_any_json_is_parsed_as_a_request_or_refused_with_a_reason(task: TaskName, data: st.DataObject) -> None:
     envelope = Envelope(request_schema(task), top_level_parameters=True)
     names = st.sampled_from(["inputs", "parameters", "options", *envelope.parameters]) | st.text(max_size=8)
     body: Any = data.draw(JSON_VALUES | st.dictionaries(names, JSON_VALUES, max_size=4))
@@ -88,7 +88,7 @@ def test_texts_survive_the_binary_form(texts: list[str]) -> None:
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 5), max_size=3))
-def test_any_binary_tensor_is_read_or_explained(data: bytes, shape: list[int]) -> None:
+def test_any_binary_tensor_is_parsed_or_refused_with_a_reason(data: bytes, shape: list[int]) -> None:
     texts = tried(read_texts, {"datatype": "BYTES", "shape": shape}, data, "inputs[0]")
 
     if isinstance(texts, RequestError):
@@ -137,7 +137,7 @@ def test_a_mistyped_field_is_looked_for_among_the_first_hundred() -> None:
 @pytest.mark.parametrize("task", list(TaskName))
 @given(data=st.data())
 @settings(max_examples=examples(60))
-def test_any_tensors_are_read_or_explained(task: TaskName, data: st.DataObject) -> None:
+def test_any_tensors_are_parsed_or_refused_with_a_reason(task: TaskName, data: st.DataObject) -> None:
     signature = SIGNATURES[task]
     name = st.sampled_from([spec.name for spec in signature.inputs]) | st.text(max_size=5) | JSON_VALUES
     tensor = st.fixed_dictionaries(
@@ -170,7 +170,7 @@ def test_any_tensors_are_read_or_explained(task: TaskName, data: st.DataObject) 
 
 @given(st.lists(st.binary(max_size=60), max_size=8))
 @settings(max_examples=examples(200))
-def test_any_bytes_on_a_connection_are_answered_or_waited_for(pieces: list[bytes]) -> None:
+def test_any_bytes_on_a_connection_are_answered_or_are_an_incomplete_request(pieces: list[bytes]) -> None:
     written = asyncio.run(feed(pieces)).written
 
     for answer in written.split(b"HTTP/1.1 ")[1:]:
@@ -197,7 +197,7 @@ def test_any_bytes_on_a_connection_are_answered_or_waited_for(pieces: list[bytes
     st.lists(st.integers(0, 400), max_size=12),
 )
 @settings(max_examples=examples(150))
-def test_requests_are_the_same_however_they_are_cut(requests: list[bytes], cuts: list[int]) -> None:
+def test_requests_are_parsed_the_same_in_any_segmentation(requests: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(requests)
     edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
 
@@ -208,7 +208,7 @@ def test_requests_are_the_same_however_they_are_cut(requests: list[bytes], cuts:
 
 
 @pytest.mark.parametrize("name", [[], {}, None, 3, True])
-def test_a_tensor_whose_name_is_no_string_is_explained(name: Any) -> None:
+def test_a_tensor_whose_name_is_not_a_string_is_refused_with_a_reason(name: Any) -> None:
     body = {"inputs": [{"name": name, "datatype": "BYTES", "shape": [1], "data": ["a"]}]}
 
     refused = tried(read_inference, request(orjson.dumps(body)), SIGNATURES[TaskName.FEATURE_EXTRACTION])
@@ -217,7 +217,7 @@ def test_a_tensor_whose_name_is_no_string_is_explained(name: Any) -> None:
     assert (refused.status, refused.field) == (422, "inputs[0].name")
 
 
-@pytest.mark.timeout(60)  # what hangs is the loop itself
+@pytest.mark.timeout(60)  # a failure would block the event loop
 @pytest.mark.parametrize(
     ("behind", "codes"),
     [
@@ -229,7 +229,7 @@ def test_a_tensor_whose_name_is_no_string_is_explained(name: Any) -> None:
         pytest.param(post("/nowhere", b"x", "connection: close") * 2, [404], id="no route and the end, and more"),
     ],
 )
-def test_behind_a_slow_request_are_refusals_up_to_the_one_that_ends_the_connection(
+def test_refusals_behind_a_slow_request_are_sent_up_to_the_one_that_closes_the_connection(
     behind: bytes, codes: list[int]
 ) -> None:
     pieces = [post("/predict", b'"x"') + behind]
@@ -247,7 +247,7 @@ def test_behind_a_slow_request_are_refusals_up_to_the_one_that_ends_the_connecti
     st.booleans(),
     st.sampled_from([b"", b"close", b"keep-alive"]),
 )
-def test_what_is_written_is_http(body: bytes, status: int, head_only: bool, connection: bytes) -> None:
+def test_responses_are_valid_http(body: bytes, status: int, head_only: bool, connection: bytes) -> None:
     seen: dict[str, Any] = {"body": b"", "headers": {}}
 
     class Reader:

@@ -1,4 +1,4 @@
-"""What is written down is what is there: routes, metrics, labels, the OpenAPI document."""
+"""The documents match the code: routes, metrics, labels, the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_labels_of_metrics_are_the_documented_ones() -> None:
 
 
 @pytest.mark.parametrize("task", list(TaskName))
-def test_the_openapi_document_describes_a_good_exchange(endpoint_of: EndpointOf, task: TaskName) -> None:
+def test_requests_and_answers_match_the_openapi_document(endpoint_of: EndpointOf, task: TaskName) -> None:
     endpoint = endpoint_of(task)
     document: dict[str, Any] = httpx.get(f"{endpoint.url}/openapi.json").json()
 
@@ -64,7 +64,7 @@ def test_the_openapi_document_describes_a_good_exchange(endpoint_of: EndpointOf,
                 assert str(answer.status_code) in operation["responses"]
 
 
-def test_the_openapi_document_knows_binary_answers(endpoint_of: EndpointOf) -> None:
+def test_the_openapi_document_has_the_binary_answers(endpoint_of: EndpointOf) -> None:
     endpoint = endpoint_of(TaskName.FEATURE_EXTRACTION)
     paths: dict[str, Any] = httpx.get(f"{endpoint.url}/openapi.json").json()["paths"]
     infer = "/v2/models/{name}/infer"

@@ -26,11 +26,11 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def fresh(tab: Browser) -> Iterator[Browser]:
-    """The browser, with nothing remembered of the last test."""
+    """The browser, with an empty profile for each test."""
     tab.complaints.clear()
     tab.asked.clear()
     yield tab
-    tab.open("about:blank")  # or the page would go on asking a server that has ended
+    tab.open("about:blank")  # otherwise the page would continue to send requests to a server that has ended
 
 
 def click_run(tab: Browser) -> None:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on real sockets: framing, order, limits, deadlines, clients that behave oddly or leave."""
+"""HTTP/1.1 on real sockets: framing, order, limits, deadlines, and clients that misbehave or disconnect."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def is_closed(client: socket.socket) -> bool:
 
 
 class TestFraming:
-    """Where requests begin and end."""
+    """The boundaries of requests."""
 
     def test_a_body_may_arrive_byte_by_byte(self, endpoint: Endpoint) -> None:
         with endpoint.connect() as client:
@@ -125,7 +125,7 @@ class TestFraming:
                 client.sendall(post("/predict", GOOD))
                 assert status(read_answer(client)) == 200
 
-    def test_each_request_of_a_connection_has_its_own_identifier(self, endpoint: Endpoint) -> None:
+    def test_each_request_of_a_connection_has_its_own_id(self, endpoint: Endpoint) -> None:
         given = [None, None, None, b"a", b"b", b"b", None, None]
         found = []
         with endpoint.connect() as client:
@@ -242,7 +242,7 @@ class TestFraming:
 
 
 class TestLimits:
-    """What is refused for its size or form, without being read."""
+    """Requests that are refused for their size or form, without being read."""
 
     def test_a_declared_body_over_the_limit_is_refused_at_once(self, endpoint: Endpoint) -> None:
         with endpoint.connect() as client:
@@ -317,7 +317,7 @@ class TestLimits:
         ],
         ids=["TLS", "HTTP/2", "nonsense", "version", "negative", "two lengths", "smuggling", "header", "CONNECT"],
     )
-    def test_what_is_not_http_is_refused_and_closed(self, endpoint: Endpoint, data: bytes) -> None:
+    def test_invalid_http_is_refused_and_the_connection_is_closed(self, endpoint: Endpoint, data: bytes) -> None:
         with endpoint.connect() as client:
             client.sendall(data)
             answer = read_answer(client)
@@ -349,7 +349,7 @@ class TestLimits:
         ],
         ids=["nonsense", "a header without end", "headers without end", "too large"],
     )
-    def test_what_is_wrong_behind_good_requests_is_answered_after_them(self, wrong: bytes, code: int) -> None:
+    def test_an_invalid_request_behind_valid_ones_is_answered_after_them(self, wrong: bytes, code: int) -> None:
         gate = Gate()
         with serving(gate, max_body_bytes=2000, max_header_bytes=2048) as endpoint, endpoint.connect() as client:
             client.sendall(post("/predict", GOOD) * 3)
@@ -393,7 +393,7 @@ class TestLimits:
         ],
         ids=["no host", "two hosts", "version", "coding", "chunks of HTTP/1.0"],
     )
-    def test_what_the_standard_refuses_is_refused(self, endpoint: Endpoint, head: bytes, about: str) -> None:
+    def test_requests_that_rfc_9112_forbids_are_refused(self, endpoint: Endpoint, head: bytes, about: str) -> None:
         (answer,) = exchange(endpoint, head)
 
         assert (status(answer), error_type(answer)) == (400, "bad_request")
@@ -430,7 +430,7 @@ class TestLimits:
         assert error_type(refused) == "overloaded"
         assert [status(answer) for answer in (*answers, later)] == [200, 200, 200]
 
-    def test_what_was_refused_takes_no_memory_while_its_client_stays(self) -> None:
+    def test_a_refused_request_holds_no_memory_while_its_connection_is_open(self) -> None:
         gate = Gate()
         body = b'"' + b"x" * 2000 + b'"'
         with serving(gate, max_held_bytes=5000) as endpoint, ExitStack() as stack:
@@ -469,34 +469,34 @@ class TestDeadlines:
             client.shutdown(socket.SHUT_WR)
             assert is_closed(client)
 
-    def test_an_idle_connection_is_closed_without_a_word(self) -> None:
+    def test_an_idle_connection_is_closed_without_a_response(self) -> None:
         with serving(Gate(), idle_timeout_seconds=0.1) as endpoint, endpoint.connect() as client:
             client.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
             read_answer(client)
 
             assert is_closed(client)
 
-    def test_a_connection_that_sends_nothing_is_closed_without_a_word(self) -> None:
+    def test_a_connection_that_sends_nothing_is_closed_without_a_response(self) -> None:
         with serving(Gate(), idle_timeout_seconds=0.1) as endpoint, endpoint.connect() as client:
             assert is_closed(client)
 
-    def test_a_connection_made_ahead_of_its_first_request_has_the_time_of_an_idle_one(self) -> None:
+    def test_a_connection_without_its_first_request_has_the_idle_timeout(self) -> None:
         with serving(Gate(), header_timeout_seconds=0.1) as endpoint, endpoint.connect() as client:
             with endpoint.connect() as slow:
                 slow.sendall(b"GET")
-                assert status(read_answer(slow)) == 408  # the sweep has been by, and later than 0.1 s
+                assert status(read_answer(slow)) == 408  # a sweep has run, more than 0.1 s later
             client.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
 
             assert status(read_answer(client)) == 200
 
-    def test_an_answer_may_take_longer_than_any_of_these(self) -> None:
+    def test_a_response_may_take_longer_than_the_connection_timeouts(self) -> None:
         gate = Gate()
         short: Any = {"header_timeout_seconds": 1.0, "body_timeout_seconds": 1.0, "idle_timeout_seconds": 1.0}
         with serving(gate, **short) as endpoint, endpoint.connect() as client:
             client.sendall(post("/predict", GOOD))
             gate.wait_for("waiting", 1)
             with endpoint.connect() as idle:
-                assert is_closed(idle)  # the sweep has been by, in time for that one
+                assert is_closed(idle)  # a sweep has run, after the idle timeout of that one
             gate.open()
 
             assert status(read_answer(client)) == 200
@@ -510,8 +510,8 @@ class TestDeadlines:
             with pytest.raises((ConnectionResetError, BrokenPipeError)):
                 client.sendall(requests)
 
-    def test_a_client_that_reads_slowly_is_not(self) -> None:
-        # The sweep comes twice a second: some of what is read in between is read in each of these.
+    def test_a_client_that_reads_slowly_is_not_cut_off(self) -> None:
+        # A sweep runs twice a second: some of the answer is read in each interval.
         with serving(Gate(), write_timeout_seconds=0.6) as endpoint, endpoint.connect() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 400)
@@ -537,10 +537,10 @@ class TestDeadlines:
 
 
 class TestAnswersThatAreNotRead:
-    """Of a client that does not read, a rest that fits into the transport's buffer: no event shows that it is stuck."""
+    """The size of an unread answer that fits into the transport's buffer: no event shows that the client is stuck."""
 
     def connect(self, endpoint: Endpoint) -> socket.socket:
-        """A client with such a rest."""
+        """A client with such an unread answer."""
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         client.connect(("127.0.0.1", endpoint.server.port))
@@ -550,11 +550,11 @@ class TestAnswersThatAreNotRead:
         (connection,) = open_connections(endpoint)
         transport = connection.transport
         assert transport is not None
-        # 64 KB otherwise, which this would sometimes be over at once.
+        # The default is 64 KB, which a single answer may exceed at once.
         transport.set_write_buffer_limits(high=2**24)
 
         def is_stuck() -> bool:
-            # Twice: what has just been written is there for a moment as well.
+            # Twice the size: the bytes just written count for a moment as well.
             sizes = []
             for _ in range(2):
                 sizes.append(transport.get_write_buffer_size())
@@ -599,7 +599,7 @@ class TestAnswersThatAreNotRead:
 
 
 class TestClientsThatLeave:
-    """Work for clients that have left is not done."""
+    """Requests of disconnected clients are not run."""
 
     def test_a_closed_connection_cancels_its_request(self) -> None:
         gate = Gate()
@@ -615,7 +615,7 @@ class TestClientsThatLeave:
         assert b"penstock_in_flight_requests 1.0" in counted  # this one
 
     @pytest.mark.parametrize("behind", [1, 50])
-    def test_a_closed_connection_with_requests_sent_ahead_is_noticed_as_soon(self, behind: int) -> None:
+    def test_a_closed_connection_with_pipelined_requests_is_noticed_as_soon(self, behind: int) -> None:
         gate = Gate()
         with serving(gate) as endpoint:
             with endpoint.connect() as client:
@@ -628,7 +628,7 @@ class TestClientsThatLeave:
         assert gate.counts["answered"] == 0
         assert b"penstock_in_flight_requests 1.0" in counted
 
-    def test_what_had_not_begun_when_the_client_left_is_not_counted_as_under_way(self, endpoint: Endpoint) -> None:
+    def test_queued_requests_of_a_closed_connection_are_not_counted_as_in_flight(self, endpoint: Endpoint) -> None:
         for _ in range(50):
             with endpoint.connect() as client:
                 client.sendall(post("/predict", GOOD) * 3)

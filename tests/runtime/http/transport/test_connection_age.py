@@ -1,4 +1,4 @@
-"""A connection ends with an answer when it is old, so that clients that keep theirs find replicas that came later."""
+"""An old connection closes with an answer, so that clients with persistent connections reach new replicas."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_old_connection_announces_its_end_with_its_answer(tmp_path: Path) -> 
         client.sendall(request)
         first = read_answer(client)
         (connection,) = open_connections(endpoint)
-        # Of a second's age the first answer might have been the last, on a machine that stood still meanwhile.
+        # With a maximum age of a second, a pause of the machine could make the first answer the last one.
         connection.expires = 0.0
         until(lambda: connection.expired)
         client.sendall(request)
@@ -47,7 +47,7 @@ def test_an_old_connection_announces_its_end_with_its_answer(tmp_path: Path) -> 
     assert rest == b""
 
 
-def test_what_a_client_has_sent_already_is_answered_before_an_old_connection_ends() -> None:
+def test_requests_already_sent_are_answered_before_an_old_connection_closes() -> None:
     gate = Gate()
     request = post("/predict", b'{"inputs": "x"}', "content-type: application/json")
     with serving(gate, connection_age_seconds=AGE) as endpoint, endpoint.connect() as client:
@@ -62,7 +62,9 @@ def test_what_a_client_has_sent_already_is_answered_before_an_old_connection_end
 
 
 @pytest.mark.parametrize("first", ["/predict", "/nowhere"])
-def test_what_came_in_one_piece_is_answered_by_a_model_that_is_quick(tmp_path: Path, first: str) -> None:
+def test_requests_that_arrive_in_one_segment_are_answered_before_an_old_connection_closes(
+    tmp_path: Path, first: str
+) -> None:
     model = make_model(tmp_path, TaskName.FEATURE_EXTRACTION)
     good = b'{"inputs": "i like you"}'
     with serving(model, connection_age_seconds=600) as endpoint, endpoint.connect() as client:
@@ -78,7 +80,7 @@ def test_what_came_in_one_piece_is_answered_by_a_model_that_is_quick(tmp_path: P
     assert [b"connection: close" in answer for answer in answers] == [False, False, True]
 
 
-def test_an_old_connection_without_a_request_is_left_to_its_client() -> None:
+def test_an_old_idle_connection_is_not_closed_by_the_server() -> None:
     with serving(Gate(), connection_age_seconds=AGE) as endpoint, endpoint.connect() as client:
         until(lambda: bool(endpoint.server._listener.connections))  # type: ignore[union-attr]
         (connection,) = open_connections(endpoint)
@@ -88,12 +90,12 @@ def test_an_old_connection_without_a_request_is_left_to_its_client() -> None:
         assert read_answer(client).startswith(b"HTTP/1.1 200")
 
 
-def test_without_a_limit_connections_live_for_ever() -> None:
+def test_without_a_limit_connections_stay_open() -> None:
     with serving(Gate(), connection_age_seconds=0) as endpoint:
         assert endpoint.server._listener.expiry(5.0) == float("inf")  # type: ignore[union-attr]
 
 
-def test_ages_differ_so_that_clients_do_not_come_back_together() -> None:
+def test_maximum_ages_differ_between_connections() -> None:
     with serving(Gate(), connection_age_seconds=100) as endpoint:
         ages = [endpoint.server._listener.expiry(0.0) for _ in range(200)]  # type: ignore[union-attr]
 
@@ -102,8 +104,8 @@ def test_ages_differ_so_that_clients_do_not_come_back_together() -> None:
     assert max(ages) - min(ages) > 15
 
 
-def test_clients_that_keep_their_connections_find_a_replica_that_came_later(tmp_path: Path) -> None:
-    """As behind a Service: each connection goes by lot to one of the replicas there are, and stays."""
+def test_clients_with_persistent_connections_reach_a_new_replica(tmp_path: Path) -> None:
+    """A balancer as behind a Service: each connection goes to a random replica, and stays there."""
     with ExitStack() as stack:
         old = stack.enter_context(
             serving(make_model(tmp_path / "a", TaskName.FEATURE_EXTRACTION), connection_age_seconds=AGE)
@@ -123,12 +125,12 @@ def test_clients_that_keep_their_connections_find_a_replica_that_came_later(tmp_
 
     share = (after[1] - before[1]) / (sum(after) - sum(before))
     assert not running.failures
-    # By lot over eight clients, which draw again every second.
+    # Eight clients choose at random, again every second.
     assert 0.1 < share < 0.9
 
 
-def test_without_an_end_of_connections_the_new_replica_would_get_nothing(tmp_path: Path) -> None:
-    """What the limit is for."""
+def test_without_a_maximum_age_a_new_replica_gets_no_requests(tmp_path: Path) -> None:
+    """The purpose of the limit."""
     with ExitStack() as stack:
         old = stack.enter_context(
             serving(make_model(tmp_path / "a", TaskName.FEATURE_EXTRACTION), connection_age_seconds=0)
@@ -148,7 +150,8 @@ def test_without_an_end_of_connections_the_new_replica_would_get_nothing(tmp_pat
 
 
 async def by_httpx(url: str, least: int) -> tuple[int, list[str]]:
-    """Ask until this number of answers has ended the connection: how many did, and what went wrong."""
+    """Send requests until this number of connections was closed by an answer; returns how many were, and the
+    failures."""
     ends, deadline = 0, time.monotonic() + 60
     failures: list[str] = []
     limits = httpx.Limits(max_connections=4)

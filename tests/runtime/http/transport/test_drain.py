@@ -1,4 +1,4 @@
-"""The end of a serving process: nothing that was accepted is lost."""
+"""The end of a serving process: no accepted request is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOOD = b'{"inputs": "a text"}'
 
 @dataclass
 class Tally:
-    """What clients saw."""
+    """The observations of the clients."""
 
     answered: int = 0
     refused: int = 0
@@ -36,7 +36,7 @@ class Tally:
 
 
 async def ask_forever(port: int, tally: Tally, *, keep: bool) -> None:
-    """Ask again and again, until no connection can be made any more."""
+    """Send requests repeatedly, until no connection can be made."""
     while True:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -124,7 +124,7 @@ def test_a_second_signal_ends_at_once() -> None:
     assert code == -signal.SIGTERM
 
 
-def test_what_takes_longer_than_the_limit_is_cut_off() -> None:
+def test_requests_longer_than_the_drain_limit_are_cut_off() -> None:
     gate = Gate()
     with serving(gate, drain_limit_seconds=0.2) as endpoint, endpoint.connect() as client:
         client.sendall(post("/predict", GOOD))
@@ -153,7 +153,7 @@ def test_requests_sent_ahead_are_answered_before_the_connection_is_closed() -> N
 
 
 @pytest.mark.parametrize("first", ["/predict", "/nowhere"])
-def test_requests_of_one_piece_are_answered_by_a_model_that_is_quick(tmp_path: Path, first: str) -> None:
+def test_requests_that_arrive_in_one_segment_are_answered_during_a_drain(tmp_path: Path, first: str) -> None:
     model = make_model(tmp_path, TaskName.FEATURE_EXTRACTION)
     good = b'{"inputs": "i like you"}'
     with serving(model, drain_idle_seconds=2.0) as endpoint, endpoint.connect() as client:

@@ -20,7 +20,7 @@ def on_the_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...,
 
 
 async def in_a_task(coroutine: Any) -> Any:
-    """What a connection does with it."""
+    """The use of a coroutine by a connection."""
     found = run_eagerly(coroutine)
     return await asyncio.create_task(waiting(found)) if isinstance(found, Suspended) else found
 
@@ -30,7 +30,7 @@ async def waiting(rest: Suspended[Any]) -> Any:
 
 
 @on_the_loop
-async def test_a_coroutine_that_does_not_wait_is_done_at_once() -> None:
+async def test_a_coroutine_that_does_not_wait_ends_at_once() -> None:
     async def nested() -> int:
         return 7
 
@@ -124,7 +124,7 @@ async def test_a_cancelled_one_cleans_up_also_before_its_task_has_begun(turns: i
 
 
 @on_the_loop
-async def test_what_has_ended_gives_its_result_and_is_cancelled_without_effect() -> None:
+async def test_a_finished_coroutine_gives_its_result_and_ignores_a_cancellation() -> None:
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[int] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""Requests made from the OpenAPI document and against it: no 5xx, nothing undocumented, good ones answered.
+"""Valid and invalid requests from the OpenAPI document: no 5xx, no undocumented answer, valid ones are answered.
 
 `PENSTOCK_FUZZ_EXAMPLES` raises the number of requests for each route (16 keeps this under a minute).
 """
@@ -44,11 +44,11 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|has no prompt|this model's tokens are|this model's vectors have|is for pooled vectors|; this model takes"
     r"|mask|hypothesis|needs entities to merge|over the limit of \d+ rows|holds no label|no room"
 )
-"""What a JSON schema cannot say, or does not know of the model: how the fields of a request must fit together."""
+"""Rules that a JSON schema cannot express: how the fields of a request must fit together."""
 
 
 def refused_for_a_reason(context: Any, response: Any, case: Any) -> None:
-    """A request that fits the schema is answered, or refused for what a schema cannot say."""
+    """A request that matches the schema is answered, or refused by one of these rules."""
     if response.status_code == 422:
         assert BEYOND_THE_SCHEMA.search(response.text), response.text
 
@@ -64,7 +64,7 @@ def test_no_request_causes_an_internal_error(endpoint_of: EndpointOf, task: Task
         if operation.path in THE_SAME:
             continue
         if operation.method != "post" and (task is not TaskName.FEATURE_EXTRACTION or mode is GenerationMode.NEGATIVE):
-            continue  # the same for every task, and without a body to be wrong about
+            continue  # the same for every task, and without a body
         count = EXAMPLES if operation.method == "post" else 5
 
         @settings(

@@ -1,4 +1,4 @@
-"""A head by itself: of which requests it is remembered, and which are read by it."""
+"""The head cache alone: which heads are cached, and which requests are found in it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_only_the_content_length_may_differ(lines: bytes) -> None:
         (b"%d" % len(ANOTHER), ANOTHER),
     ],
 )
-def test_a_request_of_any_length_is_read(length: bytes, body: bytes) -> None:
+def test_a_request_with_another_content_length_is_found_in_the_cache(length: bytes, body: bytes) -> None:
     read = filled_cache().read(with_length(length, body))
 
     assert read is not None
@@ -128,7 +128,7 @@ def test_a_request_of_any_length_is_read(length: bytes, body: bytes) -> None:
         ("٣".encode(), b'"x"'),
     ],
 )
-def test_a_body_that_is_not_of_its_length_or_of_no_plain_one_is_not_read(length: bytes, body: bytes) -> None:
+def test_a_body_without_its_exact_plain_content_length_is_left_to_the_parser(length: bytes, body: bytes) -> None:
     assert filled_cache().read(with_length(length, body)) is None
 
 
@@ -151,7 +151,7 @@ def test_a_body_that_is_not_of_its_length_or_of_no_plain_one_is_not_read(length:
         (ANOTHER, b""),
     ],
 )
-def test_a_head_that_is_not_the_same_to_the_byte_is_not_read(this: bytes, that: bytes) -> None:
+def test_a_head_that_differs_in_one_byte_is_not_found_in_the_cache(this: bytes, that: bytes) -> None:
     data = with_length(b"20", GOOD).replace(this, that)
 
     assert data != with_length(b"20", GOOD)

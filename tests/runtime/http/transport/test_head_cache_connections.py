@@ -1,5 +1,4 @@
-"""Connections whose clients send the same head again: it is not parsed, and nothing else comes of it than by the
-parser."""
+"""Connections whose clients repeat a head: it is not parsed again, and the answers are the same as with the parser."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ WITH_TOKEN = {"auth_token": "right"}
 
 
 def fed(pieces: list[bytes], **flags: Any) -> tuple[Fed, int]:
-    """What comes of the pieces, and how many requests were not parsed."""
+    """The answers to the pieces, and how many requests were not parsed."""
     flags = {"max_body_bytes": MOST_BYTES, "max_header_bytes": MOST_BYTES, **flags}
     original = Connection._begin_cached
     with mock.patch.object(Connection, "_begin_cached", autospec=True, side_effect=original) as again:
@@ -83,7 +82,7 @@ def fed(pieces: list[bytes], **flags: Any) -> tuple[Fed, int]:
 
 
 def parsed(pieces: list[bytes], **flags: Any) -> Fed:
-    """What comes of them where all are."""
+    """The answers if all requests are parsed."""
     with mock.patch.object(CachedHead, "of", return_value=None):
         made, unparsed = fed(pieces, **flags)
     assert unparsed == 0
@@ -119,12 +118,12 @@ def test_a_repeated_head_is_not_parsed_again(head: bytes, flags: dict[str, str])
     assert_same(found, parsed(pieces, **flags))
 
 
-def test_the_length_alone_may_differ() -> None:
+def test_only_the_content_length_of_a_cached_head_may_differ() -> None:
     pieces = [post("/predict", b"x" * count) for count in (9, 10, MOST_BYTES, 0, 100, 1)]
 
     found, unparsed = fed(pieces)
 
-    assert (len(found.requests), unparsed) == (6, 4)  # one without a body is read by the parser
+    assert (len(found.requests), unparsed) == (6, 4)  # a request without a body is parsed
     assert_same(found, parsed(pieces))
 
 
@@ -153,7 +152,7 @@ def test_values_that_may_differ_the_next_time_are_not_cached(head: bytes, flags:
         pytest.param(-1, True, id="within the body"),
     ],
 )
-def test_a_head_is_remembered_if_it_came_in_one_piece(cut: int, *, remembered: bool) -> None:
+def test_a_head_is_cached_if_it_arrived_in_one_segment(cut: int, *, remembered: bool) -> None:
     whole = post("/predict", b'"xxxxxxxx"')
 
     found, unparsed = fed([whole[:cut], whole[cut:], whole])
@@ -161,7 +160,7 @@ def test_a_head_is_remembered_if_it_came_in_one_piece(cut: int, *, remembered: b
     assert (len(found.requests), unparsed) == (2, int(remembered))
 
 
-def test_requests_that_come_together_are_parsed() -> None:
+def test_pipelined_requests_are_parsed() -> None:
     one = post("/predict", GOOD)
 
     found, unparsed = fed([one, one * 2, one, one])
@@ -211,7 +210,7 @@ def after_a_good_one(last: bytes, flags: dict[str, Any]) -> tuple[list[bytes], d
 @example(after_a_good_one(b"nonsense\r\n\r\n", {}), 0)
 @example(([filled(with_room(2), b'"x"'), filled(with_room(2), b"x" * 100)], {}), 0)
 @settings(max_examples=examples(400))
-def test_any_conversation_is_as_if_all_of_it_had_been_parsed(
+def test_any_sequence_of_requests_is_answered_as_without_the_cache(
     conversation: tuple[list[bytes], dict[str, Any]], opens_at: int
 ) -> None:
     pieces, flags = conversation
@@ -221,11 +220,11 @@ def test_any_conversation_is_as_if_all_of_it_had_been_parsed(
     assert_same(found, parsed(pieces, opens_at=opens_at, **flags))
 
 
-def test_what_is_remembered_of_a_large_request_is_small() -> None:
+def test_the_cached_head_of_a_large_request_is_small() -> None:
     def converse() -> Fed:
         return fed([post("/predict", b"x" * 1_000_000)] * 2, max_body_bytes=2_000_000)[0]
 
-    converse()  # what is made once for all is not of interest
+    converse()  # warm up: memory that is allocated once does not count
     gc.collect()
     tracemalloc.start()
     try:

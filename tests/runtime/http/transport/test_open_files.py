@@ -1,4 +1,4 @@
-"""Each connection is an open file, of which a process may have a limited number."""
+"""Each connection is an open file, and a process may have a limited number of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ASK = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 def statuses(server: Process, connections: int) -> list[int]:
-    """Of an answer on each of this number of connections, all open at once."""
+    """The statuses of the answers on this number of simultaneously open connections."""
     found = []
     with ExitStack() as stack:
         for _ in range(connections):
