@@ -19,6 +19,7 @@ from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import ClusterError, NotLeading
 from penstock_operator.cluster.store import ObjectKey, StoreChange
 from penstock_operator.metrics import COLLECTIONS
+from penstock_operator.plan.allowed import refusal
 from penstock_operator.plan.collection import (
     CollectionHome,
     CollectionTarget,
@@ -110,18 +111,19 @@ class StoreCollection:
         return len(due) > room
 
     def _homes(self) -> list[CollectionHome]:
-        """The first readable endpoint of each namespace."""
+        """The first readable endpoint of each namespace that may have what it asks for."""
         homes: dict[str, CollectionHome] = {}
         for key in sorted(self._cache.endpoints):
             entry = self._cache.endpoints.get(key) if key.namespace not in homes else None
             if entry is None or "deletionTimestamp" in entry.facts.value["metadata"]:
                 continue
             try:
-                homes[key.namespace] = CollectionHome(
-                    key.namespace, ParsedEndpoint.from_object(entry.facts.value).spec.pod
-                )
+                spec = ParsedEndpoint.from_object(entry.facts.value).spec
             except PenstockError:
                 continue
+            # The job has the service account of the endpoint, which must be an allowed one.
+            if refusal(spec, self._cache.settings.allowed) is None:
+                homes[key.namespace] = CollectionHome(key.namespace, spec.pod)
         return list(homes.values())
 
     def _runs(self, key: ObjectKey) -> bool:

@@ -125,6 +125,18 @@ def test_without_endpoints_no_job_starts() -> None:
     assert scene.cluster.applied == []
 
 
+def test_an_endpoint_that_is_not_accepted_lends_its_service_account_to_no_job() -> None:
+    scene = Scene()
+    endpoint = objects.endpoint("emotion")
+    endpoint["spec"]["pod"] = {"serviceAccountName": "cloud-admin"}
+    endpoint["metadata"]["resourceVersion"] = "99"
+    scene.cache.endpoints.put(endpoint)
+
+    scene.collect()
+
+    assert scene.cluster.names("Job") == []
+
+
 def test_a_failed_job_is_logged_and_not_repeated_at_once(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene()
     scene.collect()
