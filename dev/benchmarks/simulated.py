@@ -35,10 +35,8 @@ from penstock_optimizer.load.generator import poisson_arrivals
 from penstock_optimizer.load.workload import predict_bodies
 from penstock_runtime.host import read_host
 from penstock_simulator.choices import PolicyKind
-from penstock_simulator.fleet import FleetSettings
-from penstock_simulator.policies.base import Limits
-from penstock_simulator.policies.catalogue import OWN_SCRAPE_SECONDS, Endpoint, make_policy
-from penstock_simulator.replica import ReplicaModel
+from penstock_simulator.fleet import FleetSettings, ReplicaModel
+from penstock_simulator.policies import OWN_SCRAPE_SECONDS, Endpoint, Limits, make_policy
 from penstock_simulator.run import Traffic, simulate
 from penstock_simulator.traces import WARM_UP_SECONDS, Trace
 

@@ -26,10 +26,8 @@ from itertools import pairwise
 
 from penstock_operator.scaling.decide import Service
 from penstock_simulator.choices import Dispatch, PolicyKind
-from penstock_simulator.fleet import FleetSettings
-from penstock_simulator.policies.base import Limits
-from penstock_simulator.policies.catalogue import POLICIES, Endpoint, make_policy
-from penstock_simulator.replica import ReplicaModel
+from penstock_simulator.fleet import FleetSettings, ReplicaModel
+from penstock_simulator.policies import POLICIES, Endpoint, Limits, make_policy
 from penstock_simulator.run import RunResult, Traffic, simulate
 from penstock_simulator.traces import Trace, built_in
 
@@ -265,7 +263,7 @@ def compare(
 
 def _run(job: _Job) -> RunResult:
     experiment, index, seed, kind, knob = job
-    endpoint = _endpoint(experiment)
+    endpoint = Endpoint(experiment.service, experiment.model, experiment.limits, experiment.scrape_interval)
     name = experiment.traces[index]
     traffic = _built_in(name, seed, endpoint) if isinstance(name, str) else Traffic.of(name, endpoint, seed)
     interval = POLICIES[kind].own_scrape_seconds or experiment.scrape_interval
@@ -275,15 +273,6 @@ def _run(job: _Job) -> RunResult:
 @lru_cache(maxsize=1)
 def _built_in(name: str, seed: int, endpoint: Endpoint) -> Traffic:
     return Traffic.of(built_in(name, endpoint.service.rate, seed), endpoint, seed)
-
-
-def _endpoint(experiment: Experiment) -> Endpoint:
-    return Endpoint(
-        experiment.service,
-        experiment.model,
-        experiment.limits,
-        experiment.scrape_interval,
-    )
 
 
 def _result(

@@ -10,8 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from penstock_simulator.fleet import Fleet, FleetSettings
-from penstock_simulator.policies.base import Policy, View
-from penstock_simulator.policies.catalogue import Endpoint
+from penstock_simulator.policies import Endpoint, Policy, View
 from penstock_simulator.scraper import Scraper
 from penstock_simulator.traces import WARM_UP_SECONDS, Trace
 
@@ -30,12 +29,6 @@ class RunResult:
     """How often the number of replicas turned from growing to shrinking or back."""
     replicas: tuple[int, ...]
     """Asked for, one figure a second."""
-    late_by_minute: tuple[int, ...]
-
-    @property
-    def late_share(self) -> float:
-        """Of all requests, 0 to 1."""
-        return self.late / self.requests if self.requests else 0.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +76,7 @@ def simulate(
     arrivals, services = traffic.arrivals.tolist(), traffic.services.tolist()
     replicas: list[int] = []
     concurrency: list[float] = []
-    history = _History(objective)
+    counter = _Counter(objective)
     area = 0.0
     unread: list[tuple[float, int, float]] = []
     for second in range(seconds):
@@ -91,13 +84,13 @@ def simulate(
         part = slice(edges[second], edges[now])
         refused = fleet.refused
         fleet.advance(arrivals[part], services[part], float(now))
-        history.refused(second, fleet.refused - refused)
+        counter.refused(second, fleet.refused - refused)
         concurrency.append(fleet.area - area)
         area = fleet.area
         fleet.activate(float(now))
         if now % scrape_interval == 0:
             unread = fleet.take_log()
-            history.answered(unread)
+            counter.answered(unread)
             on_answered(unread)
             scraper.scrape(fleet, unread, float(now))
         if now % policy.interval == 0:
@@ -108,21 +101,18 @@ def simulate(
     # What is still in the replicas is answered, or not.
     fleet.advance([], [], math.inf)
     rest = fleet.take_log()
-    history.answered(rest)
+    counter.answered(rest)
     on_answered(rest)
     hours = fleet.replica_seconds(WARM_UP_SECONDS, seconds) / 3600
-    late, lost = history.late(seconds)
     requests = len(arrivals) - edges[WARM_UP_SECONDS]
     asked = replicas[WARM_UP_SECONDS:]
-    minutes = [int(late[at : at + 60].sum()) for at in range(WARM_UP_SECONDS, seconds, 60)]
     return RunResult(
         requests=requests,
-        late=int(late[WARM_UP_SECONDS:].sum()),
-        lost=int(lost[WARM_UP_SECONDS:].sum()),
+        late=counter.late,
+        lost=counter.lost,
         replica_hours=hours,
         flips=flips(asked),
         replicas=tuple(asked),
-        late_by_minute=tuple(minutes),
     )
 
 
@@ -137,30 +127,24 @@ def flips(replicas: list[int]) -> int:
     return count
 
 
-class _History:
-    """Late and lost requests by the second in which they came."""
+class _Counter:
+    """Late and lost requests among those that came after the warm-up."""
 
     def __init__(self, objective: float) -> None:
         self._objective = objective
-        self._late: list[float] = []
-        self._lost: list[float] = []
+        self.late = 0
+        self.lost = 0
 
-    def answered(self, log: list[tuple[float, int, float]]) -> None:
+    def answered(self, log: Sequence[tuple[float, int, float]]) -> None:
         for when, _, latency in log:
             if latency > self._objective:
-                if latency == math.inf:
-                    # Given up at its deadline: it came before that; the exact second matters to plots only.
-                    self._lost.append(when)
-                    self._late.append(when)
-                else:
-                    self._late.append(when - latency)
+                # One that was given up at its deadline came before that; the exact second does not matter.
+                is_lost = latency == math.inf
+                if (when if is_lost else when - latency) >= WARM_UP_SECONDS:
+                    self.late += 1
+                    self.lost += is_lost
 
     def refused(self, second: int, count: int) -> None:
-        self._late += [float(second)] * count
-        self._lost += [float(second)] * count
-
-    def late(self, seconds: int) -> tuple[np.ndarray, np.ndarray]:
-        """Counts by second, late and lost; shape [seconds] each."""
-        late = np.clip(np.array(self._late, dtype=np.float64), 0, seconds - 1).astype(np.int64)
-        lost = np.clip(np.array(self._lost, dtype=np.float64), 0, seconds - 1).astype(np.int64)
-        return np.bincount(late, minlength=seconds), np.bincount(lost, minlength=seconds)
+        if second >= WARM_UP_SECONDS:
+            self.late += count
+            self.lost += count

@@ -15,8 +15,7 @@ from penstock.capacity import CapacityCurve
 from penstock.manifest import MANIFEST_NAME, CandidateFacts, Manifest, Outcome, PlanTrial, ReasonCode, served_latency
 from penstock.recipe import Plan, Recipe
 from penstock_optimizer.candidate.work_folder import REPORT_NAME, digests
-from penstock_optimizer.report import render_report
-from penstock_optimizer.report.view import why_fp32
+from penstock_optimizer.report.view import render_report, why_fp32
 from penstock_optimizer.search.climb import SearchStep
 from penstock_optimizer.search.space import expected_milliseconds
 from penstock_runtime.models.folder import ModelFolder

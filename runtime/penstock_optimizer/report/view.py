@@ -1,14 +1,28 @@
-"""The content of the report, from the manifest alone: all texts and rows that the template prints. Pure."""
+"""The report of an optimisation, from the manifest alone: one self-contained HTML file with the evidence for people.
+
+Pure functions word the texts and rows that the template prints; `render_report` fills the template.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 from penstock.manifest import CandidateFacts, Manifest, Metric, Outcome, served_latency
 from penstock.recipe import Plan
-from penstock_optimizer.report.charts import Series
-from penstock_optimizer.report.scales import short
+from penstock_optimizer.report.charts import (
+    Series,
+    agreement_chart,
+    capacity_chart,
+    gemm_chart,
+    latency_chart,
+    short,
+    swatch,
+)
 
 HEADLINE_LENGTHS = (32, 128)
 """The lengths whose speed-up is shown at the top, if they were measured."""
@@ -316,3 +330,36 @@ def why_fp32(others: Sequence[CandidateFacts]) -> str:
     if outcomes:
         return "every other candidate failed or is outside the accuracy budget"
     return "no other candidate was tried"
+
+
+def render_report(manifest: Manifest) -> str:
+    """The whole page as HTML: no scripts, and nothing loaded from anywhere."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(
+        files("penstock_optimizer.report").joinpath("report.html.j2").read_text(encoding="utf-8")
+    )
+    drawn = series(manifest)
+    metric = main_metric(manifest)
+    lengths = lengths_shown(manifest)
+    return template.render(
+        manifest=manifest,
+        headline=headline(manifest),
+        why=why(manifest),
+        tiles=tiles(manifest),
+        plan=plan_text(manifest.chosen.plan),
+        length_rows=length_rows(manifest),
+        lengths=lengths,
+        candidates=candidate_rows(manifest, lengths),
+        plans=plan_rows(manifest),
+        # The charts escape the texts in them.
+        swatches=[Markup(swatch(one)) for one in drawn],  # noqa: S704
+        latency_chart=Markup(latency_chart(drawn)),  # noqa: S704
+        agreement_chart=Markup(  # noqa: S704
+            agreement_chart(drawn, metric=metric.name, budget=metric.budget) if metric is not None else ""
+        ),
+        metric=metric.name.replace("_", " ") if metric is not None else "",
+        capacity_chart=Markup(capacity_chart(manifest.capacity)),  # noqa: S704
+        gemm_chart=Markup(gemm_chart(manifest.gemm)),  # noqa: S704
+        first_looks=has_first_looks(manifest),
+        tried=sum(one.outcome is not Outcome.SKIPPED for one in manifest.candidates),
+    )
