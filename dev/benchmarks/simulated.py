@@ -26,7 +26,7 @@ from benchmarks.replicas import Arrival, Played, Replicas, play
 from penstock.capacity import CapacityCurve
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.tasks import TaskName
-from penstock_bench.places import place
+from penstock_bench.grid import place
 from penstock_operator.scaling.decide import ScalingSettings, Service
 from penstock_optimizer.capacity.curve import measure_capacity, serve_replica
 from penstock_optimizer.job.optimise import prepare

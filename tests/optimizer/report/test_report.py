@@ -19,7 +19,7 @@ from penstock.capacity import CapacityCurve
 from penstock.manifest import CandidateFacts, Manifest, Outcome, ReasonCode, ServedGraph, ServedModel
 from penstock.recipe import Batching, ShortRoute
 from penstock.resources.result import Result
-from penstock_bench.results.report import render as render_bench
+from penstock_bench.report import render as render_bench
 from penstock_optimizer.report.charts import agreement_chart, capacity_chart, gemm_chart, latency_chart
 from penstock_optimizer.report.view import headline, length_rows, plan_text, render_report, series, tiles, why
 from tests.bench.results_sample import sample_results

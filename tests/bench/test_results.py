@@ -9,10 +9,10 @@ import re
 import pytest
 
 from penstock.hardware import CpuIdentity
-from penstock_bench.results.published import published_table
-from penstock_bench.results.report import headline, remarks, render
-from penstock_bench.results.results import BASELINE, OURS, BenchResults
-from penstock_bench.results.tables import COLUMNS, against_published, markdown_table, to_csv
+from penstock_bench.folder import COLUMNS, to_csv
+from penstock_bench.judge import published_table
+from penstock_bench.report import headline, remarks, render
+from penstock_bench.results import BASELINE, OURS, BenchResults
 from tests.bench.results_sample import VNNI, ZEN3, figures, sample_results
 
 
@@ -76,19 +76,6 @@ def test_csv_keeps_published_figures_to_the_setting_that_was_published() -> None
     assert {row["server"] for row in rows if row["ratio_to_baseline"]} == {OURS}
     batched = next(row for row in rows if (row["server"], row["tokens"], row["batch"]) == (BASELINE, "8", "4"))
     assert float(batched["texts_per_second"]) == pytest.approx(4 * float(batched["requests_per_second"]), rel=1e-3)
-
-
-def test_markdown_table_of_the_judged_lengths() -> None:
-    lines = against_published(sample_results(ratio=7.0)).splitlines()
-
-    assert len(lines) == 2 + len(published_table())
-    assert "| 8 | 248.0 | 35.4 | 7.00 | 248 | 49 | 5.06 |" in lines[2]
-    assert "FAIL" in lines[2]
-    assert "| pass | 7.00x, 3.46x asked for |" in lines[5]
-
-
-def test_markdown_table_has_as_many_columns_as_its_header() -> None:
-    assert markdown_table(("a", "b"), [("1", "2")]) == "| a | b |\n|---|---|\n| 1 | 2 |\n"
 
 
 @pytest.mark.parametrize(

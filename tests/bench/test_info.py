@@ -14,9 +14,9 @@ import pytest
 from penstock.errors import SpecError
 from penstock.tasks import TaskName
 from penstock_bench import BenchOptions, BenchResults, run_bench
-from penstock_bench.measuring.client import MeasurementFailed
-from penstock_bench.servers.info import read_info
-from penstock_bench.servers.server import MeasuredServer
+from penstock_bench.cell import MeasurementFailed
+from penstock_bench.server import MeasuredServer
+from penstock_bench.subject import read_info
 from penstock_runtime.host import read_host
 from penstock_runtime.http.api.health import info
 from penstock_runtime.serving.server import Server as Penstock

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from penstock.tasks import TaskName
-from penstock_bench.servers import baseline
-from penstock_bench.servers.baseline import BaselineMissing, make_answer, make_application, require_baseline
+from penstock_bench import baseline
+from penstock_bench.baseline import BaselineMissing, make_answer, make_application, require_baseline
 from tests.runtime.tasks.families import BERT, NLI, Built, build_for
 
 pytestmark = [

@@ -9,8 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from penstock.tasks import TaskName
-from penstock_bench.measuring.bodies import batch_bodies, fewest_tokens
-from penstock_bench.servers.subject import everyday_tokenizer
+from penstock_bench.subject import batch_bodies, everyday_tokenizer, fewest_tokens
 from penstock_runtime.tasks import make_task
 from tests.runtime.tasks.families import BERT, NLI, build_for
 

@@ -10,7 +10,7 @@ import yaml
 
 from penstock.errors import SpecError
 from penstock_bench import BenchOptions
-from penstock_bench.servers.subject import Subject, read_subject
+from penstock_bench.subject import Subject, read_subject
 from tests.bench.conftest import StartStub
 from tests.optimizer.end_to_end.optimising import QUICK, endpoint
 from tests.optimizer.end_to_end.small_model import write_small_bert

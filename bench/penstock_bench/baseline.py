@@ -1,6 +1,6 @@
 """The baseline of the published tables: a plain transformers pipeline behind FastAPI and uvicorn, fp32, eager PyTorch.
 
-A program of its own: `python -m penstock_bench.servers.baseline --help`. Nothing here is tuned, and nothing is made
+A program of its own: `python -m penstock_bench.baseline --help`. Nothing here is tuned, and nothing is made
 worse than a careful user of these libraries would have it: threads equal cores, a batch runs as one batch, the answer
 is written without FastAPI's re-encoding, the endpoint is a coroutine (no thread pool in between). Truncation is the
 model's own limit, as in our server.
@@ -172,7 +172,7 @@ def command(python: str, folder: Path, task: TaskName, port: int) -> list[str]:
     return [
         python,
         "-m",
-        "penstock_bench.servers.baseline",
+        "penstock_bench.baseline",
         *("--model", str(folder)),
         *("--task", task.value),
         *("--port", str(port)),

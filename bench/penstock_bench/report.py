@@ -11,11 +11,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from penstock_bench.results.judge import QUIET_ENOUGH, LengthVerdict
-from penstock_bench.results.published import TABLE_BATCH, published_source, published_table
-from penstock_bench.results.results import BASELINE, OURS, BenchResults, SettingResult
-from penstock_optimizer.report.charts import Series, latency_chart, swatch
-from penstock_optimizer.report.charts import short
+from penstock_bench.judge import QUIET_ENOUGH, TABLE_BATCH, LengthVerdict, published_source, published_table
+from penstock_bench.results import BASELINE, OURS, BenchResults, SettingResult
+from penstock_optimizer.report.charts import Series, latency_chart, short, swatch
 
 NOISY_SHARE = 0.08
 """Others took more than this of the server's CPUs: worth a warning."""

@@ -9,10 +9,9 @@ from itertools import pairwise
 
 import pytest
 
-from penstock_bench.measuring.cell import CellResult, CellSpec
-from penstock_bench.measuring.client import Client, MeasurementFailed
-from penstock_bench.measuring.sender import MOST_FAILURES, send_cell
-from penstock_bench.servers.server import free_port
+from penstock_bench.cell import CellResult, CellSpec, Client, MeasurementFailed
+from penstock_bench.sender import MOST_FAILURES, send_cell
+from penstock_bench.server import free_port
 from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.timing import time_slice_nanoseconds
 from tests.bench.conftest import StartStub

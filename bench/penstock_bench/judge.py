@@ -1,15 +1,63 @@
-"""Whether the speed aimed at is reached, length by length, and by which rule: it depends on the CPU. Pure."""
+"""Whether the speed aimed at is reached, length by length, and by which rule: it depends on the CPU. Pure.
+
+The published figures are those of Hugging Face Infinity against plain transformers.
+"""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
 
-
-
-from penstock.manifest import Frozen
 from penstock.hardware import Isa
-from penstock_bench.results.published import published_table
+from penstock.manifest import Frozen
+
+TABLE = "infinity_c6i_2cores_batch1.csv"
+TABLE_CORES = 2
+TABLE_BATCH = 1
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """Requests per second at one length."""
+
+    tokens: int
+    infinity_per_second: float
+    transformers_per_second: float
+
+    @property
+    def ratio(self) -> float:
+        """How much faster Infinity was."""
+        return self.infinity_per_second / self.transformers_per_second
+
+
+@cache
+def published_table() -> Mapping[int, PublishedRow]:
+    """The rows by length in tokens, ascending. The file's comment names the source."""
+    lines = resources.files(__package__).joinpath(TABLE).read_text(encoding="utf-8").splitlines()
+    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+    return MappingProxyType(
+        {
+            int(row["sequence_length"]): PublishedRow(
+                tokens=int(row["sequence_length"]),
+                infinity_per_second=float(row["infinity_rps"]),
+                transformers_per_second=float(row["transformers_rps"]),
+            )
+            for row in rows
+        }
+    )
+
+
+@cache
+def published_source() -> str:
+    """The comment at the top of the table: model, machine, source."""
+    lines = resources.files(__package__).joinpath(TABLE).read_text(encoding="utf-8").splitlines()
+    return " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
+
 
 SHORT_TOKENS = 32
 """Up to here the work around the model weighs as much as the model, and the ratio aimed at is higher."""
@@ -102,7 +150,9 @@ def asked_ratio(rule: SpeedRule, tokens: int) -> float | None:
     return asked or None
 
 
-def _judge(rule: SpeedRule, tokens: int, milliseconds: float, ratio: float | None, floor: float | None) -> LengthVerdict:
+def _judge(
+    rule: SpeedRule, tokens: int, milliseconds: float, ratio: float | None, floor: float | None
+) -> LengthVerdict:
     row = published_table().get(tokens)
     asked = asked_ratio(rule, tokens)
     passed: bool | None = None

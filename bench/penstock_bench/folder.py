@@ -1,17 +1,20 @@
 """The folder of results: written after every setting in one piece, found again after an interruption, set aside when
-another experiment comes."""
+another experiment comes.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from penstock_bench.results.report import render
-from penstock_bench.results.results import BenchResults
-from penstock_bench.results.tables import to_csv
-from penstock_runtime.host.disk import translate_full_disk, prepare_folder
+from penstock_bench.judge import TABLE_BATCH, TABLE_CORES, published_table
+from penstock_bench.report import render
+from penstock_bench.results import OURS, BenchResults
+from penstock_runtime.host.disk import prepare_folder, translate_full_disk
 
 RESULTS, TABLE, REPORT = "results.json", "results.csv", "report.html"
 WHAT = "the folder"
@@ -70,3 +73,54 @@ class ResultsFolder:
                 draft = self.path / f".{name}.draft"
                 draft.write_text(content, encoding="utf-8")
                 draft.replace(self.path / name)
+
+
+COLUMNS = (
+    "server", "cores", "tokens", "batch", "requests_per_second", "texts_per_second", "spread",
+    "latency_min_ms", "latency_avg_ms", "latency_p50_ms", "latency_p90_ms", "latency_p95_ms", "latency_p99_ms",
+    "latency_max_ms", "samples", "failures", "ratio_to_baseline", "engine_floor_ms", "server_cores", "foreign_cores",
+    "published_infinity_rps", "published_transformers_rps",
+)  # fmt: skip
+
+
+def to_csv(results: BenchResults) -> str:
+    """One line for each server and setting. The published columns are filled where the published table has the
+    setting (2 cores, batch 1; DistilBERT on another CPU)."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for result in results.settings:
+        for server, figures in result.figures.items():
+            latency = figures.latency
+            published = published_table().get(result.tokens)
+            if (result.cores, result.batch) != (TABLE_CORES, TABLE_BATCH):
+                published = None
+            ratio = result.ratio if server == OURS else None
+            values: list[float | None] = [
+                figures.per_second,
+                figures.per_second * result.batch,
+                figures.spread,
+                *((None,) * 7 if latency is None else latency.columns),
+            ]
+            writer.writerow(
+                [
+                    server,
+                    result.cores or "",
+                    result.tokens,
+                    result.batch,
+                    *map(_number, values),
+                    0 if latency is None else latency.count,
+                    figures.failed,
+                    _number(ratio),
+                    _number(result.floor_milliseconds if server == OURS else None),
+                    _number(figures.server_cores),
+                    _number(figures.foreign_cores),
+                    "" if published is None else f"{published.infinity_per_second:g}",
+                    "" if published is None else f"{published.transformers_per_second:g}",
+                ]
+            )
+    return text.getvalue()
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}" if abs(value) < 1000 else f"{value:.1f}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.hardware import Isa
-from penstock_bench.results.judge import SpeedRule, asked_ratio, judge_lengths
-from penstock_bench.results.published import published_source, published_table
+from penstock_bench.judge import SpeedRule, asked_ratio, judge_lengths, published_source, published_table
 
 
 def test_published_ratios_are_those_of_the_table() -> None:

@@ -1,13 +1,24 @@
-"""What is measured, as far as it is known before it runs: task, limits, tokenizer. From an endpoint file or a URL."""
+"""What is measured, as far as it is known before it runs: task, limits, tokenizer, and the requests to send.
+
+From an endpoint file, or from the URL of a server. Only Penstock's `/info` is read: other servers use that path for
+other things.
+"""
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import re
+import socket
+import urllib.error
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel, ConfigDict, ValidationError
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -19,14 +30,114 @@ from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.source import ModelSource
 from penstock.settings import hugging_face_token
 from penstock.tasks import TaskName
-from penstock_bench.servers.info import read_info
-from penstock_bench.options import BenchOptions
-from penstock_optimizer.load.workload import EVERYDAY_WORDS
-from penstock_runtime.models.folder import ModelFolder
+from penstock_bench.cell import MeasurementFailed
+from penstock_bench.grid import BenchOptions
+from penstock_optimizer.load.client import RequestBody
+from penstock_optimizer.load.workload import EVERYDAY_WORDS, TextMaker, predict_bodies
 from penstock_runtime.models.fetching import OnProgress as OnTransfer
 from penstock_runtime.models.fetching import ignore_progress
+from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import fetch_model
 from penstock_runtime.tokens import Tokenizer
+
+INFO_SECONDS = 10.0
+
+
+class _Part(BaseModel):
+    """What is read of it. There is more, and another version may have more still."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class DescribedModel(_Part):
+    """The model of the artefact that is served."""
+
+    source: str
+    max_tokens: int
+
+
+class DescribedArtefact(_Part):
+    """What is served."""
+
+    model: DescribedModel
+
+
+class DescribedPlan(_Part):
+    """How."""
+
+    summary: str
+
+
+class DescribedVerdict(_Part):
+    """The guard's verdict on it."""
+
+    reason: str
+
+
+class DescribedHost(_Part):
+    """The server's machine."""
+
+    cpu: CpuIdentity
+
+
+class ServerInfo(_Part):
+    """The body of `/info` of a Penstock server. All of it is there, if only as null."""
+
+    task: TaskName
+    phase: str
+    plan: DescribedPlan | None
+    artefact: DescribedArtefact | None
+    verdict: DescribedVerdict | None
+    host: DescribedHost | None
+
+
+def authorization(token: str) -> dict[str, str]:
+    """The header that brings a bearer token; none without one."""
+    return {"authorization": f"Bearer {token}"} if token else {}
+
+
+def read_info(url: str, *, token: str = "") -> ServerInfo | None:
+    """`/info` of a Penstock server; None for another kind of server, which has answered all the same.
+
+    MeasurementFailed when nothing answers there, or not without another token.
+    """
+    asked = urllib.request.Request(f"{url}/info", headers=authorization(token))
+    try:
+        with urllib.request.urlopen(asked, timeout=INFO_SECONDS) as answer:
+            return ServerInfo.model_validate_json(answer.read())
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == http.client.UNAUTHORIZED:
+            raise MeasurementFailed(
+                f"{url}/info {'refuses this token' if token else 'asks for a token'} (401)",
+                remedy="Give the server's in PENSTOCK_AUTH_TOKEN, or with --auth-token",
+            ) from error
+        return None
+    except ValidationError:
+        return None
+    except (OSError, http.client.HTTPException) as error:
+        raise MeasurementFailed(
+            f"nothing answers at {url}: {_in_words(error)}", remedy="Start the server, or check the host and the port"
+        ) from error
+
+
+def _in_words(error: Exception) -> str:
+    """Why a server cannot be reached, such as `connection refused`."""
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    match cause:
+        case socket.gaierror():
+            return f"no such host ({cause.strerror})"
+        case TimeoutError():
+            return f"no answer within {INFO_SECONDS:g} s"
+        case http.client.RemoteDisconnected() | ConnectionResetError():
+            return "it closed the connection without an answer"
+        case http.client.HTTPException():
+            return "what answers there does not speak HTTP"
+        case OSError() if cause.strerror:
+            return cause.strerror[0].lower() + cause.strerror[1:]
+        case _:
+            return str(cause)
+
 
 NO_LIMIT = 1 << 20
 ADDRESS = re.compile(r"[\w.-]+:\d+(/|$)|\[[0-9a-fA-F:]+\]:\d+(/|$)")
@@ -63,7 +174,9 @@ def read_subject(options: BenchOptions, *, models: Path, on_transfer: OnTransfer
             remedy=f"Give http://{options.target} for the server that answers there",
         )
     endpoint = ModelEndpoint.from_file(Path(options.target))
-    folder = fetch_model(endpoint.spec.source, cache=models, token=hugging_face_token(os.environ), on_progress=on_transfer)
+    folder = fetch_model(
+        endpoint.spec.source, cache=models, token=hugging_face_token(os.environ), on_progress=on_transfer
+    )
     limit = endpoint.spec.serving.max_input_tokens
     return Subject(
         name=endpoint.metadata.name,
@@ -155,3 +268,60 @@ def everyday_tokenizer() -> Backend:
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
     )
     return tokenizer
+
+
+QUERY_TOKENS = 10
+
+
+def fewest_tokens(task: TaskName, tokenizer: Backend) -> int:
+    """Tokens of the shortest input of the task, special ones and a mask included: a word, or a pair of them."""
+    maker = TextMaker(tokenizer)
+    match task:
+        case TaskName.TEXT_RANKING | TaskName.QUESTION_ANSWERING:
+            return maker.count(maker.one_token_words[0], maker.one_token_words[0])
+        case TaskName.FILL_MASK:
+            return maker.specials + 2
+        case _:
+            return maker.specials + 1
+
+
+def batch_bodies(
+    task: TaskName,
+    tokenizer: Backend,
+    tokens: int,
+    batch: int,
+    *,
+    count: int,
+    mask_token: str | None = None,
+    seed: int = 0,
+) -> tuple[RequestBody, ...]:
+    """`count` different requests of `batch` texts. For pairs, `tokens` is the length of the pair.
+
+    The batch is the number of sentences for one source (sentence-similarity), or of texts for one query (text-ranking).
+    """
+    if task in {TaskName.TEXT_RANKING, TaskName.SENTENCE_SIMILARITY}:
+        maker = TextMaker(tokenizer, seed=seed)
+        payloads = [_one_to_many(task, maker, tokens, batch) for _ in range(count)]
+    else:
+        singles = predict_bodies(task, tokenizer, [tokens] * (count * batch), mask_token=mask_token, seed=seed)
+        parsed = [json.loads(single.body) for single in singles]
+        payloads = [_merge(parsed[start : start + batch]) for start in range(0, len(parsed), batch)]
+    return tuple(
+        RequestBody(body=json.dumps(payload, ensure_ascii=False, separators=(",", ":")), group=tokens)
+        for payload in payloads
+    )
+
+
+def _merge(payloads: list[dict[str, Any]]) -> dict[str, Any]:
+    """One request of several; one alone stays as it is."""
+    if len(payloads) == 1:
+        return payloads[0]
+    return {**payloads[0], "inputs": [payload["inputs"] for payload in payloads]}
+
+
+def _one_to_many(task: TaskName, maker: TextMaker, tokens: int, batch: int) -> dict[str, Any]:
+    if task is TaskName.SENTENCE_SIMILARITY:
+        sentences = [maker.text(tokens) for _ in range(batch)]
+        return {"inputs": {"source_sentence": maker.text(tokens), "sentences": sentences}}
+    query = maker.text(min(QUERY_TOKENS, max(tokens // 2, 1)))
+    return {"inputs": {"query": query, "texts": [maker.pair(query, tokens) for _ in range(batch)]}}

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING
 import psutil
 from tokenizers import Tokenizer
 
-from penstock.manifest import Manifest, Outcome, served_latency
-from penstock.manifest import Frozen
-from penstock_bench.measuring.cell import CellResult, CellSpec
-from penstock_bench.measuring.client import Client, MeasurementFailed
-from penstock_bench.servers.parent import end_with_parent
+from penstock.manifest import Frozen, Manifest, Outcome, served_latency
+from penstock_bench.cell import CellResult, CellSpec, Client, MeasurementFailed
+from penstock_bench.server import end_with_parent
 from penstock_optimizer.candidate.isolation import Worker, WorkerFailed
 from penstock_optimizer.candidate.measure import LEAST_RUNS, no_collection
 from penstock_optimizer.load.workload import TextMaker
@@ -114,7 +112,7 @@ class Floor:
         self._maker = TextMaker(tokenizer)
         self._scratch = tempfile.TemporaryDirectory(prefix="penstock-bench-")
         log = Path(self._scratch.name) / "floor.log"
-        self._worker = Worker("penstock_bench.servers.floor:Forward", log=log, cpus=cpus)
+        self._worker = Worker("penstock_bench.floor:Forward", log=log, cpus=cpus)
         try:
             self._worker.call("load", artefact=str(artefact), timeout_seconds=START_SECONDS)
         except WorkerFailed as error:

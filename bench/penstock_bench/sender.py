@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from penstock_bench.measuring.cell import CellResult, CellSpec
+from penstock_bench.cell import CellResult, CellSpec
 from penstock_optimizer.load.client import SWEEP_SECONDS, LoadClient, is_good, status_name
 from penstock_optimizer.load.summary import quantile
 from penstock_optimizer.load.timing import (

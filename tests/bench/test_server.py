@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock_bench.measuring.client import MeasurementFailed
-from penstock_bench.servers import server as server_module
-from penstock_bench.servers.server import MeasuredServer, free_port, on_cpus
+from penstock_bench import server as server_module
+from penstock_bench.cell import MeasurementFailed
+from penstock_bench.server import MeasuredServer, free_port, on_cpus
 from tests.bench.conftest import STUB, StartStub, ends
 
 FIRST_CPU = min(os.sched_getaffinity(0))
@@ -63,7 +63,7 @@ def test_a_server_that_ignores_the_signal_is_killed(start_stub: StartStub, monke
 
 LEAVES = """
 import sys, time
-from penstock_bench.servers.server import MeasuredServer, free_port
+from penstock_bench.server import MeasuredServer, free_port
 port = free_port()
 server = MeasuredServer.start("stub", [sys.executable, sys.argv[1], str(port)], port=port)
 server.wait_until_ready("/health", seconds=60)

@@ -11,10 +11,9 @@ import pytest
 
 from penstock.manifest import CandidateFacts, LatencyPoint, Outcome, ServedGraph
 from penstock.recipe import Batching, ShortRoute
-from penstock_bench.measuring.cell import CellSpec
-from penstock_bench.measuring.client import MeasurementFailed
-from penstock_bench.servers.floor import Floor, fastest_ratio
-from penstock_bench.servers.subject import everyday_tokenizer
+from penstock_bench.cell import CellSpec, MeasurementFailed
+from penstock_bench.floor import Floor, fastest_ratio
+from penstock_bench.subject import everyday_tokenizer
 from penstock_optimizer.candidate.isolation import Worker
 from penstock_optimizer.load.client import RequestBody
 from tests.bench.conftest import ends
@@ -117,8 +116,8 @@ def test_the_forward_pass_of_an_artefact_is_timed(artefact: Path) -> None:
 LEAVES = """
 import sys, time
 from pathlib import Path
-from penstock_bench.servers.floor import Floor
-from penstock_bench.servers.subject import everyday_tokenizer
+from penstock_bench.floor import Floor
+from penstock_bench.subject import everyday_tokenizer
 floor = Floor(Path(sys.argv[1]), everyday_tokenizer(), ())
 floor.pause()
 print(*floor.pids, flush=True)

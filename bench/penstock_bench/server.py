@@ -1,13 +1,18 @@
-"""A server that is measured: started on given CPUs, stopped with SIGSTOP while others are measured, ended."""
+"""A server that is measured: started on given CPUs, stopped with SIGSTOP while others are measured, ended.
+
+That of a ModelEndpoint file is optimised here for the given cores, and served by `penstock serve` as a user would.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.client
 import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -18,9 +23,28 @@ from pathlib import Path
 
 import psutil
 
-from penstock_bench.measuring.client import MeasurementFailed
-from penstock_bench.servers.parent import end_with_parent
+from penstock.resources.endpoint import ModelEndpoint
+from penstock.settings import hugging_face_token
+from penstock_bench.cell import MeasurementFailed
+from penstock_bench.results import OURS
 from penstock_optimizer.candidate.isolation import death_reason
+from penstock_optimizer.job.progress import DownloadReporter, ProgressEvent, Stage
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+"""Loaded here: between fork and exec nothing may be."""
+
+
+def end_with_parent(parent: int) -> None:
+    """From now on the kernel kills this process when its parent's thread that started it ends. What this process starts
+    itself is not meant.
+
+    `parent`: the process id that the parent is known by, which may have ended before it was asked for.
+    """
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 15.0
@@ -233,3 +257,58 @@ class MeasuredServer:
             for member in (parent, *parent.children(recursive=True)):
                 self._members.setdefault(member.pid, member)
         return [member for member in self._members.values() if member.is_running()]
+
+
+COMMAND = (sys.executable, "-m", "penstock_cli.main")
+READY_PATH = "/readyz"
+READY_SECONDS = 120.0
+TRANSFER_SECONDS = 10.0
+"""Between two lines about a download."""
+
+
+def find_or_make(
+    endpoint: ModelEndpoint, cores: int, *, store: Path, models: Path, on_line: Callable[[str], None]
+) -> Path:
+    """The artefact of the endpoint for this number of cores: found, or made now, with a line for each event.
+
+    PenstockErrors as `optimise`.
+    """
+    # Imported here: processes that are measured with this module load no search.
+    from penstock_optimizer.job.optimise import optimise
+
+    def tell(progress: ProgressEvent) -> None:
+        on_line(progress.message if progress.stage is Stage.DOWNLOAD else f"{progress.short}: {progress.message}")
+
+    return optimise(
+        endpoint,
+        store=store,
+        models=models,
+        cores=cores,
+        token=hugging_face_token(os.environ),
+        on_progress=tell,
+        on_transfer=DownloadReporter(tell, every_seconds=TRANSFER_SECONDS),
+    )
+
+
+def serve(
+    file: Path, cores: int, *, cpus: Sequence[int], store: Path, models: Path, seconds: float = READY_SECONDS
+) -> MeasuredServer:
+    """Serve the finished artefact of an endpoint's file; ready when it returns. MeasurementFailed when it does not."""
+    port = free_port()
+    words = [
+        *COMMAND,
+        "serve",
+        str(file),
+        *("--port", str(port)),
+        *("--cores", str(cores)),
+        *("--store", str(store)),
+        *("--models", str(models)),
+        "--no-optimize",
+    ]
+    server = MeasuredServer.start(OURS, words, port=port, cpus=cpus)
+    try:
+        server.wait_until_ready(READY_PATH, seconds=seconds)
+    except BaseException:
+        server.stop()
+        raise
+    return server

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_bench.measuring.cell import CellResult
-from penstock_bench.results.figures import Figures, latencies_by_group, paired_ratio
+from penstock_bench.cell import CellResult
+from penstock_bench.results import Figures, paired_ratio
 
 
 def cell(rate: float, *milliseconds: float, **values: object) -> CellResult:
@@ -65,10 +65,3 @@ def test_a_server_that_is_always_n_times_as_fast_has_ratio_n(rates: list[float],
     theirs = Figures.of([cell(rate, 1) for rate in rates])
 
     assert paired_ratio(ours, theirs) == pytest.approx(factor)
-
-
-def test_latencies_by_length() -> None:
-    found = latencies_by_group([cell(1, 1, 2, groups=(8, 16)), cell(1, 3, groups=(8,))])
-
-    assert {group: summary.count for group, summary in found.items()} == {8: 2, 16: 1}
-    assert found[8].mean == 2

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock_bench.measuring.cell import CellResult, CellSpec
-from penstock_bench.measuring.turns import Turn, measure_in_turn
+from penstock_bench.cell import CellResult, CellSpec, Turn, measure_in_turn
 from penstock_optimizer.load.client import RequestBody
 
 NUMBERS = {"a": 1, "b": 2, "c": 3}
