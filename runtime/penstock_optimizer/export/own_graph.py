@@ -14,9 +14,8 @@ from onnx import TensorProto, helper
 from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.manifest import Axes, GraphIO
 from penstock.tasks import Head
-from penstock_optimizer.export.exported import Exported
+from penstock_optimizer.export.exported import Exported, open_session
 from penstock_optimizer.export.graph import fused_nodes
-from penstock_optimizer.export.session import open_session
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.graph import check_data, graph_data
 

@@ -15,7 +15,7 @@ from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.manifest import Axes
 from penstock.tasks import Head
 from penstock_optimizer.export import Flavour, export
-from penstock_optimizer.export.session import open_session
+from penstock_optimizer.export.exported import open_session
 from penstock_runtime.models.folder import ModelFolder
 from tests.optimizer.export.judge import assert_equals_torch, rows
 from tests.optimizer.export.models import FAMILIES, SMALL, Made, make
