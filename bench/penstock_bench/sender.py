@@ -56,7 +56,7 @@ class Sender:
 
     def __init__(self, spec: CellSpec) -> None:
         self._spec = spec
-        self._exchanges = LoadClient(spec, self._settled)
+        self._exchanges = LoadClient(spec, self._settled, response_headers=spec.response_headers)
         self._recording_from: int | None = None
         self._before: UsageSnapshot | None = None
         self._after: UsageSnapshot | None = None

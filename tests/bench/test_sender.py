@@ -32,7 +32,7 @@ def send(one: CellSpec) -> CellResult:
 def test_one_client_measures_the_servers_time(start_stub: StartStub) -> None:
     server = start_stub(delay_ms=10)
 
-    result = send(spec(server.url, response_headers=("x-inference-time",)))
+    result = send(spec(server.url, response_headers=("x-inference-time", "x-absent")))
 
     count, busy = len(result.latencies_milliseconds), sum(result.latencies_milliseconds) / 1e3
     assert min(result.latencies_milliseconds) >= 10

@@ -41,7 +41,7 @@ class OnAnswer(Protocol):
 
 
 class RequestSource(Protocol):
-    """What to send and which headers of the answers to read: a LoadSpec, or a CellSpec of the bench."""
+    """What to send: a LoadSpec, or a CellSpec of the bench."""
 
     @property
     def url(self) -> str:
@@ -56,11 +56,6 @@ class RequestSource(Protocol):
     @property
     def headers(self) -> Mapping[str, str]:
         """Of each request, besides host and length."""
-        ...
-
-    @property
-    def response_headers(self) -> Sequence[str]:
-        """Names of numeric headers of the answers to read."""
         ...
 
     @property
@@ -213,11 +208,13 @@ class LoadClient:
         requests: RequestSource,
         on_settled: OnSettled,
         *,
+        response_headers: Sequence[str] = (),
         max_connections: int = sys.maxsize,
         idle_seconds: float = math.inf,
     ) -> None:
-        """`max_connections`: a request that finds all of them busy waits. `idle_seconds`: a connection idle for longer
-        is not used again, as the server may be about to close it."""
+        """`response_headers`: names of numeric headers of the answers to read. `max_connections`: a request that finds
+        all of them busy waits. `idle_seconds`: a connection idle for longer is not used again, as the server may be
+        about to close it."""
         self.due = array("d")
         self.sent = array("d")
         """0 for a request that was never sent."""
@@ -229,6 +226,7 @@ class LoadClient:
         parts = urlsplit(requests.url)
         self._address = (parts.hostname or "", parts.port or 80)
         self._on_settled = on_settled
+        self._response_headers = response_headers
         self._max_connections = max_connections
         self._idle_seconds = idle_seconds
         self._idle: list[ClientConnection] = []
@@ -304,7 +302,7 @@ class LoadClient:
         self._connecting += 1
         try:
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: ClientConnection(self._answered, self._lost, self._requests.response_headers), *self._address
+                lambda: ClientConnection(self._answered, self._lost, self._response_headers), *self._address
             )
         finally:
             self._connecting -= 1
