@@ -104,7 +104,7 @@ class Candidate:
         """Run the judging requests through the fp32 reference, store the outcomes in `file`, and prove how it may be
         batched."""
         from penstock_optimizer.candidate.work_folder import save_observed
-        from penstock_optimizer.guard import SingleRowForward, forward_of, measure_invariance, observe_reference
+        from penstock_optimizer.guard.gate import SingleRowForward, forward_of, measure_invariance, observe_reference
 
         forward = forward_of(self._latency_engine(), self._its_graph.io)
         alone = SingleRowForward(forward)
@@ -123,7 +123,7 @@ class Candidate:
     def judge(self, file: str) -> Verdict:
         """Compare it with the reference's outcomes in `file`."""
         from penstock_optimizer.candidate.work_folder import load_observed
-        from penstock_optimizer.guard import Reference, arithmetic_of, forward_of, judge_candidate, prepare
+        from penstock_optimizer.guard.gate import Reference, arithmetic_of, forward_of, judge_candidate, prepare
 
         reference = Reference(prepare(self._task, self._judging), load_observed(Path(file)))
         engine = self._latency_engine()
@@ -168,7 +168,7 @@ class Candidate:
     def judge_plan(self, file: str, plan: dict[str, Any], short: dict[str, Any] | None = None) -> Verdict:
         """Compare the answers of a plan with the reference's outcomes in `file`."""
         from penstock_optimizer.candidate.work_folder import load_observed
-        from penstock_optimizer.guard import Reference, forward_of, judge_answers, prepare
+        from penstock_optimizer.guard.gate import Reference, forward_of, judge_answers, prepare
 
         threads = {"streams": 1, "threads_per_stream": self._context.cores, **NEVER_WIDE.fields}
         engine = self._engines.of(self._planned(plan, short).model_copy(update=threads))
@@ -300,7 +300,7 @@ class Candidate:
     def _token_pool(self) -> list[int]:
         """Token ids as they occur in texts, to make rows of any length from; with one mask token at the start for
         graphs that compute the vocabulary for each mask."""
-        from penstock_optimizer.guard import prepare
+        from penstock_optimizer.guard.gate import prepare
 
         mask = self._tokenizer.mask_id
         ids = [token for prepared in prepare(self._task, self._judging[:60]) for token in prepared.rows[0].ids]

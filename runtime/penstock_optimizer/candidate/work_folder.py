@@ -32,7 +32,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from penstock.manifest import MANIFEST_NAME, CandidateFacts, Frozen, GraphIO
 from penstock.recipe import Recipe
-from penstock_optimizer.guard import ObservedAnswer
+from penstock_optimizer.guard.judge import ObservedAnswer
 from penstock_runtime.host.disk import lock_file, translate_write_errors
 
 REPORT_NAME = "report.html"
