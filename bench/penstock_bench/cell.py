@@ -147,29 +147,23 @@ class Measured(Protocol):
     @property
     def name(self) -> str:
         """In results."""
-        ...
 
     @property
     def cpus(self) -> tuple[int, ...]:
         """Its CPUs."""
-        ...
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Its processes."""
-        ...
 
     def pause(self) -> None:
         """Stop it."""
-        ...
 
     def resume(self) -> None:
         """Let it go on."""
-        ...
 
     def confine(self) -> None:
         """Keep its threads on its CPUs."""
-        ...
 
 
 @dataclass(frozen=True)

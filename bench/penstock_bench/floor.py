@@ -35,9 +35,7 @@ def fastest_ratio(manifest: Manifest) -> Mapping[int, float]:
     """By tokens: the fastest servable candidate's time over the chosen one's, as the optimiser measured them, where it
     measured both."""
     medians = {
-        candidate.recipe: {point.tokens: point.p50_milliseconds for point in candidate.latency}
-        for candidate in manifest.candidates
-        if candidate.outcome in SERVABLE
+        candidate.recipe: candidate.milliseconds for candidate in manifest.candidates if candidate.outcome in SERVABLE
     }
     chosen = served_latency(manifest.chosen.plan, manifest.candidates)
     return {

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from penstock_bench.judge import QUIET_ENOUGH, TABLE_BATCH, LengthVerdict, published_source, published_table
+from penstock_bench.judge import QUIET_ENOUGH, LengthVerdict, published_source, published_table
 from penstock_bench.results import BASELINE, OURS, BenchResults, SettingResult
 from penstock_optimizer.report.charts import Series, latency_chart, short, swatch
 
@@ -25,7 +25,7 @@ def render(results: BenchResults) -> str:
     """The whole page as HTML: no scripts, and nothing loaded from anywhere."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8"))
-    judged = _judged(results)
+    judged = results.judged
     series = _series(judged)
     return template.render(
         results=results,
@@ -108,14 +108,6 @@ def _style(environment: Environment) -> str:
     return environment.from_string(found.group(1)).render()
 
 
-def _judged(results: BenchResults) -> dict[int, SettingResult]:
-    return {
-        result.tokens: result
-        for result in results.settings
-        if result.cores == results.judged_cores and result.batch == TABLE_BATCH and result.ours.latency is not None
-    }
-
-
 def _where(results: BenchResults) -> str:
     cores = results.judged_cores
     return "" if not cores else " on 1 core" if cores == 1 else f" on {cores} cores"
@@ -150,7 +142,7 @@ def _series(judged: dict[int, SettingResult]) -> list[Series]:
 
 
 def _tiles(results: BenchResults) -> list[tuple[str, str]]:
-    judged = _judged(results)
+    judged = results.judged
     ratios = [verdict.ratio for verdict in results.verdicts if verdict.ratio is not None]
     tiles: list[tuple[str, str]] = []
     if ratios and results.passed is not None:

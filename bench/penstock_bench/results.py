@@ -199,19 +199,24 @@ class BenchResults(Frozen):
         return TABLE_CORES if TABLE_CORES in measured else measured[-1]
 
     @property
-    def verdicts(self) -> tuple[LengthVerdict, ...]:
-        """By length, at the judged number of cores and batch 1."""
-        judged = [
-            result
+    def judged(self) -> dict[int, SettingResult]:
+        """By tokens: what was answered at the judged number of cores and batch 1."""
+        return {
+            result.tokens: result
             for result in self.settings
             if result.cores == self.judged_cores and result.batch == TABLE_BATCH and result.ours.latency is not None
-        ]
+        }
+
+    @property
+    def verdicts(self) -> tuple[LengthVerdict, ...]:
+        """By length, of `judged`."""
+        judged = self.judged.items()
         return judge_lengths(
             self.cpu.isa,
-            milliseconds={result.tokens: result.ours.latency.p50 for result in judged if result.ours.latency},
-            ratios={result.tokens: result.ratio for result in judged if result.ratio is not None},
-            floors={result.tokens: result.floor_milliseconds for result in judged if result.floor_milliseconds},
-            foreign_shares={result.tokens: result.foreign_share for result in judged if result.foreign_share},
+            milliseconds={tokens: one.ours.latency.p50 for tokens, one in judged if one.ours.latency},
+            ratios={tokens: one.ratio for tokens, one in judged if one.ratio is not None},
+            floors={tokens: one.floor_milliseconds for tokens, one in judged if one.floor_milliseconds},
+            foreign_shares={tokens: one.foreign_share for tokens, one in judged if one.foreign_share},
         )
 
     @property

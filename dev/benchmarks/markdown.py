@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from penstock_bench.judge import TABLE_BATCH, published_table
+from penstock_bench.judge import published_table
 from penstock_bench.results import BenchResults, SettingResult
 
 
@@ -17,11 +17,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def against_published(results: BenchResults) -> str:
     """The judged lengths with the published figures, as Markdown."""
-    by_tokens = {
-        result.tokens: result
-        for result in results.settings
-        if result.cores == results.judged_cores and result.batch == TABLE_BATCH
-    }
+    by_tokens = results.judged
     rows = []
     for verdict in results.verdicts:
         result = by_tokens[verdict.tokens]

@@ -76,7 +76,6 @@ class Policy(Protocol):
 
     def decide(self, view: View) -> int | None:
         """How many replicas to ask for; None leaves the number."""
-        ...
 
 
 TOLERANCE = 0.1

@@ -97,6 +97,19 @@ class CandidateRecord(Frozen):
     taught: str = ""
     """sha256 of the outcomes that the reference gave; empty in the records of others."""
 
+    @property
+    def built(self) -> BuiltFacts | None:
+        """The graph as it was built; None when none was."""
+        if not self.graph or self.io is None:
+            return None
+        return BuiltFacts(
+            graph=self.graph,
+            io=self.io,
+            fused_nodes=self.facts.fused_nodes,
+            size_bytes=self.facts.size_bytes,
+            seconds=self.facts.build_seconds,
+        )
+
 
 class ExportRecord(Frozen):
     """The record of an exported fp32 graph."""

@@ -26,7 +26,7 @@ from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.manifest import GraphIO
 from penstock.tasks import Head
 from penstock_optimizer.export.build import Flavour
-from penstock_optimizer.export.exported import Exported, no_head, open_session
+from penstock_optimizer.export.exported import CLASS_ENDINGS, Exported, no_head, open_session
 from penstock_optimizer.export.graph import SINGLE_FILE_BYTES, fused_nodes
 from penstock_optimizer.export.own_graph import OUTPUTS
 from penstock_runtime.models.files import read_optional
@@ -36,10 +36,7 @@ from penstock_runtime.tokens.backend import uses_type_ids
 
 AUTO_CLASS: Mapping[Head, str] = {
     Head.ENCODER: "AutoModel",
-    Head.SEQUENCE: "AutoModelForSequenceClassification",
-    Head.TOKEN: "AutoModelForTokenClassification",
-    Head.SPAN: "AutoModelForQuestionAnswering",
-    Head.MASKED_LM: "AutoModelForMaskedLM",
+    **{head: f"AutoModel{endings[0]}" for head, endings in CLASS_ENDINGS.items()},
 }
 OPSET_OF_PROGRAM, OPSET_OF_TRACE = 18, 17
 """The lowest that the newer exporter writes; the one that we write."""

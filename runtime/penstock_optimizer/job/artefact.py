@@ -103,11 +103,6 @@ NOISY = 0.15
 """Above this scatter of repeated measurements, small differences mean nothing."""
 
 
-def milliseconds(facts: CandidateFacts) -> dict[int, float]:
-    """Median latency by tokens."""
-    return {point.tokens: point.p50_milliseconds for point in facts.latency}
-
-
 def conclude(
     candidates: Sequence[CandidateFacts],
     *,
@@ -196,12 +191,12 @@ def _ratio(slow: CandidateFacts | None, fast: CandidateFacts | None, expected: S
     """Expected latency of the one over that of the other; None when either was not measured."""
     if slow is None or fast is None or not slow.latency or not fast.latency:
         return None
-    return expected_milliseconds(milliseconds(slow), expected) / expected_milliseconds(milliseconds(fast), expected)
+    return expected_milliseconds(slow.milliseconds, expected) / expected_milliseconds(fast.milliseconds, expected)
 
 
 def speed_up(reference: CandidateFacts, plan: Plan, by_recipe: Mapping[Recipe, CandidateFacts]) -> dict[int, float]:
     """fp32 time over that of the chosen plan, by tokens."""
-    slow = milliseconds(reference)
+    slow = reference.milliseconds
     fast = {point.tokens: point.p50_milliseconds for point in served_latency(plan, by_recipe.values())}
     return {tokens: slow[tokens] / fast[tokens] for tokens in sorted(slow.keys() & fast.keys()) if fast[tokens] > 0}
 

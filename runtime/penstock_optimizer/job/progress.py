@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from penstock.manifest import CandidateFacts, Manifest, ReasonCode
 from penstock.recipe import Plan, Recipe
@@ -68,12 +68,8 @@ class ProgressEvent:
         return json.dumps({**asdict(self), "stage": self.stage.value, "short": self.short}, ensure_ascii=False)
 
 
-class OnProgressEvent(Protocol):
-    """Receives events; must return quickly, since measuring waits for it."""
-
-    def __call__(self, progress: ProgressEvent, /) -> None:
-        """Receive one event."""
-        ...
+OnProgressEvent = Callable[[ProgressEvent], None]
+"""Receives events; must return quickly, since measuring waits for it."""
 
 
 def ignore_progress(_: ProgressEvent, /) -> None:

@@ -32,12 +32,9 @@ class RequestBody(Frozen):
     """Results are also reported by group, such as the length in tokens."""
 
 
-class OnAnswer(Protocol):
-    """Called when a request is answered, or never will be."""
-
-    def __call__(self, connection: ClientConnection, request: int, status: int, at: float) -> None:
-        """`status` 0: the connection was lost first. `at`: seconds of `time.perf_counter()`."""
-        ...
+OnAnswer = Callable[["ClientConnection", int, int, float], None]
+"""Called with the number of a request when it is answered or never will be, its status (0: the connection was lost
+first), and the time (`time.perf_counter()`)."""
 
 
 class RequestSource(Protocol):
@@ -46,22 +43,18 @@ class RequestSource(Protocol):
     @property
     def url(self) -> str:
         """Plain HTTP."""
-        ...
 
     @property
     def bodies(self) -> Sequence[RequestBody]:
         """Sent in this order, repeatedly."""
-        ...
 
     @property
     def headers(self) -> Mapping[str, str]:
         """Of each request, besides host and length."""
-        ...
 
     @property
     def timeout_seconds(self) -> float:
         """For each request."""
-        ...
 
 
 def request_bytes(spec: RequestSource) -> list[bytes]:

@@ -148,7 +148,6 @@ class Writer(Protocol):
 
     def write(self, graph: LinearGraph, product: Product) -> tuple[list[Any], list[Any]]:
         """The nodes to stand in front of the product's node, and those in its place. Constants are added."""
-        ...
 
 
 def quantise(graph: LinearGraph, style: Style, seen: Mapping[str, Seen], writer: Writer, *, threads: int = 1) -> None:

@@ -5,6 +5,7 @@ Pure functions word the texts and rows that the template prints; `render_report`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -109,14 +110,10 @@ def reference_candidate(manifest: Manifest) -> CandidateFacts | None:
     return next((one for one in manifest.candidates if one.recipe == baseline), None)
 
 
-def milliseconds(candidate: CandidateFacts | None) -> dict[int, float]:
-    """Median latency by tokens."""
-    return {point.tokens: point.p50_milliseconds for point in candidate.latency} if candidate else {}
-
-
 def has_first_looks(manifest: Manifest) -> bool:
     """Whether some candidates were settled by a first look, at fewer lengths and at another moment than the rest."""
-    full = len(milliseconds(reference_candidate(manifest)))
+    reference = reference_candidate(manifest)
+    full = len(reference.latency) if reference else 0
     return any(0 < len(one.latency) < full for one in manifest.candidates)
 
 
@@ -143,14 +140,11 @@ def agreement(manifest: Manifest, candidate: CandidateFacts, metric: Metric | No
 
 def typical_speed_up(candidate: CandidateFacts, reference: CandidateFacts | None) -> float | None:
     """Geometric mean over the lengths that both were measured at."""
-    ours, theirs = milliseconds(candidate), milliseconds(reference)
+    ours, theirs = candidate.milliseconds, reference.milliseconds if reference else {}
     common = [theirs[tokens] / ours[tokens] for tokens in ours.keys() & theirs.keys() if ours[tokens] > 0]
     if not common:
         return None
-    product = 1.0
-    for ratio in common:
-        product *= ratio
-    return float(product ** (1 / len(common)))
+    return float(math.prod(common) ** (1 / len(common)))
 
 
 def series(manifest: Manifest) -> list[Series]:
@@ -162,7 +156,7 @@ def series(manifest: Manifest) -> list[Series]:
         Series(
             name=one.recipe.name,
             style=position,
-            latency=milliseconds(one),
+            latency=one.milliseconds,
             emphasis=emphasis.get(one.outcome, "out"),
             speed_up=typical_speed_up(one, reference),
             agreement=agreement(manifest, one, metric),
@@ -222,7 +216,8 @@ def tiles(manifest: Manifest) -> list[Tile]:
 
 def length_rows(manifest: Manifest) -> list[LengthRow]:
     """fp32 against what serves each length."""
-    reference = milliseconds(reference_candidate(manifest))
+    found = reference_candidate(manifest)
+    reference = found.milliseconds if found else {}
     served = served_latency(manifest.chosen.plan, manifest.candidates)
     chosen = {point.tokens: point.p50_milliseconds for point in served}
     shares = {one.tokens: one.share for one in manifest.gemm}
@@ -243,7 +238,7 @@ def candidate_rows(manifest: Manifest, lengths: Sequence[int]) -> list[Candidate
     """All candidates, in the order in which they were tried."""
     rows = []
     for position, one in enumerate(manifest.candidates):
-        measured = milliseconds(one)
+        measured = one.milliseconds
         verdict = one.verdict
         rows.append(
             CandidateRow(
