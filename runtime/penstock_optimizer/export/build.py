@@ -41,11 +41,6 @@ from penstock_optimizer.export.graph import MICROSOFT, Graph
 QUICK_GELU_SLOPE = 1.702
 
 
-def write_activation(graph: Graph, x: str, activation: Activation, name: str) -> str:
-    """Append the activation of the value `x` to the graph; returns the result's name."""
-    return _WRITERS[activation](graph, x, name)
-
-
 def _constant(graph: Graph, value: float) -> str:
     return graph.number(value, f"number.{value:.6g}")
 
@@ -169,7 +164,7 @@ class Operators(ABC):
 
     def activation(self, x: str, activation: Activation, name: str) -> str:
         """The activation of every value."""
-        return write_activation(self.graph, x, activation, name)
+        return _WRITERS[activation](self.graph, x, name)
 
     @abstractmethod
     def mask(self, attention_mask: str) -> str:

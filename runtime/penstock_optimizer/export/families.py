@@ -161,13 +161,13 @@ class Family:
 
     def embeddings(self) -> Embeddings:
         """Words, positions, types."""
-        reader, width = self.reader, self.embedding_width
-        types = reader.integer("type_vocab_size", 2, least=0) if self.has_types else 0
+        body, width = self.reader.body, self.embedding_width
+        types = self.reader.integer("type_vocab_size", 2, least=0) if self.has_types else 0
         return Embeddings(
-            words=reader.table("embeddings.word_embeddings", self.integer("vocab_size"), width),
-            positions=reader.table("embeddings.position_embeddings", self.integer("max_position_embeddings"), width),
-            types=reader.table("embeddings.token_type_embeddings", types, width) if types else None,
-            norm=reader.norm("embeddings.LayerNorm", width, self.epsilon),
+            words=body.table("embeddings.word_embeddings", self.integer("vocab_size"), width),
+            positions=body.table("embeddings.position_embeddings", self.integer("max_position_embeddings"), width),
+            types=body.table("embeddings.token_type_embeddings", types, width) if types else None,
+            norm=body.norm("embeddings.LayerNorm", width, self.epsilon),
             position_kind=self.positions,
             padding_id=self.padding_id if self.positions is Positions.CUMULATIVE else 0,
         )
@@ -178,17 +178,17 @@ class Family:
 
     def layer(self, name: str) -> Layer:
         """One layer."""
-        reader, names, hidden, epsilon = self.reader, self.layer_names, self.hidden, self.epsilon
+        body, names, hidden, epsilon = self.reader.body, self.layer_names, self.hidden, self.epsilon
         inner = self.integer("intermediate_size")
         return Layer(
-            query=reader.dense(f"{name}.{names.query}", hidden, hidden),
-            key=reader.dense(f"{name}.{names.key}", hidden, hidden),
-            value=reader.dense(f"{name}.{names.value}", hidden, hidden),
-            output=reader.dense(f"{name}.{names.output}", hidden, hidden),
-            attention_norm=reader.norm(f"{name}.{names.attention_norm}", hidden, epsilon),
-            up=reader.dense(f"{name}.{names.up}", hidden, inner),
-            down=reader.dense(f"{name}.{names.down}", inner, hidden),
-            output_norm=reader.norm(f"{name}.{names.output_norm}", hidden, epsilon),
+            query=body.dense(f"{name}.{names.query}", hidden, hidden),
+            key=body.dense(f"{name}.{names.key}", hidden, hidden),
+            value=body.dense(f"{name}.{names.value}", hidden, hidden),
+            output=body.dense(f"{name}.{names.output}", hidden, hidden),
+            attention_norm=body.norm(f"{name}.{names.attention_norm}", hidden, epsilon),
+            up=body.dense(f"{name}.{names.up}", hidden, inner),
+            down=body.dense(f"{name}.{names.down}", inner, hidden),
+            output_norm=body.norm(f"{name}.{names.output_norm}", hidden, epsilon),
         )
 
     def top(self, head: Head, encoder: Encoder) -> Top:
@@ -199,12 +199,12 @@ class Family:
                 return None
             case Head.SEQUENCE:
                 names = self.classifier_names
-                dense = (reader.dense if names.pooled else reader.head_dense)(names.dense, hidden, hidden)
-                return Classifier(dense, names.activation, reader.head_dense(names.out, hidden, self.labels))
+                dense = (reader.body.dense if names.pooled else reader.top.dense)(names.dense, hidden, hidden)
+                return Classifier(dense, names.activation, reader.top.dense(names.out, hidden, self.labels))
             case Head.TOKEN:
-                return TokenClassifier(reader.head_dense("classifier", hidden, self.labels))
+                return TokenClassifier(reader.top.dense("classifier", hidden, self.labels))
             case Head.SPAN:
-                return SpanClassifier(reader.head_dense("qa_outputs", hidden, 2))
+                return SpanClassifier(reader.top.dense("qa_outputs", hidden, 2))
             case Head.MASKED_LM:
                 return self._mask_filler(encoder)
 
@@ -217,9 +217,9 @@ class Family:
             )
         reader, names, width = self.reader, self.mask_names, self.embedding_width
         return MaskFiller(
-            dense=reader.head_dense(names.dense, encoder.hidden, width),
+            dense=reader.top.dense(names.dense, encoder.hidden, width),
             activation=names.activation or encoder.activation,
-            norm=reader.head_norm(names.norm, width, self.epsilon),
+            norm=reader.top.norm(names.norm, width, self.epsilon),
             out=self._vocabulary(encoder.embeddings.words, names),
             mask_id=mask_id,
         )
@@ -228,9 +228,9 @@ class Family:
         """The product with the vocabulary: the word vectors again, unless config.json unties them."""
         weight = words
         if self.folder.config.get("tie_word_embeddings", True) is not True:
-            weight = self.reader.head_table(names.projection, *words.shape)
+            weight = self.reader.top.table(names.projection, *words.shape)
         biases = (*((names.bias,) if names.bias else ()), f"{names.projection}.bias")
-        return Dense(weight, self.reader.head_vector(biases, len(words)))
+        return Dense(weight, self.reader.top.vector(biases, len(words)))
 
 
 def _check(folder: ModelFolder) -> None:
@@ -314,7 +314,7 @@ class Electra(Family):
         embeddings = super().embeddings()
         if self.embedding_width == self.hidden:
             return embeddings
-        projection = self.reader.dense("embeddings_project", self.embedding_width, self.hidden)
+        projection = self.reader.body.dense("embeddings_project", self.embedding_width, self.hidden)
         return replace(embeddings, projection=projection)
 
 
@@ -339,7 +339,7 @@ class Albert(Family):
 
     def embeddings(self) -> Embeddings:
         """As BERT's, always projected."""
-        projection = self.reader.dense("encoder.embedding_hidden_mapping_in", self.embedding_width, self.hidden)
+        projection = self.reader.body.dense("encoder.embedding_hidden_mapping_in", self.embedding_width, self.hidden)
         return replace(super().embeddings(), projection=projection)
 
     def all_layers(self) -> tuple[Layer, ...]:
@@ -397,7 +397,7 @@ class MPNet(Roberta):
         length = len(encoder.embeddings.positions) - self.padding_id - 1
         if rows < BUCKETS or length > LONGEST:
             raise NotBuildable(f"it has {rows} distance buckets for {length} positions")
-        table = self.reader.table("encoder.relative_attention_bias", rows, encoder.heads)
+        table = self.reader.body.table("encoder.relative_attention_bias", rows, encoder.heads)
         return replace(encoder, distance_bias=distance_bias(table, length))
 
 

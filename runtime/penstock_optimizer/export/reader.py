@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,31 @@ def _as_float32(info: TensorInfo, stored_name: str) -> Float:
     return array.view(np.ndarray).reshape(info.shape)
 
 
+@dataclass(frozen=True)
+class Tensors:
+    """The tensors below one prefix of names."""
+
+    weights: Weights
+    prefix: str
+
+    def table(self, name: str, rows: int, width: int) -> Float:
+        """A matrix [rows, width]."""
+        return self.weights.take(f"{self.prefix}{name}.weight", (rows, width))
+
+    def dense(self, name: str, width_in: int, width_out: int) -> Dense:
+        """A linear layer."""
+        return Dense(self.table(name, width_out, width_in), self.vector((f"{name}.bias",), width_out))
+
+    def norm(self, name: str, width: int, epsilon: float) -> Norm:
+        """A normalisation."""
+        return Norm(self.vector((f"{name}.weight",), width), self.vector((f"{name}.bias",), width), epsilon)
+
+    def vector(self, names: tuple[str, ...], length: int) -> Float:
+        """A vector, under the first of these names that the weights have."""
+        present = [name for name in names if f"{self.prefix}{name}" in self.weights]
+        return self.weights.take(f"{self.prefix}{(present or names)[0]}", (length,))
+
+
 class NotBuildable(Exception):
     """The builder does not know this model: the message has the reason. The export through torch may still work."""
 
@@ -117,10 +143,11 @@ class Reader:
         known = [prefix for prefix in (f"{base}.", "") if prefix in prefixes]
         if not known and len(prefixes) > 1:
             raise NotBuildable(f"its weights hold several encoders ({', '.join(prefixes)})")
-        self.body = (known or prefixes or [""])[0]
-        """Prefix of the names of the encoder's tensors."""
-        self.top = self.body.removesuffix(f"{base}.") if self.body.endswith(f"{base}.") else ""
-        """Prefix of the names of the head's tensors."""
+        prefix = (known or prefixes or [""])[0]
+        self.body = Tensors(self.weights, prefix)
+        """The encoder's."""
+        self.top = Tensors(self.weights, prefix.removesuffix(f"{base}.") if prefix.endswith(f"{base}.") else "")
+        """The head's."""
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """A whole number of config.json."""
@@ -156,43 +183,6 @@ class Reader:
         if width % heads:
             raise self._bad(key, heads, f"a number that divides the {width_key} of {width}")
         return heads
-
-    def table(self, name: str, rows: int, width: int) -> Float:
-        """An embedding of the encoder."""
-        return self.weights.take(f"{self.body}{name}.weight", (rows, width))
-
-    def dense(self, name: str, width_in: int, width_out: int) -> Dense:
-        """A linear layer of the encoder."""
-        return self._dense(f"{self.body}{name}", width_in, width_out)
-
-    def norm(self, name: str, width: int, epsilon: float) -> Norm:
-        """A normalisation of the encoder."""
-        return self._norm(f"{self.body}{name}", width, epsilon)
-
-    def head_dense(self, name: str, width_in: int, width_out: int) -> Dense:
-        """A linear layer of the head."""
-        return self._dense(f"{self.top}{name}", width_in, width_out)
-
-    def head_norm(self, name: str, width: int, epsilon: float) -> Norm:
-        """A normalisation of the head."""
-        return self._norm(f"{self.top}{name}", width, epsilon)
-
-    def head_vector(self, names: tuple[str, ...], length: int) -> Float:
-        """A vector of the head, under the first of these names that the weights have."""
-        present = [name for name in names if f"{self.top}{name}" in self.weights]
-        return self.weights.take(f"{self.top}{(present or names)[0]}", (length,))
-
-    def head_table(self, name: str, rows: int, width: int) -> Float:
-        """A matrix of the head."""
-        return self.weights.take(f"{self.top}{name}.weight", (rows, width))
-
-    def _dense(self, name: str, width_in: int, width_out: int) -> Dense:
-        return Dense(
-            self.weights.take(f"{name}.weight", (width_out, width_in)), self.weights.take(f"{name}.bias", (width_out,))
-        )
-
-    def _norm(self, name: str, width: int, epsilon: float) -> Norm:
-        return Norm(self.weights.take(f"{name}.weight", (width,)), self.weights.take(f"{name}.bias", (width,)), epsilon)
 
     def _bad(self, key: str, value: Any, wanted: str) -> CorruptModel:
         return CorruptModel(
