@@ -185,10 +185,10 @@ class Candidate:
         """The best rate of matrix products in this precision of any engine here, 10^9 operations a second."""
         wanted = Precision(precision)
         path = Path(folder) / "chain.onnx"
-        gemm.write_chain(path, int8=gemm.is_int8(wanted))
+        gemm.write_chain(path, int8=wanted in gemm.INT8)
         rates = []
-        for recipe in gemm.chain_recipes(wanted, tuple(EngineName)):
-            engine = load_engine(path, gemm.IO, recipe, gemm.chain_threads(self._context.cores))
+        for recipe in gemm.chain_recipes(wanted):
+            engine = load_engine(path, gemm.IO, recipe, Threads(1, self._context.cores))
             rates.append(gemm.measure_chain(engine))
             engine.close()
         return max(rates)

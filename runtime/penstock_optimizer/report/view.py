@@ -75,15 +75,6 @@ class CandidateRow:
     """Batching, fused nodes, size, build time."""
 
 
-@dataclass(frozen=True)
-class PlanRow:
-    """One step of the plan search."""
-
-    plan: str
-    promoted: bool
-    reason: str
-
-
 def lengths_shown(manifest: Manifest) -> tuple[int, ...]:
     """The lengths of the candidates' table: the usual ones, as far as they were measured, else a spread of those."""
     measured = sorted({point.tokens for one in manifest.candidates for point in one.latency})
@@ -258,11 +249,6 @@ def candidate_rows(manifest: Manifest, lengths: Sequence[int]) -> list[Candidate
     return rows
 
 
-def plan_rows(manifest: Manifest) -> list[PlanRow]:
-    """The plan search, step by step."""
-    return [PlanRow(plan_text(trial.plan), trial.promoted, trial.reason) for trial in manifest.trials]
-
-
 def plan_text(plan: Plan) -> str:
     """A plan in full, such as `openvino-int8, 2x1 threads, padded up to 8 rows / 512 tokens / 15 % padding,
     all cores from 64 tokens`."""
@@ -345,7 +331,7 @@ def render_report(manifest: Manifest) -> str:
         length_rows=length_rows(manifest),
         lengths=lengths,
         candidates=candidate_rows(manifest, lengths),
-        plans=plan_rows(manifest),
+        plans=[(plan_text(trial.plan), trial) for trial in manifest.trials],
         # The charts escape the texts in them.
         swatches=[Markup(swatch(one)) for one in drawn],  # noqa: S704
         latency_chart=Markup(latency_chart(drawn)),  # noqa: S704
