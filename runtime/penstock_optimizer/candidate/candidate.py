@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.errors import UnsupportedModel
 from penstock.manifest import Verdict
-from penstock.recipe import EngineName, Plan, Precision, Recipe
+from penstock.recipe import Plan, Precision, Recipe
 from penstock.tasks import HEAD_OF_TASK, Head
 from penstock_optimizer.candidate import gemm, measure
 from penstock_optimizer.candidate.measure import BorrowedEngine, EngineCache, resident_bytes, shapes

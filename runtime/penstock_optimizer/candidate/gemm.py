@@ -11,7 +11,7 @@ is left out, as the ceiling has none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 from penstock.manifest import Axes, GemmShare, GraphIO
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import Head
-from penstock_runtime.engines.base import Engine, Threads
+from penstock_runtime.engines.base import Engine
 from penstock_runtime.rows import Batch
 
 _HIDDEN = ("hidden_size", "dim", "d_model", "n_embd")

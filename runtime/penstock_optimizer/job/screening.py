@@ -229,7 +229,9 @@ class Screening:
             run.close()
             if reference:
                 raise
-            if failure.kind == OutOfDisk.__name__ or (failure.failure is not CallFailure.TIMED_OUT and self._is_full()):
+            if failure.kind == OutOfDisk.__name__ or (
+                failure.failure is not CallFailure.TIMED_OUT and is_full(self._work.path)
+            ):
                 # Not the candidate's fault: with space on the disk it may be the best of all.
                 raise full_disk_error(self._work.path, what=WORK) from failure
             run.settle_failed(failure)
@@ -292,9 +294,6 @@ class Screening:
             run.milliseconds = {}
         for tokens, values in times.items():
             run.milliseconds.setdefault(tokens, []).extend(values)
-
-    def _is_full(self) -> bool:
-        return is_full(self._work.path)
 
     def _left(self) -> float:
         return self._budget.left_for_candidates() - KILL_SECONDS

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.manifest import GemmShare
-from penstock.recipe import EngineName, Precision
+from penstock.recipe import Precision
 from penstock_optimizer.candidate import measure
 from penstock_optimizer.candidate.gemm import (
     IO,
