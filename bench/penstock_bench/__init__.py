@@ -1,7 +1,7 @@
 """`penstock bench`: the published experiment on any endpoint, interleaved with plain transformers.
 
-`grid`, `judge`, `results` and `report` are pure; `sender` sends the requests from a process of its own, `baseline` is
-the server that we are compared with, `floor` the forward pass alone; `run_bench` does it all.
+`grid`, `judge`, `results` and `report` are pure; `cell` sends the requests from a process of its own, `baseline` is the
+server that Penstock is compared with, `floor` the forward pass alone; `run_bench` does it all.
 """
 
 from penstock_bench.grid import BenchOptions

@@ -58,9 +58,9 @@ def run(job: tuple[str, int]) -> Figures:
     from benchmarks.recorded import RECORDED, recorded
     from penstock_operator.scaling.decide import Service
     from penstock_simulator.choices import PolicyKind
+    from penstock_simulator.compare import Traffic, simulate
     from penstock_simulator.fleet import MODEL, FleetSettings, reference_curve
     from penstock_simulator.policies import OWN_SCRAPE_SECONDS, Endpoint, Limits, make_policy
-    from penstock_simulator.run import Traffic, simulate
     from penstock_simulator.traces import built_in
 
     name, seed = job

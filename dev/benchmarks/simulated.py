@@ -35,9 +35,9 @@ from penstock_optimizer.load.generator import poisson_arrivals
 from penstock_optimizer.load.workload import predict_bodies
 from penstock_runtime.host import read_host
 from penstock_simulator.choices import PolicyKind
+from penstock_simulator.compare import Traffic, simulate
 from penstock_simulator.fleet import FleetSettings, ReplicaModel
 from penstock_simulator.policies import OWN_SCRAPE_SECONDS, Endpoint, Limits, make_policy
-from penstock_simulator.run import Traffic, simulate
 from penstock_simulator.traces import WARM_UP_SECONDS, Trace
 
 CALM, PEAK, AFTER = 0.5, 1.6, 0.4

@@ -4,8 +4,7 @@
     fleet     replicas as queues, fitted to the endpoint's capacity curve, and every request through them
     scraper   what Prometheus would know of it
     policies  ours, and rivals
-    run       one trace, one policy, one seed
-    compare   all of them at equal replica-hours
+    compare   one run of a policy, and all policies at equal replica-hours
     report    the comparison as a page and as figures
 
 Nothing in the operator imports it; the command line does.

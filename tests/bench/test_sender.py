@@ -9,8 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from penstock_bench.cell import CellResult, CellSpec, Client, MeasurementFailed
-from penstock_bench.sender import MOST_FAILURES, send_cell
+from penstock_bench.cell import MOST_FAILURES, CellResult, CellSpec, Client, MeasurementFailed, send_cell
 from penstock_bench.server import free_port
 from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.timing import time_slice_nanoseconds

@@ -19,6 +19,7 @@ from penstock_simulator.compare import (
     PolicyVerdict,
     TraceResult,
     compare,
+    flips,
     judge,
     late_at,
     over_range,
@@ -27,7 +28,6 @@ from penstock_simulator.compare import (
 from penstock_simulator.fleet import MODEL, FleetSettings, reference_curve
 from penstock_simulator.policies import Limits
 from penstock_simulator.report import COLUMNS, figures_csv, flips_text, headline, overall, page
-from penstock_simulator.run import flips
 from penstock_simulator.traces import Trace
 
 

@@ -1,6 +1,6 @@
 """Sends HTTP/1.1 requests over a pool of keep-alive connections, and records the time and status of each.
 
-The caller decides when to send: `generator` for a load of seconds, `penstock_bench.sender` for cells of a
+The caller decides when to send: `generator` for a load of seconds, `penstock_bench.cell` for cells of a
 second. Connections are used last in, first out, so that a low rate uses few of them.
 """
 
