@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 from penstock.errors import PenstockError
 from penstock.manifest import Frozen
 from penstock_optimizer.candidate.isolation import Worker, WorkerFailed
-from penstock_optimizer.load.client import SWEEP_SECONDS, LoadClient, RequestBody, is_good, status_name
+from penstock_optimizer.load.client import SWEEP_SECONDS, LoadClient, RequestSource, is_good, status_name
 from penstock_optimizer.load.summary import quantile
 from penstock_optimizer.load.timing import (
     SHORTEST_NANOSECONDS,
@@ -36,12 +36,9 @@ from penstock_optimizer.load.timing import (
 )
 
 
-class CellSpec(Frozen):
+class CellSpec(RequestSource):
     """What to send, and for how long."""
 
-    url: str = Field(pattern=r"^http://")
-    bodies: tuple[RequestBody, ...] = Field(min_length=1)
-    """Sent in this order, over and over."""
     clients: int = Field(default=1, ge=1)
     """Each sends its next request when its last one was answered."""
     per_second: float | None = Field(default=None, gt=0)
@@ -55,7 +52,6 @@ class CellSpec(Frozen):
     maximum_seconds: float = Field(default=60.0, gt=0)
     """Stop by then, whatever was answered."""
     timeout_seconds: float = Field(default=60.0, gt=0)
-    headers: dict[str, str] = Field(default_factory=lambda: {"content-type": "application/json"})
     response_headers: tuple[str, ...] = ()
     """Names of numeric response headers whose means are reported, such as `x-inference-time`."""
     pids: tuple[int, ...] = ()

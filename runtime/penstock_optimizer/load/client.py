@@ -13,10 +13,11 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
+from pydantic import Field
 
 from penstock.manifest import Frozen
 
@@ -37,24 +38,17 @@ OnAnswer = Callable[["ClientConnection", int, int, float], None]
 first), and the time (`time.perf_counter()`)."""
 
 
-class RequestSource(Protocol):
-    """What to send: a LoadSpec, or a CellSpec of the bench."""
+class RequestSource(Frozen):
+    """What to send; a LoadSpec and a CellSpec of the bench state the rest."""
 
-    @property
-    def url(self) -> str:
-        """Plain HTTP."""
-
-    @property
-    def bodies(self) -> Sequence[RequestBody]:
-        """Sent in this order, repeatedly."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Of each request, besides host and length."""
-
-    @property
-    def timeout_seconds(self) -> float:
-        """For each request."""
+    url: str = Field(pattern=r"^http://")
+    """Plain HTTP: measurements go to a server on this machine or in this network."""
+    bodies: tuple[RequestBody, ...] = Field(min_length=1)
+    """Sent in this order, repeatedly."""
+    headers: dict[str, str] = Field(default_factory=lambda: {"content-type": "application/json"})
+    """Of each request, besides host and length."""
+    timeout_seconds: float = Field(default=10.0, gt=0)
+    """For each request."""
 
 
 def request_bytes(spec: RequestSource) -> list[bytes]:

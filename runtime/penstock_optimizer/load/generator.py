@@ -22,7 +22,7 @@ from pydantic import Field
 
 from penstock.errors import PenstockError
 from penstock.manifest import Frozen
-from penstock_optimizer.load.client import SWEEP_SECONDS, UNREACHABLE, LoadClient, RequestBody, is_good, status_name
+from penstock_optimizer.load.client import SWEEP_SECONDS, UNREACHABLE, LoadClient, RequestSource, is_good, status_name
 from penstock_optimizer.load.summary import LatencySummary, quantile
 from penstock_optimizer.load.timing import PreciseTimer, ResourceUsage, process_tree
 
@@ -44,19 +44,13 @@ class ClosedLoop(Frozen):
     clients: int = Field(ge=1)
 
 
-class LoadSpec(Frozen):
+class LoadSpec(RequestSource):
     """One measurement."""
 
-    url: str = Field(pattern=r"^http://")
-    """Plain HTTP: measurements go to a server on this machine or in this network."""
-    bodies: tuple[RequestBody, ...] = Field(min_length=1)
-    """Sent in this order, repeatedly."""
     pattern: Annotated[OpenLoop | ClosedLoop, Field(discriminator="kind")]
-    headers: dict[str, str] = Field(default_factory=lambda: {"content-type": "application/json"})
     warm_up_seconds: float = Field(default=0.5, ge=0)
     """Requests of this time are sent and not recorded."""
     seconds: float = Field(default=3.0, gt=0)
-    timeout_seconds: float = Field(default=10.0, gt=0)
     max_connections: int = Field(default=512, ge=1)
     """An open loop's request that finds all connections busy waits here; its latency includes that."""
     seed: int = 0
