@@ -1,4 +1,4 @@
-"""Cells: one server measured once, for a second or so. What to send, what came back, and whose turn is next.
+"""Cells: one server measured once, for a second or so. What to send, what came back, and the order of the turns.
 
 A comparison is many short cells, taken in turn from the servers compared: one server at a time, the others stopped,
 several rounds; `results` puts them together. `Client` has them sent by a process of its own on CPUs of its own
