@@ -220,6 +220,11 @@ class CandidateFacts(Frozen):
             return {**data, "reason_code": code}
         return data
 
+    @property
+    def milliseconds(self) -> dict[int, float]:
+        """Median latency by tokens."""
+        return {point.tokens: point.p50_milliseconds for point in self.latency}
+
     def settled(self, outcome: Outcome, reason: str | ReasonCode, code: ReasonCode = ReasonCode.OTHER) -> Self:
         """A copy with this outcome. `reason`: the words, or a code that has words."""
         if isinstance(reason, ReasonCode):

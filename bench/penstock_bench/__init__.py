@@ -1,11 +1,11 @@
 """`penstock bench`: the published experiment on any endpoint, interleaved with plain transformers.
 
-`grid`, `judge`, `figures`, `results` and `tables` are pure; `sender` sends the requests from a process of its own,
-`baseline` is the server that we are compared with, `floor` the forward pass alone; `run_bench` does it all.
+`grid`, `judge`, `results` and `report` are pure; `cell` sends the requests from a process of its own, `baseline` is the
+server that Penstock is compared with, `floor` the forward pass alone; `run_bench` does it all.
 """
 
-from penstock_bench.options import BenchOptions
-from penstock_bench.results.results import BenchResults
+from penstock_bench.grid import BenchOptions
+from penstock_bench.results import BenchResults
 from penstock_bench.run import BenchProgress, run_bench
 
 __all__ = ["BenchOptions", "BenchProgress", "BenchResults", "run_bench"]

@@ -1,9 +1,15 @@
-"""The settings of the experiment: cores x lengths x batches, and which of them this machine cannot do. Pure."""
+"""What is measured, and where: options, the grid of settings, CPUs of server and client, the time left. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from penstock.manifest import Frozen
+from penstock_runtime.host import Host
 
 PUBLISHED_CORES = (1, 2, 4, 8)
 PUBLISHED_LENGTHS = (8, 16, 32, 64, 128, 256, 384, 512)
@@ -90,3 +96,100 @@ def plan_grid(
 
 def _count(cores: int) -> str:
     return "1 core" if cores == 1 else f"{cores} cores"
+
+
+class BenchOptions(Frozen):
+    """See `penstock bench --help`; each field's description is that of its flag."""
+
+    target: str = Field(
+        description="A ModelEndpoint YAML file, which is optimised and served for each number of cores; or the URL of "
+        "a running server (http://host:port, with the path before /predict where it has one), measured as it is.",
+    )
+    cores: tuple[int, ...] = Field(
+        default=PUBLISHED_CORES, min_length=1, description="Physical cores of the server, each a series of its own."
+    )
+    lengths: tuple[int, ...] = Field(default=PUBLISHED_LENGTHS, min_length=1, description="Tokens of each text.")
+    batches: tuple[int, ...] = Field(default=PUBLISHED_BATCHES, min_length=1, description="Texts in one request.")
+    seconds: float = Field(
+        default=3.0, gt=0, description="Seconds that each server is measured in each setting, all rounds together."
+    )
+    rounds: int = Field(
+        default=3, ge=1, le=50, description="Rounds of each setting: the servers take turns, the median counts."
+    )
+    patience_seconds: float = Field(
+        default=120.0, gt=0, description="No further round of a setting is begun after this time (slow settings)."
+    )
+    baseline: bool = Field(
+        default=False,
+        description="Measure plain transformers behind FastAPI in the same run, in turns, on the same cores (needs the "
+        "bench extra, torch: `pip install 'penstock[bench]'`).",
+    )
+    tokenizer: Path | None = Field(
+        default=None,
+        description="Model folder whose tokenizer makes the texts, for a server given by URL. Default: everyday "
+        "English words, counted as one token each.",
+    )
+    task: str | None = Field(default=None, description="Task of a server given by URL, when its /info does not tell.")
+    auth_token: str = Field(
+        default="",
+        repr=False,
+        description="Bearer token that the server given by URL asks for. Prefer the variable: a flag is visible in the "
+        "process list.",
+    )
+    output: Path = Field(default=Path("bench"), description="Folder for results.csv, results.json and report.html.")
+    store: Path | None = Field(default=None, description="Folder of artefacts. Default: that of penstock optimize.")
+    models: Path | None = Field(default=None, description="Folder of models from the network. Default: the same way.")
+    fresh: bool = Field(
+        default=False, description="Measure everything anew, even where an interrupted run could go on."
+    )
+    seed: int = Field(default=0, description="Makes the same texts again.")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Logical CPUs."""
+
+    server: tuple[int, ...]
+    """One for each physical core."""
+    client: tuple[int, ...]
+    """Of other cores; empty when the server has them all, and the client has to share them."""
+
+    @property
+    def note(self) -> str:
+        """What a reader of the figures should know; empty when there is nothing."""
+        if self.client:
+            return ""
+        cores = "the one core" if len(self.server) == 1 else f"all {len(self.server)} cores"
+        return f"with {len(self.server)} cores the client ran on the server's CPUs: {cores} of this machine are in use"
+
+
+def place(host: Host, cores: int) -> Placement:
+    """The server's CPUs as the runtime itself would choose them; the client's on cores of which the server has nothing.
+
+    HostError when the machine has fewer cores.
+    """
+    grant = host.usable_cores(cores)
+    taken = {cpu for core in host.cores if set(core.cpus) & set(grant.cpus) for cpu in core.cpus}
+    return Placement(server=grant.cpus, client=tuple(cpu for cpu in host.allowed if cpu not in taken))
+
+
+FEWEST = 3
+"""Settings to be measured before an estimate is shown."""
+
+
+def remaining_seconds(taken: Sequence[tuple[BenchSetting, float]], missing: Sequence[BenchSetting]) -> float | None:
+    """Seconds for the settings in `missing`, by the seconds that others took; None while too few are known.
+
+    The shortest took the time that every setting takes; what others took beyond it grew with the tokens of a request
+    and shrank with the cores, since a cell ends with whole requests.
+    """
+    if len(taken) < FEWEST:
+        return None
+    least = min(seconds for _, seconds in taken)
+    work = sum(_work(setting) for setting, _ in taken)
+    slope = sum(seconds - least for _, seconds in taken) / work
+    return sum(least + slope * _work(setting) for setting in missing)
+
+
+def _work(setting: BenchSetting) -> float:
+    return setting.tokens * setting.batch / max(setting.cores, 1)

@@ -15,32 +15,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock import __version__
-from penstock.errors import SpecError
 from penstock.artefact_store import DEFAULT_MODELS, DEFAULT_STORE
+from penstock.errors import SpecError
 from penstock.manifest import Manifest
 from penstock.process import sigterm_interrupts
 from penstock.resources.endpoint import ModelEndpoint
-from penstock_bench.servers import baseline
-from penstock_bench.servers import endpoint as endpoints
-from penstock_bench.measuring.bodies import batch_bodies, fewest_tokens
-from penstock_bench.measuring.cell import CellSpec
-from penstock_bench.measuring.client import Client
-from penstock_bench.results.figures import Figures
-from penstock_bench.servers.floor import Floor, fastest_ratio, measured_by
-from penstock_bench.results.folder import ResultsFolder
-from penstock_bench.grid import BenchGrid, BenchSetting, plan_grid
-from penstock_bench.servers.info import authorization, read_info
-from penstock_bench.options import BenchOptions
-from penstock_bench.places import Placement, place
-from penstock_bench.remaining import remaining_seconds
-from penstock_bench.results.results import BASELINE, OURS, BenchResults, Served, SettingResult
-from penstock_bench.servers.server import MeasuredServer, free_port
-from penstock_bench.servers.subject import Subject, read_subject
-from penstock_bench.measuring.turns import Turn, measure_in_turn
+from penstock_bench import baseline
+from penstock_bench.cell import CellSpec, Client, Turn, measure_in_turn
+from penstock_bench.floor import Floor, fastest_ratio, measured_by
+from penstock_bench.folder import ResultsFolder
+from penstock_bench.grid import BenchGrid, BenchOptions, BenchSetting, Placement, place, plan_grid, remaining_seconds
+from penstock_bench.results import BASELINE, OURS, BenchResults, Figures, Served, SettingResult
+from penstock_bench.server import READY_PATH, TRANSFER_SECONDS, MeasuredServer, find_or_make, free_port, serve
+from penstock_bench.subject import Subject, authorization, batch_bodies, fewest_tokens, read_info, read_subject
 from penstock_optimizer.job.progress import DownloadReporter, ProgressEvent
 from penstock_runtime.host import Host, read_host
 
-READY_SECONDS = 300.0
+BASELINE_READY_SECONDS = 300.0
 """PyTorch and transformers take half a minute to import on a busy machine."""
 LONGEST_CELL = 10
 """A cell with slow requests may take this many times its seconds, and at least `SLOW_SECONDS`."""
@@ -94,7 +85,7 @@ def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -
     host = read_host()
     models = (options.models or DEFAULT_MODELS).expanduser()
     subject = read_subject(
-        options, models=models, on_transfer=DownloadReporter(fetching, every_seconds=endpoints.TRANSFER_SECONDS)
+        options, models=models, on_transfer=DownloadReporter(fetching, every_seconds=TRANSFER_SECONDS)
     )
     grid = plan_grid(
         options.cores,
@@ -215,7 +206,7 @@ class _Run:
         info = read_info(server.url, token=self._options.auth_token)
         # Other kinds of servers have no known readiness path; that it answers is all that can be checked.
         if info is not None:
-            server.wait_until_ready(endpoints.READY_PATH, seconds=10)
+            server.wait_until_ready(READY_PATH, seconds=10)
         plan = info.plan.summary if info and info.plan else ""
         verdict = info.verdict.reason if info and info.verdict else ""
         self._serves(Served(cores=0, plan=plan, verdict=verdict))
@@ -224,7 +215,7 @@ class _Run:
     def _artefact(self, endpoint: ModelEndpoint, cores: int, placement: Placement) -> Path:
         """The artefact for this number of cores, found or made."""
         self._tell(f"optimising {self._subject.name} for {cores} core{'s' if cores > 1 else ''}")
-        artefact = endpoints.find_or_make(endpoint, cores, store=self._store, models=self._models, on_line=self._tell)
+        artefact = find_or_make(endpoint, cores, store=self._store, models=self._models, on_line=self._tell)
         manifest = Manifest.load(artefact)
         plan = manifest.chosen.plan
         chosen = next((one for one in manifest.candidates if one.recipe == plan.recipe), None)
@@ -242,9 +233,7 @@ class _Run:
         return artefact
 
     def _serve(self, cores: int, placement: Placement, stack: ExitStack) -> MeasuredServer:
-        server = endpoints.serve(
-            Path(self._options.target), cores, cpus=placement.server, store=self._store, models=self._models
-        )
+        server = serve(Path(self._options.target), cores, cpus=placement.server, store=self._store, models=self._models)
         stack.callback(server.stop)
         return server
 
@@ -264,7 +253,7 @@ class _Run:
             environment=baseline.environment(cores),
         )
         stack.callback(server.stop)
-        server.wait_until_ready(baseline.READY_PATH, seconds=READY_SECONDS)
+        server.wait_until_ready(baseline.READY_PATH, seconds=BASELINE_READY_SECONDS)
         return [server]
 
     def _measure(

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from penstock_bench.measuring.client import MeasurementFailed
-from penstock_bench.options import BenchOptions
+from penstock_bench.cell import MeasurementFailed
+from penstock_bench.grid import BenchOptions
 from penstock_bench.run import BenchProgress, run_bench
 from penstock_cli.options import FiniteRange, PositiveIntegers, models_option
 from penstock_cli.screen import INTERRUPTED, console, fact

@@ -45,40 +45,28 @@ class PositiveIntegers(click.ParamType[tuple[int, ...]]):
         return numbers
 
 
-def store_option(function: click.decorators.FC) -> click.decorators.FC:
-    """`--store`: the folder of artefacts."""
-    return click.option(
-        "--store",
-        type=click.Path(file_okay=False, path_type=Path),
-        default=DEFAULT_STORE,
-        envvar="PENSTOCK_STORE",
-        show_default=True,
-        show_envvar=True,
-        help="Folder of artefacts. A finished artefact for the same endpoint and machine is reused; an interrupted "
-        "optimisation is resumed.",
-    )(function)
-
-
-def models_option(function: click.decorators.FC) -> click.decorators.FC:
-    """`--models`: the folder of downloaded models."""
-    return click.option(
-        "--models",
-        type=click.Path(file_okay=False, path_type=Path),
-        default=DEFAULT_MODELS,
-        envvar="PENSTOCK_MODELS",
-        show_default=True,
-        show_envvar=True,
-        help="Folder in which models from the network are kept.",
-    )(function)
-
-
-def verbose_option(function: click.decorators.FC) -> click.decorators.FC:
-    """`--verbose`: tables show the options of recipes."""
-    return click.option(
-        "--verbose",
-        is_flag=True,
-        help="Show the precision and options of each recipe, which its short name leaves out.",
-    )(function)
+store_option = click.option(
+    "--store",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=DEFAULT_STORE,
+    envvar="PENSTOCK_STORE",
+    show_default=True,
+    show_envvar=True,
+    help="Folder of artefacts. A finished artefact for the same endpoint and machine is reused; an interrupted "
+    "optimisation is resumed.",
+)
+models_option = click.option(
+    "--models",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=DEFAULT_MODELS,
+    envvar="PENSTOCK_MODELS",
+    show_default=True,
+    show_envvar=True,
+    help="Folder in which models from the network are kept.",
+)
+verbose_option = click.option(
+    "--verbose", is_flag=True, help="Show the precision and options of each recipe, which its short name leaves out."
+)
 
 
 def setting_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -136,7 +136,7 @@ def candidates_table(candidates: Sequence[CandidateFacts], *, verbose: bool = Fa
     if verbose:
         table.add_column("precision and options", overflow="fold")
     for candidate in sorted(candidates, key=_rank):
-        times = {point.tokens: point.p50_milliseconds for point in candidate.latency}
+        times = candidate.milliseconds
         table.add_row(
             candidate.recipe.name,
             _agreement(candidate),

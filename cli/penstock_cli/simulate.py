@@ -153,10 +153,8 @@ def command(artefact: Path | None, **options: Any) -> None:
 def _experiment(artefact: Path | None, options: dict[str, Any]) -> Experiment:
     from penstock_operator.scaling.decide import Service
     from penstock_simulator.compare import Experiment, pooled
-    from penstock_simulator.fleet import FleetSettings
+    from penstock_simulator.fleet import MODEL, FleetSettings, ReplicaModel, reference_curve
     from penstock_simulator.policies import Limits
-    from penstock_simulator.reference import MODEL, reference_curve
-    from penstock_simulator.replica import ReplicaModel
     from penstock_simulator.traces import from_csv
 
     if options["min_replicas"] > options["max_replicas"]:

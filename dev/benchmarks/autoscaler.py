@@ -55,13 +55,12 @@ def load_package(folder: Path | None) -> None:
 def run(job: tuple[str, int]) -> Figures:
     """One trace with one seed."""
     # Imported here, since `load_package` has to come first.
+    from benchmarks.recorded import RECORDED, recorded
     from penstock_operator.scaling.decide import Service
-    from penstock_simulator.fleet import FleetSettings
-    from penstock_simulator.policies import Limits, PolicyKind, make_policy
-    from penstock_simulator.policies.catalogue import OWN_SCRAPE_SECONDS, Endpoint
-    from penstock_simulator.recorded import RECORDED, recorded
-    from penstock_simulator.reference import MODEL, reference_curve
-    from penstock_simulator.run import Traffic, simulate
+    from penstock_simulator.choices import PolicyKind
+    from penstock_simulator.compare import Traffic, simulate
+    from penstock_simulator.fleet import MODEL, FleetSettings, reference_curve
+    from penstock_simulator.policies import OWN_SCRAPE_SECONDS, Endpoint, Limits, make_policy
     from penstock_simulator.traces import built_in
 
     name, seed = job
@@ -122,8 +121,8 @@ def main(
     *, seeds: int, workers: int, only: tuple[str, ...], package: Path | None, out: Path | None, against: Path | None
 ) -> None:
     """Simulate, and print a table."""
+    from benchmarks.recorded import RECORDED
     from penstock_simulator.choices import BUILT_IN_TRACES
-    from penstock_simulator.recorded import RECORDED
 
     names = [name for name in (*BUILT_IN_TRACES, *RECORDED) if not only or name in only]
     jobs = [(name, seed) for name in names for seed in range(1, seeds + 1)]

@@ -21,8 +21,8 @@ import numpy as np
 import orjson
 import uvloop
 
-from penstock_bench.servers.floor import load_chosen
-from penstock_bench.servers.server import MeasuredServer, free_port
+from penstock_bench.floor import load_chosen
+from penstock_bench.server import MeasuredServer, free_port
 from penstock_runtime.engines.base import Engine
 from penstock_runtime.http.transport.message import Response, encode
 from penstock_runtime.rows import Batch

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
+from benchmarks.markdown import against_published
 from benchmarks.ours import endpoint, store, write
 from penstock.tasks import TaskName
 from penstock_bench import BenchOptions, BenchProgress, run_bench
-from penstock_bench.results.tables import against_published
 from penstock_optimizer.load.workload import STANDARD_LENGTHS
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from penstock_bench.measuring.cell import CellResult
+from penstock_bench.cell import CellResult
 
 TRACEFS = Path("/sys/kernel/tracing")
 EVENT = "events/sched/sched_stat_runtime"

@@ -14,9 +14,8 @@ from benchmarks.models import cache_folder
 from penstock.manifest import Manifest
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.tasks import TaskName
-from penstock_bench.places import Placement
-from penstock_bench.servers import endpoint as endpoints
-from penstock_bench.servers.server import MeasuredServer
+from penstock_bench.grid import Placement
+from penstock_bench.server import MeasuredServer, find_or_make, serve
 
 
 def endpoint(name: str, model: Path, task: TaskName, cores: int, lengths: Sequence[int] = ()) -> ModelEndpoint:
@@ -47,12 +46,12 @@ def serving(name: str, model: Path, task: TaskName, placement: Placement) -> Ite
     cores = len(placement.server)
     resource = endpoint(name, model, task, cores)
     click.echo(f"optimise  {name} for {cores} cores (found at once when it was done before)")
-    artefact = endpoints.find_or_make(
+    artefact = find_or_make(
         resource, cores, store=store(), models=store(), on_line=lambda line: click.echo(f"          {line}")
     )
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
         file = write(resource, Path(scratch))
-        server = endpoints.serve(file, cores, cpus=placement.server, store=store(), models=store())
+        server = serve(file, cores, cpus=placement.server, store=store(), models=store())
         try:
             click.echo(f"serving   {Manifest.load(artefact).chosen.plan.summary}")
             yield server, artefact

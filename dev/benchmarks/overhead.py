@@ -21,12 +21,10 @@ from benchmarks.models import minilm
 from benchmarks.ours import serving
 from benchmarks.program import Program, verdict
 from penstock.tasks import TaskName
-from penstock_bench.measuring.bodies import batch_bodies
-from penstock_bench.measuring.cell import CellSpec
-from penstock_bench.measuring.client import Client
-from penstock_bench.measuring.turns import Turn, measure_in_turn
-from penstock_bench.places import place
-from penstock_bench.servers.floor import Floor, measured_by
+from penstock_bench.cell import CellSpec, Client, Turn, measure_in_turn
+from penstock_bench.floor import Floor, measured_by
+from penstock_bench.grid import place
+from penstock_bench.subject import batch_bodies
 from penstock_optimizer.load.summary import relative_spread
 from penstock_runtime.host import read_host
 

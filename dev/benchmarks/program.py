@@ -8,7 +8,7 @@ import click
 
 from penstock.errors import PenstockError
 from penstock.process import sigterm_interrupts
-from penstock_bench.results.judge import QUIET_ENOUGH
+from penstock_bench.judge import QUIET_ENOUGH
 
 
 def verdict(foreign_share: float, *, reached: bool) -> str:

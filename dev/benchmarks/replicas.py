@@ -21,7 +21,7 @@ from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.scrape import parse_metrics
 from penstock_optimizer.capacity.curve import ReplicaServer, serve_replica
 from penstock_optimizer.load.timing import ResourceUsage, process_tree
-from penstock_simulator.policies.catalogue import OWN_SCRAPE_SECONDS
+from penstock_simulator.policies import OWN_SCRAPE_SECONDS
 
 START_SECONDS = 60.0
 PATIENCE_SECONDS = 60.0

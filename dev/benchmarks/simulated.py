@@ -26,7 +26,7 @@ from benchmarks.replicas import Arrival, Played, Replicas, play
 from penstock.capacity import CapacityCurve
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.tasks import TaskName
-from penstock_bench.places import place
+from penstock_bench.grid import place
 from penstock_operator.scaling.decide import ScalingSettings, Service
 from penstock_optimizer.capacity.curve import measure_capacity, serve_replica
 from penstock_optimizer.job.optimise import prepare
@@ -35,11 +35,9 @@ from penstock_optimizer.load.generator import poisson_arrivals
 from penstock_optimizer.load.workload import predict_bodies
 from penstock_runtime.host import read_host
 from penstock_simulator.choices import PolicyKind
-from penstock_simulator.fleet import FleetSettings
-from penstock_simulator.policies.base import Limits
-from penstock_simulator.policies.catalogue import OWN_SCRAPE_SECONDS, Endpoint, make_policy
-from penstock_simulator.replica import ReplicaModel
-from penstock_simulator.run import Traffic, simulate
+from penstock_simulator.compare import Traffic, simulate
+from penstock_simulator.fleet import FleetSettings, ReplicaModel
+from penstock_simulator.policies import OWN_SCRAPE_SECONDS, Endpoint, Limits, make_policy
 from penstock_simulator.traces import WARM_UP_SECONDS, Trace
 
 CALM, PEAK, AFTER = 0.5, 1.6, 0.4

@@ -26,11 +26,9 @@ from benchmarks.program import Program
 from benchmarks.trend import Sample, judge
 from penstock.manifest import Manifest
 from penstock.tasks import TaskName
-from penstock_bench.measuring.cell import CellSpec
-from penstock_bench.measuring.client import Client
-from penstock_bench.places import Placement, place
-from penstock_bench.servers import endpoint as endpoints
-from penstock_bench.servers.server import MeasuredServer
+from penstock_bench.cell import CellSpec, Client
+from penstock_bench.grid import Placement, place
+from penstock_bench.server import MeasuredServer, serve
 from penstock_cli.options import FiniteRange
 from penstock_optimizer.load.workload import LengthMix, predict_bodies
 from penstock_runtime.host import read_host
@@ -46,7 +44,7 @@ def soaked(artefact: Path | None, placement: Placement) -> Iterator[tuple[Measur
             yield server, made
         return
     cores = len(placement.server)
-    server = endpoints.serve(artefact, cores, cpus=placement.server, store=artefact.parent, models=store())
+    server = serve(artefact, cores, cpus=placement.server, store=artefact.parent, models=store())
     try:
         yield server, artefact
     finally:

@@ -32,12 +32,10 @@ from benchmarks.others import most, record, without
 from benchmarks.ours import serving
 from benchmarks.program import Program, verdict
 from penstock.tasks import TaskName
-from penstock_bench.measuring.bodies import batch_bodies
-from penstock_bench.measuring.cell import CellResult, CellSpec
-from penstock_bench.measuring.client import Client
-from penstock_bench.measuring.turns import Turn, measure_in_turn
-from penstock_bench.places import place
-from penstock_bench.results.figures import Figures
+from penstock_bench.cell import CellResult, CellSpec, Client, Turn, measure_in_turn
+from penstock_bench.grid import place
+from penstock_bench.results import Figures
+from penstock_bench.subject import batch_bodies
 from penstock_cli.options import FiniteRange
 from penstock_optimizer.load.summary import LatencySummary
 from penstock_runtime.host import read_host

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
 
+from penstock_optimizer.report.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Scale,
+    corners,
+    linear_scale,
+    linear_ticks,
+    polyline,
+    svg,
+    x_axis,
+    y_axis,
+)  # fmt: skip
+from penstock_simulator.choices import PolicyKind
 from penstock_simulator.compare import Compared, Experiment, Point, PolicyVerdict, TraceResult, judge, together
-from penstock_simulator.plot import frontier, legend, timeline
-from penstock_simulator.policies.catalogue import POLICIES
+from penstock_simulator.policies import POLICIES
 
 COLUMNS = (
     "trace", "policy", "knob", "requests", "late", "late_share", "lost", "replica_hours", "flips", "most_flips",
@@ -227,3 +245,75 @@ def equal_hours(verdict: PolicyVerdict, requests: float) -> str:
     return (
         f"{verdict.rival_late / requests:.2%}, ours {verdict.our_late / requests:.2%}, at {verdict.replica_hours:.2f} h"
     )
+
+
+FLOOR = 1e-4
+"""Late shares under this are drawn here."""
+SHARES = {1e-4: "0.01 %", 1e-3: "0.1 %", 1e-2: "1 %", 1e-1: "10 %"}
+"""Ticks of the logarithmic axis, with their labels."""
+ORDER = tuple(PolicyKind)
+STEPS = 400
+"""Corners of the area of the load, at most."""
+
+
+def frontier(result: TraceResult, headroom: float) -> str:
+    """Late requests (logarithmic) against replica-hours, a line for each policy; ours at its headroom is filled."""
+    points = [point for point in result.points if point.late_share < 0.5]
+    if not points:
+        return ""
+    x = linear_scale(0, max(point.replica_hours for point in points) * 1.05, LEFT, WIDTH - RIGHT)
+    highest = max(0.2, *(point.late_share for point in points))
+    y = Scale(FLOOR, highest, HEIGHT - BOTTOM, TOP, math.log)
+    parts = [
+        y_axis(y, list(SHARES), "late", label=SHARES.__getitem__),
+        x_axis(x, linear_ticks(0, x.high), "replica-hours", label="{:g}".format),
+    ]
+    for position, kind in enumerate(ORDER):
+        line = [(point, x(point.replica_hours), y(point.late_share)) for point in result.of(kind) if point in points]
+        if line:
+            parts.append(polyline([(at, height) for _, at, height in line], f"p{position}"))
+            parts += [_dot(point, at, height, f"p{position}", headroom) for point, at, height in line]
+    return svg(f"{result.trace.name}: late requests against replica-hours", parts)
+
+
+def timeline(result: TraceResult, rate_of_one: float) -> str:
+    """Replicas over time in one run of each policy, over the load in replicas' worth."""
+    loads = result.trace.rates / rate_of_one
+    seconds = len(loads)
+    highest = max([float(loads.max()), *(max(outcome.replicas) for outcome in result.runs.values())]) * 1.05
+    x, y = linear_scale(0, seconds, LEFT, WIDTH - RIGHT), linear_scale(0, highest, HEIGHT - BOTTOM, TOP)
+    load = [(x(at), y(float(loads[at]))) for at in range(0, seconds, max(1, seconds // STEPS))]
+    minutes = [60 * tick for tick in linear_ticks(0, seconds / 60)]
+    parts = [
+        f'<polygon class="load" points="{corners([(x(0), y(0)), *load, (x(seconds), y(0))])}"/>',
+        y_axis(y, linear_ticks(0, highest), "replicas", label="{:g}".format),
+        x_axis(x, minutes, "minutes", label=lambda second: f"{second / 60:g}"),
+    ]
+    for kind, outcome in result.runs.items():
+        changes = [(at, pair) for at, pair in enumerate(pairwise(outcome.replicas), 1) if pair[0] != pair[1]]
+        path = [(x(0), y(outcome.replicas[0]))]
+        path += [(x(at), y(value)) for at, pair in changes for value in pair]
+        path.append((x(seconds), y(outcome.replicas[-1])))
+        parts.append(polyline(path, f"p{ORDER.index(kind)}"))
+    return svg(f"{result.trace.name}: replicas over time", parts)
+
+
+def legend(kinds: Sequence[PolicyKind]) -> str:
+    """A list of the policies with their colours."""
+    items = "".join(
+        f'<li><svg width="18" height="10" aria-hidden="true"><line class="p{ORDER.index(kind)}" x1="0" x2="18" y1="5" '
+        f'y2="5"/></svg> {escape(POLICIES[kind].title)}</li>'
+        for kind in kinds
+    )
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _dot(point: Point, x: float, y: float, style: str, headroom: float) -> str:
+    facts = POLICIES[point.kind]
+    chosen = facts.is_ours and point.knob == headroom
+    title = (
+        f"{facts.title}, {facts.knob} {point.knob:g}: {point.late_share:.2%} late, {point.replica_hours:.2f} "
+        f"replica-hours, {point.flips:.1f} flips"
+    )
+    shape = f'class="{style}{" chosen" if chosen else ""}" cx="{x:.1f}" cy="{y:.1f}" r="{5 if chosen else 2.5}"'
+    return f"<circle {shape}><title>{escape(title)}</title></circle>"

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock_bench.measuring.client import Client
-from penstock_bench.servers.server import GONE, MeasuredServer, free_port
+from penstock_bench.cell import Client
+from penstock_bench.server import GONE, MeasuredServer, free_port
 
 STUB = Path(__file__).with_name("stub_server.py")
 
@@ -61,7 +61,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of two layers with two labels, whose tokenizer counts everyday words as one token."""
     import transformers
 
-    from penstock_bench.servers.subject import everyday_tokenizer
+    from penstock_bench.subject import everyday_tokenizer
 
     folder = tmp_path_factory.mktemp("tiny") / "model"
     tokenizer = everyday_tokenizer()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from penstock.hardware import CpuIdentity, Isa
 from penstock.tasks import TaskName
-from penstock_bench.measuring.cell import CellResult
-from penstock_bench.results.figures import Figures
-from penstock_bench.results.published import published_table
-from penstock_bench.results.results import BASELINE, OURS, BenchResults, Served, SettingResult
+from penstock_bench.cell import CellResult
+from penstock_bench.judge import published_table
+from penstock_bench.results import BASELINE, OURS, BenchResults, Figures, Served, SettingResult
 
 VNNI = CpuIdentity(vendor="GenuineIntel", family=6, model=106, model_name="Intel Xeon 8375C", isa=Isa.AVX512_VNNI)
 ZEN3 = CpuIdentity(vendor="AuthenticAMD", family=25, model=1, model_name="AMD EPYC 7763", isa=Isa.AVX2)

@@ -9,10 +9,9 @@ from pathlib import Path
 import click
 import pytest
 
-from penstock_bench.measuring.turns import FOREIGN_SHARE
-from penstock_bench.options import BenchOptions
-from penstock_bench.results.judge import FLOOR_ALLOWANCE, QUIET_ENOUGH
-from penstock_bench.results.published import published_table
+from penstock_bench.cell import FOREIGN_SHARE
+from penstock_bench.grid import BenchOptions
+from penstock_bench.judge import FLOOR_ALLOWANCE, QUIET_ENOUGH, published_table
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "reference" / "benchmarks.md").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import HostError
 from penstock.hardware import CpuIdentity
-from penstock_bench.places import place
+from penstock_bench.grid import place
 from penstock_runtime.host import Core, Host, HostMemory
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_bench.grid import BenchSetting, plan_grid
-from penstock_bench.remaining import FEWEST, remaining_seconds
+from penstock_bench.grid import FEWEST, BenchSetting, plan_grid, remaining_seconds
 
 SETTINGS = plan_grid((1, 2, 4), (8, 32, 128), (1, 8), machine_cores=4, max_tokens=512).settings
 

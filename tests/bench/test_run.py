@@ -13,9 +13,9 @@ import pytest
 
 from penstock.errors import HostError, OutOfDisk, PenstockError, SpecError
 from penstock_bench import BenchOptions, BenchProgress, BenchResults, run_bench
-from penstock_bench.measuring.client import MeasurementFailed
-from penstock_bench.results.results import BASELINE, OURS
-from penstock_bench.servers.server import free_port
+from penstock_bench.cell import MeasurementFailed
+from penstock_bench.results import BASELINE, OURS
+from penstock_bench.server import free_port
 from penstock_runtime.host import read_host
 from tests.shortened import shortened
 

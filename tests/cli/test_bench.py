@@ -10,7 +10,7 @@ import pytest
 
 import penstock_cli.bench
 from penstock.artefact_store import DEFAULT_MODELS
-from penstock_bench.options import BenchOptions
+from penstock_bench.grid import BenchOptions
 from tests.cli.endpoints import invoke, write_endpoint
 from tests.runtime.models.hub_server import running_hub
 

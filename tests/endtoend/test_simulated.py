@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.replicas import Arrival, Played
 from benchmarks.simulated import arrivals_of, disagreements, phases, run
-from penstock_bench.results.judge import QUIET_ENOUGH
+from penstock_bench.judge import QUIET_ENOUGH
 from penstock_runtime.host import read_host
 
 CALM, PEAK = 20.0, 60.0

@@ -19,17 +19,15 @@ from penstock_simulator.compare import (
     PolicyVerdict,
     TraceResult,
     compare,
+    flips,
     judge,
     late_at,
     over_range,
     together,
 )
-from penstock_simulator.fleet import FleetSettings
-from penstock_simulator.plot import ticks
+from penstock_simulator.fleet import MODEL, FleetSettings, reference_curve
 from penstock_simulator.policies import Limits
-from penstock_simulator.reference import MODEL, reference_curve
 from penstock_simulator.report import COLUMNS, figures_csv, flips_text, headline, overall, page
-from penstock_simulator.run import flips
 from penstock_simulator.traces import Trace
 
 
@@ -87,11 +85,6 @@ def test_all_traces_together_are_added_up_by_setting(everything: tuple[Experimen
 
 def test_flips_are_turns_and_not_steps() -> None:
     assert [flips(n) for n in ([1, 1], [1, 2, 5], [1, 3, 2], [1, 3, 3, 2, 2, 4, 1])] == [0, 0, 1, 3]
-
-
-def test_ticks_are_round() -> None:
-    assert ticks(11) == [0, 5, 10]
-    assert ticks(0.9) == [0, 0.2, 0.4, 0.6, 0.8]
 
 
 def small(*policies: PolicyKind, seeds: tuple[int, ...] = (1,)) -> Experiment:

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_simulator.choices import Dispatch
-from penstock_simulator.fleet import LOST, Fleet, FleetSettings
-from penstock_simulator.replica import ReplicaModel
+from penstock_simulator.fleet import LOST, Fleet, FleetSettings, ReplicaModel
 from tests.examples import examples
 
 ONE = ReplicaModel(servers=1, mean_service_seconds=1.0, sigma=0.0)

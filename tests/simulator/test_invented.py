@@ -13,7 +13,7 @@ import pytest
 from penstock_operator.scaling.decide import Service
 from penstock_simulator.choices import PolicyKind
 from penstock_simulator.compare import Experiment, compare, judge, together
-from penstock_simulator.reference import MODEL, reference_curve
+from penstock_simulator.fleet import MODEL, reference_curve
 from penstock_simulator.traces import Trace
 
 TRACES = 12

@@ -8,12 +8,19 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from penstock_simulator.policies import POLICIES, Limits, View, make_policy
-from penstock_simulator.policies.catalogue import Endpoint
-from penstock_simulator.policies.hpa import HpaOnInFlight, HpaOnP95, by_total
-from penstock_simulator.policies.keda import Keda
-from penstock_simulator.policies.kpa import Kpa
-from penstock_simulator.reference import MODEL, reference_curve
+from penstock_simulator.fleet import MODEL, reference_curve
+from penstock_simulator.policies import (
+    POLICIES,
+    Endpoint,
+    HpaOnInFlight,
+    HpaOnP95,
+    Keda,
+    Kpa,
+    Limits,
+    View,
+    by_total,
+    make_policy,
+)
 
 LIMITS = Limits(1, 50)
 

@@ -7,8 +7,7 @@ import pytest
 
 from penstock.capacity import CapacityCurve, CapacityPoint
 from penstock.errors import SettingError
-from penstock_simulator.reference import MODEL, RATES, reference_curve
-from penstock_simulator.replica import ReplicaModel, measured
+from penstock_simulator.fleet import MODEL, RATES, ReplicaModel, measured, reference_curve
 
 MINILM = (
     (30.0, 30.0, 10.6, 24.7), (48.0, 48.0, 13.0, 36.6), (76.8, 76.0, 17.0, 39.7), (122.9, 120.5, 20.0, 49.4),

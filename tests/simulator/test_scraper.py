@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock_simulator.fleet import Fleet, FleetSettings
-from penstock_simulator.replica import ReplicaModel
+from penstock_simulator.fleet import Fleet, FleetSettings, ReplicaModel
 from penstock_simulator.scraper import Scraper
 
 

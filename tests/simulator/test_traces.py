@@ -9,7 +9,6 @@ import pytest
 
 from penstock.errors import SettingError
 from penstock_simulator.choices import BUILT_IN_TRACES
-from penstock_simulator.recorded import RECORDED, recorded
 from penstock_simulator.traces import (
     LONGEST_SECONDS,
     MOST_REQUESTS,
@@ -27,17 +26,6 @@ def test_a_built_in_trace_scales_with_the_replica(name: str) -> None:
     assert small.rates.min() > 0
     assert np.allclose(small.rates * 10, large.rates)
     assert 1800 <= small.seconds <= 2 * 3600
-
-
-@pytest.mark.parametrize("name", RECORDED)
-def test_a_recorded_like_trace_scales_with_the_replica_and_has_its_own_course_for_each_seed(name: str) -> None:
-    small, large, other = recorded(name, 10, 1), recorded(name, 100, 1), recorded(name, 10, 2)
-
-    assert small.rates.min() > 0
-    assert np.allclose(small.rates * 10, large.rates)
-    assert not np.allclose(small.rates[:3600], other.rates[:3600])
-    assert 3600 <= small.seconds <= 6 * 3600
-    assert small.changes > 0
 
 
 @pytest.mark.parametrize(("name", "peak", "changes"), [("step", 5, 1), ("spike", 6, 2), ("flash-crowd", 8, 2)])

@@ -7,13 +7,9 @@ import pytest
 
 from penstock_operator.scaling.decide import ScalingSettings, Service
 from penstock_simulator.choices import PolicyKind
-from penstock_simulator.compare import Experiment, compare, judge
-from penstock_simulator.fleet import FleetSettings
-from penstock_simulator.policies import Limits
-from penstock_simulator.policies.catalogue import Endpoint
-from penstock_simulator.policies.ours import Ours
-from penstock_simulator.reference import MODEL, reference_curve
-from penstock_simulator.run import RunResult, Traffic, simulate
+from penstock_simulator.compare import Experiment, RunResult, Traffic, compare, judge, simulate
+from penstock_simulator.fleet import MODEL, FleetSettings, reference_curve
+from penstock_simulator.policies import Endpoint, Limits, Ours
 from penstock_simulator.traces import Trace
 
 AS_GOOD = 1.05

@@ -13,7 +13,7 @@ import pytest
 from penstock_operator.scaling.decide import Service
 from penstock_simulator.choices import BUILT_IN_TRACES, PolicyKind
 from penstock_simulator.compare import Experiment, TraceResult, compare, judge, together
-from penstock_simulator.reference import MODEL, reference_curve
+from penstock_simulator.fleet import MODEL, reference_curve
 
 
 def experiment(trace: str, **changes: object) -> Experiment:

@@ -28,14 +28,10 @@ from benchmarks.peers.outcome import Outcome, Standing, write
 from benchmarks.peers.servers import EMBED, PYPI_PEERS, TRANSFORMERS, Peer, Place, peer_of_command
 from benchmarks.program import Program
 from penstock.tasks import TaskName
-from penstock_bench.measuring.cell import CellSpec
-from penstock_bench.measuring.client import Client, MeasurementFailed
-from penstock_bench.measuring.turns import Turn, measure_in_turn
-from penstock_bench.places import Placement, place
-from penstock_bench.results.figures import Figures
-from penstock_bench.results.results import OURS
-from penstock_bench.servers import endpoint as endpoints
-from penstock_bench.servers.server import MeasuredServer, free_port
+from penstock_bench.cell import CellSpec, Client, MeasurementFailed, Turn, measure_in_turn
+from penstock_bench.grid import Placement, place
+from penstock_bench.results import OURS, Figures
+from penstock_bench.server import READY_PATH, MeasuredServer, free_port
 from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.workload import LengthMix, TextMaker
 from penstock_runtime.host import read_host
@@ -179,7 +175,7 @@ def main(
         servers = stack.enter_context(started(list(peers.values()), placement, model))
         if ours is not None:
             servers = {OURS: ours, **servers}
-            peers[OURS] = Peer(OURS, "the plan that penstock optimize chose", EMBED, endpoints.READY_PATH, lambda _: [])
+            peers[OURS] = Peer(OURS, "the plan that penstock optimize chose", EMBED, READY_PATH, lambda _: [])
         for text in urls:
             name, _, url = text.partition("=")
             servers[name] = MeasuredServer(name, url)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.models import MOST_TOKENS
-from penstock_bench.results.figures import Figures, paired_ratio
-from penstock_bench.results.judge import QUIET_ENOUGH
+from penstock_bench.judge import QUIET_ENOUGH
+from penstock_bench.results import Figures, paired_ratio
 from penstock_optimizer.load.workload import STANDARD_LENGTHS, LengthMix
 
 MIXED = 0

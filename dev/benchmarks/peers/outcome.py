@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.markdown import markdown_table
 from benchmarks.peers.answers import Agreement, Cosines
 from benchmarks.peers.cells import GROUPS, Aim, Cell
-from penstock_bench.results.figures import Figures
-from penstock_bench.results.tables import markdown_table
+from penstock_bench.results import Figures
 from penstock_optimizer.guard.judge import MEAN_COSINE, MIN_COSINE, P1_COSINE
 
 BUDGET = f"{MEAN_COSINE:g} / {P1_COSINE:g} / {MIN_COSINE:g}"

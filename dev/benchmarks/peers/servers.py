@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.peers.setup import interpreter, is_installed
 from penstock.tasks import TaskName
-from penstock_bench.servers import baseline
+from penstock_bench import baseline
 
 APPS = Path(__file__).parent
 MAX_BATCH = 16

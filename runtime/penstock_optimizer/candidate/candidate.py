@@ -1,7 +1,7 @@
 """Builds, judges and times one candidate in a worker process: the object that `isolation` serves.
 
-Calls come as JSON from `runner.ProcessSession`. Heavy libraries are imported on use: a candidate of ONNX Runtime never
-loads OpenVINO, and the coordinating process loads neither.
+Calls come as JSON from `runner.ProcessSession`. Exporters and engines are imported on use: a
+candidate of ONNX Runtime never loads OpenVINO, and the coordinating process loads neither.
 """
 
 from __future__ import annotations
@@ -13,23 +13,34 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.errors import UnsupportedModel
 from penstock.manifest import Verdict
 from penstock.recipe import Plan, Precision, Recipe
 from penstock.tasks import HEAD_OF_TASK, Head
-from penstock_optimizer.candidate import measure
+from penstock_optimizer.candidate import gemm, measure
+from penstock_optimizer.candidate.measure import BorrowedEngine, EngineCache, resident_bytes, shapes
 from penstock_optimizer.candidate.runner import CandidateContext
-from penstock_optimizer.candidate.work_folder import BuiltFacts, ExportedFacts, GraphFile
+from penstock_optimizer.candidate.work_folder import BuiltFacts, ExportedFacts, GraphFile, load_observed, save_observed
+from penstock_optimizer.guard import gate
+from penstock_optimizer.guard.calibration import Corpus, calibration_rows, judging_samples, own_corpus, samples, split
+from penstock_optimizer.guard.judge import SampleRequest
+from penstock_optimizer.load.client import RequestBody
+from penstock_optimizer.load.workload import LengthMix, predict_bodies, workload_bodies
 from penstock_optimizer.search.goal import PlanSample
-from penstock_optimizer.search.space import NEVER_WIDE, WideFrom, wide_thresholds
+from penstock_optimizer.search.space import NEVER_WIDE, WideFrom, short_lengths, wide_thresholds
+from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Engine, Threads
+from penstock_runtime.engines.load import load_engine
+from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Batch, Row
-
-if TYPE_CHECKING:
-    from penstock_optimizer.candidate.measure import EngineCache
-    from penstock_optimizer.load.client import RequestBody
+from penstock_runtime.serving.loaded_model import LoadedModel
+from penstock_runtime.serving.predictor import Predictor
+from penstock_runtime.settings import QueueSettings
+from penstock_runtime.tasks.base import Task
+from penstock_runtime.tasks.factory import make_task
+from penstock_runtime.tokens import Tokenizer
 
 MIX_REQUESTS = 48
 """Requests of one round over the workload's mix: enough for a median and a 95th percentile of lengths, few enough to be
@@ -43,10 +54,12 @@ WIDE_TURNS = 3
 class Candidate:
     """Receives the calls. `configure` comes first."""
 
+    _context: CandidateContext
+    _recipe: Recipe
+    _graph: GraphFile
+    """Set by `build` or `use`."""
+
     def __init__(self) -> None:
-        self._context_or_none: CandidateContext | None = None
-        self._recipe: Recipe | None = None
-        self._graph: GraphFile | None = None
         self._kept: EngineCache | None = None
         self._second_graph_bytes: int | None = None
 
@@ -54,8 +67,9 @@ class Candidate:
 
     def configure(self, context: dict[str, Any], recipe: dict[str, Any] | None = None) -> None:
         """Set the context and the recipe."""
-        self._context_or_none = CandidateContext.model_validate(context)
-        self._recipe = Recipe.model_validate(recipe) if recipe is not None else None
+        self._context = CandidateContext.model_validate(context)
+        if recipe is not None:
+            self._recipe = Recipe.model_validate(recipe)
 
     def use(self, graph: dict[str, Any]) -> None:
         """Measure and judge this graph from now on."""
@@ -81,7 +95,6 @@ class Candidate:
 
     def build(self, exported: dict[str, Any], out: str) -> BuiltFacts:
         """Make the recipe's graph from an exported one, and use it."""
-        from penstock_optimizer.guard.calibration import calibration_rows, samples
         from penstock_optimizer.quantise import build
 
         source = GraphFile.model_validate(exported)
@@ -89,7 +102,7 @@ class Candidate:
         calibrating, _ = self._corpora
         requests = samples(self._context.task, calibrating, mask=self._mask)
         rows = calibration_rows(self._task, requests)
-        built = build(self._its_recipe, Path(source.path), source.io, rows, Path(out), threads=self._context.cores)
+        built = build(self._recipe, Path(source.path), source.io, rows, Path(out), threads=self._context.cores)
         self.use({"path": str(built.path), "io": built.io})
         return BuiltFacts(
             graph=built.path.name,
@@ -103,15 +116,12 @@ class Candidate:
     def observe_reference(self, file: str) -> Verdict:
         """Run the judging requests through the fp32 reference, store the outcomes in `file`, and prove how it may be
         batched."""
-        from penstock_optimizer.candidate.work_folder import save_observed
-        from penstock_optimizer.guard import SingleRowForward, forward_of, measure_invariance, observe_reference
-
-        forward = forward_of(self._latency_engine(), self._its_graph.io)
-        alone = SingleRowForward(forward)
-        reference = observe_reference(self._task, alone, self._judging)
+        forward = gate.forward_of(self._latency_engine(), self._graph.io)
+        alone = gate.SingleRowForward(forward)
+        reference = gate.observe_reference(self._task, alone, self._judging)
         save_observed(reference.observed, Path(file))
         grid = self._latency_engine().facts.grid
-        invariance = measure_invariance(forward, reference.rows, alone=alone, grid=grid)
+        invariance = gate.measure_invariance(forward, reference.rows, alone=alone, grid=grid)
         return Verdict(
             passed=True,
             reason="the fp32 graph is right by definition",
@@ -122,17 +132,14 @@ class Candidate:
 
     def judge(self, file: str) -> Verdict:
         """Compare it with the reference's outcomes in `file`."""
-        from penstock_optimizer.candidate.work_folder import load_observed
-        from penstock_optimizer.guard import Reference, arithmetic_of, forward_of, judge_candidate, prepare
-
-        reference = Reference(prepare(self._task, self._judging), load_observed(Path(file)))
+        reference = gate.Reference(gate.prepare(self._task, self._judging), load_observed(Path(file)))
         engine = self._latency_engine()
-        return judge_candidate(
+        return gate.judge_candidate(
             self._task,
-            forward_of(engine, self._its_graph.io),
+            gate.forward_of(engine, self._graph.io),
             reference,
             self._context.accuracy,
-            arithmetic=arithmetic_of(self._its_recipe),
+            arithmetic=gate.arithmetic_of(self._recipe),
             grid=engine.facts.grid,
         )
 
@@ -167,26 +174,21 @@ class Candidate:
 
     def judge_plan(self, file: str, plan: dict[str, Any], short: dict[str, Any] | None = None) -> Verdict:
         """Compare the answers of a plan with the reference's outcomes in `file`."""
-        from penstock_optimizer.candidate.work_folder import load_observed
-        from penstock_optimizer.guard import Reference, forward_of, judge_answers, prepare
-
         threads = {"streams": 1, "threads_per_stream": self._context.cores, **NEVER_WIDE.fields}
         engine = self._engines.of(self._planned(plan, short).model_copy(update=threads))
-        reference = Reference(prepare(self._task, self._judging), load_observed(Path(file)))
-        return judge_answers(self._task, forward_of(engine, self._its_graph.io), reference, self._context.accuracy)
+        reference = gate.Reference(gate.prepare(self._task, self._judging), load_observed(Path(file)))
+        return gate.judge_answers(
+            self._task, gate.forward_of(engine, self._graph.io), reference, self._context.accuracy
+        )
 
     def ceiling(self, precision: str, folder: str) -> float:
         """The best rate of matrix products in this precision of any engine here, 10^9 operations a second."""
-        from penstock.recipe import EngineName
-        from penstock_optimizer.candidate import gemm
-        from penstock_runtime.engines.load import load_engine
-
         wanted = Precision(precision)
         path = Path(folder) / "chain.onnx"
-        gemm.write_chain(path, int8=gemm.is_int8(wanted))
+        gemm.write_chain(path, int8=wanted in gemm.INT8)
         rates = []
-        for recipe in gemm.chain_recipes(wanted, tuple(EngineName)):
-            engine = load_engine(path, gemm.IO, recipe, gemm.chain_threads(self._context.cores))
+        for recipe in gemm.chain_recipes(wanted):
+            engine = load_engine(path, gemm.IO, recipe, Threads(1, self._context.cores))
             rates.append(gemm.measure_chain(engine))
             engine.close()
         return max(rates)
@@ -194,11 +196,6 @@ class Candidate:
     # helpers of the calls
 
     async def _sample(self, plan: Plan) -> PlanSample:
-        from penstock_optimizer.candidate.measure import BorrowedEngine, resident_bytes, shapes
-        from penstock_runtime.serving.loaded_model import LoadedModel
-        from penstock_runtime.serving.predictor import Predictor
-        from penstock_runtime.settings import QueueSettings
-
         used = shapes(plan)
         engines = self._engines
         weighs = plan.short is not None and self._second_graph_bytes is None
@@ -209,7 +206,7 @@ class Candidate:
             engines.close(but=used[0])
         before = resident_bytes()
         engine = BorrowedEngine(engines.of(plan))
-        model = LoadedModel(self._task, engine, plan, self._its_graph.io, max_tokens=self._context.max_tokens)
+        model = LoadedModel(self._task, engine, plan, self._graph.io, max_tokens=self._context.max_tokens)
         predictor = Predictor(model, queue=QueueSettings(deadline_seconds=600.0))
         try:
             if not engines.is_warm(used):
@@ -237,39 +234,18 @@ class Candidate:
 
         return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
-    @property
-    def _context(self) -> CandidateContext:
-        assert self._context_or_none is not None  # noqa: S101 - configure comes first
-        return self._context_or_none
-
-    @property
-    def _its_recipe(self) -> Recipe:
-        assert self._recipe is not None  # noqa: S101 - configured with one
-        return self._recipe
-
-    @property
-    def _its_graph(self) -> GraphFile:
-        assert self._graph is not None  # noqa: S101 - build or use came before
-        return self._graph
-
     @cached_property
-    def _folder(self) -> Any:
-        from penstock_runtime.models.folder import ModelFolder
-
+    def _folder(self) -> ModelFolder:
         return ModelFolder.open(Path(self._context.model))
 
     @cached_property
-    def _task(self) -> Any:
-        from penstock_runtime.tasks.factory import make_task
-
+    def _task(self) -> Task:
         # Truncates whatever the endpoint's rule is: measuring and judging use Penstock's own requests, made to about a
         # length, and one that is a token too long must not end the optimisation.
         return make_task(self._context.task, self._folder, max_tokens=self._context.max_tokens, truncate=True)
 
     @cached_property
-    def _tokenizer(self) -> Any:
-        from penstock_runtime.tokens import Tokenizer
-
+    def _tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self._folder)
 
     @property
@@ -277,15 +253,11 @@ class Candidate:
         return self._tokenizer.mask_token or "[MASK]"
 
     @cached_property
-    def _corpora(self) -> Any:
-        from penstock_optimizer.guard.calibration import own_corpus, split
-
+    def _corpora(self) -> tuple[Corpus, Corpus]:
         return split(own_corpus(), self._context.workload.texts)
 
     @cached_property
-    def _judging(self) -> Any:
-        from penstock_optimizer.guard.calibration import judging_samples, samples
-
+    def _judging(self) -> list[SampleRequest]:
         _, judging = self._corpora
         found = judging_samples(self._task, samples(self._context.task, judging, mask=self._mask))
         if not found:
@@ -300,18 +272,14 @@ class Candidate:
     def _token_pool(self) -> list[int]:
         """Token ids as they occur in texts, to make rows of any length from; with one mask token at the start for
         graphs that compute the vocabulary for each mask."""
-        from penstock_optimizer.guard import prepare
-
         mask = self._tokenizer.mask_id
-        ids = [token for prepared in prepare(self._task, self._judging[:60]) for token in prepared.rows[0].ids]
+        ids = [token for prepared in gate.prepare(self._task, self._judging[:60]) for token in prepared.rows[0].ids]
         plain = [token for token in ids if token != mask]
         return [mask, *plain] if HEAD_OF_TASK[self._context.task] is Head.MASKED_LM and mask is not None else plain
 
     @cached_property
     def _bodies(self) -> tuple[RequestBody, ...]:
         """Requests of the workload's mix, grouped by their tokens."""
-        from penstock_optimizer.load.workload import LengthMix, workload_bodies
-
         about = self._context
         mix = LengthMix.of(about.workload, maximum=about.max_tokens)
         return workload_bodies(
@@ -331,9 +299,6 @@ class Candidate:
     @cached_property
     def _short_requests(self) -> dict[int, list[measure.PredictRequest]]:
         """Requests of the shortest lengths, by tokens; empty where the workload has hardly any so short."""
-        from penstock_optimizer.load.workload import predict_bodies
-        from penstock_optimizer.search.space import short_lengths
-
         return {
             tokens: _requests(
                 predict_bodies(
@@ -345,26 +310,22 @@ class Candidate:
         }
 
     def _batch(self, tokens: int) -> Batch:
-        from penstock_runtime.batching.collate import collate
-
         pool = self._token_pool
         return collate([Row((pool * (tokens // len(pool) + 1))[:tokens])])
 
     def _lone(self, tokens: int, *, wide: bool) -> float:
         """Median milliseconds of a lone row with one thread for each stream, on one stream or on all."""
-        engine = self._engines.get((self._its_recipe, Threads(self._context.cores, 1), wide))
+        engine = self._engines.get((self._recipe, Threads(self._context.cores, 1), wide))
         run, batch = (engine.run_wide if wide else engine.run), self._batch(tokens)
         return median(measure.time_runs(lambda: run(batch), WIDE_SECONDS))
 
     def _latency_engine(self) -> Engine:
-        return self._engines.get((self._its_recipe, Threads(1, self._context.cores), False))
+        return self._engines.get((self._recipe, Threads(1, self._context.cores), False))
 
     @property
     def _engines(self) -> EngineCache:
-        from penstock_optimizer.candidate.measure import EngineCache
-
         if self._kept is None:
-            self._kept = EngineCache(self._its_recipe, self._its_graph)
+            self._kept = EngineCache(self._recipe, self._graph)
         return self._kept
 
     def _planned(self, plan: dict[str, Any], short: dict[str, Any] | None) -> Plan:

@@ -11,7 +11,7 @@ is left out, as the ceiling has none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 from penstock.manifest import Axes, GemmShare, GraphIO
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import Head
-from penstock_runtime.engines.base import Engine, Threads
+from penstock_runtime.engines.base import Engine
 from penstock_runtime.rows import Batch
 
 _HIDDEN = ("hidden_size", "dim", "d_model", "n_embd")
@@ -80,7 +80,8 @@ OPERATIONS = 2 * ROWS * SIZE * SIZE * CHAIN
 IO = GraphIO(inputs=("input_ids",), outputs={"logits": Axes.ROW})
 RUNS = 7
 
-_INT8 = frozenset({Precision.INT8_DYNAMIC, Precision.INT8_STATIC, Precision.INT8_ROWWISE})
+INT8 = frozenset({Precision.INT8_DYNAMIC, Precision.INT8_STATIC, Precision.INT8_ROWWISE})
+"""Precisions whose linear layers multiply 8-bit integers."""
 
 
 def write_chain(path: Path, *, int8: bool) -> None:
@@ -134,21 +135,16 @@ def write_chain(path: Path, *, int8: bool) -> None:
     onnx.save_model(model, path)
 
 
-def chain_recipes(precision: Precision, engines: Sequence[EngineName]) -> tuple[Recipe, ...]:
+def chain_recipes(precision: Precision) -> tuple[Recipe, ...]:
     """The recipes that run the chain in a precision, one for each engine that has it."""
-    plain = Precision.INT8_STATIC if precision in _INT8 else precision
+    plain = Precision.INT8_STATIC if precision in INT8 else precision
     return tuple(
         Recipe(engine=engine, precision=plain)
-        for engine in engines
+        for engine in EngineName
         # The native engine runs encoders, not any graph: its products are compared with the rate of the libraries.
         if engine is not EngineName.NATIVE
         if plain is not Precision.BF16 or engine is EngineName.OPENVINO
     )
-
-
-def is_int8(precision: Precision) -> bool:
-    """True when the linear layers multiply 8-bit integers."""
-    return precision in _INT8
 
 
 def measure_chain(engine: Engine, *, runs: int = RUNS, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -174,8 +170,3 @@ def gemm_shares(shape: EncoderShape, milliseconds: Mapping[int, float], ceiling_
             GemmShare(tokens=tokens, ceiling_gops=ceiling_gops, reached_gops=reached, share=reached / ceiling_gops)
         )
     return tuple(shares)
-
-
-def chain_threads(cores: int) -> Threads:
-    """One run on all the cores, as latency is measured."""
-    return Threads(streams=1, per_stream=cores)

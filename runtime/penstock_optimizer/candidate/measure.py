@@ -171,7 +171,6 @@ class Predicting(Protocol):
 
     async def predict(self, inputs: Any, parameters: Mapping[str, Any]) -> Any:
         """Return the answer."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -42,37 +42,29 @@ class CandidateSession(Protocol):
 
     def build(self, *, timeout_seconds: float) -> BuiltFacts:
         """Make the graph in the candidate's folder."""
-        ...
 
     def judge(self, *, timeout_seconds: float) -> Verdict:
         """Ask the guard for a verdict."""
-        ...
 
     def time(self, lengths: Sequence[int], *, seconds: float, timeout_seconds: float) -> dict[int, list[float]]:
         """Milliseconds of single runs at batch 1 on all cores, by tokens; about `seconds` for each length."""
-        ...
 
     def wide_from(self, lengths: Sequence[int], *, timeout_seconds: float) -> WideFrom:
         """The shortest of these lengths from which all cores answer a lone row sooner than one core: by enough to pay
         among other clients, and for a client that is alone. None: at no length."""
-        ...
 
     def lone(self, lengths: Sequence[int], *, wide: bool, timeout_seconds: float) -> dict[int, float]:
         """Median milliseconds of a lone row by tokens, on one core or on all, of an engine with one stream for each
         core."""
-        ...
 
     def sample(self, plan: Plan, *, timeout_seconds: float) -> PlanSample:
         """Measure a plan over the workload's length mix. The graph of its short rows, if it has one, is on disk."""
-        ...
 
     def judge_plan(self, plan: Plan, *, timeout_seconds: float) -> Verdict:
         """Ask the guard for a verdict on a plan with two graphs, each of which it has accepted."""
-        ...
 
     def close(self) -> None:
         """End the process."""
-        ...
 
 
 class CandidateRunner(Protocol):
@@ -80,11 +72,9 @@ class CandidateRunner(Protocol):
 
     def open(self, recipe: Recipe, *, built: BuiltFacts | None = None) -> CandidateSession:
         """Start the process of a candidate; `built` when its graph exists."""
-        ...
 
     def ceiling(self, precision: Precision, *, timeout_seconds: float) -> float:
         """The machine's matrix-product ceiling, 10^9 operations a second."""
-        ...
 
 
 TARGET = "penstock_optimizer.candidate.candidate:Candidate"
@@ -161,9 +151,10 @@ class ProcessSession:
         if plan.short is not None:
             recipe = plan.short.recipe
             known = self._runner.work.load(recipe)
-            if known is None or known.io is None or not known.graph:
+            built = known.built if known is not None else None
+            if built is None:
                 raise WorkerFailed(CallFailure.RAISED, f"the graph of {recipe.name} is not in the work folder any more")
-            graph = GraphFile(path=str(self._runner.work.candidate(recipe) / known.graph), io=known.io)
+            graph = GraphFile(path=str(self._runner.work.candidate(recipe) / built.graph), io=built.io)
             arguments["short"] = graph.model_dump(mode="json")
         return arguments
 
@@ -202,15 +193,10 @@ class ProcessRunner:
         begin = time.perf_counter()
         for other in {recipe.as_built, recipe.with_bf16_rest} - {recipe}:
             known = self.work.load(other)
-            if known is not None and known.graph and known.io is not None:
+            built = known.built if known is not None else None
+            if built is not None:
                 shutil.copytree(self.work.candidate(other), self.work.candidate(recipe), dirs_exist_ok=True)
-                return BuiltFacts(
-                    graph=known.graph,
-                    io=known.io,
-                    fused_nodes=known.facts.fused_nodes,
-                    size_bytes=known.facts.size_bytes,
-                    seconds=time.perf_counter() - begin,
-                )
+                return built.model_copy(update={"seconds": time.perf_counter() - begin})
         return None
 
     def exported(self, flavour: str, *, timeout_seconds: float) -> ExportedFacts:

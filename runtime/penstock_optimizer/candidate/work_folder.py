@@ -32,7 +32,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from penstock.manifest import MANIFEST_NAME, CandidateFacts, Frozen, GraphIO
 from penstock.recipe import Recipe
-from penstock_optimizer.guard import ObservedAnswer
+from penstock_optimizer.guard.judge import ObservedAnswer
 from penstock_runtime.host.disk import lock_file, translate_write_errors
 
 REPORT_NAME = "report.html"
@@ -96,6 +96,19 @@ class CandidateRecord(Frozen):
     """sha256 of the built files, by relative path."""
     taught: str = ""
     """sha256 of the outcomes that the reference gave; empty in the records of others."""
+
+    @property
+    def built(self) -> BuiltFacts | None:
+        """The graph as it was built; None when none was."""
+        if not self.graph or self.io is None:
+            return None
+        return BuiltFacts(
+            graph=self.graph,
+            io=self.io,
+            fused_nodes=self.facts.fused_nodes,
+            size_bytes=self.facts.size_bytes,
+            seconds=self.facts.build_seconds,
+        )
 
 
 class ExportRecord(Frozen):

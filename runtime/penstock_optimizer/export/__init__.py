@@ -1,7 +1,73 @@
-"""From a model folder to the fp32 graph that everything else is made from and judged by."""
+"""From a model folder to the fp32 graph that everything else is made from and judged by.
 
-from penstock_optimizer.export.export import export
-from penstock_optimizer.export.exported import Exported
-from penstock_optimizer.export.operators import Flavour
+It is built from the weights, or it is the model's own, or it is exported through torch.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+from penstock.errors import CorruptModel, UnsupportedModel
+from penstock.tasks import Head
+from penstock_optimizer.export.build import Flavour, build
+from penstock_optimizer.export.exported import CLASS_ENDINGS, Exported, check_head
+from penstock_optimizer.export.families import FAMILIES
+from penstock_optimizer.export.own_graph import take_own_graph
+from penstock_optimizer.export.reader import NotBuildable
+from penstock_optimizer.export.torch_export import export_with_torch
+from penstock_runtime.models.folder import ModelFolder
 
 __all__ = ["Exported", "Flavour", "export"]
+
+GRAPH_NAME = "model.onnx"
+
+
+def export(folder: ModelFolder, head: Head, out: Path, *, flavour: Flavour = Flavour.FUSED) -> Exported:
+    """Write the graph into the folder `out`, which is made; what stood there under its name is replaced.
+
+    The builder takes known families; else the model's own ONNX file is taken, whatever the flavour; else torch.
+    CorruptModel names the file and the tensor or field that is missing or does not fit. UnsupportedModel names what no
+    way here can take, and what to install where that helps.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / GRAPH_NAME
+    if not folder.safetensors:
+        return take_own_graph(folder, head, path)
+    try:
+        return _build(folder, head, path, flavour)
+    except NotBuildable as reason:
+        if folder.onnx is not None:
+            return take_own_graph(folder, head, path)
+        try:
+            return export_with_torch(folder, head, path, flavour, str(reason))
+        except (CorruptModel, UnsupportedModel) as error:
+            meant = _type_of_the_architecture(folder)
+            if meant in {None, folder.model_type}:
+                raise
+            raise CorruptModel(
+                f"{folder.path}/config.json contradicts itself: model_type is {folder.model_type or 'not stated'}, and "
+                f"architectures names {folder.architecture}, which is of the model_type {meant}",
+                remedy="Take config.json from the same revision of the model as the weights, or write "
+                f"model_type: {meant} where that is what the weights are",
+            ) from error
+
+
+def _type_of_the_architecture(folder: ModelFolder) -> str | None:
+    """The `model_type` of a known family whose classes are called as `architectures` has it; None for other names."""
+    name = folder.architecture
+    for ending in ("Model", *chain.from_iterable(CLASS_ENDINGS.values())):
+        name = name.removesuffix(ending)
+    return next((known for known in FAMILIES if known.replace("-", "") == name.lower()), None)
+
+
+def _build(folder: ModelFolder, head: Head, path: Path, flavour: Flavour) -> Exported:
+    family_type = FAMILIES.get(folder.model_type)
+    if family_type is None:
+        raise NotBuildable(f"its model_type is {folder.model_type or 'not stated'}")
+    family = family_type(folder)
+    check_head(folder, head)
+    encoder = family.encoder()
+    graph, io = build(encoder, family.top(head, encoder), flavour)
+    graph.save(path)
+    return Exported(path, io, graph.fused_nodes(), "builder", family.parameters)

@@ -7,6 +7,7 @@ the head.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,7 +15,7 @@ from penstock_runtime.rows import Float
 
 
 class Activation(StrEnum):
-    """What a graph can compute between two linear layers; transformers' names map to these in `activations`."""
+    """What a graph can compute between two linear layers; `BY_NAME` has transformers' names."""
 
     GELU = "gelu"
     """x / 2 * (1 + erf(x / sqrt 2))."""
@@ -28,6 +29,28 @@ class Activation(StrEnum):
     TANH = "tanh"
     SIGMOID = "sigmoid"
     LINEAR = "linear"
+
+
+BY_NAME: Mapping[str, Activation] = {
+    "gelu": Activation.GELU,
+    "gelu_python": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_accurate": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "gelu_python_tanh": Activation.GELU_TANH,
+    "quick_gelu": Activation.GELU_SIGMOID,
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "relu": Activation.RELU,
+    "relu2": Activation.RELU_SQUARED,
+    "tanh": Activation.TANH,
+    "sigmoid": Activation.SIGMOID,
+    "linear": Activation.LINEAR,
+}
+"""`hidden_act` of config.json."""
+THROUGH_TORCH = frozenset({"gelu_10", "laplace", "leaky_relu", "mish", "prelu", "relu6", "xielu"})
+"""What else transformers has under a name; any other is a mistake in config.json."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,12 +1,16 @@
-"""What an export leaves behind."""
+"""What all exports share: the result, the head that a task needs, and a session that shows what a graph answers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from penstock.errors import UnsupportedModel
 from penstock.manifest import GraphIO
+from penstock.tasks import HEAD_OF_TASK, Head
+from penstock_runtime.models.folder import ModelFolder
 
 
 @dataclass(frozen=True)
@@ -23,3 +27,49 @@ class Exported:
     """Built from the weights, the model's own file, or exported by torch."""
     parameters: int
     """Numbers in the weights that the graph uses, each shared one once."""
+
+
+CLASS_ENDINGS: Mapping[Head, tuple[str, ...]] = {
+    Head.SEQUENCE: ("ForSequenceClassification",),
+    Head.TOKEN: ("ForTokenClassification",),
+    Head.SPAN: ("ForQuestionAnswering",),
+    Head.MASKED_LM: ("ForMaskedLM", "ForPreTraining", "WithLMHead"),
+}
+"""How transformers' classes with a head are called; `architectures` of config.json names one of them."""
+
+
+def check_head(folder: ModelFolder, head: Head) -> None:
+    """UnsupportedModel when the class is known to have another head, or none. Every model is an encoder.
+
+    transformers would load such a model all the same, with a head of random numbers.
+    """
+    name = folder.architecture
+    if head is Head.ENCODER or name.endswith(CLASS_ENDINGS[head]):
+        return
+    others = [other for other, endings in CLASS_ENDINGS.items() if name.endswith(endings)]
+    if others or name.endswith("Model"):
+        raise no_head(folder, head, others[0] if others else Head.ENCODER)
+
+
+def no_head(folder: ModelFolder, head: Head, own: Head | None = None) -> UnsupportedModel:
+    """The error for a missing head, with the tasks that the model fits."""
+    tasks = ", ".join(task.value for task, needed in HEAD_OF_TASK.items() if needed is own)
+    fits = f"; this one fits {tasks}" if tasks else ""
+    return UnsupportedModel(
+        f"{folder.path} is a {folder.architecture or 'model'} without a {head.value} head",
+        remedy=f"Use a model that was trained with one{fits}",
+    )
+
+
+ERRORS_ONLY = 3
+
+
+def open_session(path: Path, threads: int = 1) -> Any:
+    """An ONNX Runtime session, quiet but for errors; raises whatever the library does when the graph does not load."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = ERRORS_ONLY
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -12,23 +12,16 @@ import onnx
 from onnx import TensorProto, helper
 
 from penstock.errors import CorruptModel, UnsupportedModel
-from penstock.manifest import Axes, GraphIO
+from penstock.manifest import GRAPH_OUTPUTS, Axes, GraphIO
 from penstock.tasks import Head
-from penstock_optimizer.export.exported import Exported
+from penstock_optimizer.export.exported import Exported, open_session
 from penstock_optimizer.export.graph import fused_nodes
-from penstock_optimizer.export.session import open_session
 from penstock_runtime.models.files import copy_within
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.graph import check_data, graph_data
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-OUTPUTS: dict[Head, dict[str, Axes]] = {
-    Head.ENCODER: {"last_hidden_state": Axes.TOKENS},
-    Head.SEQUENCE: {"logits": Axes.ROW},
-    Head.TOKEN: {"logits": Axes.TOKENS},
-    Head.SPAN: {"start_logits": Axes.TOKENS, "end_logits": Axes.TOKENS},
-    Head.MASKED_LM: {"logits": Axes.TOKENS},
-}
+OUTPUTS: dict[Head, dict[str, Axes]] = {**GRAPH_OUTPUTS, Head.MASKED_LM: {"logits": Axes.TOKENS}}
 """What such graphs are called to answer with: as ours, but every token of a masked language model."""
 RANKS = {Head.ENCODER: 3, Head.SEQUENCE: 2, Head.TOKEN: 3, Head.SPAN: 2, Head.MASKED_LM: 3}
 PROBE = (2, 7)

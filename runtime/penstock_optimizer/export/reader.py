@@ -1,15 +1,129 @@
-"""A model's configuration and weights, asked for by the names that transformers gives them."""
+"""A model's configuration and weights, asked for by the names that transformers gives them.
+
+`ModelFolder.tensors` has checked the headers. Here the bytes are read, memory-mapped and without torch: a float32
+tensor is not copied before it is written, and float16 and bfloat16 (which numpy does not know) are widened exactly.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from penstock.errors import CorruptModel
-from penstock_optimizer.export.activations import BY_NAME, THROUGH_TORCH
-from penstock_optimizer.export.encoder import Activation, Dense, Norm
-from penstock_optimizer.export.weights import Weights
+import numpy as np
+
+from penstock.errors import CorruptModel, UnsupportedModel
+from penstock_optimizer.export.encoder import BY_NAME, THROUGH_TORCH, Activation, Dense, Norm
+from penstock_runtime.models.files import open_within
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.safetensors import TensorInfo
 from penstock_runtime.rows import Float
+
+_STORED: Mapping[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),  # the upper half of a float32
+}
+_RENEWED = {"gamma": "weight", "beta": "bias"}
+"""Names of normalisation weights in the first BERT checkpoints; transformers renames them while it loads."""
+
+
+class Weights(Mapping[str, TensorInfo]):
+    """All tensors of a model, by name with old suffixes renewed; `take` reads the arrays.
+
+    Two calls of `take` for one tensor give the same array object, so that what is shared stays shared.
+    """
+
+    def __init__(self, folder: ModelFolder) -> None:
+        self.folder = folder
+        self._stored_names = {_renewed(name): name for name in folder.tensors}
+        self._taken: dict[str, Float] = {}
+
+    def __getitem__(self, name: str) -> TensorInfo:
+        return self.folder.tensors[self._stored_names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored_names)
+
+    def __len__(self) -> int:
+        return len(self._stored_names)
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers were taken so far, each shared tensor once."""
+        return sum(array.size for array in self._taken.values())
+
+    def take(self, name: str, shape: Sequence[int]) -> Float:
+        """The tensor as float32; CorruptModel when it is missing or has another shape, with its name and file."""
+        info = self.get(name)
+        if info is None:
+            files = ", ".join(file.name for file in self.folder.safetensors)
+            raise CorruptModel(
+                f"{self.folder.path} has no tensor {name!r} (looked in {files})",
+                remedy="Fetch the model again; if it stays so, config.json and the weights are not of one model",
+            )
+        if info.shape != tuple(shape):
+            raise CorruptModel(
+                f"{info.file}: tensor {self._stored_names[name]!r} has shape {list(info.shape)}, "
+                f"but config.json asks for {list(shape)}",
+                remedy="Take config.json and the weights from the same revision of the model",
+            )
+        if name not in self._taken:
+            self._taken[name] = _as_float32(self.folder.path, info, self._stored_names[name])
+        return self._taken[name]
+
+
+def _renewed(name: str) -> str:
+    stem, dot, last = name.rpartition(".")
+    return stem + dot + _RENEWED.get(last, last)
+
+
+def _as_float32(folder: Path, info: TensorInfo, stored_name: str) -> Float:
+    stored = _STORED.get(info.dtype)
+    if stored is None:
+        raise UnsupportedModel(
+            f"{info.file}: tensor {stored_name!r} is stored as {info.dtype}, which is not a floating-point weight",
+            remedy="Use the model as it was before quantisation, with weights of type F32, F16 or BF16",
+        )
+    count = math.prod(info.shape)
+    if count == 0:
+        return np.zeros(info.shape, np.float32)
+    with open_within(folder, info.file) as file:
+        raw = np.memmap(file, dtype=stored, mode="r", offset=info.start, shape=(count,))
+    array: Float
+    if info.dtype == "BF16":
+        array = (raw.astype(np.uint32) << 16).view(np.float32)
+    else:
+        array = raw.astype(np.float32, copy=False)
+    return array.view(np.ndarray).reshape(info.shape)
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The tensors below one prefix of names."""
+
+    weights: Weights
+    prefix: str
+
+    def table(self, name: str, rows: int, width: int) -> Float:
+        """A matrix [rows, width]."""
+        return self.weights.take(f"{self.prefix}{name}.weight", (rows, width))
+
+    def dense(self, name: str, width_in: int, width_out: int) -> Dense:
+        """A linear layer."""
+        return Dense(self.table(name, width_out, width_in), self.vector((f"{name}.bias",), width_out))
+
+    def norm(self, name: str, width: int, epsilon: float) -> Norm:
+        """A normalisation."""
+        return Norm(self.vector((f"{name}.weight",), width), self.vector((f"{name}.bias",), width), epsilon)
+
+    def vector(self, names: tuple[str, ...], length: int) -> Float:
+        """A vector, under the first of these names that the weights have."""
+        present = [name for name in names if f"{self.prefix}{name}" in self.weights]
+        return self.weights.take(f"{self.prefix}{(present or names)[0]}", (length,))
 
 
 class NotBuildable(Exception):
@@ -32,10 +146,11 @@ class Reader:
         known = [prefix for prefix in (f"{base}.", "") if prefix in prefixes]
         if not known and len(prefixes) > 1:
             raise NotBuildable(f"its weights hold several encoders ({', '.join(prefixes)})")
-        self.body = (known or prefixes or [""])[0]
-        """Prefix of the names of the encoder's tensors."""
-        self.top = self.body.removesuffix(f"{base}.") if self.body.endswith(f"{base}.") else ""
-        """Prefix of the names of the head's tensors."""
+        prefix = (known or prefixes or [""])[0]
+        self.body = Tensors(self.weights, prefix)
+        """The encoder's."""
+        self.top = Tensors(self.weights, prefix.removesuffix(f"{base}.") if prefix.endswith(f"{base}.") else "")
+        """The head's."""
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """A whole number of config.json."""
@@ -71,43 +186,6 @@ class Reader:
         if width % heads:
             raise self._bad(key, heads, f"a number that divides the {width_key} of {width}")
         return heads
-
-    def table(self, name: str, rows: int, width: int) -> Float:
-        """An embedding of the encoder."""
-        return self.weights.take(f"{self.body}{name}.weight", (rows, width))
-
-    def dense(self, name: str, width_in: int, width_out: int) -> Dense:
-        """A linear layer of the encoder."""
-        return self._dense(f"{self.body}{name}", width_in, width_out)
-
-    def norm(self, name: str, width: int, epsilon: float) -> Norm:
-        """A normalisation of the encoder."""
-        return self._norm(f"{self.body}{name}", width, epsilon)
-
-    def head_dense(self, name: str, width_in: int, width_out: int) -> Dense:
-        """A linear layer of the head."""
-        return self._dense(f"{self.top}{name}", width_in, width_out)
-
-    def head_norm(self, name: str, width: int, epsilon: float) -> Norm:
-        """A normalisation of the head."""
-        return self._norm(f"{self.top}{name}", width, epsilon)
-
-    def head_vector(self, names: tuple[str, ...], length: int) -> Float:
-        """A vector of the head, under the first of these names that the weights have."""
-        present = [name for name in names if f"{self.top}{name}" in self.weights]
-        return self.weights.take(f"{self.top}{(present or names)[0]}", (length,))
-
-    def head_table(self, name: str, rows: int, width: int) -> Float:
-        """A matrix of the head."""
-        return self.weights.take(f"{self.top}{name}.weight", (rows, width))
-
-    def _dense(self, name: str, width_in: int, width_out: int) -> Dense:
-        return Dense(
-            self.weights.take(f"{name}.weight", (width_out, width_in)), self.weights.take(f"{name}.bias", (width_out,))
-        )
-
-    def _norm(self, name: str, width: int, epsilon: float) -> Norm:
-        return Norm(self.weights.take(f"{name}.weight", (width,)), self.weights.take(f"{name}.bias", (width,)), epsilon)
 
     def _bad(self, key: str, value: Any, wanted: str) -> CorruptModel:
         return CorruptModel(

@@ -3,7 +3,8 @@
 Needs the extra `torch`. optimum is left out: it drives torch's older exporter with a table of the architectures that
 it knows and binds transformers to its own versions, while what is needed here is four names of inputs and outputs.
 Torch has two exporters and neither takes every model, so both are tried, and a graph is only believed when it answers
-like the model it came from, at lengths that it was not exported with.
+like the model it came from, at lengths that it was not exported with. It is then fused as far as ONNX Runtime's
+transformer optimiser recognises it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,13 +25,10 @@ from numpy.typing import NDArray
 from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.manifest import GraphIO
 from penstock.tasks import Head
-from penstock_optimizer.export.exported import Exported
-from penstock_optimizer.export.fusion import fuse
+from penstock_optimizer.export.build import Flavour
+from penstock_optimizer.export.exported import CLASS_ENDINGS, Exported, no_head, open_session
 from penstock_optimizer.export.graph import SINGLE_FILE_BYTES, fused_nodes
-from penstock_optimizer.export.heads import no_head
-from penstock_optimizer.export.operators import Flavour
 from penstock_optimizer.export.own_graph import OUTPUTS
-from penstock_optimizer.export.session import open_session
 from penstock_runtime.models.files import read_optional
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tokens import Template, Tokenizer
@@ -37,10 +36,7 @@ from penstock_runtime.tokens.backend import uses_type_ids
 
 AUTO_CLASS: Mapping[Head, str] = {
     Head.ENCODER: "AutoModel",
-    Head.SEQUENCE: "AutoModelForSequenceClassification",
-    Head.TOKEN: "AutoModelForTokenClassification",
-    Head.SPAN: "AutoModelForQuestionAnswering",
-    Head.MASKED_LM: "AutoModelForMaskedLM",
+    **{head: f"AutoModel{endings[0]}" for head, endings in CLASS_ENDINGS.items()},
 }
 OPSET_OF_PROGRAM, OPSET_OF_TRACE = 18, 17
 """The lowest that the newer exporter writes; the one that we write."""
@@ -246,45 +242,79 @@ def _export(answers: _Answers, path: Path, what: str) -> None:
     )
 
 
+def _write(answers: _Answers, path: Path, **options: Any) -> None:
+    import torch
+
+    with torch.no_grad():
+        torch.onnx.export(
+            answers.module,
+            answers.tensors(answers.batches[0]),
+            str(path),
+            input_names=list(answers.inputs),
+            output_names=list(answers.outputs),
+            **options,
+        )
+
+
 def _export_program(answers: _Answers, path: Path) -> None:
     """The newer exporter, from the model's code."""
     import torch
 
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
-    with torch.no_grad():
-        torch.onnx.export(
-            answers.module,
-            answers.tensors(answers.batches[0]),
-            str(path),
-            input_names=list(answers.inputs),
-            output_names=list(answers.outputs),
-            dynamic_shapes=(tuple(free for _ in answers.inputs),),
-            opset_version=OPSET_OF_PROGRAM,
-            dynamo=True,
-            external_data=answers.bytes > SINGLE_FILE_BYTES,
-            verbose=False,
-        )
+    large = answers.bytes > SINGLE_FILE_BYTES
+    shapes = (tuple(free for _ in answers.inputs),)
+    _write(
+        answers, path, dynamic_shapes=shapes, opset_version=OPSET_OF_PROGRAM, dynamo=True, external_data=large,
+        verbose=False,
+    )  # fmt: skip
 
 
 def _export_trace(answers: _Answers, path: Path) -> None:
     """The older exporter, from one run."""
-    import torch
-
     axes = {name: {0: "batch", 1: "tokens"} for name in answers.inputs}
-    with torch.no_grad():
-        torch.onnx.export(
-            answers.module,
-            answers.tensors(answers.batches[0]),
-            str(path),
-            input_names=list(answers.inputs),
-            output_names=list(answers.outputs),
-            dynamic_axes=axes,
-            opset_version=OPSET_OF_TRACE,
-            dynamo=False,
-        )
+    _write(answers, path, dynamic_axes=axes, opset_version=OPSET_OF_TRACE, dynamo=False)
 
 
 _EXPORTERS: Mapping[str, Callable[[_Answers, Path], None]] = {
     "torch.export": _export_program,
     "tracing": _export_trace,
 }
+
+
+def fuse(path: Path, config: Any, check: Callable[[Path], None], *, large: bool) -> None:
+    """Fuse in place; a graph in which nothing is found, or whose answers `check` does not accept, stays as it was.
+
+    `config` is transformers' configuration; `large` weights go to a file next to the graph.
+    """
+    from onnxruntime.transformers import optimizer
+    from onnxruntime.transformers.fusion_options import FusionOptions
+
+    options = FusionOptions("bert")
+    # As `operators.Fused` has it, for the reasons given there.
+    options.enable_skip_layer_norm = options.enable_bias_skip_layer_norm = options.enable_bias_gelu = False
+    with TemporaryDirectory(dir=path.parent) as scratch:
+        fused = Path(scratch) / path.name  # the weights file of a graph is found by its name
+        try:
+            found = optimizer.optimize_model(
+                str(path),
+                model_type="bert",
+                num_heads=getattr(config, "num_attention_heads", 0) or 0,
+                hidden_size=getattr(config, "hidden_size", 0) or 0,
+                optimization_options=options,
+                opt_level=0,
+            )
+            _keep_sums(found.model.graph)
+            found.save_model_to_file(str(fused), use_external_data_format=large)
+            check(fused)
+        except Exception:  # an optimiser that fails or changes answers has found nothing: the graph is used without it
+            return
+        for file in fused.parent.iterdir():
+            file.replace(path.with_name(file.name))
+
+
+def _keep_sums(graph: Any) -> None:
+    """Call the additions before normalisations Sum, which ONNX Runtime does not fuse into SkipLayerNormalization."""
+    additions = {node.output[0]: node for node in graph.node if node.op_type == "Add"}
+    for node in graph.node:
+        if node.op_type == "LayerNormalization" and node.input[0] in additions:
+            additions[node.input[0]].op_type = "Sum"

@@ -250,12 +250,8 @@ def judge_candidate(
 
     A candidate whose engine fails or whose outputs hold NaN is rejected; other errors are raised.
     """
-    try:
-        alone = SingleRowForward(forward)
-        observed = [observe(task, alone, prepared) for prepared in reference.prepared]
-    except InferenceFailed as error:
-        return Verdict(passed=False, reason=f"a judging request failed: {error.message}", texts=len(reference.prepared))
-    verdict = judge(task.name, reference.observed, observed, budget)
+    alone = SingleRowForward(forward)
+    verdict = judge_answers(task, alone, reference, budget)
     if not verdict.passed:
         return verdict
     invariance = measure_invariance(forward, reference.rows, alone=alone, arithmetic=arithmetic, grid=grid)
@@ -265,7 +261,7 @@ def judge_candidate(
 
 
 def judge_answers(task: Task, forward: Forward, reference: Reference, budget: AccuracyBudget) -> Verdict:
-    """Judge only the answers, row by row: for two graphs that were each proved in batches, and now serve together."""
+    """Judge only the answers, row by row: for two graphs that were each proved in batches, and serve together."""
     try:
         observed = [observe(task, forward, prepared) for prepared in reference.prepared]
     except InferenceFailed as error:

@@ -15,8 +15,7 @@ from penstock.capacity import CapacityCurve
 from penstock.manifest import MANIFEST_NAME, CandidateFacts, Manifest, Outcome, PlanTrial, ReasonCode, served_latency
 from penstock.recipe import Plan, Recipe
 from penstock_optimizer.candidate.work_folder import REPORT_NAME, digests
-from penstock_optimizer.report import render_report
-from penstock_optimizer.report.view import why_fp32
+from penstock_optimizer.report.view import render_report, why_fp32
 from penstock_optimizer.search.climb import SearchStep
 from penstock_optimizer.search.space import expected_milliseconds
 from penstock_runtime.models.files import copy_within
@@ -103,11 +102,6 @@ NEAR = 1.05
 """Within this factor of the chosen recipe's latency, the plan search decided."""
 NOISY = 0.15
 """Above this scatter of repeated measurements, small differences mean nothing."""
-
-
-def milliseconds(facts: CandidateFacts) -> dict[int, float]:
-    """Median latency by tokens."""
-    return {point.tokens: point.p50_milliseconds for point in facts.latency}
 
 
 def conclude(
@@ -198,12 +192,12 @@ def _ratio(slow: CandidateFacts | None, fast: CandidateFacts | None, expected: S
     """Expected latency of the one over that of the other; None when either was not measured."""
     if slow is None or fast is None or not slow.latency or not fast.latency:
         return None
-    return expected_milliseconds(milliseconds(slow), expected) / expected_milliseconds(milliseconds(fast), expected)
+    return expected_milliseconds(slow.milliseconds, expected) / expected_milliseconds(fast.milliseconds, expected)
 
 
 def speed_up(reference: CandidateFacts, plan: Plan, by_recipe: Mapping[Recipe, CandidateFacts]) -> dict[int, float]:
     """fp32 time over that of the chosen plan, by tokens."""
-    slow = milliseconds(reference)
+    slow = reference.milliseconds
     fast = {point.tokens: point.p50_milliseconds for point in served_latency(plan, by_recipe.values())}
     return {tokens: slow[tokens] / fast[tokens] for tokens in sorted(slow.keys() & fast.keys()) if fast[tokens] > 0}
 

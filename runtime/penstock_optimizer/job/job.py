@@ -28,7 +28,7 @@ from penstock.resources.source import Scheme
 from penstock.tasks import HEAD_OF_TASK
 from penstock_optimizer.candidate.runner import CandidateContext
 from penstock_optimizer.candidate.work_folder import WorkFolder
-from penstock_optimizer.guard import unused_budgets
+from penstock_optimizer.guard.judge import unused_budgets
 from penstock_optimizer.job.artefact import has_drafts, remove_drafts
 from penstock_optimizer.load.workload import LengthMix, mix_of_texts, sends_texts
 from penstock_runtime.engines.native.library import ABI, library_path

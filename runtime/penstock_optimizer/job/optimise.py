@@ -37,7 +37,6 @@ from penstock_optimizer.job.artefact import (
     findings,
     graph_path,
     measured_noise,
-    milliseconds,
     plan_trials,
     speed_up,
     write_artefact,
@@ -352,7 +351,7 @@ class Optimisation:
             if result.plan.recipe == REFERENCE:
                 self._events.no_capacity(failure.message)
                 return self._manifest(exported, result, doubts=(f"The capacity was not measured: {failure.message}.",))
-            broken = next(one for one in self._screening.runs if one.recipe == result.plan.recipe)
+            broken = self._screening.run_of(result.plan.recipe)
             broken.settle(Outcome.FAILED, f"{failure.message} while it served")
             plan = baseline_plan(self._job.grant.cores, self._screening.reference.batching)
             return self._prove(exported, replace(result, plan=plan, sample=None))
@@ -372,7 +371,7 @@ class Optimisation:
         except WorkerFailed:
             # The report does without this figure.
             return ()
-        own = {tokens: ms for tokens, ms in milliseconds(chosen).items() if plan.serves(tokens)}
+        own = {tokens: ms for tokens, ms in chosen.milliseconds.items() if plan.serves(tokens)}
         return gemm_shares(shape, own, ceiling)
 
     # what the stages need
@@ -425,7 +424,6 @@ class Optimisation:
             steps=result.steps,
             search_finished=result.finished,
         )
-        runs = {run.recipe: run for run in self._screening.runs}
         by_recipe = {one.recipe: one for one in candidates}
         # A plan that was not tried does not count: a larger budget need not give the plan search more time.
         skipped = sum(
@@ -433,14 +431,14 @@ class Optimisation:
         )
         late = sum(one.reason_code is ReasonCode.TIMED_OUT for one in candidates)
         noise = measured_noise(result.noise, candidates)
-        reference_plan = baseline_plan(job.grant.cores, runs[REFERENCE].batching)
+        reference_plan = baseline_plan(job.grant.cores, self._screening.reference.batching)
         capacity = measured.curve if measured else CapacityCurve()
         # An incomplete curve does not show the highest rate.
         asked = job.context.requests_per_second if measured and measured.finished else None
         return job.manifest(
             exported.parameters,
-            chosen=self._served(runs[result.plan.recipe], result.plan),
-            baseline=self._served(runs[REFERENCE], reference_plan),
+            chosen=self._served(self._screening.run_of(result.plan.recipe), result.plan),
+            baseline=self._served(self._screening.reference, reference_plan),
             candidates=candidates,
             capacity=capacity,
             speed_up=speed_up(by_recipe[REFERENCE], result.plan, by_recipe),
@@ -473,7 +471,7 @@ class Optimisation:
     def _short(self, plan: Plan) -> ServedGraph | None:
         if plan.short is None:
             return None
-        run = next(one for one in self._screening.runs if one.recipe == plan.short.recipe)
+        run = self._screening.run_of(plan.short.recipe)
         assert run.built is not None  # noqa: S101 - only a built graph may serve
         return ServedGraph(path=graph_path(run.recipe, Path(run.built.graph)), io=run.built.io)
 

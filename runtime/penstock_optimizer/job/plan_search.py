@@ -104,7 +104,7 @@ class PlanSearch:
                     return self._unmeasured([one for one in timed if one.recipe in recipes])
                 # The incumbent failed: a challenger's failure does not end the climb.
                 broken = failure.plan.recipe
-                run = self.run_of(broken)
+                run = self.screening.run_of(broken)
                 run.close()
                 reason = f"{failure} while its plans were measured"
                 code = ReasonCode.TIMED_OUT if failure.timed_out else ReasonCode.OTHER
@@ -130,7 +130,7 @@ class PlanSearch:
 
         best = min(timed, key=expected)
         reference = next((one for one in timed if one.recipe == self.screening.reference.recipe), best)
-        latencies = [self.run_of(one.recipe).facts.latency for one in (best, reference)]
+        latencies = [self.screening.run_of(one.recipe).facts.latency for one in (best, reference)]
         noise = max(NOISE_FLOOR, *(median([point.spread for point in points]) for points in latencies))
         if expected(reference) <= (1 + noise) * expected(best):
             best = reference
@@ -141,13 +141,13 @@ class PlanSearch:
         plans = []
         for recipe in recipes:
             if recipe not in self._wide:
-                self._wide[recipe] = self._wide_from(self.run_of(recipe))
+                self._wide[recipe] = self._wide_from(self.screening.run_of(recipe))
             plans.append(first_plan(recipe, self.limits(recipe), wide_from=self._wide[recipe]))
         return plans
 
     def limits(self, recipe: Recipe) -> PlanLimits:
         """What the plans of a recipe may use."""
-        return PlanLimits(self.cores, self.run_of(recipe).batching, tuple(self.lengths))
+        return PlanLimits(self.cores, self.screening.run_of(recipe).batching, tuple(self.lengths))
 
     def _wide_from(self, run: CandidateRun) -> WideFrom:
         if self.cores == 1 or run.session is None:
@@ -162,7 +162,7 @@ class PlanSearch:
             return UNMEASURED_WIDE_FROM
 
     def _measure(self, plan: Plan) -> PlanSample:
-        run = self.run_of(plan.recipe)
+        run = self.screening.run_of(plan.recipe)
         if run.session is None:
             again = self._reopened.get(plan.recipe, 0)
             if again >= MOST_REOPENED or run.built is None:
@@ -181,10 +181,6 @@ class PlanSearch:
         if failure is None:
             return PlanFailed("its process ended", plan)
         return PlanFailed(failure.reason, plan, timed_out=failure.failure is CallFailure.TIMED_OUT)
-
-    def run_of(self, recipe: Recipe) -> CandidateRun:
-        """The run of a recipe."""
-        return next(one for one in self.screening.runs if one.recipe == recipe)
 
 
 def is_exhaustive(result: SearchResult, budget: Budget) -> bool:
@@ -210,7 +206,7 @@ class RouteFinder:
         """Plans of other recipes with the plan's own recipe for their short rows, then the plan with another recipe for
         its short rows: each measured to be faster in turns with the plan, and judged as a pair."""
         search = self._search
-        shortest = search.run_of(plan.recipe if plan.short is None else plan.short.recipe)
+        shortest = search.screening.run_of(plan.recipe if plan.short is None else plan.short.recipe)
         # fp32 is the plan only where nothing else is better within the accuracy budget.
         if plan.recipe == search.screening.reference.recipe or not shortest.medians:
             return
@@ -219,11 +215,11 @@ class RouteFinder:
         alone = {one.recipe for one in accepted if one.batching is Batching.SINGLE}
         if plan.short is None:
             for recipe in rivals(_timed(shortest), others, max(shortest.medians), alone=alone):
-                long = self._long_plan(plan, search.run_of(recipe))
+                long = self._long_plan(plan, search.screening.run_of(recipe))
                 if long is not None:
                     yield from self._proposal(long, shortest, rival=recipe)
         for recipe in rivals(_timed(shortest), others, min(shortest.medians), alone=alone):
-            yield from self._proposal(plan.unrouted, search.run_of(recipe), rival=recipe)
+            yield from self._proposal(plan.unrouted, search.screening.run_of(recipe), rival=recipe)
 
     def _long_plan(self, plan: Plan, rival: CandidateRun) -> Plan | None:
         """How the rival would serve the plan's rows; None when it breaks."""
@@ -240,7 +236,7 @@ class RouteFinder:
     def _proposal(self, plan: Plan, short: CandidateRun, *, rival: Recipe) -> Iterator[Plan]:
         """`plan` with another recipe for its short rows, where that is faster. `rival`: which of both is the
         challenger."""
-        own = self._search.run_of(plan.recipe)
+        own = self._search.screening.run_of(plan.recipe)
         found = None
         try:
             found = self._measured(plan, own, short)
@@ -251,7 +247,7 @@ class RouteFinder:
                 one.close()
         finally:
             if rival not in self._open_for_good and (found is None or found.recipe != rival):
-                self._search.run_of(rival).close()
+                self._search.screening.run_of(rival).close()
         if found is not None:
             yield found
 

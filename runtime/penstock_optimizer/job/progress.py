@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from penstock.manifest import CandidateFacts, Manifest, ReasonCode
 from penstock.recipe import Plan, Recipe
@@ -68,12 +68,8 @@ class ProgressEvent:
         return json.dumps({**asdict(self), "stage": self.stage.value, "short": self.short}, ensure_ascii=False)
 
 
-class OnProgressEvent(Protocol):
-    """Receives events; must return quickly, since measuring waits for it."""
-
-    def __call__(self, progress: ProgressEvent, /) -> None:
-        """Receive one event."""
-        ...
+OnProgressEvent = Callable[[ProgressEvent], None]
+"""Receives events; must return quickly, since measuring waits for it."""
 
 
 def ignore_progress(_: ProgressEvent, /) -> None:
@@ -117,12 +113,12 @@ EXPECTED_PLANS = 12
 EXPECTED_POINTS = 10
 
 
-class ProgressReporter:
+class ProgressReporter(StepCounter):
     """Turns what an optimisation does into events."""
 
     def __init__(self, on_progress: OnProgressEvent, *, candidates: int, rounds: int, searches: bool) -> None:
         self._rounds = rounds
-        self._reporter = StepCounter(
+        super().__init__(
             on_progress,
             {
                 Stage.EXPORT: 1,
@@ -137,7 +133,7 @@ class ProgressReporter:
     def exporting(self, budget_seconds: float) -> None:
         """The export begins."""
         facts = {"budget_seconds": budget_seconds}
-        self._reporter.advance(Stage.EXPORT, "writing the fp32 graph", facts=facts, by=0)
+        self.advance(Stage.EXPORT, "writing the fp32 graph", facts=facts, by=0)
 
     def exported(self, exported: ExportedFacts) -> None:
         """The fp32 graph is written."""
@@ -146,15 +142,15 @@ class ProgressReporter:
             "fused_nodes": exported.fused_nodes,
             "parameters": exported.parameters,
         }
-        self._reporter.advance(Stage.EXPORT, export_message(exported), facts=facts)
+        self.advance(Stage.EXPORT, export_message(exported), facts=facts)
 
     def trying(self, recipe: Recipe) -> None:
         """A candidate is started."""
-        self._reporter.advance(Stage.CANDIDATES, recipe.name, by=0)
+        self.advance(Stage.CANDIDATES, recipe.name, by=0)
 
     def settled(self, run: CandidateRun) -> None:
         """A candidate has an outcome, for now."""
-        self._reporter.advance(
+        self.advance(
             Stage.CANDIDATES,
             settled_message(run.facts),
             facts={"candidate": run.facts.model_dump(mode="json")},
@@ -162,7 +158,7 @@ class ProgressReporter:
 
     def round(self, number: int) -> None:
         """A round of measuring has ended."""
-        self._reporter.advance(Stage.MEASURE, f"all that are left, in turns: round {number} of {self._rounds}")
+        self.advance(Stage.MEASURE, f"all that are left, in turns: round {number} of {self._rounds}")
 
     def step(self, step: SearchStep) -> None:
         """A plan was tried."""
@@ -171,39 +167,39 @@ class ProgressReporter:
             "promoted": step.promoted,
             "reason": step.reason,
         }
-        self._reporter.advance(Stage.PLANS, f"{step.challenger.summary}: {step.reason}", facts=facts)
+        self.advance(Stage.PLANS, f"{step.challenger.summary}: {step.reason}", facts=facts)
 
     def planned(self, draft: Manifest) -> None:
         """The plan search has ended."""
-        self._reporter.finish(Stage.PLANS)
+        self.finish(Stage.PLANS)
         facts = {"candidates": [one.model_dump(mode="json") for one in draft.candidates]}
-        self._reporter.advance(Stage.PLANS, draft.chosen.plan.summary, by=0, facts=facts)
+        self.advance(Stage.PLANS, draft.chosen.plan.summary, by=0, facts=facts)
 
     def point(self, point: CapacityPoint) -> None:
         """A point of the capacity curve was measured."""
         facts = {"arrivals_per_second": point.arrivals_per_second, "p95_milliseconds": point.p95_milliseconds}
         message = f"p95 {point.p95_milliseconds:.3g} ms at {point.arrivals_per_second:.3g} requests/s"
-        self._reporter.advance(Stage.CAPACITY, message, facts=facts)
+        self.advance(Stage.CAPACITY, message, facts=facts)
 
     def capacity(self, measured: CapacityMeasurement) -> None:
         """The capacity curve is complete."""
-        self._reporter.finish(Stage.CAPACITY)
+        self.finish(Stage.CAPACITY)
         rate = measured.curve.requests_per_second
         limit = measured.curve.p95_objective_milliseconds or 0.0
         within = f"p95 stays within {limit:.3g} ms up to {rate:.3g} requests/s" if rate is not None else ""
         facts = {"requests_per_second": rate, "saturation_per_second": measured.saturation_per_second}
-        self._reporter.advance(Stage.CAPACITY, within or f"p95 is over {limit:.3g} ms at any rate", by=0, facts=facts)
+        self.advance(Stage.CAPACITY, within or f"p95 is over {limit:.3g} ms at any rate", by=0, facts=facts)
 
     def no_capacity(self, reason: str) -> None:
         """The capacity curve is not measured."""
-        self._reporter.finish(Stage.CAPACITY)
-        self._reporter.advance(Stage.CAPACITY, f"not measured: {reason}", by=0)
+        self.finish(Stage.CAPACITY)
+        self.advance(Stage.CAPACITY, f"not measured: {reason}", by=0)
 
     def done(self, artefact: Path, plan: Plan, seconds: float) -> None:
         """The artefact is written."""
-        self._reporter.advance(Stage.REPORT, str(artefact / "report.html"))
+        self.advance(Stage.REPORT, str(artefact / "report.html"))
         facts = {"artefact": str(artefact), "found": False, "seconds": seconds}
-        self._reporter.advance(Stage.DONE, plan.summary, facts=facts, by=0)
+        self.advance(Stage.DONE, plan.summary, facts=facts, by=0)
 
 
 def settled_message(facts: CandidateFacts) -> str:

@@ -205,6 +205,10 @@ class Screening:
         """The run of the fp32 reference, which is the first."""
         return self.runs[0]
 
+    def run_of(self, recipe: Recipe) -> CandidateRun:
+        """The run of a recipe."""
+        return next(one for one in self.runs if one.recipe == recipe)
+
     def enter(self, recipe: Recipe, *, reference: bool = False) -> CandidateRun:
         """Try one candidate: load it from disk where it is known, else build it, time it briefly and judge it.
 
@@ -225,7 +229,9 @@ class Screening:
             run.close()
             if reference:
                 raise
-            if failure.kind == OutOfDisk.__name__ or (failure.failure is not CallFailure.TIMED_OUT and self._is_full()):
+            if failure.kind == OutOfDisk.__name__ or (
+                failure.failure is not CallFailure.TIMED_OUT and is_full(self._work.path)
+            ):
                 # Not the candidate's fault: with space on the disk it may be the best of all.
                 raise full_disk_error(self._work.path, what=WORK) from failure
             run.settle_failed(failure)
@@ -289,9 +295,6 @@ class Screening:
         for tokens, values in times.items():
             run.milliseconds.setdefault(tokens, []).extend(values)
 
-    def _is_full(self) -> bool:
-        return is_full(self._work.path)
-
     def _left(self) -> float:
         return self._budget.left_for_candidates() - KILL_SECONDS
 
@@ -315,14 +318,7 @@ class Screening:
         """Load a candidate from disk: its verdict stays, its times are measured again with all the others."""
         run.facts = known.facts
         run.milliseconds = {point.tokens: [point.p50_milliseconds] for point in known.facts.latency}
-        if known.io is not None and known.graph:
-            run.built = BuiltFacts(
-                graph=known.graph,
-                io=known.io,
-                fused_nodes=known.facts.fused_nodes,
-                size_bytes=known.facts.size_bytes,
-                seconds=known.facts.build_seconds,
-            )
+        run.built = known.built
         goes_on = run is self.reference or run.facts.reason_code is ReasonCode.WITHIN_BUDGET
         if goes_on and run.accepted and run.built is not None:
             run.session = self._runner.open(run.recipe, built=run.built)

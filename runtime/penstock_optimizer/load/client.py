@@ -1,6 +1,6 @@
 """Sends HTTP/1.1 requests over a pool of keep-alive connections, and records the time and status of each.
 
-The caller decides when to send: `generator` for a load of seconds, `penstock_bench.measuring.sender` for cells of a
+The caller decides when to send: `generator` for a load of seconds, `penstock_bench.cell` for cells of a
 second. Connections are used last in, first out, so that a low rate uses few of them.
 """
 
@@ -13,10 +13,11 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
+from pydantic import Field
 
 from penstock.manifest import Frozen
 
@@ -32,41 +33,22 @@ class RequestBody(Frozen):
     """Results are also reported by group, such as the length in tokens."""
 
 
-class OnAnswer(Protocol):
-    """Called when a request is answered, or never will be."""
-
-    def __call__(self, connection: ClientConnection, request: int, status: int, at: float) -> None:
-        """`status` 0: the connection was lost first. `at`: seconds of `time.perf_counter()`."""
-        ...
+OnAnswer = Callable[["ClientConnection", int, int, float], None]
+"""Called with the number of a request when it is answered or never will be, its status (0: the connection was lost
+first), and the time (`time.perf_counter()`)."""
 
 
-class RequestSource(Protocol):
-    """What to send and which headers of the answers to read: a LoadSpec, or a CellSpec of the bench."""
+class RequestSource(Frozen):
+    """What to send; a LoadSpec and a CellSpec of the bench state the rest."""
 
-    @property
-    def url(self) -> str:
-        """Plain HTTP."""
-        ...
-
-    @property
-    def bodies(self) -> Sequence[RequestBody]:
-        """Sent in this order, repeatedly."""
-        ...
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Of each request, besides host and length."""
-        ...
-
-    @property
-    def response_headers(self) -> Sequence[str]:
-        """Names of numeric headers of the answers to read."""
-        ...
-
-    @property
-    def timeout_seconds(self) -> float:
-        """For each request."""
-        ...
+    url: str = Field(pattern=r"^http://")
+    """Plain HTTP: measurements go to a server on this machine or in this network."""
+    bodies: tuple[RequestBody, ...] = Field(min_length=1)
+    """Sent in this order, repeatedly."""
+    headers: dict[str, str] = Field(default_factory=lambda: {"content-type": "application/json"})
+    """Of each request, besides host and length."""
+    timeout_seconds: float = Field(default=10.0, gt=0)
+    """For each request."""
 
 
 def request_bytes(spec: RequestSource) -> list[bytes]:
@@ -213,11 +195,13 @@ class LoadClient:
         requests: RequestSource,
         on_settled: OnSettled,
         *,
+        response_headers: Sequence[str] = (),
         max_connections: int = sys.maxsize,
         idle_seconds: float = math.inf,
     ) -> None:
-        """`max_connections`: a request that finds all of them busy waits. `idle_seconds`: a connection idle for longer
-        is not used again, as the server may be about to close it."""
+        """`response_headers`: names of numeric headers of the answers to read. `max_connections`: a request that finds
+        all of them busy waits. `idle_seconds`: a connection idle for longer is not used again, as the server may be
+        about to close it."""
         self.due = array("d")
         self.sent = array("d")
         """0 for a request that was never sent."""
@@ -229,6 +213,7 @@ class LoadClient:
         parts = urlsplit(requests.url)
         self._address = (parts.hostname or "", parts.port or 80)
         self._on_settled = on_settled
+        self._response_headers = response_headers
         self._max_connections = max_connections
         self._idle_seconds = idle_seconds
         self._idle: list[ClientConnection] = []
@@ -304,7 +289,7 @@ class LoadClient:
         self._connecting += 1
         try:
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: ClientConnection(self._answered, self._lost, self._requests.response_headers), *self._address
+                lambda: ClientConnection(self._answered, self._lost, self._response_headers), *self._address
             )
         finally:
             self._connecting -= 1

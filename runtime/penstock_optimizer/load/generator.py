@@ -14,6 +14,7 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -22,7 +23,7 @@ from pydantic import Field
 from penstock.errors import PenstockError
 from penstock.manifest import Frozen
 from penstock.process import python_module
-from penstock_optimizer.load.client import SWEEP_SECONDS, UNREACHABLE, LoadClient, RequestBody, is_good, status_name
+from penstock_optimizer.load.client import SWEEP_SECONDS, UNREACHABLE, LoadClient, RequestSource, is_good, status_name
 from penstock_optimizer.load.summary import LatencySummary, quantile
 from penstock_optimizer.load.timing import PreciseTimer, ResourceUsage, process_tree
 
@@ -42,55 +43,39 @@ class ClosedLoop(Frozen):
 
     kind: Literal["closed"] = "closed"
     clients: int = Field(ge=1)
-    requests: int | None = Field(default=None, ge=1)
-    """Stop after this many recorded requests, even if time is left."""
 
 
-class LoadSpec(Frozen):
+class LoadSpec(RequestSource):
     """One measurement."""
 
-    url: str = Field(pattern=r"^http://")
-    """Plain HTTP: measurements go to a server on this machine or in this network."""
-    bodies: tuple[RequestBody, ...] = Field(min_length=1)
-    """Sent in this order, repeatedly."""
     pattern: Annotated[OpenLoop | ClosedLoop, Field(discriminator="kind")]
-    headers: dict[str, str] = Field(default_factory=lambda: {"content-type": "application/json"})
     warm_up_seconds: float = Field(default=0.5, ge=0)
     """Requests of this time are sent and not recorded."""
     seconds: float = Field(default=3.0, gt=0)
-    timeout_seconds: float = Field(default=10.0, gt=0)
     max_connections: int = Field(default=512, ge=1)
     """An open loop's request that finds all connections busy waits here; its latency includes that."""
     seed: int = 0
     cpus: tuple[int, ...] = ()
     """Logical CPUs of the load process; empty: not pinned."""
     target_pid: int | None = None
-    """Process whose CPU time and memory are reported, children included."""
-    response_headers: tuple[str, ...] = ()
-    """Names of numeric response headers whose means are reported, such as `x-compute-time`."""
+    """Process whose memory is reported, children included."""
 
 
 class LoadResult(Frozen):
     """The measurements of the recorded time."""
 
     seconds: float
-    offered_per_second: float
-    """Open loop: scheduled arrivals; closed loop: sent requests."""
     completed_per_second: float
     """Answers with a 2xx status that came within the recorded time."""
     scheduled: int
+    """Open loop: arrivals; closed loop: sent requests."""
     statuses: dict[str, int]
     """By HTTP status; `timeout`, `disconnected` and `unreachable` where no answer came."""
     latency: LatencySummary | None
     """Of 2xx answers."""
-    by_group: dict[int, LatencySummary] = Field(default_factory=dict)
     send_lag_p99_milliseconds: float = 0.0
     """Open loop: how late this client was. With large values the client was measured, not the server."""
-    target_cores: float | None = None
-    """CPU seconds of the target per second."""
     target_rss_bytes: int | None = None
-    generator_cores: float = 0.0
-    header_means: dict[str, float] = Field(default_factory=dict)
     first_failure: str = ""
     """Status and start of the body of the first answer that was not 2xx."""
 
@@ -150,8 +135,6 @@ IDLE_SECONDS = 2.0
 connection that the server is closing."""
 FIRST_CONNECTIONS = 4
 """Of an open loop; more are opened on demand."""
-MAX_GROUPS = 64
-"""With more groups than this, none is reported separately."""
 
 
 class LoadRun:
@@ -160,13 +143,10 @@ class LoadRun:
     def __init__(self, spec: LoadSpec) -> None:
         self._spec = spec
         self._client = LoadClient(spec, self._settled, max_connections=spec.max_connections, idle_seconds=IDLE_SECONDS)
-        self._header_sums: dict[str, float] = {}
-        self._header_counts: dict[str, int] = {}
         self._over = asyncio.Event()
         self._start = 0.0
         self._stopped_at: float | None = None
         self._begin = 0.0
-        self._in_time = 0
 
     async def run(self) -> LoadResult:
         """Send everything, wait for the answers, and return the result."""
@@ -178,25 +158,17 @@ class LoadRun:
         except OSError:
             # The server does not listen yet: counted, request by request.
             await self._client.start(0)
-        target_before = _usage(spec.target_pid)
         self._start = time.perf_counter() + 0.01
         self._begin = self._start + spec.warm_up_seconds
-        generator_before = time.process_time()
         if isinstance(spec.pattern, OpenLoop):
             await self._run_open(spec.pattern)
         else:
             await self._run_closed(spec.pattern)
-        elapsed = max(time.perf_counter() - self._start, 1e-9)
-        generator_cores = (time.process_time() - generator_before) / elapsed
-        target_after = _usage(spec.target_pid)
+        members = process_tree(spec.target_pid) if spec.target_pid is not None else ()
+        resident = ResourceUsage.of(members).resident_bytes if members else None
         await self._client.drain()
         await self._client.close()
-        used = target_after.seconds - target_before.seconds if target_before and target_after else None
-        return self._result(
-            target_cores=None if used is None else used / elapsed,
-            target_rss_bytes=target_after.resident_bytes if target_after else None,
-            generator_cores=generator_cores,
-        )
+        return self._result(resident)
 
     async def _run_open(self, pattern: OpenLoop) -> None:
         """Send each request at its time, whether or not earlier ones are answered."""
@@ -237,18 +209,10 @@ class LoadRun:
         await self._over.wait()
         self._stopped_at = time.perf_counter()
 
-    def _settled(self, request: int, status: int, _at: float, numbers: Mapping[str, float]) -> None:
-        """Record an answer; in a closed loop, send the client's next request."""
-        is_recorded = self._origin(request) >= self._begin
-        for name, value in numbers.items() if is_recorded else ():
-            self._header_sums[name] = self._header_sums.get(name, 0.0) + value
-            self._header_counts[name] = self._header_counts.get(name, 0) + 1
-        pattern = self._spec.pattern
-        self._in_time += is_recorded
-        if isinstance(pattern, ClosedLoop) and not self._over.is_set():
-            if pattern.requests is not None and self._in_time >= pattern.requests:
-                self._over.set()
-            elif status == UNREACHABLE:
+    def _settled(self, _request: int, status: int, _at: float, _numbers: Mapping[str, float]) -> None:
+        """In a closed loop, send the client's next request."""
+        if isinstance(self._spec.pattern, ClosedLoop) and not self._over.is_set():
+            if status == UNREACHABLE:
                 # The server does not listen: an immediate retry would spin. Retry after one sweep.
                 asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._launch_next)
             else:
@@ -265,9 +229,7 @@ class LoadRun:
 
     # results
 
-    def _result(
-        self, *, target_cores: float | None, target_rss_bytes: int | None, generator_cores: float
-    ) -> LoadResult:
+    def _result(self, target_rss_bytes: int | None) -> LoadResult:
         seen = self._client
         begin = self._begin
         end = begin + self._spec.seconds
@@ -276,48 +238,22 @@ class LoadRun:
         seconds = max(end - begin, 1e-9)
         origins = [self._origin(number) for number in range(len(seen.due))]
         chosen = [number for number, origin in enumerate(origins) if begin <= origin < end]
-        statuses: dict[str, int] = {}
-        latencies: list[float] = []
-        groups: dict[int, list[float]] = {}
-        lags: list[float] = []
-        for number in chosen:
-            status = seen.status[number]
-            name = status_name(status)
-            statuses[name] = statuses.get(name, 0) + 1
-            if seen.sent[number]:
-                lags.append(seen.sent[number] - origins[number])
-            if is_good(status):
-                latency = seen.done[number] - origins[number]
-                latencies.append(latency)
-                group = self._spec.bodies[number % len(self._spec.bodies)].group
-                groups.setdefault(group, []).append(latency)
+        statuses = Counter(status_name(seen.status[number]) for number in chosen)
+        latencies = [seen.done[number] - origins[number] for number in chosen if is_good(seen.status[number])]
+        lags = sorted(seen.sent[number] - origins[number] for number in chosen if seen.sent[number])
         completed = sum(
             1 for number, done in enumerate(seen.done) if begin <= done < end and is_good(seen.status[number])
         )
-        by_group = {
-            group: summary for group in sorted(groups) if (summary := LatencySummary.of(groups[group])) is not None
-        }
         return LoadResult(
             seconds=seconds,
-            offered_per_second=len(chosen) / seconds,
             completed_per_second=completed / seconds,
             scheduled=len(chosen),
             statuses=dict(sorted(statuses.items())),
             latency=LatencySummary.of(latencies),
-            by_group=by_group if len(by_group) <= MAX_GROUPS else {},
-            send_lag_p99_milliseconds=quantile(sorted(lags), 0.99) * 1e3 if lags else 0.0,
-            target_cores=target_cores,
+            send_lag_p99_milliseconds=quantile(lags, 0.99) * 1e3 if lags else 0.0,
             target_rss_bytes=target_rss_bytes,
-            generator_cores=generator_cores,
-            header_means={name: total / self._header_counts[name] for name, total in self._header_sums.items()},
             first_failure=seen.first_failure,
         )
-
-
-def _usage(pid: int | None) -> ResourceUsage | None:
-    """The usage of a process and its children; None when there is no such process."""
-    members = process_tree(pid) if pid is not None else ()
-    return ResourceUsage.of(members) if members else None
 
 
 def generate(spec: LoadSpec) -> LoadResult:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from penstock.manifest import Frozen
 
 
-class LatencySummary(BaseModel):
+class LatencySummary(Frozen):
     """Latencies of successful requests, milliseconds."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     count: int = Field(ge=1)
     mean: float

@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from penstock_optimizer.export.graph import MICROSOFT
 from penstock_runtime.rows import Float
 
-MICROSOFT = "com.microsoft"
 SMALLEST_WEIGHT = 16_384
 """Elements. Smaller products (a classifier's last layer) cost next to nothing in fp32, and rounding them costs most."""
 FEWEST_OUTPUTS = 16
@@ -64,7 +64,7 @@ class LinearGraph:
     def matrix(self, node: Any) -> Float:
         """A linear node's weight [in, out]."""
         array = self.array(node.input[1])
-        return array.T if _attributes(node).get("transB", 0) else array
+        return array.T if attributes(node).get("transB", 0) else array
 
     def array(self, name: str) -> Float:
         """A constant."""
@@ -151,19 +151,19 @@ class LinearGraph:
         weight = self._constants[node.input[1]]
         if weight.data_type != onnx.TensorProto.FLOAT or len(weight.dims) != 2:
             return False
-        attributes = _attributes(node)
+        given = attributes(node)
         match node.op_type:
             case "MatMul":
                 outputs = weight.dims[1]
             case "Gemm":
-                if attributes.get("alpha", 1.0) != 1.0 or attributes.get("beta", 1.0) != 1.0:
+                if given.get("alpha", 1.0) != 1.0 or given.get("beta", 1.0) != 1.0:
                     return False
-                if attributes.get("transA", 0) or (len(node.input) > 2 and not self._is_vector(node.input[2])):
+                if given.get("transA", 0) or (len(node.input) > 2 and not self._is_vector(node.input[2])):
                     return False
-                outputs = weight.dims[0] if attributes.get("transB", 0) else weight.dims[1]
+                outputs = weight.dims[0] if given.get("transB", 0) else weight.dims[1]
             case "Attention":
                 # QAttention knows neither a bias on the scores nor sizes that differ; past states are not for encoders.
-                if node.domain != MICROSOFT or any(node.input[4:]) or not set(attributes) <= _QATTENTION_ATTRIBUTES:
+                if node.domain != MICROSOFT or any(node.input[4:]) or not set(given) <= _QATTENTION_ATTRIBUTES:
                     return False
                 if not self._is_vector(node.input[2]):
                     return False
@@ -176,5 +176,6 @@ class LinearGraph:
         return name in self._constants and len(self._constants[name].dims) == 1
 
 
-def _attributes(node: Any) -> dict[str, Any]:
+def attributes(node: Any) -> dict[str, Any]:
+    """A node's attributes by name."""
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}

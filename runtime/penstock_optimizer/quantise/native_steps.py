@@ -15,10 +15,9 @@ import numpy as np
 from onnx import numpy_helper
 
 from penstock.errors import OptimizationError
-from penstock_optimizer.quantise.native_inputs import INPUTS, attributes, of_inputs
-from penstock_optimizer.quantise.native_products import side_by_side, spread_bias
-from penstock_optimizer.quantise.native_tensors import by_distance, narrow
+from penstock_optimizer.quantise.linear import attributes
 from penstock_optimizer.quantise.native_values import (
+    INPUTS,
     Buffers,
     Column,
     Counted,
@@ -28,8 +27,13 @@ from penstock_optimizer.quantise.native_values import (
     Part,
     TableSum,
     Where,
+    by_distance,
+    narrow,
+    of_inputs,
+    side_by_side,
+    spread_bias,
 )
-from penstock_optimizer.quantise.rowwise import OPERATOR
+from penstock_optimizer.quantise.writers import OPERATOR
 from penstock_runtime.engines.native.graph_file import Activation, GraphOutput, GraphStep, NativeGraph, Operator
 
 WIDTH = 32

@@ -1,9 +1,21 @@
-"""What the names of an ONNX graph stand for while it is read for the native engine, and the buffers it is given."""
+"""What the names of an ONNX graph stand for while it is read for the native engine, its buffers, and its constants.
+
+What an encoder's graph makes of ids, mask and length before any hidden state is no step of the native engine: it is
+what some of its steps do with every batch.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_optimizer.quantise.linear import attributes
+from penstock_runtime.engines.native.graph_file import DISTANCES_SPARE, GraphStep
+from penstock_runtime.rows import Float
 
 Per = Literal["token", "row", "chosen"]
 """What a buffer has a line for: each token, each row, or each token of one id."""
@@ -104,3 +116,78 @@ class Buffers:
     def give(self, value: GraphValue) -> None:
         """What it holds is not needed any more."""
         self._free.append((value.buffer, value.width, value.per))
+
+
+INPUTS = {"input_ids": "ids", "attention_mask": Mask(), "token_type_ids": "types"}
+"""What the graph's inputs stand for."""
+
+
+def of_inputs(node: Any, values: Sequence[Any], constant: Callable[[str], Any]) -> Any | None:
+    """The meaning of a node's result, from the meanings of its inputs (None: a constant, or something else). None where
+    the node makes nothing known of them."""
+    match node.op_type, list(values):
+        case "Shape", ["ids"] if attributes(node) == {"start": 1, "end": 2}:
+            return "length"
+        case "Concat", ["length", "length"]:
+            return "lengths"
+        case "Equal", ["ids", None]:
+            return Same(int(constant(node.input[1])))
+        case "Not", [Same(number=number)]:
+            return Counted(number)
+        case ("Cast", [Mask() | Counted() as value]) | ("CumSum" | "Mul" | "Add", [Counted() as value, *_]):
+            return value
+        case "NonZero", [Same(number=number)]:
+            return Where(number)
+        case "Transpose", [Where(turned=False) as where] if attributes(node).get("perm", [1, 0]) == [1, 0]:
+            return replace(where, turned=True)
+    return None
+
+
+Tensors = MutableMapping[str, Any]
+
+
+def spread_bias(steps: list[GraphStep], tensors: Tensors, buffers: Sequence[int], bias: Float, name: str) -> None:
+    """Give each of several products, the last that write to `buffers`, its part of a bias [all their outputs] that is
+    called `name`."""
+    begin = 0
+    for index, buffer in enumerate(buffers):
+        at = next(i for i in reversed(range(len(steps))) if steps[i].target == buffer)
+        step, end = steps[at], begin + steps[at].outputs
+        total = f"{step.tensors['bias']} + {name}/{index}"
+        tensors[total] = tensors[step.tensors["bias"]] + bias[begin:end]
+        steps[at] = step.model_copy(update={"tensors": {**step.tensors, "bias": total}})
+        begin = end
+
+
+def side_by_side(steps: Sequence[GraphStep], tensors: Tensors) -> GraphStep | None:
+    """8-bit products of one source as one whose results stand side by side, its tensors added; its target is that of
+    the first. None for steps that are no such products, or do more than multiply."""
+    alike = {(step.operator, step.source, step.inputs, step.tensors.get("factors")) for step in steps}
+    if len(alike) > 1 or any(
+        (step.operator, step.activation, step.residual) != ("linear8", "none", -1) for step in steps
+    ):
+        return None
+    names = dict(steps[0].tensors)
+    for part in ("weights", "scales", "bias"):
+        parts = [step.tensors[part] for step in steps]
+        names[part] = f"{parts[0]}/together"
+        tensors[names[part]] = np.concatenate([tensors[name] for name in parts], axis=-1)
+    return steps[0].model_copy(update={"outputs": sum(step.outputs for step in steps), "tensors": names})
+
+
+def narrow(words: Float) -> tuple[NDArray[np.int16], Float]:
+    """Word vectors [words, width] in 16 bits, and the scale of each word."""
+    scale = np.maximum(np.abs(words).max(axis=1), np.float32(1e-12)) / np.float32(32767)
+    return np.rint(words / scale[:, np.newaxis]).astype(np.int16), scale.astype(np.float32)
+
+
+def by_distance(bias: NDArray[Any]) -> Float | None:
+    """From a bias on the scores [1, heads, positions, positions], of a query (third axis) and a key (fourth), to
+    [heads, 2 * positions - 1 + spare]: from the key that is furthest before its query to the one furthest behind it.
+    None for a bias that is of another shape, or not the same wherever query and key are as far apart."""
+    if bias.ndim != 4 or len(bias) != 1 or bias.shape[2] != bias.shape[3]:
+        return None
+    if not np.array_equal(bias[:, :, 1:, 1:], bias[:, :, :-1, :-1]):
+        return None
+    line = np.concatenate([bias[0, :, :0:-1, 0], bias[0, :, 0]], axis=1)
+    return np.pad(line, ((0, 0), (0, DISTANCES_SPARE))).astype(np.float32)

@@ -3,17 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
-from penstock_optimizer.quantise.seen import Seen, Watch
+from penstock_optimizer.export.exported import open_session
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.grid import feed as graph_feed
 from penstock_runtime.rows import Float, Row
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One activation over the calibration texts, by channel (its last axis). Each text counts the same."""
+
+    low: Float
+    """[channels]: the smallest value."""
+    high: Float
+    """[channels]: the largest value."""
+    mean: Float
+    """[channels]"""
+    samples: Float
+    """[n, channels]: some tokens of each text, scaled so that `samples.T @ samples` is a sum of means over texts."""
+
+    @property
+    def magnitude(self) -> Float:
+        """[channels]: the largest absolute value."""
+        return np.maximum(np.abs(self.low), np.abs(self.high))
+
+
+class Watch:
+    """Collects `Seen` text by text. `tokens` is about how many samples there will be at most, over `texts` texts."""
+
+    def __init__(self, *, texts: int, tokens: int) -> None:
+        self._most = max(1, tokens // max(texts, 1))
+        self._low: list[Float] = []
+        self._high: list[Float] = []
+        self._mean: list[Float] = []
+        self._samples: list[Float] = []
+
+    def add(self, values: Float) -> None:
+        """One text's activation, float32 [..., channels]."""
+        flat = values.reshape(-1, values.shape[-1])
+        self._low.append(flat.min(axis=0))
+        self._high.append(flat.max(axis=0))
+        self._mean.append(flat.mean(axis=0))
+        count = min(len(flat), self._most)
+        # Evenly from the first token to the last: special tokens, which stand there, reach the largest values.
+        picked = flat[np.linspace(0, len(flat) - 1, count).round().astype(int)]
+        self._samples.append(picked / np.float32(np.sqrt(count)))
+
+    def seen(self) -> Seen:
+        """The summary. At least one text must have been added."""
+        return Seen(
+            low=np.min(self._low, axis=0),
+            high=np.max(self._high, axis=0),
+            mean=np.mean(self._mean, axis=0, dtype=np.float32),
+            samples=np.concatenate(self._samples),
+        )
+
+
+def together(several: Sequence[Seen]) -> Seen:
+    """Several activations that meet the same weight, as one."""
+    return Seen(
+        low=np.min([one.low for one in several], axis=0),
+        high=np.max([one.high for one in several], axis=0),
+        mean=np.mean([one.mean for one in several], axis=0, dtype=np.float32),
+        samples=np.concatenate([one.samples for one in several]),
+    )
+
 
 LARGE = 1_500_000_000
 """Bytes of a graph beyond which its weights go to a separate file: protobuf ends at 2 GB."""
@@ -27,18 +88,9 @@ def feed(row: Row, inputs: Sequence[str]) -> dict[str, Any]:
     return dict(graph_feed(collate([row]), inputs))
 
 
-def session(path: Path, threads: int) -> Any:
-    """An ONNX Runtime session on this many threads, quiet but for errors."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
 def outputs(path: Path, inputs: Sequence[str], rows: Sequence[Row], threads: int) -> list[list[Float]]:
     """The graph's outputs for each row."""
-    running = session(path, threads)
+    running = open_session(path, threads)
     return [running.run(None, feed(row, inputs)) for row in rows]
 
 
@@ -53,7 +105,7 @@ def observe(
     result: dict[str, Seen] = {}
     try:
         save(_watched(model, values), scratch)
-        running = session(scratch, threads)
+        running = open_session(scratch, threads)
         first = running.run(list(values), feed(rows[0], inputs))
         bytes_each = {value: array.shape[-1] * tokens * 4 for value, array in zip(values, first, strict=True)}
         for some in _passes(bytes_each):

@@ -21,10 +21,9 @@ from openvino import opset13 as opset
 from penstock.errors import OptimizationError
 from penstock.manifest import GraphIO
 from penstock.recipe import GROUP_32, NNCF, REDUCED_RANGE, SMOOTH, Precision, Recipe
-from penstock_optimizer.quantise.built import Built
-from penstock_optimizer.quantise.calibrated import quantise_graph
 from penstock_optimizer.quantise.observe import feed, weights_file
-from penstock_optimizer.quantise.qdq import QdqWriter
+from penstock_optimizer.quantise.quantiser import quantise_graph
+from penstock_optimizer.quantise.writers import QdqWriter
 from penstock_runtime.rows import Row
 
 SMOOTHING = 0.7
@@ -37,13 +36,11 @@ GROUPS = {GROUP_32: 32}
 without a message."""
 
 
-def build(
-    recipe: Recipe, graph: Path, io: GraphIO, calibration: Sequence[Row], out: Path, *, threads: int = 1
-) -> Built:
-    """Write `out/model.xml` and `.bin` for a recipe from a plain fp32 graph. OptimizationError when nothing could be
-    quantised or the recipe is none of ours."""
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "model.xml"
+def make_model(
+    recipe: Recipe, graph: Path, io: GraphIO, calibration: Sequence[Row], path: Path, *, threads: int
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Write `path`, with `.bin` next to it, for a recipe from a plain fp32 graph; the counts of operators, and notes.
+    OptimizationError when nothing could be quantised or the recipe is none of ours."""
     notes: tuple[str, ...] = ()
     match recipe.precision:
         case Precision.FP32 | Precision.BF16:
@@ -52,7 +49,9 @@ def build(
             model = _by_nncf(_read(graph, threads), recipe, [feed(row, io.inputs) for row in calibration])
             _check_quantised(model, graph)
         case Precision.INT8_STATIC:
-            model, notes = _by_ourselves(recipe, graph, io, calibration, out / "quantised.onnx", threads=threads)
+            model, notes = _by_ourselves(
+                recipe, graph, io, calibration, path.with_name("quantised.onnx"), threads=threads
+            )
             _check_quantised(model, graph)
         case Precision.INT8_ROWWISE:
             model = _read(graph, threads)
@@ -65,7 +64,7 @@ def build(
                 f"OpenVINO has no {recipe.precision.value} recipe", remedy="Use ONNX Runtime for it"
             )
     ov.save_model(model, str(path), compress_to_fp16=False)
-    return Built(path, io, _counts(model), notes)
+    return _counts(model), notes
 
 
 def _read(graph: Path, threads: int) -> Any:

@@ -1,22 +1,84 @@
-"""The charts, as inline SVG: colours and fonts come from the page's CSS, so that they follow its theme."""
+"""Charts as inline SVG: scales, ticks, axes, and the charts of the optimisation report.
+
+Drawn by hand: SVG follows the reader's light or dark theme through the page's CSS variables, is a tenth of the size of
+a plotting library's output, and stays readable on a phone. Colours and fonts come from the page's CSS.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from penstock.capacity import CapacityCurve
 from penstock.manifest import GemmShare
-from penstock_optimizer.report.scales import (
-    Scale,
-    linear_scale,
-    linear_ticks,
-    log_scale,
-    log_ticks,
-    short,
-)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Maps [low, high] to [start, end] in pixels, by way of `warp` (the logarithm, or nothing)."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    warp: Callable[[float], float] = float
+
+    def __call__(self, value: float) -> float:
+        """The position; values outside are moved to the edge."""
+        low, high = self.warp(self.low), self.warp(self.high)
+        if high == low:
+            return (self.start + self.end) / 2
+        share = (self.warp(min(max(value, self.low), self.high)) - low) / (high - low)
+        return self.start + share * (self.end - self.start)
+
+
+def log_scale(values: Sequence[float], start: float, end: float, *, margin: float = 0.04) -> Scale:
+    """A logarithmic scale around positive values, with a margin on both sides as a share of its length."""
+    low, high = math.log(min(values)), math.log(max(values))
+    reach = max(high - low, math.log(1.5)) * margin
+    return Scale(math.exp(low - reach), math.exp(high + reach), start, end, math.log)
+
+
+def linear_scale(low: float, high: float, start: float, end: float) -> Scale:
+    """A plain scale; an empty range is widened."""
+    return Scale(low, high if high > low else low + 1.0, start, end)
+
+
+def log_ticks(low: float, high: float, *, most: int = 7) -> list[float]:
+    """Round values within [low, high]: 1, 2 and 5 times powers of ten, or the powers alone when those are many."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [digit * 10.0**decade for decade in decades for digit in digits]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= most:
+            break
+    return ticks or [low]
+
+
+def linear_ticks(low: float, high: float, *, most: int = 6) -> list[float]:
+    """Round values within [low, high], evenly spaced by 1, 2 or 5 times a power of ten."""
+    if high <= low:
+        return [low]
+    raw = (high - low) / max(most - 1, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(digit * power for digit in (1, 2, 5, 10) if digit * power >= raw * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(index * step, 10) for index in range(first, last + 1)]
+
+
+def short(value: float) -> str:
+    """A number for a tick or a cell: three significant digits at most, no exponent for everyday sizes."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
 
 WIDTH, HEIGHT = 440.0, 300.0
 """Units are about pixels on a phone; wider screens scale the drawing up."""
@@ -60,8 +122,7 @@ def marker(style: int, x: float, y: float, *, size: float = 4.0, classes: str = 
     shape = points.get(style % SHAPES)
     if shape is None:
         return f'<circle {attributes} cx="{x:.1f}" cy="{y:.1f}" r="{s * 1.1:.1f}">{label}</circle>'
-    corners = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in shape)
-    return f'<polygon {attributes} points="{corners}">{label}</polygon>'
+    return f'<polygon {attributes} points="{corners((x + dx, y + dy) for dx, dy in shape)}">{label}</polygon>'
 
 
 def swatch(series: Series) -> str:
@@ -80,17 +141,16 @@ def latency_chart(series: Sequence[Series]) -> str:
     tokens = sorted({length for one in drawn for length in one.latency})
     x = log_scale([float(length) for length in tokens], LEFT, WIDTH - RIGHT)
     y = log_scale([value for one in drawn for value in one.latency.values()], HEIGHT - BOTTOM, TOP)
-    parts = [_y_axis(y, log_ticks(y.low, y.high), "median ms"), _x_axis(x, tokens, "tokens")]
+    parts = [y_axis(y, log_ticks(y.low, y.high), "median ms"), x_axis(x, tokens, "tokens")]
     # The ones that matter are drawn last, on top.
     order = {"out": 0, "other": 1, "reference": 2, "chosen": 3}
     for one in sorted(drawn, key=lambda one: order[one.emphasis]):
         points = [(x(length), y(one.latency[length])) for length in sorted(one.latency)]
-        path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
-        parts.append(f'<polyline class="line s{one.style} {one.emphasis}" points="{path}"/>')
+        parts.append(polyline(points, f"line s{one.style} {one.emphasis}"))
         for length, (px, py) in zip(sorted(one.latency), points, strict=True):
             title = f"{one.name}: {short(one.latency[length])} ms at {length} tokens"
             parts.append(marker(one.style, px, py, size=3.0, classes=one.emphasis, title=title))
-    return _svg("Latency by length for each candidate", parts)
+    return svg("Latency by length for each candidate", parts)
 
 
 def agreement_chart(series: Sequence[Series], *, metric: str, budget: float | None) -> str:
@@ -107,9 +167,9 @@ def agreement_chart(series: Sequence[Series], *, metric: str, budget: float | No
     ticks = [tick for tick in (10.0**power for power in range(-5, 1)) if y.low <= tick <= y.high]
     if len(ticks) < 2:
         ticks = log_ticks(y.low, y.high, most=6)
-    parts = [_y_axis(y, ticks, f"{metric.replace('_', ' ')} to fp32", label=_one_minus)]
+    parts = [y_axis(y, ticks, f"{metric.replace('_', ' ')} to fp32", label=_one_minus)]
     parts.append(
-        _x_axis(x, linear_ticks(x.low, x.high, most=8), "times as fast as fp32", label=lambda value: f"{short(value)}×")
+        x_axis(x, linear_ticks(x.low, x.high, most=8), "times as fast as fp32", label=lambda value: f"{short(value)}×")
     )
     if budget is not None and budget < 1:
         at = y(1 - budget)
@@ -124,7 +184,7 @@ def agreement_chart(series: Sequence[Series], *, metric: str, budget: float | No
         title = f"{one.name}: {metric.replace('_', ' ')} {agreement:.4f}, {speed_up:.2f} times fp32"
         at = y(max(1 - agreement, FINEST_LOSS))
         parts.append(marker(one.style, x(speed_up), at, size=5.5, classes=one.emphasis, title=title))
-    return _svg("Agreement with fp32 against speed", parts)
+    return svg("Agreement with fp32 against speed", parts)
 
 
 def capacity_chart(curve: CapacityCurve) -> str:
@@ -139,7 +199,7 @@ def capacity_chart(curve: CapacityCurve) -> str:
     highest = max(min(max(values), ceiling), limit or 0.0)
     x = linear_scale(0, max(point.arrivals_per_second for point in points) * 1.04, LEFT, WIDTH - RIGHT)
     y = log_scale([min(values), highest], HEIGHT - BOTTOM, TOP, margin=0.08)
-    parts = [_y_axis(y, log_ticks(y.low, y.high), "ms"), _x_axis(x, linear_ticks(x.low, x.high), "requests/s")]
+    parts = [y_axis(y, log_ticks(y.low, y.high), "ms"), x_axis(x, linear_ticks(x.low, x.high), "requests/s")]
     if limit is not None:
         at = y(limit)
         parts.append(
@@ -161,8 +221,8 @@ def capacity_chart(curve: CapacityCurve) -> str:
     )
     rates = [point.arrivals_per_second for point in points]
     for style, (label, emphasis, heights) in enumerate(curves):
-        path = " ".join(f"{x(at):.1f},{y(height):.1f}" for at, height in zip(rates, heights, strict=True))
-        parts.append(f'<polyline class="line s{style} {emphasis}" points="{path}"/>')
+        line = [(x(at), y(height)) for at, height in zip(rates, heights, strict=True)]
+        parts.append(polyline(line, f"line s{style} {emphasis}"))
         for point, height in zip(points, heights, strict=True):
             refused = f", {point.refused_share:.0%} refused" if point.refused_share else ""
             title = f"{label} {short(height)} ms at {short(point.arrivals_per_second)} requests/s{refused}"
@@ -171,7 +231,7 @@ def capacity_chart(curve: CapacityCurve) -> str:
             f'<text class="series-label {emphasis}" text-anchor="end" x="{x(rates[0]) - 7:.1f}" '
             f'y="{y(heights[0]) + 4:.1f}">{label}</text>'
         )
-    return _svg("Latency of one replica by arrival rate", parts)
+    return svg("Latency of one replica by arrival rate", parts)
 
 
 def gemm_chart(shares: Sequence[GemmShare]) -> str:
@@ -180,7 +240,7 @@ def gemm_chart(shares: Sequence[GemmShare]) -> str:
         return ""
     x_step = (WIDTH - LEFT - RIGHT) / len(shares)
     y = linear_scale(0, max(1.0, *(one.share for one in shares)), HEIGHT - BOTTOM, TOP)
-    parts = [_y_axis(y, linear_ticks(0, y.high), "share of the ceiling", label=lambda value: f"{value:.0%}")]
+    parts = [y_axis(y, linear_ticks(0, y.high), "share of the ceiling", label=lambda value: f"{value:.0%}")]
     for index, one in enumerate(shares):
         left = LEFT + index * x_step + x_step * 0.18
         top = y(one.share)
@@ -194,7 +254,7 @@ def gemm_chart(shares: Sequence[GemmShare]) -> str:
             f"{one.tokens}</text>"
         )
     parts.append(_x_name("tokens"))
-    return _svg("Share of the matrix-product ceiling by length", parts)
+    return svg("Share of the matrix-product ceiling by length", parts)
 
 
 def _one_minus(loss: float) -> str:
@@ -203,14 +263,26 @@ def _one_minus(loss: float) -> str:
     return f"{1 - loss:.{digits}f}"
 
 
-def _svg(title: str, parts: Sequence[str]) -> str:
+def svg(title: str, parts: Sequence[str]) -> str:
+    """The whole drawing of these parts."""
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(title)}">'
         f"{''.join(parts)}</svg>"
     )
 
 
-def _y_axis(scale: Scale, ticks: Sequence[float], name: str, *, label: Callable[[float], str] = short) -> str:
+def polyline(points: Iterable[tuple[float, float]], classes: str) -> str:
+    """A line through points in pixels."""
+    return f'<polyline class="{classes}" points="{corners(points)}"/>'
+
+
+def corners(points: Iterable[tuple[float, float]]) -> str:
+    """The `points` attribute of a polyline or polygon."""
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def y_axis(scale: Scale, ticks: Sequence[float], name: str, *, label: Callable[[float], str] = short) -> str:
+    """Labelled grid lines, and the name of the axis above them."""
     lines = "".join(
         f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{scale(tick):.1f}" y2="{scale(tick):.1f}"/>'
         f'<text class="tick" text-anchor="end" x="{LEFT - 6}" y="{scale(tick) + 4:.1f}">{escape(label(tick))}</text>'
@@ -219,7 +291,8 @@ def _y_axis(scale: Scale, ticks: Sequence[float], name: str, *, label: Callable[
     return f'{lines}<text class="axis" x="0" y="12">{escape(name)}</text>'
 
 
-def _x_axis(scale: Scale, ticks: Sequence[float], name: str, *, label: Callable[[float], str] = short) -> str:
+def x_axis(scale: Scale, ticks: Sequence[float], name: str, *, label: Callable[[float], str] = short) -> str:
+    """Labelled grid lines, and the name of the axis below them. A label near another one is left out."""
     parts = []
     free_from = -math.inf
     # From the right, so that the longest length keeps its label.

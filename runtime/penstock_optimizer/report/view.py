@@ -1,14 +1,29 @@
-"""The content of the report, from the manifest alone: all texts and rows that the template prints. Pure."""
+"""The report of an optimisation, from the manifest alone: one self-contained HTML file with the evidence for people.
+
+Pure functions word the texts and rows that the template prints; `render_report` fills the template.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 from penstock.manifest import CandidateFacts, Manifest, Metric, Outcome, served_latency
 from penstock.recipe import Plan
-from penstock_optimizer.report.charts import Series
-from penstock_optimizer.report.scales import short
+from penstock_optimizer.report.charts import (
+    Series,
+    agreement_chart,
+    capacity_chart,
+    gemm_chart,
+    latency_chart,
+    short,
+    swatch,
+)
 
 HEADLINE_LENGTHS = (32, 128)
 """The lengths whose speed-up is shown at the top, if they were measured."""
@@ -60,15 +75,6 @@ class CandidateRow:
     """Batching, fused nodes, size, build time."""
 
 
-@dataclass(frozen=True)
-class PlanRow:
-    """One step of the plan search."""
-
-    plan: str
-    promoted: bool
-    reason: str
-
-
 def lengths_shown(manifest: Manifest) -> tuple[int, ...]:
     """The lengths of the candidates' table: the usual ones, as far as they were measured, else a spread of those."""
     measured = sorted({point.tokens for one in manifest.candidates for point in one.latency})
@@ -95,14 +101,10 @@ def reference_candidate(manifest: Manifest) -> CandidateFacts | None:
     return next((one for one in manifest.candidates if one.recipe == baseline), None)
 
 
-def milliseconds(candidate: CandidateFacts | None) -> dict[int, float]:
-    """Median latency by tokens."""
-    return {point.tokens: point.p50_milliseconds for point in candidate.latency} if candidate else {}
-
-
 def has_first_looks(manifest: Manifest) -> bool:
     """Whether some candidates were settled by a first look, at fewer lengths and at another moment than the rest."""
-    full = len(milliseconds(reference_candidate(manifest)))
+    reference = reference_candidate(manifest)
+    full = len(reference.latency) if reference else 0
     return any(0 < len(one.latency) < full for one in manifest.candidates)
 
 
@@ -129,14 +131,11 @@ def agreement(manifest: Manifest, candidate: CandidateFacts, metric: Metric | No
 
 def typical_speed_up(candidate: CandidateFacts, reference: CandidateFacts | None) -> float | None:
     """Geometric mean over the lengths that both were measured at."""
-    ours, theirs = milliseconds(candidate), milliseconds(reference)
+    ours, theirs = candidate.milliseconds, reference.milliseconds if reference else {}
     common = [theirs[tokens] / ours[tokens] for tokens in ours.keys() & theirs.keys() if ours[tokens] > 0]
     if not common:
         return None
-    product = 1.0
-    for ratio in common:
-        product *= ratio
-    return float(product ** (1 / len(common)))
+    return float(math.prod(common) ** (1 / len(common)))
 
 
 def series(manifest: Manifest) -> list[Series]:
@@ -148,7 +147,7 @@ def series(manifest: Manifest) -> list[Series]:
         Series(
             name=one.recipe.name,
             style=position,
-            latency=milliseconds(one),
+            latency=one.milliseconds,
             emphasis=emphasis.get(one.outcome, "out"),
             speed_up=typical_speed_up(one, reference),
             agreement=agreement(manifest, one, metric),
@@ -208,7 +207,8 @@ def tiles(manifest: Manifest) -> list[Tile]:
 
 def length_rows(manifest: Manifest) -> list[LengthRow]:
     """fp32 against what serves each length."""
-    reference = milliseconds(reference_candidate(manifest))
+    found = reference_candidate(manifest)
+    reference = found.milliseconds if found else {}
     served = served_latency(manifest.chosen.plan, manifest.candidates)
     chosen = {point.tokens: point.p50_milliseconds for point in served}
     shares = {one.tokens: one.share for one in manifest.gemm}
@@ -229,7 +229,7 @@ def candidate_rows(manifest: Manifest, lengths: Sequence[int]) -> list[Candidate
     """All candidates, in the order in which they were tried."""
     rows = []
     for position, one in enumerate(manifest.candidates):
-        measured = milliseconds(one)
+        measured = one.milliseconds
         verdict = one.verdict
         rows.append(
             CandidateRow(
@@ -247,11 +247,6 @@ def candidate_rows(manifest: Manifest, lengths: Sequence[int]) -> list[Candidate
             )
         )
     return rows
-
-
-def plan_rows(manifest: Manifest) -> list[PlanRow]:
-    """The plan search, step by step."""
-    return [PlanRow(plan_text(trial.plan), trial.promoted, trial.reason) for trial in manifest.trials]
 
 
 def plan_text(plan: Plan) -> str:
@@ -316,3 +311,36 @@ def why_fp32(others: Sequence[CandidateFacts]) -> str:
     if outcomes:
         return "every other candidate failed or is outside the accuracy budget"
     return "no other candidate was tried"
+
+
+def render_report(manifest: Manifest) -> str:
+    """The whole page as HTML: no scripts, and nothing loaded from anywhere."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(
+        files("penstock_optimizer.report").joinpath("report.html.j2").read_text(encoding="utf-8")
+    )
+    drawn = series(manifest)
+    metric = main_metric(manifest)
+    lengths = lengths_shown(manifest)
+    return template.render(
+        manifest=manifest,
+        headline=headline(manifest),
+        why=why(manifest),
+        tiles=tiles(manifest),
+        plan=plan_text(manifest.chosen.plan),
+        length_rows=length_rows(manifest),
+        lengths=lengths,
+        candidates=candidate_rows(manifest, lengths),
+        plans=[(plan_text(trial.plan), trial) for trial in manifest.trials],
+        # The charts escape the texts in them.
+        swatches=[Markup(swatch(one)) for one in drawn],  # noqa: S704
+        latency_chart=Markup(latency_chart(drawn)),  # noqa: S704
+        agreement_chart=Markup(  # noqa: S704
+            agreement_chart(drawn, metric=metric.name, budget=metric.budget) if metric is not None else ""
+        ),
+        metric=metric.name.replace("_", " ") if metric is not None else "",
+        capacity_chart=Markup(capacity_chart(manifest.capacity)),  # noqa: S704
+        gemm_chart=Markup(gemm_chart(manifest.gemm)),  # noqa: S704
+        first_looks=has_first_looks(manifest),
+        tried=sum(one.outcome is not Outcome.SKIPPED for one in manifest.candidates),
+    )

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Protocol
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from penstock.errors import ArtefactError
+from penstock.manifest import Frozen
 from penstock.recipe import Plan
 from penstock_optimizer.search.goal import Comparison, Goal, Pair, PlanSample, Ranking, RouteGoal
 from penstock_optimizer.search.space import PlanLimits, neighbours
@@ -43,12 +43,8 @@ class PlanFailed(Exception):
         self.timed_out = timed_out
 
 
-class MeasurePlan(Protocol):
-    """Measures one plan once."""
-
-    def __call__(self, plan: Plan) -> PlanSample:
-        """Raises PlanFailed when the plan cannot run."""
-        ...
+MeasurePlan = Callable[[Plan], PlanSample]
+"""Measures one plan once; raises PlanFailed when the plan cannot run."""
 
 
 @dataclass(frozen=True)
@@ -298,10 +294,8 @@ def _reason(comparison: Comparison) -> str:
     return f"{abs(comparison.gain):.0%} {word} by {comparison.criterion} ({seen})"
 
 
-class Trial(BaseModel):
+class Trial(Frozen):
     """One pair of measurements of two plans."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     challenger: Plan
     incumbent: Plan

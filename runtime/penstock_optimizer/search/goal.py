@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from penstock.manifest import Frozen
 from penstock.resources.endpoint import Objective
 from penstock_optimizer.load.summary import relative_spread
 
@@ -28,10 +29,8 @@ NOISE_FLOOR = 0.02
 """Smaller differences are ignored, even where repeats scatter less."""
 
 
-class PlanSample(BaseModel):
+class PlanSample(Frozen):
     """One measurement of a plan over the workload's length mix, in process."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     p50_milliseconds: float = Field(gt=0)
     """Of requests sent one at a time."""
@@ -111,6 +110,10 @@ class Criterion:
                 loaded = sample.loaded_p95_milliseconds or sample.p95_milliseconds
                 return max(1.0, loaded / goal.p95_milliseconds) if goal.p95_milliseconds else 1.0
 
+    def ratios(self, pairs: Sequence[Pair], goal: Goal) -> list[float]:
+        """The challenger's cost over the incumbent's, one for each pair."""
+        return [self.cost(pair.challenger, goal) / self.cost(pair.incumbent, goal) for pair in pairs]
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -137,8 +140,9 @@ class Goal:
         """Compare challenger with incumbent over at least one pair, criterion by criterion."""
         first: Comparison | None = None
         for position, criterion in enumerate(self.criteria):
-            ratios = [criterion.cost(pair.challenger, self) / criterion.cost(pair.incumbent, self) for pair in pairs]
-            found = _compared(criterion.quantity.value, ratios, criterion.tolerance, by_first=position == 0)
+            found = _compared(
+                criterion.quantity.value, criterion.ratios(pairs, self), criterion.tolerance, by_first=position == 0
+            )
             if found.ranking is not Ranking.SAME:
                 return found
             first = first or found
@@ -174,10 +178,9 @@ class RouteGoal:
         return [self._by(criterion, pairs, NEAR_LATENCY) for criterion in self.goal.criteria]
 
     def _by(self, criterion: Criterion, pairs: Sequence[Pair], tolerance: float) -> Comparison:
-        ratios = [
-            criterion.cost(pair.challenger, self.goal) / criterion.cost(pair.incumbent, self.goal) for pair in pairs
-        ]
-        return _compared(criterion.quantity.value, ratios, max(tolerance, criterion.tolerance))
+        return _compared(
+            criterion.quantity.value, criterion.ratios(pairs, self.goal), max(tolerance, criterion.tolerance)
+        )
 
     def _of_short_rows(self, pairs: Sequence[Pair]) -> Comparison:
         name = f"lone latency up to {self.longest_tokens} tokens"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bare import bare_server
-from penstock_bench.measuring.client import MeasurementFailed
-from penstock_bench.servers.server import MeasuredServer
+from penstock_bench.cell import MeasurementFailed
+from penstock_bench.server import MeasuredServer
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.others import TRACEFS, Span, met, most, record, spans, without
-from penstock_bench.measuring.cell import CellResult
+from penstock_bench.cell import CellResult
 
 MAY_TRACE = os.access(TRACEFS / "instances", os.W_OK)
 

@@ -24,8 +24,8 @@ from benchmarks.peers.servers import (
     peer_of_command,
 )
 from benchmarks.peers.setup import NAMES, REQUIREMENTS
-from penstock_bench.measuring.cell import CellResult
-from penstock_bench.results.figures import Figures
+from penstock_bench.cell import CellResult
+from penstock_bench.results import Figures
 from tests.bench.conftest import StartStub
 
 

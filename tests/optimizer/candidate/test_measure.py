@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.manifest import GemmShare
-from penstock.recipe import EngineName, Precision
+from penstock.recipe import Precision
 from penstock_optimizer.candidate import measure
 from penstock_optimizer.candidate.gemm import (
     IO,
@@ -23,13 +23,13 @@ from penstock_optimizer.candidate.gemm import (
     ROWS,
     EncoderShape,
     chain_recipes,
-    chain_threads,
     gemm_shares,
     measure_chain,
     write_chain,
 )
 from penstock_optimizer.candidate.measure import PredictRequest, sample_plan, time_runs
 from penstock_optimizer.search.space import wide_thresholds
+from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.errors import InferenceFailed, Overloaded
 from tests.operator.virtual_time import run
@@ -237,7 +237,7 @@ def test_an_answer_that_is_an_error_still_ends_the_measurement() -> None:
 def test_the_ceiling_is_measured_in_the_precision_of_the_plan(
     precision: Precision, expected: list[tuple[str, str]]
 ) -> None:
-    found = chain_recipes(precision, tuple(EngineName))
+    found = chain_recipes(precision)
 
     assert [(recipe.engine.value, recipe.precision.value) for recipe in found] == expected
 
@@ -247,8 +247,8 @@ def test_both_engines_run_the_chain_of_products(tmp_path: Path, int8: bool) -> N
     graph = tmp_path / "chain.onnx"
     write_chain(graph, int8=int8)
     rates = []
-    for recipe in chain_recipes(Precision.INT8_STATIC if int8 else Precision.FP32, tuple(EngineName)):
-        engine = load_engine(graph, IO, recipe, chain_threads(1))
+    for recipe in chain_recipes(Precision.INT8_STATIC if int8 else Precision.FP32):
+        engine = load_engine(graph, IO, recipe, Threads(1, 1))
         rates.append(measure_chain(engine, runs=1))
         engine.close()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock_optimizer.candidate.work_folder import load_observed, save_observed
-from penstock_optimizer.guard import ObservedAnswer
+from penstock_optimizer.guard.judge import ObservedAnswer
 
 
 def same(one: Any, other: Any) -> bool:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from penstock.tasks import Head
 from penstock_optimizer.export import export
 from penstock_optimizer.export import graph as graph_module
-from penstock_optimizer.export.activations import BY_NAME
+from penstock_optimizer.export.encoder import BY_NAME
 from tests.optimizer.export.judge import ENGINE_OF, assert_equals_torch, rows
 from tests.optimizer.export.models import FAMILIES, MASK_ID, SMALL, Made, make
 

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
-from penstock_optimizer.export.activations import BY_NAME
-from penstock_optimizer.export.encoder import Activation
-from penstock_optimizer.export.families.mpnet import BUCKETS, distance_bias, distance_buckets
+from penstock_optimizer.export.encoder import BY_NAME, Activation
+from penstock_optimizer.export.families import BUCKETS, distance_bias, distance_buckets
 from penstock_optimizer.export.graph import Graph
-from penstock_optimizer.export.weights import Weights
+from penstock_optimizer.export.reader import Weights
 from penstock_runtime.models.folder import ModelFolder
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.tasks import Head
 from penstock_optimizer.export import Flavour, export
-from penstock_optimizer.export.activations import BY_NAME
+from penstock_optimizer.export.encoder import BY_NAME
 from tests.examples import examples
 from tests.optimizer.export.judge import assert_equals_torch, in_onnxruntime, rows
 from tests.optimizer.export.models import FAMILIES, make

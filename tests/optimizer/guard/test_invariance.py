@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from penstock.hardware import Isa
 from penstock.recipe import BF16_REST, Batching, EngineName, Precision, Recipe
-from penstock_optimizer.guard import arithmetic_of, measure_invariance
 from penstock_optimizer.guard.gate import (
     BF16_TOLERANCE,
     LONG_ROWS,
@@ -21,7 +20,9 @@ from penstock_optimizer.guard.gate import (
     TOLERANCE,
     Arithmetic,
     SingleRowForward,
+    arithmetic_of,
     equal_groups,
+    measure_invariance,
     padded_groups,
     relative_difference,
 )

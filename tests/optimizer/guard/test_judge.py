@@ -13,8 +13,7 @@ import pytest
 from penstock.manifest import Metric, Verdict
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import TaskName
-from penstock_optimizer.guard import ObservedAnswer, judge
-from penstock_optimizer.guard.judge import explain, finite, unused_budgets
+from penstock_optimizer.guard.judge import ObservedAnswer, explain, finite, judge, unused_budgets
 
 COUNT = 100
 Answer = Any

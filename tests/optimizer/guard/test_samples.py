@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.tasks import TaskName
-from penstock_optimizer.guard import prepare
 from penstock_optimizer.guard.calibration import (
     CALIBRATION_ROWS,
     JUDGING_SAMPLES,
@@ -22,6 +21,7 @@ from penstock_optimizer.guard.calibration import (
     samples,
     split,
 )
+from penstock_optimizer.guard.gate import prepare
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tasks import Task, make_task
 from tests.golden.models import Sizes, write_model

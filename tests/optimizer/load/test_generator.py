@@ -35,7 +35,6 @@ def test_an_open_loop_sends_at_its_rate_and_measures_latency() -> None:
     # A busy machine can only add to both: no upper limit separates load from an error, but for the time limit.
     assert DELAY * 1e3 <= result.latency.p50 < 30_000
     assert 0 < result.send_lag_p99_milliseconds < 30_000
-    assert set(result.by_group) == {8, 16}
 
 
 def test_an_open_loop_counts_the_latency_of_every_request_due_during_a_stall() -> None:
@@ -62,14 +61,6 @@ def test_closed_clients_wait_for_their_answers() -> None:
 
     # More than one client could have sent; eight can send no more, but for what was in progress at the beginning.
     assert 1 / 0.2 < result.completed_per_second <= 8 / 0.2 + 8 / 2.0
-
-
-def test_a_closed_loop_stops_after_its_number_of_requests() -> None:
-    with serving(lambda *_: (0.001, ok())) as url:
-        result = load(url, ClosedLoop(clients=2, requests=30), seconds=30)
-
-    assert 30 <= sum(result.statuses.values()) <= 33
-    assert result.seconds < 25
 
 
 def test_refusals_count_by_status_and_not_as_latency() -> None:
@@ -130,21 +121,12 @@ def test_a_server_that_closes_after_each_answer_is_served_with_new_connections()
     assert sum(result.statuses.values()) > 4
 
 
-def test_header_means_and_the_use_of_a_process_are_reported() -> None:
+def test_the_memory_of_a_process_is_reported() -> None:
     import os
 
-    with serving(lambda number, _: (0.001, ok(b"X-Compute-Time: %d.5\r\n" % (number % 2)))) as url:
-        result = load(
-            url,
-            OpenLoop(arrivals_per_second=100),
-            response_headers=("x-compute-time", "x-absent"),
-            target_pid=os.getpid(),
-        )
+    with serving(lambda *_: (0.001, ok())) as url:
+        result = load(url, OpenLoop(arrivals_per_second=100), target_pid=os.getpid())
 
-    assert result.header_means["x-compute-time"] == pytest.approx(1.0, abs=0.2)
-    assert "x-absent" not in result.header_means
-    assert result.target_cores is not None
-    assert 0 < result.target_cores < 4
     assert result.target_rss_bytes is not None
     assert result.target_rss_bytes > 1e6
 
@@ -154,7 +136,7 @@ def test_the_load_process_runs_on_the_cpus_of_its_spec() -> None:
 
     cpu = max(os.sched_getaffinity(0))
     with serving(lambda *_: (0.0, ok())) as url:
-        result = load(url, ClosedLoop(clients=1, requests=5), cpus=(cpu,))
+        result = load(url, ClosedLoop(clients=1), cpus=(cpu,))
 
     assert set(result.statuses) == {"200"}
 

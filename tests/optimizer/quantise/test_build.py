@@ -19,8 +19,8 @@ from penstock.manifest import Axes, GraphIO
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.export import Flavour, export
-from penstock_optimizer.guard import forward_of
 from penstock_optimizer.guard.calibration import calibration_rows, own_corpus, samples, split
+from penstock_optimizer.guard.gate import forward_of
 from penstock_optimizer.quantise import Built, build
 from penstock_optimizer.search.recipes import REFERENCE, candidate_recipes
 from penstock_runtime.engines.base import Threads

@@ -11,11 +11,10 @@ import numpy as np
 import onnx
 import pytest
 
-from penstock_optimizer.quantise.integer import IntegerWriter
 from penstock_optimizer.quantise.linear import LinearGraph
 from penstock_optimizer.quantise.observe import difference, observe, outputs
-from penstock_optimizer.quantise.qdq import QdqWriter
 from penstock_optimizer.quantise.quantiser import Style, Writer, quantise
+from penstock_optimizer.quantise.writers import IntegerWriter, QdqWriter
 from penstock_runtime.rows import Row
 from tests.optimizer.quantise import graphs
 

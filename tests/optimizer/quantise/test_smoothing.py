@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock_optimizer.quantise.smoothing import factors
+from penstock_optimizer.quantise.quantiser import factors
 from penstock_runtime.rows import Float
 
 CHANNELS = 6

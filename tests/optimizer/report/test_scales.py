@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_optimizer.report.scales import linear_scale, linear_ticks, log_scale, log_ticks, short
+from penstock_optimizer.report.charts import linear_scale, linear_ticks, log_scale, log_ticks, short
 
 
 @given(
@@ -55,6 +55,8 @@ def test_logarithmic_ticks_are_round(low: float, high: float, expected: list[flo
     [
         (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
         (0, 131, [0, 50, 100]),
+        (0, 11, [0, 5, 10]),
+        (0, 0.9, [0, 0.2, 0.4, 0.6, 0.8]),
         (0.8, 2.3, [1.0, 1.5, 2.0]),
         (5, 5, [5]),
     ],

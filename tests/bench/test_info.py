@@ -1,0 +1,147 @@
+"""Servers given by URL: Penstock servers are recognised, and others are measured too."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import SpecError
+from penstock.tasks import TaskName
+from penstock_bench import BenchOptions, BenchResults, run_bench
+from penstock_bench.cell import MeasurementFailed
+from penstock_bench.server import MeasuredServer
+from penstock_bench.subject import read_info
+from penstock_runtime.host import read_host
+from penstock_runtime.http.api.health import info
+from penstock_runtime.serving.server import Server as Penstock
+from penstock_runtime.serving.status import ServerStatus
+from penstock_runtime.settings import Settings
+from tests.optimizer.report.sample import sample_manifest
+
+
+@contextmanager
+def answering(info: object, *, token: str = "") -> Iterator[str]:
+    """A server that answers this at `/info` (None: 404), answers `/predict`, and has no other path; 401 to
+    clients without the token. Yields its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            found = self.path == "/info" and info is not None
+            self._answer(200 if found else 404, json.dumps(info if found else "not here"))
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self._answer(200 if self.path == "/predict" else 404, "[[0.1]]")
+
+        def _answer(self, status: int, body: str) -> None:
+            if token and self.headers["authorization"] != f"Bearer {token}":
+                status = 401
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def ours() -> dict[str, object]:
+    """The answer of a Penstock server."""
+    status = ServerStatus("emotion", TaskName.FEATURE_EXTRACTION, manifest=sample_manifest(), host=read_host())
+    return info(Penstock(status, Settings()).service)
+
+
+def measured(url: str, output: Path, **values: object) -> BenchResults:
+    """One setting, measured briefly."""
+    return run_bench(
+        BenchOptions.model_validate(
+            {"target": url, "output": output, "lengths": (8,), "batches": (1,), "seconds": 0.1, "rounds": 1, **values}
+        )
+    )
+
+
+def test_a_penstock_server_is_recognised_by_its_info() -> None:
+    with answering(ours()) as url:
+        found = read_info(url)
+
+    assert found is not None
+    assert found.task is TaskName.FEATURE_EXTRACTION
+    assert found.artefact is not None
+    assert found.artefact.model.max_tokens == sample_manifest().model.max_tokens
+    assert found.host is not None
+    assert found.host.cpu == read_host().cpu
+
+
+def test_a_task_that_is_not_that_of_the_server_is_refused(tmp_path: Path) -> None:
+    with answering(ours()) as url, pytest.raises(SpecError, match="--task is fill-mask") as caught:
+        measured(url, tmp_path, task="fill-mask")
+
+    assert f"{url}/info has the task feature-extraction" in caught.value.message
+
+
+def test_a_penstock_server_that_still_loads_is_recognised_too() -> None:
+    with answering(info(Penstock(ServerStatus("emotion", TaskName.FILL_MASK), Settings()).service)) as url:
+        found = read_info(url)
+
+    assert found is not None
+    assert (found.task, found.artefact, found.host) == (TaskName.FILL_MASK, None, None)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        None,
+        [],
+        {"model_id": "x/y", "model_type": {"classifier": {}}, "max_input_length": 512, "version": "1.9"},
+        {"plan": "free"},
+        {"host": "0.0.0.0", "version": "1"},
+        {"task": "feature-extraction", "artefact": {"model": {"max_tokens": "lots"}}},
+    ],
+    ids=["none", "list", "tei", "plan", "host", "task"],
+)
+def test_servers_of_other_kinds_are_measured(info: object, tmp_path: Path) -> None:
+    with answering(info) as url:
+        results = measured(url, tmp_path, task="feature-extraction")
+
+    assert results.settings[0].ours.failed == 0
+    assert results.settings[0].ours.latency is not None
+
+
+def test_a_required_token_is_sent_and_not_stored(tmp_path: Path) -> None:
+    with answering(None, token="open sesame") as url:
+        results = measured(url, tmp_path, task="feature-extraction", auth_token="open sesame")
+
+    assert results.settings[0].ours.failed == 0
+    assert not [file for file in tmp_path.iterdir() if "sesame" in file.read_text()]
+
+
+@pytest.mark.parametrize(("token", "words"), [("", "asks for a token"), ("wrong", "refuses this token")])
+def test_a_missing_or_wrong_token_is_reported(token: str, words: str, tmp_path: Path) -> None:
+    with answering(None, token="open sesame") as url, pytest.raises(MeasurementFailed) as caught:
+        measured(url, tmp_path, task="feature-extraction", auth_token=token)
+
+    assert caught.value.message == f"{url}/info {words} (401)"
+    assert "PENSTOCK_AUTH_TOKEN" in caught.value.remedy
+
+
+def test_a_remote_server_that_is_not_ready_is_named_with_the_request() -> None:
+    with answering(ours()) as url, pytest.raises(MeasurementFailed, match=f"{url}/readyz has not answered with 200"):
+        MeasuredServer("penstock", url).wait_until_ready("/readyz", seconds=0.2)
