@@ -33,16 +33,22 @@ def stream(request: BaseHTTPRequestHandler) -> None:
     request.send_response(200)
     request.send_header("Content-Length", str(STREAM_BYTES))
     request.end_headers()
-    for _ in range(STREAM_BYTES // MEBIBYTE):
-        request.wfile.write(b"1" * MEBIBYTE)
+    send_in_pieces(request, b"1" * MEBIBYTE)
 
 
 def endless_headers(request: BaseHTTPRequestHandler) -> None:
     """Headers up to the size of the stream."""
     request.wfile.write(b"HTTP/1.1 200 OK\r\n")
     line = b"x-filler: " + b"y" * 4000 + b"\r\n"
-    for _ in range(STREAM_BYTES // MEBIBYTE):
-        request.wfile.write(line * (MEBIBYTE // len(line)))
+    send_in_pieces(request, line * (MEBIBYTE // len(line)))
+
+
+def send_in_pieces(request: BaseHTTPRequestHandler, piece: bytes) -> None:
+    """The size of the stream, or as much as the client takes."""
+    assert isinstance(request.server, HostilePod)
+    for _ in range(STREAM_BYTES // len(piece)):
+        request.wfile.write(piece)
+        request.server.sent_bytes += len(piece)
 
 
 ATTACKS: Mapping[str, Answer] = {
@@ -65,6 +71,8 @@ class HostilePod(ThreadingHTTPServer):
         self.connections = 0
         self.asked: list[str] = []
         """Paths of the requests."""
+        self.sent_bytes = 0
+        """Of streams."""
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(handler) -> None:  # noqa: N805 - the standard library's name

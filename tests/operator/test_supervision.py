@@ -73,8 +73,11 @@ def test_the_loss_of_the_lease_ends_a_task(grouped: bool) -> None:
 
 
 def test_a_task_can_be_cancelled() -> None:
+    async def work() -> None:
+        await asyncio.Event().wait()
+
     async def scenario() -> bool:
-        task = asyncio.create_task(supervised("the cancelled example", asyncio.Event().wait))
+        task = asyncio.create_task(supervised("the cancelled example", work))
         await asyncio.sleep(1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
