@@ -20,7 +20,10 @@ from penstock_operator.metrics import REGISTRY
 from penstock_operator.plan import names
 from penstock_operator.plan.workloads import HostReport, JobLog
 from penstock_operator.process import make_autoscaler
+from penstock_operator.scaling.decide import Metrics, Unknown
 from penstock_operator.scaling.read import scrape
+from penstock_operator.scaling.read.prometheus import PrometheusClient, PrometheusSource
+from penstock_operator.scaling.read.queries import EndpointPods, Windows
 from penstock_operator.scaling.read.scrape import DemandWatcher, PodAddress, PodScraper
 from penstock_operator.scaling.read.target import ScalingTargets
 from penstock_operator.settings import LoadSettings, Settings
@@ -230,6 +233,24 @@ def test_an_attack_on_metrics_is_a_failed_scrape(attack: str, reader: Any) -> No
 
     assert isinstance(found, str)
     assert found.isprintable()
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_of_a_prometheus_is_a_failed_query(attack: str) -> None:
+    (port,) = some_free_ports(1)
+    source = PrometheusSource(f"http://127.0.0.2:{port}")
+
+    async def asked() -> Metrics:
+        async with PrometheusClient(timeout_seconds=30, concurrency=4) as client:
+            pods = EndpointPods("a", "e", ("p",))
+            return await client.metrics(source, pods, Windows.of(15.0), objective_seconds=0.02)
+
+    with hostile_pods({("127.0.0.2", port): ATTACKS[attack]}) as servers:
+        found = asyncio.run(asked())
+        assert servers["127.0.0.2", port].sent_bytes < 32 * MEBIBYTE
+
+    assert isinstance(found.arrivals_fast, Unknown)
+    assert found.arrivals_fast.reason.isprintable()
 
 
 DEMAND_ATTACKS: dict[str, Answer] = {**ATTACKS, "a negative number": body(b"-1"), "no number": body(b"many")}
