@@ -19,7 +19,7 @@ MAX_INTEGER = 2**63 - 1
 """The API server stores 64-bit integers."""
 MAX_FLOAT = 1e15
 """No measurement here comes near it, and a product of two such numbers is still finite."""
-INFO_MAX_BYTES = 131_072
+INFO_MAX_BYTES = 262_144
 METRICS_MAX_BYTES = 262_144
 """The /metrics of a runtime has some 20 KB."""
 DEMAND_MAX_BYTES = 64

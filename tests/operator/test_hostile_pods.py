@@ -34,7 +34,7 @@ from testbed.ports import some_free_ports
 from tests.operator import objects
 from tests.operator.hostile import ATTACKS, MEBIBYTE, Answer, body, hostile_pods
 from tests.operator.objects import Json
-from tests.operator.plan.kube import Kube
+from tests.operator.plan.kube import Kube, container
 from tests.operator.scripted_api import Answer as ApiAnswer
 from tests.operator.scripted_api import listing, scripted, stream, thing
 
@@ -421,6 +421,23 @@ def test_the_baseline_of_a_forged_line_is_not_served() -> None:
     kube.reconcile()
 
     assert ("Deployment", "emotion") not in kube.objects
+
+
+def test_texts_of_pods_have_no_control_characters_in_a_status() -> None:
+    kube = Kube().optimised()
+    (name,) = kube.infos
+    escape = "\x1b[2J\n\x9b\u202e"
+    kube.infos[name]["host"]["cores"] |= {"pinned": False, "findings": [f"shared{escape}"]}
+    kube.infos[name]["plan"] = {"summary": f"plan{escape}"}
+    waiting = container(restarts=5, waiting=("CreateContainerError", f"no{escape}"))
+    kube.pods[name]["status"]["containerStatuses"] = [waiting]
+
+    status = kube.reconcile().status
+
+    assert "shared" in str(status["conditions"])
+    assert "no " in status["pods"][0]["reason"]
+    texts = [one["message"] for one in status["conditions"]] + [status["pods"][0]["reason"], status["plan"]["summary"]]
+    assert all(text.isprintable() for text in texts)
 
 
 def test_each_run_of_each_model_has_its_own_nonce() -> None:

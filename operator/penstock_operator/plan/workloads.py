@@ -199,7 +199,6 @@ class HostReport:
 MAX_CPUS = 8192
 """CPUs of one machine: the limit of the Linux kernel."""
 Cpu = Annotated[int, Field(ge=0, lt=MAX_CPUS)]
-LimitedText = Annotated[str, Field(max_length=512)]
 
 
 class _Part(BaseModel):
@@ -211,7 +210,7 @@ class _Part(BaseModel):
 class _Cores(_Part):
     granted: int = Field(default=0, ge=0, le=MAX_CPUS)
     pinned: bool = False
-    findings: tuple[LimitedText, ...] = Field(default=(), max_length=32)
+    findings: tuple[str, ...] = ()
 
 
 class _Host(_Part):
@@ -222,12 +221,12 @@ class _Host(_Part):
 
 
 class _Artefact(_Part):
-    key: LimitedText | None = None
+    key: str | None = None
     cpu: dict[str, Any] | None = None
 
 
 class _Plan(_Part):
-    summary: LimitedText = ""
+    summary: str = ""
 
 
 class _Info(_Part):
