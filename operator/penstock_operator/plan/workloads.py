@@ -180,7 +180,7 @@ class HostReport:
         except ValidationError as error:
             raise Unreadable(first_problem(error)) from None
         host, artefact = found.host, found.artefact or _Artefact()
-        if host is None:
+        if host is None or not host.model_fields_set:
             return None
         cores = host.cores or _Cores()
         return cls(

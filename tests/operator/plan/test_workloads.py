@@ -77,6 +77,7 @@ def test_a_report_has_the_cpus_of_a_pod() -> None:
     assert report is not None
     assert (report.cpus, report.quota, report.pinned, report.cpu["isa"]) == ((4, 5), 2.5, True, "avx512-vnni")
     assert HostReport.from_info({"host": None}) is None
+    assert HostReport.from_info({"host": {}}) is None
     with pytest.raises(Unreadable, match=r"host\.cpus_allowed"):
         HostReport.from_info({"host": {"cpus_allowed": 3}})
 
