@@ -28,6 +28,12 @@ LOG_EVENTS = (
         "defect to report.",
     ),
     LogEvent(
+        "TaskRestarted",
+        "error",
+        "A part of the operator failed because of a defect and starts again after a growing delay; the others go on.",
+        "Report it with the traceback.",
+    ),
+    LogEvent(
         "TaskNotEnded",
         "warning",
         "A part of the operator did not end in time after a signal, and is abandoned; it cannot write any more.",
@@ -79,6 +85,12 @@ LOG_EVENTS = (
         "Install KEDA if endpoints use `scaling.mode: KEDA`; otherwise nothing.",
     ),
     LogEvent(
+        "ObjectSkipped",
+        "error",
+        "An object of a watch could not be read; the operator goes on with what it knew of the object before.",
+        "Report it with the traceback and the object.",
+    ),
+    LogEvent(
         "EventsMissed",
         "warning",
         "A resync found objects that differ from the watch, and corrected them.",
@@ -89,6 +101,12 @@ LOG_EVENTS = (
         "warning",
         "The periodic list of Penstock's own kinds failed; the watches continue.",
         "If it repeats, check that the API server answers.",
+    ),
+    LogEvent(
+        "PodReadDefect",
+        "error",
+        "A read of a pod failed because of a defect of the operator; it counts as a failed read, and is tried again.",
+        "Report it with the traceback, and what the pod answers to `/info`.",
     ),
     LogEvent(
         "JobLogUnreadable",

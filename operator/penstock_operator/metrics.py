@@ -17,6 +17,12 @@ RECONCILE_SECONDS = Histogram(
 RECONCILE_ERRORS = Counter(
     f"{PREFIX}reconcile_errors_total", "Reconciles that failed and are retried", ["reason"], registry=REGISTRY
 )
+TASK_RESTARTS = Counter(
+    f"{PREFIX}task_restarts_total",
+    "Tasks of the leader that failed by a defect of the operator and were started again",
+    ["task"],
+    registry=REGISTRY,
+)
 QUEUE_DEPTH = Gauge(f"{PREFIX}queue_depth", "Endpoints that are waiting to be reconciled", ["lane"], registry=REGISTRY)
 QUEUE_WAIT_SECONDS = Histogram(
     f"{PREFIX}queue_wait_seconds",
@@ -44,6 +50,9 @@ WATCH_RESTARTS = Counter(
     "Watches that were restarted after an error, by reason",
     ["kind", "reason"],
     registry=REGISTRY,
+)
+OBJECTS_SKIPPED = Counter(
+    f"{PREFIX}objects_skipped_total", "Objects of a watch that could not be read", ["kind"], registry=REGISTRY
 )
 WRITES_SKIPPED = Counter(
     f"{PREFIX}writes_skipped_total", "Applies that were skipped because nothing would change", registry=REGISTRY

@@ -7,7 +7,7 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -31,6 +31,7 @@ from penstock_operator.scaling.loop import Autoscaler, ScalingIntervals
 from penstock_operator.scaling.read.prometheus import OwnPrometheus, PrometheusClient
 from penstock_operator.scaling.read.scrape import PodScraper, parse_gateway_metrics
 from penstock_operator.settings import LoadSettings, Settings
+from penstock_operator.supervision import supervised
 from penstock_operator.watch import handlers
 from penstock_operator.watch.cluster_cache import MANAGED_SELECTOR, ClusterCache
 from penstock_operator.watch.pod_reports import JobLogReader, PodInfoReader, TextsWatcher
@@ -147,9 +148,7 @@ async def _lead(
         scaling_metrics = ScalingCollector(autoscaler.decisions)
         REGISTRY.register(scaling_metrics)
         tasks = {hold, asyncio.create_task(stop.wait(), name="a signal")}
-        tasks.update(
-            asyncio.create_task(informer.run(), name=f"the watch of {informer.name}") for informer in informers
-        )
+        tasks.update(_supervised(f"the watch of {informer.name}", informer.run) for informer in informers)
         stop_kopf = asyncio.Event()
         try:
             synced = asyncio.create_task(_synced(informers), name="the first lists")
@@ -157,16 +156,18 @@ async def _lead(
             if synced not in done:
                 synced.cancel()
                 return _ended(done, stop)
+            # The workers handle the errors of each reconcile. Another one could leave a key of the queue locked, so it
+            # ends the process.
+            tasks.add(asyncio.create_task(controller.work(settings.work.workers), name="the workers"))
             for name, work in (
-                ("the workers", controller.work(settings.work.workers)),
-                ("the resync", controller.resync()),
-                ("the reads of /info", pod_info.run()),
-                ("the reads of job logs", logs.run()),
-                ("the watch of text ConfigMaps", texts.run()),
-                ("the garbage collection of the store", collector.run()),
-                ("the autoscaler", autoscaler.run()),
+                ("the resync", controller.resync),
+                ("the reads of /info", pod_info.run),
+                ("the reads of job logs", logs.run),
+                ("the watch of text ConfigMaps", texts.run),
+                ("the garbage collection of the store", collector.run),
+                ("the autoscaler", autoscaler.run),
             ):
-                tasks.add(asyncio.create_task(work, name=name))
+                tasks.add(_supervised(name, work))
             # Kopf starts last: when it ends it cancels every task that was started after it.
             watch = run_kopf(configuration, settings, controller, cache, stop=stop, stop_kopf=stop_kopf)
             tasks.add(asyncio.create_task(watch, name="Kopf"))
@@ -270,6 +271,10 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+
+
+def _supervised(name: str, run: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+    return asyncio.create_task(supervised(name, run), name=name)
 
 
 async def _synced(informers: tuple[Informer[Any], ...]) -> None:

@@ -7,10 +7,11 @@ The artefact has all measurements.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from typing import Annotated, ClassVar, Self
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
+from pydantic_core import from_json
 
 from penstock import errors
 from penstock.errors import ArtefactError
@@ -106,11 +107,14 @@ class Summary(Facts):
         return message
 
     @classmethod
-    def from_message(cls, message: str) -> Self:
-        """Read a termination message; ArtefactError when it is another text, such as the last lines of a crash."""
+    def from_message(cls, message: str, *, read: Callable[[str], Any] = from_json) -> Self:
+        """Read a termination message; ArtefactError when it is another text, such as the last lines of a crash.
+
+        `read` parses JSON; ValueError for other texts.
+        """
         try:
-            return cls.model_validate_json(message)
-        except ValidationError as error:
+            return cls.model_validate(read(message))
+        except ValueError as error:
             last = message.strip().splitlines()[-1:] or ["nothing"]
             raise ArtefactError(
                 f"the job left no summary but: {cut(last[0], 300)}",

@@ -42,18 +42,46 @@ def optimized_model(name: str, version: int = 1, *, status: Json | None = None) 
 
 
 def runtime_pod(name: str, of: str, version: int = 1, *, ip: str = "", node: str = "", ready: bool = False) -> Json:
-    return _pod(name, version, names.runtime_labels(of), ip=ip, node=node, ready=ready)
+    value = _pod(name, version, names.runtime_labels(of), ip=ip, node=node, ready=ready)
+    value["metadata"]["ownerReferences"] = controller(f"{of}-1")
+    return value
+
+
+def controller(name: str) -> list[Json]:
+    """The owner references of an object that this one created."""
+    return [{"name": name, "uid": f"uid-{name}", "controller": True}]
+
+
+def deployment(name: str, *, of: str = "", version: int = 3, replicas: int = 1) -> Json:
+    """The Deployment of an endpoint; `of`: of its gateway, with this name."""
+    labels = names.gateway_labels(of) if of else names.runtime_labels(name)
+    return {
+        "metadata": metadata(name, version, labels, generation=1, ownerReferences=controller(of or name)),
+        "spec": {"replicas": replicas, "template": {}},
+        "status": {"observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas},
+    }
+
+
+def replica_set(deployment: str, version: int = 3) -> Json:
+    """The first ReplicaSet of a Deployment."""
+    references = controller(deployment)
+    return {"metadata": metadata(f"{deployment}-1", version, ownerReferences=references), "spec": {"replicas": 1}}
 
 
 def job_pod(name: str, of: str, attempt: int = 1, version: int = 1, *, phase: str = "Running") -> Json:
     value = _pod(name, version, names.job_labels(of, attempt), phase=phase)
-    value["metadata"]["ownerReferences"] = [{"name": f"{of}-{attempt}", "controller": True}]
+    value["metadata"]["ownerReferences"] = controller(f"{of}-{attempt}")
     return value
 
 
-def job(of: str, attempt: int = 1, version: int = 1) -> Json:
+def job(of: str, attempt: int = 1, version: int = 1, *, nonce: str = "") -> Json:
     labels = names.job_labels(of, attempt)
-    return {"metadata": metadata(f"{of}-{attempt}", version, labels, generation=1), "spec": {}, "status": {}}
+    container = {"name": names.CONTAINER, "env": [{"name": names.LOG_NONCE, "value": nonce}]}
+    return {
+        "metadata": metadata(f"{of}-{attempt}", version, labels, generation=1, ownerReferences=controller(of)),
+        "spec": {"template": {"spec": {"containers": [container]}}},
+        "status": {},
+    }
 
 
 def _pod(

@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 
 from penstock.resources.base import API_VERSION
+from penstock_operator.plan import names
 from testbed.cluster import Cluster
 from testbed.control_plane import ControlPlane
 from testbed.fixtures import install_crds
 from testbed.kubectl import Kubectl
 from tests.operator import kubelet
+from tests.operator.hostile import ATTACKS, Answer, hostile_pods
 from tools import operator_rights as rbac
 
 pytestmark = pytest.mark.slow
@@ -394,3 +396,98 @@ def test_an_endpoint_can_be_deleted_without_an_operator_and_leaves_no_objects(
         what=str(space.items(kinds)),
     )
     assert len(space.items("optimizedmodels")) == 1
+
+
+MEMORY_LIMIT_MEBIBYTES = 250
+"""Of the operator's process at its peak: each stream is 600 MiB."""
+
+
+def runs_at(kubectl: Kubectl, pod: str, address: str) -> None:
+    """The pod's container runs and is ready."""
+    container = {"name": names.CONTAINER, "image": "x", "imageID": "x", "ready": True, "restartCount": 0}
+    status = {
+        "phase": "Running",
+        "podIP": address,
+        "podIPs": [{"ip": address}],
+        "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-11-21T19:00:00Z"}],
+        "containerStatuses": [{**container, "state": {"running": {"startedAt": "2026-11-21T19:00:00Z"}}}],
+    }
+    kubectl("patch", "pod", pod, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+
+
+def names_of(kubectl: Kubectl, name: str) -> list[str]:
+    return sorted(pod["metadata"]["name"] for pod in kubectl.items("pods", f"{names.NAME}={name}"))
+
+
+def peak_mebibytes(process: int) -> int:
+    """The largest resident memory of a process so far."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    assert found is not None
+    return int(found.group(1)) // 1024
+
+
+def test_the_operator_goes_on_whatever_pods_answer(
+    cluster: Cluster, user: Path, space: Kubectl, tmp_path: Path
+) -> None:
+    stranger = ("127.9.9.1", names.HTTP_PORT)
+    gateways = [(f"127.9.9.{number}", names.GATEWAY_STATUS_PORT) for number in (2, 3)]
+    own = {(f"127.9.9.{number}", names.HTTP_PORT): answer for number, answer in enumerate(ATTACKS.values(), 10)}
+    answers: dict[tuple[str, int], Answer] = {
+        stranger: ATTACKS["an infinite number"],
+        gateways[0]: ATTACKS["600 MiB"],
+        gateways[1]: ATTACKS["deep nesting"],
+        **own,
+    }
+    operator = Operator(user, tmp_path / "operator.log", LEASE_NAME="hostile", **LONG_LEASE)
+    with hostile_pods(answers) as pods, started(operator), cluster.temporary_namespace("other") as other:
+        until(operator.leads)
+        elsewhere = cluster.kubectl.within(other)
+        # Anyone who may create pods can give them the operator's labels.
+        labels = names.runtime_labels("x")
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "stranger", "labels": labels},
+            "spec": {"containers": [{"name": names.CONTAINER, "image": "x"}]},
+        }
+        until(lambda: elsewhere.items("serviceaccounts"))
+        elsewhere.apply(pod)
+        runs_at(elsewhere, "stranger", stranger[0])
+
+        # Pods of the operator's own Deployments, whose programs were replaced.
+        count = len(own)
+        scaling = {"minReplicas": count, "maxReplicas": count + 1}
+        space.apply(endpoint("hostile", scaling=scaling, gateway={"mode": "Always"}))
+        kubelet.succeed(space, kubelet.pod_of_job(space))
+        until(lambda: len(names_of(space, names.RUNTIME)) == count, what="there are not all replicas")
+        until(lambda: names_of(space, names.GATEWAY), what="the gateway has no pod")
+        for (address, _), name in zip(gateways, names_of(space, names.GATEWAY), strict=False):
+            runs_at(space, name, address)
+        for (address, _), name in zip(own, names_of(space, names.RUNTIME), strict=True):
+            runs_at(space, name, address)
+        until(
+            lambda: all({"/info", "/metrics"} <= set(pods[place].asked) for place in own),
+            within=180,
+            what=f"some pods are not read: { {place: pods[place].asked[:3] for place in own} }",
+        )
+        until(lambda: "/metrics" in pods[gateways[0]].asked, what="the gateway is not read")
+
+        elsewhere.apply(endpoint("after"))
+        until(lambda: has_conditions(elsewhere, "after"), what="a new endpoint is not reconciled")
+        assert operator.get("/healthz") == "ok\n"
+        assert operator.process.poll() is None
+        assert peak_mebibytes(operator.process.pid) < MEMORY_LIMIT_MEBIBYTES
+        failed = re.search(r'probes_total{outcome="failed"} (\S+)', operator.get("/metrics"))
+        assert failed is not None
+        assert float(failed.group(1)) >= count
+        assert pods[stranger].connections == 0
+        unexpected = {
+            "TaskFailed",
+            "TaskRestarted",
+            "PodReadDefect",
+            "ObjectSkipped",
+            "ReconcileDefect",
+            "ScalingDefect",
+        }
+        assert unexpected.isdisjoint(line.get("event") for line in operator.lines())
+        assert operator.end() == 0

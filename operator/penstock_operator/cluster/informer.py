@@ -8,10 +8,10 @@ import time
 from typing import Generic, TypeVar
 
 from penstock.logs import log_event
-from penstock_operator.cluster.api import ClusterPort
+from penstock_operator.cluster.api import ClusterPort, Json
 from penstock_operator.cluster.errors import Backoff, ClusterError, Forbidden, NotFound, WatchExpired
 from penstock_operator.cluster.store import ObjectKey, Store, key_of, version_of
-from penstock_operator.metrics import WATCH_RESTARTS
+from penstock_operator.metrics import OBJECTS_SKIPPED, WATCH_RESTARTS
 
 BACKOFF = Backoff(first_seconds=0.2, limit_seconds=20.0)
 
@@ -129,7 +129,7 @@ class Informer(Generic[Facts]):
             self._last_contact = time.monotonic()
             version = int(page.resource_version or 0)
             for value in page.items:
-                self.store.put(value)
+                self._put(value)
                 seen.add(key_of(value))
         self.store.retain(seen, version=version, namespace=self.namespace)
         return version
@@ -145,4 +145,18 @@ class Informer(Generic[Facts]):
             if change.type == "DELETED":
                 self.store.remove(key_of(change.object), version=version_of(change.object))
             elif change.type in {"ADDED", "MODIFIED"}:
-                self.store.put(change.object)
+                self._put(change.object)
+
+    def _put(self, value: Json) -> None:
+        """Store an object. One that cannot be read must not keep the others from being watched."""
+        try:
+            self.store.put(value)
+        except Exception as error:
+            key = key_of(value)
+            OBJECTS_SKIPPED.labels(self.store.kind.name).inc()
+            logger.exception(
+                "%s %s cannot be read and is skipped: this is a defect of the operator",
+                self.store.kind,
+                key,
+                extra=log_event("ObjectSkipped", object=str(key), reason=error),
+            )

@@ -70,6 +70,7 @@ class Controller:
         All endpoints are added with routine priority: later changes go first.
         """
         await self._list()
+        self._cache.endpoints_listed = True
         for key in self._cache.models:
             if not self._cache.users(*key):
                 self.queue.add(ReconcileRequest("OptimizedModel", key), Priority.ROUTINE)

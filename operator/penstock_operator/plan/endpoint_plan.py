@@ -257,6 +257,7 @@ class _Planner:
             cpus=cpus,
             hardware=hardware,
             class_name=class_name,
+            namespace=self.endpoint.namespace,
             neighbours=observed.neighbours,
         )
         self._ask_again(verdicts)

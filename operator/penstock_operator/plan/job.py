@@ -12,7 +12,7 @@ from penstock_operator.plan.credentials import secret_variables
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.job_network import identity_variables, network_policy, reaches_metadata
-from penstock_operator.plan.names import API_VERSION, job_labels, job_name, model_labels
+from penstock_operator.plan.names import API_VERSION, LOG_NONCE, job_labels, job_name, log_nonce, model_labels
 from penstock_operator.plan.observed import OptimizedModelFacts
 from penstock_operator.plan.optimized_model import OptimizationState, texts_file
 from penstock_operator.plan.pod_template import (
@@ -85,7 +85,7 @@ def job(
     Applied once: a Job's template is immutable. SpecError when the class's devices are not whole.
     """
     labels = job_labels(model.name, model.start)
-    pod = _pod(model, endpoint, hardware, settings)
+    pod = _pod(model, facts, endpoint, hardware, settings)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -119,7 +119,11 @@ def job(
 
 
 def _pod(
-    model: OptimizationState, endpoint: ParsedEndpoint, hardware: HardwareClassSpec, settings: PlanSettings
+    model: OptimizationState,
+    facts: OptimizedModelFacts,
+    endpoint: ParsedEndpoint,
+    hardware: HardwareClassSpec,
+    settings: PlanSettings,
 ) -> Json:
     spec = model.spec
     store = store_access(settings, writes=True)
@@ -133,6 +137,7 @@ def _pod(
         **identity_variables(endpoint.spec.pod),
         "PENSTOCK_SPEC": f"{SPEC_FOLDER}/{SPEC_KEY}",
         "PENSTOCK_WORK": WORK,
+        LOG_NONCE: log_nonce(facts.uid, model.start),
         "HOME": WORK,
     }
     if spec.texts_digest is not None:

@@ -14,7 +14,7 @@ from penstock_operator.plan.conditions import Finding
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.names import ARTEFACT, FIELD_MANAGER, OPTIMIZED_MODEL, TEMPLATE_HASH
-from penstock_operator.plan.workloads import JobFacts, Object, RuntimePod, moment
+from penstock_operator.plan.workloads import JobFacts, Object, Owner, RuntimePod, moment
 
 
 def replica_owners(managed: Iterable[Object]) -> set[str]:
@@ -139,6 +139,8 @@ class DeploymentFacts:
     """The endpoint's Deployment."""
 
     uid: str = ""
+    owner: Owner = field(default_factory=Owner)
+    """The ModelEndpoint that it was created for."""
     generation: int = 1
     observed_generation: int = 1
     wanted: int = 1
@@ -175,6 +177,7 @@ class DeploymentFacts:
         wanted = spec.get("replicas")
         return cls(
             uid=metadata.get("uid") or "",
+            owner=Owner.of(metadata),
             generation=int(metadata.get("generation") or 1),
             observed_generation=int(status.get("observedGeneration") or 0),
             wanted=1 if wanted is None else int(wanted),
@@ -198,6 +201,7 @@ class ReplicaSetFacts:
     """A ReplicaSet of the endpoint's Deployment."""
 
     name: str
+    owner: Owner = field(default_factory=Owner)
     template: str = ""
     artefact: str = ""
     wanted: int = 0
@@ -210,6 +214,7 @@ class ReplicaSetFacts:
         annotations = ((spec.get("template") or {}).get("metadata") or {}).get("annotations") or {}
         return cls(
             name=value["metadata"]["name"],
+            owner=Owner.of(value["metadata"]),
             template=annotations.get(TEMPLATE_HASH) or "",
             artefact=annotations.get(ARTEFACT) or "",
             wanted=int(spec.get("replicas") or 0),

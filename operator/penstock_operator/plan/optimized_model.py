@@ -29,16 +29,10 @@ from penstock.resources.text_fields import Digest
 from penstock_operator.plan.conditions import Reason, clipped, sentence
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
+from penstock_operator.plan.job_outcome import JobFailed, JobOutcome, JobRunning, JobSucceeded, job_outcome
 from penstock_operator.plan.names import API_VERSION, job_name, model_labels
 from penstock_operator.plan.observed import ModelUser, OptimizedModelFacts
-from penstock_operator.plan.workloads import (
-    JobFacts,
-    JobFailed,
-    JobOutcome,
-    JobRunning,
-    JobSucceeded,
-    job_outcome,
-)
+from penstock_operator.plan.workloads import JobFacts
 
 
 @dataclass(frozen=True)

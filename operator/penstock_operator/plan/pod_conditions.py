@@ -17,11 +17,13 @@ from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.job_summary import Failure
 from penstock_operator.plan.conditions import Finding, Reason, no, sentence, stopped, unknown, yes
 from penstock_operator.plan.endpoint import ParsedEndpoint
+from penstock_operator.plan.job_outcome import IMAGE_PULL_REASONS, waiting
 from penstock_operator.plan.names import ENDPOINT
 from penstock_operator.plan.observed import DeploymentFacts, Neighbour
 from penstock_operator.plan.scaling import ReplicaTarget
 from penstock_operator.plan.serving import ServingChoice
-from penstock_operator.plan.workloads import IMAGE_PULL_REASONS, HostReport, PodFacts, RuntimePod, waiting
+from penstock_operator.plan.workloads import HostReport, PodFacts, RuntimePod
+from penstock_operator.pod_data import MESSAGE_MAX_BYTES, read_json
 
 REMEDY = (
     "run the nodes of this class with cpuManagerPolicy: static and the full-pcpus-only option, then delete the pod "
@@ -51,16 +53,19 @@ def judge_pinning(
     cpus: int,
     hardware: HardwareClassSpec | None = None,
     class_name: str = "",
+    namespace: str = "",
     neighbours: Iterable[Neighbour] = (),
 ) -> tuple[PinVerdict, ...]:
     """A verdict on each pod, in the given order.
 
     `cpus`: what each pod has to own (cores x threads per core), unless the pod itself requested another number: pods of
-    an older plan did. `hardware`: the class that states a processor; None: any. `neighbours`: runtime pods of other
-    endpoints on the same nodes.
+    an older plan did. `hardware`: the class that states a processor; None: any. `namespace`: of the pods. `neighbours`:
+    runtime pods of other endpoints on the same nodes; those of other namespaces are not named.
     """
     judged = tuple(pods)
-    others = [(entry.node, entry.name, frozenset(entry.cpus)) for entry in neighbours]
+    others = [
+        (entry.node, entry.name if entry.namespace == namespace else "", frozenset(entry.cpus)) for entry in neighbours
+    ]
     others += [
         (entry.pod.node, entry.pod.name, frozenset(entry.report.cpus)) for entry in judged if entry.report is not None
     ]
@@ -104,7 +109,8 @@ def _judge(entry: RuntimePod, cpus: int, wrong: str, others: Iterable[tuple[str,
         )
     for node, name, theirs in others:
         if node == pod.node and name != pod.name and own & theirs:
-            return shared(Reason.SHARED_CORES, f"it shares CPUs {cpu_list(own & theirs)} with the pod {name}; {REMEDY}")
+            with_pod = f"the pod {name}" if name else "a pod of another namespace"
+            return shared(Reason.SHARED_CORES, f"it shares CPUs {cpu_list(own & theirs)} with {with_pod}; {REMEDY}")
     if report.quota is not None and report.quota + 1e-6 < cpus:
         return shared(
             Reason.THROTTLED,
@@ -255,8 +261,8 @@ def _crash(pod: PodFacts, *, crashing: bool) -> PodProblem:
 def _failure(message: str) -> Failure | None:
     """The failure in a runtime's termination message; None if it has none."""
     try:
-        return Failure.model_validate_json(message) if message else None
-    except ValidationError:
+        return Failure.model_validate(read_json(message, max_bytes=MESSAGE_MAX_BYTES)) if message else None
+    except ValueError:
         return None
 
 

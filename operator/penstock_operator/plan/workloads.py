@@ -1,26 +1,44 @@
-"""Pods and Jobs as plans see them: the facts of the API objects, a runtime's `/info`, a job's log, and a job's outcome.
-
-A job reports most failures itself, in its termination message. Others (killed for lack of memory, evicted, node lost,
-deadline exceeded) are derived from the pod and the Job.
-"""
+"""Pods and Jobs as plans see them: the facts of the API objects, a runtime's `/info`, and a job's log."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
-from penstock.errors import ArtefactError
-from penstock.resources.job_summary import Failure, Summary
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from penstock.resources.text_fields import is_quantity, parse_quantity
-from penstock_operator.plan.conditions import Reason, clipped
 from penstock_operator.plan.installation import Json
-from penstock_operator.plan.names import ARTEFACT, ATTEMPT, CONTAINER, OPTIMIZED_MODEL, TEMPLATE_HASH
+from penstock_operator.plan.names import ARTEFACT, ATTEMPT, CONTAINER, LOG_NONCE, OPTIMIZED_MODEL, TEMPLATE_HASH
+from penstock_operator.pod_data import (
+    LINE_MAX_BYTES,
+    MESSAGE_MAX_BYTES,
+    Unreadable,
+    first_problem,
+    read_json,
+)
 
 Object = Mapping[str, Any]
 """An object of the API as JSON."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The controller of an object (the owner reference with `controller: true`): the object that created it."""
+
+    name: str = ""
+    """Empty: it has no controller."""
+    uid: str = ""
+
+    @classmethod
+    def of(cls, metadata: Object) -> Owner:
+        """The controller in an object's metadata."""
+        for entry in metadata.get("ownerReferences") or []:
+            if entry.get("controller"):
+                return cls(entry.get("name") or "", entry.get("uid") or "")
+        return cls()
 
 
 @dataclass(frozen=True)
@@ -55,7 +73,7 @@ class ContainerFacts:
             waiting_message=waiting.get("message") or "",
             ended_reason=ended.get("reason") or "",
             exit_code=ended.get("exitCode"),
-            termination_message=ended.get("message") or "",
+            termination_message=(ended.get("message") or "")[:MESSAGE_MAX_BYTES],
         )
 
 
@@ -86,8 +104,8 @@ class PodFacts:
     container: ContainerFacts = ContainerFacts()
     cpus: int = 0
     """CPUs that its container requests; 0 for less than one."""
-    owner: str = ""
-    """The name of the controlling ReplicaSet or Job."""
+    owner: Owner = Owner()
+    """The controlling ReplicaSet or Job."""
     template: str = ""
     """The operator's hash of the pod template that it was created from (annotation)."""
     artefact: str = ""
@@ -122,9 +140,7 @@ class PodFacts:
             disruption=(disrupted.get("reason") or "") if disrupted.get("status") == "True" else "",
             container=ContainerFacts.from_pod(pod),
             cpus=_whole_cpus(pod.get("spec") or {}),
-            owner=next(
-                (entry["name"] for entry in metadata.get("ownerReferences") or [] if entry.get("controller")), ""
-            ),
+            owner=Owner.of(metadata),
             template=annotations.get(TEMPLATE_HASH) or "",
             artefact=annotations.get(ARTEFACT) or "",
             optimized_model=labels.get(OPTIMIZED_MODEL) or "",
@@ -154,30 +170,69 @@ class HostReport:
     """Summary of the served plan."""
 
     @classmethod
-    def from_info(cls, info: Object) -> HostReport | None:
-        """Parse `/info`; None while the process has not inspected its host, or for JSON of another form."""
-        try:
-            return cls._from_info(info)
-        except (TypeError, ValueError, AttributeError):  # any program may listen on that port
-            return None
+    def from_info(cls, info: object) -> HostReport | None:
+        """Take the report from `/info` (JSON); None while the process has not inspected its host.
 
-    @classmethod
-    def _from_info(cls, info: Object) -> HostReport | None:
-        host = info.get("host")
-        if not host:
+        Unreadable when it has another form: any program may listen on that port.
+        """
+        try:
+            found = _Info.model_validate(info)
+        except ValidationError as error:
+            raise Unreadable(first_problem(error)) from None
+        host, artefact = found.host, found.artefact or _Artefact()
+        if host is None or not host.model_fields_set:
             return None
-        cores, artefact = host.get("cores") or {}, info.get("artefact") or {}
+        cores = host.cores or _Cores()
         return cls(
-            cpus=tuple(map(int, host.get("cpus_allowed") or ())),
-            quota=host.get("quota"),
-            granted=int(cores.get("granted") or 0),
-            pinned=bool(cores.get("pinned")),
-            findings=tuple(cores.get("findings") or ()),
-            cpu=dict(host.get("cpu") or {}),
-            measured_on=dict(artefact.get("cpu") or {}),
-            artefact_key=artefact.get("key") or "",
-            plan=(info.get("plan") or {}).get("summary") or "",
+            cpus=host.cpus_allowed,
+            quota=host.quota,
+            granted=cores.granted,
+            pinned=cores.pinned,
+            findings=cores.findings,
+            cpu=host.cpu or {},
+            measured_on=artefact.cpu or {},
+            artefact_key=artefact.key or "",
+            plan=(found.plan or _Plan()).summary,
         )
+
+
+MAX_CPUS = 8192
+"""CPUs of one machine: the limit of the Linux kernel."""
+Cpu = Annotated[int, Field(ge=0, lt=MAX_CPUS)]
+
+
+class _Part(BaseModel):
+    """A part of `/info`; other fields of it are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
+
+
+class _Cores(_Part):
+    granted: int = Field(default=0, ge=0, le=MAX_CPUS)
+    pinned: bool = False
+    findings: tuple[str, ...] = ()
+
+
+class _Host(_Part):
+    cpus_allowed: tuple[Cpu, ...] = Field(default=(), max_length=MAX_CPUS)
+    quota: float | None = Field(default=None, ge=0)
+    cores: _Cores | None = None
+    cpu: dict[str, Any] | None = None
+
+
+class _Artefact(_Part):
+    key: str | None = None
+    cpu: dict[str, Any] | None = None
+
+
+class _Plan(_Part):
+    summary: str = ""
+
+
+class _Info(_Part):
+    host: _Host | None = None
+    artefact: _Artefact | None = None
+    plan: _Plan | None = None
 
 
 @dataclass(frozen=True)
@@ -209,8 +264,8 @@ def _whole_cpus(spec: Object) -> int:
 
 
 def number(text: str | None) -> int:
-    """The number in a label; 0 when it is not a number."""
-    return int(text) if text and text.isdigit() else 0
+    """The number in a label; 0 when it is not a number of at most nine digits."""
+    return int(text) if text and len(text) < 10 and text.isascii() and text.isdigit() else 0
 
 
 @dataclass(frozen=True)
@@ -240,25 +295,33 @@ class JobLog:
     """None: the log does not state it."""
 
     @classmethod
-    def from_lines(cls, text: str) -> JobLog:
-        """Parse JSON lines; lines that are not the job's own (a library's output, a truncated line) are skipped."""
+    def from_lines(cls, text: str, nonce: str) -> JobLog:
+        """Parse the JSON lines that carry the job's nonce, and skip all others: output of libraries, truncated lines,
+        and lines that a text of the model imitates. Without a nonce no line counts."""
         log = cls()
-        for line in text.splitlines():
-            try:
-                value = json.loads(line)
-            except ValueError:
+        # Not splitlines(), which also splits at characters that JSON texts may contain.
+        for line in text.split("\n") if nonce else ():
+            if not line.startswith("{"):
                 continue
-            if not isinstance(value, dict):
+            try:
+                value = read_json(line, max_bytes=LINE_MAX_BYTES)
+            except Unreadable:
+                continue
+            if value.get("nonce") != nonce:
                 continue
             done, of, digest = value.get("done"), value.get("of"), value.get("digest")
-            if value.get("event") == "progress" and isinstance(done, int) and isinstance(of, int):
+            if value.get("event") == "progress" and _is_count(done) and _is_count(of):
                 stage, message = str(value.get("stage") or ""), str(value.get("message") or "")
                 log = replace(log, progress=JobProgress(done, of, stage, message))
             elif value.get("event") == "baseline" and isinstance(digest, str):
                 size = value.get("bytes")
-                uri, known = str(value.get("uri") or ""), size if isinstance(size, int) and size >= 0 else None
+                uri, known = str(value.get("uri") or ""), size if _is_count(size) else None
                 log = replace(log, baseline_digest=digest, baseline_uri=uri, baseline_bytes=known)
         return log
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 @dataclass(frozen=True)
@@ -276,6 +339,10 @@ class JobFacts:
     ended: datetime | None = None
     """When it completed or failed."""
     deleting: bool = False
+    owner: Owner = Owner()
+    """The OptimizedModel that it was created for."""
+    log_nonce: str = ""
+    """What the structured lines of its log carry; empty in jobs of earlier versions."""
     pod: PodFacts | None = None
     log: JobLog = JobLog()
 
@@ -286,6 +353,7 @@ class JobFacts:
         true = {entry["type"]: entry for entry in status.get("conditions") or [] if entry.get("status") == "True"}
         failed = true.get("Failed") or {}
         end = true.get("Complete") or failed
+        nonce = _log_nonce(job.get("spec") or {})
         return cls(
             name=metadata["name"],
             attempt=number((metadata.get("labels") or {}).get(ATTEMPT)),
@@ -296,178 +364,16 @@ class JobFacts:
             failed_message=failed.get("message") or "",
             ended=moment(end.get("lastTransitionTime")),
             deleting="deletionTimestamp" in metadata,
+            owner=Owner.of(metadata),
+            log_nonce=nonce,
             pod=None if pod is None else PodFacts.from_object(pod),
-            log=JobLog.from_lines(log),
+            log=JobLog.from_lines(log, nonce),
         )
 
 
-IMAGE_PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
-"""Waiting reasons of a container whose image cannot be pulled."""
-KILLED = 137
-"""Exit code of a process that SIGKILL ended."""
-_NODE_GONE = {"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "DeletionByTaintManager", "DeletionByPodGC"}
-_EVICTED = {"Evicted", "PreemptionByScheduler", "EvictionByEvictionAPI", "TerminationByKubelet", "Preempting"}
-_REFUSED_BY_NODE = {
-    "OutOfcpu",
-    "OutOfmemory",
-    "OutOfpods",
-    "UnexpectedAdmissionError",
-    "NodeAffinity",
-    "TopologyAffinityError",
-}
-
-
-@dataclass(frozen=True)
-class JobRunning:
-    """The job runs or is about to."""
-
-    started: bool
-    """False while the pod has no node, or its container does not run."""
-    waiting: str = ""
-    """What it waits for; empty when nothing is wrong."""
-    unschedulable: str = ""
-    """The scheduler's message while no node fits."""
-
-
-@dataclass(frozen=True)
-class JobSucceeded:
-    """The artefact is published."""
-
-    summary: Summary
-
-
-@dataclass(frozen=True)
-class JobFailed:
-    """The job ended without a result."""
-
-    failure: Failure
-    baseline: Summary | None = None
-    """The summary, when it reports a published fp32 artefact."""
-
-
-JobOutcome = JobRunning | JobSucceeded | JobFailed
-
-
-def job_outcome(job: JobFacts) -> JobOutcome:
-    """The outcome of this job."""
-    pod = job.pod
-    if pod is None:
-        return _without_pod(job)
-    message = pod.container.termination_message
-    if pod.phase in {"Succeeded", "Failed"} or job.complete or job.failed:
-        return _ended(job, pod, message)
-    if pod.deleting:
-        return _failed(Reason.INTERRUPTED, f"the job's pod {pod.name} is being deleted", "", retryable=True)
-    started = bool(pod.node) and pod.phase == "Running" and not pod.container.waiting_reason
-    return JobRunning(started, waiting(pod), pod.unschedulable)
-
-
-def waiting(pod: PodFacts) -> str:
-    """Why the container of this pod does not start, with the next action; empty when nothing is wrong."""
-    reason, detail = pod.container.waiting_reason, pod.container.waiting_message
-    if reason in IMAGE_PULL_REASONS:
-        return (
-            f"the image of the pod {pod.name} cannot be pulled ({detail or reason}): check the image's name in the "
-            "operator's settings and spec.pod.imagePullSecrets"
-        )
-    if reason in {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}:
-        return f"the container of the pod {pod.name} cannot be created: {detail or reason}"
+def _log_nonce(spec: Object) -> str:
+    for container in ((spec.get("template") or {}).get("spec") or {}).get("containers") or []:
+        for variable in container.get("env") or []:
+            if variable.get("name") == LOG_NONCE:
+                return variable.get("value") or ""
     return ""
-
-
-def _without_pod(job: JobFacts) -> JobOutcome:
-    if job.failed == "DeadlineExceeded":
-        return _timed_out(job.failed_message)
-    if job.failed:
-        return _failed(
-            Reason.INTERRUPTED,
-            f"the job {job.name} failed and its pod is gone ({job.failed_message or job.failed})",
-            "",
-            retryable=True,
-        )
-    if job.complete:
-        return _failed(
-            Reason.RESULT_LOST,
-            f"the pod of the job {job.name} was deleted before its result was read",
-            "",
-            retryable=True,
-        )
-    return JobRunning(started=False)
-
-
-def _ended(job: JobFacts, pod: PodFacts, message: str) -> JobOutcome:
-    summary: Summary | None = None
-    unread = ""
-    if message:
-        try:
-            summary = Summary.from_message(message)
-        except ArtefactError as error:
-            unread = error.message
-    if summary is not None and summary.failure is None:
-        return JobSucceeded(summary)
-    if summary is not None and summary.failure is not None:
-        return JobFailed(summary.failure, summary if summary.baseline is not None else None)
-    return _without_summary(job, pod, unread)
-
-
-def _without_summary(job: JobFacts, pod: PodFacts, unread: str) -> JobFailed:
-    """The outcome of a job without a readable summary, from the pod and the Job."""
-    container = pod.container
-    detail = f": {pod.message}" if pod.message else ""
-    if container.ended_reason == "OOMKilled" or (
-        container.exit_code == KILLED and not pod.reason and not pod.disruption
-    ):
-        return _failed(
-            Reason.OUT_OF_MEMORY,
-            f"the optimisation was killed: it needed more memory than its pod {pod.name} has",
-            "Raise spec.pod.memory of the endpoint",
-            retryable=True,
-        )
-    if pod.reason == "DeadlineExceeded" or job.failed == "DeadlineExceeded":
-        return _timed_out(pod.message)
-    if pod.reason == "SMTAlignmentError":
-        return _failed(
-            Reason.SMT_ALIGNMENT_ERROR,
-            f"the node {pod.node} gives out whole cores only, and the pod asked for half of one{detail}",
-            "Set threadsPerCore of the HardwareClass to what its nodes have",
-            retryable=False,
-        )
-    gone = {pod.reason, pod.disruption}
-    if gone & _NODE_GONE:
-        return _failed(Reason.NODE_GONE, f"the node {pod.node or 'of the job'} went away{detail}", "", retryable=True)
-    if gone & _EVICTED:
-        return _failed(
-            Reason.EVICTED,
-            f"the pod {pod.name} was evicted from {pod.node or 'its node'}{detail}",
-            "If it comes again, give the pods a priority class (spec.pod.priorityClassName), or their node more room",
-            retryable=True,
-        )
-    if pod.reason in _REFUSED_BY_NODE:
-        return _failed(
-            Reason.REFUSED_BY_NODE,
-            f"the node {pod.node} did not take the pod ({pod.reason}){detail}",
-            "",
-            retryable=True,
-        )
-    if container.exit_code == 0:
-        return _failed(Reason.RESULT_LOST, unread or "the job ended well and left no summary", "", retryable=True)
-    code = "an unknown code" if container.exit_code is None else f"code {container.exit_code}"
-    return _failed(
-        Reason.JOB_CRASHED,
-        f"the job's process ended with {code}" + (f"; {unread}" if unread else detail),
-        f"Look into the log: kubectl logs {pod.name}",
-        retryable=True,
-    )
-
-
-def _timed_out(detail: str) -> JobFailed:
-    return _failed(
-        Reason.TIMED_OUT,
-        "the job was ended because it took far longer than its budget" + (f" ({detail})" if detail else ""),
-        "If it comes again, raise spec.optimization.budgetSeconds, or see whether the download hangs",
-        retryable=True,
-    )
-
-
-def _failed(reason: str, message: str, remedy: str, *, retryable: bool) -> JobFailed:
-    return JobFailed(Failure(reason=reason, message=clipped(message, 2048), remedy=remedy, retryable=retryable))

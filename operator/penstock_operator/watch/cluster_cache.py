@@ -198,6 +198,8 @@ class ClusterCache:
         """The contents of those ConfigMaps that were read."""
         self.scales: dict[ObjectKey, DesiredScale] = {}
         """By endpoint: the autoscaler's last published decision."""
+        self.endpoints_listed = False
+        """Whether all endpoints are in their store. A new leader reads pods before."""
         self.conflicting: dict[ObjectKey, frozenset[Ref]] = {}
         """By endpoint: objects with the operator's names that it did not create."""
         self._report_listeners: list[Callable[[tuple[Index, ...]], None]] = []
@@ -276,6 +278,47 @@ class ClusterCache:
         """The endpoints that use an OptimizedModel, ordered by name."""
         return [key for key, _ in self.endpoints.of(("model", namespace, model))]
 
+    def runtime_pods(self, endpoint: ObjectKey) -> list[PodFacts]:
+        """The pods of an endpoint's Deployment. Labels alone make no pod its own: anyone who may create pods sets
+        them. So the controllers must lead to the endpoint, by uid."""
+        return self._pods_of("endpoint", endpoint, endpoint.name)
+
+    def gateway_pods(self, endpoint: ObjectKey) -> list[PodFacts]:
+        """The pods of the Deployment of an endpoint's gateway, in the same way."""
+        return self._pods_of("gateway", endpoint, gateway_name(endpoint.name))
+
+    def is_runtime_pod(self, place: ObjectKey) -> bool:
+        """Whether a pod belongs to the Deployment of the endpoint that its labels name."""
+        entry = self.pods.get(place)
+        names = [index[2] for index in entry.index if index[0] == "endpoint"] if entry is not None else []
+        return entry is not None and any(
+            self._created(entry.facts, ObjectKey(place.namespace, name), name) for name in names
+        )
+
+    def job_of(self, place: ObjectKey) -> JobFacts | None:
+        """The Job that created a pod, if the operator created that for an OptimizedModel; by uid."""
+        pod = self.pods.facts(place)
+        job = self.jobs.get(ObjectKey(place.namespace, pod.owner.name)) if pod is not None else None
+        if pod is None or job is None or job.uid != pod.owner.uid:
+            return None
+        model = self.models.get(ObjectKey(place.namespace, job.facts.owner.name))
+        return job.facts if model is not None and model.uid == job.facts.owner.uid else None
+
+    def _pods_of(self, what: str, endpoint: ObjectKey, deployment: str) -> list[PodFacts]:
+        pods = (entry.facts for _, entry in self.pods.of((what, *endpoint)))
+        return [pod for pod in pods if self._created(pod, endpoint, deployment)]
+
+    def _created(self, pod: PodFacts, endpoint: ObjectKey, deployment: str) -> bool:
+        """Whether the endpoint's Deployment of this name created the pod."""
+        replica_set = self.replica_sets.get(ObjectKey(endpoint.namespace, pod.owner.name))
+        created = self.deployments.get(ObjectKey(endpoint.namespace, deployment))
+        if replica_set is None or created is None:
+            return False
+        if replica_set.uid != pod.owner.uid or created.uid != replica_set.facts.owner.uid:
+            return False
+        known = self.endpoints.get(endpoint)
+        return known.uid == created.facts.owner.uid if known is not None else not self.endpoints_listed
+
     def model(self, key: ObjectKey) -> OptimizedModelFacts | None:
         """An OptimizedModel with its jobs, and the users that may own it."""
         entry = self.models.get(key)
@@ -283,11 +326,13 @@ class ClusterCache:
             return None
         pods: dict[str, PodFacts] = {}
         for _, pod in self.pods.of(("model", *key)):
-            before = pods.get(pod.facts.owner)
+            before = pods.get(pod.facts.owner.uid)
             # The newest pod of a job counts: an evicted one may still exist.
             if before is None or (pod.facts.created or _EPOCH) >= (before.created or _EPOCH):
-                pods[pod.facts.owner] = pod.facts
-        jobs = tuple(self._job(job.facts, pods.get(job.facts.name)) for _, job in self.jobs.of(("model", *key)))
+                pods[pod.facts.owner.uid] = pod.facts
+        # A Job of another owner may be one that a user created, or one of a deleted OptimizedModel of this name.
+        own = (job.facts for _, job in self.jobs.of(("model", *key)) if job.facts.owner.uid == entry.uid)
+        jobs = tuple(self._job(job, pods.get(job.uid)) for job in own)
         users = ((name, self.endpoints.get(name)) for name in self.users(*key)[:OWNERS])
         return replace(
             OptimizedModelFacts.from_object(entry.facts.value),
@@ -313,7 +358,7 @@ class ClusterCache:
             names.add(deployment.optimized_model)
         names.discard("")
         models = [self.model(ObjectKey(key.namespace, name)) for name in sorted(names)]
-        pods = tuple(self._runtime_pod(pod.facts) for _, pod in self.pods.of(index))
+        pods = tuple(self._runtime_pod(pod) for pod in self.runtime_pods(key))
         return EndpointSnapshot(
             endpoint=value,
             now=datetime.now(UTC),
@@ -346,7 +391,7 @@ class ClusterCache:
     def _neighbours(self, key: ObjectKey, own: Iterable[RuntimePod]) -> Iterator[Neighbour]:
         for node in sorted({entry.pod.node for entry in own} - {""}):
             for place, pod in self.pods.of(("node", node)):
-                if ("endpoint", *key) in pod.index:
+                if ("endpoint", *key) in pod.index or not self.is_runtime_pod(place):
                     continue
                 report, _ = self.reports.get(pod.uid) or (None, "")
                 yield Neighbour(place.name, place.namespace, node, () if report is None else report.cpus)

@@ -8,7 +8,6 @@ progress is read from the tail of their logs.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from dataclasses import replace
 
@@ -23,14 +22,26 @@ from penstock_operator.loop.queue import WorkQueue
 from penstock_operator.metrics import PROBES
 from penstock_operator.plan.names import HTTP_PORT
 from penstock_operator.plan.workloads import HostReport, JobLog, PodFacts
+from penstock_operator.pod_data import INFO_MAX_BYTES, Unreadable, printable, read_body, read_json
 from penstock_operator.watch.cluster_cache import ClusterCache
 
-INFO_MAX_BYTES = 262_144
 BACKOFF = Backoff(first_seconds=0.5, limit_seconds=10.0)
 """A pod that warms up does not listen yet: that takes seconds, sometimes a minute."""
 AGAIN_SECONDS = 600.0
 """A pod is read again after this time: a kubelet restarted with other settings may move it to other CPUs."""
 logger = logging.getLogger(__name__)
+
+
+def pod_session(timeout: aiohttp.ClientTimeout, *, limit: int) -> aiohttp.ClientSession:
+    """A session for at most `limit` connections to pods (0: unlimited), which keeps no cookies and decompresses
+    nothing: the size of a body is what arrives."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=limit, keepalive_timeout=60.0),
+        timeout=timeout,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=False,
+    )
 
 
 class PodInfoReader:
@@ -48,10 +59,7 @@ class PodInfoReader:
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with (
-            aiohttp.ClientSession(timeout=self._timeout, trust_env=False) as session,
-            asyncio.TaskGroup() as group,
-        ):
+        async with pod_session(self._timeout, limit=self._concurrency) as session, asyncio.TaskGroup() as group:
             for _ in range(self._concurrency):
                 group.create_task(self._work(session))
 
@@ -71,16 +79,27 @@ class PodInfoReader:
     async def _work(self, session: aiohttp.ClientSession) -> None:
         while True:
             key = await self._queue.get()
-            pod = self._cache.pods.facts(key)
-            if pod is None or not _runs(pod):
-                self._queue.done(key)
-                continue
-            self._asked[pod.uid] = (pod.container.restarts, pod.ready)
-            report, problem = await self._ask(session, pod)
-            PROBES.labels("ok" if report is not None else "failed").inc()
-            if self._cache.pods.facts(key) is not None:
-                self._cache.put_report(key, pod.uid, (report, problem))
-            self._queue.done(key, failed=report is None, again_seconds=AGAIN_SECONDS)
+            failed, again_seconds = True, None
+            try:
+                failed, again_seconds = await self._read(session, key)
+            finally:
+                self._queue.done(key, failed=failed, again_seconds=again_seconds)
+
+    async def _read(self, session: aiohttp.ClientSession, key: ObjectKey) -> tuple[bool, float | None]:
+        """Read a pod, and store its report or why there is none. Returns whether to try again after a back-off, and
+        otherwise after how many seconds."""
+        pod = self._cache.pods.facts(key)
+        if pod is None or not _runs(pod):
+            return False, None
+        if not self._cache.is_runtime_pod(key):
+            # Another program's pod with the operator's labels; or its ReplicaSet is not in the cache yet.
+            return True, None
+        self._asked[pod.uid] = (pod.container.restarts, pod.ready)
+        report, problem = await self._ask(session, pod)
+        PROBES.labels("ok" if report is not None else "failed").inc()
+        if self._cache.pods.facts(key) is not None:
+            self._cache.put_report(key, pod.uid, (report, problem))
+        return report is None, AGAIN_SECONDS
 
     async def _ask(self, session: aiohttp.ClientSession, pod: PodFacts) -> tuple[HostReport | None, str]:
         host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
@@ -89,19 +108,22 @@ class PodInfoReader:
             async with session.get(url, allow_redirects=False) as response:
                 if response.status != 200:
                     return None, f"{url} answers {response.status}"
-                # A longer body is cut, so it is not valid JSON.
-                body = bytearray()
-                async for chunk in response.content.iter_any():
-                    body += chunk
-                    if len(body) > INFO_MAX_BYTES:
-                        break
-                report = HostReport.from_info(json.loads(body[:INFO_MAX_BYTES]))
+                body = await read_body(response.content.iter_any(), max_bytes=INFO_MAX_BYTES)
+            report = HostReport.from_info(read_json(body, max_bytes=INFO_MAX_BYTES))
         except TimeoutError:
             return None, f"{url} does not answer within {self._timeout.total:g} s"
         except aiohttp.ClientError as error:
-            return None, f"{url} cannot be reached: {error}"
-        except (ValueError, TypeError, AttributeError) as error:
+            return None, printable(f"{url} cannot be reached: {error}")
+        except Unreadable as error:
             return None, f"{url} has a form that this version of the operator does not understand: {error}"
+        except Exception as error:
+            # The pod decides what is parsed here: a defect must not keep the other pods from being read.
+            logger.exception(
+                "the read of %s failed: this is a defect of the operator",
+                url,
+                extra=log_event("PodReadDefect", object=pod.name, reason=error),
+            )
+            return None, f"{url} cannot be read: {type(error).__name__}"
         return report, "" if report is not None else "it has not inspected its host yet"
 
 
@@ -146,27 +168,36 @@ class JobLogReader:
     async def _work(self) -> None:
         while True:
             key = await self._queue.get()
-            pod = self._cache.pods.facts(key)
-            if pod is None or pod.phase != "Running":
-                self._queue.done(key)
-                continue
+            failed, again_seconds = True, None
             try:
-                text = await self._port.log_tail(key.name, key.namespace, lines=LOG_LINES, max_bytes=LOG_MAX_BYTES)
-            except ClusterError as error:
-                # Progress is optional: the result comes with the termination message.
-                logger.warning(
-                    "cannot read the progress of job pod %s: %s",
-                    key,
-                    error,
-                    extra=log_event("JobLogUnreadable", object=str(key), reason=error),
-                )
-                self._queue.done(key, failed=True)
-                continue
-            before = self._cache.logs.get(pod.uid) or JobLog()
-            now = JobLog.from_lines(text)
-            known = now if now.baseline_digest else replace(before, progress=now.progress)
-            self._cache.put_log(key, pod.uid, known if known.progress else replace(known, progress=before.progress))
-            self._queue.done(key, again_seconds=self._interval_seconds)
+                failed, again_seconds = await self._read(key)
+            finally:
+                self._queue.done(key, failed=failed, again_seconds=again_seconds)
+
+    async def _read(self, key: ObjectKey) -> tuple[bool, float | None]:
+        """Read a log. Returns as for `/info`."""
+        pod = self._cache.pods.facts(key)
+        if pod is None or pod.phase != "Running":
+            return False, None
+        job = self._cache.job_of(key)
+        if job is None:
+            return True, None
+        try:
+            text = await self._port.log_tail(key.name, key.namespace, lines=LOG_LINES, max_bytes=LOG_MAX_BYTES)
+        except ClusterError as error:
+            # Progress is optional: the result comes with the termination message.
+            logger.warning(
+                "cannot read the progress of job pod %s: %s",
+                key,
+                error,
+                extra=log_event("JobLogUnreadable", object=str(key), reason=error),
+            )
+            return True, None
+        before = self._cache.logs.get(pod.uid) or JobLog()
+        now = JobLog.from_lines(text, job.log_nonce)
+        known = now if now.baseline_digest else replace(before, progress=now.progress)
+        self._cache.put_log(key, pod.uid, known if known.progress else replace(known, progress=before.progress))
+        return False, self._interval_seconds
 
 
 class TextsWatcher:

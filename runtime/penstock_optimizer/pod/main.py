@@ -49,6 +49,7 @@ def main() -> None:
     try:
         variables = JobVariables.read(os.environ, others=[setting.variable for setting in SETTINGS])
         log = variables.termination_log
+        events.nonce = variables.log_nonce
         job = PodJob(variables, events)
         summary = job.run()
     except BaseException as error:  # every end has to be reported

@@ -13,7 +13,8 @@
     {"event": "artefact", "digest": "sha256:...", "uri": "...", "bytes": 110000000}
     {"event": "summary", "summary": {...}}
 
-`done` and `of` are steps of the whole; both are 0 until their number is known.
+`done` and `of` are steps of the whole; both are 0 until their number is known. Each line has the `nonce` of the job
+(`PENSTOCK_LOG_NONCE`), if it has one: the operator ignores lines without it, such as text of a model that imitates one.
 """
 
 from __future__ import annotations
@@ -70,6 +71,9 @@ class JobVariables(Variables):
         None,
         "File with the texts of spec.workload.textsFrom, one a line: the value of the ConfigMap's key, mounted.",
     )
+    log_nonce: str = setting(
+        "", "Secret that each event of the job's log carries, so that no other text in the log counts as an event."
+    )
     termination_log: Path = setting(
         DEFAULT_LOG, "File that the result or the failure is written to as JSON of at most 4,096 bytes."
     )
@@ -90,6 +94,8 @@ class JobEvents:
 
     def __init__(self, write: Write = to_standard_output) -> None:
         self._write = write
+        self.nonce = ""
+        """Of the job; empty: none."""
         self._step, self._steps = 0, 0
         self._moved = 0.0
 
@@ -124,7 +130,8 @@ class JobEvents:
         self._write_event("summary", summary=json.loads(summary.to_message()))
 
     def _write_event(self, event: str, **fields: Any) -> None:
-        self._write(json_line({"event": event, **fields}).encode() + b"\n")
+        nonce = {"nonce": self.nonce} if self.nonce else {}
+        self._write(json_line({"event": event, **nonce, **fields}).encode() + b"\n")
 
 
 ATTEMPTS = 8

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -309,10 +310,13 @@ class Kube:
 
     def job_runs(self, done: int = 7, of: int = 23, *, baseline: bool = False) -> None:
         """Its pod runs and has logged its progress."""
-        lines = [f'{{"event": "progress", "done": {done}, "of": {of}, "stage": "candidates", "message": "int8"}}']
-        if baseline:
-            uri = reference(BASELINE).uri
-            lines.insert(0, f'{{"event": "baseline", "digest": "{BASELINE}", "uri": "{uri}", "bytes": 260000000}}')
+        job = self.objects["Job", self.job]
+        (container_of_job,) = job["spec"]["template"]["spec"]["containers"]
+        nonce = {entry["name"]: entry.get("value") for entry in container_of_job["env"]}[names.LOG_NONCE]
+        progress = {"event": "progress", "done": done, "of": of, "stage": "candidates", "message": "int8"}
+        published = {"event": "baseline", "digest": BASELINE, "uri": reference(BASELINE).uri, "bytes": 260000000}
+        events = [published, progress] if baseline else [progress]
+        lines = [json.dumps({**event, "nonce": nonce}) for event in events]
         self.logs[self.job] = "loading weights ...\n" + "\n".join(lines) + '\n{"event": "prog'
         self.job_pod(phase="Running", containerStatuses=[container(running=True)])
 

@@ -181,10 +181,24 @@ def test_a_pod_that_lost_its_guaranteed_class_is_not_pinned_whatever_it_reports(
 @pytest.mark.parametrize(("node", "shared"), [("node-1", True), ("node-2", False)])
 def test_sharing_cpus_with_another_endpoint_on_the_same_node_is_not_pinned(node: str, shared: bool) -> None:
     kube = Kube().optimised()
-    kube.neighbours = [Neighbour("other-0", "b", node, (7, 8))]
+    kube.neighbours = [Neighbour("other-0", "a", node, (7, 8))]
     made = kube.reconcile()
     assert condition(made, "CoresPinned")[:2] == (("False", "SharedCores") if shared else ("True", "Pinned"))
     assert ("other-0" in condition(made, "CoresPinned")[2]) is shared
+
+
+@pytest.mark.parametrize("own_name", [False, True])
+def test_a_pod_of_another_namespace_that_shares_cpus_is_not_named(own_name: bool) -> None:
+    kube = Kube().optimised()
+    (own,) = (name for name in kube.pods if name.startswith("emotion-") and name in kube.infos)
+    name = own if own_name else "secret-project-0"
+    kube.neighbours = [Neighbour(name, "b", "node-1", (7, 8))]
+
+    made = kube.reconcile()
+
+    assert condition(made, "CoresPinned")[:2] == ("False", "SharedCores")
+    assert "with a pod of another namespace" in condition(made, "CoresPinned")[2]
+    assert "secret-project-0" not in str(made.status)
 
 
 def test_two_replicas_on_the_same_cpus_of_a_node_are_not_pinned() -> None:

@@ -47,7 +47,9 @@ def secret(*, labels: dict[str, str] | None = None, **data: str) -> dict[str, An
 
 def deployment(name: str, replicas: int) -> dict[str, Any]:
     return {
-        "metadata": objects.metadata(name, 3, names.runtime_labels(name), generation=1),
+        "metadata": objects.metadata(
+            name, 3, names.runtime_labels(name), generation=1, ownerReferences=objects.controller(name)
+        ),
         "spec": {"replicas": replicas, "template": {}},
         "status": {"observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas},
     }
@@ -57,6 +59,7 @@ def cluster_with(replicas: int = 2, **spec: Any) -> ClusterCache:
     cache = ClusterCache(Settings().plan_settings())
     cache.endpoints.put(objects.endpoint("e", **spec))
     cache.deployments.put(deployment("e", replicas))
+    cache.replica_sets.put(objects.replica_set("e"))
     return cache
 
 

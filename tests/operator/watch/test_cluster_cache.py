@@ -69,6 +69,10 @@ def test_a_job_comes_with_its_newest_pod_and_that_pods_log(cache: ClusterCache) 
 
 
 def test_pods_come_with_their_reports_and_neighbours_are_those_on_the_same_node(cache: ClusterCache) -> None:
+    for name in ("emotion", "other"):
+        cache.endpoints.put(objects.endpoint(name, 2))
+        cache.deployments.put(objects.deployment(name))
+        cache.replica_sets.put(objects.replica_set(name))
     cache.pods.put(objects.runtime_pod("mine", "emotion", ip="10.0.0.1", node="n1"))
     cache.pods.put(objects.runtime_pod("theirs", "other", ip="10.0.0.2", node="n1"))
     cache.pods.put(objects.runtime_pod("far", "other", ip="10.0.0.3", node="n2"))

@@ -23,7 +23,7 @@ def log(*lines: dict[str, object] | str) -> Answer:
 
 
 def progress(done: int) -> dict[str, object]:
-    return {"event": "progress", "done": done, "of": 23, "stage": "measuring", "message": ""}
+    return {"event": "progress", "nonce": "n", "done": done, "of": 23, "stage": "measuring", "message": ""}
 
 
 def followed(until: int, *answers: Answer, phase: str = "Running") -> tuple[JobLog | None, ScriptedApi]:
@@ -42,6 +42,8 @@ def followed(until: int, *answers: Answer, phase: str = "Running") -> tuple[JobL
 
             cache.listen_reports(check)
             task = asyncio.create_task(logs.run())
+            cache.models.put(objects.optimized_model("m"))
+            cache.jobs.put(objects.job("m", nonce="n"))
             cache.pods.put(objects.job_pod("j", "m", phase=phase))
             try:
                 async with asyncio.timeout(60 if phase == "Running" else 0.2):
@@ -63,7 +65,12 @@ def test_progress_is_read_as_it_grows() -> None:
 
 
 def test_the_baseline_is_kept_when_it_is_no_longer_in_the_tail_of_the_log() -> None:
-    baseline: dict[str, object] = {"event": "baseline", "digest": "sha256:" + "0" * 64, "uri": "file:///x"}
+    baseline: dict[str, object] = {
+        "event": "baseline",
+        "nonce": "n",
+        "digest": "sha256:" + "0" * 64,
+        "uri": "file:///x",
+    }
 
     found, _ = followed(9, log(baseline, progress(1)), log(progress(9)))
 

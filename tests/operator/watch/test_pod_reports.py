@@ -76,6 +76,9 @@ def probed(pods: dict[str, Pod], until: Callable[[ClusterCache], bool], *, timeo
             reached = asyncio.Event()
             cache.listen_reports(lambda _: reached.set() if until(cache) else None)
             task = asyncio.create_task(probes.run())
+            cache.endpoints.put(objects.endpoint("e"))
+            cache.deployments.put(objects.deployment("e"))
+            cache.replica_sets.put(objects.replica_set("e"))
             for number, address in enumerate(pods):
                 cache.pods.put(objects.runtime_pod(f"p{number}", "e", ip=address, node="n"))
             async with asyncio.timeout(60):
@@ -109,7 +112,7 @@ def test_a_pod_is_asked_once_and_its_report_kept() -> None:
     [
         (503, "answers 503"),
         ("not json", "has a form that this version of the operator does not understand"),
-        ("[]", "it has not inspected its host yet"),
+        ("[]", "has a form that this version of the operator does not understand"),
         ({}, "it has not inspected its host yet"),
         ("hang", "does not answer within 0.05 s"),
     ],

@@ -23,7 +23,7 @@ from penstock_optimizer.job.progress import ProgressEvent, Stage
 from penstock_optimizer.pod.pod_job import JobEvents, JobVariables, read_endpoint
 from penstock_runtime.host import read_host
 from penstock_runtime.models.fetching import FetchProgress as Transfer
-from penstock_runtime.store import open_store
+from penstock_runtime.store import Published, open_store
 from tests.optimizer.end_to_end.small_model import HIDDEN, write_small_bert
 from tests.runtime.models.folders import write_pickle
 from tests.runtime.models.hub_server import running_hub
@@ -356,6 +356,16 @@ class TestLines:
 
         assert [(line["done"], line["of"]) for line in written] == [(0, 0), (7, 23), (7, 23)]
 
+    def test_each_line_has_the_nonce_of_the_job(self) -> None:
+        written: list[bytes] = []
+        lines = JobEvents(written.append)
+        lines.nonce = "n"
+        lines.stage("export", "a\nb\x9b\u2028\udc80")
+        lines.published("baseline", Published(digest=Digest("0" * 64), uri="file:///x", bytes=1))
+
+        assert [json.loads(line)["nonce"] for line in written] == ["n", "n"]
+        assert all(line.isascii() and line.endswith(b"\n") and line[:-1].decode().isprintable() for line in written)
+
     def test_bytes_are_reported_at_intervals_and_at_the_end(self) -> None:
         written: list[dict[str, Any]] = []
         moved = JobEvents(lambda line: written.append(json.loads(line))).transfer("download", "fetching")
@@ -369,9 +379,10 @@ class TestLines:
 
 
 def test_an_interrupted_job_that_has_not_begun_reports_it_too(model: Path, tmp_path: Path) -> None:
-    with job(tmp_path, spec(model)) as pod:
+    with job(tmp_path, spec(model), log_nonce="n") as pod:
         pod.wait_for('"stage": "start"')
         assert pod.end(signal.SIGINT) == TRY_AGAIN
+    assert {event["nonce"] for event in pod.events} == {"n"}
     reported = summary(pod)
     assert reported.failure is not None
     assert "SIGINT" in reported.failure.message

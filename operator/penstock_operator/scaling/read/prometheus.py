@@ -107,7 +107,14 @@ class PrometheusClient:
         self._trust: dict[str, ssl.SSLContext | bool] = {}
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=self._timeout, trust_env=False)
+        # Without decompression the size of a body is what arrives.
+        self._session = aiohttp.ClientSession(
+            timeout=self._timeout,
+            headers={"Accept-Encoding": "identity"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+        )
         return self
 
     async def __aexit__(

@@ -13,6 +13,7 @@ from string import Template
 from typing import Any
 
 from penstock.resources.scaling import PrometheusQueries
+from penstock_operator.pod_data import printable
 from penstock_operator.scaling.decide.interpret import (
     Answer,
     Answers,
@@ -171,6 +172,10 @@ def _p95(good: Measurement, objective_milliseconds: float) -> Measurement:
     return good
 
 
+NO_ANSWER = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, OverflowError)
+"""What reading another program's answer may raise: deep nesting and integers of hundreds of digits too."""
+
+
 def read(body: bytes) -> Answer:
     """Parse an answer of /api/v1/query: a vector, or a scalar as a vector of one element without labels."""
     try:
@@ -181,9 +186,9 @@ def read(body: bytes) -> Answer:
         if data["resultType"] == "scalar":
             return Vector((Element({}, float(data["result"][1])),))
         if data["resultType"] != "vector":
-            return QueryFailure(f"prometheus gave a {data['resultType']} instead of numbers")
+            return QueryFailure(f"prometheus gave a {printable(str(data['resultType'])[:40])} instead of numbers")
         return Vector(tuple(_element(entry) for entry in data["result"]))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except NO_ANSWER:
         return QueryFailure("what answers is no prometheus")
 
 
@@ -192,7 +197,7 @@ def error_message(body: bytes) -> str:
     try:
         value: Any = json.loads(body)
         return _error_of(value) if value["status"] == "error" else ""
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except NO_ANSWER:
         return ""
 
 

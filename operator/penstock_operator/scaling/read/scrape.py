@@ -16,6 +16,7 @@ import re
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -24,7 +25,10 @@ import aiohttp
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.metrics import SCRAPES
 from penstock_operator.plan.names import HTTP_PORT
+from penstock_operator.pod_data import DEMAND_MAX_BYTES, METRICS_MAX_BYTES, Unreadable, printable, read_body
 from penstock_operator.scaling.decide.measurement import Idle, Metrics, Unknown, known
+from penstock_operator.supervision import supervised
+from penstock_operator.watch.pod_reports import pod_session
 
 ANSWERED = "penstock_request_seconds_count"
 BUCKET = "penstock_request_seconds_bucket"
@@ -34,10 +38,13 @@ UNANSWERED_CODES = frozenset({"429", "499"})
 """Refused, or aborted by the client: they count as demand and are not in the histogram."""
 _CODE = re.compile(r'[{,]code="([^"]*)"')
 _BOUND = re.compile(r'[{,]le="([^"]*)"')
+MAX_BUCKETS = 128
+MAX_COUNT = 2.0**53
+"""Larger counts are not exact as floating-point numbers."""
 
 
-class UnreadableMetrics(ValueError):
-    """The text is not a runtime's metrics; the message is a clause."""
+class UnreadableMetrics(Unreadable):
+    """The text is not a runtime's metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,10 @@ def parse_metrics(text: str) -> PodReading:
             found = _BOUND.search(series)
             if found is None:
                 raise UnreadableMetrics("its latency histogram has a series without a bound (le)")
-            buckets.append((_number(found.group(1), line), _count(rest, line)))
+            bound = _number(found.group(1), line)
+            if math.isnan(bound) or len(buckets) == MAX_BUCKETS:
+                raise UnreadableMetrics(f"its latency histogram has more than {MAX_BUCKETS} bounds, or one is NaN")
+            buckets.append((bound, _count(rest, line)))
         elif name == REQUESTS:
             code = _CODE.search(series)
             if code is not None and code.group(1) in UNANSWERED_CODES:
@@ -102,12 +112,9 @@ def _number(text: str, line: str) -> float:
 def _count(rest: str, line: str) -> float:
     # A timestamp may follow the value.
     value = _number(rest.split(" ", 1)[0], line)
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value <= MAX_COUNT:
         raise UnreadableMetrics(f"it has {line[:80]!r}, which is not a count")
     return value
-
-
-MAX_BYTES = 1_048_576
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -137,8 +144,7 @@ class PodScraper:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(limit=self._concurrency, keepalive_timeout=60.0)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, trust_env=False)
+        self._session = pod_session(self._timeout, limit=self._concurrency)
         return self
 
     async def __aexit__(
@@ -167,17 +173,13 @@ class PodScraper:
             async with self._session.get(url, allow_redirects=False, headers={"Accept": "text/plain"}) as response:
                 if response.status != 200:
                     return f"{pod.name} answers {response.status} to {url}"
-                body = bytearray()
-                async for chunk in response.content.iter_any():
-                    body += chunk
-                    if len(body) > MAX_BYTES:
-                        return f"{pod.name} sends more than {MAX_BYTES} bytes on {url}"
+                body = await read_body(response.content.iter_any(), max_bytes=METRICS_MAX_BYTES)
             return self._reader(body.decode(errors="replace"))
         except TimeoutError:
             return f"{pod.name} does not answer within {self._timeout.total:g} s on {url}"
         except aiohttp.ClientError as error:
-            return f"{pod.name} cannot be reached on {url}: {error}"
-        except UnreadableMetrics as error:
+            return printable(f"{pod.name} cannot be reached on {url}: {error}")
+        except Unreadable as error:
             return f"{pod.name} gives no metrics that can be read on {url}: {error}"
 
 
@@ -196,15 +198,20 @@ def parse_gateway_metrics(text: str) -> PodReading:
     for line in text.splitlines():
         name, _, value = line.partition(" ")
         if name in {GATEWAY_REQUESTS, GATEWAY_IN_FLIGHT}:
-            try:
-                found[name] = float(value)
-            except ValueError:
-                raise UnreadableMetrics(f"it has {line[:80]!r}, which is not a count") from None
-    if len(found) < 2 or not all(math.isfinite(value) and value >= 0 for value in found.values()):
+            found[name] = _count(value, line)
+    if len(found) < 2:
         raise UnreadableMetrics(f"it lacks one of {GATEWAY_REQUESTS} and {GATEWAY_IN_FLIGHT}")
     # A reading counts ended requests; the others are in flight.
     ended = max(0.0, found[GATEWAY_REQUESTS] - found[GATEWAY_IN_FLIGHT])
     return PodReading(ended, found[GATEWAY_IN_FLIGHT], bounds=(math.inf,), counts=array("d", [0.0]))
+
+
+def parse_demand(body: bytes) -> int:
+    """Parse a gateway's answer to `/demand`: the number of waiting requests. Unreadable when it is another text."""
+    digits = body.strip()
+    if not digits.isdigit() or len(digits) > 15:
+        raise Unreadable("it answers no number of requests")
+    return int(digits)
 
 
 def combined(gateway: Metrics, replicas: Metrics, *, ready: int, coverage_least: float) -> Metrics:
@@ -232,8 +239,7 @@ class DemandWatcher:
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=WAIT_SECONDS + 10, sock_connect=5)
-        connector = aiohttp.TCPConnector(limit=0)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
+        self._session = pod_session(timeout, limit=0)
         return self
 
     async def __aexit__(
@@ -249,14 +255,14 @@ class DemandWatcher:
         for place in self._tasks.keys() - wanted:
             self._tasks.pop(place).cancel()
         for place in wanted - self._tasks.keys():
-            name = f"demand of {place[0]}"
-            self._tasks[place] = asyncio.get_running_loop().create_task(self._listen(*place), name=name)
+            listen = supervised("the questions for demand", partial(self._listen, *place))
+            self._tasks[place] = asyncio.create_task(listen, name=f"demand of {place[0]}")
 
     async def _listen(self, key: ObjectKey, pod: PodAddress) -> None:
         while True:
             try:
                 waiting = await self._ask(pod)
-            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            except (aiohttp.ClientError, TimeoutError, Unreadable) as error:
                 # The next scrape of its metrics reports the problem and detects demand as well, slightly later.
                 logger.debug("%s cannot be asked for demand: %s", pod.name, error)
                 waiting = 0
@@ -270,4 +276,4 @@ class DemandWatcher:
         url = f"http://{host}:{self._port}/demand?seconds={WAIT_SECONDS}"
         async with self._session.get(url, allow_redirects=False) as response:
             response.raise_for_status()
-            return int(await response.text())
+            return parse_demand(await read_body(response.content.iter_any(), max_bytes=DEMAND_MAX_BYTES))

@@ -85,8 +85,11 @@ class ScalingTargets:
         if endpoint is None or deployment is None or deployment.deleting or not _scales(endpoint):
             return None
         scaling = endpoint.spec.scaling
-        facts = [entry.facts for _, entry in self._cache.pods.of(("endpoint", *key))]
-        alive = [pod for pod in facts if pod.ip and pod.phase == "Running" and (pod.ready or pod.deleting)]
+        alive = [
+            pod
+            for pod in self._cache.runtime_pods(key)
+            if pod.ip and pod.phase == "Running" and (pod.ready or pod.deleting)
+        ]
         gateways, gateways_ready = self._gateways(key, endpoint)
         status = endpoint.status.get("scaling") or {}
         return ScalingTarget(
@@ -131,8 +134,11 @@ class ScalingTargets:
         selects the replicas."""
         if not gateway.wanted(endpoint):
             return (), ()
-        facts = [entry.facts for _, entry in self._cache.pods.of(("gateway", *key))]
-        alive = [pod for pod in facts if pod.ip and pod.phase == "Running" and (pod.ready or pod.deleting)]
+        alive = [
+            pod
+            for pod in self._cache.gateway_pods(key)
+            if pod.ip and pod.phase == "Running" and (pod.ready or pod.deleting)
+        ]
         ready = tuple(sorted(pod.name for pod in alive if pod.ready and not pod.deleting))
         return (tuple(sorted(PodAddress(pod.name, pod.ip) for pod in alive)) if ready else (), ready)
 

@@ -77,7 +77,7 @@ def gateway_pod(name: str, *, ready: bool = True, deleting: bool = False, versio
     labels = names.gateway_labels("e")
     more = {"deletionTimestamp": "2026-11-21T20:00:00Z"} if deleting else {}
     return {
-        "metadata": objects.metadata(name, version, labels, **more),
+        "metadata": objects.metadata(name, version, labels, ownerReferences=objects.controller("e-gateway-1"), **more),
         "spec": {"nodeName": "n"},
         "status": {
             "phase": "Running",
@@ -90,13 +90,9 @@ def gateway_pod(name: str, *, ready: bool = True, deleting: bool = False, versio
 def cluster_at_zero(replicas: int = 0, **spec: Any) -> ClusterCache:
     cache = ClusterCache(Settings().plan_settings())
     cache.endpoints.put(objects.endpoint("e", **{"scaling": {"minReplicas": 0}, **spec}))
-    cache.deployments.put(
-        {
-            "metadata": objects.metadata("e", 3, names.runtime_labels("e"), generation=1),
-            "spec": {"replicas": replicas, "template": {}},
-            "status": {"observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas},
-        }
-    )
+    cache.deployments.put(objects.deployment("e", replicas=replicas))
+    cache.deployments.put(objects.deployment("e-gateway", of="e"))
+    cache.replica_sets.put(objects.replica_set("e-gateway"))
     return cache
 
 
