@@ -133,6 +133,11 @@ class StoreSettings(SettingsGroup):
         "Secret in the endpoint's namespace with the credentials of the store for job and serving pods: "
         "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the like (docs/how-to/private-models.md lists the keys).",
     )
+    store_read_secret: str = setting(
+        "",
+        "Secret in the endpoint's namespace with credentials that can only read the store, for serving pods. Empty: "
+        "that of store_secret.",
+    )
     store_endpoint_url: str = setting(
         "", "URL of the S3 server, for s3:// stores and s3:// models. Empty: AWS, or AWS_ENDPOINT_URL in extra_env."
     )
@@ -181,6 +186,11 @@ class PolicySettings(SettingsGroup):
     allowed_service_accounts: tuple[str, ...] = setting(
         (), "Names in spec.pod.serviceAccountName in addition to `default`, comma-separated."
     )
+    shared_artefacts: bool = setting(
+        False,
+        "optimization.artefact may name any artefact of the store, also one of another namespace. Otherwise an "
+        "OptimizedModel of the endpoint's namespace must have it.",
+    )
 
     @model_validator(mode="after")
     def _patterns(self) -> Self:
@@ -190,15 +200,20 @@ class PolicySettings(SettingsGroup):
                     f"allowed_file_prefixes has {prefix!r}: write the absolute path of a folder below /, without `.`, "
                     "`..` and a slash at its end"
                 )
-        for name, patterns in self:
+        for name, patterns in self._lists().items():
             for pattern in patterns:
                 if "*" in pattern[:-1]:
                     raise ValueError(f"{name} has {pattern!r}: * may only be the last character")
         return self
 
     def allow_list(self) -> AllowList:
-        """The lists as plans take them."""
-        return AllowList(**{name.removeprefix("allowed_"): patterns for name, patterns in self})
+        """The settings as plans take them."""
+        lists = {name.removeprefix("allowed_"): patterns for name, patterns in self._lists().items()}
+        return AllowList(**lists, shared_artefacts=self.shared_artefacts)
+
+    def _lists(self) -> dict[str, tuple[str, ...]]:
+        """The lists of names by field."""
+        return {name: value for name, value in self if isinstance(value, tuple)}
 
 
 class JobSettings(SettingsGroup):
@@ -369,6 +384,7 @@ class Settings(SettingsGroup):
             store_uri=self.store.store_uri,
             store_volume=volume,
             store_secret=self.store.store_secret,
+            store_read_secret=self.store.store_read_secret,
             store_endpoint_url=self.store.store_endpoint_url,
             store_collect_seconds=self.store.store_collect_seconds,
             store_unused_seconds=self.store.store_unused_seconds,

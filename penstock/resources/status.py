@@ -161,7 +161,11 @@ class EndpointStatus(Facts):
     reason: ShortText = Field(
         default="", description="The reason of Ready, with the progress while there is one, such as `Optimizing 7/23`."
     )
-    optimized_model: str = Field(default="", max_length=253, description="The OptimizedModel of the present spec.")
+    optimized_model: str = Field(
+        default="",
+        max_length=253,
+        description="The OptimizedModel of the present spec, or the one that has the pinned artefact.",
+    )
     plan: PlanStatus | None = None
     replicas: int | None = Field(default=None, ge=0, description="Number of pods.")
     ready_replicas: int | None = Field(default=None, ge=0, description="Number of ready pods.")

@@ -93,10 +93,14 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
                         "uri": "s3://models/penstock",
                         "endpointUrl": "https://s3.example",
                         "secretName": "s3",
+                        "readSecretName": "s3-read",
                     },
-                }
+                },
+                "policy": {"sharedArtefacts": True},
             },
             {
+                "PENSTOCK_OPERATOR_STORE_READ_SECRET": "s3-read",
+                "PENSTOCK_OPERATOR_SHARED_ARTEFACTS": "true",
                 "PENSTOCK_OPERATOR_STORE_URI": "s3://models/penstock",
                 "PENSTOCK_OPERATOR_STORE_SECRET": "s3",
                 "PENSTOCK_OPERATOR_STORE_ENDPOINT_URL": "https://s3.example",

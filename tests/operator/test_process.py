@@ -280,6 +280,38 @@ def test_an_edit_of_the_texts_starts_a_new_optimisation(user: Path, space: Kubec
         assert operator.end() == 0
 
 
+def test_a_tenant_cannot_serve_the_artefact_of_another_namespace(
+    cluster: Cluster, user: Path, space: Kubectl, tmp_path: Path
+) -> None:
+    operator = Operator(user, tmp_path / "operator.log", LEASE_NAME="pinned", **LONG_LEASE)
+    with cluster.temporary_namespace("tenant") as name, started(operator):
+        tenant = cluster.kubectl.within(name)
+        until(operator.leads)
+        space.apply(endpoint("private"))
+        kubelet.succeed(space, kubelet.pod_of_job(space))
+        until(lambda: space.items("deployments"), what="the owner's model is not served")
+        pins = {"mode": "Pinned", "artefact": kubelet.DIGEST}
+
+        # The tenant also makes an OptimizedModel that claims to have the artefact.
+        forged = space.items("optimizedmodels")[0]
+        forged["metadata"] = {"name": "forged"}
+        tenant.apply(forged)
+        tenant.apply(endpoint("copied", optimization=pins))
+        until(lambda: has_conditions(tenant, "copied"))
+
+        status = tenant.get("modelendpoint", "copied")["status"]
+        (accepted,) = [condition for condition in status["conditions"] if condition["type"] == "Accepted"]
+        assert (accepted["status"], accepted["reason"]) == ("False", "ArtefactNotAllowed")
+        assert f"No OptimizedModel of the namespace {name} has the artefact" in accepted["message"]
+        assert "policy.sharedArtefacts" in accepted["message"]
+        assert tenant.items("deployments,replicasets,services,networkpolicies", "app.kubernetes.io/name") == []
+
+        # The owner may pin it in another endpoint of the same namespace.
+        space.apply(endpoint("again", optimization=pins))
+        until(lambda: len(space.items("deployments")) == 2, what="the owner cannot pin the artefact")
+        assert operator.end() == 0
+
+
 VERBS = {
     "GET": {"get"},
     "LIST": {"list"},

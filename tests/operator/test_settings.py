@@ -18,6 +18,8 @@ PROMISED = {
     "port": 9090,
     "store_uri": "file:///var/lib/penstock/artefacts",
     "log_format": "json",
+    "shared_artefacts": False,
+    "store_read_secret": "",
 }
 
 

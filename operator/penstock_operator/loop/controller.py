@@ -207,6 +207,10 @@ class Controller:
                 self.queue.add_after(ReconcileRequest("ModelEndpoint", key), jittered(LAG_SECONDS))
         else:
             self._add_all(index)
+        if not same_stage:
+            for what, *rest in change.indexes:
+                if what == "artefact":
+                    self._add_all(("pinned", *rest))
         self._on_unused(index)
 
     def _on_unused(self, index: Index) -> None:
@@ -244,9 +248,9 @@ class Controller:
                     self.queue.add(request, self._priority)
             elif what == "model":
                 # One user suffices: it writes the OptimizedModel's status, and that change triggers the others.
-                users = self._cache.users(*rest)
-                if users:
-                    self.queue.add(ReconcileRequest("ModelEndpoint", users[0]), self._priority)
+                writer = self._cache.writer(*rest)
+                if writer is not None:
+                    self.queue.add(ReconcileRequest("ModelEndpoint", writer), self._priority)
 
     def _add_all(self, index: Index) -> None:
         found = self._cache.endpoints.of(index)

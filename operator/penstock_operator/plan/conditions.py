@@ -41,6 +41,7 @@ class Reason(StrEnum):
 
     ANSWERING = "Answering"
     APPLY_FAILED = "ApplyFailed"
+    ARTEFACT_NOT_ALLOWED = "ArtefactNotAllowed"
     AS_MEASURED = "AsMeasured"
     BASELINE = "Baseline"
     CORES_NOT_PINNED = "CoresNotPinned"

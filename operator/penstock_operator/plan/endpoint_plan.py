@@ -32,6 +32,7 @@ from penstock_operator.plan.optimized_model import (
     assess,
     find,
     optimized_model_object,
+    pinned_model,
     wanted_spec,
 )
 from penstock_operator.plan.placement import missing_for
@@ -129,14 +130,22 @@ class _Planner:
         if acceptance.true and not isinstance(hardware, Finding):
             wanted = self._optimise(hardware)
         present = observed.deployment
-        served = find(observed.optimized_models, present.optimized_model if present is not None else "")
+        label = present.optimized_model if present is not None else ""
+        served = find(observed.optimized_models, label)
+        pinned = pinned_model(endpoint.spec, observed.optimized_models, present=label) if acceptance.true else None
         present_model = None if served is None else assess(served, now=observed.now, settings=observed.settings)
         if wanted is not None and present_model is not None and present_model.name == wanted.name:
             present_model = wanted
-        elif wanted is not None and served is not None and present_model is not None and present_model.running:
-            # The fp32 graph of an older spec serves; the result of its job is no longer wanted.
+        elif (
+            served is not None
+            and present_model is not None
+            and present_model.running
+            and (wanted is not None or pinned is not None)
+        ):
+            # Its fp32 graph serves, of an older spec or pinned; the result of its job is not wanted.
             self._end_jobs(served)
-        serving = choose(endpoint, wanted, present_model, present)
+        holder = pinned.name if pinned is not None else ""
+        serving = choose(endpoint, wanted, present_model, present, accepted=acceptance.true, pinned=holder)
         others = bool(left_over(observed.scalers, endpoint.spec.scaling.mode))
         count = replica_target(endpoint, present, observed.scale, others=others)
         template = self._objects(serving, count) if acceptance.true else ""

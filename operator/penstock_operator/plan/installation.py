@@ -39,6 +39,8 @@ class AllowList:
     priority_classes: tuple[str, ...] = ()
     service_accounts: tuple[str, ...] = ()
     """Service accounts in addition to `default`."""
+    shared_artefacts: bool = False
+    """Endpoints may pin any artefact of the store, also one that no OptimizedModel of their namespace has."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class PlanSettings:
     store_secret: str = ""
     """A Secret in the endpoint's namespace with the credentials of the store (`penstock_operator.plan.credentials`),
     for job and runtime pods. Empty: none."""
+    store_read_secret: str = ""
+    """The same for runtime pods alone, which only read. Empty: `store_secret`."""
     store_endpoint_url: str = ""
     """URL of the S3 server. Empty: AWS."""
     store_collect_seconds: float = 0.0

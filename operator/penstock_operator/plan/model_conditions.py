@@ -15,7 +15,7 @@ from penstock_operator.plan.conditions import Finding, Reason, no, sentence, sto
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.names import gateway_name, pods_service_name
 from penstock_operator.plan.observed import EndpointSnapshot, Ref
-from penstock_operator.plan.optimized_model import OptimizationState, failure_text
+from penstock_operator.plan.optimized_model import OptimizationState, failure_text, pinned_model
 from penstock_operator.plan.pod_conditions import PinVerdict
 from penstock_operator.plan.serving import ServingChoice
 
@@ -35,6 +35,16 @@ def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: Har
     refused = refusal(spec, observed.settings.allowed)
     if refused is not None:
         return refused
+    pins = spec.optimization.artefact
+    shared = observed.settings.allowed.shared_artefacts
+    if pins is not None and not shared and pinned_model(spec, observed.optimized_models) is None:
+        return no(
+            Reason.ARTEFACT_NOT_ALLOWED,
+            f"No OptimizedModel of the namespace {endpoint.namespace} has the artefact {_short(pins)} that "
+            "optimization.artefact names. Write a digest from the status of an OptimizedModel of this namespace "
+            "(kubectl get optimizedmodels -o yaml), or mode: Auto; or ask the cluster's administrator to allow "
+            "artefacts that were made elsewhere (policy.sharedArtefacts of the chart).",
+        )
     taken = _taken_names(endpoint, observed.conflicting)
     if taken:
         objects = " and ".join(f"a {ref.kind} named {ref.name}" for ref in taken)
@@ -161,7 +171,8 @@ def accuracy(wanted: OptimizationState | None, serving: ServingChoice | None) ->
     if result is None:
         return unknown(
             Reason.NOT_KNOWN,
-            f"The verdict on the artefact {_short(serving.digest)} is in its report.html: no OptimizedModel has it.",
+            f"The verdict on the artefact {_short(serving.digest)} is in its report.html"
+            f"{f' and in the OptimizedModel {serving.optimized_model}' if serving.optimized_model else ''}.",
         )
     verdict = stopped(result.accuracy.reason)
     if not result.accuracy.within_budget:

@@ -163,7 +163,7 @@ class DeploymentFacts:
     artefact: str = ""
     """`sha256:...` of the artefact that its pod template serves."""
     optimized_model: str = ""
-    """The OptimizedModel of the artefact; empty for a pinned one."""
+    """The OptimizedModel of the artefact; empty for a pinned one that no OptimizedModel of the namespace has."""
 
     @classmethod
     def from_object(cls, value: Object) -> DeploymentFacts:
@@ -280,7 +280,8 @@ class EndpointSnapshot:
     hardware_classes: Mapping[str, Json] = field(default_factory=dict)
     """The HardwareClass objects of the cluster by name."""
     optimized_models: tuple[OptimizedModelFacts, ...] = ()
-    """At least the OptimizedModel of the spec's key and the one that the Deployment serves."""
+    """Of its namespace: at least the OptimizedModel of the spec's key, the one that the Deployment serves, and those
+    that have the artefact which the spec pins."""
     deployment: DeploymentFacts | None = None
     gateway: DeploymentFacts | None = None
     """The Deployment of its gateway."""

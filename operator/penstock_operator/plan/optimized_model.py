@@ -397,6 +397,27 @@ def _moment(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
+def digests(status: Json) -> tuple[str, ...]:
+    """The artefacts in the status of an OptimizedModel: the result and the fp32 graph; empty for none."""
+    return tuple(str((status.get(name) or {}).get("digest") or "") for name in ("artefact", "baseline"))
+
+
+def pinned_model(
+    spec: ModelEndpointSpec, models: Iterable[OptimizedModelFacts], *, present: str = ""
+) -> OptimizedModelFacts | None:
+    """The OptimizedModel whose status has the artefact that the endpoint pins; None if it pins none, or none has it.
+
+    If several have it, it is the one of the name `present`: pods have the name as a label, and another name would
+    replace them.
+    """
+    digest = spec.optimization.artefact
+
+    def order(facts: OptimizedModelFacts) -> tuple[bool, bool, str]:
+        return facts.name != present, digests(facts.status)[0] != digest, facts.name
+
+    return min((facts for facts in models if digest and digest in digests(facts.status)), key=order, default=None)
+
+
 def find(models: Iterable[OptimizedModelFacts], name: str) -> OptimizedModelFacts | None:
     """The OptimizedModel of this name."""
     return next((facts for facts in models if name and facts.name == name), None)

@@ -84,7 +84,7 @@ def store_access(settings: PlanSettings, *, writes: bool) -> StoreAccess:
     if uri.scheme is not StoreScheme.FILE:
         if settings.store_endpoint_url:
             env += ({"name": "AWS_ENDPOINT_URL", "value": settings.store_endpoint_url},)
-        secret = settings.store_secret
+        secret = settings.store_secret if writes else settings.store_read_secret or settings.store_secret
         return StoreAccess(env, tuple(secret_variables(secret, uri.scheme)) if secret else ())
     where = settings.store_volume or StoreVolume(host_path=uri.location)
     volume: Json = {"name": VOLUME}

@@ -30,7 +30,7 @@ class ServingChoice:
     digest: str
     """`sha256:...`."""
     optimized_model: str
-    """Empty: pinned by the endpoint."""
+    """Empty: pinned by the endpoint, and no OptimizedModel of its namespace has it (`policy.sharedArtefacts`)."""
     task: TaskName
     hardware_class: str
     cores: int
@@ -53,17 +53,21 @@ def choose(
     wanted: OptimizationState | None,
     serving: OptimizationState | None,
     deployment: DeploymentFacts | None,
+    *,
+    accepted: bool = True,
+    pinned: str = "",
 ) -> ServingChoice | None:
     """What to serve; None: nothing yet.
 
     `wanted` is the OptimizedModel of the present spec (None: pinned, or not known), `serving` that of the Deployment.
+    An artefact that a spec pins serves only if the spec is `accepted`. `pinned`: the OptimizedModel that has it.
     """
     spec = endpoint.spec
-    if spec.optimization.mode is OptimizationMode.PINNED and spec.optimization.artefact is not None:
+    if accepted and spec.optimization.mode is OptimizationMode.PINNED and spec.optimization.artefact is not None:
         return ServingChoice(
             artefact=None,
             digest=spec.optimization.artefact,
-            optimized_model="",
+            optimized_model=pinned,
             task=spec.task,
             hardware_class=spec.hardware_class,
             cores=spec.cores,

@@ -12,6 +12,7 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from penstock.hardware import CpuIdentity
+from penstock.resources.endpoint import OptimizationMode
 from penstock.resources.status import (
     Condition,
     ConditionStatus,
@@ -167,7 +168,7 @@ def endpoint_status(state: EndpointState, findings: Mapping[str, Finding], befor
             now=observed.now,
         ),
         reason=_printed_reason(findings[ConditionType.READY], state.wanted),
-        optimized_model=state.wanted.name if state.wanted is not None else "",
+        optimized_model=_model_of_spec(state),
         plan=shown,
         replicas=present.replicas if present is not None else 0,
         ready_replicas=present.ready if present is not None else 0,
@@ -184,6 +185,14 @@ def endpoint_status(state: EndpointState, findings: Mapping[str, Finding], befor
         pods=pod_reports(state.pods, state.verdicts, state.problems),
         history=history(before, shown, observed.now),
     )
+
+
+def _model_of_spec(state: EndpointState) -> str:
+    """The OptimizedModel of the spec, or the one that has the pinned artefact. It is kept while a status names it."""
+    if state.wanted is not None:
+        return state.wanted.name
+    pins = state.endpoint.spec.optimization.mode is OptimizationMode.PINNED
+    return state.serving.optimized_model if pins and state.serving is not None and state.acceptance.true else ""
 
 
 def invalid_spec_status(observed: EndpointSnapshot, why: Finding) -> EndpointStatus:

@@ -51,7 +51,7 @@ from penstock_operator.plan.observed import (
     ReplicaSetFacts,
     ScalerFacts,
 )
-from penstock_operator.plan.optimized_model import OWNERS, wanted_name
+from penstock_operator.plan.optimized_model import OWNERS, digests, wanted_name
 from penstock_operator.plan.workloads import HostReport, JobFacts, JobLog, PodFacts, RuntimePod
 
 
@@ -76,7 +76,7 @@ def models_named(endpoint: Json) -> set[str]:
 
 
 def endpoint_index(value: Json) -> Iterator[Index]:
-    """Index keys of an endpoint: its models, class, text ConfigMap, KEDA and readiness."""
+    """Index keys of an endpoint: its models, class, text ConfigMap, KEDA, pinned artefact and readiness."""
     namespace = value["metadata"].get("namespace") or ""
     for model in sorted(models_named(value)):
         yield ("model", namespace, model)
@@ -86,6 +86,9 @@ def endpoint_index(value: Json) -> Iterator[Index]:
         yield ("texts", namespace, source[0])
     if ((value.get("spec") or {}).get("scaling") or {}).get("mode") == "KEDA":
         yield ("keda",)
+    pinned = ((value.get("spec") or {}).get("optimization") or {}).get("artefact")
+    if pinned:
+        yield ("pinned", namespace, str(pinned))
     status, reason = readiness(value)
     yield ("ready", status, reason)
     if status != "True":
@@ -93,10 +96,12 @@ def endpoint_index(value: Json) -> Iterator[Index]:
 
 
 def model_index(value: Json) -> Iterator[Index]:
-    """Index keys of an OptimizedModel: the phase and artefacts, without its progress."""
+    """Index keys of an OptimizedModel: the phase and artefacts, without its progress; and each artefact."""
     status = value.get("status") or {}
-    artefacts = ((status.get(name) or {}).get("digest") or "" for name in ("baseline", "artefact"))
+    artefacts = digests(status)
     yield ("stage", str(status.get("phase") or "Pending"), *artefacts)
+    for digest in sorted({*artefacts} - {""}):
+        yield ("artefact", value["metadata"].get("namespace") or "", digest)
 
 
 def owner_index(value: Json) -> Iterator[Index]:
@@ -278,6 +283,14 @@ class ClusterCache:
         """The endpoints that use an OptimizedModel, ordered by name."""
         return [key for key, _ in self.endpoints.of(("model", namespace, model))]
 
+    def writer(self, namespace: str, model: str) -> ObjectKey | None:
+        """The endpoint whose reconcile writes the status of an OptimizedModel; None: no endpoint uses it.
+
+        One that pins an artefact writes none, and is returned only if there is no other.
+        """
+        users = self.endpoints.of(("model", namespace, model))
+        return min(users, key=lambda user: any(index[0] == "pinned" for index in user[1].index), default=(None,))[0]
+
     def runtime_pods(self, endpoint: ObjectKey) -> list[PodFacts]:
         """The pods of an endpoint's Deployment. Labels alone make no pod its own: anyone who may create pods sets
         them. So the controllers must lead to the endpoint, by uid."""
@@ -354,6 +367,8 @@ class ClusterCache:
         if isinstance(parsed, ParsedEndpoint):
             # Another endpoint may have created the OptimizedModel of the present spec.
             names.add(wanted_name(parsed.spec, self.settings, texts))
+            pinned = parsed.spec.optimization.artefact
+            names |= {place.name for place, _ in self.models.of(("artefact", key.namespace, pinned or ""))}
         if deployment is not None:
             names.add(deployment.optimized_model)
         names.discard("")

@@ -87,6 +87,32 @@ def test_a_change_queues_the_objects_that_depend_on_it(change: Change, expected:
     assert looked_at(two_endpoints, change) == expected
 
 
+DIGEST = f"sha256:{'e' * 64}"
+
+
+def test_an_endpoint_is_queued_when_an_optimized_model_of_its_namespace_has_the_artefact_that_it_pins() -> None:
+    def pinned(cache: ClusterCache) -> None:
+        cache.endpoints.put(objects.endpoint("e1", optimization={"mode": "Pinned", "artefact": DIGEST}))
+        cache.endpoints.put(objects.endpoint("e2"))
+        cache.models.put(objects.optimized_model("m"))
+
+    def published(cache: ClusterCache) -> None:
+        cache.models.put(objects.optimized_model("m", 9, status={"artefact": {"digest": DIGEST}}))
+
+    assert looked_at(pinned, published) == ["e1", "model m"]
+
+
+def test_a_job_is_followed_by_an_endpoint_that_writes_the_status_of_its_optimized_model() -> None:
+    def one_pins(cache: ClusterCache) -> None:
+        status = {"optimizedModel": "m"}
+        pins = {"mode": "Pinned", "artefact": DIGEST}
+        cache.endpoints.put(objects.endpoint("e1", status=status, optimization=pins))
+        cache.endpoints.put(objects.endpoint("e2", status=status))
+        cache.models.put(objects.optimized_model("m"))
+
+    assert looked_at(one_pins, lambda w: w.jobs.put(objects.job("m", 1, 9))) == ["e2"]
+
+
 def test_a_deleted_scaled_object_is_queued_after_a_delay_in_case_keda_was_uninstalled() -> None:
     def with_scaled_object(cache: ClusterCache) -> None:
         two_endpoints(cache)

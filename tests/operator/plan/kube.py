@@ -364,6 +364,22 @@ class Kube:
         )
         self.job_ends(summary.to_message())
 
+    def publish(self, name: str, artefact: str, *, baseline: str = "") -> None:
+        """Another OptimizedModel of the namespace, made for a model of earlier, which no endpoint uses."""
+        self.objects["OptimizedModel", name] = {
+            "metadata": {"name": name, "uid": f"uid-{name}", "generation": 1},
+            "spec": {
+                "model": "hf://org/earlier@main",
+                "task": "text-classification",
+                "toolchain": {"version": "0.1.0"},
+            },
+            "status": {
+                "phase": "Ready",
+                "artefact": reference(artefact).to_object(),
+                **({"baseline": reference(baseline).to_object()} if baseline else {}),
+            },
+        }
+
     def job_fails(
         self, reason: str, message: str = "it went wrong", *, retryable: bool, remedy: str = "Mend it"
     ) -> None:

@@ -153,6 +153,9 @@ def lives() -> Iterator[Kube]:
     yield kube
     kube.edit(optimization={"mode": "Pinned", "artefact": digest("e")})
     kube.reconcile()
+    yield kube
+    kube.publish("earlier", digest("e"))
+    kube.reconcile()
     kube.pods_serve()
     kube.reconcile()
     yield kube

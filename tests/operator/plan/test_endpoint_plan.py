@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from penstock_operator.plan import names
+from penstock_operator.plan.installation import AllowList
 from penstock_operator.plan.observed import ModelUser, Ref
 from tests.operator.plan.kube import (
     BASELINE,
     OTHER,
     RESULT,
+    SETTINGS,
     Kube,
     condition,
     container,
@@ -166,7 +168,8 @@ def test_a_faster_result_of_a_newer_optimiser_takes_over() -> None:
 
 
 def test_a_pinned_artefact_serves_without_any_optimisation() -> None:
-    kube = Kube(optimization={"mode": "Pinned", "artefact": digest("e")})
+    shared = replace(SETTINGS, allowed=AllowList(shared_artefacts=True))
+    kube = Kube(optimization={"mode": "Pinned", "artefact": digest("e")}, settings=shared)
     kube.reconcile()
     kube.pods_serve()
     made = kube.reconcile()
@@ -272,6 +275,8 @@ def test_waiting_endpoints_own_an_optimized_model_and_a_result_has_no_owner() ->
 
 def test_history_holds_the_last_five_plans_each_once() -> None:
     kube = Kube().optimised()
+    for letter in "cdef":
+        kube.publish(f"model-{letter}", digest(letter))
     for letter in "cdefacde":
         kube.edit(optimization={"mode": "Pinned", "artefact": digest(letter)})
         kube.reconcile()

@@ -153,8 +153,8 @@ def check(made: ReconcilePlan) -> None:
 
 
 def vouched(kube: Kube) -> set[str]:
-    """Every artefact that may serve: published, or pinned by the spec at some time."""
-    found = {kube.spec.get("optimization", {}).get("artefact") or ""}
+    """Every artefact that may serve: those in the status of an OptimizedModel of the namespace."""
+    found: set[str] = set()
     for (kind, _), value in kube.objects.items():
         if kind == "OptimizedModel":
             status = value.get("status") or {}

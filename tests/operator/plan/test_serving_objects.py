@@ -234,6 +234,9 @@ def test_a_store_in_a_folder_is_mounted_and_only_jobs_write_it(settings: Json, v
         assert mounted["writes"] is writes
         kind = next(iter(volume))
         assert volume[kind].items() <= mounted[kind].items()
+    written = {path: mount for path, mount in mounts_of(kube.deployment).items() if mount["writes"]}
+    assert set(written) == {"/tmp", "/var/lib/penstock/cache"}
+    assert all("emptyDir" in mount for mount in written.values())
 
 
 def secrets_of(value: Json) -> dict[str, str]:
@@ -256,6 +259,15 @@ def test_a_store_that_is_a_service_is_reached_with_the_credentials_of_its_secret
         assert secrets_of(value) == dict.fromkeys(KEYS["s3"], "s3")
         assert env_of(value)["PENSTOCK_STORE_URI"] == "s3://models/here"
         assert env_of(value)["AWS_ENDPOINT_URL"] == "https://s3.example"
+
+
+def test_serving_pods_have_the_secret_that_can_only_read_and_jobs_the_other() -> None:
+    settings = replace(SETTINGS, store_uri="s3://models/here", store_secret="s3", store_read_secret="s3-read")
+    kube = Kube(settings=settings).optimised()
+
+    assert set(secrets_of(job_of(kube)).values()) == {"s3"}
+    assert set(secrets_of(kube.deployment).values()) == {"s3-read"}
+    assert '"s3"' not in json.dumps(kube.deployment)
 
 
 def test_the_models_credentials_reach_the_job_and_no_runtime_pod() -> None:

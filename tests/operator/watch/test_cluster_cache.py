@@ -48,6 +48,22 @@ def test_the_model_of_the_spec_and_the_one_that_serves_are_both_seen(cache: Clus
     assert {model.name for model in seen(cache).optimized_models} == {"new", "old", wanted}
 
 
+def test_the_models_that_have_a_pinned_artefact_are_seen_and_no_others(cache: ClusterCache) -> None:
+    digest = f"sha256:{'e' * 64}"
+    cache.endpoints.put(objects.endpoint("emotion", 2, optimization={"mode": "Pinned", "artefact": digest}))
+    for name, status in {
+        "result": {"artefact": {"digest": digest}},
+        "graph": {"baseline": {"digest": digest}},
+        "other": {"artefact": {"digest": f"sha256:{'f' * 64}"}},
+    }.items():
+        cache.models.put(objects.optimized_model(name, status=status))
+    foreign = objects.optimized_model("foreign", status={"artefact": {"digest": digest}})
+    foreign["metadata"]["namespace"] = "b"
+    cache.models.put(foreign)
+
+    assert {model.name for model in seen(cache).optimized_models} == {"result", "graph"}
+
+
 def test_a_job_comes_with_its_newest_pod_and_that_pods_log(cache: ClusterCache) -> None:
     cache.models.put(objects.optimized_model("new"))
     cache.jobs.put(objects.job("new", 2))
