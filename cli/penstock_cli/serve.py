@@ -287,7 +287,8 @@ class ServeSession:
 
     def _show_serving(self, server: Server, note: str = "") -> None:
         fact("serving", f"{server.url}{note}", style="bold")
-        fact("", f"a playground for the browser at {server.url}/, metrics at /metrics, what is served at /info")
+        where = f" on port {server.internal_port}" if server.internal_port else ""
+        fact("", f"a playground for the browser at {server.url}/, metrics at /metrics, what is served at /info{where}")
         body = SAMPLE[server.status.task].replace("'", "'\\''")
         command = f"curl -i {server.url}/predict -H 'content-type: application/json' -d '{body}'"
         console.print(f"\n  {command}\n", markup=False)

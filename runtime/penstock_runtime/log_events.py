@@ -7,6 +7,7 @@ from penstock.logs import LogEvent
 
 SERVER_EVENTS = (
     LogEvent("ServerListening", "info", "The server accepts connections; `/readyz` shows when it is ready."),
+    LogEvent("InternalPortListening", "info", "The server accepts connections for probes and monitoring."),
     LogEvent("ServerReady", "info", "The model is loaded, and requests are answered."),
     LogEvent("ServerDraining", "info", "The server got a signal and finishes the requests that it has accepted."),
     LogEvent("ServerDrained", "info", "The server answered its last request and ends."),

@@ -34,6 +34,15 @@ class HttpSettings(SettingsGroup):
         min_length=1,
     )
     port: int = setting(8080, "Port to listen on; 0 takes a free one and logs it.", ge=0, le=65535)
+    internal_port: int | None = setting(
+        None,
+        "Second port, for probes and monitoring: /healthz, /readyz, /health, /metrics and /info, without a token. The "
+        "first port then answers /metrics and /info with 404. It has its own limit of connections, so that clients of "
+        "the first port cannot keep probes out. Leave it closed to clients. None: one port for everything; 0 takes a "
+        "free one and logs it.",
+        ge=0,
+        le=65535,
+    )
     backlog: int = setting(
         1024, "Connections that the kernel holds while they wait to be accepted.", unit="connections", ge=1
     )
@@ -79,6 +88,15 @@ class HttpSettings(SettingsGroup):
         unit="s",
         gt=0,
     )
+
+    @model_validator(mode="after")
+    def _two_ports(self) -> Self:
+        if self.internal_port and self.internal_port == self.port:
+            raise ValueError(
+                f"internal_port {self.internal_port} is the port of requests too: set {PREFIX}INTERNAL_PORT or "
+                f"{PREFIX}PORT to another one"
+            )
+        return self
 
 
 class LimitSettings(SettingsGroup):

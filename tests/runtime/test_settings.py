@@ -17,6 +17,7 @@ from penstock_runtime.tasks.base import DEFAULT_LIMITS
 DEFAULTS = {
     "host": "127.0.0.1",
     "port": 8080,
+    "internal_port": None,
     "backlog": 1024,
     "max_connections": 4096,
     "max_header_bytes": 32768,
@@ -129,6 +130,7 @@ def test_settings_do_not_change() -> None:
     [
         ({"PENSTOCK_PORT": "http"}, {}, "PENSTOCK_PORT", "PENSTOCK_PORT is 'http': input should be a valid integer"),
         ({}, {"port": "70000"}, "--port", "--port is '70000': input should be less than or equal to 65535"),
+        ({"PENSTOCK_INTERNAL_PORT": "8080"}, {}, "", "internal_port 8080 is the port of requests too"),
         ({"PENSTOCK_HOST": ""}, {}, "PENSTOCK_HOST", "PENSTOCK_HOST is ''"),
         ({"PENSTOCK_DEADLINE_SECONDS": "0"}, {}, "PENSTOCK_DEADLINE_SECONDS", "should be greater than 0"),
         ({"PENSTOCK_DRAIN_IDLE_SECONDS": "inf"}, {}, "PENSTOCK_DRAIN_IDLE_SECONDS", "should be a finite number"),

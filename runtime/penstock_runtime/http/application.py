@@ -33,8 +33,10 @@ HEADER_NAMES = re.compile(rb"[A-Za-z0-9_-]+( *, *[A-Za-z0-9_-]+)*")
 class Router:
     """The routes of one endpoint. Paths of other tasks are known as well, so that a 404 can name the task."""
 
-    def __init__(self, routes: Iterable[Route], task: TaskName) -> None:
+    def __init__(self, routes: Iterable[Route], task: TaskName, *, on_internal_port: Iterable[Route] = ()) -> None:
+        """`on_internal_port`: routes that another router serves on the internal port, so that a 404 can say where."""
         self.task = task
+        self._on_internal_port = frozenset(route.path for route in on_internal_port)
         every = tuple(routes)
         self.routes = tuple(route for route in every if route.tasks is None or task in route.tasks)
         self._elsewhere = {
@@ -83,6 +85,14 @@ class Router:
 
     def _missing(self, path: str) -> UnsupportedRoute:
         posts = sorted({route.path for route in self.routes if route.method == "POST" and "{" not in route.path})
+        if not posts:
+            paths = ", ".join(route.path for route in self.routes)
+            return UnsupportedRoute("this port is for probes and monitoring", remedy=f"GET one of {paths}")
+        if path in self._on_internal_port:
+            return UnsupportedRoute(
+                f"{path} is served on the internal port only",
+                remedy="Ask that port (--internal-port, PENSTOCK_INTERNAL_PORT) from inside the cluster or the host",
+            )
         remedy = f"POST to {', '.join(posts)}; /docs describes them"
         tasks = self._elsewhere.get(path)
         if tasks is not None:
@@ -105,11 +115,12 @@ def allowed(methods: Mapping[str, Route]) -> tuple[str, ...]:
 class Application:
     """Answers requests with the handlers of a router."""
 
-    def __init__(self, router: Router, settings: Settings, metrics: ServerMetrics) -> None:
+    def __init__(self, router: Router, settings: Settings, metrics: ServerMetrics, *, wants_token: bool = True) -> None:
+        """`wants_token`: false for the internal port, which the network protects."""
         self.router = router
         self.metrics = metrics
         self.body_limit = settings.limits.max_body_bytes
-        self._tokens = settings.access.tokens
+        self._tokens = settings.access.tokens if wants_token else ()
         self._origins = frozenset(settings.access.cors_origins)
         self.access_lines: list[str] | None = [] if settings.log.access_log else None
         """Lines for the access log; the server writes them once a second."""

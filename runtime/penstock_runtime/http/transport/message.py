@@ -133,6 +133,15 @@ class ErrorFormat(StrEnum):
     """{"error": {"message", "type", "param", "code"}}"""
 
 
+class Internal(StrEnum):
+    """Whether the internal port serves a route, if the server has one."""
+
+    NO = "no"
+    TOO = "too"
+    """Both ports do."""
+    ONLY = "only"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
     """One method on one path, with its entry in the OpenAPI document."""
@@ -149,6 +158,7 @@ class Route:
     """Runs the model: its duration counts towards the objective."""
     public: bool = False
     """Needs no token."""
+    internal: Internal = Internal.NO
     error_format: ErrorFormat = ErrorFormat.PENSTOCK
     request: Mapping[str, Any] | None = None
     """JSON schema of the body; None: there is no body."""

@@ -20,7 +20,8 @@ from penstock_runtime.http.transport.message import Request, Response
 from penstock_runtime.settings import HttpSettings
 
 SPARE_OPEN_FILES = 128
-"""Open files for other uses than connections: the model, the event loop, connections that are being refused."""
+"""Open files for other uses than connections: the model, the event loop, connections that are being refused, the
+internal port."""
 PIPELINE_BYTES = 32 * 2**10
 """How much is read ahead of the request that is being answered. Reading may not stop earlier: only a connection that is
 read shows that its client has disconnected."""
