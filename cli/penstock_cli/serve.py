@@ -331,8 +331,15 @@ def command(
 
     On SIGTERM or Ctrl-C it answers the accepted requests and then exits.
     """
+    has_token_in_arguments = flags.get("auth_token") is not None
     settings = settings_from(dict(os.environ), flags)
     configure_logs(settings.log.log_level, *screen_log())
+    if has_token_in_arguments:
+        logger.warning(
+            "--auth-token is deprecated, because every user of the machine can read it: set PENSTOCK_AUTH_TOKEN, "
+            "--auth-token-file or --auth-token-folder instead",
+            extra=log_event("TokenInArguments"),
+        )
     options = ServeOptions(
         target=target,
         store=store,

@@ -30,6 +30,7 @@ from penstock_runtime.tasks.base import RequestLimits
 logger = logging.getLogger("penstock.server")
 
 ACCESS_FLUSH_SECONDS = 1.0
+TOKEN_REFRESH_SECONDS = 2.0
 INTERNAL_CONNECTIONS = 64
 """Open connections of the internal port: kubelet, operator, and some Prometheus servers."""
 INTERNAL_DRAIN_SECONDS = 0.5
@@ -44,7 +45,12 @@ def request_limits(settings: Settings) -> RequestLimits:
 
 def _internal_settings(http: HttpSettings) -> HttpSettings:
     return http.model_copy(
-        update={"port": http.internal_port, "internal_port": None, "max_connections": INTERNAL_CONNECTIONS}
+        update={
+            "port": http.internal_port,
+            "internal_port": None,
+            "max_connections": INTERNAL_CONNECTIONS,
+            "per_client_share": 1.0,
+        }
     )
 
 
@@ -70,6 +76,7 @@ class Server:
         self._stop = asyncio.Event()
         self._was_ready = False
         self._flush: asyncio.TimerHandle | None = None
+        self._refresh: asyncio.TimerHandle | None = None
         if predictor is not None:
             self.serve_with(predictor)
 
@@ -122,6 +129,7 @@ class Server:
             )
         if self.application.access_lines is not None:
             self._write_access_lines()
+        self._refresh_tokens()
         if self.status.phase is ServerPhase.LOADING:
             logger.info(
                 "listening on %s: %s; /readyz reports readiness",
@@ -210,11 +218,18 @@ class Server:
             # Last, so that probes are answered as long as requests are.
             left = min(INTERNAL_DRAIN_SECONDS, max(0.0, end - loop.time()))
             await self._internal_listener.close(idle_seconds=0.0, limit_seconds=left)
-        if self._flush is not None:
-            self._flush.cancel()
+        for timer in (self._flush, self._refresh):
+            if timer is not None:
+                timer.cancel()
         self._write_lines()
         logger.info("drained", extra=log_event("ServerDrained", object=self.status.name))
         return cut
+
+    def _refresh_tokens(self) -> None:
+        """Read tokens again that have changed, from now on until the end."""
+        if self.application.tokens is not None:
+            self.application.tokens.refresh()
+            self._refresh = asyncio.get_running_loop().call_later(TOKEN_REFRESH_SECONDS, self._refresh_tokens)
 
     def _write_access_lines(self) -> None:
         self._write_lines()
