@@ -27,6 +27,7 @@ __all__ = [
     "CLUSTER",
     "LONGEST_BUDGET_SECONDS",
     "AccuracyBudget",
+    "Auth",
     "ConfigMapKey",
     "Gateway",
     "GatewayMode",
@@ -226,6 +227,15 @@ class ModelCredentials(Spec):
     )
 
 
+class Auth(Spec):
+    """Who may send requests."""
+
+    secret_name: ObjectName = Field(
+        description="A Secret of this namespace. Each of its keys is the name of a bearer token, and the value is the "
+        "token. Requests need one of them. Changes apply within about a minute, without a restart."
+    )
+
+
 class Rollout(Spec):
     """How pods are replaced when the plan or the spec changes."""
 
@@ -340,6 +350,11 @@ class EndpointCore(Spec):
 class ModelEndpointSpec(EndpointCore):
     """What to serve, on which hardware, and with which objective."""
 
+    auth: Auth | None = Field(
+        default=None,
+        description="Bearer tokens that requests need. None: the endpoint is open to the cluster.",
+        json_schema_extra=CLUSTER,
+    )
     scaling: Scaling = Field(default=Scaling(), json_schema_extra=CLUSTER)
     gateway: Gateway = Field(default=Gateway(), json_schema_extra=CLUSTER)
     rollout: Rollout = Field(default=Rollout(), json_schema_extra=CLUSTER)

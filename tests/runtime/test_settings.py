@@ -118,7 +118,7 @@ def test_variables_for_flags_that_are_not_settings_are_ignored() -> None:
 
 
 def test_reading_the_tokens_of_the_defaults_changes_no_other_settings() -> None:
-    assert Settings().access.file_tokens == ()
+    assert Settings().access.file_tokens == []
 
     assert Settings() == Settings.load({})
 

@@ -152,6 +152,8 @@ class HostReport:
     artefact_key: str = ""
     plan: str = ""
     """Summary of the served plan."""
+    tokens: int | None = None
+    """Number of bearer tokens that it accepts; None: requests need none."""
 
     @classmethod
     def from_info(cls, info: Object) -> HostReport | None:
@@ -167,6 +169,7 @@ class HostReport:
         if not host:
             return None
         cores, artefact = host.get("cores") or {}, info.get("artefact") or {}
+        tokens = (info.get("access") or {}).get("tokens")
         return cls(
             cpus=tuple(map(int, host.get("cpus_allowed") or ())),
             quota=host.get("quota"),
@@ -177,6 +180,7 @@ class HostReport:
             measured_on=dict(artefact.get("cpu") or {}),
             artefact_key=artefact.get("key") or "",
             plan=(info.get("plan") or {}).get("summary") or "",
+            tokens=None if tokens is None else int(tokens),
         )
 
 

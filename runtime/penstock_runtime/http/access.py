@@ -44,6 +44,11 @@ class AccessTokens:
         self._signature = self._present()
         self._accept()
 
+    @property
+    def count(self) -> int:
+        """Number of accepted tokens."""
+        return len(self._accepted)
+
     def name_of(self, given: bytes) -> str | None:
         """The name of this token; None if it is not accepted. Takes the same time for every wrong token."""
         digest = hashlib.sha256(given).digest()
@@ -84,7 +89,7 @@ class AccessTokens:
             logger.warning(
                 "%s holds no token: every request that needs one is refused",
                 self._access.auth_token_folder,
-                extra=log_event("NoTokens", object=self._access.auth_token_folder),
+                extra=log_event("NoTokens", object=str(self._access.auth_token_folder)),
             )
 
     def _present(self) -> Signature:

@@ -229,6 +229,7 @@ class Server:
         """Read tokens again that have changed, from now on until the end."""
         if self.application.tokens is not None:
             self.application.tokens.refresh()
+            self.status.tokens = self.application.tokens.count
             self._refresh = asyncio.get_running_loop().call_later(TOKEN_REFRESH_SECONDS, self._refresh_tokens)
 
     def _write_access_lines(self) -> None:

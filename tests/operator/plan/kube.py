@@ -470,12 +470,14 @@ def info(
     cpu: Json | None = None,
     quota: float | None = None,
     findings: tuple[str, ...] = (),
+    tokens: int | None = None,
 ) -> Json:
     """What a runtime says at /info."""
     numbers = list(cpus)
     return {
         "plan": {"summary": "openvino-int8, 2x1 threads"},
         "artefact": {"key": "k", "cpu": ICE_LAKE},
+        "access": {"tokens": tokens},
         "host": {
             "cpu": cpu or ICE_LAKE,
             "cpus_allowed": numbers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,6 @@ import pytest
 
 from penstock.errors import SettingError
 from penstock.tasks import TaskName
-from penstock_runtime.http import access
 from penstock_runtime.http.access import AccessTokens
 from penstock_runtime.serving import server
 from penstock_runtime.settings import Settings
@@ -82,7 +82,7 @@ def test_a_file_may_hold_a_new_and_an_old_token(tmp_path: Path) -> None:
 
 def test_every_token_is_compared_whichever_matches(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared = 0
-    original = access.hmac.compare_digest
+    original = hmac.compare_digest
 
     def counting(one: bytes, other: bytes) -> bool:
         nonlocal compared
@@ -90,7 +90,7 @@ def test_every_token_is_compared_whichever_matches(secret: Path, monkeypatch: py
         assert len(one) == len(other)
         return original(one, other)
 
-    monkeypatch.setattr(access.hmac, "compare_digest", counting)
+    monkeypatch.setattr(hmac, "compare_digest", counting)
     tokens = store(secret)
     counts = []
     for given in (b"key-a", b"key-b", b"another one, which is longer"):
@@ -158,6 +158,23 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
 def test_an_empty_folder_is_no_open_door(tmp_path: Path) -> None:
     with serving(Gate(), auth_token_folder=tmp_path) as endpoint:
         assert status(endpoint, "any") == 401
+
+
+def test_a_server_without_a_token_is_not_ready_until_it_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "TOKEN_REFRESH_SECONDS", 0.05)
+    with serving(Gate(), auth_token_folder=tmp_path, internal_port=0) as endpoint:
+        internal = f"http://127.0.0.1:{endpoint.server.internal_port}"
+        before, count = httpx.get(f"{internal}/readyz"), httpx.get(f"{internal}/info").json()["access"]
+        (tmp_path / "alice").write_text("key-a")
+        until(lambda: httpx.get(f"{internal}/readyz").status_code == 200)
+        after = httpx.get(f"{internal}/info").json()["access"]
+        alive = httpx.get(f"{internal}/healthz").status_code
+
+    assert before.status_code == 503
+    assert "no bearer token is known" in before.json()["error"]
+    assert (count, after, alive) == ({"tokens": 0}, {"tokens": 1}, 200)
 
 
 def test_a_folder_that_is_missing_is_refused_at_start(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ import aiohttp
 
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.metrics import SCRAPES
-from penstock_operator.plan.names import HTTP_PORT
+from penstock_operator.plan.names import INTERNAL_PORT
 from penstock_operator.scaling.decide.measurement import Idle, Metrics, Unknown, known
 
 ANSWERED = "penstock_request_seconds_count"
@@ -126,7 +126,7 @@ class PodScraper:
         *,
         timeout_seconds: float,
         concurrency: int,
-        port: int = HTTP_PORT,
+        port: int = INTERNAL_PORT,
         reader: Callable[[str], PodReading] = parse_metrics,
     ) -> None:
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
