@@ -38,6 +38,7 @@ ENDPOINT = {
     },
 }
 KEY = "a-key-of-alice"
+NODE = "node-of-keys"
 
 
 class Kubelet:
@@ -53,6 +54,8 @@ class Kubelet:
         """Once."""
         (pod,) = self._kubectl.items("pods", "app.kubernetes.io/name=penstock-runtime")
         self.pod = pod["metadata"]["name"]
+        if "nodeName" not in pod["spec"]:
+            self._bind()
         container = pod["spec"]["containers"][0]
         (volume,) = [entry["secret"] for entry in pod["spec"]["volumes"] if "secret" in entry]
         names = [one["metadata"]["name"] for one in self._kubectl.items("secrets")]
@@ -70,6 +73,17 @@ class Kubelet:
         assert port == "internal"
         url = f"http://127.0.0.1:{self._process.server.internal_port}/readyz"
         self._report(ready=httpx.get(url, timeout=60).status_code == 200)
+
+    def _bind(self) -> None:
+        """The scheduler's part."""
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": self.pod},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": NODE},
+        }
+        path = f"/api/v1/namespaces/{self._kubectl.namespace}/pods/{self.pod}/binding"
+        self._kubectl("create", "--raw", path, "--filename", "-", text=json.dumps(binding))
 
     def _report(self, *, ready: bool) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -93,7 +107,7 @@ class Kubelet:
 async def reaches(kubectl: Kubectl, operator: Running, node: Kubelet, wanted: tuple[str, str]) -> str:
     """Wait until the condition Ready has this status and reason; its message."""
     found: dict[str, str] = {}
-    for _ in range(60):
+    for _ in range(30):
         await asyncio.to_thread(node.sync)  # again and again: the scheduler writes that it finds no node
         await operator.rest()
         value = await asyncio.to_thread(kubectl.get, "modelendpoint", "emotion")
@@ -112,7 +126,9 @@ def test_an_endpoint_with_a_key_becomes_ready(
     monkeypatch.setattr(server, "TOKEN_REFRESH_SECONDS", 0.05)
     install_crds(nodeless)
     nodeless.kubectl.apply(
-        {"apiVersion": "penstock.dev/v1alpha1", "kind": "HardwareClass", "metadata": {"name": "any"}, "spec": {}}
+        {"apiVersion": "penstock.dev/v1alpha1", "kind": "HardwareClass", "metadata": {"name": "any"}, "spec": {}},
+        # Without it the pod would be collected as one of a node that is gone. No other pod is scheduled to it.
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "spec": {"unschedulable": True}},
     )
     gate = Gate()
     gate.open()
@@ -146,11 +162,14 @@ def test_an_endpoint_with_a_key_becomes_ready(
                 with suppress(asyncio.CancelledError):
                     await reading
 
-    with (
-        nodeless.temporary_namespace("keys") as namespace,
-        serving(gate, internal_port=0, auth_token_folder=tmp_path) as process,
-    ):
-        message, statuses = asyncio.run(scenario(nodeless.kubectl.within(namespace), process))
+    try:
+        with (
+            nodeless.temporary_namespace("keys") as namespace,
+            serving(gate, internal_port=0, auth_token_folder=tmp_path) as process,
+        ):
+            message, statuses = asyncio.run(scenario(nodeless.kubectl.within(namespace), process))
+    finally:
+        nodeless.kubectl("delete", "node", NODE)
 
     assert "the Secret keys, which spec.auth names" in message
     assert "kubectl create secret generic keys" in message
