@@ -51,7 +51,7 @@ local function has_key(txn)
   local line = (txn.http:req_get_headers()["authorization"] or {})[0] or ""
   local scheme, given = string.match(line, "^(%S+)%s+(%S+)%s*$")
   if not scheme or string.lower(scheme) ~= "bearer" then return false end
-  -- A lookup by hash: its duration says nothing about the keys.
+  -- A lookup by hash: its duration does not depend on how much of a key is right.
   return keys[string.lower(txn.c:hex(txn.c:sha2(given, 256)))] == true
 end
 

@@ -12,7 +12,7 @@ from penstock_gateway.log_events import log_event
 LONGEST_FILE = 65_536
 """Bytes of a file that are read, as by the runtime."""
 MOST_KEYS = 500
-"""So many hashes fit into one command."""
+"""Further ones are not accepted: a command has room for about a thousand hashes."""
 
 logger = logging.getLogger("penstock.gateway")
 

@@ -35,7 +35,7 @@ from penstock_runtime.http.transport.head import (
     read_head,
 )
 from penstock_runtime.http.transport.message import Request, Response, encode
-from penstock_runtime.http.transport.pool import Client, ConnectionMemory, ConnectionPool, Pipeline, UploadRate
+from penstock_runtime.http.transport.pool import ClientShare, ConnectionMemory, ConnectionPool, Pipeline, UploadRate
 
 LINGER_SECONDS = 2.0
 """How long the rest of a body is read and dropped after an early refusal. Closing at once would reset the connection,
@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
         self._body_bytes = 0
         self._upload = UploadRate()
         self.address = ""
-        self.client = Client("")
+        self.client = ClientShare("")
         """Whose share of the limits the connection counts to. Set when it is made, as the address and the memory."""
         self._memory = ConnectionMemory(pool, self.client, self)
         self._is_first = False

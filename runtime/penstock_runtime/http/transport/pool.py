@@ -67,7 +67,7 @@ class PooledConnection(Protocol):
     """A connection, as the pool uses it."""
 
     transport: asyncio.Transport | None
-    client: Client
+    client: ClientShare
 
     @property
     def is_idle(self) -> bool:
@@ -97,7 +97,7 @@ class PooledConnection(Protocol):
         ...
 
 
-class Client:
+class ClientShare:
     """What the connections of one client address take of the limits."""
 
     __slots__ = ("connections", "held_bytes", "holders", "key")
@@ -150,7 +150,7 @@ class ConnectionPool:
         share = settings.per_client_share
         self._client_connections = max(1, int(share * self.max_connections))
         self._client_bytes = share * settings.max_held_bytes
-        self._clients: dict[str, Client] = {}
+        self._clients: dict[str, ClientShare] = {}
         self.draining = False
         """From now on the server closes each connection with its next response."""
         self.held_bytes = 0
@@ -161,12 +161,12 @@ class ConnectionPool:
         self._identifiers = itertools.count(1)
         self._empty: asyncio.Event | None = None
 
-    def client(self, address: str) -> Client:
+    def client(self, address: str) -> ClientShare:
         """The account of a client address."""
         key = client_key(address)
         found = self._clients.get(key)
         if found is None:
-            found = self._clients[key] = Client(key)
+            found = self._clients[key] = ClientShare(key)
         return found
 
     def add(self, connection: PooledConnection) -> bool:
@@ -247,7 +247,7 @@ class ConnectionMemory:
 
     __slots__ = ("_bytes", "_client", "_connection", "_pool", "_unsent_bytes")
 
-    def __init__(self, pool: ConnectionPool, client: Client, connection: PooledConnection) -> None:
+    def __init__(self, pool: ConnectionPool, client: ClientShare, connection: PooledConnection) -> None:
         self._pool = pool
         self._client = client
         self._connection = connection
