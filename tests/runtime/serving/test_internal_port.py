@@ -84,7 +84,7 @@ def test_the_metrics_count_the_requests_of_the_public_port() -> None:
 
 def test_probes_are_answered_while_clients_take_every_public_connection() -> None:
     """All connections that the server takes, and more, are open and idle: the internal port has its own."""
-    with serving(Gate(), internal_port=0, max_connections=40) as endpoint, ExitStack() as stack:
+    with serving(Gate(), internal_port=0, max_connections=40, per_client_share=1) as endpoint, ExitStack() as stack:
         for _ in range(60):
             stack.enter_context(endpoint.connect())
         listener = endpoint.server._listener
