@@ -288,7 +288,8 @@ class ServeSession:
 
     def _show_serving(self, server: Server, note: str = "") -> None:
         fact("serving", f"{server.url}{note}", style="bold")
-        fact("", f"a playground for the browser at {server.url}/, metrics at /metrics, what is served at /info")
+        where = f" on port {server.internal_port}" if server.internal_port else ""
+        fact("", f"a playground for the browser at {server.url}/, metrics at /metrics, what is served at /info{where}")
         body = SAMPLE[server.status.task].replace("'", "'\\''")
         command = f"curl -i {server.url}/predict -H 'content-type: application/json' -d '{body}'"
         console.print(f"\n  {command}\n", markup=False)
@@ -331,8 +332,15 @@ def command(
 
     On SIGTERM or Ctrl-C it answers the accepted requests and then exits.
     """
+    has_token_in_arguments = flags.get("auth_token") is not None
     settings = settings_from(dict(os.environ), flags)
     configure_logs(settings.log.log_level, *screen_log())
+    if has_token_in_arguments:
+        logger.warning(
+            "--auth-token is deprecated, because every user of the machine can read it: set PENSTOCK_AUTH_TOKEN, "
+            "--auth-token-file or --auth-token-folder instead",
+            extra=log_event("TokenInArguments"),
+        )
     options = ServeOptions(
         target=target,
         store=store,

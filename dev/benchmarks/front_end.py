@@ -64,10 +64,16 @@ class TrivialModel:
         self._answer = Answer(vector, Timings(0.01, 0.05, 1.0, 1.1), tokens=32, truncated=0)
 
     async def predict(
-        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None, caller: int = 0
+        self,
+        inputs: Any,
+        parameters: Mapping[str, Any],
+        *,
+        deadline_seconds: float | None = None,
+        caller: int = 0,
+        client: str = "",
     ) -> Answer:
         """Nothing is computed."""
-        _ = inputs, parameters, deadline_seconds, caller
+        _ = inputs, parameters, deadline_seconds, caller, client
         return self._answer
 
     async def drain(self) -> None:

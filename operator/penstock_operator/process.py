@@ -26,7 +26,7 @@ from penstock_operator.leader.lease import Leadership, LeaseTimes
 from penstock_operator.loop.controller import Controller
 from penstock_operator.loop.garbage_collection import StoreCollection
 from penstock_operator.metrics import REGISTRY
-from penstock_operator.plan.names import GATEWAY_STATUS_PORT, HTTP_PORT
+from penstock_operator.plan.names import GATEWAY_STATUS_PORT, INTERNAL_PORT
 from penstock_operator.scaling.loop import Autoscaler, ScalingIntervals
 from penstock_operator.scaling.read.prometheus import OwnPrometheus, PrometheusClient
 from penstock_operator.scaling.read.scrape import PodScraper, parse_gateway_metrics
@@ -196,7 +196,7 @@ def make_autoscaler(
     cache: ClusterCache,
     settings: LoadSettings,
     *,
-    pod_port: int = HTTP_PORT,
+    pod_port: int = INTERNAL_PORT,
     gateway_port: int = GATEWAY_STATUS_PORT,
 ) -> Autoscaler:
     """The autoscaler with these settings."""

@@ -40,6 +40,18 @@ class ClusterSettings(SettingsGroup):
         "Namespace of the operator itself, which has its Lease. Empty: the service account's, or else penstock-system.",
     )
     api_timeout_seconds: float = setting(15.0, "Time-out of calls to the API server.", unit="s", gt=0)
+    monitoring_labels: tuple[str, ...] = setting(
+        ("penstock.dev/monitoring=true",),
+        "Labels of the namespaces whose pods may read the metrics of serving pods and gateways, comma-separated "
+        "NAME=VALUE: the namespace of Prometheus. The operator's own namespace always may. Empty: no other.",
+    )
+
+    @model_validator(mode="after")
+    def _labels(self) -> Self:
+        for pair in self.monitoring_labels:
+            if not pair.partition("=")[0] or "=" not in pair:
+                raise ValueError(f"monitoring_labels {pair!r} is not NAME=VALUE")
+        return self
 
 
 class LeaderSettings(SettingsGroup):
@@ -375,6 +387,7 @@ class Settings(SettingsGroup):
         if self.store.store_host_path or self.store.store_claim:
             volume = StoreVolume(host_path=self.store.store_host_path, claim=self.store.store_claim)
         pairs = (pair.partition("=") for pair in self.images.extra_env)
+        labels = (pair.partition("=") for pair in self.cluster.monitoring_labels)
         return PlanSettings(
             runtime_image=self.images.runtime_image,
             optimizer_image=self.images.optimizer_image,
@@ -391,6 +404,7 @@ class Settings(SettingsGroup):
             image_pull_policy=self.images.image_pull_policy,
             image_pull_secrets=self.images.image_pull_secrets,
             operator_namespace=self.operator_namespace,
+            monitoring_labels=tuple((name, value) for name, _, value in labels),
             max_attempts=self.jobs.max_attempts,
             backoff_seconds=self.jobs.backoff_seconds,
             backoff_limit_seconds=self.jobs.backoff_limit_seconds,

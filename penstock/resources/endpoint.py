@@ -27,6 +27,7 @@ __all__ = [
     "CLUSTER",
     "LONGEST_BUDGET_SECONDS",
     "AccuracyBudget",
+    "Auth",
     "ConfigMapKey",
     "Gateway",
     "GatewayMode",
@@ -171,8 +172,8 @@ class Optimization(Spec):
     )
     artefact: Digest | None = Field(
         default=None,
-        description="The digest of the artefact for mode Pinned, as shown in the status of an optimised endpoint of the "
-        "same namespace.",
+        description="The digest of the artefact for mode Pinned, as shown in the status of an optimised endpoint of "
+        "the same namespace.",
         json_schema_extra=CLUSTER,
     )
     engines: tuple[EngineName, ...] = Field(
@@ -224,6 +225,15 @@ class ModelCredentials(Spec):
     secret_name: ObjectName = Field(
         description="A Secret of this namespace with the credentials that the source's client reads, such as HF_TOKEN, "
         "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Other keys are ignored (docs/how-to/private-models.md)."
+    )
+
+
+class Auth(Spec):
+    """Who may send requests."""
+
+    secret_name: ObjectName = Field(
+        description="A Secret of this namespace. Each of its keys is the name of a bearer token, and the value is the "
+        "token. Requests need one of them. Changes apply within about a minute, without a restart."
     )
 
 
@@ -341,6 +351,11 @@ class EndpointCore(Spec):
 class ModelEndpointSpec(EndpointCore):
     """What to serve, on which hardware, and with which objective."""
 
+    auth: Auth | None = Field(
+        default=None,
+        description="Bearer tokens that requests need. None: the endpoint is open to the cluster.",
+        json_schema_extra=CLUSTER,
+    )
     scaling: Scaling = Field(default=Scaling(), json_schema_extra=CLUSTER)
     gateway: Gateway = Field(default=Gateway(), json_schema_extra=CLUSTER)
     rollout: Rollout = Field(default=Rollout(), json_schema_extra=CLUSTER)

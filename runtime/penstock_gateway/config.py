@@ -45,6 +45,7 @@ global
     setenv HOLD_BACKEND {BACKEND}
     setenv HOLD_MOST {held}
     setenv HOLD_SECONDS {hold}
+    setenv HOLD_KEYS {"yes" if settings.keys_folder else "no"}
     lua-load {script}
     hard-stop-after {settings.finish_seconds}s
 
@@ -124,6 +125,14 @@ backend {BACKEND}
     http-request lua.hold if !{{ nbsrv({BACKEND}) gt 0 }}
     {
         _return(
+            401,
+            "unauthorized",
+            f"{settings.endpoint} wants a token",
+            "Send the header authorization: Bearer <token>",
+        )
+    } if {{ var(txn.held) -m str unauthorized }}
+    {
+        _return(
             429,
             "overloaded",
             f"{held} requests wait for the first replica of {settings.endpoint} already",
@@ -178,8 +187,7 @@ def _error(status: int, kind: str, message: str, remedy: str, *, retry_after: in
     return f"http-error status {status} content-type application/json string {body}{again}"
 
 
-def _return(status: int, kind: str, message: str, remedy: str, *, retry_after: int) -> str:
+def _return(status: int, kind: str, message: str, remedy: str, *, retry_after: int | None = None) -> str:
     body = _quoted(error_body(kind, message, remedy))
-    return (
-        f"http-request return status {status} content-type application/json string {body} hdr retry-after {retry_after}"
-    )
+    header = "www-authenticate Bearer" if retry_after is None else f"retry-after {retry_after}"
+    return f"http-request return status {status} content-type application/json string {body} hdr {header}"

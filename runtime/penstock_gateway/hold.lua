@@ -6,6 +6,7 @@
 local backend = os.getenv("HOLD_BACKEND")
 local bound = tonumber(os.getenv("HOLD_MOST"))
 local seconds = tonumber(os.getenv("HOLD_SECONDS"))
+local needs_key = os.getenv("HOLD_KEYS") == "yes"
 
 local POLL_MILLISECONDS = 25 -- a request waits no longer than this once a replica is up
 local LOST_SECONDS = 1 -- a waiter that has not polled for this long is gone
@@ -14,7 +15,8 @@ local LOST_SECONDS = 1 -- a waiter that has not polled for this long is gone
 -- further code being run: a plain counter would never be decremented.
 local waiters = {}
 local held = 0
-local refused = {full = 0, late = 0, queue = 0}
+local refused = {full = 0, late = 0, queue = 0, unauthorized = 0}
+local keys = {} -- SHA-256 hashes of the accepted keys, as the control process sends them
 local ready = false
 local draining = false
 
@@ -45,8 +47,21 @@ core.register_task(function()
   end
 end)
 
--- Sets txn.held to how it ended: up, full, late.
+local function has_key(txn)
+  local line = (txn.http:req_get_headers()["authorization"] or {})[0] or ""
+  local scheme, given = string.match(line, "^(%S+)%s+(%S+)%s*$")
+  if not scheme or string.lower(scheme) ~= "bearer" then return false end
+  -- A lookup by hash: its duration does not depend on how much of a key is right.
+  return keys[string.lower(txn.c:hex(txn.c:sha2(given, 256)))] == true
+end
+
+-- Sets txn.held to how it ended: up, full, late, unauthorized. A request without a key starts no replica.
 core.register_action("hold", {"http-req"}, function(txn)
+  if needs_key and not has_key(txn) then
+    refused.unauthorized = refused.unauthorized + 1
+    txn:set_var("txn.held", "unauthorized")
+    return
+  end
   if held >= bound then
     refused.full = refused.full + 1
     txn:set_var("txn.held", "full")
@@ -93,15 +108,18 @@ end
 local function metrics()
   local stats = core.backends[backend]:get_stats()
   local lines = {}
-  family(lines, "penstock_gateway_requests_total", "counter", "Requests that came, answered or not", {{"", stats.stot}})
+  -- Without those that have no key: the autoscaler adds replicas for what is counted here.
+  family(lines, "penstock_gateway_requests_total", "counter", "Requests that came, answered or not",
+    {{"", stats.stot - refused.unauthorized}})
   family(lines, "penstock_gateway_in_flight_requests", "gauge", "Requests that came and are not answered yet",
     {{"", stats.scur}})
   family(lines, "penstock_gateway_held_requests", "gauge", "Requests that wait because no replica is up", {{"", held}})
   family(lines, "penstock_gateway_queued_requests", "gauge", "Requests that wait because all replicas are busy",
     {{"", stats.qcur}})
   family(lines, "penstock_gateway_refused_requests_total", "counter",
-    "Requests refused: too many held, held for too long, too many queued", {
-      {'{reason="full"}', refused.full}, {'{reason="late"}', refused.late}, {'{reason="queue"}', refused.queue}})
+    "Requests refused: too many held, held for too long, too many queued, without a key", {
+      {'{reason="full"}', refused.full}, {'{reason="late"}', refused.late}, {'{reason="queue"}', refused.queue},
+      {'{reason="unauthorized"}', refused.unauthorized}})
   family(lines, "penstock_gateway_retries_total", "counter", "Requests sent again to a replica", {{"", stats.wretr}})
   family(lines, "penstock_gateway_replicas", "gauge", "Replicas that take requests", {{"", stats.act}})
   return table.concat(lines, "\n") .. "\n"
@@ -130,6 +148,15 @@ end
 
 core.register_cli({"gateway", "ready"}, "gateway ready: the replicas are known", function(applet) ready = true; reply(applet, "ready") end)
 core.register_cli({"gateway", "drain"}, "gateway drain: no connection outlives its answer", function(applet) draining = true; reply(applet, "draining") end)
+core.register_cli({"gateway", "keys"}, "gateway keys: hashes of the accepted keys, with commas", function(applet, ...)
+  local words = {...}
+  local found = {}
+  for hash in string.gmatch(words[#words] or "", "%x+") do
+    if #hash == 64 then found[hash] = true end
+  end
+  keys = found
+  reply(applet, "known")
+end)
 core.register_cli({"gateway", "held"}, "gateway held: how many requests are held", function(applet)
   reply(applet, tostring(held))
 end)

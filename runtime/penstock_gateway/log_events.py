@@ -9,6 +9,7 @@ import json
 import logging
 
 LOG_EVENTS: dict[str, tuple[str, str, str]] = {
+    "KeysChanged": ("info", "The gateway read the keys that held requests need, or read them again.", "Nothing."),
     "GatewayReady": ("info", "The gateway has its first list of replicas and accepts requests.", "Nothing."),
     "GatewayDraining": (
         "info",

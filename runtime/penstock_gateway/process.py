@@ -19,6 +19,7 @@ from types import FrameType
 from penstock_gateway.config import configuration
 from penstock_gateway.follow import ApiServerAccess, Follower, Json
 from penstock_gateway.haproxy import HAProxySocket, ServerSync
+from penstock_gateway.keys import KeySync
 from penstock_gateway.log_events import configure_logs, log_event
 from penstock_gateway.settings import GatewayError, GatewaySettings
 from penstock_gateway.slices import SliceHistory
@@ -41,6 +42,7 @@ class GatewayProcess:
         self._command = [haproxy, "-db", "-f", str(self._file)]
         self._haproxy = HAProxySocket(self._socket)
         self._sync = ServerSync(self._haproxy.send, concurrency=settings.concurrency)
+        self._keys = KeySync(Path(settings.keys_folder), self._haproxy.send) if settings.keys_folder else None
         self._follower = Follower(
             access, namespace=settings.namespace, service=settings.service, listener=self._on_slices
         )
@@ -58,6 +60,8 @@ class GatewayProcess:
         process = subprocess.Popen(self._command)
         try:
             self._haproxy.wait_until_ready(START_SECONDS)
+            if self._keys is not None:
+                self._keys.update()
             follower = threading.Thread(target=self._follower.run, args=(self._ended,), daemon=True, name="follower")
             follower.start()
             while process.poll() is None and not self._signalled.wait(RETRY_SECONDS):
@@ -96,6 +100,8 @@ class GatewayProcess:
                 if self._history.drop_old(time.monotonic()):
                     self._sync.set_replicas(self._history.replicas())
             self._sync.retry()
+            if self._keys is not None:
+                self._keys.update()
         except (OSError, ValueError) as error:
             logger.warning("HAProxy does not answer: %s", error, extra=log_event("HAProxyUnavailable", reason=error))
 

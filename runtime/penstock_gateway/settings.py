@@ -41,6 +41,8 @@ class GatewaySettings:
     """After SIGTERM: how long new connections are accepted, while the Service removes this pod."""
     finish_seconds: int = 300
     """After that: how long accepted requests may take."""
+    keys_folder: str = ""
+    """Folder of the keys that held requests need, a mounted Secret; empty: none. The replicas check all requests."""
 
     def __post_init__(self) -> None:
         """Refuse values that HAProxy would refuse or misinterpret."""

@@ -7,7 +7,22 @@ from penstock.logs import LogEvent
 
 SERVER_EVENTS = (
     LogEvent("ServerListening", "info", "The server accepts connections; `/readyz` shows when it is ready."),
+    LogEvent("InternalPortListening", "info", "The server accepts connections for probes and monitoring."),
     LogEvent("ServerReady", "info", "The model is loaded, and requests are answered."),
+    LogEvent("TokensChanged", "info", "Files of bearer tokens changed and were read again; `object` has the names."),
+    LogEvent(
+        "TokensUnreadable",
+        "warning",
+        "Changed files of bearer tokens cannot be read: those read before stay accepted. Look at the mounted Secret.",
+    ),
+    LogEvent(
+        "NoTokens", "warning", "The folder of bearer tokens is empty: requests get 401. Put a key into the Secret."
+    ),
+    LogEvent(
+        "TokenInArguments",
+        "warning",
+        "`--auth-token` was given: every user of the machine can read it. Use PENSTOCK_AUTH_TOKEN or a file.",
+    ),
     LogEvent("ServerDraining", "info", "The server got a signal and finishes the requests that it has accepted."),
     LogEvent("ServerDrained", "info", "The server answered its last request and ends."),
     LogEvent("SecondSignal", "warning", "A second signal came while the server drained; it ends without finishing."),

@@ -34,16 +34,35 @@ class HttpSettings(SettingsGroup):
         min_length=1,
     )
     port: int = setting(8080, "Port to listen on; 0 takes a free one and logs it.", ge=0, le=65535)
+    internal_port: int | None = setting(
+        None,
+        "Second port, for probes and monitoring: /healthz, /readyz, /health, /metrics and /info, without a token. The "
+        "first port then answers /metrics and /info with 404. It has its own limit of connections, so that clients of "
+        "the first port cannot keep probes out. Leave it closed to clients. None: one port for everything; 0 takes a "
+        "free one and logs it.",
+        ge=0,
+        le=65535,
+    )
     backlog: int = setting(
         1024, "Connections that the kernel holds while they wait to be accepted.", unit="connections", ge=1
     )
     max_connections: int = setting(
         4096,
-        "Open connections; one more is answered with 503. Each costs some 10 KB and an open file: the process raises "
-        "its limit of these (ulimit -n) as far as allowed; if that is too low, it accepts fewer connections and logs a "
-        "warning.",
+        "Open connections. For one more, an idle connection of the address with the most is closed; if there is none, "
+        "the new one is answered with 503. Each costs some 10 KB and an open file: the process raises its limit of "
+        "these (ulimit -n) as far as allowed; if that is too low, it accepts fewer connections and logs a warning.",
         unit="connections",
         ge=1,
+    )
+    per_client_share: float = setting(
+        0.9,
+        "Largest share of max_connections and of max_held_bytes that one client address may take; the rest is a "
+        "reserve for others. When several addresses compete, the one that takes most gives way, whatever this share "
+        "is. An IPv6 address counts as its /64 network. A gateway or proxy is one address, so that its clients share "
+        "these 90 %. 1: no reserve.",
+        unit="share",
+        gt=0,
+        le=1,
     )
     max_header_bytes: int = setting(
         32_768, "Request line and headers together; more is answered with 431.", unit="bytes", ge=1024
@@ -51,7 +70,8 @@ class HttpSettings(SettingsGroup):
     max_held_bytes: int = setting(
         134_217_728,
         "Bodies of all connections together, being read or answered, and answers that their clients have not read yet; "
-        "more is answered with 429. Bounds the memory that clients can take.",
+        "for more, the slowest body of the address with the most is refused with 429, or the new one if it is that. "
+        "Bounds the memory that clients can take.",
         unit="bytes",
         ge=1024,
     )
@@ -60,6 +80,13 @@ class HttpSettings(SettingsGroup):
     )
     body_timeout_seconds: float = setting(
         30.0, "From the end of the headers to the end of the body; later is answered with 408.", unit="s", gt=0
+    )
+    min_upload_bytes_per_second: float = setting(
+        1000.0,
+        "A body that arrives more slowly than this over ten seconds is answered with 408. Less than a modem sends, so "
+        "only a client that stalls is slower. 0: no limit but the time-out.",
+        unit="bytes/s",
+        ge=0,
     )
     write_timeout_seconds: float = setting(
         30.0, "A client that reads nothing of its answer for this long is cut off.", unit="s", gt=0
@@ -79,6 +106,15 @@ class HttpSettings(SettingsGroup):
         unit="s",
         gt=0,
     )
+
+    @model_validator(mode="after")
+    def _two_ports(self) -> Self:
+        if self.internal_port and self.internal_port == self.port:
+            raise ValueError(
+                f"internal_port {self.internal_port} is the port of requests too: set {PREFIX}INTERNAL_PORT or "
+                f"{PREFIX}PORT to another one"
+            )
+        return self
 
 
 class LimitSettings(SettingsGroup):
@@ -198,10 +234,19 @@ class AccessSettings(SettingsGroup):
     auth_token: SecretStr | None = setting(
         None,
         "Bearer token that every request but health, readiness, metrics and the static pages must bring. None: open. "
-        "Prefer auth_token_file: a flag is visible in the process list.",
+        "The flag is deprecated, because every user of the machine can read the arguments of a process: give the "
+        "variable, auth_token_file or auth_token_folder.",
     )
     auth_token_file: Path | None = setting(
-        None, "File with one accepted bearer token a line (several while a token is being replaced), read at start."
+        None,
+        "File with one accepted bearer token a line (several while a token is being replaced). Read again within "
+        "seconds when it changes; a pipe is read once.",
+    )
+    auth_token_folder: Path | None = setting(
+        None,
+        "Folder of accepted bearer tokens, such as a mounted Secret: each file holds a token, and its name is the name "
+        "of the token in the access log. Read again within seconds when a file changes. While the folder is empty, "
+        "every request that needs a token is refused.",
     )
     cors_origins: tuple[str, ...] = setting(
         (), "Origins whose pages may call this endpoint from a browser, comma-separated; `*` is any. Empty: off."
@@ -222,15 +267,25 @@ class AccessSettings(SettingsGroup):
                 raise ValueError(f"{origin!r} is not an origin: write it like https://app.example.com")
         return value
 
-    @cached_property
-    def tokens(self) -> tuple[bytes, ...]:
-        """All accepted tokens; SettingError, which names the variable, when the file cannot be read or has none.
+    @property
+    def wants_token(self) -> bool:
+        """Whether requests need a token."""
+        return any((self.auth_token, self.auth_token_file, self.auth_token_folder))
 
-        The file is read once: a pipe can be read only once, and a secret may be removed after the start. The result is
-        a cached property because those take no part in comparisons: the defaults of `Settings` are shared objects, and
-        reading one must not make `Settings()` differ from settings that were loaded.
+    @property
+    def given_tokens(self) -> list[bytes]:
+        """The token of the flag or the variable, if there is one."""
+        return [] if self.auth_token is None else [self.auth_token.get_secret_value().strip().encode()]
+
+    @cached_property
+    def file_tokens(self) -> list[bytes]:
+        """The tokens of the file; SettingError, which names the variable, when it cannot be read or has none.
+
+        The file is read once: it may be a pipe. The result is a cached property because those take no part in
+        comparisons: the defaults of `Settings` are shared objects, and reading one must not make `Settings()` differ
+        from settings that were loaded.
         """
-        found = [] if self.auth_token is None else [self.auth_token.get_secret_value().strip()]
+        found: list[str] = []
         if self.auth_token_file is not None:
             try:
                 lines = self.auth_token_file.read_text(encoding="utf-8").splitlines()
@@ -240,15 +295,14 @@ class AccessSettings(SettingsGroup):
                     field=TOKEN_FILE_VARIABLE,
                     remedy="Mount the secret there, or leave the setting out",
                 ) from error
-            in_file = [line.strip() for line in lines if line.strip()]
-            if not in_file:
+            found = [line.strip() for line in lines if line.strip()]
+            if not found:
                 raise SettingError(
                     f"{TOKEN_FILE_VARIABLE}: {self.auth_token_file} holds no token",
                     field=TOKEN_FILE_VARIABLE,
                     remedy="Write one token a line, or leave the setting out",
                 )
-            found.extend(in_file)
-        return tuple(token.encode() for token in found)
+        return [token.encode() for token in found]
 
 
 class LogSettings(SettingsGroup):
@@ -315,7 +369,7 @@ class Settings(SettingsGroup):
         if (flags or {}).get("auth_token_file") is not None:
             # Read here, where it is known that a flag named the file, so that an error names the flag.
             try:
-                _ = loaded.access.tokens
+                _ = loaded.access.file_tokens
             except SettingError as error:
                 message = error.message.replace(TOKEN_FILE_VARIABLE, TOKEN_FILE_FLAG, 1)
                 raise SettingError(message, field=TOKEN_FILE_FLAG, remedy=error.remedy) from error.__cause__

@@ -228,13 +228,35 @@ def test_the_pods_that_prepare_the_store_have_no_network(chart: Helm) -> None:
     assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
 
 
+def test_metrics_are_closed_to_all_but_the_release_and_monitoring(chart: Helm) -> None:
+    def peers(values: dict[str, Any]) -> tuple[list[Any], str]:
+        made = chart.template({"networkPolicy": values})
+        (container,) = of_kind(made, "Deployment")["spec"]["template"]["spec"]["containers"]
+        env = {one["name"]: one.get("value") for one in container["env"]}
+        (rule,) = of_kind(made, "NetworkPolicy")["spec"]["ingress"]
+        return rule["from"], env["PENSTOCK_OPERATOR_MONITORING_LABELS"]
+
+    def labelled(**labels: str) -> dict[str, Any]:
+        return {"namespaceSelector": {"matchLabels": labels}}
+
+    (own, monitoring), labels = peers({})
+    assert own["namespaceSelector"]["matchLabels"].keys() == {"kubernetes.io/metadata.name"}
+    assert monitoring == labelled(**{"penstock.dev/monitoring": "true"})
+    assert labels == "penstock.dev/monitoring=true"
+    further = {"podSelector": {"matchLabels": {"app": "scraper"}}}
+    found, labels = peers({"monitoringLabels": ["team=sre", "zone=a"], "scrapeFrom": [further]})
+    assert found == [own, labelled(team="sre", zone="a"), further]
+    assert labels == "team=sre,zone=a"
+    assert peers({"monitoringLabels": []}) == ([own], "")
+
+
 def test_a_pod_monitor_is_rendered_if_the_value_is_set(chart: Helm) -> None:
     made = chart.template({"podMonitor": {"enabled": True, "interval": "10s"}})
     monitor, gateway, runtime = (one for one in made if one["kind"] == "PodMonitor")
 
     assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "metrics", "interval": "10s"}]
     assert monitor["spec"]["selector"] == of_kind(chart.template(), "Deployment")["spec"]["selector"]
-    assert runtime["spec"]["podMetricsEndpoints"] == [{"port": "http", "path": "/metrics", "interval": "10s"}]
+    assert runtime["spec"]["podMetricsEndpoints"] == [{"port": "internal", "path": "/metrics", "interval": "10s"}]
     assert runtime["spec"]["selector"]["matchLabels"].items() <= runtime_labels("any").items()
     assert gateway["spec"]["podMetricsEndpoints"] == [{"port": "status", "path": "/metrics", "interval": "10s"}]
     assert gateway["spec"]["selector"]["matchLabels"].items() <= gateway_labels("any").items()

@@ -77,7 +77,7 @@ def test_values_arrive_with_their_types(started: Started) -> None:
     assert settings.drain.drain_limit_seconds == 7.5
     assert settings.access.cors_origins == ("https://a.example", "https://b.example")
     assert settings.log.access_log
-    assert settings.access.tokens == (b"secret",)
+    assert settings.access.given_tokens == [b"secret"]
     assert settings.observation.objective_p95_milliseconds == 20
 
 

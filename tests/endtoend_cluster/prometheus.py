@@ -94,7 +94,7 @@ def _settings(namespace: str) -> Json:
         "kubernetes_sd_configs": [{"role": "pod", "namespaces": {"names": [namespace]}}],
         "relabel_configs": [
             {"source_labels": [f"{meta}_label_app_kubernetes_io_name"], "regex": "penstock-runtime", "action": "keep"},
-            {"source_labels": [f"{meta}_container_port_name"], "regex": "http", "action": "keep"},
+            {"source_labels": [f"{meta}_container_port_name"], "regex": "internal", "action": "keep"},
             # A pod that has ended is no target.
             {"source_labels": [f"{meta}_phase"], "regex": "Failed|Succeeded", "action": "drop"},
             {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},

@@ -24,7 +24,13 @@ class Slow:
         self._busy = 0
 
     async def predict(
-        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None, caller: int = 0
+        self,
+        inputs: Any,
+        parameters: Mapping[str, Any],
+        *,
+        deadline_seconds: float | None = None,
+        caller: int = 0,
+        client: str = "",
     ) -> Answer:
         self._busy += 1
         busy = self._busy

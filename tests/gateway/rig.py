@@ -88,10 +88,10 @@ class Gateway:
             assert time.monotonic() < deadline, f"{name} is {now}, not {value}\n{self.log.read_text()[-4000:]}"
             time.sleep(0.02)
 
-    def until_logged(self, words: str, *, seconds: float = 60) -> None:
-        """Wait until these words are in its log."""
+    def until_logged(self, words: str, *, times: int = 1, seconds: float = 60) -> None:
+        """Wait until these words are in its log, this number of times."""
         deadline = time.monotonic() + seconds
-        while words not in self.log.read_text():
+        while self.log.read_text().count(words) < times:
             assert time.monotonic() < deadline, f"no {words!r} in {self.log.read_text()[-4000:]}"
             time.sleep(0.02)
 

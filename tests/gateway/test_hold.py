@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -191,3 +193,52 @@ def test_probes_are_answered_at_once_and_start_nothing(rig: Rig, path: str) -> N
     assert answer.json()["error"] == "no replica runs"
     assert gateway.metric("held_requests") == 0
     assert gateway.metric("requests_total") == 0
+
+
+class TestKeys:
+    """An endpoint with keys: a request without one is not held, so that it starts no replica."""
+
+    def ask(self, url: str, key: str) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        with httpx.Client(trust_env=False, verify=False, timeout=60) as client:
+            return client.post(f"{url}/predict", json={"inputs": "x"}, headers=headers)
+
+    def test_a_request_without_a_key_is_refused_and_reported_to_no_autoscaler(self, rig: Rig, tmp_path: Path) -> None:
+        (tmp_path / "alice").write_text("right\n")
+        gateway = rig.gateway(keys_folder=tmp_path)
+        answers = [self.ask(gateway.url, key) for key in ("", "wrong", "Right")]
+
+        assert [answer.status_code for answer in answers] == [401] * 3
+        assert answers[0].headers["www-authenticate"] == "Bearer"
+        assert answers[0].json()["error_type"] == "unauthorized"
+        assert gateway.metric("held_requests") == 0
+        assert gateway.metric("requests_total") == 0
+        assert gateway.metric('refused_requests_total{reason="unauthorized"}') == 3
+        demand = httpx.get(f"{gateway.status}/demand?seconds=0", trust_env=False, verify=False)
+        assert demand.text == "0\n"
+
+    def test_a_request_with_a_key_is_held_until_a_replica_is_there(self, rig: Rig, tmp_path: Path) -> None:
+        (tmp_path / "alice").write_text("right")
+        gateway = rig.gateway(keys_folder=tmp_path)
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(self.ask, gateway.url, "right")
+            gateway.until("held_requests", 1)
+            rig.start("a")
+
+            assert asked.result(60).status_code == 200
+
+    def test_changed_keys_apply_without_a_restart(self, rig: Rig, tmp_path: Path) -> None:
+        (tmp_path / "alice").write_text("old")
+        gateway = rig.gateway(keys_folder=tmp_path, hold_seconds=1)
+        before = self.ask(gateway.url, "old").status_code
+        (tmp_path / "alice").unlink()
+        (tmp_path / "bob").write_text("new")
+        gateway.until_logged("1 keys are accepted", times=2)
+
+        assert before == 503  # held until the end of its time
+        assert [self.ask(gateway.url, key).status_code for key in ("old", "new")] == [401, 503]
+
+    def test_without_any_key_all_are_refused(self, rig: Rig, tmp_path: Path) -> None:
+        gateway = rig.gateway(keys_folder=tmp_path / "missing")
+
+        assert self.ask(gateway.url, "none").status_code == 401

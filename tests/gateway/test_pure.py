@@ -42,6 +42,7 @@ def test_defaults_are_promised() -> None:
         connection_age_seconds=60,
         drain_seconds=20,
         finish_seconds=300,
+        keys_folder="",
     )
 
 
@@ -293,7 +294,7 @@ def test_every_error_that_haproxy_answers_a_request_with_is_in_the_runtimes_shap
     text = configuration(GatewaySettings("emotion", "s", "default"), socket=Path("/tmp/s"))
     bodies = [json.loads(body) for body in re.findall(r"string '(\{.*?\})'", text)]
 
-    assert len(bodies) == 10
+    assert len(bodies) == 11
     for body in bodies:
         assert body.keys() == {"error", "error_type", "remedy"}
         # A clause without a full stop, as in the runtime's errors.

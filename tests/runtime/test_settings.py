@@ -17,12 +17,15 @@ from penstock_runtime.tasks.base import DEFAULT_LIMITS
 DEFAULTS = {
     "host": "127.0.0.1",
     "port": 8080,
+    "internal_port": None,
     "backlog": 1024,
     "max_connections": 4096,
+    "per_client_share": 0.9,
     "max_header_bytes": 32768,
     "max_held_bytes": 134_217_728,
     "header_timeout_seconds": 10.0,
     "body_timeout_seconds": 30.0,
+    "min_upload_bytes_per_second": 1000.0,
     "write_timeout_seconds": 30.0,
     "connection_age_seconds": 60.0,
     "idle_timeout_seconds": 75.0,
@@ -40,6 +43,7 @@ DEFAULTS = {
     "drain_limit_seconds": 25.0,
     "auth_token": None,
     "auth_token_file": None,
+    "auth_token_folder": None,
     "cors_origins": (),
     "log_level": "info",
     "access_log": False,
@@ -114,7 +118,7 @@ def test_variables_for_flags_that_are_not_settings_are_ignored() -> None:
 
 
 def test_reading_the_tokens_of_the_defaults_changes_no_other_settings() -> None:
-    assert Settings().access.tokens == ()
+    assert Settings().access.file_tokens == []
 
     assert Settings() == Settings.load({})
 
@@ -129,6 +133,7 @@ def test_settings_do_not_change() -> None:
     [
         ({"PENSTOCK_PORT": "http"}, {}, "PENSTOCK_PORT", "PENSTOCK_PORT is 'http': input should be a valid integer"),
         ({}, {"port": "70000"}, "--port", "--port is '70000': input should be less than or equal to 65535"),
+        ({"PENSTOCK_INTERNAL_PORT": "8080"}, {}, "", "internal_port 8080 is the port of requests too"),
         ({"PENSTOCK_HOST": ""}, {}, "PENSTOCK_HOST", "PENSTOCK_HOST is ''"),
         ({"PENSTOCK_DEADLINE_SECONDS": "0"}, {}, "PENSTOCK_DEADLINE_SECONDS", "should be greater than 0"),
         ({"PENSTOCK_DRAIN_IDLE_SECONDS": "inf"}, {}, "PENSTOCK_DRAIN_IDLE_SECONDS", "should be a finite number"),
@@ -169,7 +174,7 @@ def test_tokens_come_from_both_places(tmp_path: Path) -> None:
 
     settings = Settings.load({"PENSTOCK_AUTH_TOKEN": "zero", "PENSTOCK_AUTH_TOKEN_FILE": str(file)})
 
-    assert settings.access.tokens == (b"zero", b"one", b"two")
+    assert (settings.access.given_tokens, settings.access.file_tokens) == ([b"zero"], [b"one", b"two"])
     assert "zero" not in repr(settings)
 
 
@@ -183,8 +188,8 @@ def test_a_token_file_may_be_a_pipe_that_is_read_once(flag: bool) -> None:
         settings = Settings.load(
             {} if flag else {"PENSTOCK_AUTH_TOKEN_FILE": file}, {"auth_token_file": file} if flag else {}
         )
-        assert settings.access.tokens == (b"one",)
-        assert settings.access.tokens == (b"one",)
+        assert settings.access.file_tokens == [b"one"]
+        assert settings.access.file_tokens == [b"one"]
     finally:
         os.close(reading)
 
@@ -196,6 +201,6 @@ def test_a_token_file_without_tokens_is_refused(tmp_path: Path, content: str | N
         file.write_text(content)
 
     with pytest.raises(SettingError, match="PENSTOCK_AUTH_TOKEN_FILE") as caught:
-        _ = Settings.load({"PENSTOCK_AUTH_TOKEN_FILE": str(file)}).access.tokens
+        _ = Settings.load({"PENSTOCK_AUTH_TOKEN_FILE": str(file)}).access.file_tokens
 
     assert "leave the setting out" in caught.value.remedy

@@ -69,6 +69,7 @@ class Reason(StrEnum):
     NO_CURVE = "NoCurve"
     NODE_GONE = "NodeGone"
     NO_KEDA = "NoKeda"
+    NO_KEYS = "NoKeys"
     NO_NODE_FOR_CLASS = "NoNodeForClass"
     NO_OBJECTIVE = "NoObjective"
     NO_PODS = "NoPods"

@@ -281,7 +281,11 @@ class _Planner:
             desired_template=template,
             cpus=cpus,
             pods=live,
-            problems=pod_problems(live, self._missing_for_pods(serving, hardware, class_name, cores, live)),
+            problems=pod_problems(
+                live,
+                self._missing_for_pods(serving, hardware, class_name, cores, live),
+                keys="" if spec.auth is None else spec.auth.secret_name,
+            ),
             verdicts=verdicts,
             missing_for_job=self._missing_for_job(wanted),
         )

@@ -25,7 +25,7 @@ from penstock_operator.plan.names import (
 )
 from penstock_operator.plan.observed import DeploymentFacts, EndpointSnapshot, Ref
 from penstock_operator.plan.pod_template import CONTAINER_SECURITY, POD_SECURITY, TMP, environment, quantity, scratch
-from penstock_operator.plan.serving_objects import Drain, template_hash
+from penstock_operator.plan.serving_objects import KEYS, Drain, key_volume, monitors, template_hash
 
 CONCURRENCY_PER_CORE, LEAST_CONCURRENCY = 16, 32
 """Requests sent to a replica at a time: several times its capacity within the objective, so that an overload shows
@@ -60,7 +60,8 @@ def objects(endpoint: ParsedEndpoint, observed: EndpointSnapshot) -> list[Json]:
     """The gateway's objects in the order to apply them; empty when none is wanted."""
     if not wanted(endpoint):
         return []
-    found = [*_access(endpoint), _pods_service(endpoint), _policy(endpoint), _deployment(endpoint, observed.settings)]
+    found = [*_access(endpoint), _pods_service(endpoint), _policy(endpoint, observed.settings)]
+    found.append(_deployment(endpoint, observed.settings))
     if endpoint.spec.gateway.replicas > 1:
         found.append(_budget(endpoint))
     return found
@@ -114,14 +115,16 @@ def _pods_service(endpoint: ParsedEndpoint) -> Json:
     return value
 
 
-def _policy(endpoint: ParsedEndpoint) -> Json:
-    """Ingress for requests, and for the status port (operator, Prometheus). Egress is open: the API server has no
-    address that a policy could name."""
-    ports = [{"port": port, "protocol": "TCP"} for port in (HTTP_PORT, GATEWAY_STATUS_PORT)]
+def _policy(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
+    """Ingress for requests from all pods, and for the status port from the operator and monitoring. Egress is open: the
+    API server has no address that a policy could name."""
     spec: Json = {
         "podSelector": {"matchLabels": gateway_selector(endpoint.name)},
         "policyTypes": ["Ingress"],
-        "ingress": [{"ports": ports}],
+        "ingress": [
+            {"ports": [{"port": HTTP_PORT, "protocol": "TCP"}]},
+            {"ports": [{"port": GATEWAY_STATUS_PORT, "protocol": "TCP"}], "from": monitors(settings)},
+        ],
     }
     return _owned(endpoint, "networking.k8s.io/v1", "NetworkPolicy", spec)
 
@@ -166,6 +169,9 @@ def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
         "DRAIN_SECONDS": str(drain.delay),
         "FINISH_SECONDS": str(finish),
     }
+    key_volumes, key_mounts = key_volume(endpoint)
+    if key_volumes:
+        values["KEYS_FOLDER"] = KEYS
     container: Json = {
         "name": CONTAINER,
         "image": settings.gateway_image,
@@ -184,7 +190,7 @@ def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
         "securityContext": CONTAINER_SECURITY,
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [tmp_mount],
+        "volumeMounts": [tmp_mount, *key_mounts],
         "livenessProbe": _probe("/healthz", every=10, failures=6),
         "readinessProbe": _probe("/readyz", every=1, failures=3),
     }
@@ -196,7 +202,7 @@ def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
         "securityContext": POD_SECURITY,
         "terminationGracePeriodSeconds": drain.delay + finish + MARGIN_SECONDS,
         "containers": [container],
-        "volumes": [tmp_volume],
+        "volumes": [tmp_volume, *key_volumes],
         "tolerations": [toleration.to_object() for toleration in pod.tolerations],
         "topologySpreadConstraints": [
             {

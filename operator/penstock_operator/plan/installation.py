@@ -68,7 +68,9 @@ class PlanSettings:
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     operator_namespace: str = "penstock-system"
-    """Pods of this namespace may reach `/info` of runtime pods."""
+    """Pods of this namespace may reach the internal port of runtime pods."""
+    monitoring_labels: tuple[tuple[str, str], ...] = (("penstock.dev/monitoring", "true"),)
+    """Labels (name and value) of the other namespaces whose pods may; empty: none."""
     max_attempts: int = 5
     """Maximum number of runs of one optimisation job when the failure is retryable."""
     backoff_seconds: float = 10.0

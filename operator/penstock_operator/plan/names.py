@@ -29,6 +29,8 @@ LOG_NONCE = "PENSTOCK_LOG_NONCE"
 CONTAINER = "penstock"
 """The name of the one container of every pod."""
 HTTP_PORT = 8080
+INTERNAL_PORT = 8081
+"""Port of a runtime pod's probes, metrics and `/info`. The Service does not have it."""
 SERVICE_PORT = 80
 GATEWAY_STATUS_PORT = 8404
 """Port of the gateway's metrics and probes, and of `/demand`."""

@@ -194,10 +194,12 @@ class PodProblem:
     crashing: bool = False
 
 
-def pod_problems(pods: Sequence[RuntimePod], missing: str) -> tuple[PodProblem, ...]:
-    """Problems of the pods that do not serve, the worst first. `missing`: what the nodes lack for them; may be
-    empty."""
-    found = [problem for entry in pods if (problem := _problem(entry.pod, missing)) is not None]
+def pod_problems(pods: Sequence[RuntimePod], missing: str, *, keys: str = "") -> tuple[PodProblem, ...]:
+    """Problems of the pods that do not serve, the worst first. `missing`: what the nodes lack for them; may be empty.
+    `keys`: the Secret of `spec.auth`; empty: none."""
+    found = [
+        problem for entry in pods if (problem := _problem(entry.pod, missing) or _without_keys(entry, keys)) is not None
+    ]
     return tuple(sorted(found, key=lambda problem: (not problem.crashing, problem.reason, problem.pod)))
 
 
@@ -227,6 +229,19 @@ def _problem(pod: PodFacts, missing: str) -> PodProblem | None:
     if not crashing and (pod.ready or not container.restarts):
         return None
     return _crash(pod, crashing=crashing)
+
+
+def _without_keys(entry: RuntimePod, secret: str) -> PodProblem | None:
+    """A pod that waits for the Secret: it is mounted as optional, so that the pod can report that it is missing."""
+    if not secret or entry.pod.ready or entry.report is None or entry.report.tokens != 0:
+        return None
+    return PodProblem(
+        entry.pod.name,
+        Reason.NO_KEYS,
+        f"The pod {entry.pod.name} has no key to accept: the Secret {secret}, which spec.auth names, is not in this "
+        f"namespace or is empty. Create it: kubectl create secret generic {secret} --from-literal=NAME=KEY. The pod "
+        "becomes ready within about a minute.",
+    )
 
 
 def _crash(pod: PodFacts, *, crashing: bool) -> PodProblem:

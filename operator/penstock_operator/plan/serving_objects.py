@@ -15,6 +15,7 @@ from penstock_operator.plan.job_network import egress, identity_variables, reach
 from penstock_operator.plan.names import (
     ARTEFACT,
     HTTP_PORT,
+    INTERNAL_PORT,
     OPTIMIZED_MODEL,
     SERVICE_PORT,
     TEMPLATE_HASH,
@@ -56,7 +57,8 @@ def service(endpoint: ParsedEndpoint, *, through_gateway: bool) -> Json:
 def network_policy(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
     """The desired NetworkPolicy of the runtime pods.
 
-    All pods of the cluster may send requests; users may add narrower policies. A runtime makes no outgoing connections
+    All pods of the cluster may send requests; users may add narrower policies. Only the operator and the namespaces of
+    monitoring may reach the internal port. (The kubelet's probes always may.) A runtime makes no outgoing connections
     when its artefact comes from a mounted volume, so egress is closed then; else it is closed to metadata services.
     """
     spec: Json = {
@@ -64,11 +66,22 @@ def network_policy(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
         # Egress without rules denies all. An empty list means the same, but the API server drops it and then treats
         # each apply as a change.
         "policyTypes": ["Ingress", "Egress"],
-        "ingress": [{"ports": [{"port": HTTP_PORT, "protocol": "TCP"}]}],
+        "ingress": [
+            {"ports": [{"port": HTTP_PORT, "protocol": "TCP"}]},
+            {"ports": [{"port": INTERNAL_PORT, "protocol": "TCP"}], "from": monitors(settings)},
+        ],
     }
     if StoreUri.parse(settings.store_uri).scheme is not StoreScheme.FILE:
         spec["egress"] = egress(metadata=reaches_metadata(endpoint.spec.pod, settings))
     return endpoint.owned("networking.k8s.io/v1", "NetworkPolicy", spec)
+
+
+def monitors(settings: PlanSettings) -> list[Json]:
+    """The peers of a NetworkPolicy that may read metrics: the namespaces of the operator and of monitoring."""
+    chosen = [{"kubernetes.io/metadata.name": settings.operator_namespace}]
+    if settings.monitoring_labels:
+        chosen.append(dict(settings.monitoring_labels))
+    return [{"namespaceSelector": {"matchLabels": labels}} for labels in chosen]
 
 
 def disruption_budget(endpoint: ParsedEndpoint, replicas: int) -> Json | None:
@@ -88,6 +101,8 @@ def disruption_budget(endpoint: ParsedEndpoint, replicas: int) -> Json | None:
     )
 
 
+KEYS = "/var/run/penstock/keys"
+"""The Secret of `spec.auth` is mounted at this path."""
 CACHE = "/var/lib/penstock/cache"
 """The artefact is downloaded to this path: an emptyDir of the pod."""
 MIN_READY_SECONDS = 2
@@ -154,6 +169,7 @@ def template(
     store = store_access(settings, writes=False)
     cache_volume, cache_mount = scratch("cache", CACHE)
     tmp_volume, tmp_mount = scratch("tmp", TMP)
+    key_volumes, key_mounts = key_volume(endpoint)
     memory = runtime_memory(pod, settings, result=serving.result, artefact=serving.artefact)
     values = _environment(endpoint, serving, hardware)
     if StoreUri.parse(settings.store_uri).scheme is not StoreScheme.FILE:
@@ -162,9 +178,12 @@ def template(
         "image": settings.runtime_image,
         "command": [*PYTHON, "penstock_runtime.pod"],
         "env": environment(settings, store.env, values, secrets=store.secrets),
-        "ports": [{"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"}],
+        "ports": [
+            {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
+            {"name": "internal", "containerPort": INTERNAL_PORT, "protocol": "TCP"},
+        ],
         "resources": resources(hardware, serving.cores, memory),
-        "volumeMounts": [*store.mounts, cache_mount, tmp_mount],
+        "volumeMounts": [*store.mounts, cache_mount, tmp_mount, *key_mounts],
         **PROBES,
     }
     spec = pod_spec(
@@ -172,13 +191,13 @@ def template(
         hardware=hardware,
         pod=pod,
         settings=settings,
-        volumes=[*store.volumes, cache_volume, tmp_volume],
+        volumes=[*store.volumes, cache_volume, tmp_volume, *key_volumes],
         spread_over=runtime_selector(endpoint.name),
     )
     spec["terminationGracePeriodSeconds"] = Drain.of(endpoint.spec.rollout.drain_seconds).grace
     annotations = {
         "prometheus.io/scrape": "true",
-        "prometheus.io/port": str(HTTP_PORT),
+        "prometheus.io/port": str(INTERNAL_PORT),
         "prometheus.io/path": "/metrics",
         **pod.annotations,
         ARTEFACT: serving.digest,
@@ -186,6 +205,15 @@ def template(
     made: Json = {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
     annotations[TEMPLATE_HASH] = template_hash(made)
     return made
+
+
+def key_volume(endpoint: ParsedEndpoint) -> tuple[list[Json], list[Json]]:
+    """Volumes and mounts of the bearer tokens. As a volume, changes reach running pods. Optional: the pod starts
+    without the Secret, refuses all requests and reports it; otherwise it would wait without a visible reason."""
+    if endpoint.spec.auth is None:
+        return [], []
+    secret: Json = {"secretName": endpoint.spec.auth.secret_name, "optional": True, "defaultMode": 0o440}
+    return [{"name": "keys", "secret": secret}], [{"name": "keys", "mountPath": KEYS, "readOnly": True}]
 
 
 def template_hash(value: Json) -> str:
@@ -205,10 +233,13 @@ def _environment(endpoint: ParsedEndpoint, serving: ServingChoice, hardware: Har
         "PENSTOCK_CACHE": CACHE,
         "PENSTOCK_HOST": "0.0.0.0",
         "PENSTOCK_PORT": str(HTTP_PORT),
+        "PENSTOCK_INTERNAL_PORT": str(INTERNAL_PORT),
         "PENSTOCK_TRUNCATE": "true" if serving.truncate else "false",
         "PENSTOCK_DRAIN_DELAY_SECONDS": str(drain.delay),
         "PENSTOCK_DRAIN_LIMIT_SECONDS": str(drain.limit),
     }
+    if endpoint.spec.auth is not None:
+        values["PENSTOCK_AUTH_TOKEN_FOLDER"] = KEYS
     if serving.max_input_tokens is not None:
         values["PENSTOCK_MAX_INPUT_TOKENS"] = str(serving.max_input_tokens)
     objective = _objective_milliseconds(endpoint, serving)
@@ -231,7 +262,7 @@ def _objective_milliseconds(endpoint: ParsedEndpoint, serving: ServingChoice) ->
 
 def _get(path: str, *, every: int, failures: int, timeout: int) -> Json:
     return {
-        "httpGet": {"path": path, "port": "http"},
+        "httpGet": {"path": path, "port": "internal"},
         "periodSeconds": every,
         "failureThreshold": failures,
         "timeoutSeconds": timeout,

@@ -168,6 +168,8 @@ class HostReport:
     artefact_key: str = ""
     plan: str = ""
     """Summary of the served plan."""
+    tokens: int | None = None
+    """Number of bearer tokens that it accepts; None: requests need none."""
 
     @classmethod
     def from_info(cls, info: object) -> HostReport | None:
@@ -193,6 +195,7 @@ class HostReport:
             measured_on=artefact.cpu or {},
             artefact_key=artefact.key or "",
             plan=(found.plan or _Plan()).summary,
+            tokens=(found.access or _Access()).tokens,
         )
 
 
@@ -229,8 +232,13 @@ class _Plan(_Part):
     summary: str = ""
 
 
+class _Access(_Part):
+    tokens: int | None = Field(default=None, ge=0)
+
+
 class _Info(_Part):
     host: _Host | None = None
+    access: _Access | None = None
     artefact: _Artefact | None = None
     plan: _Plan | None = None
 

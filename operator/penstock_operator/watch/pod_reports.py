@@ -20,7 +20,7 @@ from penstock_operator.cluster.informer import Informer
 from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, StoreChange
 from penstock_operator.loop.queue import WorkQueue
 from penstock_operator.metrics import PROBES
-from penstock_operator.plan.names import HTTP_PORT
+from penstock_operator.plan.names import INTERNAL_PORT
 from penstock_operator.plan.workloads import HostReport, JobLog, PodFacts
 from penstock_operator.pod_data import INFO_MAX_BYTES, Unreadable, printable, read_body, read_json
 from penstock_operator.watch.cluster_cache import ClusterCache
@@ -47,7 +47,9 @@ def pod_session(timeout: aiohttp.ClientTimeout, *, limit: int) -> aiohttp.Client
 class PodInfoReader:
     """Keeps the reports of the cache up to date: reads `/info` of each runtime pod once, and again after changes."""
 
-    def __init__(self, cache: ClusterCache, *, timeout_seconds: float, concurrency: int, port: int = HTTP_PORT) -> None:
+    def __init__(
+        self, cache: ClusterCache, *, timeout_seconds: float, concurrency: int, port: int = INTERNAL_PORT
+    ) -> None:
         self._cache = cache
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._concurrency = concurrency

@@ -6,6 +6,9 @@ in the thread of the loop.
 While requests come from one client, one after the other, their rows run in the loop's thread as well, to avoid the time
 for waking a stream (see `batcher`). Meanwhile the loop reads no other request. Therefore a request of another client
 ends this, and one of every `STREAM_EVERY` requests uses a stream, so that a second client is noticed.
+
+When the queue is full, the newest waiting request of the client address with the most gives way to a request of an
+address with less.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from penstock.recipe import Plan
 from penstock_runtime.batching.batcher import Batcher, BatchObserver, BatchResult, Reduce
 from penstock_runtime.batching.queue import QueueBounds, QueuedRow, deadline_exceeded, partly_run
 from penstock_runtime.engines.base import Engine
-from penstock_runtime.errors import DeadlineExceeded, RequestError
+from penstock_runtime.errors import DeadlineExceeded, Overloaded, RequestError
 from penstock_runtime.rows import Row
 
 SINGLE_CLIENT_REQUESTS = 16
@@ -51,6 +54,9 @@ class _Call:
     arrived: float
     reduced: list[Any]
     missing: int
+    tokens: int = 0
+    """Of all rows."""
+    client: str = ""
     entries: list[QueuedRow] = field(default_factory=list)
     spans: list[tuple[float, float]] = field(default_factory=list)
 
@@ -76,15 +82,22 @@ class Dispatcher(Batcher):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._waiting_requests = 0
+        self._calls: dict[str, dict[_Call, None]] = {}
+        """Queued or running requests by client address, oldest first."""
+        self._tokens: dict[str, int] = {}
+        """Their tokens by client address."""
         self._consecutive = 0
         """Consecutive requests of the last caller without another request in between."""
         self._last_caller = 0
 
-    async def run(self, rows: Sequence[Row], *, arrived: float, deadline: float, caller: int = 0) -> RequestResult:
+    async def run(
+        self, rows: Sequence[Row], *, arrived: float, deadline: float, caller: int = 0, client: str = ""
+    ) -> RequestResult:
         """Run rows, in batches with the rows of other requests as far as the plan allows.
 
-        `arrived` and `deadline` (infinite: none) are on the clock of `perf_counter`. `caller`: number of the client; a
-        client has one request at a time. Cancelling the call drops its rows, except for those that run already.
+        `arrived` and `deadline` (infinite: none) are on the clock of `perf_counter`. `caller`: number of the
+        connection, which has one request at a time. `client`: address of the client. Cancelling the call drops its
+        rows, except for those that run already.
         Overloaded, InvalidInput (too large for the queue), DeadlineExceeded, InferenceFailed, and what `reduce` raises.
         """
         loop = self._loop
@@ -103,21 +116,27 @@ class Dispatcher(Batcher):
                 return _inline_result(result, arrived)
         self._waiting_requests += 1
         try:
-            return await self._run(loop, rows, arrived, deadline)
+            return await self._run(loop, rows, arrived, deadline, client)
         finally:
             self._waiting_requests -= 1
 
     async def _run(
-        self, loop: asyncio.AbstractEventLoop, rows: Sequence[Row], arrived: float, deadline: float
+        self, loop: asyncio.AbstractEventLoop, rows: Sequence[Row], arrived: float, deadline: float, client: str
     ) -> RequestResult:
-        call = _Call(loop.create_future(), arrived, [None] * len(rows), len(rows))
+        tokens = sum(row.length for row in rows)
+        call = _Call(loop.create_future(), arrived, [None] * len(rows), len(rows), tokens, client)
+        self._make_room(call)
         call.entries = self.push(rows, call, arrived=arrived, deadline=deadline)
+        self._calls.setdefault(client, {})[call] = None
+        self._tokens[client] = self._tokens.get(client, 0) + tokens
         self._schedule_dispatch(loop)
         if deadline < self._timer_at:
             self._set_timer(deadline)
         try:
             await call.done
+            self._forget(call)
         except BaseException:
+            self._forget(call)
             self.discard(call.entries)
             if not loop.is_closed():
                 self._schedule_dispatch(loop)
@@ -125,6 +144,48 @@ class Dispatcher(Batcher):
         ended = max(end for _, end in call.spans)
         inference = _covered_seconds(call.spans)
         return RequestResult(call.reduced, max(0.0, ended - arrived - inference) * 1e3, inference * 1e3)
+
+    def check_admission(self, client: str) -> None:
+        """Overloaded if a request of this client would be refused, however short it is. To be called before its texts
+        are tokenised."""
+        try:
+            self.check_room(1, 1)
+        except Overloaded:
+            if self._larger_client(client, 1) is None:
+                raise
+
+    def _make_room(self, call: _Call) -> None:
+        """If the queue is full, drop the newest requests of addresses that would still have more tokens than the
+        caller's; Overloaded if there are none."""
+        while True:
+            try:
+                self.check_room(call.missing, call.tokens)
+            except Overloaded as error:
+                larger = self._larger_client(call.client, call.tokens)
+                if larger is None:
+                    raise
+                newest = next(reversed(self._calls[larger]))
+                self._forget(newest)
+                self.discard(newest.entries)
+                if not newest.done.done():
+                    newest.done.set_exception(Overloaded(error.message, retry_after_seconds=error.retry_after_seconds))
+            else:
+                return
+
+    def _larger_client(self, client: str, tokens: int) -> str | None:
+        """The address with the most tokens, if these are more than the client's with `tokens` more."""
+        largest = max(self._tokens, key=self._tokens.__getitem__, default=client)
+        own = self._tokens.get(client, 0) + tokens
+        return largest if self._tokens.get(largest, 0) > own else None
+
+    def _forget(self, call: _Call) -> None:
+        calls = self._calls.get(call.client)
+        if calls is None or call not in calls:
+            return
+        del calls[call]
+        self._tokens[call.client] -= call.tokens
+        if not calls:
+            del self._calls[call.client], self._tokens[call.client]
 
     async def close(self) -> None:
         """Stop the streams after their batches. No `run` may be in progress or follow."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import re
 import time
@@ -15,6 +14,7 @@ from penstock.errors import closest
 from penstock.logs import log_event
 from penstock.tasks import TaskName
 from penstock_runtime.errors import ClientGone, MethodNotAllowed, RequestError, Unauthorized, UnsupportedRoute
+from penstock_runtime.http.access import AccessTokens
 from penstock_runtime.http.api.bodies import error_response
 from penstock_runtime.http.transport.head import body_too_large
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
@@ -27,14 +27,18 @@ UNKNOWN = "(unknown)"
 """The route label of requests without a route: paths of clients must not become label values."""
 OWN_HEADERS = b"authorization, content-type, x-deadline-ms, x-request-id"
 """Request headers that pages may send, if the browser does not name others."""
+LONGEST_SHOWN_PATH = 100
+"""Characters."""
 HEADER_NAMES = re.compile(rb"[A-Za-z0-9_-]+( *, *[A-Za-z0-9_-]+)*")
 
 
 class Router:
     """The routes of one endpoint. Paths of other tasks are known as well, so that a 404 can name the task."""
 
-    def __init__(self, routes: Iterable[Route], task: TaskName) -> None:
+    def __init__(self, routes: Iterable[Route], task: TaskName, *, on_internal_port: Iterable[Route] = ()) -> None:
+        """`on_internal_port`: routes that another router serves on the internal port, so that a 404 can say where."""
         self.task = task
+        self._on_internal_port = frozenset(route.path for route in on_internal_port)
         every = tuple(routes)
         self.routes = tuple(route for route in every if route.tasks is None or task in route.tasks)
         self._elsewhere = {
@@ -83,15 +87,25 @@ class Router:
 
     def _missing(self, path: str) -> UnsupportedRoute:
         posts = sorted({route.path for route in self.routes if route.method == "POST" and "{" not in route.path})
+        if not posts:
+            paths = ", ".join(route.path for route in self.routes)
+            return UnsupportedRoute("this port is for probes and monitoring", remedy=f"GET one of {paths}")
+        if path in self._on_internal_port:
+            return UnsupportedRoute(
+                f"{path} is served on the internal port only",
+                remedy="Ask that port (--internal-port, PENSTOCK_INTERNAL_PORT) from inside the cluster or the host",
+            )
         remedy = f"POST to {', '.join(posts)}; /docs describes them"
         tasks = self._elsewhere.get(path)
         if tasks is not None:
             wanted = " or ".join(sorted(tasks))
             return UnsupportedRoute(f"{path} is for {wanted}, and this endpoint does {self.task.value}", remedy=remedy)
+        if len(path) > LONGEST_SHOWN_PATH:
+            # No hint: comparing a path of 30 KB with all routes blocks the event loop for 9 ms.
+            return UnsupportedRoute(f"there is no {path[:LONGEST_SHOWN_PATH]}…", remedy=remedy)
         close = closest(path, (route.path for route in self.routes), cutoff=0.75)
         hint = f"; did you mean {close}?" if close else ""
-        shown = path if len(path) <= 100 else path[:100] + "…"
-        return UnsupportedRoute(f"there is no {shown}{hint}", remedy=remedy)
+        return UnsupportedRoute(f"there is no {path}{hint}", remedy=remedy)
 
 
 def allowed(methods: Mapping[str, Route]) -> tuple[str, ...]:
@@ -105,11 +119,13 @@ def allowed(methods: Mapping[str, Route]) -> tuple[str, ...]:
 class Application:
     """Answers requests with the handlers of a router."""
 
-    def __init__(self, router: Router, settings: Settings, metrics: ServerMetrics) -> None:
+    def __init__(self, router: Router, settings: Settings, metrics: ServerMetrics, *, wants_token: bool = True) -> None:
+        """`wants_token`: false for the internal port, which the network protects."""
         self.router = router
         self.metrics = metrics
         self.body_limit = settings.limits.max_body_bytes
-        self._tokens = settings.access.tokens
+        self.tokens = AccessTokens(settings.access) if wants_token and settings.access.wants_token else None
+        """None: no request needs a token."""
         self._origins = frozenset(settings.access.cors_origins)
         self.access_lines: list[str] | None = [] if settings.log.access_log else None
         """Lines for the access log; the server writes them once a second."""
@@ -121,21 +137,26 @@ class Application:
         if request.method == "OPTIONS":
             return
         self.router.resolve(request)
-        if self._tokens:
-            self._check_token(request)
+        if self.tokens is not None and not (request.route is not None and request.route.public):
+            request.token = self._token_name(self.tokens, request)
         if body_bytes is not None and body_bytes > self.body_limit:
             raise body_too_large(self.body_limit)
 
-    def _check_token(self, request: Request) -> None:
-        if request.route is not None and request.route.public:
-            return
+    @property
+    def admission_version(self) -> int:
+        """Changes when a request that was admitted before may be refused now."""
+        return 0 if self.tokens is None else self.tokens.version
+
+    @staticmethod
+    def _token_name(tokens: AccessTokens, request: Request) -> str:
         scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
         given = given.strip()
         if scheme.lower() != b"bearer" or not given:
             raise Unauthorized("this endpoint wants a token", remedy="Send the header authorization: Bearer <token>")
-        # Compare all tokens in constant time, so that the duration does not depend on a partial match.
-        if not any([hmac.compare_digest(given, token) for token in self._tokens]):  # noqa: C419
+        name = tokens.name_of(given)
+        if name is None:
             raise Unauthorized("this is not a token of this endpoint", remedy="Ask the endpoint's owner for one")
+        return name
 
     # After the body is read
 
@@ -183,7 +204,8 @@ class Application:
         if self.access_lines is not None:
             self.access_lines.append(
                 f"{request.method} {request.path} {response.status} {seconds * 1000:.3f}ms "
-                f"{len(request.body)}B>{len(response.body)}B {request.identifier.decode('ascii')}"
+                f"{len(request.body)}B>{len(response.body)}B {request.identifier.decode('ascii')} "
+                f"{request.address or '-'} {request.token or '-'}"
             )
         return response
 

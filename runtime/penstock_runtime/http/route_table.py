@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penstock_runtime.http.api import cohere, openai, predict, tei, v2
 from penstock_runtime.http.api.health import HealthRoutes
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.pages.documents import Documents
-from penstock_runtime.http.transport.message import Route
+from penstock_runtime.http.transport.message import Internal, Route
 from penstock_runtime.tasks.base import RequestLimits
 
 OPERATION = "Operation"
@@ -25,24 +27,24 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
         *cohere.routes(service, limits),
         *v2.routes(service, health, limits),
         Route(
-            "GET", "/healthz", health.alive, "Is the process alive?", OPERATION, public=True,
+            "GET", "/healthz", health.alive, "Is the process alive?", OPERATION, public=True, internal=Internal.TOO,
             content_type="text/plain", response=plain,
         ),
         Route(
-            "GET", "/readyz", health.ready, "Are requests welcome?", OPERATION, public=True,
+            "GET", "/readyz", health.ready, "Are requests welcome?", OPERATION, public=True, internal=Internal.TOO,
             content_type="text/plain", response=plain,
         ),
         Route(
             "GET", "/health", health.ready, "The same, as huggingface_hub's client asks", OPERATION, public=True,
-            content_type="text/plain", response=plain,
+            internal=Internal.TOO, content_type="text/plain", response=plain,
         ),
         Route(
-            "GET", "/metrics", health.metrics, "Metrics for Prometheus", OPERATION, public=True,
+            "GET", "/metrics", health.metrics, "Metrics for Prometheus", OPERATION, public=True, internal=Internal.ONLY,
             content_type="text/plain", response=plain,
         ),
         Route(
             "GET", "/info", health.info, "What is served, how, on what, with which evidence", OPERATION,
-            response={"type": "object"},
+            internal=Internal.ONLY, response={"type": "object"},
         ),
         Route(
             "GET", "/openapi.json", documents.openapi, "This document", OPERATION, response={"type": "object"},
@@ -56,5 +58,16 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
             content_type="text/html", response=plain,
         ),
     )  # fmt: skip
-    documents.routes = tuple(route for route in table if route.tasks is None or service.status.task in route.tasks)
+    shown = table if service.settings.http.internal_port is None else public_routes(table)
+    documents.routes = tuple(route for route in shown if route.tasks is None or service.status.task in route.tasks)
     return table
+
+
+def public_routes(table: Iterable[Route]) -> tuple[Route, ...]:
+    """The routes of the port for requests, on a server with an internal port."""
+    return tuple(route for route in table if route.internal is not Internal.ONLY)
+
+
+def internal_routes(table: Iterable[Route]) -> tuple[Route, ...]:
+    """The routes of the internal port."""
+    return tuple(route for route in table if route.internal is not Internal.NO)

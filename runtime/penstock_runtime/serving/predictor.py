@@ -100,12 +100,19 @@ class Predictor:
         self._served = self._start(model, 0)
 
     async def predict(
-        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None, caller: int = 0
+        self,
+        inputs: Any,
+        parameters: Mapping[str, Any],
+        *,
+        deadline_seconds: float | None = None,
+        caller: int = 0,
+        client: str = "",
     ) -> Answer:
         """Answer one request in the format of Hugging Face.
 
         `deadline_seconds`: the request is dropped unless all of it has started to run by then; None: the setting's.
-        `caller`: number of the client, which has one request at a time.
+        `caller`: number of the connection, which has one request at a time. `client`: address of the client; addresses
+        share the queue.
         Any RequestError: InvalidInput, Overloaded, DeadlineExceeded, InferenceFailed, NotReady (draining).
         """
         if self._draining:
@@ -123,7 +130,7 @@ class Predictor:
         served.requests += 1
         try:
             answer, is_large = await self._answer(
-                served, inputs, parameters, arrived=arrived, deadline=deadline, caller=caller
+                served, inputs, parameters, arrived=arrived, deadline=deadline, caller=caller, client=client
             )
         finally:
             served.requests -= 1
@@ -220,16 +227,19 @@ class Predictor:
         arrived: float,
         deadline: float,
         caller: int,
+        client: str,
     ) -> tuple[Answer, bool]:
         """The answer, and whether it is large."""
         task = served.model.task
         # Refuse before tokenising if the queue is full.
-        served.dispatcher.check_room(1, 1)
+        served.dispatcher.check_admission(client)
         request = task.parse(inputs, parameters)
         parsed = perf_counter()
         prepared = await self._prepare(served, request, inputs, parameters)
         tokenised = perf_counter()
-        ran = await served.dispatcher.run(prepared.rows, arrived=tokenised, deadline=deadline, caller=caller)
+        ran = await served.dispatcher.run(
+            prepared.rows, arrived=tokenised, deadline=deadline, caller=caller, client=client
+        )
         resumed = perf_counter()
         is_large = len(prepared.rows) > MANY_ROWS or prepared.answer_bytes > LARGE_BYTES
         if is_large:

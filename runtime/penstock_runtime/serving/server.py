@@ -14,21 +14,27 @@ import os
 import signal
 import sys
 
+from penstock.errors import HostError
 from penstock.logs import log_event
 from penstock.manifest import Manifest
 from penstock.recipe import Plan
 from penstock_runtime.http.api.service import ModelService, PredictorLike
 from penstock_runtime.http.application import Application, Router
-from penstock_runtime.http.route_table import routes
+from penstock_runtime.http.route_table import internal_routes, public_routes, routes
 from penstock_runtime.http.transport.listener import Listener
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
-from penstock_runtime.settings import Settings
+from penstock_runtime.settings import HttpSettings, Settings
 from penstock_runtime.tasks.base import RequestLimits
 
 logger = logging.getLogger("penstock.server")
 
 ACCESS_FLUSH_SECONDS = 1.0
+TOKEN_REFRESH_SECONDS = 2.0
+INTERNAL_CONNECTIONS = 64
+"""Open connections of the internal port: kubelet, operator, and some Prometheus servers."""
+INTERNAL_DRAIN_SECONDS = 0.5
+"""How long the internal port waits for requests in progress at the end. Scrapes take milliseconds."""
 
 
 def request_limits(settings: Settings) -> RequestLimits:
@@ -37,8 +43,19 @@ def request_limits(settings: Settings) -> RequestLimits:
     return RequestLimits(items=limits.max_inputs, rows=limits.max_rows, answer_bytes=limits.max_answer_bytes)
 
 
+def _internal_settings(http: HttpSettings) -> HttpSettings:
+    return http.model_copy(
+        update={
+            "port": http.internal_port,
+            "internal_port": None,
+            "max_connections": INTERNAL_CONNECTIONS,
+            "per_client_share": 1.0,
+        }
+    )
+
+
 class Server:
-    """One endpoint on one port."""
+    """One endpoint on one port, or on one for requests and one for probes and monitoring."""
 
     def __init__(self, status: ServerStatus, settings: Settings, predictor: PredictorLike | None = None) -> None:
         self.status = status
@@ -46,11 +63,20 @@ class Server:
         self.metrics = ServerMetrics(status, objective_p95_milliseconds=settings.observation.objective_p95_milliseconds)
         self.service = ModelService(status, settings, self.metrics)
         table = routes(self.service, request_limits(settings))
-        self.application = Application(Router(table, status.task), settings, self.metrics)
+        self._internal_application: Application | None = None
+        if settings.http.internal_port is None:
+            router = Router(table, status.task)
+        else:
+            internal = Router(internal_routes(table), status.task)
+            self._internal_application = Application(internal, settings, self.metrics, wants_token=False)
+            router = Router(public_routes(table), status.task, on_internal_port=internal.routes)
+        self.application = Application(router, settings, self.metrics)
         self._listener: Listener | None = None
+        self._internal_listener: Listener | None = None
         self._stop = asyncio.Event()
         self._was_ready = False
         self._flush: asyncio.TimerHandle | None = None
+        self._refresh: asyncio.TimerHandle | None = None
         if predictor is not None:
             self.serve_with(predictor)
 
@@ -58,6 +84,11 @@ class Server:
     def port(self) -> int:
         """The port; 0 before `start`."""
         return 0 if self._listener is None else self._listener.port
+
+    @property
+    def internal_port(self) -> int:
+        """The port for probes and monitoring; 0 before `start`, or if the server has none."""
+        return 0 if self._internal_listener is None else self._internal_listener.port
 
     @property
     def url(self) -> str:
@@ -83,8 +114,22 @@ class Server:
         self._listener = Listener(self.application, self.settings.http)
         self.metrics.connections = lambda: 0 if self._listener is None else len(self._listener.connections)
         await self._listener.listen()
+        if self._internal_application is not None:
+            self._internal_listener = Listener(self._internal_application, _internal_settings(self.settings.http))
+            try:
+                await self._internal_listener.listen()
+            except HostError as error:
+                self._listener.stop_accepting()
+                remedy = "Choose another --internal-port or --host (PENSTOCK_INTERNAL_PORT, PENSTOCK_HOST)"
+                raise HostError(error.message, remedy=remedy) from error
+            logger.info(
+                "probes, /metrics and /info are on port %d",
+                self.internal_port,
+                extra=log_event("InternalPortListening", object=self.status.name),
+            )
         if self.application.access_lines is not None:
             self._write_access_lines()
+        self._refresh_tokens()
         if self.status.phase is ServerPhase.LOADING:
             logger.info(
                 "listening on %s: %s; /readyz reports readiness",
@@ -169,11 +214,23 @@ class Server:
                     drain.drain_limit_seconds,
                     extra=log_event("ModelStillRunning", object=self.status.name),
                 )
-        if self._flush is not None:
-            self._flush.cancel()
+        if self._internal_listener is not None:
+            # Last, so that probes are answered as long as requests are.
+            left = min(INTERNAL_DRAIN_SECONDS, max(0.0, end - loop.time()))
+            await self._internal_listener.close(idle_seconds=0.0, limit_seconds=left)
+        for timer in (self._flush, self._refresh):
+            if timer is not None:
+                timer.cancel()
         self._write_lines()
         logger.info("drained", extra=log_event("ServerDrained", object=self.status.name))
         return cut
+
+    def _refresh_tokens(self) -> None:
+        """Read tokens again that have changed, from now on until the end."""
+        if self.application.tokens is not None:
+            self.application.tokens.refresh()
+            self.status.tokens = self.application.tokens.count
+            self._refresh = asyncio.get_running_loop().call_later(TOKEN_REFRESH_SECONDS, self._refresh_tokens)
 
     def _write_access_lines(self) -> None:
         self._write_lines()

@@ -70,6 +70,8 @@ class ServerStatus:
     """The machine, as read at the start."""
     grant: CoreGrant | None = None
     """The cores that the engine uses, and whether they are exclusive."""
+    tokens: int | None = None
+    """Number of accepted bearer tokens; None: requests need none."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """Limits that come with the model, such as `max_input_tokens`."""
 

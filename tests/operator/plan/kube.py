@@ -499,12 +499,14 @@ def info(
     cpu: Json | None = None,
     quota: float | None = None,
     findings: tuple[str, ...] = (),
+    tokens: int | None = None,
 ) -> Json:
     """The body that a runtime answers at /info."""
     numbers = list(cpus)
     return {
         "plan": {"summary": "openvino-int8, 2x1 threads"},
         "artefact": {"key": "k", "cpu": ICE_LAKE},
+        "access": {"tokens": tokens},
         "host": {
             "cpu": cpu or ICE_LAKE,
             "cpus_allowed": numbers,

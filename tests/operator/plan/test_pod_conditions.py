@@ -101,6 +101,31 @@ def test_a_pod_that_does_not_serve_makes_the_endpoint_unready_with_the_reason(ca
     assert "p95" not in made.status or not made.status["p95"]
 
 
+@pytest.mark.parametrize("tokens", [None, 0, 2])
+def test_a_pod_without_keys_names_the_secret(tokens: int | None) -> None:
+    kube = Kube(auth={"secretName": "keys"}).optimised()
+    kube.deployment_status(updated=1, available=0, replicas=1)
+    kube.pod_of("emotion-0", containerStatuses=[container(running=True)])
+    kube.infos["emotion-0"] = info(range(4, 8), tokens=tokens)
+    made = kube.reconcile()
+
+    for kind in ("Available", "Ready"):
+        status, reason, message = condition(made, kind)
+        assert status == "False"
+        assert (reason == "NoKeys") == (tokens == 0)
+        if tokens == 0:
+            assert "the Secret keys, which spec.auth names" in message
+            assert "kubectl create secret generic keys" in message
+
+
+def test_an_endpoint_with_keys_becomes_ready() -> None:
+    kube = Kube(auth={"secretName": "keys"}).optimised()
+    kube.pods_serve()
+    kube.infos = {name: {**value, "access": {"tokens": 2}} for name, value in kube.infos.items()}
+
+    assert condition(kube.reconcile(), "Ready")[0] == "True"
+
+
 def test_ready_is_false_while_one_of_two_pods_crash_loops() -> None:
     kube = Kube(scaling={"mode": "None"}, replicas=2).optimised()
     name = sorted(name for name in kube.pods if name.startswith("emotion-"))[1]

@@ -128,6 +128,7 @@ def test_the_environment_has_all_settings_of_the_runtime() -> None:
         "PENSTOCK_CACHE": "/var/lib/penstock/cache",
         "PENSTOCK_HOST": "0.0.0.0",
         "PENSTOCK_PORT": "8080",
+        "PENSTOCK_INTERNAL_PORT": "8081",
         "PENSTOCK_TRUNCATE": "false",
         "PENSTOCK_MAX_INPUT_TOKENS": "256",
         "PENSTOCK_DRAIN_DELAY_SECONDS": "20",
@@ -172,6 +173,62 @@ def test_liveness_and_readiness_probes_have_different_paths() -> None:
     container = container_of(Kube().optimised().deployment)
     paths = {kind: container[kind]["httpGet"]["path"] for kind in ("startupProbe", "readinessProbe", "livenessProbe")}
     assert paths == {"startupProbe": "/healthz", "readinessProbe": "/readyz", "livenessProbe": "/healthz"}
+
+
+def test_probes_and_monitoring_use_the_internal_port_which_the_service_does_not_have() -> None:
+    kube = Kube().optimised()
+    container = container_of(kube.deployment)
+    probed = {container[kind]["httpGet"]["port"] for kind in ("startupProbe", "readinessProbe", "livenessProbe")}
+    (port,) = kube.objects["Service", "emotion"]["spec"]["ports"]
+
+    assert {entry["name"]: entry["containerPort"] for entry in container["ports"]} == {"http": 8080, "internal": 8081}
+    assert probed == {"internal"}
+    assert port["targetPort"] == 8080
+    assert kube.deployment["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"] == "8081"
+
+
+@pytest.mark.parametrize("labels", [(), (("monitoring", "yes"),)])
+def test_only_the_operator_and_monitoring_may_reach_the_internal_port(labels: tuple[tuple[str, str], ...]) -> None:
+    settings = replace(SETTINGS, operator_namespace="ops", monitoring_labels=labels)
+    kube = Kube(settings=settings, gateway={"mode": "Always"}).optimised()
+    namespaces = [{"kubernetes.io/metadata.name": "ops"}, *([dict(labels)] if labels else [])]
+    peers = [{"namespaceSelector": {"matchLabels": chosen}} for chosen in namespaces]
+
+    for name, port in (("emotion", 8081), ("emotion-gateway", 8404)):
+        requests, monitoring = kube.objects["NetworkPolicy", name]["spec"]["ingress"]
+        assert requests == {"ports": [{"port": 8080, "protocol": "TCP"}]}
+        assert monitoring == {"ports": [{"port": port, "protocol": "TCP"}], "from": peers}
+
+
+def test_the_keys_of_an_endpoint_are_mounted_as_files_of_its_runtime_pods_only() -> None:
+    kube = Kube(auth={"secretName": "keys"}, gateway={"mode": "Always"}).optimised()
+    pod = kube.deployment["spec"]["template"]["spec"]
+    (volume,) = [entry for entry in pod["volumes"] if "secret" in entry]
+    (mount,) = [entry for entry in container_of(kube.deployment)["volumeMounts"] if entry["name"] == volume["name"]]
+
+    assert volume["secret"] == {"secretName": "keys", "optional": True, "defaultMode": 0o440}
+    assert mount["readOnly"] is True
+    assert env_of(kube.deployment)["PENSTOCK_AUTH_TOKEN_FOLDER"] == mount["mountPath"]
+    assert "keys" not in json.dumps(container_of(kube.deployment)["env"]).replace(mount["mountPath"], "")
+    assert "secret" not in json.dumps(job_of(kube)["spec"]["template"]["spec"]["volumes"])
+
+
+def test_the_keys_are_mounted_into_the_gateway_that_holds_requests() -> None:
+    kube = Kube(auth={"secretName": "keys"}, gateway={"mode": "Always"}).optimised()
+    pod = kube.objects["Deployment", "emotion-gateway"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (volume,) = [entry for entry in pod["volumes"] if "secret" in entry]
+    (mount,) = [entry for entry in container["volumeMounts"] if entry["name"] == volume["name"]]
+    environment = {entry["name"]: entry["value"] for entry in container["env"]}
+
+    assert volume["secret"]["secretName"] == "keys"
+    assert environment["PENSTOCK_GATEWAY_KEYS_FOLDER"] == mount["mountPath"]
+
+
+def test_an_endpoint_without_auth_has_no_keys() -> None:
+    kube = Kube().optimised()
+    assert "PENSTOCK_AUTH_TOKEN_FOLDER" not in env_of(kube.deployment)
+    assert "keys" not in json.dumps(kube.deployment)
 
 
 def test_the_selector_of_the_deployment_never_changes() -> None:
@@ -334,7 +391,7 @@ def test_with_a_mounted_store_runtime_pods_have_no_egress() -> None:
     policy = Kube().optimised().objects["NetworkPolicy", "emotion"]["spec"]
     assert "egress" not in policy
     assert policy["policyTypes"] == ["Ingress", "Egress"]
-    assert policy["ingress"] == [{"ports": [{"port": 8080, "protocol": "TCP"}]}]
+    assert policy["ingress"][0] == {"ports": [{"port": 8080, "protocol": "TCP"}]}
     assert policy["podSelector"] == {"matchLabels": names.runtime_selector("emotion")}
 
 

@@ -14,7 +14,7 @@ from penstock.recipe import Batching, Plan
 from penstock_runtime.batching.batcher import NullObserver
 from penstock_runtime.batching.dispatcher import SINGLE_CLIENT_REQUESTS, STREAM_EVERY, Dispatcher, RequestResult
 from penstock_runtime.batching.queue import QueueBounds
-from penstock_runtime.errors import DeadlineExceeded, InferenceFailed
+from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, Overloaded
 from penstock_runtime.rows import Batch, Outputs, Row
 from tests.runtime.batching.echo import IO, POISON, EchoEngine, SleepyEngine, plan, row, rows, total
 
@@ -22,9 +22,11 @@ T = TypeVar("T")
 
 
 @asynccontextmanager
-async def lane_of(engine: EchoEngine, served: Plan, *, tokens_per_second: int = 100) -> AsyncIterator[Dispatcher]:
+async def lane_of(
+    engine: EchoEngine, served: Plan, *, tokens_per_second: int = 100, most_rows: int = 1024
+) -> AsyncIterator[Dispatcher]:
     """`tokens_per_second`: of each stream, as the warm-up has measured; so slow that no row is brief."""
-    dispatcher = Dispatcher(engine, IO, served, total, bounds=QueueBounds(1024, 131_072), observer=NullObserver())
+    dispatcher = Dispatcher(engine, IO, served, total, bounds=QueueBounds(most_rows, 131_072), observer=NullObserver())
     dispatcher.add_measurement(100 * tokens_per_second, 100.0)  # so long, that the test's own runs change little
     try:
         yield dispatcher
@@ -34,10 +36,10 @@ async def lane_of(engine: EchoEngine, served: Plan, *, tokens_per_second: int = 
 
 
 async def run(
-    dispatcher: Dispatcher, wanted: list[Row], *, seconds: float = math.inf, caller: int = 0
+    dispatcher: Dispatcher, wanted: list[Row], *, seconds: float = math.inf, caller: int = 0, client: str = ""
 ) -> RequestResult:
     now = perf_counter()
-    return await dispatcher.run(wanted, arrived=now, deadline=now + seconds, caller=caller)
+    return await dispatcher.run(wanted, arrived=now, deadline=now + seconds, caller=caller, client=client)
 
 
 async def begun(engine: EchoEngine) -> None:
@@ -356,3 +358,53 @@ def test_a_row_that_runs_in_the_loops_thread_has_all_cores_and_its_time_is_repor
     assert ran.inference_milliseconds > 0
     assert 0 <= ran.queue_milliseconds < 30_000
     assert rate > 2 * BETWEEN  # its rows took less than they were expected to
+
+
+async def outcomes(tasks: list[asyncio.Task[RequestResult]]) -> list[str]:
+    found = await soon(asyncio.gather(*tasks, return_exceptions=True))
+    return ["refused" if isinstance(one, Overloaded) else "answered" for one in found]
+
+
+def test_requests_of_one_client_do_not_keep_others_out_of_the_queue() -> None:
+    async def main() -> tuple[list[str], list[str]]:
+        engine = EchoEngine()
+        async with lane_of(engine, plan(), most_rows=10) as dispatcher:
+            engine.gate.clear()
+            many = [asyncio.create_task(run(dispatcher, [row(3)], caller=n, client="many")) for n in range(12)]
+            await begun(engine)
+            few = [asyncio.create_task(run(dispatcher, [row(3)], caller=n, client="few")) for n in range(100, 104)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            dispatcher.check_admission("few")
+            with pytest.raises(Overloaded):
+                dispatcher.check_admission("many")
+            engine.gate.set()
+            return await outcomes(many), await outcomes(few)
+
+    many, few = asyncio.run(main())
+
+    assert few == ["answered"] * 4
+    assert many[:6] == ["answered"] * 6  # the newest ones gave way
+    assert many.count("refused") >= 4
+
+
+def test_clients_with_equal_shares_of_a_full_queue_do_not_displace_each_other() -> None:
+    async def main() -> list[str]:
+        engine = EchoEngine()
+        async with lane_of(engine, plan(), most_rows=4) as dispatcher:
+            engine.gate.clear()
+            first = asyncio.create_task(run(dispatcher, [row(3)], client="c"))
+            await begun(engine)
+            tasks = [
+                asyncio.create_task(run(dispatcher, [row(3)], caller=n, client=name))
+                for n, name in enumerate(["a", "b", "a", "b", "a", "b", "a", "b"], start=1)
+            ]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            engine.gate.set()
+            return await outcomes([first, *tasks])
+
+    found = asyncio.run(main())
+
+    assert found[:5] == ["answered"] * 5
+    assert "refused" in found[5:]

@@ -26,6 +26,12 @@ class Sink:
         self.written = b""
         self.closing = False
 
+    def get_extra_info(self, name: str) -> Any:
+        return ("127.0.0.1", 50_000) if name == "peername" else None
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def write(self, data: bytes) -> None:
         assert not self.closing
         self.written += data
@@ -56,6 +62,10 @@ class Noted:
     @property
     def body_limit(self) -> int:
         return self.inner.body_limit
+
+    @property
+    def admission_version(self) -> int:
+        return self.inner.admission_version
 
     def admit(self, request: Request, body_bytes: int | None) -> None:
         self.inner.admit(request, body_bytes)

@@ -134,7 +134,13 @@ class Model:
         """That requests came with."""
 
     async def predict(
-        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None, caller: int = 0
+        self,
+        inputs: Any,
+        parameters: Mapping[str, Any],
+        *,
+        deadline_seconds: float | None = None,
+        caller: int = 0,
+        client: str = "",
     ) -> Answer:
         self.deadlines.append(deadline_seconds)
         prepared = self.task.prepare(self.task.parse(inputs, parameters))
@@ -194,7 +200,13 @@ class Gate:
         """Raised instead of an answer."""
 
     async def predict(
-        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None, caller: int = 0
+        self,
+        inputs: Any,
+        parameters: Mapping[str, Any],
+        *,
+        deadline_seconds: float | None = None,
+        caller: int = 0,
+        client: str = "",
     ) -> Answer:
         self.loop = asyncio.get_running_loop()
         self._count("waiting", 1)

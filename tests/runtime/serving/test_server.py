@@ -147,6 +147,6 @@ def test_the_access_log_has_a_line_for_each_request(capfd: pytest.CaptureFixture
         httpx.get(f"{endpoint.url}/nowhere", headers={"x-request-id": "id-2"})
     lines = capfd.readouterr().err.splitlines()
 
-    assert re.fullmatch(r"POST /predict 200 \d+\.\d{3}ms 3B>7B id-1", lines[0])
-    assert re.fullmatch(r"GET /nowhere 404 \d+\.\d{3}ms 0B>\d+B id-2", lines[1])
+    assert re.fullmatch(r"POST /predict 200 \d+\.\d{3}ms 3B>7B id-1 127\.0\.0\.1 -", lines[0])
+    assert re.fullmatch(r"GET /nowhere 404 \d+\.\d{3}ms 0B>\d+B id-2 127\.0\.0\.1 -", lines[1])
     assert len(lines) == 2

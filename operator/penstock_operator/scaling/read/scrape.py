@@ -24,7 +24,7 @@ import aiohttp
 
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.metrics import SCRAPES
-from penstock_operator.plan.names import HTTP_PORT
+from penstock_operator.plan.names import INTERNAL_PORT
 from penstock_operator.pod_data import DEMAND_MAX_BYTES, METRICS_MAX_BYTES, Unreadable, printable, read_body
 from penstock_operator.scaling.decide.measurement import Idle, Metrics, Unknown, known
 from penstock_operator.supervision import supervised
@@ -133,7 +133,7 @@ class PodScraper:
         *,
         timeout_seconds: float,
         concurrency: int,
-        port: int = HTTP_PORT,
+        port: int = INTERNAL_PORT,
         reader: Callable[[str], PodReading] = parse_metrics,
     ) -> None:
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)

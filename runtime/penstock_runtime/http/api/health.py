@@ -37,6 +37,11 @@ class HealthRoutes:
             raise NotReady("the server is draining", remedy="Ask another replica")
         if not self._service.ready:
             raise NotReady(status.message)
+        if status.tokens == 0:
+            raise NotReady(
+                "no bearer token is known, so every request would be refused",
+                remedy="Put one into the folder of --auth-token-folder, or into the Secret that is mounted there",
+            )
 
     def metrics(self, request: Request) -> Response:
         """`/metrics`: the text format, or OpenMetrics if requested."""
@@ -92,6 +97,7 @@ def info(service: ModelService) -> dict[str, Any]:
             "deadline_seconds": settings.queue.deadline_seconds,
             **status.limits,
         },
+        "access": {"tokens": status.tokens},
         "host": _host(service),
         "predictor": None
         if service.predictor is None

@@ -18,7 +18,13 @@ class PredictorLike(Protocol):
     """`penstock_runtime.serving.predictor.Predictor`, or a smaller one in tests."""
 
     async def predict(
-        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None, caller: int = 0
+        self,
+        inputs: Any,
+        parameters: Mapping[str, Any],
+        *,
+        deadline_seconds: float | None = None,
+        caller: int = 0,
+        client: str = "",
     ) -> Answer:
         """The answer, or a RequestError. May be cancelled."""
         ...
@@ -54,7 +60,11 @@ class ModelService:
         if predictor is None:
             raise NotReady(self.status.message, retry_after_seconds=5)
         answer = await predictor.predict(
-            inputs, parameters, deadline_seconds=self.deadline_seconds(request), caller=request.caller
+            inputs,
+            parameters,
+            deadline_seconds=self.deadline_seconds(request),
+            caller=request.caller,
+            client=request.client,
         )
         self.metrics.answered(answer)
         return answer

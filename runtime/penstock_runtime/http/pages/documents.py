@@ -72,6 +72,6 @@ class Documents:
         """`/openapi.json`; made on the first request."""
         if self._document is None:
             status = self._service.status
-            wants_token = bool(self._service.settings.access.tokens)
+            wants_token = self._service.settings.access.wants_token
             self._document = dumps(document(self.routes, name=status.name, task=status.task, wants_token=wants_token))
         return Response(self._document)

@@ -35,7 +35,7 @@ from penstock_runtime.http.transport.head import (
     read_head,
 )
 from penstock_runtime.http.transport.message import Request, Response, encode
-from penstock_runtime.http.transport.pool import ConnectionMemory, ConnectionPool, Pipeline
+from penstock_runtime.http.transport.pool import ClientShare, ConnectionMemory, ConnectionPool, Pipeline, UploadRate
 
 LINGER_SECONDS = 2.0
 """How long the rest of a body is read and dropped after an early refusal. Closing at once would reset the connection,
@@ -60,9 +60,9 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_body", "_body_bytes", "_dropped_bytes", "_head_bytes", "_head_cache", "_headers", "_is_advancing",
-        "_is_first", "_memory",
-        "_scheduled", "_skips_head", "_unread_bytes", "_url", "active", "deadline", "expired", "expires",
-        "number", "parser", "pipeline", "pool", "request", "state", "suspended", "transport", "writable",
+        "_is_first", "_memory", "_scheduled", "_skips_head", "_unread_bytes", "_upload", "_url", "active", "address",
+        "client", "deadline", "expired", "expires", "number", "parser", "pipeline", "pool", "request", "state",
+        "suspended", "transport", "writable",
     )  # fmt: skip
 
     def __init__(self, pool: ConnectionPool) -> None:
@@ -95,7 +95,11 @@ class Connection(asyncio.Protocol):
         """Received since the last piece of a body or end of a message: an incomplete head or incomplete trailers."""
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._memory = ConnectionMemory(pool)
+        self._upload = UploadRate()
+        self.address = ""
+        self.client = ClientShare("")
+        """Whose share of the limits the connection counts to. Set when it is made, as the address and the memory."""
+        self._memory = ConnectionMemory(pool, self.client, self)
         self._is_first = False
         """No request of the data just received has been started yet."""
         self._scheduled: asyncio.Handle | None = None
@@ -110,11 +114,19 @@ class Connection(asyncio.Protocol):
         """A client has connected."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is another class with the same methods
         self.parser = httptools.HttpRequestParser(self)
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.client = self.pool.client(self.address)
+        self._memory = ConnectionMemory(self.pool, self.client, self)
         now = self.pool.loop.time()
         self.deadline = now + self.pool.settings.idle_timeout_seconds
         self.expires = self.pool.expiry(now)
-        if not self.pool.add(self):
-            error = NotReady(f"{self.pool.max_connections} connections are open already")
+        if self.pool.add(self):
+            return
+        if self.pool.refuses_silently:
+            self.transport.abort()
+        else:
+            error = NotReady("clients have too many connections open, and all of them are in use")
             self._refuse_and_close(None, error)
 
     def data_received(self, data: bytes) -> None:
@@ -126,7 +138,7 @@ class Connection(asyncio.Protocol):
             return
         self._is_first = True
         if self.state is ConnectionState.IDLE and self.request is None:
-            cached = self._head_cache.read(data)
+            cached = self._head_cache.read(data, self.pool.application.admission_version)
             if cached is not None:
                 self._begin_cached(*cached)
                 return
@@ -204,6 +216,8 @@ class Connection(asyncio.Protocol):
             return
         self.request = Request()
         self.request.caller = self.number
+        self.request.client = self.client.key
+        self.request.address = self.address
         self._headers = self.request.headers
         self._url = b""
         self._head_bytes = 0
@@ -256,6 +270,7 @@ class Connection(asyncio.Protocol):
 
     def _await_body(self, request: Request) -> None:
         self._enter(ConnectionState.BODY, self.pool.settings.body_timeout_seconds)
+        self._upload.mark(self.pool.loop.time(), self._body_bytes)
         if request.headers.get(b"expect", b"").lower() == b"100-continue" and self.transport is not None:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -272,7 +287,7 @@ class Connection(asyncio.Protocol):
         elif request.refusal is None:
             self._body.append(body)
             self._memory.add(len(body))
-            if self.pool.held_bytes > self.pool.settings.max_held_bytes:
+            if not self.pool.make_room(self):
                 self._refuse_and_close(request, Overloaded("other requests and answers fill the memory for them"))
 
     def on_message_complete(self) -> None:
@@ -446,6 +461,10 @@ class Connection(asyncio.Protocol):
         if waits_for_reader and client_has_read:
             self.deadline = now + self.pool.settings.write_timeout_seconds
         if now < self.deadline:
+            least = self.pool.settings.min_upload_bytes_per_second
+            if self.state is ConnectionState.BODY and not self._upload.is_enough(now, self._body_bytes, least):
+                error = RequestTimeout(f"the body arrived at less than {least:g} bytes a second")
+                self._refuse_and_close(self.request, error)
             return
         if waits_for_reader:
             transport.abort()
@@ -454,6 +473,44 @@ class Connection(asyncio.Protocol):
         elif self.state is ConnectionState.HEAD or self.state is ConnectionState.BODY:
             what = "headers" if self.state is ConnectionState.HEAD else "body"
             self._refuse_and_close(self.request, RequestTimeout(f"the {what} did not arrive in time"))
+
+    # For the pool, to make room for others
+
+    @property
+    def is_idle(self) -> bool:
+        """See `PooledConnection`."""
+        transport = self.transport
+        is_waiting = self.state is ConnectionState.IDLE and self.request is None
+        return is_waiting and transport is not None and not transport.get_write_buffer_size()
+
+    @property
+    def waits_for_client(self) -> bool:
+        """See `PooledConnection`."""
+        return self.active is None and self.transport is not None
+
+    def transfer_rate(self, now: float) -> float | None:
+        """See `PooledConnection`."""
+        if self.active is not None or self.transport is None:
+            return None
+        return self._upload.rate(now, self._body_bytes) if self._body else 0.0
+
+    def evict(self) -> None:
+        """See `PooledConnection`."""
+        transport = self.transport
+        if transport is None:
+            return
+        is_blocked = bool(transport.get_write_buffer_size())
+        is_incomplete = self.state is ConnectionState.HEAD or self.state is ConnectionState.BODY
+        if is_incomplete and not is_blocked:
+            self._refuse_and_close(self.request, Overloaded("other clients need what this one holds"))
+        self._body = []
+        self._memory.clear()
+        self._close(transport)
+        if is_blocked:
+            transport.abort()
+        else:  # the answer fits into the socket's buffer, unless the client has filled that
+            self.pool.loop.call_later(LINGER_SECONDS, transport.abort)
+        self.pool.remove(self)
 
     def close_if_idle(self) -> bool:
         """Close if no request is being answered or read; false if one is."""

@@ -136,15 +136,22 @@ class CachedHead:
 class HeadCache:
     """The head of the last request of one connection, if it was received in one piece."""
 
-    __slots__ = ("_data", "_head")
+    __slots__ = ("_data", "_head", "_version")
 
     def __init__(self) -> None:
         self._head: CachedHead | None = None
         self._data = b""
         """The piece being parsed, if a request begins with it and its head is not complete yet."""
+        self._version = 0
 
-    def read(self, data: bytes) -> tuple[Request, bytes] | None:
-        """As `CachedHead.read`, for data that arrives between two requests. None: the data is to be parsed."""
+    def read(self, data: bytes, version: int = 0) -> tuple[Request, bytes] | None:
+        """As `CachedHead.read`, for data that arrives between two requests. None: the data is to be parsed.
+
+        `version`: of what the request was admitted by; a head of another one is not used.
+        """
+        if version != self._version:
+            self._version = version
+            self._head = None
         found = None if self._head is None else self._head.read(data)
         self._data = data if found is None else b""
         return found

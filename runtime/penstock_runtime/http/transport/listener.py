@@ -41,8 +41,8 @@ class Listener(ConnectionPool):
         )
         if self.max_connections < self.settings.max_connections:
             logger.warning(
-                "connections over %d are answered with 503, instead of over --max-connections (%d): this process may "
-                "not open more files. Raise the limit (ulimit -n)",
+                "connections over %d are refused, or replace idle ones, instead of over --max-connections (%d): this "
+                "process may not open more files. Raise the limit (ulimit -n)",
                 self.max_connections,
                 self.settings.max_connections,
                 extra=log_event("ConnectionLimitLowered", reason="OpenFiles"),

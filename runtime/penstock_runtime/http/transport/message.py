@@ -19,8 +19,10 @@ class Request:
     """One request. `headers` has lower-case names; a repeated header's values are joined with a comma."""
 
     __slots__ = (
+        "address",
         "body",
         "caller",
+        "client",
         "headers",
         "identifier",
         "keep_alive",
@@ -32,6 +34,7 @@ class Request:
         "received",
         "refusal",
         "route",
+        "token",
     )
 
     def __init__(self, method: str = "GET", target: str = "/", headers: dict[bytes, bytes] | None = None) -> None:
@@ -49,6 +52,12 @@ class Request:
         """HTTP/1.0 with a keep-alive header: the response then has one, too."""
         self.caller = 0
         """Number of its connection."""
+        self.client = ""
+        """Whose share of the limits it counts to: the client's address, or its network."""
+        self.address = ""
+        """The client's address, for the access log."""
+        self.token = ""
+        """Name of its bearer token; empty if it needs none, or has none that is accepted."""
         self.received = 0.0
         """When the last byte arrived, `time.perf_counter` seconds."""
         self.route: Route | None = None
@@ -66,6 +75,9 @@ class Request:
         request.keep_alive = self.keep_alive
         request.keep_alive_by_header = self.keep_alive_by_header
         request.caller = self.caller
+        request.client = self.client
+        request.address = self.address
+        request.token = self.token
         request.route = self.route
         request.parameters = self.parameters
         return request
@@ -133,6 +145,15 @@ class ErrorFormat(StrEnum):
     """{"error": {"message", "type", "param", "code"}}"""
 
 
+class Internal(StrEnum):
+    """Whether the internal port serves a route, if the server has one."""
+
+    NO = "no"
+    TOO = "too"
+    """Both ports do."""
+    ONLY = "only"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
     """One method on one path, with its entry in the OpenAPI document."""
@@ -149,6 +170,7 @@ class Route:
     """Runs the model: its duration counts towards the objective."""
     public: bool = False
     """Needs no token."""
+    internal: Internal = Internal.NO
     error_format: ErrorFormat = ErrorFormat.PENSTOCK
     request: Mapping[str, Any] | None = None
     """JSON schema of the body; None: there is no body."""

@@ -325,7 +325,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     gate = Gate()
     gate.open()
     with serving(gate, auth_token_file=tokens) as endpoint, httpx.Client(base_url=endpoint.url) as client:
-        tokens.unlink()  # read at start, and not again
+        tokens.unlink()  # those that were read stay accepted
         yield client
 
 
