@@ -36,6 +36,8 @@ def test_defaults_are_promised() -> None:
         port=8080,
         status_port=8404,
         max_held=512,
+        max_connections=2048,
+        max_connections_per_client=512,
         hold_seconds=120,
         concurrency=64,
         answer_seconds=300,
@@ -73,7 +75,11 @@ def test_invalid_values_are_refused_by_name(changed: dict[str, str | None], mess
         ({"finish_seconds": 9}, "hard-stop-after 9s"),
         ({"host": "::", "port": 81}, "bind :::81"),
         ({"status_port": 82}, "bind 0.0.0.0:82"),
-        ({"max_held": 1000}, "maxconn 6096"),
+        ({"max_connections": 1000}, "\n    maxconn 1320\n    nbthread 1"),
+        ({"max_connections": 1000}, "bind 0.0.0.0:8080\n    maxconn 1000"),
+        ({"max_connections_per_client": 9}, "reject if { sc_conn_cur(0) gt 9 }"),
+        ({"concurrency": 40}, "nbsrv(replicas),mul(20)"),
+        ({}, "reject if { sc_conn_rate(0) gt 10000 }"),
         ({}, "retry-on conn-failure empty-response 503"),
         ({}, "balance leastconn"),
         ({}, f"path {' '.join(PROBES)}"),
@@ -276,6 +282,8 @@ def test_the_document_names_every_variable_metric_and_default() -> None:
     assert [name for name in sorted(metrics) if f"`{name}" not in page] == []
     row = {
         "max_held": "512",
+        "max_connections": "2048",
+        "max_connections_per_client": "512",
         "hold_seconds": "120",
         "concurrency": "64",
         "answer_seconds": "300",
@@ -295,7 +303,7 @@ def test_every_error_that_haproxy_answers_a_request_with_is_in_the_runtimes_shap
     text = configuration(GatewaySettings("emotion", "s", "default"), socket=Path("/tmp/s"))
     bodies = [json.loads(body) for body in re.findall(r"string '(\{.*?\})'", text)]
 
-    assert len(bodies) == 10
+    assert len(bodies) == 11
     for body in bodies:
         assert body.keys() == {"error", "error_type", "remedy"}
         # A clause without a full stop, as the runtime's.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.resources.endpoint import GatewayMode
+from penstock.resources.endpoint import Gateway, GatewayMode
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.names import (
@@ -37,8 +37,11 @@ MARGIN_SECONDS = 10
 """Between the process's own limit and the kubelet's SIGKILL."""
 BASE_BYTES = 96 * 2**20
 """Python, HAProxy, Lua."""
-HELD_BYTES = 80 * 2**10
-"""Memory of a held request: its buffer and the stream."""
+CONNECTION_BYTES = 44 * 2**10
+"""Memory of a connection whose request is being received: a buffer (penstock_gateway.config.BUFFER_BYTES) and the
+stream."""
+HELD_BYTES = 56 * 2**10
+"""Further memory of a held or queued request: a second buffer for the rest of a long body, and the Lua state."""
 KINDS = ("ServiceAccount", "Role", "RoleBinding", "Deployment", "PodDisruptionBudget", "NetworkPolicy")
 
 
@@ -56,11 +59,23 @@ def answers(endpoint: ParsedEndpoint, gateway: DeploymentFacts | None) -> bool:
     return wanted(endpoint) and gateway is not None and not gateway.deleting and gateway.available > 0
 
 
+def memory_bytes(gateway: Gateway) -> int:
+    """Memory of a gateway pod whose connections are all in use, with as many requests held and queued as may be."""
+    waiting = min(2 * gateway.max_held_requests, gateway.connections)
+    return BASE_BYTES + gateway.connections * CONNECTION_BYTES + waiting * HELD_BYTES
+
+
 def objects(endpoint: ParsedEndpoint, observed: EndpointSnapshot) -> list[Json]:
     """The gateway's objects in the order to apply them; empty when none is wanted."""
     if not wanted(endpoint):
         return []
-    found = [*_access(endpoint), _pods_service(endpoint), _policy(endpoint), _deployment(endpoint, observed.settings)]
+    settings = observed.settings
+    found = [
+        *_access(endpoint),
+        _pods_service(endpoint),
+        _policy(endpoint, settings),
+        _deployment(endpoint, settings),
+    ]
     if endpoint.spec.gateway.replicas > 1:
         found.append(_budget(endpoint))
     return found
@@ -114,14 +129,21 @@ def _pods_service(endpoint: ParsedEndpoint) -> Json:
     return value
 
 
-def _policy(endpoint: ParsedEndpoint) -> Json:
-    """Ingress for requests, and for the status port (operator, Prometheus). Egress is open: the API server has no
-    address that a policy could name."""
-    ports = [{"port": port, "protocol": "TCP"} for port in (HTTP_PORT, GATEWAY_STATUS_PORT)]
+def _policy(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
+    """Ingress for requests from everywhere, and for the status port from the namespaces of the operator and of
+    Prometheus. Egress is open: the API server has no address that a policy could name."""
+    readers = [settings.operator_namespace, *settings.metrics_namespaces]
+    names = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": sorted(set(readers))}
     spec: Json = {
         "podSelector": {"matchLabels": gateway_selector(endpoint.name)},
         "policyTypes": ["Ingress"],
-        "ingress": [{"ports": ports}],
+        "ingress": [
+            {"ports": [{"port": HTTP_PORT, "protocol": "TCP"}]},
+            {
+                "ports": [{"port": GATEWAY_STATUS_PORT, "protocol": "TCP"}],
+                "from": [{"namespaceSelector": {"matchExpressions": [names]}}],
+            },
+        ],
     }
     return _owned(endpoint, "networking.k8s.io/v1", "NetworkPolicy", spec)
 
@@ -152,7 +174,7 @@ def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
     name, drain = gateway_name(endpoint.name), Drain.of(endpoint.spec.rollout.drain_seconds)
     finish = gateway.hold_seconds + FINISH_SECONDS
     tmp_volume, tmp_mount = scratch("tmp", TMP)
-    memory = quantity(BASE_BYTES + gateway.max_held_requests * HELD_BYTES)
+    memory = quantity(memory_bytes(gateway))
     values = {
         "ENDPOINT": endpoint.name,
         "NAMESPACE": endpoint.namespace,
@@ -160,6 +182,8 @@ def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
         "PORT": str(HTTP_PORT),
         "STATUS_PORT": str(GATEWAY_STATUS_PORT),
         "MAX_HELD": str(gateway.max_held_requests),
+        "MAX_CONNECTIONS": str(gateway.connections),
+        "MAX_CONNECTIONS_PER_CLIENT": str(gateway.connections_per_client),
         "HOLD_SECONDS": str(gateway.hold_seconds),
         "CONCURRENCY": str(max(LEAST_CONCURRENCY, CONCURRENCY_PER_CORE * endpoint.spec.cores)),
         "ANSWER_SECONDS": str(ANSWER_SECONDS),
