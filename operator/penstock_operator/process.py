@@ -9,6 +9,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from ipaddress import ip_network
 from typing import Any
 
 import kopf
@@ -213,7 +214,9 @@ def make_autoscaler(
         ),
         gateway_port=gateway_port,
         prometheus=PrometheusClient(
-            timeout_seconds=settings.prometheus_timeout_seconds, concurrency=settings.prometheus_concurrency
+            timeout_seconds=settings.prometheus_timeout_seconds,
+            concurrency=settings.prometheus_concurrency,
+            networks=tuple(map(ip_network, settings.prometheus_networks)),
         ),
         intervals=ScalingIntervals(
             tick=settings.scaling_interval_seconds, prometheus=settings.prometheus_interval_seconds

@@ -10,6 +10,7 @@ import re
 import socket
 import uuid
 from collections.abc import Iterator, Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -19,6 +20,7 @@ import penstock
 from penstock.errors import SettingError, closest
 from penstock.settings import Setting, SettingsGroup, described, load, setting
 from penstock_operator.plan.installation import PlanSettings, StoreVolume
+from penstock_operator.plan.prometheus import HOST_PATTERN
 
 PREFIX = "PENSTOCK_OPERATOR_"
 DOCUMENT = "docs/reference/operator.md"
@@ -226,6 +228,16 @@ class LoadSettings(SettingsGroup):
         "The Prometheus that scrapes the serving pods, for endpoints that name none. Empty: the operator scrapes the "
         "pods itself.",
     )
+    prometheus_hosts: tuple[str, ...] = setting(
+        (),
+        "Hosts of the Prometheus servers that endpoints may name, comma-separated: prometheus.monitoring.svc, "
+        "*.monitoring.svc, each with or without a port. The operator's own is always allowed.",
+    )
+    prometheus_networks: tuple[str, ...] = setting(
+        (),
+        "Networks (such as 127.0.0.0/8), comma-separated, that a Prometheus of an endpoint may be in although they are "
+        "loopback, link-local or a cloud's metadata service. For tests.",
+    )
     prometheus_token_file: str = setting("", "File with a bearer token for it; read again for every query.")
     prometheus_ca_file: str = setting("", "File with the CA certificates (PEM) to verify it with.")
     keda: bool = setting(
@@ -243,6 +255,15 @@ class LoadSettings(SettingsGroup):
         ge=1,
         le=45,
     )
+
+    @model_validator(mode="after")
+    def _hosts_and_networks(self) -> Self:
+        for host in self.prometheus_hosts:
+            if not HOST_PATTERN.fullmatch(host):
+                raise ValueError(f"prometheus_hosts {host!r} is not HOST, *.DOMAIN, HOST:PORT or *.DOMAIN:PORT")
+        for network in self.prometheus_networks:
+            ip_network(network)
+        return self
 
 
 class ServerSettings(SettingsGroup):
@@ -335,6 +356,7 @@ class Settings(SettingsGroup):
             resync_seconds=self.work.resync_seconds,
             keda=self.scaling.keda,
             prometheus_url=self.scaling.prometheus_url,
+            prometheus_hosts=self.scaling.prometheus_hosts,
             extra_env=tuple((name, value) for name, _, value in pairs),
         )
 

@@ -102,6 +102,8 @@ def test_the_operator_is_kept_to_the_restricted_pod_security_standard(chart: Hel
                 },
                 "extraEnv": {"HF_ENDPOINT": "https://hub.example/", "NO_PROXY": "cluster.local"},
                 "operator": {"settings": {"WORKERS": 16}},
+                "prometheus": {"allowedHosts": ["*.monitoring.svc", "thanos:9090"]},
+                "networkPolicy": {"metricsNamespaces": ["monitoring"]},
             },
             {
                 "PENSTOCK_OPERATOR_OPTIMIZER_IMAGE": "registry.example:5000/team/optimizer:2.0",
@@ -110,6 +112,8 @@ def test_the_operator_is_kept_to_the_restricted_pod_security_standard(chart: Hel
                 "PENSTOCK_OPERATOR_IMAGE_PULL_POLICY": "Always",
                 "PENSTOCK_OPERATOR_EXTRA_ENV": "HF_ENDPOINT=https://hub.example/,NO_PROXY=cluster.local",
                 "PENSTOCK_OPERATOR_WORKERS": "16",
+                "PENSTOCK_OPERATOR_PROMETHEUS_HOSTS": "*.monitoring.svc,thanos:9090",
+                "PENSTOCK_OPERATOR_METRICS_NAMESPACES": "monitoring",
             },
         ),
     ],
@@ -251,6 +255,7 @@ BAD: list[tuple[Manifest, str]] = [
     ({"operator": {"logLevel": "loud"}}, "logLevel"),
     ({"operator": {"resources": {"limits": {"memory": "plenty"}}}}, "memory"),
     ({"podMonitor": {"interval": "often"}}, "interval"),
+    ({"prometheus": {"allowedHosts": ["http://prometheus"]}}, "allowedHosts"),
 ]
 
 

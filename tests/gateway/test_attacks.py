@@ -1,4 +1,4 @@
-"""Hostile clients, each from an address of its own on loopback, beside one client that behaves."""
+"""Hostile clients, each from an address of its own on loopback, and one client that keeps to the limits."""
 
 from __future__ import annotations
 

@@ -66,6 +66,8 @@ class PlanSettings:
     """KEDA is installed: the operator creates ScaledObjects for endpoints in the mode KEDA."""
     prometheus_url: str = ""
     """The Prometheus that KEDA queries when an endpoint names none."""
+    prometheus_hosts: tuple[str, ...] = ()
+    """Hosts of the Prometheus servers that endpoints may name as well: `host`, `*.domain`, with or without a port."""
     extra_env: tuple[tuple[str, str], ...] = ()
     """Environment of job and runtime pods (proxies, HF_ENDPOINT): name and value."""
 
