@@ -135,6 +135,9 @@ SECRETS: tuple[Grant, ...] = (
 )
 """In the same namespaces, and only where the installation enables it: the operator reads no other Secrets."""
 
+COLLECTION: tuple[Grant, ...] = (Grant(JOB, (*_SEE, "create"), "to delete unused artefacts from the store"),)
+"""In the operator's own namespace, where it reconciles some namespaces only and collects garbage in the store."""
+
 OWN: tuple[Grant, ...] = (Grant(LEASE, ("get", "create", "update"), "to elect the leader"),)
 """In the operator's own namespace."""
 

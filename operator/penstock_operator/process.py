@@ -138,7 +138,8 @@ async def _lead(
         logs = JobLogReader(port, cache, interval_seconds=settings.work.progress_seconds)
         texts = TextsWatcher(port, cache, namespaces)
         collector = StoreCollection(port, cache, caches_current=lambda: health.live().ok)
-        informers = make_informers(port, cache, namespaces)
+        collecting = bool(settings.store.store_collect_seconds)
+        informers = make_informers(port, cache, namespaces, settings.operator_namespace if collecting else "")
         health.add_ages(lambda: {informer.name: informer.silence_seconds for informer in informers})
         health.add_ages(lambda: texts.silence_seconds)
         health.add_ages(lambda: {"work": controller.progress.age_seconds, "autoscaler": autoscaler.age_seconds})
@@ -229,14 +230,20 @@ def make_autoscaler(
     )
 
 
-def make_informers(port: ClusterPort, cache: ClusterCache, namespaces: tuple[str, ...]) -> tuple[Informer[Any], ...]:
-    """A watch for each kind and namespace. Penstock's own kinds are not among them: Kopf watches them."""
+def make_informers(
+    port: ClusterPort, cache: ClusterCache, namespaces: tuple[str, ...], collection: str = ""
+) -> tuple[Informer[Any], ...]:
+    """A watch for each kind and namespace. Penstock's own kinds are not among them: Kopf watches them. `collection`:
+    the namespace of the jobs that collect garbage in the artefact store."""
     made = (
         Informer(port, store, namespace=namespace, labels=MANAGED_SELECTOR, optional=store is cache.scaled_objects)
         for store in cache.made
         for namespace in namespaces or ("",)
     )
-    return (Informer(port, cache.nodes), *made)
+    found = (Informer(port, cache.nodes), *made)
+    if not namespaces or collection in {"", *namespaces}:
+        return found
+    return (*found, Informer(port, cache.jobs, namespace=collection, labels=MANAGED_SELECTOR))
 
 
 async def run_kopf(

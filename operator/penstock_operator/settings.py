@@ -20,7 +20,7 @@ import penstock
 from penstock.errors import SettingError, closest
 from penstock.settings import Setting, SettingsGroup, described, load, setting
 from penstock_operator.plan.installation import PlanSettings, StoreVolume
-from penstock_operator.plan.prometheus import HOST_PATTERN
+from penstock_operator.plan.prometheus_urls import HOST_PATTERN
 
 PREFIX = "PENSTOCK_OPERATOR_"
 DOCUMENT = "docs/reference/operator.md"
@@ -148,6 +148,15 @@ class StoreSettings(SettingsGroup):
     )
     store_unused_seconds: float = setting(
         604_800.0, "Minimum age of a removed artefact since it was last published.", unit="s", ge=0
+    )
+
+    store_collect_account: str = setting(
+        "", "Service account, in the operator's namespace, of the jobs that remove artefacts. Empty: default."
+    )
+    store_collect_secret: str = setting(
+        "",
+        "Secret, in the operator's namespace, that these jobs use instead of the store's: it allows to delete. Empty: "
+        "one with the name of the store's Secret.",
     )
 
     @model_validator(mode="after")
@@ -342,6 +351,8 @@ class Settings(SettingsGroup):
             store_secret=self.store.store_secret,
             store_collect_seconds=self.store.store_collect_seconds,
             store_unused_seconds=self.store.store_unused_seconds,
+            store_collect_account=self.store.store_collect_account,
+            store_collect_secret=self.store.store_collect_secret,
             image_pull_policy=self.images.image_pull_policy,
             image_pull_secrets=self.images.image_pull_secrets,
             operator_namespace=self.operator_namespace,

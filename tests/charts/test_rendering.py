@@ -12,7 +12,7 @@ from penstock_operator.plan.names import ENDPOINT, gateway_labels, runtime_label
 from penstock_operator.settings import Settings
 from tests.charts.helm import CHART, NAMESPACE, Helm, Manifest, of_kind
 from tools import make_chart
-from tools.operator_rights import CLUSTER, KEDA, NAMESPACED, OWN, SECRETS, rules
+from tools.operator_rights import CLUSTER, COLLECTION, KEDA, NAMESPACED, OWN, SECRETS, rules
 
 ROOT = Path(__file__).parents[2]
 
@@ -149,6 +149,22 @@ def test_a_store_that_others_may_use_is_cleared_only_where_a_value_states_that_n
     found = (given.get(f"PENSTOCK_OPERATOR_STORE_{name}_SECONDS") for name in ("COLLECT", "UNUSED"))
 
     assert tuple(one for one in found if one is not None) == expected
+
+
+def test_a_collection_has_an_account_and_a_secret_of_the_releases_namespace(chart: Helm) -> None:
+    collect = {"mode": "Always", "serviceAccountAnnotations": {"role": "cleaner"}, "secretName": "s3-admin"}
+    values: Manifest = {**WATCHED, "store": {**BUCKET, "collect": collect}}
+    made = chart.template(values)
+    account = of_kind(made, "ServiceAccount", "penstock-operator-store")
+
+    assert account["metadata"]["annotations"] == {"role": "cleaner"}
+    assert account["automountServiceAccountToken"] is False
+    assert environment(made)["PENSTOCK_OPERATOR_STORE_COLLECT_ACCOUNT"] == "penstock-operator-store"
+    assert environment(made)["PENSTOCK_OPERATOR_STORE_COLLECT_SECRET"] == "s3-admin"
+    # With namespaces to watch, the operator has rights for these jobs in its own namespace.
+    assert of_kind(made, "Role", "penstock-operator-lease")["rules"] == rules([*OWN, *COLLECTION])
+    never = chart.template({"store": {"collect": {"mode": "Never"}}})
+    assert "penstock-operator-store" not in {one["metadata"]["name"] for one in never if one["kind"] == "ServiceAccount"}
 
 
 def test_the_defaults_of_the_chart_are_those_of_the_operator(chart: Helm) -> None:

@@ -37,6 +37,10 @@ class PlanSettings:
     """Interval between removals of unreferenced artefacts from the store; 0: never."""
     store_unused_seconds: float = 604_800.0
     """Only unreferenced artefacts older than this are removed."""
+    store_collect_account: str = ""
+    """Service account, in the operator's namespace, of the jobs that remove them. Empty: `default`."""
+    store_collect_secret: str = ""
+    """As `store_secret`, for these jobs. Empty: the Secret named `store_secret`, in the operator's namespace."""
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     operator_namespace: str = "penstock-system"

@@ -30,7 +30,7 @@ from penstock_operator.plan.observed import (
     EndpointSnapshot,
     ScalerFacts,
 )
-from penstock_operator.plan.prometheus import url_problem
+from penstock_operator.plan.prometheus_urls import url_problem
 from penstock_operator.scaling.decide import Cause
 
 DECIDED = frozenset({ScalingMode.INTERNAL, ScalingMode.HPA, ScalingMode.KEDA})

@@ -28,7 +28,7 @@ from penstock_operator.metrics import SCALING_DECISIONS, SCALING_ERRORS, SCALING
 from penstock_operator.plan.conditions import Finding, Reason, no, yes
 from penstock_operator.plan.names import GATEWAY_STATUS_PORT
 from penstock_operator.plan.observed import DesiredScale
-from penstock_operator.plan.prometheus import url_problem
+from penstock_operator.plan.prometheus_urls import url_problem
 from penstock_operator.plan.scaling import operator_writes
 from penstock_operator.scaling.decide import (
     Cause,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SettingError
-from penstock_operator.plan.prometheus import address_allowed, url_problem
+from penstock_operator.plan.prometheus_urls import address_allowed, url_problem
 from penstock_operator.settings import Settings
 from tests.operator.plan.kube import SETTINGS
 
