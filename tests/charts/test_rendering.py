@@ -36,14 +36,14 @@ def test_generated_files_equal_the_code() -> None:
 def test_the_roles_are_the_rights_that_the_operator_needs(chart: Helm) -> None:
     manifests = chart.template()
 
-    assert of_kind(manifests, "ClusterRole")["rules"] == rules([*CLUSTER, *NAMESPACED])
+    assert of_kind(manifests, "ClusterRole", "penstock-operator")["rules"] == rules([*CLUSTER, *NAMESPACED])
     assert of_kind(manifests, "Role")["rules"] == rules(OWN)
 
 
 def test_with_namespaces_to_watch_the_rights_end_there(chart: Helm) -> None:
     manifests = chart.template({"watchNamespaces": ["team-a", "team-b"]})
 
-    assert of_kind(manifests, "ClusterRole")["rules"] == rules(CLUSTER)
+    assert of_kind(manifests, "ClusterRole", "penstock-operator")["rules"] == rules(CLUSTER)
     watched = {one["metadata"]["namespace"]: one["rules"] for one in manifests if one["kind"] == "Role"}
     assert watched == {NAMESPACE: rules(OWN), "team-a": rules(NAMESPACED), "team-b": rules(NAMESPACED)}
     bound = {one["metadata"]["namespace"] for one in manifests if one["kind"] == "RoleBinding"}
@@ -151,6 +151,26 @@ def test_a_store_that_others_may_use_is_cleared_only_where_a_value_states_that_n
     assert tuple(one for one in found if one is not None) == expected
 
 
+def test_people_get_rights_by_the_roles_that_they_have(chart: Helm) -> None:
+    made = chart.template()
+    label = "rbac.authorization.k8s.io/aggregate-to-"
+    granted: dict[str, set[tuple[str, str]]] = {"view": set(), "edit": set(), "admin": set()}
+    for role in (one for one in made if one["kind"] == "ClusterRole"):
+        for name in granted:
+            if role["metadata"]["labels"].get(label + name) == "true":
+                granted[name] |= {
+                    (it, verb) for rule in role["rules"] for it in rule["resources"] for verb in rule["verbs"]
+                }
+
+    assert {verb for _, verb in granted["view"]} == {"get", "list", "watch"}
+    assert granted["view"] < granted["edit"] == granted["admin"]
+    # What serves is decided from the status.
+    assert not any("status" in resource for resource, _ in granted["admin"])
+    assert ("optimizedmodels", "create") not in granted["admin"]
+    without = chart.template({"userRoles": {"enabled": False}})
+    assert [one["metadata"]["name"] for one in without if one["kind"] == "ClusterRole"] == ["penstock-operator"]
+
+
 def test_a_collection_has_an_account_and_a_secret_of_the_releases_namespace(chart: Helm) -> None:
     collect = {"mode": "Always", "serviceAccountAnnotations": {"role": "cleaner"}, "secretName": "s3-admin"}
     values: Manifest = {**WATCHED, "store": {**BUCKET, "collect": collect}}
@@ -164,7 +184,9 @@ def test_a_collection_has_an_account_and_a_secret_of_the_releases_namespace(char
     # With namespaces to watch, the operator has rights for these jobs in its own namespace.
     assert of_kind(made, "Role", "penstock-operator-lease")["rules"] == rules([*OWN, *COLLECTION])
     never = chart.template({"store": {"collect": {"mode": "Never"}}})
-    assert "penstock-operator-store" not in {one["metadata"]["name"] for one in never if one["kind"] == "ServiceAccount"}
+    assert "penstock-operator-store" not in {
+        one["metadata"]["name"] for one in never if one["kind"] == "ServiceAccount"
+    }
 
 
 def test_the_defaults_of_the_chart_are_those_of_the_operator(chart: Helm) -> None:
@@ -243,8 +265,10 @@ def test_rights_for_keda_and_for_secrets_are_given_where_they_are_asked_for(char
     everywhere = chart.template(values)
     in_one = chart.template({**values, "watchNamespaces": ["team-a"]})
 
-    assert of_kind(everywhere, "ClusterRole")["rules"] == rules([*CLUSTER, *NAMESPACED, *KEDA, *SECRETS])
-    assert of_kind(in_one, "ClusterRole")["rules"] == rules(CLUSTER)
+    assert of_kind(everywhere, "ClusterRole", "penstock-operator")["rules"] == rules(
+        [*CLUSTER, *NAMESPACED, *KEDA, *SECRETS]
+    )
+    assert of_kind(in_one, "ClusterRole", "penstock-operator")["rules"] == rules(CLUSTER)
     watched = {one["metadata"]["namespace"]: one["rules"] for one in in_one if one["kind"] == "Role"}
     assert watched["team-a"] == rules([*NAMESPACED, *KEDA, *SECRETS])
     assert environment(everywhere)["PENSTOCK_OPERATOR_KEDA"] == "true"
