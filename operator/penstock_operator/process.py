@@ -240,7 +240,7 @@ def make_informers(
         for store in cache.made
         for namespace in namespaces or ("",)
     )
-    found = (Informer(port, cache.nodes), *made)
+    found = (Informer(port, cache.nodes), Informer(port, cache.namespaces), *made)
     if not namespaces or collection in {"", *namespaces}:
         return found
     return (*found, Informer(port, cache.jobs, namespace=collection, labels=MANAGED_SELECTOR))
