@@ -169,22 +169,7 @@ backend {BACKEND}
         )
     } if {{ queue({BACKEND}) ge {held} }}
 
-    # A body that is longer than the buffer occupies a replica while it arrives. One client occupies half of them so.
-    http-request set-var(txn.received) req.body_len
-    http-request set-var(txn.places) nbsrv({BACKEND}),mul({max(1, settings.concurrency // 2)})
-    acl partial req.body_size,sub(txn.received) gt 0
-    acl partial_chunked req.body_len gt {BUFFER_BYTES * 3 // 4}
-    acl chunked req.hdr(transfer-encoding) -m found
-    http-request track-sc1 src table {LONG} if partial or chunked partial_chunked
-    {
-        _return(
-            429,
-            "overloaded",
-            f"this client sends as many requests over {BUFFER_BYTES // 1024} KiB at a time as it may",
-            f"Try again in {RETRY_FULL_SECONDS} s, with fewer at a time",
-            retry_after=RETRY_FULL_SECONDS,
-        )
-    } if {{ sc_conn_cur(1),sub(txn.places) gt 0 }}
+    {_limit_of_long_requests(settings)}
 
 backend {LONG}
     stick-table type ipv6 size {TABLE_ENTRIES} expire 30s store conn_cur
@@ -209,6 +194,30 @@ stick-table type ipv6 size {TABLE_ENTRIES} expire 30s store conn_cur,conn_rate(1
     tcp-request connection track-sc0 src
     tcp-request connection reject if {{ sc_conn_cur(0) gt {connections} }}
     tcp-request connection reject if {{ sc_conn_rate(0) gt {10 * CONNECTION_RATE} }}"""
+
+
+def _limit_of_long_requests(settings: GatewaySettings) -> str:
+    """Lines of the backend: a body that is longer than the buffer occupies a place of a replica while it arrives, and
+    one client gets twice its share of the connections of these places. None for a proxy that may have most
+    connections."""
+    places = 2 * settings.concurrency * settings.max_connections_per_client // settings.max_connections
+    if places >= settings.concurrency:
+        return "# One client may use all places of the replicas."
+    refusal = _return(
+        429,
+        "overloaded",
+        f"this client sends as many requests over {BUFFER_BYTES // 1024} KiB at a time as it may",
+        f"Try again in {RETRY_FULL_SECONDS} s, with fewer at a time",
+        retry_after=RETRY_FULL_SECONDS,
+    )
+    return f"""\
+http-request set-var(txn.received) req.body_len
+    http-request set-var(txn.places) nbsrv({BACKEND}),mul({max(1, places)})
+    acl partial req.body_size,sub(txn.received) gt 0
+    acl partial_chunked req.body_len gt {BUFFER_BYTES * 3 // 4}
+    acl chunked req.hdr(transfer-encoding) -m found
+    http-request track-sc1 src table {LONG} if partial or chunked partial_chunked
+    {refusal} if {{ sc_conn_cur(1),sub(txn.places) gt 0 }}"""
 
 
 def error_body(kind: str, message: str, remedy: str) -> str:

@@ -79,6 +79,7 @@ def test_invalid_values_are_refused_by_name(changed: dict[str, str | None], mess
         ({"max_connections": 1000}, "bind 0.0.0.0:8080\n    maxconn 1000"),
         ({"max_connections_per_client": 9}, "reject if { sc_conn_cur(0) gt 9 }"),
         ({"concurrency": 40}, "nbsrv(replicas),mul(20)"),
+        ({"concurrency": 40, "max_connections_per_client": 2048}, "# One client may use all places"),
         ({}, "reject if { sc_conn_rate(0) gt 10000 }"),
         ({}, "retry-on conn-failure empty-response 503"),
         ({}, "balance leastconn"),
@@ -91,7 +92,9 @@ def test_each_setting_arrives_in_the_configuration(change: dict[str, Any], line:
     assert line in configuration(settings, socket=Path("/tmp/h.sock"))
 
 
-@pytest.mark.parametrize("change", [{}, {"max_held": 0}, {"host": "::"}, {"endpoint": "a.b-c"}])
+@pytest.mark.parametrize(
+    "change", [{}, {"max_held": 0}, {"host": "::"}, {"endpoint": "a.b-c"}, {"max_connections_per_client": 2048}]
+)
 def test_haproxy_takes_the_configuration(tmp_path: Path, change: dict[str, Any]) -> None:
     settings = GatewaySettings(**{"endpoint": "emotion", "service": "s", "namespace": "default", **change})
     path = tmp_path / "haproxy.cfg"
