@@ -40,11 +40,6 @@ class ClusterSettings(SettingsGroup):
         "",
         "Namespace of the operator itself, which has its Lease. Empty: the service account's, or else penstock-system.",
     )
-    metrics_namespaces: tuple[str, ...] = setting(
-        (),
-        "Namespaces whose pods may read the metrics of gateways, comma-separated: those of Prometheus. The operator's "
-        "namespace always may.",
-    )
     api_timeout_seconds: float = setting(15.0, "Time-out of calls to the API server.", unit="s", gt=0)
 
 
@@ -356,7 +351,6 @@ class Settings(SettingsGroup):
             image_pull_policy=self.images.image_pull_policy,
             image_pull_secrets=self.images.image_pull_secrets,
             operator_namespace=self.operator_namespace,
-            metrics_namespaces=self.cluster.metrics_namespaces,
             max_attempts=self.jobs.max_attempts,
             backoff_seconds=self.jobs.backoff_seconds,
             backoff_limit_seconds=self.jobs.backoff_limit_seconds,

@@ -103,7 +103,6 @@ def test_the_operator_is_kept_to_the_restricted_pod_security_standard(chart: Hel
                 "extraEnv": {"HF_ENDPOINT": "https://hub.example/", "NO_PROXY": "cluster.local"},
                 "operator": {"settings": {"WORKERS": 16}},
                 "prometheus": {"allowedHosts": ["*.monitoring.svc", "thanos:9090"]},
-                "networkPolicy": {"metricsNamespaces": ["monitoring"]},
             },
             {
                 "PENSTOCK_OPERATOR_OPTIMIZER_IMAGE": "registry.example:5000/team/optimizer:2.0",
@@ -113,7 +112,6 @@ def test_the_operator_is_kept_to_the_restricted_pod_security_standard(chart: Hel
                 "PENSTOCK_OPERATOR_EXTRA_ENV": "HF_ENDPOINT=https://hub.example/,NO_PROXY=cluster.local",
                 "PENSTOCK_OPERATOR_WORKERS": "16",
                 "PENSTOCK_OPERATOR_PROMETHEUS_HOSTS": "*.monitoring.svc,thanos:9090",
-                "PENSTOCK_OPERATOR_METRICS_NAMESPACES": "monitoring",
             },
         ),
     ],

@@ -69,13 +69,7 @@ def objects(endpoint: ParsedEndpoint, observed: EndpointSnapshot) -> list[Json]:
     """The gateway's objects in the order to apply them; empty when none is wanted."""
     if not wanted(endpoint):
         return []
-    settings = observed.settings
-    found = [
-        *_access(endpoint),
-        _pods_service(endpoint),
-        _policy(endpoint, settings),
-        _deployment(endpoint, settings),
-    ]
+    found = [*_access(endpoint), _pods_service(endpoint), _policy(endpoint), _deployment(endpoint, observed.settings)]
     if endpoint.spec.gateway.replicas > 1:
         found.append(_budget(endpoint))
     return found
@@ -129,21 +123,14 @@ def _pods_service(endpoint: ParsedEndpoint) -> Json:
     return value
 
 
-def _policy(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
-    """Ingress for requests from everywhere, and for the status port from the namespaces of the operator and of
-    Prometheus. Egress is open: the API server has no address that a policy could name."""
-    readers = [settings.operator_namespace, *settings.metrics_namespaces]
-    names = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": sorted(set(readers))}
+def _policy(endpoint: ParsedEndpoint) -> Json:
+    """Ingress for requests, and for the status port (operator, Prometheus). Egress is open: the API server has no
+    address that a policy could name."""
+    ports = [{"port": port, "protocol": "TCP"} for port in (HTTP_PORT, GATEWAY_STATUS_PORT)]
     spec: Json = {
         "podSelector": {"matchLabels": gateway_selector(endpoint.name)},
         "policyTypes": ["Ingress"],
-        "ingress": [
-            {"ports": [{"port": HTTP_PORT, "protocol": "TCP"}]},
-            {
-                "ports": [{"port": GATEWAY_STATUS_PORT, "protocol": "TCP"}],
-                "from": [{"namespaceSelector": {"matchExpressions": [names]}}],
-            },
-        ],
+        "ingress": [{"ports": ports}],
     }
     return _owned(endpoint, "networking.k8s.io/v1", "NetworkPolicy", spec)
 

@@ -45,8 +45,6 @@ class PlanSettings:
     image_pull_secrets: tuple[str, ...] = ()
     operator_namespace: str = "penstock-system"
     """Pods of this namespace may reach `/info` of runtime pods."""
-    metrics_namespaces: tuple[str, ...] = ()
-    """Pods of these namespaces may also reach the status port of gateways: those of Prometheus."""
     max_attempts: int = 5
     """Maximum number of runs of one optimisation job when the failure is retryable."""
     backoff_seconds: float = 10.0

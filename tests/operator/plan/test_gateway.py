@@ -191,28 +191,6 @@ def test_the_planned_memory_has_a_buffer_for_each_connection_and_a_second_one_fo
     assert memory_bytes(spec) > BASE_BYTES + (3000 + 2 * 1000) * BUFFER_BYTES
 
 
-def test_only_the_operator_and_prometheus_reach_the_status_port() -> None:
-    kube = Kube(scaling=ZERO).optimised()
-    kube.settings = replace(SETTINGS, metrics_namespaces=("monitoring",))
-    kube.reconcile()
-    requests, status = kube.objects["NetworkPolicy", "emotion-gateway"]["spec"]["ingress"]
-
-    assert requests == {"ports": [{"port": 8080, "protocol": "TCP"}]}
-    assert status["ports"] == [{"port": 8404, "protocol": "TCP"}]
-    (sender,) = status["from"]
-    assert sender == {
-        "namespaceSelector": {
-            "matchExpressions": [
-                {
-                    "key": "kubernetes.io/metadata.name",
-                    "operator": "In",
-                    "values": ["monitoring", SETTINGS.operator_namespace],
-                }
-            ]
-        }
-    }
-
-
 def test_a_changed_image_rolls_out_and_nothing_else_does() -> None:
     kube = Kube(scaling=ZERO).optimised()
     kube.reconcile()
