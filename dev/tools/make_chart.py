@@ -15,7 +15,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "operator")]
 
-from tools.operator_rights import CLUSTER, KEDA, NAMESPACED, OWN, SECRETS, Grant, rules  # noqa: E402 - the path comes first
+from tools.operator_rights import CLUSTER, COLLECTION, KEDA, NAMESPACED, OWN, SECRETS, Grant, rules  # noqa: E402 - the path comes first
 
 CHART = Path("charts/penstock")
 
@@ -23,7 +23,14 @@ CHART = Path("charts/penstock")
 def rbac() -> str:
     """The rules as templates/rbac.yaml reads them, each with its reason."""
     lines = ["# Generated from dev/tools/operator_rights.py by `make crds`: change that file."]
-    parts = {"cluster": CLUSTER, "namespaced": NAMESPACED, "keda": KEDA, "secrets": SECRETS, "own": OWN}
+    parts = {
+        "cluster": CLUSTER,
+        "namespaced": NAMESPACED,
+        "keda": KEDA,
+        "secrets": SECRETS,
+        "own": OWN,
+        "collection": COLLECTION,
+    }
     for name, grants in parts.items():
         lines.append(f"{name}:")
         for grant in grants:

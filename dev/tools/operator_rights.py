@@ -21,6 +21,7 @@ from penstock_operator.cluster.api import (
     JOB,
     LEASE,
     MODEL_ENDPOINT,
+    NAMESPACE,
     NETWORK_POLICY,
     NODE,
     OPTIMIZED_MODEL,
@@ -66,6 +67,7 @@ _LOOK_AND_MAKE = ("get", *_MAKE)
 
 CLUSTER: tuple[Grant, ...] = (
     Grant(HARDWARE_CLASS, _SEE, "to read the node labels and CPUs that a class selects"),
+    Grant(NAMESPACE, _SEE, "to read the labels by which a class selects the namespaces that may use it"),
     Grant(NODE, _SEE, "to report which label, taint or resource is missing when no node fits a pod"),
 )
 """Of the whole cluster; also needed by an operator that is limited to some namespaces."""
@@ -134,6 +136,9 @@ SECRETS: tuple[Grant, ...] = (
     ),
 )
 """In the same namespaces, and only where the installation enables it: the operator reads no other Secrets."""
+
+COLLECTION: tuple[Grant, ...] = (Grant(JOB, (*_SEE, "create"), "to delete unused artefacts from the store"),)
+"""In the operator's own namespace, where it reconciles some namespaces only and collects garbage in the store."""
 
 OWN: tuple[Grant, ...] = (Grant(LEASE, ("get", "create", "update"), "to elect the leader"),)
 """In the operator's own namespace."""

@@ -44,6 +44,7 @@ def rights() -> str:
         ("the reconciled namespaces, with KEDA", rbac.KEDA),
         ("the reconciled namespaces, on request", rbac.SECRETS),
         ("its own namespace", rbac.OWN),
+        ("its own namespace, to collect garbage in the store", rbac.COLLECTION),
     ):
         for grant in grants:
             group = f".{grant.kind.group}" if grant.kind.group else ""

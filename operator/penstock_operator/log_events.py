@@ -154,6 +154,13 @@ LOG_EVENTS = (
         "ReplicasChanged", "info", "The autoscaler wants another number of replicas; the message has the figures."
     ),
     LogEvent(
+        "PrometheusFailed",
+        "warning",
+        "A query to a Prometheus failed; the message has the details, which the endpoint's condition leaves out.",
+        "Check the URL, the credentials and network policies; `is not allowed`: an endpoint names a host that resolves "
+        "to an address of the node or of the cloud's metadata service.",
+    ),
+    LogEvent(
         "ScalingDefect",
         "error",
         "A scaling decision failed because of a defect of the operator; the endpoint keeps its replicas.",

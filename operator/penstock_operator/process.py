@@ -9,6 +9,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from ipaddress import ip_network
 from typing import Any
 
 import kopf
@@ -138,7 +139,8 @@ async def _lead(
         logs = JobLogReader(port, cache, interval_seconds=settings.work.progress_seconds)
         texts = TextsWatcher(port, cache, namespaces)
         collector = StoreCollection(port, cache, caches_current=lambda: health.live().ok)
-        informers = make_informers(port, cache, namespaces)
+        collecting = bool(settings.store.store_collect_seconds)
+        informers = make_informers(port, cache, namespaces, settings.operator_namespace if collecting else "")
         health.add_ages(lambda: {informer.name: informer.silence_seconds for informer in informers})
         health.add_ages(lambda: texts.silence_seconds)
         health.add_ages(lambda: {"work": controller.progress.age_seconds, "autoscaler": autoscaler.age_seconds})
@@ -214,7 +216,9 @@ def make_autoscaler(
         ),
         gateway_port=gateway_port,
         prometheus=PrometheusClient(
-            timeout_seconds=settings.prometheus_timeout_seconds, concurrency=settings.prometheus_concurrency
+            timeout_seconds=settings.prometheus_timeout_seconds,
+            concurrency=settings.prometheus_concurrency,
+            networks=tuple(map(ip_network, settings.prometheus_networks)),
         ),
         intervals=ScalingIntervals(
             tick=settings.scaling_interval_seconds, prometheus=settings.prometheus_interval_seconds
@@ -227,14 +231,20 @@ def make_autoscaler(
     )
 
 
-def make_informers(port: ClusterPort, cache: ClusterCache, namespaces: tuple[str, ...]) -> tuple[Informer[Any], ...]:
-    """A watch for each kind and namespace. Penstock's own kinds are not among them: Kopf watches them."""
+def make_informers(
+    port: ClusterPort, cache: ClusterCache, namespaces: tuple[str, ...], collection: str = ""
+) -> tuple[Informer[Any], ...]:
+    """A watch for each kind and namespace. Penstock's own kinds are not among them: Kopf watches them. `collection`:
+    the namespace of the jobs that collect garbage in the artefact store."""
     made = (
         Informer(port, store, namespace=namespace, labels=MANAGED_SELECTOR, optional=store is cache.scaled_objects)
         for store in cache.made
         for namespace in namespaces or ("",)
     )
-    return (Informer(port, cache.nodes), *made)
+    found = (Informer(port, cache.nodes), Informer(port, cache.namespaces), *made)
+    if not namespaces or collection in {"", *namespaces}:
+        return found
+    return (*found, Informer(port, cache.jobs, namespace=collection, labels=MANAGED_SELECTOR))
 
 
 async def run_kopf(

@@ -11,6 +11,7 @@ import re
 import socket
 import uuid
 from collections.abc import Iterator, Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,6 +21,7 @@ import penstock
 from penstock.errors import SettingError, closest
 from penstock.settings import Setting, SettingsGroup, described, load, setting
 from penstock_operator.plan.installation import AllowList, PlanSettings, StoreVolume
+from penstock_operator.plan.prometheus_urls import HOST_PATTERN
 
 PREFIX = "PENSTOCK_OPERATOR_"
 DOCUMENT = "docs/reference/operator.md"
@@ -164,6 +166,15 @@ class StoreSettings(SettingsGroup):
         604_800.0, "Minimum age of a removed artefact since it was last published.", unit="s", ge=0
     )
 
+    store_collect_account: str = setting(
+        "", "Service account, in the operator's namespace, of the jobs that remove artefacts. Empty: default."
+    )
+    store_collect_secret: str = setting(
+        "",
+        "Secret, in the operator's namespace, that these jobs use instead of the store's: it allows to delete. Empty: "
+        "one with the name of the store's Secret.",
+    )
+
     @model_validator(mode="after")
     def _one_volume(self) -> Self:
         if self.store_host_path and self.store_claim:
@@ -302,6 +313,16 @@ class LoadSettings(SettingsGroup):
         "The Prometheus that scrapes the serving pods, for endpoints that name none. Empty: the operator scrapes the "
         "pods itself.",
     )
+    prometheus_hosts: tuple[str, ...] = setting(
+        (),
+        "Hosts of the Prometheus servers that endpoints may name, comma-separated: prometheus.monitoring.svc, "
+        "*.monitoring.svc, each with or without a port. The operator's own is always allowed.",
+    )
+    prometheus_networks: tuple[str, ...] = setting(
+        (),
+        "Networks (such as 127.0.0.0/8), comma-separated, that a Prometheus of an endpoint may be in although they are "
+        "loopback, link-local or a cloud's metadata service. For tests.",
+    )
     prometheus_token_file: str = setting("", "File with a bearer token for it; read again for every query.")
     prometheus_ca_file: str = setting("", "File with the CA certificates (PEM) to verify it with.")
     keda: bool = setting(
@@ -319,6 +340,15 @@ class LoadSettings(SettingsGroup):
         ge=1,
         le=45,
     )
+
+    @model_validator(mode="after")
+    def _hosts_and_networks(self) -> Self:
+        for host in self.prometheus_hosts:
+            if not HOST_PATTERN.fullmatch(host):
+                raise ValueError(f"prometheus_hosts {host!r} is not HOST, *.DOMAIN, HOST:PORT or *.DOMAIN:PORT")
+        for network in self.prometheus_networks:
+            ip_network(network)
+        return self
 
 
 class ServerSettings(SettingsGroup):
@@ -401,6 +431,8 @@ class Settings(SettingsGroup):
             store_endpoint_url=self.store.store_endpoint_url,
             store_collect_seconds=self.store.store_collect_seconds,
             store_unused_seconds=self.store.store_unused_seconds,
+            store_collect_account=self.store.store_collect_account,
+            store_collect_secret=self.store.store_collect_secret,
             image_pull_policy=self.images.image_pull_policy,
             image_pull_secrets=self.images.image_pull_secrets,
             operator_namespace=self.operator_namespace,
@@ -417,6 +449,7 @@ class Settings(SettingsGroup):
             prometheus_url=self.scaling.prometheus_url,
             allowed=self.policy.allow_list(),
             metadata_for_accounts=self.jobs.metadata_for_accounts,
+            prometheus_hosts=self.scaling.prometheus_hosts,
             extra_env=tuple((name, value) for name, _, value in pairs),
         )
 

@@ -279,6 +279,30 @@ class Gateway(Spec):
     hold_seconds: int = Field(
         default=120, ge=1, le=3600, description="How long a request is held; after that it is answered with 503."
     )
+    max_connections: int | None = Field(
+        default=None,
+        ge=16,
+        le=65_536,
+        description="Connections of clients that one pod of the gateway accepts at a time; further ones wait. Its "
+        "memory is reserved for as many. Default: twice maxHeldRequests, and 1,024.",
+    )
+    max_connections_per_client: int | None = Field(
+        default=None,
+        ge=1,
+        le=65_536,
+        description="Connections of one client address; further ones are closed. Raise it if requests come through a "
+        "proxy or an ingress, which is one client. Default: a quarter of maxConnections.",
+    )
+
+    @property
+    def connections(self) -> int:
+        """`max_connections`, or its default."""
+        return 2 * self.max_held_requests + 1024 if self.max_connections is None else self.max_connections
+
+    @property
+    def connections_per_client(self) -> int:
+        """`max_connections_per_client`, or its default."""
+        return self.connections // 4 if self.max_connections_per_client is None else self.max_connections_per_client
 
 
 @dataclass(frozen=True)

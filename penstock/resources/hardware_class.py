@@ -5,6 +5,7 @@ The classes that the chart installs are values in `penstock.resources.shipped_cl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
@@ -81,6 +82,44 @@ class NodeTerm(Spec):
     )
 
 
+class NamespaceRequirement(LabelRequirement):
+    """A condition on one label of a namespace, as in a label selector."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        *LabelRequirement.RULES,
+        Rule(
+            "!(self.operator in ['Gt', 'Lt'])",
+            lambda it: it.operator not in {SelectorOperator.GREATER, SelectorOperator.LESS},
+            "namespaces are selected with In, NotIn, Exists and DoesNotExist: write one of them",
+        ),
+    )
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Whether it is true of a namespace with these labels."""
+        if self.operator is SelectorOperator.IN:
+            return labels.get(self.key) in self.values
+        if self.operator is SelectorOperator.NOT_IN:
+            return labels.get(self.key) not in self.values
+        return (self.key in labels) is (self.operator is SelectorOperator.EXISTS)
+
+
+class NamespaceSelector(Spec):
+    """Namespaces by their labels. Kubernetes gives each the label kubernetes.io/metadata.name."""
+
+    match_labels: dict[str, LabelValue] = Field(
+        default_factory=dict, max_length=16, description="Labels that a namespace must have, with these values."
+    )
+    match_expressions: tuple[NamespaceRequirement, ...] = Field(
+        default=(), max_length=16, description="Conditions on labels, all of which must be true as well."
+    )
+
+    def includes(self, labels: Mapping[str, str]) -> bool:
+        """Whether a namespace with these labels is selected."""
+        return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
+            requirement.holds(labels) for requirement in self.match_expressions
+        )
+
+
 class Processors(Spec):
     """Processors of the class, as identified by /proc/cpuinfo."""
 
@@ -146,6 +185,9 @@ class HardwareClassSpec(Spec):
     )
     runtime_class_name: ObjectName | None = Field(default=None, description="The runtime class of the pods.")
     price: Price | None = None
+    allowed_namespaces: NamespaceSelector | None = Field(
+        default=None, description="Namespaces whose endpoints may use the class. None: all."
+    )
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(

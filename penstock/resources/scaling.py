@@ -9,7 +9,7 @@ from pydantic import Field
 
 from penstock.resources.base import Spec
 from penstock.resources.rules import Rule
-from penstock.resources.text_fields import ObjectName, Uri
+from penstock.resources.text_fields import ObjectName, PrometheusUrl
 
 MOST_REPLICAS = 1000
 
@@ -33,7 +33,8 @@ class WhenMetricsMissing(StrEnum):
 
 class PrometheusQueries(Spec):
     """PromQL queries, where the metrics do not come directly from the runtime's pods. `$namespace` and `$endpoint` are
-    replaced by those of this endpoint. Each query must return one number."""
+    replaced by those of this endpoint. Each query must return one number. They need `url` and `secretName`: the
+    operator's own access is for its own queries only."""
 
     request_rate: str | None = Field(
         default=None, min_length=1, max_length=2048, description="Requests per second of all replicas together."
@@ -52,12 +53,15 @@ class PrometheusQueries(Spec):
 class Prometheus(Spec):
     """The Prometheus server that scrapes the endpoint's pods."""
 
-    url: Uri | None = Field(
-        default=None, description="Such as http://prometheus.monitoring:9090. None: the operator's own setting."
+    url: PrometheusUrl | None = Field(
+        default=None,
+        description="Such as http://prometheus.monitoring:9090, on a host that the operator's setting "
+        "prometheus_hosts allows. None: the operator's own setting.",
     )
     secret_name: ObjectName | None = Field(
         default=None,
-        description="A Secret of this namespace with `token`, or with `username` and `password`.",
+        description="A Secret of this namespace with `token`, or with `username` and `password`. Its annotation "
+        "penstock.dev/prometheus-url has the URL that it is for.",
     )
     queries: PrometheusQueries = PrometheusQueries()
 

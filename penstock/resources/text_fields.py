@@ -74,6 +74,20 @@ Uri = Annotated[
     TextRule(r"[a-z][a-z0-9+.-]*:[!#-\[\]-~]+", "{self} is not a URI", "Write scheme://place in ASCII, without spaces"),
 ]
 
+PROMETHEUS_URL_PATTERN = (
+    r"https?://([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]*)?"
+)
+"""Without user, query and fragment, so that the path of the API can be appended."""
+PrometheusUrl = Annotated[
+    str,
+    Field(max_length=512),
+    TextRule(
+        PROMETHEUS_URL_PATTERN,
+        "{self} is not the address of a Prometheus",
+        "Write http or https, a host, a port and a path, without user, query and fragment",
+    ),
+]
+
 
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([KMGTPE]i|[numkMGTPE])|[eE]([+-]?\d{1,3}))?", re.ASCII)
 _QUANTITY_SUFFIXES = {

@@ -11,9 +11,25 @@ from pathlib import Path
 from penstock_gateway.settings import GatewaySettings
 
 BACKEND = "replicas"
+LONG = "long_requests"
+"""Name of the table that counts the long requests of each client; it is a backend without servers."""
 SCRIPT = Path(__file__).with_name("hold.lua")
-BUFFER_BYTES = 65_536
-"""Requests of up to this size, headers and body, can be retried; longer ones only if nothing of them was sent."""
+BUFFER_BYTES = 40_960
+"""Requests of up to this size, headers and body, can be retried; longer ones only if nothing of them was sent. The
+headers that the runtime accepts (32 KiB) fit. Each waiting request has one: the operator sizes the pod's memory for a
+full buffer of each connection."""
+STATUS_CONNECTIONS, STATUS_CONNECTIONS_PER_CLIENT = 256, 16
+"""Of the status port. A scraper keeps one connection, the operator one more while it waits for demand, and the kubelet
+opens one for each probe."""
+SPARE_CONNECTIONS = 64
+"""Of the process beyond those of both ports, so that neither port can use up those of the other."""
+CONNECTION_RATE = 1_000
+"""New connections of one client address per second, averaged over ten seconds; further ones are closed."""
+QUEUE_MILLISECONDS = 10
+"""A request is queued as if it had come this much later for each open connection of its client address: a client with
+one connection does not wait behind hundreds of requests of another."""
+TABLE_ENTRIES = 16_384
+"""Client addresses that are counted. Addresses without a connection are dropped first."""
 RETRIES = 2
 """Each retry goes to another replica if there is one. A request that crashes replicas crashes three at most."""
 IDLE_SECONDS = 75
@@ -29,7 +45,7 @@ RETRY_LATE_SECONDS = 5
 def configuration(settings: GatewaySettings, *, socket: Path, script: Path = SCRIPT) -> str:
     """The complete file. `socket`: path of HAProxy's command socket."""
     held, hold = settings.max_held, settings.hold_seconds
-    connections = 2 * held + 4096
+    connections = settings.max_connections + STATUS_CONNECTIONS + SPARE_CONNECTIONS
     # In milliseconds. Random, so that clients that connected together do not reconnect together.
     least_age = settings.connection_age_seconds * 750
     spread = settings.connection_age_seconds * 250
@@ -39,7 +55,6 @@ global
     maxconn {connections}
     nbthread 1
     tune.bufsize {BUFFER_BYTES}
-    # Headers may be longer than the default by as much as the runtime takes (PENSTOCK_MAX_HEADER_BYTES).
     tune.maxrewrite 1024
     stats socket {socket} mode 600 level admin
     setenv HOLD_BACKEND {BACKEND}
@@ -94,6 +109,8 @@ defaults
 
 frontend requests
     bind {settings.host}:{settings.port}
+    maxconn {settings.max_connections}
+    {_limit(settings.max_connections_per_client)}
     tcp-request connection set-var(sess.since) date(0,ms)
     tcp-request connection set-var(sess.age) rand({spread}),add({least_age})
     http-request set-var(txn.until) date(0,ms),sub(sess.since),sub(sess.age)
@@ -149,6 +166,7 @@ backend {BACKEND}
             retry_after=RETRY_LATE_SECONDS,
         )
     } if {{ var(txn.held) -m str late }}
+    http-request set-priority-offset sc_conn_cur(0),mul({QUEUE_MILLISECONDS})
     http-request lua.refuse if {{ queue({BACKEND}) ge {held} }}
     {
         _return(
@@ -160,8 +178,15 @@ backend {BACKEND}
         )
     } if {{ queue({BACKEND}) ge {held} }}
 
+    {_limit_of_long_requests(settings)}
+
+backend {LONG}
+    stick-table type ipv6 size {TABLE_ENTRIES} expire 30s store conn_cur
+
 frontend status
     bind {settings.host}:{settings.status_port}
+    maxconn {STATUS_CONNECTIONS}
+    {_limit(STATUS_CONNECTIONS_PER_CLIENT)}
     option dontlog-normal
     # Scrapers keep their connections open between scrapes: these must not delay the end of the pod.
     no option idle-close-on-response
@@ -169,6 +194,39 @@ frontend status
     http-request use-service prometheus-exporter if {{ path /metrics/haproxy }}
     http-request use-service lua.status
 """
+
+
+def _limit(connections: int) -> str:
+    """Lines of a frontend that close connections of a client address beyond this number, or above the rate."""
+    return f"""\
+stick-table type ipv6 size {TABLE_ENTRIES} expire 30s store conn_cur,conn_rate(10s)
+    tcp-request connection track-sc0 src
+    tcp-request connection reject if {{ sc_conn_cur(0) gt {connections} }}
+    tcp-request connection reject if {{ sc_conn_rate(0) gt {10 * CONNECTION_RATE} }}"""
+
+
+def _limit_of_long_requests(settings: GatewaySettings) -> str:
+    """Lines of the backend: a body that is longer than the buffer occupies a place of a replica while it arrives, and
+    one client gets twice its share of the connections of these places. None for a proxy that may have most
+    connections."""
+    places = 2 * settings.concurrency * settings.max_connections_per_client // settings.max_connections
+    if places >= settings.concurrency:
+        return "# One client may use all places of the replicas."
+    refusal = _return(
+        429,
+        "overloaded",
+        f"this client sends as many requests over {BUFFER_BYTES // 1024} KiB at a time as it may",
+        f"Try again in {RETRY_FULL_SECONDS} s, with fewer at a time",
+        retry_after=RETRY_FULL_SECONDS,
+    )
+    return f"""\
+http-request set-var(txn.received) req.body_len
+    http-request set-var(txn.places) nbsrv({BACKEND}),mul({max(1, places)})
+    acl partial req.body_size,sub(txn.received) gt 0
+    acl partial_chunked req.body_len gt {BUFFER_BYTES * 3 // 4}
+    acl chunked req.hdr(transfer-encoding) -m found
+    http-request track-sc1 src table {LONG} if partial or chunked partial_chunked
+    {refusal} if {{ sc_conn_cur(1),sub(txn.places) gt 0 }}"""
 
 
 def error_body(kind: str, message: str, remedy: str) -> str:

@@ -22,7 +22,7 @@ CHECK = "check inter 2s fastinter 500ms downinter 500ms fall 3 rise 1 observe la
 it back. Checks alone detect a failure slowly, since a busy replica may be slow to answer them."""
 MAINTENANCE, DRAINING = 0x01, 0x08
 """Bits of `srv_admin_state`, set over the socket."""
-ADDED, DELETED = "New server registered.", "ReplicaAddress deleted."
+ADDED, DELETED = "New server registered.", "Server deleted."
 
 logger = logging.getLogger("penstock.gateway")
 

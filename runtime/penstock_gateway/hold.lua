@@ -15,6 +15,7 @@ local LOST_SECONDS = 1 -- a waiter that has not polled for this long is gone
 -- further code being run: a plain counter would never be decremented.
 local waiters = {}
 local held = 0
+local held_by = {} -- by client address
 local refused = {full = 0, late = 0, queue = 0, unauthorized = 0}
 local keys = {} -- SHA-256 hashes of the accepted keys, as the control process sends them
 local ready = false
@@ -28,13 +29,33 @@ end
 local function admit(waiter)
   waiters[waiter] = true
   held = held + 1
+  held_by[waiter.client] = (held_by[waiter.client] or 0) + 1
 end
 
 local function dismiss(waiter)
   if waiters[waiter] then
     waiters[waiter] = nil
     held = held - 1
+    local left = held_by[waiter.client] - 1
+    held_by[waiter.client] = left > 0 and left or nil
   end
+end
+
+-- Makes room for a request of this client when all places are taken: the client with the most held requests gives up
+-- its newest one, if it has at least two more than this client. False: there is no such client.
+local function make_room(client)
+  local most, heaviest = (held_by[client] or 0) + 1, nil
+  for other, count in pairs(held_by) do
+    if count > most then most, heaviest = count, other end
+  end
+  if not heaviest then return false end
+  local newest
+  for waiter in pairs(waiters) do
+    if waiter.client == heaviest and (not newest or waiter.begin > newest.begin) then newest = waiter end
+  end
+  newest.displaced = true
+  dismiss(newest)
+  return true
 end
 
 core.register_task(function()
@@ -62,13 +83,14 @@ core.register_action("hold", {"http-req"}, function(txn)
     txn:set_var("txn.held", "unauthorized")
     return
   end
-  if held >= bound then
+  local client = txn.sf:src()
+  if held >= bound and not (bound > 0 and make_room(client)) then
     refused.full = refused.full + 1
     txn:set_var("txn.held", "full")
     return
   end
   local begin = now()
-  local waiter = {seen = begin}
+  local waiter = {seen = begin, begin = begin, client = client}
   admit(waiter)
   local outcome = "late"
   while waiter.seen - begin < seconds do
@@ -78,8 +100,13 @@ core.register_action("hold", {"http-req"}, function(txn)
     end
     core.msleep(POLL_MILLISECONDS)
     waiter.seen = now()
+    if waiter.displaced then
+      outcome = "full"
+      break
+    end
   end
   dismiss(waiter)
+  if outcome == "full" then refused.full = refused.full + 1 end
   if outcome == "late" then refused.late = refused.late + 1 end
   txn:set_var("txn.held", outcome)
   txn:set_var("txn.held_time", math.floor((waiter.seen - begin) * 1000))

@@ -9,12 +9,14 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from penstock_gateway.config import configuration
 from penstock_gateway.follow import ApiServerAccess, Follower, Json
@@ -26,6 +28,8 @@ from penstock_gateway.slices import SliceHistory
 
 START_SECONDS = 10.0
 RETRY_SECONDS = 0.5
+CLIENT_LEFT = b"aborting Lua processing on expired timeout"
+"""HAProxy reports each client that leaves while its request is held in this way, in two lines."""
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -57,7 +61,9 @@ class GatewayProcess:
         self._file.write_text(configuration(self._settings, socket=self._socket))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        process = subprocess.Popen(self._command)
+        process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        output = threading.Thread(target=_forward, args=(process.stdout,), daemon=True, name="output")
+        output.start()
         try:
             self._haproxy.wait_until_ready(START_SECONDS)
             if self._keys is not None:
@@ -73,6 +79,7 @@ class GatewayProcess:
             if process.poll() is None:
                 process.kill()
             status = process.wait()
+            output.join(START_SECONDS)
         if not self._signalled.is_set():
             raise GatewayError(f"HAProxy ended by itself, with status {status}: see its log above.")
         logger.info("drained", extra=log_event("GatewayDrained"))
@@ -135,6 +142,15 @@ class GatewayProcess:
         if self._signalled.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._signalled.set()
+
+
+def _forward(lines: IO[bytes]) -> None:
+    """Copy HAProxy's output to this process's, without the lines that clients could flood it with."""
+    with lines:
+        for line in lines:
+            if CLIENT_LEFT not in line:
+                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.flush()
 
 
 def main() -> int:

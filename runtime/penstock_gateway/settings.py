@@ -29,6 +29,10 @@ class GatewaySettings:
     """Port of metrics, probes and the number of held requests."""
     max_held: int = 512
     """Requests that may wait while no replica is up, and as many while all are busy; the next is answered with 429."""
+    max_connections: int = 2048
+    """Connections of clients; further ones wait until one is closed."""
+    max_connections_per_client: int = 512
+    """Connections of one client address; further ones are closed at once."""
     hold_seconds: int = 120
     """How long a request may wait for a replica; then it is answered with 503."""
     concurrency: int = 64
@@ -89,6 +93,8 @@ def _least(name: str) -> int:
         if name
         in {
             "concurrency",
+            "max_connections",
+            "max_connections_per_client",
             "answer_seconds",
             "hold_seconds",
             "finish_seconds",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,12 +31,12 @@ def installed(chart: Helm, private_control_plane: ControlPlane) -> Helm:
     return here
 
 
-def can(kubectl: Kubectl, verb: str, resource: str, namespace: str = "default") -> bool:
-    """Whether the operator's service account has this right."""
+def can(kubectl: Kubectl, verb: str, resource: str, namespace: str = "default", account: str = ACCOUNT) -> bool:
+    """Whether an account, by default the operator's service account, has this right."""
     try:
         name, _, part = resource.partition("/")
         only = [f"--subresource={part}"] if part else []
-        kubectl.within(namespace)("auth", "can-i", verb, name, *only, "--as", ACCOUNT, "--quiet")
+        kubectl.within(namespace)("auth", "can-i", verb, name, *only, "--as", account, "--quiet")
     except KubectlError:
         return False
     return True
@@ -57,6 +58,40 @@ def test_two_operators_are_deployed_with_a_service_account_of_their_own(kubectl:
     assert deployment["spec"]["template"]["spec"]["serviceAccountName"] == "penstock-operator"
     assert kubectl.get("poddisruptionbudget", "penstock-operator")["spec"]["maxUnavailable"] == 1
     assert kubectl.get("networkpolicy", "penstock-operator")["spec"]["policyTypes"] == ["Ingress"]
+
+
+def qualified(resource: str) -> str:
+    """The resource with its API group: `modelendpoints.penstock.dev/status`."""
+    name, slash, part = resource.partition("/")
+    return f"{name}.penstock.dev{slash}{part}"
+
+
+@pytest.mark.usefixtures("installed")
+def test_people_use_penstock_with_the_roles_of_the_cluster_and_only_in_their_namespace(kubectl: Kubectl) -> None:
+    for role in ("view", "edit", "admin"):
+        words = (f"people-{role}", f"--clusterrole={role}", f"--user=of-{role}")
+        kubectl.within("default")("create", "rolebinding", *words)
+    # The controller of the API server's aggregated roles has its own pace.
+    deadline = time.monotonic() + 60
+    while not can(kubectl, "create", "modelendpoints.penstock.dev", account="of-edit"):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    found = {
+        (role, verb, resource)
+        for role in ("view", "edit", "admin")
+        for verb in ("get", "create", "patch", "delete")
+        for resource in ("modelendpoints", "modelendpoints/status", "optimizedmodels", "optimizedmodels/status")
+        if can(kubectl, verb, qualified(resource), account=f"of-{role}")
+    }
+
+    reads = {("get", "modelendpoints"), ("get", "optimizedmodels")}
+    writes = {(verb, "modelendpoints") for verb in ("create", "patch", "delete")} | {("delete", "optimizedmodels")}
+    assert found == {
+        *(("view", *one) for one in reads),
+        *((role, *one) for role in ("edit", "admin") for one in reads | writes),
+    }
+    assert not can(kubectl, "get", "modelendpoints.penstock.dev", NAMESPACE, account="of-admin")
+    assert not can(kubectl, "create", "hardwareclasses.penstock.dev", account="of-admin")
 
 
 @pytest.mark.usefixtures("installed")

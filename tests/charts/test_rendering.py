@@ -12,7 +12,7 @@ from penstock_operator.plan.names import ENDPOINT, gateway_labels, runtime_label
 from penstock_operator.settings import Settings
 from tests.charts.helm import CHART, NAMESPACE, Helm, Manifest, of_kind
 from tools import make_chart
-from tools.operator_rights import CLUSTER, KEDA, NAMESPACED, OWN, SECRETS, rules
+from tools.operator_rights import CLUSTER, COLLECTION, KEDA, NAMESPACED, OWN, SECRETS, rules
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,14 +36,14 @@ def test_generated_files_equal_the_code() -> None:
 def test_the_roles_are_the_rights_that_the_operator_needs(chart: Helm) -> None:
     manifests = chart.template()
 
-    assert of_kind(manifests, "ClusterRole")["rules"] == rules([*CLUSTER, *NAMESPACED])
+    assert of_kind(manifests, "ClusterRole", "penstock-operator")["rules"] == rules([*CLUSTER, *NAMESPACED])
     assert of_kind(manifests, "Role")["rules"] == rules(OWN)
 
 
 def test_with_watched_namespaces_the_rights_are_limited_to_them(chart: Helm) -> None:
     manifests = chart.template({"watchNamespaces": ["team-a", "team-b"]})
 
-    assert of_kind(manifests, "ClusterRole")["rules"] == rules(CLUSTER)
+    assert of_kind(manifests, "ClusterRole", "penstock-operator")["rules"] == rules(CLUSTER)
     watched = {one["metadata"]["namespace"]: one["rules"] for one in manifests if one["kind"] == "Role"}
     assert watched == {NAMESPACE: rules(OWN), "team-a": rules(NAMESPACED), "team-b": rules(NAMESPACED)}
     bound = {one["metadata"]["namespace"] for one in manifests if one["kind"] == "RoleBinding"}
@@ -120,6 +120,7 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
                     "metadataForServiceAccounts": True,
                     "pod": {"labels": ["team", "cost/*"], "nodeSelectors": [], "serviceAccounts": ["reader"]},
                 },
+                "prometheus": {"allowedHosts": ["*.monitoring.svc", "thanos:9090"]},
             },
             {
                 "PENSTOCK_OPERATOR_OPTIMIZER_IMAGE": "registry.example:5000/team/optimizer:2.0",
@@ -133,6 +134,7 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
                 "PENSTOCK_OPERATOR_ALLOWED_LABELS": "team,cost/*",
                 "PENSTOCK_OPERATOR_ALLOWED_NODE_SELECTORS": "",
                 "PENSTOCK_OPERATOR_ALLOWED_SERVICE_ACCOUNTS": "reader",
+                "PENSTOCK_OPERATOR_PROMETHEUS_HOSTS": "*.monitoring.svc,thanos:9090",
             },
         ),
     ],
@@ -168,6 +170,44 @@ def test_a_store_that_may_be_shared_is_collected_only_if_a_value_states_that_it_
     found = (given.get(f"PENSTOCK_OPERATOR_STORE_{name}_SECONDS") for name in ("COLLECT", "UNUSED"))
 
     assert tuple(one for one in found if one is not None) == expected
+
+
+def test_people_get_rights_by_the_roles_that_they_have(chart: Helm) -> None:
+    made = chart.template()
+    label = "rbac.authorization.k8s.io/aggregate-to-"
+    granted: dict[str, set[tuple[str, str]]] = {"view": set(), "edit": set(), "admin": set()}
+    for role in (one for one in made if one["kind"] == "ClusterRole"):
+        for name in granted:
+            if role["metadata"]["labels"].get(label + name) == "true":
+                granted[name] |= {
+                    (it, verb) for rule in role["rules"] for it in rule["resources"] for verb in rule["verbs"]
+                }
+
+    assert {verb for _, verb in granted["view"]} == {"get", "list", "watch"}
+    assert granted["view"] < granted["edit"] == granted["admin"]
+    # What serves is decided from the status.
+    assert not any("status" in resource for resource, _ in granted["admin"])
+    assert ("optimizedmodels", "create") not in granted["admin"]
+    without = chart.template({"userRoles": {"enabled": False}})
+    assert [one["metadata"]["name"] for one in without if one["kind"] == "ClusterRole"] == ["penstock-operator"]
+
+
+def test_a_collection_has_an_account_and_a_secret_of_the_releases_namespace(chart: Helm) -> None:
+    collect = {"mode": "Always", "serviceAccountAnnotations": {"role": "cleaner"}, "secretName": "s3-admin"}
+    values: Manifest = {**WATCHED, "store": {**BUCKET, "collect": collect}}
+    made = chart.template(values)
+    account = of_kind(made, "ServiceAccount", "penstock-operator-store")
+
+    assert account["metadata"]["annotations"] == {"role": "cleaner"}
+    assert account["automountServiceAccountToken"] is False
+    assert environment(made)["PENSTOCK_OPERATOR_STORE_COLLECT_ACCOUNT"] == "penstock-operator-store"
+    assert environment(made)["PENSTOCK_OPERATOR_STORE_COLLECT_SECRET"] == "s3-admin"
+    # With namespaces to watch, the operator has rights for these jobs in its own namespace.
+    assert of_kind(made, "Role", "penstock-operator-lease")["rules"] == rules([*OWN, *COLLECTION])
+    never = chart.template({"store": {"collect": {"mode": "Never"}}})
+    assert "penstock-operator-store" not in {
+        one["metadata"]["name"] for one in never if one["kind"] == "ServiceAccount"
+    }
 
 
 def test_the_defaults_of_the_chart_are_those_of_the_operator(chart: Helm) -> None:
@@ -285,8 +325,10 @@ def test_rights_for_keda_and_for_secrets_are_granted_if_their_values_are_set(cha
     everywhere = chart.template(values)
     in_one = chart.template({**values, "watchNamespaces": ["team-a"]})
 
-    assert of_kind(everywhere, "ClusterRole")["rules"] == rules([*CLUSTER, *NAMESPACED, *KEDA, *SECRETS])
-    assert of_kind(in_one, "ClusterRole")["rules"] == rules(CLUSTER)
+    assert of_kind(everywhere, "ClusterRole", "penstock-operator")["rules"] == rules(
+        [*CLUSTER, *NAMESPACED, *KEDA, *SECRETS]
+    )
+    assert of_kind(in_one, "ClusterRole", "penstock-operator")["rules"] == rules(CLUSTER)
     watched = {one["metadata"]["namespace"]: one["rules"] for one in in_one if one["kind"] == "Role"}
     assert watched["team-a"] == rules([*NAMESPACED, *KEDA, *SECRETS])
     assert environment(everywhere)["PENSTOCK_OPERATOR_KEDA"] == "true"
@@ -316,6 +358,7 @@ BAD: list[tuple[Manifest, str]] = [
     ({"policy": {"fileSources": ["/"]}}, "fileSources"),
     ({"policy": {"pod": {"labels": ["a,b"]}}}, "labels"),
     ({"policy": {"pod": {"tolerations": ["a*b"]}}}, "tolerations"),
+    ({"prometheus": {"allowedHosts": ["http://prometheus"]}}, "allowedHosts"),
 ]
 
 

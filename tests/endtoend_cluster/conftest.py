@@ -34,6 +34,8 @@ VALUES: dict[str, object] = {
         "pullPolicy": "Never",
     },
     "jobs": {"overtimeSeconds": 300},
+    # A Prometheus runs in the namespace of a test.
+    "prometheus": {"allowedHosts": ["*.svc"]},
     # The nodes own one or two cores each: a tenth of one would keep a pod from its own.
     "operator": {
         "settings": {

@@ -43,7 +43,7 @@ class Prometheus:
     @property
     def url(self) -> str:
         """For the operator, by the cluster's DNS."""
-        return f"http://{NAME}.{self.kubectl.namespace}:{PORT}"
+        return f"http://{NAME}.{self.kubectl.namespace}.svc:{PORT}"
 
     def start(self) -> None:
         """Run it, with no more rights than to look at the pods of its namespace, and wait until it answers."""

@@ -36,6 +36,8 @@ def test_defaults_are_promised() -> None:
         port=8080,
         status_port=8404,
         max_held=512,
+        max_connections=2048,
+        max_connections_per_client=512,
         hold_seconds=120,
         concurrency=64,
         answer_seconds=300,
@@ -74,7 +76,12 @@ def test_invalid_values_are_refused_by_name(changed: dict[str, str | None], mess
         ({"finish_seconds": 9}, "hard-stop-after 9s"),
         ({"host": "::", "port": 81}, "bind :::81"),
         ({"status_port": 82}, "bind 0.0.0.0:82"),
-        ({"max_held": 1000}, "maxconn 6096"),
+        ({"max_connections": 1000}, "\n    maxconn 1320\n    nbthread 1"),
+        ({"max_connections": 1000}, "bind 0.0.0.0:8080\n    maxconn 1000"),
+        ({"max_connections_per_client": 9}, "reject if { sc_conn_cur(0) gt 9 }"),
+        ({"concurrency": 40}, "nbsrv(replicas),mul(20)"),
+        ({"concurrency": 40, "max_connections_per_client": 2048}, "# One client may use all places"),
+        ({}, "reject if { sc_conn_rate(0) gt 10000 }"),
         ({}, "retry-on conn-failure empty-response 503"),
         ({}, "balance leastconn"),
         ({}, f"path {' '.join(PROBES)}"),
@@ -86,7 +93,9 @@ def test_each_setting_arrives_in_the_configuration(change: dict[str, Any], line:
     assert line in configuration(settings, socket=Path("/tmp/h.sock"))
 
 
-@pytest.mark.parametrize("change", [{}, {"max_held": 0}, {"host": "::"}, {"endpoint": "a.b-c"}])
+@pytest.mark.parametrize(
+    "change", [{}, {"max_held": 0}, {"host": "::"}, {"endpoint": "a.b-c"}, {"max_connections_per_client": 2048}]
+)
 def test_haproxy_takes_the_configuration(tmp_path: Path, change: dict[str, Any]) -> None:
     settings = GatewaySettings(**{"endpoint": "emotion", "service": "s", "namespace": "default", **change})
     path = tmp_path / "haproxy.cfg"
@@ -275,6 +284,8 @@ def test_the_document_names_every_variable_metric_and_default() -> None:
     assert [name for name in sorted(metrics) if f"`{name}" not in page] == []
     row = {
         "max_held": "512",
+        "max_connections": "2048",
+        "max_connections_per_client": "512",
         "hold_seconds": "120",
         "concurrency": "64",
         "answer_seconds": "300",

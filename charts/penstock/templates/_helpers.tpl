@@ -24,6 +24,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ .image.repository }}:{{ default .root.Chart.AppVersion .image.tag }}
 {{- end }}
 
+{{- /* Whether the operator collects garbage in the store. */}}
+{{- define "penstock.collects" -}}
+{{- $mode := .Values.store.collect.mode }}
+{{- if or (eq $mode "Always") (and (eq $mode "Auto") (eq (include "penstock.store" .) "hostPath") (not .Values.watchNamespaces)) }}yes{{ end }}
+{{- end }}
+
 {{- define "penstock.store" -}}
 {{- $kinds := list }}
 {{- if .Values.store.hostPath.enabled }}{{ $kinds = append $kinds "hostPath" }}{{ end }}

@@ -58,6 +58,8 @@ CONFIG_MAP = ResourceKind("", "v1", "ConfigMap", "configmaps")
 CONFIG_MAP_METADATA = ResourceKind("", "v1", "ConfigMap", "configmaps", metadata_only=True)
 """For the users' ConfigMaps that endpoints take texts from."""
 NODE = ResourceKind("", "v1", "Node", "nodes", namespaced=False)
+NAMESPACE = ResourceKind("", "v1", "Namespace", "namespaces", namespaced=False, metadata_only=True)
+"""For their labels, which select the namespaces that may use a HardwareClass."""
 SERVICE_ACCOUNT = ResourceKind("", "v1", "ServiceAccount", "serviceaccounts")
 ROLE = ResourceKind("rbac.authorization.k8s.io", "v1", "Role", "roles")
 ROLE_BINDING = ResourceKind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
@@ -83,6 +85,7 @@ KINDS: dict[str, ResourceKind] = {
         SERVICE,
         CONFIG_MAP,
         NODE,
+        NAMESPACE,
         SERVICE_ACCOUNT,
         ROLE,
         ROLE_BINDING,

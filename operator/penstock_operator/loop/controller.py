@@ -58,6 +58,7 @@ class Controller:
         cache.models.listen(self._on_model)
         cache.classes.listen(lambda change: self._add_all(("class", change.key.name)))
         cache.nodes.listen(lambda _: self._add_all(("unready",)))
+        cache.namespaces.listen(lambda change: self._add_all(("namespace", change.key.name)))
         cache.text_sources.listen(self._on_texts)
         for store in cache.made:
             store.listen(self._on_scaled_object if store is cache.scaled_objects else self._on_made)

@@ -1,8 +1,8 @@
 """Starts jobs that remove unreferenced artefacts from the artefact store, once in each period.
 
 The state is in the cluster: the job of a period exists or not. Referenced artefacts come from the caches, in all
-watched namespaces: every digest in the spec or status of a ModelEndpoint or an OptimizedModel, and what Deployments,
-ReplicaSets and pods serve.
+watched namespaces (for a claim, in its own): every digest in the spec or status of a ModelEndpoint or an
+OptimizedModel, and what Deployments, ReplicaSets and pods serve. While nothing is referenced, nothing is deleted.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from collections.abc import Callable
 from penstock.errors import PenstockError
 from penstock.logs import log_event
 from penstock_operator.cluster.api import ClusterPort
-from penstock_operator.cluster.errors import ClusterError, NotLeading
+from penstock_operator.cluster.errors import ClusterError, Conflict, NotLeading
 from penstock_operator.cluster.store import ObjectKey, StoreChange
 from penstock_operator.metrics import COLLECTIONS
 from penstock_operator.plan.allowed import refusal
 from penstock_operator.plan.collection import (
     CollectionHome,
     CollectionTarget,
+    by_namespace,
     is_collection,
     job,
     keep_list,
@@ -61,6 +62,8 @@ class StoreCollection:
         self._cache = cache
         self._caches_current = caches_current
         self._clock = clock
+        self._refused: set[ObjectKey] = set()
+        """Jobs that could not be created because another object has their name."""
         cache.jobs.listen(self._on_job)
 
     async def run(self) -> None:
@@ -91,24 +94,58 @@ class StoreCollection:
         nodes = [entry.facts for name in self._cache.nodes if (entry := self._cache.nodes.get(name)) is not None]
         wanted = targets(self._homes(), nodes, settings)
         due = [target for target in wanted if self._cache.jobs.get(_key(target, period)) is None]
+        due = [target for target in due if _key(target, period) not in self._refused]
         if not self._caches_current():
             return bool(due)
-        room = AT_ONCE - sum(1 for key in self._cache.jobs if is_collection(key.name) and self._runs(key))
-        for target in due[: max(0, room)]:
-            made = await self._port.apply(job(target, period, settings))
-            self._cache.jobs.put(made)
-            await self._port.apply(policy(made, target, settings))
-            # After the job: a later list misses less. The job's pod waits for the list.
-            await self._port.apply(keep_list(made, referred(self._cache)))
-            COLLECTIONS.labels("begun").inc()
-            logger.info(
-                "started garbage collection of the artefact store: job %s/%s%s",
-                target.home.namespace,
-                made["metadata"]["name"],
-                f" on node {target.node}" if target.node else "",
-                extra=log_event("CollectionStarted", object=str(_key(target, period))),
+        # Only jobs of these names: a user could create others that look alike.
+        room = AT_ONCE - sum(1 for target in wanted if self._runs(_key(target, period)))
+        kept: dict[str, tuple[str, ...]] = {}
+        for target in due:
+            if room <= 0:
+                return True
+            namespace = target.home.namespace if by_namespace(settings) else ""
+            if namespace not in kept:
+                kept[namespace] = self._keep(namespace)
+            if kept[namespace] and await self._start(target, period, kept[namespace]):
+                room -= 1
+        return False
+
+    def _keep(self, namespace: str) -> tuple[str, ...]:
+        """What jobs must keep (of a namespace); empty: no job may run."""
+        try:
+            return keep_list(referred(self._cache, namespace))
+        except ValueError as error:
+            logger.warning(
+                "cannot start a job that collects garbage in the artefact store: %s",
+                error,
+                extra=log_event("CollectionNotStarted", reason=error),
             )
-        return len(due) > room
+            return ()
+
+    async def _start(self, target: CollectionTarget, period: int, keep: tuple[str, ...]) -> bool:
+        """Start a job; False if another object has its name. ClusterError."""
+        key = _key(target, period)
+        try:
+            # Not applied: a job that the operator did not create must neither be used nor changed.
+            made = await self._port.create(job(target, period, self._cache.settings, keep))
+        except Conflict as error:
+            self._refused.add(key)
+            logger.warning(
+                "cannot start a job that collects garbage in the artefact store: another object has its name, %s",
+                key,
+                extra=log_event("CollectionNotStarted", object=str(key), reason=error),
+            )
+            return False
+        self._cache.jobs.put(made)
+        await self._port.apply(policy(made, self._cache.settings))
+        COLLECTIONS.labels("begun").inc()
+        logger.info(
+            "started garbage collection of the artefact store: job %s%s",
+            key,
+            f" on node {target.node}" if target.node else "",
+            extra=log_event("CollectionStarted", object=str(key)),
+        )
+        return True
 
     def _homes(self) -> list[CollectionHome]:
         """The first readable endpoint of each namespace that may have what it asks for."""
@@ -133,6 +170,9 @@ class StoreCollection:
     def _on_job(self, change: StoreChange[JobFacts]) -> None:
         if change.new is None or not is_collection(change.key.name):
             return
+        settings = self._cache.settings
+        if change.key.namespace != settings.operator_namespace and not by_namespace(settings):
+            return
         ended = change.old is not None and change.old.facts.ended is not None
         if change.new.facts.failed and not ended:
             COLLECTIONS.labels("failed").inc()
@@ -147,18 +187,18 @@ class StoreCollection:
             COLLECTIONS.labels("complete").inc()
 
 
-def referred(cache: ClusterCache) -> frozenset[str]:
-    """All referenced digests. Some are not artefacts, which does no harm."""
+def referred(cache: ClusterCache, namespace: str = "") -> frozenset[str]:
+    """All referenced digests, or those of a namespace. Some are not artefacts, which does no harm."""
     found: set[str] = set()
     for packed in (cache.endpoints, cache.models):
         for key in packed:
             entry = packed.get(key)
-            if entry is not None:
+            if entry is not None and namespace in {"", key.namespace}:
                 found.update(digest.decode() for digest in _DIGEST.findall(entry.facts.text))
     for serving in (cache.deployments, cache.replica_sets, cache.pods):
         for key in serving:
             facts = serving.facts(key)
-            if facts is not None and facts.artefact:
+            if facts is not None and facts.artefact and namespace in {"", key.namespace}:
                 found.add(facts.artefact)
     return frozenset(found)
 

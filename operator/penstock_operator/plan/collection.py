@@ -1,16 +1,17 @@
 """Jobs that remove unreferenced artefacts from the artefact store: which jobs, where, and what they must keep.
 
-The store may be a folder of each node, a volume of each namespace, or a service. A job runs in the namespace of an
-endpoint, which has the volume, the Secret and the service account to reach the store. It gets the list of referenced
-artefacts, has no API token, and keeps everything younger than the given age.
+A store that namespaces share, which is a folder of each node or a service, is collected in the operator's namespace
+with an account of its own: in a user's namespace the user could forge the list of what to keep, and delete the
+artefacts of others. A claim can be mounted in its own namespace only; the job there keeps what that namespace refers
+to. The list is in the arguments of the job, which cannot be changed. A job has no API token, and keeps everything
+younger than the given age.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from penstock.artefact_store import ALGORITHM, DIGITS_KEPT, StoreScheme, StoreUri
 from penstock.resources.pod import Pod
@@ -28,8 +29,12 @@ from penstock_operator.plan.pod_template import (
 )
 
 STORE = "penstock-store"
-KEEP_FOLDER = "/etc/penstock"
-KEEP_KEY = "keep.json"
+NODE_CONDITIONS = "node.kubernetes.io/"
+"""Prefix of the taints of nodes that are cordoned, short of something, or not ready."""
+DIGESTS_IN_ARGUMENT = 4_000
+"""A process can have long argument lists, but no single argument over 128 KiB."""
+MOST_DIGESTS = 40_000
+"""Of a list: the API server takes objects of up to 1.5 MiB."""
 MEMORY = "256Mi"
 DEADLINE_SECONDS = 900
 """Limit of a job: its list of referenced artefacts becomes outdated. Listing a store takes seconds."""
@@ -39,11 +44,11 @@ SHORTEST_KEPT_SECONDS = 3600
 
 @dataclass(frozen=True)
 class CollectionHome:
-    """An endpoint in whose namespace a job can run."""
+    """A namespace in which a job can run."""
 
     namespace: str
-    pod: Pod
-    """Its pod settings: service account, pull secrets."""
+    pod: Pod = field(default_factory=Pod)
+    """The pod settings of one of its endpoints, for the pull secrets; none in the operator's namespace."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class CollectionTarget:
     home: CollectionHome
     node: str = ""
     """The node whose folder it is; empty where the store is reachable from any node."""
+    taints: tuple[tuple[str, str, str], ...] = ()
+    """Of that node: key, value, effect."""
 
 
 def targets(
@@ -61,13 +68,28 @@ def targets(
     """All jobs of a period. `homes`: one for each namespace with endpoints; without any, there are no jobs."""
     if not homes:
         return ()
-    first = min(homes, key=lambda home: home.namespace)
-    if StoreUri.parse(settings.store_uri).scheme is not StoreScheme.FILE:
-        return (CollectionTarget(first),)
-    if settings.store_volume is not None and settings.store_volume.claim:
+    if by_namespace(settings):
         return tuple(CollectionTarget(home) for home in sorted(homes, key=lambda home: home.namespace))
+    own = CollectionHome(settings.operator_namespace)
+    if StoreUri.parse(settings.store_uri).scheme is not StoreScheme.FILE:
+        return (CollectionTarget(own),)
+    usable = (node for node in nodes if _is_ready(node))
+    found = [CollectionTarget(own, node["metadata"]["name"], _taints(node)) for node in usable]
+    healthy = [target for target in found if not any(key.startswith(NODE_CONDITIONS) for key, _, _ in target.taints)]
+    return tuple(sorted(healthy, key=lambda target: target.node))
+
+
+def by_namespace(settings: PlanSettings) -> bool:
+    """Whether each namespace has a store of its own: a claim."""
+    return settings.store_volume is not None and bool(settings.store_volume.claim)
+
+
+def _taints(node: Json) -> tuple[tuple[str, str, str], ...]:
+    """The taints that keep pods away."""
     return tuple(
-        CollectionTarget(first, name) for name in sorted(node["metadata"]["name"] for node in nodes if _is_ready(node))
+        (taint["key"], taint.get("value") or "", taint["effect"])
+        for taint in (node.get("spec") or {}).get("taints") or []
+        if taint["effect"] in {"NoSchedule", "NoExecute"}
     )
 
 
@@ -77,7 +99,7 @@ def _is_ready(node: Json) -> bool:
 
 
 def name_of(target: CollectionTarget, period: int) -> str:
-    """Name of the job and its list: one for each target and period."""
+    """Name of the job: one for each target and period."""
     digest = hashlib.sha256(f"{target.home.namespace}/{target.node}".encode()).hexdigest()[:8]
     return f"{STORE}-{period}-{digest}"
 
@@ -87,9 +109,14 @@ def is_collection(job: str) -> bool:
     return job.startswith(f"{STORE}-")
 
 
-def job(target: CollectionTarget, period: int, settings: PlanSettings) -> Json:
-    """The job of a target for this period."""
+def job(target: CollectionTarget, period: int, settings: PlanSettings, keep: Sequence[str]) -> Json:
+    """The job of a target for this period. `keep`: see `keep_list`; not empty."""
+    if not keep:
+        raise ValueError("a job that keeps nothing would delete the whole store")
+    if settings.store_collect_secret:
+        settings = replace(settings, store_secret=settings.store_collect_secret)
     name, store = name_of(target, period), store_access(settings, writes=True)
+    pieces = [keep[begin : begin + DIGESTS_IN_ARGUMENT] for begin in range(0, len(keep), DIGESTS_IN_ARGUMENT)]
     tmp_volume, tmp_mount = scratch("tmp", TMP)
     container: Json = {
         "name": CONTAINER,
@@ -97,16 +124,15 @@ def job(target: CollectionTarget, period: int, settings: PlanSettings) -> Json:
         "imagePullPolicy": settings.image_pull_policy,
         "command": [*PYTHON, "penstock_runtime.store", "collect"],
         "args": [
-            "--keep-file",
-            f"{KEEP_FOLDER}/{KEEP_KEY}",
+            *(f"--keep={','.join(piece)}" for piece in pieces),
             "--older-than-seconds",
             f"{settings.store_unused_seconds:g}",
         ],
-        "env": environment(settings, store.env, identity_variables(target.home.pod), secrets=store.secrets),
+        "env": environment(settings, store.env, identity_variables(_account(settings)), secrets=store.secrets),
         "securityContext": CONTAINER_SECURITY,
         # No CPU request: even 1m would keep the node's last whole core from being allocated.
         "resources": {"requests": {"memory": MEMORY}, "limits": {"memory": MEMORY}},
-        "volumeMounts": [*store.mounts, {"name": "keep", "mountPath": KEEP_FOLDER, "readOnly": True}, tmp_mount],
+        "volumeMounts": [*store.mounts, tmp_mount],
     }
     pod: Json = {
         "restartPolicy": "Never",
@@ -114,19 +140,21 @@ def job(target: CollectionTarget, period: int, settings: PlanSettings) -> Json:
         "enableServiceLinks": False,
         "securityContext": POD_SECURITY,
         "containers": [container],
-        "volumes": [*store.volumes, {"name": "keep", "configMap": {"name": name}}, tmp_volume],
+        "volumes": [*store.volumes, tmp_volume],
     }
     if target.node:
         only = {"key": "metadata.name", "operator": "In", "values": [target.node]}
         terms = {"nodeSelectorTerms": [{"matchFields": [only]}]}
         pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
-        # An endpoint may run on any node.
-        pod["tolerations"] = [{"operator": "Exists"}]
+    if target.taints:
+        pod["tolerations"] = [
+            {"key": key, "operator": "Equal", "value": value, "effect": effect} for key, value, effect in target.taints
+        ]
     secrets = [*(secret.name for secret in target.home.pod.image_pull_secrets), *settings.image_pull_secrets]
     if secrets:
         pod["imagePullSecrets"] = [{"name": one} for one in dict.fromkeys(secrets)]
-    if target.home.pod.service_account_name is not None:
-        pod["serviceAccountName"] = target.home.pod.service_account_name
+    if settings.store_collect_account and not by_namespace(settings):
+        pod["serviceAccountName"] = settings.store_collect_account
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -143,29 +171,26 @@ def job(target: CollectionTarget, period: int, settings: PlanSettings) -> Json:
     }
 
 
-def policy(made: Json, target: CollectionTarget, settings: PlanSettings) -> Json:
-    """The NetworkPolicy of the job's pod, which waits for the list of what it must keep."""
-    name = made["metadata"]["name"]
-    metadata = reaches_metadata(target.home.pod, settings)
-    return network_policy(name, target.home.namespace, _labels(name), _owner(made), metadata=metadata)
+def policy(made: Json, settings: PlanSettings) -> Json:
+    """The NetworkPolicy of a job's pod; `made`: the job as the API server returned it."""
+    name, namespace = made["metadata"]["name"], made["metadata"]["namespace"]
+    metadata = reaches_metadata(_account(settings), settings)
+    return network_policy(name, namespace, _labels(name), _owner(made), metadata=metadata)
 
 
-def keep_list(made: Json, digests: Iterable[str]) -> Json:
-    """The ConfigMap of what the job must keep; the job's pod waits for it."""
-    metadata = made["metadata"]
+def keep_list(digests: Iterable[str]) -> tuple[str, ...]:
+    """The first digits of digests, as a job gets them. ValueError if they are more than fit into a job."""
     begin = len(ALGORITHM) + 1
-    kept = sorted({digest[begin : begin + DIGITS_KEPT] for digest in digests})
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": metadata["name"],
-            "namespace": metadata["namespace"],
-            "labels": _labels(metadata["name"]),
-            "ownerReferences": [_owner(made)],
-        },
-        "data": {KEEP_KEY: json.dumps({"keep": kept}, separators=(",", ":"))},
-    }
+    found = tuple(sorted({digest[begin : begin + DIGITS_KEPT] for digest in digests}))
+    if len(found) > MOST_DIGESTS:
+        raise ValueError(f"{len(found)} artefacts are referenced: a job takes {MOST_DIGESTS}")
+    return found
+
+
+def _account(settings: PlanSettings) -> Pod:
+    """Pod settings with the service account of the jobs."""
+    name = "" if by_namespace(settings) else settings.store_collect_account
+    return Pod.model_validate({"serviceAccountName": name}) if name else Pod()
 
 
 def _owner(made: Json) -> Json:

@@ -56,6 +56,7 @@ class Reason(StrEnum):
     IMAGE_PULL_FAILED = "ImagePullFailed"
     INTERRUPTED = "Interrupted"
     INVALID_CORES = "InvalidCores"
+    HARDWARE_CLASS_NOT_ALLOWED = "HardwareClassNotAllowed"
     INVALID_SPEC = "InvalidSpec"
     JOB_CRASHED = "JobCrashed"
     JOB_WAITING = "JobWaiting"

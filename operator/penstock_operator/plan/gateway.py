@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.resources.endpoint import GatewayMode
+from penstock.resources.endpoint import Gateway, GatewayMode
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.names import (
@@ -37,8 +37,11 @@ MARGIN_SECONDS = 10
 """Between the process's own limit and the kubelet's SIGKILL."""
 BASE_BYTES = 96 * 2**20
 """Python, HAProxy, Lua."""
-HELD_BYTES = 80 * 2**10
-"""Memory of a held request: its buffer and the stream."""
+CONNECTION_BYTES = 44 * 2**10
+"""Memory of a connection whose request is being received: a buffer (penstock_gateway.config.BUFFER_BYTES) and the
+stream."""
+HELD_BYTES = 56 * 2**10
+"""Further memory of a held or queued request: a second buffer for the rest of a long body, and the Lua state."""
 KINDS = ("ServiceAccount", "Role", "RoleBinding", "Deployment", "PodDisruptionBudget", "NetworkPolicy")
 
 
@@ -54,6 +57,12 @@ def wanted(endpoint: ParsedEndpoint) -> bool:
 def answers(endpoint: ParsedEndpoint, gateway: DeploymentFacts | None) -> bool:
     """Whether the gateway is available to take requests."""
     return wanted(endpoint) and gateway is not None and not gateway.deleting and gateway.available > 0
+
+
+def memory_bytes(gateway: Gateway) -> int:
+    """Memory of a gateway pod whose connections are all in use, with as many requests held and queued as may be."""
+    waiting = min(2 * gateway.max_held_requests, gateway.connections)
+    return BASE_BYTES + gateway.connections * CONNECTION_BYTES + waiting * HELD_BYTES
 
 
 def objects(endpoint: ParsedEndpoint, observed: EndpointSnapshot) -> list[Json]:
@@ -155,7 +164,7 @@ def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
     name, drain = gateway_name(endpoint.name), Drain.of(endpoint.spec.rollout.drain_seconds)
     finish = gateway.hold_seconds + FINISH_SECONDS
     tmp_volume, tmp_mount = scratch("tmp", TMP)
-    memory = quantity(BASE_BYTES + gateway.max_held_requests * HELD_BYTES)
+    memory = quantity(memory_bytes(gateway))
     values = {
         "ENDPOINT": endpoint.name,
         "NAMESPACE": endpoint.namespace,
@@ -163,6 +172,8 @@ def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
         "PORT": str(HTTP_PORT),
         "STATUS_PORT": str(GATEWAY_STATUS_PORT),
         "MAX_HELD": str(gateway.max_held_requests),
+        "MAX_CONNECTIONS": str(gateway.connections),
+        "MAX_CONNECTIONS_PER_CLIENT": str(gateway.connections_per_client),
         "HOLD_SECONDS": str(gateway.hold_seconds),
         "CONCURRENCY": str(max(LEAST_CONCURRENCY, CONCURRENCY_PER_CORE * endpoint.spec.cores)),
         "ANSWER_SECONDS": str(ANSWER_SECONDS),

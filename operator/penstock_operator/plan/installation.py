@@ -65,6 +65,10 @@ class PlanSettings:
     """Interval between removals of unreferenced artefacts from the store; 0: never."""
     store_unused_seconds: float = 604_800.0
     """Only unreferenced artefacts older than this are removed."""
+    store_collect_account: str = ""
+    """Service account, in the operator's namespace, of the jobs that remove them. Empty: `default`."""
+    store_collect_secret: str = ""
+    """As `store_secret`, for these jobs. Empty: the Secret named `store_secret`, in the operator's namespace."""
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     operator_namespace: str = "penstock-system"
@@ -97,6 +101,8 @@ class PlanSettings:
     allowed: AllowList = AllowList()
     metadata_for_accounts: bool = False
     """Pods with a service account of their own may reach the metadata service of their node."""
+    prometheus_hosts: tuple[str, ...] = ()
+    """Hosts of the Prometheus servers that endpoints may name as well: `host`, `*.domain`, with or without a port."""
     extra_env: tuple[tuple[str, str], ...] = ()
     """Environment of job and runtime pods (proxies, HF_ENDPOINT): name and value."""
 

@@ -28,6 +28,14 @@ def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: Har
     spec = endpoint.spec
     if isinstance(hardware, Finding):
         return hardware
+    allowed = hardware.allowed_namespaces
+    if allowed is not None and not allowed.includes(observed.namespace_labels):
+        return no(
+            Reason.HARDWARE_CLASS_NOT_ALLOWED,
+            f"The HardwareClass {spec.hardware_class} is not for the namespace {endpoint.namespace}: its "
+            "allowedNamespaces does not select the labels of the namespace. Write another class in "
+            "spec.hardwareClass, or ask an administrator of the cluster to add the namespace.",
+        )
     try:
         hardware.requests(spec.cores)
     except SpecError as error:

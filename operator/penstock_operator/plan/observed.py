@@ -296,6 +296,8 @@ class EndpointSnapshot:
     conflicting: frozenset[Ref] = frozenset()
     """Objects with the operator's names that it did not create (no label `app.kubernetes.io/managed-by: penstock`).
     They are never changed; the condition Accepted names them."""
+    namespace_labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the endpoint's namespace."""
     nodes: tuple[Json, ...] = ()
     """Node objects as JSON (labels, taints, unschedulable, allocatable are enough)."""
     scale: DesiredScale | None = None

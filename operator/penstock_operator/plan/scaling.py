@@ -30,6 +30,7 @@ from penstock_operator.plan.observed import (
     EndpointSnapshot,
     ScalerFacts,
 )
+from penstock_operator.plan.prometheus_urls import url_problem
 from penstock_operator.scaling.decide import Cause
 
 DECIDED = frozenset({ScalingMode.INTERNAL, ScalingMode.HPA, ScalingMode.KEDA})
@@ -181,8 +182,11 @@ def horizontal_pod_autoscaler(endpoint: ParsedEndpoint, between: HpaBounds) -> J
 
 
 def prometheus_of(endpoint: ParsedEndpoint, settings: PlanSettings) -> str:
-    """The Prometheus that KEDA queries for the operator's gauge; empty: not configured."""
-    return endpoint.spec.scaling.metrics.prometheus.url or settings.prometheus_url
+    """The Prometheus that KEDA queries for the operator's gauge; empty: not configured, or not allowed."""
+    url = endpoint.spec.scaling.metrics.prometheus.url
+    if url is None:
+        return settings.prometheus_url
+    return "" if url_problem(url, settings) else url
 
 
 def scaled_object(endpoint: ParsedEndpoint, prometheus_url: str, between: HpaBounds) -> Json:
@@ -245,6 +249,9 @@ def metrics_available(observed: EndpointSnapshot, endpoint: ParsedEndpoint) -> F
                 "The mode KEDA needs KEDA, and the API server has no scaledobjects.keda.sh: install KEDA, or choose "
                 "another scaling.mode, such as Internal. The number of replicas stays as it is.",
             )
+        url = scaling.metrics.prometheus.url
+        if url is not None and (problem := url_problem(url, observed.settings)):
+            return no(Reason.NO_PROMETHEUS, f"{sentence(problem)} The number of replicas stays as it is.")
         if not prometheus_of(endpoint, observed.settings):
             return no(
                 Reason.NO_PROMETHEUS,

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from penstock.logs import OBJECT, log_event
+from penstock.resources.scaling import PrometheusQueries
 from penstock.resources.status import ConditionStatus
 from penstock_operator.cluster.api import SECRET, ClusterPort
 from penstock_operator.cluster.errors import ClusterError, Forbidden, NotLeading
@@ -27,6 +28,7 @@ from penstock_operator.metrics import SCALING_DECISIONS, SCALING_ERRORS, SCALING
 from penstock_operator.plan.conditions import Finding, Reason, no, yes
 from penstock_operator.plan.names import GATEWAY_STATUS_PORT
 from penstock_operator.plan.observed import DesiredScale
+from penstock_operator.plan.prometheus_urls import url_problem
 from penstock_operator.plan.scaling import operator_writes
 from penstock_operator.scaling.decide import (
     Cause,
@@ -148,6 +150,9 @@ SECRET_SECONDS = 60.0
 CONSENT_LABEL = "penstock.dev/prometheus"
 """Label (value `true`) that a Secret must have to be read: a user who may create ModelEndpoints may lack the right
 to read Secrets, and must not be able to have their content sent to a URL."""
+URL_ANNOTATION = "penstock.dev/prometheus-url"
+"""Annotation of such a Secret: the only URL that it is sent to. The endpoint names the URL, and its author may not be
+the one who may read the Secret."""
 logger = logging.getLogger(__name__)
 
 
@@ -209,7 +214,7 @@ class Autoscaler:
         self._windows = Windows.of(intervals.prometheus)
         self._default = default
         self._endpoints: dict[ObjectKey, _ScaledEndpoint] = {}
-        self._secrets: dict[ObjectKey, tuple[float, PrometheusAccess | str]] = {}
+        self._secrets: dict[ObjectKey, tuple[float, _SecretAccess | str]] = {}
         self._connections = AsyncExitStack()
         self._slices = TimeSlices()
         self._last_tick = time.monotonic()
@@ -405,32 +410,44 @@ class Autoscaler:
         """The Prometheus to query for this endpoint; None: scrape its pods; text: why it cannot be queried, as a
         clause."""
         asked = target.prometheus
+        if asked.queries != PrometheusQueries() and (asked.url is None or asked.secret_name is None):
+            # With the operator's access a user would read the metrics of all namespaces.
+            return (
+                "scaling.metrics.prometheus.queries need the endpoint's own access: add url and secretName, or leave "
+                "the queries out"
+            )
         if asked.url is None and asked.secret_name is None:
             if self._default is None or not self._default.url:
                 return None
-            return self._default.source(asked.queries)
+            return self._default.source()
         url = asked.url or (self._default.url if self._default is not None else "")
         if not url:
             return "scaling.metrics.prometheus has a secretName and no url"
+        if problem := url_problem(url, self._cache.settings):
+            return problem
         if asked.secret_name is None:
-            # The operator's credentials are for its own Prometheus only.
+            # The operator's credentials are for its own queries only.
             return PrometheusSource(url, PrometheusAccess(), asked.queries)
-        access = await self._access(ObjectKey(target.key.namespace, asked.secret_name), now)
-        return access if isinstance(access, str) else PrometheusSource(url, access, asked.queries)
+        found = await self._access(ObjectKey(target.key.namespace, asked.secret_name), now)
+        if isinstance(found, str):
+            return found
+        if found.url.rstrip("/") != url.rstrip("/"):
+            return f"the Secret {asked.secret_name} is not for this URL: give it the annotation {URL_ANNOTATION}: {url}"
+        return PrometheusSource(url, found.access, asked.queries)
 
-    async def _access(self, place: ObjectKey, now: float) -> PrometheusAccess | str:
+    async def _access(self, place: ObjectKey, now: float) -> _SecretAccess | str:
         known = self._secrets.get(place)
         if known is not None and 0 <= now - known[0] < SECRET_SECONDS:
             return known[1]
         try:
             value = await self._port.get(SECRET, place.name, place.namespace)
         except Forbidden:
-            found: PrometheusAccess | str = (
+            found: _SecretAccess | str = (
                 f"the operator may not read the Secret {place.name}: install the chart with prometheus.readSecrets"
             )
         except ClusterError as error:
             # A Secret read earlier is better than none.
-            good = known is not None and isinstance(known[1], PrometheusAccess)
+            good = known is not None and isinstance(known[1], _SecretAccess)
             found = known[1] if good and known is not None else f"the Secret {place.name} cannot be read: {error}"
         else:
             found = _access_of(value, place.name)
@@ -442,7 +459,16 @@ class Autoscaler:
         return {key: endpoint.decision for key, endpoint in self._endpoints.items() if endpoint.decision is not None}
 
 
-def _access_of(value: dict[str, object] | None, name: str) -> PrometheusAccess | str:
+@dataclass(frozen=True)
+class _SecretAccess:
+    """What a Secret has."""
+
+    url: str
+    """The URL that it is for."""
+    access: PrometheusAccess
+
+
+def _access_of(value: dict[str, object] | None, name: str) -> _SecretAccess | str:
     if value is None:
         return f"there is no Secret {name}"
     metadata, data = value.get("metadata"), value.get("data")
@@ -454,4 +480,6 @@ def _access_of(value: dict[str, object] | None, name: str) -> PrometheusAccess |
         access.trust()
     except ValueError as error:
         return f"the Secret {name} cannot be used: {error}"
-    return access
+    annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
+    url = annotations.get(URL_ANNOTATION) if isinstance(annotations, dict) else None
+    return _SecretAccess(url if isinstance(url, str) else "", access)

@@ -21,6 +21,7 @@ from penstock_operator.cluster.api import (
     HORIZONTAL_POD_AUTOSCALER,
     JOB,
     MODEL_ENDPOINT,
+    NAMESPACE,
     NETWORK_POLICY,
     NODE,
     OPTIMIZED_MODEL,
@@ -80,6 +81,7 @@ def endpoint_index(value: Json) -> Iterator[Index]:
     namespace = value["metadata"].get("namespace") or ""
     for model in sorted(models_named(value)):
         yield ("model", namespace, model)
+    yield ("namespace", namespace)
     yield ("class", str((value.get("spec") or {}).get("hardwareClass") or "any"))
     source = texts_source(value)
     if source is not None:
@@ -175,6 +177,7 @@ class ClusterCache:
         self.models = Store(OPTIMIZED_MODEL, _packed, index=model_index)
         self.classes = Store(HARDWARE_CLASS, _trimmed)
         self.nodes = Store(NODE, _node)
+        self.namespaces = Store(NAMESPACE, _labels)
         self.deployments = Store(DEPLOYMENT, DeploymentFacts.from_object, index=owner_index)
         self.replica_sets = Store(REPLICA_SET, ReplicaSetFacts.from_object, index=owner_index)
         self.pods = Store(POD, PodFacts.from_object, index=pod_index)
@@ -242,7 +245,14 @@ class ClusterCache:
     @property
     def stores(self) -> dict[ResourceKind, Store[Any]]:
         """All stores by kind."""
-        stores: tuple[Store[Any], ...] = (self.endpoints, self.models, self.classes, self.nodes, *self.made)
+        stores: tuple[Store[Any], ...] = (
+            self.endpoints,
+            self.models,
+            self.classes,
+            self.nodes,
+            self.namespaces,
+            *self.made,
+        )
         return {store.kind: store for store in stores}
 
     @property
@@ -392,8 +402,14 @@ class ClusterCache:
             workload_texts=texts,
             conflicting=self.conflicting.get(key, frozenset()),
             scale=self.scales.get(key),
+            namespace_labels=self._namespace_labels(key.namespace),
             nodes=tuple(entry.facts for name in self.nodes if (entry := self.nodes.get(name))),
         )
+
+    def _namespace_labels(self, namespace: str) -> Mapping[str, str]:
+        """At least the label that every namespace has."""
+        known = self.namespaces.facts(ObjectKey("", namespace))
+        return {"kubernetes.io/metadata.name": namespace, **(known or {})}
 
     def _job(self, job: JobFacts, pod: PodFacts | None) -> JobFacts:
         log = self.logs.get(pod.uid) if pod is not None else None
@@ -478,6 +494,11 @@ def _node(value: Json) -> Json:
         "spec": {name: spec[name] for name in ("taints", "unschedulable") if name in spec},
         "status": {"allocatable": status.get("allocatable") or {}, "conditions": conditions},
     }
+
+
+def _labels(value: Json) -> dict[str, str]:
+    """The labels of a namespace."""
+    return dict(value["metadata"].get("labels") or {})
 
 
 def _no_facts(_: Json) -> None:

@@ -4,6 +4,7 @@
     python -m penstock_runtime.store collect --keep sha256:... --older-than-seconds 86400
     python -m penstock_runtime.store collect --keep-file keep.json --older-than-seconds 86400
 
+A command that would keep nothing deletes nothing.
 The store is PENSTOCK_STORE_URI, or --store. One JSON object a line.
 """
 
@@ -16,8 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.artefact_store import Digest, StoreUri
-from penstock.errors import PenstockError
+from penstock.artefact_store import StoreUri
+from penstock.errors import PenstockError, SettingError
 from penstock_runtime.pod.termination import exit_code
 from penstock_runtime.store import Stored, open_store
 from penstock_runtime.store.store import KeepList
@@ -32,7 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     collect = commands.add_parser(
         "collect", help="delete what is not kept and is older than this; print what was deleted"
     )
-    collect.add_argument("--keep", action="append", default=[], metavar="DIGEST", help="may be given often")
+    collect.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        metavar="DIGESTS",
+        help="comma-separated: sha256:..., or at least the first 16 digits; may be given often",
+    )
     collect.add_argument(
         "--keep-file", type=Path, metavar="FILE", help='JSON: {"keep": ["sha256:...", or at least the first 16 digits]}'
     )
@@ -43,7 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.command == "list":
             found = store.entries()
         else:
-            keep = KeepList.of([str(Digest.parse(text)) for text in given.keep]) | KeepList.read(given.keep_file)
+            keep = KeepList.parse(given.keep) | KeepList.read(given.keep_file)
+            if not keep.beginnings:
+                raise SettingError(
+                    "--keep names no artefact, which would delete the whole store",
+                    field="--keep",
+                    remedy="Name an artefact to keep; to delete all, delete the folder or the bucket's prefix",
+                )
             found = store.collect(keep, older_than_seconds=given.older_than_seconds)
     except PenstockError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -135,6 +135,16 @@ class KeepList:
         return cls(frozenset(match[1] for match in found.values() if match is not None))
 
     @classmethod
+    def parse(cls, arguments: Iterable[str]) -> KeepList:
+        """From the values of `--keep`. SettingError if one is invalid; then nothing may be deleted."""
+        try:
+            return cls.of(digest for text in arguments for digest in text.split(","))
+        except ValueError as error:
+            raise SettingError(
+                f"--keep: {error}", field="--keep", remedy="Write sha256:..., or at least the first 16 digits"
+            ) from error
+
+    @classmethod
     def read(cls, path: Path | None) -> KeepList:
         """From a file with `{"keep": [...]}`; None: nothing is kept.
 
@@ -148,7 +158,7 @@ class KeepList:
             raise SettingError(
                 f"--keep-file {path} does not say what to keep ({type(error).__name__}: {error})",
                 field="--keep-file",
-                remedy='Write {"keep": ["sha256:..."]}; an empty list keeps nothing',
+                remedy='Write {"keep": ["sha256:..."]}',
             ) from error
 
     def __or__(self, other: KeepList) -> KeepList:

@@ -79,6 +79,8 @@ def of(name: str) -> dict[str, Any]:
         (lambda w: w.put_report(ObjectKey("a", "p"), "uid-p", (HostReport(), "")), ["e1"]),
         (lambda w: w.classes.put({"metadata": {"name": "icelake", "resourceVersion": "9"}}), ["e2"]),
         (lambda w: w.nodes.put({"metadata": {"name": "n", "resourceVersion": "9"}}), ["e1", "e2"]),
+        (lambda w: w.namespaces.put({"metadata": {"name": "a", "resourceVersion": "9"}}), ["e1", "e2"]),
+        (lambda w: w.namespaces.put({"metadata": {"name": "b", "resourceVersion": "9"}}), []),
         (lambda w: w.endpoints.remove(ObjectKey("a", "e1")), []),
         (lambda w: w.endpoints.put(objects.endpoint("e2", 9, status={"optimizedModel": "other"})), ["e2"]),
     ],

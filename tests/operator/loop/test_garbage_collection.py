@@ -10,19 +10,22 @@ from typing import Any
 
 import pytest
 
-from penstock.resources.pod import Pod
+from penstock.artefact_store import StoreUri
 from penstock_operator.cluster.api import ClusterPort, Json
+from penstock_operator.cluster.errors import Conflict
 from penstock_operator.cluster.informer import Informer
 from penstock_operator.cluster.kubernetes import KubernetesPort, load_configuration
 from penstock_operator.loop.garbage_collection import AT_ONCE, StoreCollection, referred
 from penstock_operator.plan import names
-from penstock_operator.plan.collection import CollectionHome, CollectionTarget, job
+from penstock_operator.plan.collection import CollectionHome, CollectionTarget, job, keep_list, name_of
 from penstock_operator.settings import Settings
 from penstock_operator.watch.cluster_cache import ClusterCache
+from penstock_runtime.store import open_store
 from penstock_runtime.store.__main__ import main
 from testbed.cluster import Cluster
 from testbed.kubectl import Kubectl
 from tests.operator import objects
+from tests.runtime.store.artefacts import write_artefact
 
 DAY = 86_400.0
 DIGESTS = {
@@ -39,9 +42,12 @@ class Recording:
 
     def __init__(self) -> None:
         self.applied: list[Json] = []
+        self.taken = ""
+        """Objects whose names begin with this exist already."""
 
-    async def apply(self, value: Json, *, subresource: str = "") -> Json:
-        assert not subresource
+    async def create(self, value: Json) -> Json:
+        if self.taken and value["metadata"]["name"].startswith(self.taken):
+            raise Conflict("it exists", status=409)
         self.applied.append(value)
         version = str(1000 + len(self.applied))
         return {**value, "metadata": {**value["metadata"], "uid": f"uid-{version}", "resourceVersion": version}}
@@ -62,7 +68,7 @@ class Scene:
         self.collector = StoreCollection(
             port, self.cache, caches_current=lambda: self.caches_current, clock=lambda: self.now
         )
-        self.cache.endpoints.put(objects.endpoint("emotion"))
+        self.cache.endpoints.put(objects.endpoint("emotion", status={"plan": {"artefact": DIGESTS["shown"]}}))
         for number in range(nodes):
             status = {"conditions": [{"type": "Ready", "status": "True"}]}
             name = f"n{number}"
@@ -95,7 +101,6 @@ def test_a_collection_runs_once_in_a_period_also_after_a_change_of_leader() -> N
     scene.now += DAY
     scene.collect()
     assert len(set(scene.cluster.names("Job"))) == 2
-    assert scene.cluster.names("ConfigMap") == scene.cluster.names("Job")
 
 
 def test_collections_on_many_nodes_run_a_few_at_a_time() -> None:
@@ -168,21 +173,99 @@ def test_every_referenced_artefact_is_kept() -> None:
     assert referred(world_of_references()) == set(DIGESTS.values())
 
 
-@pytest.mark.slow
-def test_the_api_server_accepts_the_job_and_its_controllers_delete_it(crds: Cluster, kubectl: Kubectl) -> None:
-    kubectl("label", "namespace", kubectl.namespace, "pod-security.kubernetes.io/enforce=restricted")
-    namespace = kubectl.namespace
-    chosen = replace(settings().plan_settings(), store_uri="s3://models/here", store_secret="s3")
+def test_only_references_of_a_namespace_count_for_its_own_store() -> None:
+    cache = world_of_references()
+    other = objects.endpoint("other", optimization={"mode": "Pinned", "artefact": "sha256:" + "f" * 64})
+    other["metadata"]["namespace"] = "b"
+    cache.endpoints.put(other)
 
-    async def scenario() -> Json:
+    assert referred(cache, "a") == set(DIGESTS.values())
+    assert referred(cache, "b") == {"sha256:" + "f" * 64}
+
+
+def test_no_job_starts_while_nothing_is_referenced() -> None:
+    scene = Scene()
+    scene.cache.endpoints.put(objects.endpoint("emotion", 9))
+
+    assert scene.collect() is False
+    assert scene.cluster.applied == []
+
+
+def test_a_job_of_that_name_that_another_client_created_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(nodes=2)
+    scene.cluster.taken = "penstock-store-"
+
+    assert scene.collect() is False
+    assert scene.collect() is False
+    assert scene.cluster.applied == []
+    events = [record.__dict__["event"] for record in caplog.records if "event" in record.__dict__]
+    assert events == ["CollectionNotStarted"] * 2, "once for each node"
+
+
+def test_jobs_in_the_namespaces_of_users_neither_delay_collection_nor_are_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scene = Scene()
+    for number in range(AT_ONCE):
+        labels = {"app.kubernetes.io/managed-by": "penstock"}
+        scene.cache.jobs.put({"metadata": objects.metadata(f"penstock-store-10-{number}", 1, labels), "status": {}})
+        ended = [{"type": "Failed", "status": "True", "lastTransitionTime": "2026-11-21T19:00:00Z"}]
+        metadata = objects.metadata(f"penstock-store-9-{number}", 2, labels)
+        scene.cache.jobs.put({"metadata": metadata, "status": {"conditions": ended}})
+    scene.collect()
+
+    assert len(scene.cluster.names("Job")) == 1
+    assert "CollectionFailed" not in caplog.text
+
+
+@pytest.mark.slow
+def test_a_tenant_cannot_forge_what_a_collection_keeps(
+    crds: Cluster, kubectl: Kubectl, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a real API server, where the tenant's namespace has an immutable ConfigMap and a Job of the expected names."""
+    kubectl("label", "namespace", kubectl.namespace, "pod-security.kubernetes.io/enforce=restricted")
+    tenant = f"{kubectl.namespace}-tenant"
+    kubectl("create", "namespace", tenant)
+    chosen = replace(
+        settings().plan_settings(),
+        store_uri="s3://models/here",
+        store_secret="s3",
+        operator_namespace=kubectl.namespace,
+    )
+    forged: list[Json] = []
+    for home in (tenant, kubectl.namespace):
+        name = name_of(CollectionTarget(CollectionHome(home)), 1)
+        forged.append(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": name, "namespace": tenant},
+                "immutable": True,
+                "data": {"keep.json": '{"keep": []}'},
+            }
+        )
+    forged.append(
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": forged[0]["metadata"]["name"], "namespace": tenant},
+            "spec": {
+                "suspend": True,
+                "template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "x"}]}},
+            },
+        }
+    )
+    kubectl.within(tenant).apply(*forged)
+
+    async def scenario() -> None:
         configuration = await load_configuration(str(crds.kubeconfig))
         async with KubernetesPort(configuration) as port:
             cache = ClusterCache(chosen)
-            value = objects.endpoint("emotion")
-            cache.endpoints.put({**value, "metadata": {**value["metadata"], "namespace": namespace}})
+            value = objects.endpoint("emotion", status={"plan": {"artefact": DIGESTS["shown"]}})
+            cache.endpoints.put({**value, "metadata": {**value["metadata"], "namespace": tenant}})
             cluster: ClusterPort = port
             collector = StoreCollection(cluster, cache, caches_current=lambda: True, clock=lambda: DAY)
-            watch = asyncio.create_task(Informer(port, cache.pods, namespace=namespace).run())
+            watch = asyncio.create_task(Informer(port, cache.pods, namespace=kubectl.namespace).run())
             there = asyncio.Event()
             cache.pods.listen(lambda _: there.set())
             assert await collector.collect() is False
@@ -191,26 +274,31 @@ def test_the_api_server_accepts_the_job_and_its_controllers_delete_it(crds: Clus
                 await there.wait()
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
-            (key,) = cache.jobs
-            await port.delete(cache.jobs.kind, key.name, namespace)
-        return {"name": key.name}
 
-    made = asyncio.run(scenario())
+    try:
+        asyncio.run(scenario())
 
-    kubectl("wait", "--for=delete", f"configmap/{made['name']}", "--timeout=60s")
-    assert json.loads(kubectl("get", "jobs", "-o", "json"))["items"] == []
+        (made,) = json.loads(kubectl("get", "jobs", "-o", "json"))["items"]
+        jobs = json.loads(kubectl("get", "jobs", "-n", tenant, "-o", "json"))["items"]
+        assert [one["spec"]["suspend"] for one in jobs] == [True], "the operator has no job in the tenant's namespace"
+    finally:
+        kubectl("delete", "namespace", tenant, "--wait=false")
+    pod = made["spec"]["template"]["spec"]
+    assert [volume["name"] for volume in pod["volumes"]] == ["tmp"]
+    (container,) = pod["containers"]
+    store = open_store(StoreUri.parse(f"file://{tmp_path / 'store'}"))
+    (tmp_path / "store").mkdir()
+    published = store.publish(write_artefact(tmp_path / "artefact")).digest
+    words = [word.replace(DIGESTS["shown"][7:23], published.hexadecimal[:16]) for word in container["args"]]
+    words[words.index("--older-than-seconds") + 1] = "-60"
+    assert main(["--store", str(store.uri), "collect", *words]) == 0
+    assert [one.digest for one in store.entries()] == [published]
 
 
 def test_the_command_of_the_job_exists_in_the_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (container,) = job(CollectionTarget(CollectionHome("a", Pod())), 1, settings().plan_settings())["spec"]["template"][
-        "spec"
-    ]["containers"]
-    keep = tmp_path / "keep.json"
-    keep.write_text('{"keep": []}')
+    target, kept = CollectionTarget(CollectionHome("a")), keep_list(DIGESTS.values())
+    (container,) = job(target, 1, settings().plan_settings(), kept)["spec"]["template"]["spec"]["containers"]
     (tmp_path / "store").mkdir()
-    words = [
-        str(keep) if word.startswith("/etc/") else word for word in (*container["command"][5:], *container["args"])
-    ]
 
-    assert container["command"][:5] == ["python", "-I", "-u", "-m", "penstock_runtime.store"]
-    assert main(["--store", f"file://{tmp_path / 'store'}", *words]) == 0
+    assert container["command"] == ["python", "-I", "-u", "-m", "penstock_runtime.store", "collect"]
+    assert main(["--store", f"file://{tmp_path / 'store'}", "collect", *container["args"]]) == 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock_operator.cluster.api import ClusterPort
+from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.loop.reconcile import ReconcileRequest
 from testbed.cluster import Cluster
 from testbed.fixtures import install_crds
@@ -203,3 +204,41 @@ def test_nothing_is_written_without_a_change_and_changes_of_others_are_reverted(
         assert at_rest == []
         assert repairs != []
         assert state(kubectl) == expected
+
+
+@pytest.mark.slow
+def test_an_endpoint_in_a_namespace_that_its_class_does_not_select_gets_no_job_until_the_namespace_is_labelled(
+    classes: Cluster, kubectl: Kubectl, kubeconfig: Path
+) -> None:
+    name = f"of-{kubectl.namespace}"
+    restricted = {"allowedNamespaces": {"matchLabels": {"team": "search"}}}
+    kubectl.apply(
+        {"apiVersion": "penstock.dev/v1alpha1", "kind": "HardwareClass", "metadata": {"name": name}, "spec": restricted}
+    )
+    spec = {"model": "hf://org/model@main", "task": "text-classification", "hardwareClass": name}
+    kubectl.apply({**ENDPOINT, "spec": spec})
+
+    def accepted() -> str:
+        found = kubectl.get("modelendpoint", "emotion")["status"]["conditions"]
+        return str(next(one["reason"] for one in found if one["type"] == "Accepted"))
+
+    async def scenario() -> None:
+        async with running(kubeconfig, kubectl.namespace) as operator:
+            assert await operator.rest()
+            assert await asyncio.to_thread(accepted) == "HardwareClassNotAllowed"
+            assert await asyncio.to_thread(kubectl.items, "jobs,deployments,optimizedmodels") == []
+            labelled = asyncio.Event()
+            operator.cache.namespaces.listen(
+                lambda change: labelled.set() if change.key == ObjectKey("", kubectl.namespace) else None
+            )
+            await asyncio.to_thread(kubectl, "label", "namespace", kubectl.namespace, "team=search")
+            async with asyncio.timeout(120):
+                await labelled.wait()
+            assert await operator.rest()
+            assert await asyncio.to_thread(accepted) == "Valid"
+            assert len(await asyncio.to_thread(kubectl.items, "jobs")) == 1
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        kubectl("delete", "hardwareclass", name)

@@ -164,6 +164,7 @@ class Kube:
         self.neighbours: list[Neighbour] = []
         self.conflicting: set[Ref] = set()
         self.nodes: list[Json] = []
+        self.namespace_labels: dict[str, str] = {}
         self.texts: tuple[str, ...] | None = None
         self.scale: DesiredScale | None = None
         self.kedas: list[ScalerFacts] = []
@@ -216,6 +217,7 @@ class Kube:
             present=frozenset(Ref(kind, name) for kind, name in self.objects),
             conflicting=frozenset(self.conflicting),
             workload_texts=self.texts,
+            namespace_labels=self.namespace_labels,
             nodes=tuple(self.nodes),
             scale=self.scale,
             scalers=(

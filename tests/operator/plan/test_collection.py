@@ -21,7 +21,9 @@ from penstock_operator.plan.installation import PlanSettings, StoreVolume
 from penstock_runtime.store.store import KeepList
 from tests.operator.plan.kube import SETTINGS, Json
 
-A, B = CollectionHome("a", Pod()), CollectionHome("b", Pod())
+A, B = CollectionHome("a"), CollectionHome("b")
+OWN = CollectionHome(SETTINGS.operator_namespace)
+DIGESTS = tuple(f"sha256:{letter * 64}" for letter in "ab")
 CLAIM = replace(SETTINGS, store_volume=StoreVolume(claim="shared"))
 FOLDER = replace(SETTINGS, store_volume=StoreVolume(host_path="/srv/artefacts"))
 S3 = replace(SETTINGS, store_uri="s3://models/here", store_secret="s3")
@@ -38,10 +40,10 @@ NODES = [node("n2"), node("n1"), node("lost", "Unknown"), {"metadata": {"name": 
     ("homes", "settings", "expected"),
     [
         ([], S3, ()),
-        ([B, A], S3, (CollectionTarget(A),)),
+        ([B, A], S3, (CollectionTarget(OWN),)),
         ([B, A], CLAIM, (CollectionTarget(A), CollectionTarget(B))),
-        ([B, A], FOLDER, (CollectionTarget(A, "n1"), CollectionTarget(A, "n2"))),
-        ([A], replace(SETTINGS, store_volume=None), (CollectionTarget(A, "n1"), CollectionTarget(A, "n2"))),
+        ([B, A], FOLDER, (CollectionTarget(OWN, "n1"), CollectionTarget(OWN, "n2"))),
+        ([A], replace(SETTINGS, store_volume=None), (CollectionTarget(OWN, "n1"), CollectionTarget(OWN, "n2"))),
     ],
     ids=["no endpoint", "a service", "a claim in each namespace", "a folder of each node", "a folder by the address"],
 )
@@ -65,7 +67,7 @@ def test_a_name_is_unique_for_target_and_period() -> None:
 
 
 def pod_of(target: CollectionTarget, settings: PlanSettings) -> Json:
-    pod: Json = job(target, 7, settings)["spec"]["template"]["spec"]
+    pod: Json = job(target, 7, settings, keep_list(DIGESTS))["spec"]["template"]["spec"]
     return pod
 
 
@@ -85,43 +87,88 @@ def test_a_collection_pod_writes_only_to_the_store() -> None:
 
     assert {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]} == {
         "/var/lib/penstock/artefacts": False,
-        "/etc/penstock": True,
         "/tmp": False,
     }
 
 
-def test_a_collection_of_a_nodes_store_tolerates_all_taints_of_the_node() -> None:
-    pod = pod_of(CollectionTarget(A, "n1"), FOLDER)
+def test_a_collection_of_a_nodes_store_tolerates_the_taints_of_that_node_and_no_others() -> None:
+    tainted = node("n1") | {
+        "spec": {
+            "taints": [
+                {"key": "models", "value": "only", "effect": "NoSchedule"},
+                {"key": "soft", "effect": "PreferNoSchedule"},
+            ]
+        }
+    }
+    (target,) = targets([A], [tainted], FOLDER)
+    pod = pod_of(target, FOLDER)
     (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
 
     assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
-    assert pod["tolerations"] == [{"operator": "Exists"}]
-    assert "affinity" not in pod_of(CollectionTarget(A), S3)
+    assert pod["tolerations"] == [{"key": "models", "operator": "Equal", "value": "only", "effect": "NoSchedule"}]
+    assert "tolerations" not in pod_of(CollectionTarget(OWN, "n2"), FOLDER)
+    assert "affinity" not in pod_of(CollectionTarget(OWN), S3)
 
 
-def test_a_collection_pod_has_the_store_access_of_the_endpoint() -> None:
-    pod = pod_of(CollectionTarget(CollectionHome("a", Pod.model_validate({"serviceAccountName": "reader"}))), S3)
-    (container,) = pod["containers"]
+def test_a_collection_pod_has_the_credentials_of_the_store() -> None:
+    (container,) = pod_of(CollectionTarget(OWN), S3)["containers"]
 
-    assert pod["serviceAccountName"] == "reader"
     assert "envFrom" not in container
     secrets = {entry["valueFrom"]["secretKeyRef"]["name"] for entry in container["env"] if "valueFrom" in entry}
     assert secrets == {"s3"}
     assert {"name": "PENSTOCK_STORE_URI", "value": "s3://models/here"} in container["env"]
 
 
-def test_the_keep_list_has_the_format_that_the_store_reads() -> None:
-    digests = [f"sha256:{letter * 64}" for letter in "ab"]
-    made = {"metadata": {"name": "penstock-store-7-x", "namespace": "a", "uid": "u"}}
+def test_a_node_that_is_cordoned_or_short_of_disk_is_skipped() -> None:
+    taint = {"key": "node.kubernetes.io/disk-pressure", "effect": "NoSchedule"}
 
-    found = keep_list(made, digests)
-
-    assert KeepList.of(json.loads(found["data"]["keep.json"])["keep"]) == KeepList.of(digests)
-    assert found["metadata"]["ownerReferences"][0]["uid"] == "u"
+    assert targets([A], [node("n1") | {"spec": {"taints": [taint]}}], FOLDER) == ()
 
 
-def test_ten_thousand_artefacts_fit_into_a_config_map() -> None:
-    made = {"metadata": {"name": "x", "namespace": "a", "uid": "u"}}
-    digests = (f"sha256:{number:016x}{'0' * 48}" for number in range(10_000))
+def test_a_shared_store_is_collected_with_the_account_and_secret_of_the_installation() -> None:
+    users = CollectionHome(
+        "a", Pod.model_validate({"serviceAccountName": "users", "imagePullSecrets": [{"name": "users"}]})
+    )
+    settings = replace(S3, store_collect_account="penstock-store", store_collect_secret="s3-admin")
+    (target,) = targets([users], [], settings)
+    made = job(target, 7, settings, keep_list(DIGESTS))
+    pod = made["spec"]["template"]["spec"]
 
-    assert len(json.dumps(keep_list(made, digests))) < 2**20 / 2
+    assert made["metadata"]["namespace"] == SETTINGS.operator_namespace
+    assert pod["serviceAccountName"] == "penstock-store"
+    assert '"users"' not in json.dumps(made)
+    assert '"s3-admin"' in json.dumps(pod["containers"])
+
+
+def test_a_claim_is_collected_in_its_namespace_without_the_account_of_an_endpoint() -> None:
+    users = CollectionHome("a", Pod.model_validate({"serviceAccountName": "users"}))
+    pod = pod_of(CollectionTarget(users), replace(CLAIM, store_collect_account="penstock-store"))
+
+    assert "serviceAccountName" not in pod
+
+
+def test_the_list_of_what_to_keep_is_in_the_arguments() -> None:
+    (container,) = pod_of(CollectionTarget(OWN), S3)["containers"]
+
+    assert container["args"][0] == f"--keep={'a' * 16},{'b' * 16}"
+    assert KeepList.parse([container["args"][0].partition("=")[2]]) == KeepList.of(DIGESTS)
+
+
+def test_a_job_that_keeps_nothing_is_not_made() -> None:
+    with pytest.raises(ValueError, match="would delete the whole store"):
+        job(CollectionTarget(OWN), 7, S3, ())
+
+
+def test_forty_thousand_artefacts_fit_into_a_job_and_more_are_refused() -> None:
+    digests = [f"sha256:{number:016x}{'0' * 48}" for number in range(40_001)]
+    made = job(CollectionTarget(OWN), 7, S3, keep_list(digests[1:]))
+    (container,) = made["spec"]["template"]["spec"]["containers"]
+
+    assert len(json.dumps(made)) < 2**20
+    # MAX_ARG_STRLEN of Linux.
+    assert max(map(len, container["args"])) < 2**17
+    assert (
+        len(KeepList.parse([word[7:] for word in container["args"] if word.startswith("--keep=")]).beginnings) == 40_000
+    )
+    with pytest.raises(ValueError, match="40001 artefacts are referenced"):
+        keep_list(digests)

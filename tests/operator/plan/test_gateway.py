@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from penstock.resources.endpoint import Gateway
+from penstock_gateway.config import BUFFER_BYTES
 from penstock_gateway.settings import GatewaySettings
 from penstock_operator.plan import names
+from penstock_operator.plan.gateway import BASE_BYTES, memory_bytes
 from penstock_operator.plan.observed import DesiredScale, Ref
 from tests.operator.plan.kube import SETTINGS, Json, Kube, condition
 
@@ -137,6 +140,8 @@ def test_the_gateways_process_accepts_the_environment_of_its_pod() -> None:
         service="emotion-pods",
         namespace="a",
         max_held=7,
+        max_connections=1038,
+        max_connections_per_client=259,
         hold_seconds=33,
         concurrency=32,
         drain_seconds=4,
@@ -166,10 +171,24 @@ def test_the_memory_of_a_gateway_covers_its_held_requests() -> None:
         assert found["requests"]["memory"] == found["limits"]["memory"]
         return found
 
-    assert memory(0)["limits"]["memory"] == "128Mi"
-    assert memory(512)["limits"]["memory"] == "192Mi"
+    assert memory(0)["limits"]["memory"] == "192Mi"
+    assert memory(512)["limits"]["memory"] == "256Mi"
     assert "cpu" not in memory(512)["limits"]
     assert memory(512)["requests"]["cpu"] == "100m"
+
+
+def test_a_gateway_behind_a_proxy_may_accept_all_connections_from_one_address() -> None:
+    kube = Kube(scaling=ZERO, gateway={"maxConnections": 4096, "maxConnectionsPerClient": 4096}).optimised()
+    kube.reconcile()
+
+    assert environment(kube)["PENSTOCK_GATEWAY_MAX_CONNECTIONS"] == "4096"
+    assert environment(kube)["PENSTOCK_GATEWAY_MAX_CONNECTIONS_PER_CLIENT"] == "4096"
+
+
+def test_the_planned_memory_has_a_buffer_for_each_connection_and_a_second_one_for_each_waiting_request() -> None:
+    spec = Gateway(max_connections=3000, max_held_requests=1000)
+
+    assert memory_bytes(spec) > BASE_BYTES + (3000 + 2 * 1000) * BUFFER_BYTES
 
 
 def test_a_changed_image_rolls_out_and_nothing_else_does() -> None:

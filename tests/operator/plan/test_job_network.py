@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from penstock.resources.pod import Pod
 from penstock_operator.plan.collection import CollectionHome, CollectionTarget, job, policy
 from penstock_operator.plan.installation import PlanSettings
 from penstock_operator.plan.job_network import WITHOUT_IDENTITY
@@ -52,10 +51,10 @@ def of_job(kube: Kube) -> tuple[Json, Json]:
 
 
 def of_collection(pod: dict[str, Any], settings: PlanSettings) -> tuple[Json, Json]:
-    target = CollectionTarget(CollectionHome("a", Pod.model_validate(pod)))
-    made = job(target, 7, settings)
+    settings = replace(settings, store_collect_account=pod.get("serviceAccountName", ""))
+    made = job(CollectionTarget(CollectionHome("a")), 7, settings, ["0" * 16])
     made["metadata"]["uid"] = "uid"
-    return policy(made, target, settings), made["spec"]["template"]
+    return policy(made, settings), made["spec"]["template"]
 
 
 def cases(pod: dict[str, Any], settings: PlanSettings) -> list[tuple[Json, Json]]:

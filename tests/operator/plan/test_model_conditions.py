@@ -313,3 +313,47 @@ def test_memory_grows_also_when_the_job_that_ran_out_of_it_is_gone() -> None:
     kube.reconcile()
     resources = kube.objects["Job", kube.job]["spec"]["template"]["spec"]["containers"][0]["resources"]
     assert resources["limits"]["memory"] == "8192Mi"
+
+
+@pytest.mark.parametrize(
+    ("labels", "allowed"),
+    [
+        ({"team": "search"}, True),
+        ({"team": "search", "stage": "test"}, False),
+        ({"team": "payments"}, False),
+        ({}, False),
+    ],
+)
+def test_a_class_is_for_the_namespaces_that_it_selects(labels: dict[str, str], allowed: bool) -> None:
+    kube = Kube()
+    kube.classes["icelake"]["spec"]["allowedNamespaces"] = {
+        "matchLabels": {"team": "search"},
+        "matchExpressions": [{"key": "stage", "operator": "NotIn", "values": ["test"]}],
+    }
+    kube.namespace_labels = labels
+    made = kube.reconcile()
+
+    assert condition(made, "Accepted")[:2] == (("True", "Valid") if allowed else ("False", "HardwareClassNotAllowed"))
+    assert bool(made.apply) is allowed, "a job or a pod would run on the nodes of the class"
+
+
+def test_a_pinned_artefact_is_not_served_on_a_class_for_other_namespaces() -> None:
+    digest = "sha256:" + "a" * 64
+    kube = Kube(optimization={"mode": "Pinned", "artefact": digest})
+    kube.classes["icelake"]["spec"]["allowedNamespaces"] = {"matchLabels": {"team": "search"}}
+    made = kube.reconcile()
+
+    assert made.apply == ()
+    assert "is not for the namespace a" in condition(made, "Accepted")[2]
+
+
+def test_what_serves_stays_when_its_class_is_taken_from_the_namespace() -> None:
+    kube = Kube().optimised()
+    kube.pods_serve()
+    kube.reconcile()
+    kube.classes["icelake"]["spec"]["allowedNamespaces"] = {"matchLabels": {"team": "search"}}
+    made = kube.reconcile()
+
+    assert (made.apply, made.delete) == ((), ())
+    assert condition(made, "Accepted")[:2] == ("False", "HardwareClassNotAllowed")
+    assert ("Deployment", "emotion") in kube.objects

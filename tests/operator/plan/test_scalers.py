@@ -71,6 +71,17 @@ def test_a_scaled_object_is_known_by_its_triggers_and_its_ready_condition() -> N
     assert ScalerFacts.from_object(value) == ScalerFacts(SCALED_OBJECT, "emotion", deleting=True)
 
 
+def test_keda_is_not_pointed_at_a_prometheus_that_the_operator_does_not_allow() -> None:
+    scaling = {"mode": "KEDA", "metrics": {"prometheus": {"url": "http://metadata.internal"}}}
+    kube = Kube(scaling=scaling).optimised()
+    kube.settings = KEDA
+    kube.reconcile()
+
+    assert ("ScaledObject", "emotion") not in kube.objects
+    assert condition(kube)[:2] == ("False", "NoPrometheus")
+    assert "The operator does not query the host metadata.internal" in condition(kube)[2]
+
+
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [

@@ -57,12 +57,18 @@ def test_replicas_follow_prometheus_and_stay_when_it_is_killed(
         secret = {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": {"name": "prometheus-access", "labels": {"penstock.dev/prometheus": "true"}},
+            "metadata": {
+                "name": "prometheus-access",
+                "labels": {"penstock.dev/prometheus": "true"},
+                "annotations": {"penstock.dev/prometheus-url": server.url},
+            },
             "data": server.secret,
         }
         try:
             await scene.call(kubectl.apply, secret)
-            async with scene.operating(prometheus_interval_seconds=1.0):
+            async with scene.operating(
+                prometheus_interval_seconds=1.0, prometheus_hosts=("127.0.0.1",), prometheus_networks=("127.0.0.0/8",)
+            ):
                 where = {"prometheus": {"url": server.url, "secretName": "prometheus-access"}}
                 await scene.optimised(metrics=where)
                 deadline, scene.now = time.monotonic() + WITHIN_SECONDS, time.time()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -19,10 +20,14 @@ from penstock_operator.settings import LoadSettings, Settings
 from penstock_operator.watch.cluster_cache import ClusterCache
 from tests.operator import objects
 from tests.operator.scaling.pods import fleet
+from tests.operator.scaling.recording_server import RecordingServer, recording
 
 START = 1_700_000_000.0
 PROMETHEUS = {"url": "http://127.0.0.1:9", "secretName": "access"}
 """No server listens on that port."""
+LOOPBACK = {"prometheus_hosts": ("127.0.0.1",), "prometheus_networks": ("127.0.0.0/8",)}
+"""Settings that allow the servers of these tests."""
+CONSENT = {"penstock.dev/prometheus": "true"}
 
 
 class Secrets:
@@ -40,9 +45,10 @@ class Secrets:
         return self.answer
 
 
-def secret(*, labels: dict[str, str] | None = None, **data: str) -> dict[str, Any]:
+def secret(*, labels: dict[str, str] | None = None, url: str = "", **data: str) -> dict[str, Any]:
     encoded = {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
-    return {"metadata": {"name": "access", "labels": labels or {}}, "data": encoded}
+    annotations = {"penstock.dev/prometheus-url": url} if url else {}
+    return {"metadata": {"name": "access", "labels": labels or {}, "annotations": annotations}, "data": encoded}
 
 
 def deployment(name: str, replicas: int) -> dict[str, Any]:
@@ -55,8 +61,8 @@ def deployment(name: str, replicas: int) -> dict[str, Any]:
     }
 
 
-def cluster_with(replicas: int = 2, **spec: Any) -> ClusterCache:
-    cache = ClusterCache(Settings().plan_settings())
+def cluster_with(replicas: int = 2, settings: LoadSettings | None = None, **spec: Any) -> ClusterCache:
+    cache = ClusterCache(Settings(scaling=settings or LoadSettings()).plan_settings())
     cache.endpoints.put(objects.endpoint("e", **spec))
     cache.deployments.put(deployment("e", replicas))
     cache.replica_sets.put(objects.replica_set("e"))
@@ -83,16 +89,18 @@ def scale_of(cache: ClusterCache) -> DesiredScale:
         (secret(token="t"), "give it the label penstock.dev/prometheus: 'true'"),
         (secret(labels={"penstock.dev/prometheus": "false"}, token="t"), "give it the label"),
         (secret(labels={"penstock.dev/prometheus": "true"}), "none of the keys"),
-        (secret(labels={"penstock.dev/prometheus": "true"}, token="t"), "cannot be reached"),
+        (secret(labels=CONSENT, token="t"), "is not for this URL"),
+        (secret(labels=CONSENT, token="t", url="http://127.0.0.1:8"), "prometheus-url: http://127.0.0.1:9"),
+        (secret(labels=CONSENT, token="t", url="http://127.0.0.1:9/"), "cannot be reached"),
         (Forbidden("no"), "prometheus.readSecrets"),
         (Unavailable("away"), "cannot be read"),
     ],
 )
 def test_a_secret_is_used_only_with_the_consent_label_and_other_problems_are_reported(answer: Any, why: str) -> None:
-    cache = cluster_with(scaling={"metrics": {"prometheus": PROMETHEUS}})
+    cache = cluster_with(settings=LoadSettings(**LOOPBACK), scaling={"metrics": {"prometheus": PROMETHEUS}})
     port = Secrets(answer)
 
-    asyncio.run(ticked(port, cache, 120))
+    asyncio.run(ticked(port, cache, 120, **LOOPBACK))
 
     scale = scale_of(cache)
     assert scale.metrics is not None
@@ -107,6 +115,89 @@ def test_a_secret_without_a_url_is_reported() -> None:
     metrics = scale_of(cache).metrics
     assert metrics is not None
     assert "no url" in metrics.message
+
+
+def attacked(
+    server: RecordingServer, prometheus: dict[str, Any], answer: dict[str, Any] | None = None, **settings: Any
+) -> str:
+    """The message of MetricsAvailable after two minutes of an endpoint that names `{server}` in some way."""
+
+    async def scenario() -> str:
+        async with recording(server):
+            place = f"127.0.0.1:{server.port}"
+            asked = {key: value.format(server=place) if key == "url" else value for key, value in prometheus.items()}
+            chosen = {
+                key: value.format(server=place) if isinstance(value, str) else value for key, value in settings.items()
+            }
+            cache = cluster_with(settings=LoadSettings(**chosen), scaling={"metrics": {"prometheus": asked}})
+            await ticked(Secrets(answer), cache, 120, **chosen)
+            metrics = scale_of(cache).metrics
+            assert metrics is not None
+            assert not metrics.true
+            return metrics.message
+
+    return asyncio.run(scenario())
+
+
+def test_no_request_is_sent_to_a_host_that_is_not_allowed() -> None:
+    server = RecordingServer()
+    message = attacked(server, {"url": "http://{server}/admin"}, prometheus_networks=("127.0.0.0/8",))
+
+    assert server.paths == []
+    assert "does not query the host 127.0.0.1: name one that its setting prometheus_hosts allows" in message
+
+
+def test_an_allowed_host_on_loopback_gets_no_request() -> None:
+    server = RecordingServer()
+    message = attacked(server, {"url": "http://{server}"}, prometheus_hosts=("127.0.0.1",))
+
+    assert server.paths == []
+    assert "cannot be reached" in message
+
+
+def test_a_secret_is_not_sent_to_another_url_than_its_own() -> None:
+    server = RecordingServer()
+    answer = secret(labels=CONSENT, token="t", url="https://prometheus.monitoring.svc")
+    message = attacked(server, {"url": "http://{server}", "secretName": "access"}, answer, **LOOPBACK)
+
+    assert server.paths == []
+    assert "the Secret access is not for this URL: give it the annotation penstock.dev/prometheus-url" in message
+    assert "monitoring.svc" not in message
+
+
+@pytest.mark.parametrize("where", [{}, {"url": "http://{server}"}, {"secretName": "access"}])
+def test_queries_of_an_endpoint_are_not_sent_with_the_operators_own_access(
+    where: dict[str, str], tmp_path: Path
+) -> None:
+    server = RecordingServer()
+    token = tmp_path / "token"
+    token.write_text("of-the-operator")
+    stolen = {"requestRate": 'sum(rate(secret_requests_total{namespace="other"}[1m]))'}
+    message = attacked(
+        server,
+        {**where, "queries": stolen},
+        secret(labels=CONSENT, token="t"),
+        prometheus_url="http://{server}",
+        prometheus_token_file=str(token),
+        **LOOPBACK,
+    )
+
+    assert server.queries == []
+    assert "queries need the endpoint's own access: add url and secretName" in message
+
+
+def test_queries_of_an_endpoint_are_sent_with_its_own_secret() -> None:
+    async def scenario() -> RecordingServer:
+        async with recording(RecordingServer()) as server:
+            url = f"http://127.0.0.1:{server.port}"
+            prometheus = {"url": url, "secretName": "access", "queries": {"requestRate": "mine"}}
+            cache = cluster_with(settings=LoadSettings(**LOOPBACK), scaling={"metrics": {"prometheus": prometheus}})
+            await ticked(Secrets(secret(labels=CONSENT, token="t", url=url)), cache, 60, **LOOPBACK)
+        return server
+
+    server = asyncio.run(scenario())
+    assert "mine" in server.queries
+    assert set(server.credentials) == {"Bearer t"}
 
 
 def test_the_fallback_scales_up_and_never_down() -> None:

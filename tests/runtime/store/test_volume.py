@@ -552,6 +552,18 @@ class TestCommand:
         assert "does not say what to keep" in self.capture.readouterr().err
         assert len(store.entries()) == 1
 
+    @pytest.mark.parametrize("words", [[], ["--keep-file", "keep.json"], ["--keep", ""], ["--keep", "sha256:short"]])
+    def test_a_command_that_would_keep_nothing_deletes_nothing(
+        self, store: ArtefactStore, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+    ) -> None:
+        store.publish(artefact)
+        monkeypatch.chdir(tmp_path)
+        Path("keep.json").write_text('{"keep": []}')
+
+        assert main(["--store", str(store.uri), "collect", *words, "--older-than-seconds", "-60"]) == 1
+        assert self.capture.readouterr().err.startswith("error: --keep")
+        assert len(store.entries()) == 1
+
     def test_the_error_for_a_wrong_store_is_one_sentence(self) -> None:
         assert main(["--store", "nowhere", "list"]) == 1
         assert self.capture.readouterr().err.startswith("error: PENSTOCK_STORE_URI: 'nowhere' is no artefact store")

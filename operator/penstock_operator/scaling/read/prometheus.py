@@ -6,22 +6,38 @@ import asyncio
 import base64
 import binascii
 import hashlib
+import logging
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
+from aiohttp import AddrInfoType
 
+from penstock.logs import log_event
 from penstock.resources.scaling import PrometheusQueries
 from penstock_operator.metrics import PROMETHEUS_QUERIES
+from penstock_operator.plan.prometheus_urls import IpNetwork, address_allowed
 from penstock_operator.scaling.decide.interpret import Answer, QueryFailure, Vector
 from penstock_operator.scaling.decide.measurement import Metrics
-from penstock_operator.scaling.read.queries import EndpointPods, Windows, error_message, judged, queries, read
+from penstock_operator.scaling.read.queries import EndpointPods, Windows, judged, queries, read
 
 MAX_BYTES = 4_194_304
+MAX_FAILURES = 1_000
+"""URLs whose last failure is remembered."""
+REFUSALS = {
+    400: "check the queries",
+    401: "check the Secret",
+    403: "check the Secret",
+    422: "check the queries",
+}
+"""Remedies by the statuses that Prometheus has for a mistake of the user."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,8 @@ class PrometheusSource:
     url: str
     access: PrometheusAccess = PrometheusAccess()
     queries: PrometheusQueries = field(default_factory=PrometheusQueries)
+    own: bool = False
+    """It is the installation's own: any address, since a user did not choose it."""
 
 
 class OwnPrometheus:
@@ -86,42 +104,68 @@ class OwnPrometheus:
         self._token_file = token_file
         self._ca_file = ca_file
 
-    def source(self, queries: PrometheusQueries) -> PrometheusSource | str:
-        """The source for these queries; a clause where a file cannot be read."""
+    def source(self) -> PrometheusSource | str:
+        """The source for the operator's own queries; a clause where a file cannot be read."""
         texts = []
         for file in (self._token_file, self._ca_file):
             try:
                 texts.append(Path(file).read_text(encoding="utf-8").strip() if file else "")
             except (OSError, UnicodeDecodeError) as error:
-                return f"the file {file} of the operator's settings cannot be read: {error}"
-        return PrometheusSource(self.url, PrometheusAccess(token=texts[0], ca=texts[1]), queries)
+                logger.warning(
+                    "the file %s with the access to Prometheus cannot be read: %s",
+                    file,
+                    error,
+                    extra=log_event("PrometheusFailed", object=self.url, reason=error),
+                )
+                return "a file with the operator's access to Prometheus cannot be read: its log has the reason"
+        return PrometheusSource(self.url, PrometheusAccess(token=texts[0], ca=texts[1]), own=True)
 
 
 class PrometheusClient:
-    """An async context manager: it keeps connections."""
+    """An async context manager: it keeps connections.
 
-    def __init__(self, *, timeout_seconds: float, concurrency: int) -> None:
+    Endpoints get failures in general words: a user who chooses the URL must not learn from the operator which servers
+    there are and what they answer. The log has the details.
+    """
+
+    def __init__(self, *, timeout_seconds: float, concurrency: int, networks: tuple[IpNetwork, ...] = ()) -> None:
+        """`networks`: see `address_allowed`."""
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._slots = asyncio.Semaphore(concurrency)
+        self._networks = networks
+        self._own: aiohttp.ClientSession | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._failures: dict[str, str] = {}
+        """The last logged failure by URL, so that each is logged once."""
         self._trust: dict[str, ssl.SSLContext | bool] = {}
 
     async def __aenter__(self) -> Self:
         # Without decompression the size of a body is what arrives.
-        self._session = aiohttp.ClientSession(
-            timeout=self._timeout,
-            headers={"Accept-Encoding": "identity"},
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
-        )
+        safe: dict[str, Any] = {
+            "timeout": self._timeout,
+            "headers": {"Accept-Encoding": "identity"},
+            "auto_decompress": False,
+            "trust_env": False,
+        }
+        self._own = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), **safe)
+        connector = aiohttp.TCPConnector(socket_factory=self._socket, use_dns_cache=False)
+        self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), **safe)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for session in (self._own, self._session):
+            if session is not None:
+                await session.close()
+
+    def _socket(self, place: AddrInfoType) -> socket.socket:
+        """A socket for the address that will be connected to: a name that resolves to another address at the next
+        look-up does not help. OSError for an address that is not allowed."""
+        address = str(place[4][0])
+        if not address_allowed(address, self._networks):
+            raise PermissionError(f"{address} is not allowed for the Prometheus of an endpoint")
+        return socket.socket(place[0], place[1], place[2])
 
     async def metrics(
         self, source: PrometheusSource, place: EndpointPods, windows: Windows, *, objective_seconds: float
@@ -149,13 +193,14 @@ class PrometheusClient:
         return answer
 
     async def _post(self, source: PrometheusSource, query: str, at: float | None) -> Answer:
-        assert self._session is not None  # noqa: S101 - used as a context manager
+        session = self._own if source.own else self._session
+        assert session is not None  # noqa: S101 - used as a context manager
         form = {"query": query, "timeout": f"{self._timeout.total:g}s"}
         if at is not None:
             form["time"] = f"{at:.3f}"
         try:
             trust = self._trusted(source.access)
-            async with self._session.post(
+            async with session.post(
                 f"{source.url.rstrip('/')}/api/v1/query",
                 data=form,
                 headers=source.access.headers(),
@@ -167,17 +212,35 @@ class PrometheusClient:
                 async for chunk in response.content.iter_any():
                     body += chunk
                     if len(body) > MAX_BYTES:
-                        return QueryFailure(f"prometheus gave more than {MAX_BYTES} bytes")
-                if response.status == 200:
-                    return read(bytes(body))
-                detail = error_message(bytes(body)) if response.status in {400, 422, 503} else ""
-                return QueryFailure(f"prometheus at {source.url} answered {response.status}{detail and f': {detail}'}")
-        except TimeoutError:
-            return QueryFailure(f"prometheus at {source.url} does not answer within {self._timeout.total:g} s")
-        except aiohttp.ClientError as error:
-            return QueryFailure(f"prometheus at {source.url} cannot be reached: {error}")
-        except ValueError as error:
-            return QueryFailure(f"prometheus at {source.url} cannot be asked: {error}")
+                        return self._failed(source, f"more than {MAX_BYTES} bytes")
+                if response.status != 200:
+                    return self._failed(source, f"{response.status}: {bytes(body[:500])!r}", status=response.status)
+                answer = read(bytes(body))
+                if isinstance(answer, QueryFailure):
+                    return self._failed(source, answer.reason)
+                self._failures.pop(source.url, None)
+                return answer
+        except (TimeoutError, aiohttp.ClientError, ValueError) as error:
+            return self._failed(source, f"{type(error).__name__} {str(error)!r}")
+
+    def _failed(self, source: PrometheusSource, detail: str, *, status: int = 0) -> QueryFailure:
+        """The failure in general words; the details go to the log when they are new."""
+        if self._failures.get(source.url) != detail:
+            if len(self._failures) >= MAX_FAILURES:
+                self._failures.clear()
+            self._failures[source.url] = detail
+            logger.warning(
+                "a query to the Prometheus at %s failed: %s",
+                source.url,
+                detail,
+                extra=log_event("PrometheusFailed", object=source.url),
+            )
+        if remedy := REFUSALS.get(status):
+            return QueryFailure(f"prometheus at {source.url} answered {status}: {remedy}")
+        return QueryFailure(
+            f"prometheus at {source.url} cannot be reached, or does not answer as a Prometheus: the operator's log has "
+            "the reason"
+        )
 
     def _trusted(self, access: PrometheusAccess) -> ssl.SSLContext | bool:
         key = hashlib.sha256(access.ca.encode()).hexdigest()

@@ -192,15 +192,6 @@ def read(body: bytes) -> Answer:
         return QueryFailure("what answers is no prometheus")
 
 
-def error_message(body: bytes) -> str:
-    """The error in an answer of /api/v1/query with an error status; empty when it is not an answer of a Prometheus."""
-    try:
-        value: Any = json.loads(body)
-        return _error_of(value) if value["status"] == "error" else ""
-    except NO_ANSWER:
-        return ""
-
-
 def _error_of(value: Any) -> str:
     return f"prometheus answered {str(value.get('error') or 'error')[:200]!r}"
 

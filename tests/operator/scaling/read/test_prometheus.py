@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ from testbed.build import binary
 from testbed.tools import PROMETHEUS
 from tests.operator.scaling.pods import Fleet, ServingPod, fleet
 from tests.operator.scaling.prometheus_server import Server
+from tests.operator.scaling.recording_server import RecordingServer, recording
 
 PODS = {"emotion-5f7d9c6b8-abcde": "127.0.0.2", "emotion-5f7d9c6b8-fghij": "127.0.0.3"}
 PLACE = EndpointPods("team-a", "emotion", tuple(PODS))
@@ -38,9 +41,13 @@ def prometheus() -> Path:
     return binary(PROMETHEUS)
 
 
+def client_for_loopback(seconds: float = 60) -> PrometheusClient:
+    return PrometheusClient(timeout_seconds=seconds, concurrency=4, networks=(ip_network("127.0.0.0/8"),))
+
+
 @asynccontextmanager
 async def serving(program: Path, folder: Path) -> AsyncIterator[tuple[Server, Fleet, PrometheusClient]]:
-    async with fleet() as pods, PrometheusClient(timeout_seconds=60, concurrency=4) as client:
+    async with fleet() as pods, client_for_loopback() as client:
         for address in PODS.values():
             await pods.add(address)
         targets = [
@@ -149,11 +156,98 @@ def test_secrets_do_not_appear_in_repr() -> None:
 def test_the_operators_own_token_is_read_again_each_time(tmp_path: Path) -> None:
     file = tmp_path / "token"
     own = OwnPrometheus("http://prometheus:9090", token_file=str(file))
-    missing = own.source(PrometheusSource("").queries)
+    missing = own.source()
     assert isinstance(missing, str)
+    assert str(tmp_path) not in missing
     assert "cannot be read" in missing
     for token in ("one", "two"):
         file.write_text(f"{token}\n")
-        source = own.source(PrometheusSource("").queries)
+        source = own.source()
         assert isinstance(source, PrometheusSource)
         assert source.access.headers() == {"Authorization": f"Bearer {token}"}
+
+
+async def reason_of(client: PrometheusClient, url: str) -> str:
+    """Why the load is unknown; empty: it is known, or idle."""
+    source = PrometheusSource(url, PrometheusAccess(token="secret"))
+    found = (await client.metrics(source, PLACE, WINDOWS, objective_seconds=0.02)).arrivals_fast
+    return found.reason if isinstance(found, Unknown) else ""
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f000001", "0", "[::ffff:127.0.0.1]", "[::1]"]
+)
+def test_no_spelling_of_a_loopback_address_is_connected_to(host: str) -> None:
+    async def scenario() -> tuple[str, list[str]]:
+        async with (
+            recording(RecordingServer()) as server,
+            PrometheusClient(timeout_seconds=20, concurrency=4) as client,
+        ):
+            return await reason_of(client, f"http://{host}:{server.port}"), server.paths
+
+    reason, paths = asyncio.run(scenario())
+    assert paths == []
+    assert "cannot be reached" in reason
+
+
+def test_a_name_that_resolves_to_another_address_at_each_look_up_does_not_reach_loopback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """DNS rebinding: a check of the first answer would allow the connection to the second."""
+    answers: list[str] = []
+
+    def look_up(host: str, port: int, *_: object, **__: object) -> list[tuple[object, ...]]:
+        # 198.51.100.0/24 is for documents: nothing is there.
+        answers.append("127.0.0.1" if answers else "198.51.100.7")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (answers[-1], port))]
+
+    async def scenario() -> tuple[list[str], list[str]]:
+        async with recording(RecordingServer()) as server, PrometheusClient(timeout_seconds=1, concurrency=4) as client:
+            monkeypatch.setattr(socket, "getaddrinfo", look_up)
+            url = f"http://prometheus.example:{server.port}"
+            return [await reason_of(client, url) for _ in range(3)], server.paths
+
+    reasons, paths = asyncio.run(scenario())
+    assert "127.0.0.1" in answers
+    assert paths == []
+    assert all("cannot be reached" in reason for reason in reasons)
+
+
+def test_failures_do_not_show_what_a_server_answered_or_whether_there_is_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hidden = '{"status": "error", "error": "password=hunter2"}'
+
+    async def scenario() -> set[str]:
+        reasons: set[str] = set()
+        async with client_for_loopback(5) as client:
+            for status, body in ((200, hidden), (200, "<html>"), (404, hidden), (500, hidden), (503, hidden)):
+                async with recording(RecordingServer(status, body)) as server:
+                    url = f"http://127.0.0.1:{server.port}"
+                    reasons.add((await reason_of(client, url)).replace(url, "URL"))
+            # The server is gone.
+            reasons.add((await reason_of(client, url)).replace(url, "URL"))
+            async with recording(RecordingServer(422, hidden)) as server:
+                url = f"http://127.0.0.1:{server.port}"
+                assert await reason_of(client, url) == f"prometheus at {url} answered 422: check the queries"
+        return reasons
+
+    (reason,) = asyncio.run(scenario())
+    assert reason == (
+        "prometheus at URL cannot be reached, or does not answer as a Prometheus: the operator's log has the reason"
+    )
+    assert "hunter2" in caplog.text
+    assert all("secret" not in record.getMessage() for record in caplog.records)
+
+
+def test_a_redirect_is_not_followed() -> None:
+    async def scenario() -> tuple[list[str], list[str]]:
+        async with recording(RecordingServer()) as target, client_for_loopback() as client:
+            redirecting = RecordingServer(307, location=f"http://127.0.0.1:{target.port}/")
+            async with recording(redirecting) as server:
+                await reason_of(client, f"http://127.0.0.1:{server.port}")
+            return server.paths, target.paths
+
+    asked, redirected = asyncio.run(scenario())
+    assert asked == ["/api/v1/query"]
+    assert redirected == []
