@@ -122,7 +122,7 @@ async def reaches(kubectl: Kubectl, operator: Running, node: Kubelet, wanted: tu
 def test_an_endpoint_with_a_key_becomes_ready(
     nodeless: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without its Secret the endpoint says what is missing, and no request is answered; with it, it becomes ready."""
+    """Without its Secret a condition names what is missing, and no request is answered; with it, it becomes ready."""
     monkeypatch.setattr(server, "TOKEN_REFRESH_SECONDS", 0.05)
     install_crds(nodeless)
     nodeless.kubectl.apply(

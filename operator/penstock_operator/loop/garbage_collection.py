@@ -19,7 +19,6 @@ from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import ClusterError, Conflict, NotLeading
 from penstock_operator.cluster.store import ObjectKey, StoreChange
 from penstock_operator.metrics import COLLECTIONS
-from penstock_operator.plan.allowed import refusal
 from penstock_operator.plan.collection import (
     CollectionHome,
     CollectionTarget,
@@ -31,7 +30,7 @@ from penstock_operator.plan.collection import (
     policy,
     targets,
 )
-from penstock_operator.plan.endpoint import ParsedEndpoint
+from penstock_operator.plan.endpoint import ParsedEndpoint, refusal
 from penstock_operator.plan.workloads import JobFacts
 from penstock_operator.watch.cluster_cache import ClusterCache
 

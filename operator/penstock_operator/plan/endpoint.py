@@ -1,9 +1,16 @@
-"""Parses a ModelEndpoint and the HardwareClass that it names."""
+"""Parses a ModelEndpoint and the HardwareClass that it names, and compares what it asks for with the lists of the
+cluster's administrator.
+
+A ModelEndpoint becomes pods. Without these lists, a user who may create ModelEndpoints but no pods could mount folders
+of the nodes, use service accounts with a cloud role, or run on nodes that are reserved for others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import posixpath
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,9 +18,18 @@ from pydantic import ValidationError
 from penstock.errors import PenstockError, SpecError
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
 from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
+from penstock.resources.source import ModelSource, Scheme
 from penstock_operator.plan.conditions import Finding, Reason, no, sentence
-from penstock_operator.plan.installation import Json
+from penstock_operator.plan.installation import AllowList, Json
 from penstock_operator.plan.names import API_VERSION, runtime_labels
+
+DEFAULT_ACCOUNT = "default"
+"""The service account that pods have without `serviceAccountName`."""
+_WELL_KNOWN_DOMAINS = ("kubernetes.io", "k8s.io")
+_WELL_KNOWN_LABELS = frozenset({"app", "k8s-app", "name", "run", "component", "tier", "release", "aadpodidbinding"})
+"""Labels without a domain by which Services or cloud identities often select pods."""
+_SHOWN = 80
+"""Characters of a name in a message."""
 
 
 @dataclass(frozen=True)
@@ -107,3 +123,90 @@ def usable(found: HardwareClassSpec | Finding, cores: int) -> HardwareClassSpec 
     except SpecError:
         return None
     return found
+
+
+def refusal(spec: ModelEndpointSpec, allowed: AllowList) -> Finding | None:
+    """Why the endpoint may not have what it asks for: the finding of the first such field; None if all is allowed."""
+    source = spec.source
+    if source.scheme is Scheme.FILE and allowed_folder(source, allowed) is None:
+        return no(
+            Reason.SOURCE_NOT_ALLOWED,
+            f"spec.model is the folder {source.location} of a node, which is below none of the folders that the "
+            f"cluster's administrator allows ({_listed(allowed.file_prefixes)}). Use a hf://, s3://, gs://, az:// or "
+            "pvc:// source, or ask the administrator to add a folder to policy.fileSources of the chart.",
+        )
+    for setting, name, value in _refused(spec, allowed):
+        return no(
+            Reason.POD_SETTING_NOT_ALLOWED,
+            f"spec.pod.{setting} asks for {name[:_SHOWN]!r}, which the cluster's administrator does not allow. Remove "
+            f"it, or ask the administrator to add it to {value} of the chart.",
+        )
+    return None
+
+
+def allowed_folder(source: ModelSource, allowed: AllowList) -> tuple[str, str] | None:
+    """The allowed folder of a `file://` source and the path below it (`.` for the folder itself); None if there is
+    none. Paths are compared by components: `/models` does not allow `/models-of-others`."""
+    if ".." in source.location.split("/"):
+        return None
+    path = PurePosixPath(posixpath.normpath("/" + source.location.lstrip("/")))
+    holding = [prefix for prefix in allowed.file_prefixes if path.is_relative_to(prefix)]
+    if not holding:
+        return None
+    prefix = max(holding, key=len)
+    return prefix, str(path.relative_to(prefix))
+
+
+def _refused(spec: ModelEndpointSpec, allowed: AllowList) -> Iterator[tuple[str, str, str]]:
+    """Each refused setting of the pods: field below `spec.pod`, name, and the chart value that would allow it."""
+    pod = spec.pod
+    for toleration in pod.tolerations:
+        if toleration.key is None:
+            yield "tolerations", "every taint", "policy.pod.tolerations, taint by taint,"
+        elif not is_allowed(toleration.key, allowed.tolerations, _is_well_known):
+            yield "tolerations", toleration.key, "policy.pod.tolerations"
+    for key in pod.node_selector:
+        if not is_allowed(key, allowed.node_selectors, _is_well_known):
+            yield "nodeSelector", key, "policy.pod.nodeSelectors"
+    for key in pod.labels:
+        if not is_allowed(key, allowed.labels, _is_well_known):
+            yield "labels", key, "policy.pod.labels"
+    for key in pod.annotations:
+        if not is_allowed(key, allowed.annotations, _is_well_known):
+            yield "annotations", key, "policy.pod.annotations"
+    priority = pod.priority_class_name
+    if priority is not None and not is_allowed(priority, allowed.priority_classes, _is_of_the_system):
+        yield "priorityClassName", priority, "policy.pod.priorityClasses"
+    account = pod.service_account_name
+    if account not in {None, DEFAULT_ACCOUNT} and not is_allowed(account, allowed.service_accounts, lambda _: False):
+        yield "serviceAccountName", account, "policy.pod.serviceAccounts"
+
+
+def is_allowed(name: str, patterns: Sequence[str], reserved: Callable[[str], bool]) -> bool:
+    """Whether a pattern matches: the name itself, or its beginning followed by `*`.
+
+    A reserved name needs a pattern that begins like a reserved one: `*` alone does not allow `node.kubernetes.io/x`.
+    """
+    for pattern in patterns:
+        start = pattern.removesuffix("*")
+        if name == pattern:
+            return True
+        if start != pattern and name.startswith(start) and (reserved(start) or not reserved(name)):
+            return True
+    return False
+
+
+def _is_well_known(key: str) -> bool:
+    """Whether a label, annotation or taint has a meaning for Kubernetes, or for what runs on most clusters."""
+    domain, slash, _ = key.rpartition("/")
+    if not slash:
+        return key in _WELL_KNOWN_LABELS
+    return any(domain == known or domain.endswith(f".{known}") for known in _WELL_KNOWN_DOMAINS)
+
+
+def _is_of_the_system(priority_class: str) -> bool:
+    return priority_class.startswith("system-")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"

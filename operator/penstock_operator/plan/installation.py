@@ -21,7 +21,7 @@ class StoreVolume:
 
 @dataclass(frozen=True)
 class AllowList:
-    """What endpoints may ask for (`penstock_operator.plan.allowed`). Names may end in `*`."""
+    """What endpoints may ask for (`penstock_operator.plan.endpoint`). Names may end in `*`."""
 
     file_prefixes: tuple[str, ...] = ()
     """Folders of the nodes whose models `file://` sources may name: absolute paths without `.` and `..`."""

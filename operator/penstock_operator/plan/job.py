@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.source import ModelSource, Scheme
-from penstock_operator.plan.allowed import allowed_folder
 from penstock_operator.plan.credentials import secret_variables
-from penstock_operator.plan.endpoint import ParsedEndpoint
+from penstock_operator.plan.endpoint import ParsedEndpoint, allowed_folder
 from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.job_network import identity_variables, network_policy, reaches_metadata
 from penstock_operator.plan.names import API_VERSION, LOG_NONCE, job_labels, job_name, log_nonce, model_labels

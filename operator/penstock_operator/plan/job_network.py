@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.resources.pod import Pod
-from penstock_operator.plan.allowed import DEFAULT_ACCOUNT
+from penstock_operator.plan.endpoint import DEFAULT_ACCOUNT
 from penstock_operator.plan.installation import Json, PlanSettings
 
 METADATA_ADDRESSES = {

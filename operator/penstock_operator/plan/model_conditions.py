@@ -10,9 +10,8 @@ from penstock.resources.endpoint import OptimizationMode
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import Phase
 from penstock.resources.result import CapacityFacts, Result
-from penstock_operator.plan.allowed import refusal
 from penstock_operator.plan.conditions import Finding, Reason, no, sentence, stopped, unknown, yes
-from penstock_operator.plan.endpoint import ParsedEndpoint
+from penstock_operator.plan.endpoint import ParsedEndpoint, refusal
 from penstock_operator.plan.names import gateway_name, pods_service_name
 from penstock_operator.plan.observed import EndpointSnapshot, Ref
 from penstock_operator.plan.optimized_model import OptimizationState, failure_text, pinned_model

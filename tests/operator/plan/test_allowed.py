@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import SettingError, SpecError
 from penstock.resources.source import ModelSource
-from penstock_operator.plan.allowed import allowed_folder, is_allowed, refusal
-from penstock_operator.plan.endpoint import ParsedEndpoint
+from penstock_operator.plan.endpoint import ParsedEndpoint, allowed_folder, is_allowed, refusal
 from penstock_operator.plan.installation import AllowList
 from penstock_operator.settings import PREFIX, Settings
 from tests.operator.plan.kube import SETTINGS, Kube
