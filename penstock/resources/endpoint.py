@@ -171,8 +171,8 @@ class Optimization(Spec):
     )
     artefact: Digest | None = Field(
         default=None,
-        description="The digest of the artefact for mode Pinned, as shown in the status of an optimised endpoint of the "
-        "same namespace.",
+        description="The digest of the artefact for mode Pinned, as shown in the status of an optimised endpoint of "
+        "the same namespace.",
         json_schema_extra=CLUSTER,
     )
     engines: tuple[EngineName, ...] = Field(
