@@ -373,7 +373,7 @@ class Kube:
             "spec": {
                 "model": "hf://org/earlier@main",
                 "task": "text-classification",
-                "toolchain": {"version": "0.1.0"},
+                "toolchain": {"image": "x", "version": "0.1.0"},
             },
             "status": {
                 "phase": "Ready",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -71,13 +72,23 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_s3(root: Path, port: int | None = None) -> Iterator[S3]:
-    """Serve the folders in `root` as buckets on a loopback port (None: a free one) until the block ends."""
+def running_s3(root: Path, port: int | None = None, *, users: dict[str, str] | None = None) -> Iterator[S3]:
+    """Serve the folders in `root` as buckets on a loopback port (None: a free one) until the block ends.
+
+    `users`: access keys and secret keys besides the server's own, which may do what bucket policies allow.
+    """
     port = port or free_port()
     log = root.parent / "versitygw.log"
+    options = ["--port", f"127.0.0.1:{port}"]
+    if users is not None:
+        accounts = root.parent / "accounts"
+        accounts.mkdir()
+        listed = {access: {"access": access, "secret": secret, "role": "user"} for access, secret in users.items()}
+        (accounts / "users.json").write_text(json.dumps({"accessAccounts": listed}))
+        options += ["--iam-dir", str(accounts)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [versitygw(), "--port", f"127.0.0.1:{port}", "posix", str(root)],
+            [versitygw(), *options, "posix", str(root)],
             env={**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY},
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -30,7 +31,7 @@ from penstock_runtime.store.remote import Retries
 from tests.runtime.models.s3_server import S3, running_s3
 from tests.runtime.store.artefacts import FILES, names, publish_at_once, write_artefact
 
-pytest.importorskip("s3fs")
+s3fs = pytest.importorskip("s3fs")
 
 URI = StoreUri.parse("s3://artefacts/team/penstock")
 FEW = Retries(attempts=2, sleep=lambda _: None)
@@ -268,6 +269,43 @@ def test_the_error_for_an_unknown_key_has_the_servers_message(
     for error in errors_of_both(tmp_path, artefact):
         assert type(error) is StoreError
         assert "No user exists with the provided access key" in error.message
+
+
+def test_a_key_that_may_only_list_and_read_fetches_and_changes_nothing(
+    artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the policy of docs/how-to/use-an-object-store.md for serving pods."""
+    root = tmp_path / "own" / "buckets"
+    (root / "artefacts").mkdir(parents=True)
+    with running_s3(root, users={"reader": "reader-secret"}) as own:
+        for name, value in own.environment().items():
+            monkeypatch.setenv(name, value)
+        writer = open_store(URI, retries=FEW)
+        published = writer.publish(artefact)
+        grants = (("s3:ListBucket", "artefacts"), ("s3:GetObject", "artefacts/team/penstock/*"))
+        statements = [
+            {
+                "Effect": "Allow",
+                "Principal": {"AWS": ["reader"]},
+                "Action": [action],
+                "Resource": [f"arn:aws:s3:::{on}"],
+            }
+            for action, on in grants
+        ]
+        policy = json.dumps({"Version": "2012-10-17", "Statement": statements})
+        s3fs.S3FileSystem().call_s3("put_bucket_policy", Bucket="artefacts", Policy=policy)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "reader-secret")
+        reader = open_store(URI, retries=FEW)
+
+        assert fault(reader.fetch(published.digest, tmp_path / "cache"), published.digest) == ""
+
+        before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+        with pytest.raises(StoreAccessDenied):
+            reader.publish(artefact)
+        with pytest.raises(StoreAccessDenied):
+            reader.collect(set(), older_than_seconds=0)
+        assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
 
 
 def test_a_missing_bucket_is_an_error(s3: S3, artefact: Path, tmp_path: Path) -> None:
