@@ -10,13 +10,15 @@ from email.utils import formatdate
 from penstock.errors import HostError
 from penstock.logs import log_event
 from penstock_runtime.http.transport.connection import Connection
-from penstock_runtime.http.transport.pool import ConnectionPool, RequestHandler
+from penstock_runtime.http.transport.pool import ConnectionPool, PooledConnection, RequestHandler
 from penstock_runtime.settings import HttpSettings
 
 logger = logging.getLogger("penstock.server")
 
 SWEEP_SECONDS = 0.5
 """Between two checks of the deadlines of all connections."""
+SWEEP_CONNECTIONS = 64
+"""Connections that are checked at a time, before requests are answered again."""
 
 
 class Listener(ConnectionPool):
@@ -95,9 +97,16 @@ class Listener(ConnectionPool):
     def _sweep(self) -> None:
         self._timer = self.loop.call_later(SWEEP_SECONDS, self._sweep)
         self.date = formatdate(usegmt=True).encode()
+        self._sweep_slice(tuple(self.connections), 0)
+
+    def _sweep_slice(self, connections: tuple[PooledConnection, ...], start: int) -> None:
+        # In slices: refusing thousands of connections that are too slow takes a quarter of a second.
+        end = start + SWEEP_CONNECTIONS
         now = self.loop.time()
-        for connection in tuple(self.connections):
+        for connection in connections[start:end]:
             connection.sweep(now)
+        if end < len(connections):
+            self.loop.call_soon(self._sweep_slice, connections, end)
 
 
 async def _wait_for(event: asyncio.Event, seconds: float) -> None:
