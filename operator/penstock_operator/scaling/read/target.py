@@ -156,15 +156,10 @@ class ScalingTargets:
         return Service.from_curve(result.capacity.curve, p95_objective_milliseconds=objective, pooled=pooled)
 
     def _result(self, namespace: str, deployment: DeploymentFacts) -> Result | None:
-        places = [ObjectKey(namespace, deployment.optimized_model)]
-        if not deployment.optimized_model:
-            # A pinned artefact: any OptimizedModel that has it.
-            places = [key for key in self._cache.models if key.namespace == namespace]
-        for place in places:
-            status = self._status(place)
-            if status is not None and status.artefact is not None and status.artefact.digest == deployment.artefact:
-                return status.result
-        return None
+        status = self._status(ObjectKey(namespace, deployment.optimized_model))
+        if status is None or status.artefact is None or status.artefact.digest != deployment.artefact:
+            return None
+        return status.result
 
     def _status(self, place: ObjectKey) -> OptimizedModelStatus | None:
         entry = self._cache.models.get(place)

@@ -1,0 +1,29 @@
+"""What the autoscaler reads of an endpoint from the caches."""
+
+from __future__ import annotations
+
+from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.scaling.read.target import ScalingTargets
+from penstock_operator.watch.cluster_cache import ClusterCache
+from tests.operator.plan.kube import RESULT, SETTINGS, Kube, result
+
+
+def test_replicas_with_a_pinned_artefact_have_the_capacity_that_was_measured_for_it() -> None:
+    pins = {"mode": "Pinned", "artefact": RESULT}
+    kube = Kube(optimization=pins, scaling={"mode": "Internal", "minReplicas": 1, "maxReplicas": 4})
+    kube.publish("earlier", RESULT)
+    kube.objects["OptimizedModel", "earlier"]["status"]["result"] = result().to_object()
+    kube.reconcile()
+    cache = ClusterCache(SETTINGS)
+    for store, value in (
+        (cache.endpoints, kube.endpoint),
+        (cache.models, kube.objects["OptimizedModel", "earlier"]),
+        (cache.deployments, kube.deployment),
+    ):
+        store.put({**value, "metadata": {**value["metadata"], "namespace": "a", "resourceVersion": "1"}})
+
+    target = ScalingTargets(cache).find(ObjectKey("a", kube.name))
+
+    assert target is not None
+    assert target.service is not None
+    assert target.service.p95_objective_milliseconds == 20.0
