@@ -273,7 +273,7 @@ def test_metrics_are_closed_to_all_but_the_release_and_monitoring(chart: Helm) -
         made = chart.template({"networkPolicy": values})
         (container,) = of_kind(made, "Deployment")["spec"]["template"]["spec"]["containers"]
         env = {one["name"]: one.get("value") for one in container["env"]}
-        (rule,) = of_kind(made, "NetworkPolicy")["spec"]["ingress"]
+        (rule,) = of_kind(made, "NetworkPolicy", "penstock-operator")["spec"]["ingress"]
         return rule["from"], env["PENSTOCK_OPERATOR_MONITORING_LABELS"]
 
     def labelled(**labels: str) -> dict[str, Any]:

@@ -348,7 +348,7 @@ def used(metrics: str, kind: str) -> set[str]:
         ("patch", "nodes"),
         ("create", "clusterrolebindings.rbac.authorization.k8s.io"),
         ("list", "customresourcedefinitions.apiextensions.k8s.io"),
-        ("list", "namespaces"),
+        ("get", "namespaces"),
         ("get", "leases.coordination.k8s.io"),
         ("impersonate", "users"),
     ],
@@ -422,10 +422,14 @@ def test_an_endpoint_can_be_deleted_without_an_operator_and_leaves_no_objects(
     space("delete", "modelendpoint", "--all")
 
     kinds = "deployments,replicasets,services,networkpolicies,pods,jobs"
-    # The finished optimisation stays, with its evidence and its log, for the grace time; the unfinished one goes.
+    # The finished optimisation stays, with its evidence, its log and its NetworkPolicy, for the grace time; the
+    # unfinished one goes.
     until(
-        lambda: {item["kind"] for item in space.items(kinds)} <= {"Job", "Pod"} and len(space.items("jobs")) == 1,
-        what=str(space.items(kinds)),
+        lambda: (
+            {item["kind"] for item in space.items(kinds)} <= {"Job", "Pod", "NetworkPolicy"}
+            and len(space.items("jobs")) == len(space.items("networkpolicies")) == 1
+        ),
+        what=str([(item["kind"], item["metadata"]["name"]) for item in space.items(kinds)]),
     )
     assert len(space.items("optimizedmodels")) == 1
 
@@ -461,9 +465,9 @@ def peak_mebibytes(process: int) -> int:
 def test_the_operator_goes_on_whatever_pods_answer(
     cluster: Cluster, user: Path, space: Kubectl, tmp_path: Path
 ) -> None:
-    stranger = ("127.9.9.1", names.HTTP_PORT)
+    stranger = ("127.9.9.1", names.INTERNAL_PORT)
     gateways = [(f"127.9.9.{number}", names.GATEWAY_STATUS_PORT) for number in (2, 3)]
-    own = {(f"127.9.9.{number}", names.HTTP_PORT): answer for number, answer in enumerate(ATTACKS.values(), 10)}
+    own = {(f"127.9.9.{number}", names.INTERNAL_PORT): answer for number, answer in enumerate(ATTACKS.values(), 10)}
     answers: dict[tuple[str, int], Answer] = {
         stranger: ATTACKS["an infinite number"],
         gateways[0]: ATTACKS["600 MiB"],

@@ -49,6 +49,8 @@ class Kubelet:
         self._process = process
         self._keys = keys
         self.pod = ""
+        self._since: dict[bool, str] = {}
+        """When the pod became ready or not ready: a Deployment counts a pod that was ready for some seconds."""
 
     def sync(self) -> None:
         """Once."""
@@ -87,10 +89,11 @@ class Kubelet:
 
     def _report(self, *, ready: bool) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._since = {ready: self._since.get(ready, now)}
         state = {"running": {"startedAt": now}}
         container = {"name": CONTAINER, "image": "x", "imageID": "x", "ready": ready, "restartCount": 0, "state": state}
         conditions = [
-            {"type": kind, "status": "True" if value else "False", "lastTransitionTime": now}
+            {"type": kind, "status": "True" if value else "False", "lastTransitionTime": self._since[ready]}
             for kind, value in (("PodScheduled", True), ("Ready", ready))
         ]
         status: dict[str, Any] = {

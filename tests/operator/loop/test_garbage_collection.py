@@ -52,6 +52,10 @@ class Recording:
         version = str(1000 + len(self.applied))
         return {**value, "metadata": {**value["metadata"], "uid": f"uid-{version}", "resourceVersion": version}}
 
+    async def apply(self, value: Json) -> Json:
+        self.applied.append(value)
+        return value
+
     def names(self, kind: str) -> list[str]:
         return [value["metadata"]["name"] for value in self.applied if value["kind"] == kind]
 

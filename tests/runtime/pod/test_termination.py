@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import ArtefactError, Interrupted, ModelAccessDenied, OutOfDisk, StoreUnavailable
+from penstock.errors import ArtefactError, Interrupted, ModelAccessDenied, OutOfDisk, StoreUnavailable, printable
 from penstock_runtime.pod.termination import LIMIT_BYTES, exit_code, failure_message, write_termination_message
 
 
@@ -20,8 +20,8 @@ def test_a_failure_of_any_length_fits(message: str, remedy: str) -> None:
 
     assert len(text.encode()) <= LIMIT_BYTES
     assert written["reason"] == "ArtefactDamaged"
-    assert written["message"][:100] == message[:100]
-    assert written["remedy"][:50] == remedy[:50]
+    assert written["message"][:100] == printable(message)[:100]
+    assert written["remedy"][:50] == printable(remedy)[:50]
 
 
 @pytest.mark.parametrize("character", ["\x00", "\U0001f40c", '"'])
