@@ -149,8 +149,7 @@ ENV PENSTOCK_HOST=0.0.0.0 \
     PENSTOCK_PORT=8080 \
     PENSTOCK_STORE=/var/lib/penstock/artefacts \
     PENSTOCK_MODELS=/var/lib/penstock/models \
-    HF_HUB_DISABLE_TELEMETRY=1 \
-    NNCF_CI=1
+    HF_HUB_DISABLE_TELEMETRY=1
 LABEL dev.penstock.health.live="GET :8080/healthz" \
       dev.penstock.health.ready="GET :8080/readyz"
 EXPOSE 8080

@@ -47,8 +47,6 @@ REDUCED_RANGE = "reduced-range"
 SIX_BITS = "6-bit-weights"
 """Option of the native engine: weights are stored in 6 bits and expanded to 8 bits in registers. Reading weights is
 most of the time of a short row, and this saves a quarter of it."""
-NNCF = "nncf"
-"""Option of OpenVINO: NNCF quantises instead of our quantiser, the products inside the attention as well."""
 GROUP_32 = "group-32"
 """Option of OpenVINO: a scale for every 32 activations of a token, computed at run time."""
 BF16_REST = "bf16-rest"
@@ -98,7 +96,7 @@ class Recipe(BaseModel):
             precision = precision.replace("int8", "int6")
         named = [option for option in self.options if option not in {*usual, SIX_BITS, REDUCED_RANGE}]
         present = usual.intersection(self.options)
-        if NNCF not in named and present != usual:
+        if present != usual:
             named = [*(sorted(present) or ["plain"]), *named]
         return "-".join((self.engine.value, precision, *(_SHORT_OPTIONS.get(option, option) for option in named)))
 

@@ -11,10 +11,9 @@ import sys
 
 REFUSALS = {
     "ORT_DISABLE_TELEMETRY": "1",
-    "NNCF_CI": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
-"""Environment variables that ONNX Runtime, NNCF and huggingface_hub obey; child processes inherit them."""
+"""Environment variables that ONNX Runtime and huggingface_hub obey; child processes inherit them."""
 REPORTER = "openvino_telemetry"
 """OpenVINO sends through this package, and has a stub in case it is not installed."""
 

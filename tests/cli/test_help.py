@@ -14,7 +14,7 @@ from penstock_cli.options import FiniteRange
 from tests.cli.endpoints import invoke, run
 
 HEAVY = {
-    "jinja2", "matplotlib", "nncf", "numpy", "onnx", "onnxruntime", "openvino", "safetensors", "scipy", "sympy",
+    "jinja2", "matplotlib", "numpy", "onnx", "onnxruntime", "openvino", "safetensors", "scipy", "sympy",
     "tokenizers", "torch", "transformers",
 }  # fmt: skip
 

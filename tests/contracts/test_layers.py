@@ -17,7 +17,6 @@ HEAVY = {
         "runtime/penstock_optimizer/export/",
     },
     "openvino": {"runtime/penstock_runtime/engines/openvino.py", "runtime/penstock_optimizer/quantise/"},
-    "nncf": {"runtime/penstock_optimizer/quantise/"},
     "torch": {"runtime/penstock_optimizer/export/"},
 }
 """Where each heavy library may be imported: one place each (a quantiser is tied to its engine's library)."""
@@ -75,7 +74,7 @@ def test_heavy_library_is_imported_in_its_place_only(library: str) -> None:
 
 
 def test_contract_package_imports_only_light_libraries() -> None:
-    heavy = "numpy onnx onnxruntime openvino nncf torch transformers tokenizers uvicorn matplotlib"
+    heavy = "numpy onnx onnxruntime openvino torch transformers tokenizers uvicorn matplotlib"
     code = (
         "import sys, pkgutil, importlib, penstock\n"
         "for m in pkgutil.walk_packages(penstock.__path__, 'penstock.'):\n"

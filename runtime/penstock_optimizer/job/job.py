@@ -44,7 +44,7 @@ from penstock_runtime.tokens import Tokenizer
 
 SHORT = 16
 """Hexadecimal digits of the key in folder names."""
-TOOLS = ("onnxruntime", "openvino", "nncf", "onnx", "tokenizers", "numpy")
+TOOLS = ("onnxruntime", "openvino", "onnx", "tokenizers", "numpy")
 """Libraries whose version may change the graph, its speed or its answers."""
 
 

@@ -1,16 +1,9 @@
-"""Makes what OpenVINO serves: the fp32 graph as IR, bf16 by the engine's own rounding, int8 by our own quantiser or
-by NNCF.
-
-NNCF's progress bars and messages are switched off.
-"""
+"""Makes what OpenVINO serves: the fp32 graph as IR, bf16 by the engine's own rounding, int8 by our own quantiser."""
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +13,12 @@ from openvino import opset13 as opset
 
 from penstock.errors import OptimizationError
 from penstock.manifest import GraphIO
-from penstock.recipe import GROUP_32, NNCF, REDUCED_RANGE, SMOOTH, Precision, Recipe
-from penstock_optimizer.quantise.observe import feed, weights_file
+from penstock.recipe import GROUP_32, Precision, Recipe
+from penstock_optimizer.quantise.observe import weights_file
 from penstock_optimizer.quantise.quantiser import quantise_graph
 from penstock_optimizer.quantise.writers import QdqWriter
 from penstock_runtime.rows import Row
 
-SMOOTHING = 0.7
-"""SmoothQuant's alpha in NNCF. Its own default, 0.95, is worse for MiniLM (minimum cosine 0.92, not 0.96)."""
 SMALLEST_SCALE = np.float32(1e-30)
 """Of a channel of zeros."""
 GROUP_OPTION = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
@@ -45,9 +36,6 @@ def make_model(
     match recipe.precision:
         case Precision.FP32 | Precision.BF16:
             model = _read(graph, threads)  # the precision is set when the engine loads the graph
-        case Precision.INT8_STATIC if NNCF in recipe.options:
-            model = _by_nncf(_read(graph, threads), recipe, [feed(row, io.inputs) for row in calibration])
-            _check_quantised(model, graph)
         case Precision.INT8_STATIC:
             model, notes = _by_ourselves(
                 recipe, graph, io, calibration, path.with_name("quantised.onnx"), threads=threads
@@ -85,25 +73,6 @@ def _by_ourselves(
     finally:
         for path in (written, weights_file(written)):
             path.unlink(missing_ok=True)
-
-
-def _by_nncf(model: Any, recipe: Recipe, samples: list[dict[str, Any]]) -> Any:
-    if not samples:
-        raise OptimizationError(f"{recipe.name} wants calibration texts", remedy="Give some, or leave the recipe out")
-    with _quiet_nncf() as nncf:
-        reduced = REDUCED_RANGE in recipe.options
-        alpha = SMOOTHING if SMOOTH in recipe.options else -1
-        return nncf.quantize(
-            model,
-            nncf.Dataset(samples),
-            model_type=nncf.ModelType.TRANSFORMER,
-            preset=nncf.QuantizationPreset.MIXED,
-            subset_size=len(samples),
-            advanced_parameters=nncf.AdvancedQuantizationParameters(
-                overflow_fix=nncf.OverflowFix.ENABLE if reduced else nncf.OverflowFix.DISABLE,
-                smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=alpha),
-            ),
-        )
 
 
 def _compress_weights(model: Any) -> None:
@@ -172,25 +141,3 @@ def _counts(model: Any) -> dict[str, int]:
         elif kind == "Constant" and node.get_element_type() in {ov.Type.i8, ov.Type.u8}:
             counts[INT8_WEIGHTS] += len(node.get_output_shape(0)) > 1
     return dict(sorted(counts.items()))
-
-
-@contextmanager
-def _quiet_nncf() -> Iterator[Any]:
-    """NNCF without progress bars, log lines, or warnings of its own dependencies."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import nncf
-        from nncf.common.logging import track_progress
-        from rich.progress import Progress
-
-        class Unseen(Progress):
-            def __init__(self, *columns: Any, **settings: Any) -> None:
-                super().__init__(*columns, **{**settings, "disable": True})
-
-        nncf.set_log_level(logging.ERROR)
-        shown = track_progress.Progress, track_progress.WeightedProgress
-        track_progress.Progress = track_progress.WeightedProgress = Unseen
-        try:
-            yield nncf
-        finally:
-            track_progress.Progress, track_progress.WeightedProgress = shown

@@ -16,7 +16,6 @@ from penstock.recipe import (
     BF16_REST,
     COMPENSATED,
     GROUP_32,
-    NNCF,
     PER_CHANNEL,
     REDUCED_RANGE,
     SIX_BITS,
@@ -30,7 +29,7 @@ OPTIONS: dict[tuple[EngineName, Precision], frozenset[str]] = {
     (EngineName.ONNXRUNTIME, Precision.INT8_DYNAMIC): frozenset({PER_CHANNEL, SMOOTH, COMPENSATED, REDUCED_RANGE}),
     (EngineName.ONNXRUNTIME, Precision.INT8_STATIC): frozenset({PER_CHANNEL, SMOOTH, COMPENSATED, REDUCED_RANGE}),
     (EngineName.OPENVINO, Precision.INT8_STATIC): frozenset(
-        {PER_CHANNEL, SMOOTH, COMPENSATED, REDUCED_RANGE, NNCF, BF16_REST}
+        {PER_CHANNEL, SMOOTH, COMPENSATED, REDUCED_RANGE, BF16_REST}
     ),
     (EngineName.OPENVINO, Precision.INT8_ROWWISE): frozenset({GROUP_32, BF16_REST}),
     (EngineName.NATIVE, Precision.INT8_ROWWISE): frozenset({PER_CHANNEL, SMOOTH, COMPENSATED, SIX_BITS}),
@@ -110,7 +109,6 @@ def _by_promise(isa: Isa) -> Iterator[Recipe]:
     )
     yield from (*native, *openvino, *onnxruntime) if isa.has_int8_dot else (*onnxruntime, *openvino, *native)
     yield _recipe(EngineName.OPENVINO, Precision.INT8_ROWWISE, GROUP_32)
-    yield _recipe(EngineName.OPENVINO, Precision.INT8_STATIC, NNCF, SMOOTH, *tuned[3:])
     yield _recipe(EngineName.OPENVINO, Precision.FP32)
     if not isa.has_int8_dot:
         # Less accurate than the tuned ones, but built in a second instead of twenty: for short budgets.
@@ -189,8 +187,6 @@ def expectation(recipe: Recipe, isa: Isa) -> Expectation:
             return Expectation(own, 0.6 if SIX_BITS in options else 0.95, 12.0)
         case Precision.INT8_ROWWISE:
             return Expectation(0.7 * speed_up, 0.9, 11.0)
-    if NNCF in options:
-        return Expectation(speed_up, 0.5, 15.0)
     if is_tuned(recipe):
         better = 0.1 if BF16_REST in options else 0.0
         # Static graphs may be batched, dynamic ones may not.

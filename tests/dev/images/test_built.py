@@ -25,7 +25,7 @@ WORDS = {
 }
 OPERATING = {"kopf", "kubernetes"}
 SERVING = {"numpy", "tokenizers", "onnxruntime", "openvino", "orjson", "uvloop", "s3fs"}
-OPTIMISING = {"onnx", "nncf"}
+OPTIMISING = {"onnx"}
 PACKAGES = {
     "operator": OPERATING,
     "runtime": SERVING,

@@ -103,7 +103,7 @@ def test_openvino_and_its_quantiser_work_after_the_trimming(optimizer: Engine, m
     artefacts = volume(tmp_path / "artefacts")
     # It was quantised, run and judged with any outcome, or ran out of time on a busy machine.
     late = r"failed, \w+ did not end within|skipped, .* while it was tried"
-    fine = re.compile(rf"openvino-int8-nncf: (passed|slower|rejected|{late})")
+    fine = re.compile(rf"openvino-int8: (passed|slower|rejected|{late})")
 
     with optimizer.run(
         "optimize", "/models/openvino.yaml", mounts={"/models": models, "/var/lib/penstock/artefacts": artefacts}
