@@ -26,27 +26,22 @@ settings.load_profile("penstock")
 # A Kubernetes for the tests that name one: `control_plane`, `kubectl` and others, described there.
 pytest_plugins = ["testbed.fixtures"]
 
-UNIT_EXAMPLES = 25
-"""Of each property in the fast loop (`make unit`)."""
 FEWEST_CPUS = 2
 """Some tests ask for two cores."""
 OPEN_FILES = 16_384
 """More than a server needs by default: one that runs in a test process would raise the limit for the tests after it."""
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     """Allow as many open files as servers need, take signals, and leave each of several test processes another lowest
     CPU.
 
     A shell that starts the tests in the background, or `nohup`, makes every process below it ignore SIGINT or SIGHUP,
-    which tests send. The fast loop tries fewer examples of each property.
+    which tests send.
 
     What asks for one core of a machine takes its first: candidates, replicas and servers of all test processes would
     queue for that one, with the others idle.
     """
-    if config.getoption(unit.OPTION):
-        settings.register_profile("unit", parent=settings.get_profile("penstock"), max_examples=UNIT_EXAMPLES)
-        settings.load_profile("unit")
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
