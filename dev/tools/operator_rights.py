@@ -137,7 +137,10 @@ SECRETS: tuple[Grant, ...] = (
 )
 """In the same namespaces, and only where the installation enables it: the operator reads no other Secrets."""
 
-COLLECTION: tuple[Grant, ...] = (Grant(JOB, (*_SEE, "create"), "to delete unused artefacts from the store"),)
+COLLECTION: tuple[Grant, ...] = (
+    Grant(JOB, (*_SEE, "create"), "to delete unused artefacts from the store"),
+    Grant(NETWORK_POLICY, ("create", "patch"), "to close the network of these jobs"),
+)
 """In the operator's own namespace, where it reconciles some namespaces only and collects garbage in the store."""
 
 OWN: tuple[Grant, ...] = (Grant(LEASE, ("get", "create", "update"), "to elect the leader"),)

@@ -157,7 +157,7 @@ class StoreCollection:
                 spec = ParsedEndpoint.from_object(entry.facts.value).spec
             except PenstockError:
                 continue
-            # The job has the service account of the endpoint, which must be an allowed one.
+            # One that is not accepted has no artefact, and no job runs for it.
             if refusal(spec, self._cache.settings.allowed) is None:
                 homes[key.namespace] = CollectionHome(key.namespace, spec.pod)
         return list(homes.values())

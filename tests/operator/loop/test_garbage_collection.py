@@ -105,6 +105,7 @@ def test_a_collection_runs_once_in_a_period_also_after_a_change_of_leader() -> N
     scene.now += DAY
     scene.collect()
     assert len(set(scene.cluster.names("Job"))) == 2
+    assert scene.cluster.names("NetworkPolicy") == scene.cluster.names("Job")
 
 
 def test_collections_on_many_nodes_run_a_few_at_a_time() -> None:
@@ -134,7 +135,7 @@ def test_without_endpoints_no_job_starts() -> None:
     assert scene.cluster.applied == []
 
 
-def test_an_endpoint_that_is_not_accepted_lends_its_service_account_to_no_job() -> None:
+def test_no_job_starts_for_an_endpoint_that_is_not_accepted() -> None:
     scene = Scene()
     endpoint = objects.endpoint("emotion")
     endpoint["spec"]["pod"] = {"serviceAccountName": "cloud-admin"}
