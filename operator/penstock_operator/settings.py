@@ -10,7 +10,7 @@ import posixpath
 import re
 import socket
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -26,6 +26,15 @@ from penstock_operator.plan.prometheus_urls import HOST_PATTERN
 PREFIX = "PENSTOCK_OPERATOR_"
 DOCUMENT = "docs/reference/operator.md"
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+def _pairs(setting_name: str, texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Names and values of a setting whose entries are NAME=VALUE. ValueError names the first that is not."""
+    found = [text.partition("=") for text in texts]
+    for text, (name, equals, _) in zip(texts, found, strict=True):
+        if not name or not equals:
+            raise ValueError(f"{setting_name} {text!r} is not NAME=VALUE")
+    return tuple((name, value) for name, _, value in found)
 
 
 class ClusterSettings(SettingsGroup):
@@ -50,9 +59,7 @@ class ClusterSettings(SettingsGroup):
 
     @model_validator(mode="after")
     def _labels(self) -> Self:
-        for pair in self.monitoring_labels:
-            if not pair.partition("=")[0] or "=" not in pair:
-                raise ValueError(f"monitoring_labels {pair!r} is not NAME=VALUE")
+        _ = _pairs("monitoring_labels", self.monitoring_labels)
         return self
 
 
@@ -117,10 +124,8 @@ class ImageSettings(SettingsGroup):
     )
 
     @model_validator(mode="after")
-    def _pairs(self) -> Self:
-        for pair in self.extra_env:
-            if not pair.partition("=")[0] or "=" not in pair:
-                raise ValueError(f"extra_env {pair!r} is not NAME=VALUE")
+    def _env(self) -> Self:
+        _ = _pairs("extra_env", self.extra_env)
         return self
 
 
@@ -416,8 +421,6 @@ class Settings(SettingsGroup):
         volume = None
         if self.store.store_host_path or self.store.store_claim:
             volume = StoreVolume(host_path=self.store.store_host_path, claim=self.store.store_claim)
-        pairs = (pair.partition("=") for pair in self.images.extra_env)
-        labels = (pair.partition("=") for pair in self.cluster.monitoring_labels)
         return PlanSettings(
             runtime_image=self.images.runtime_image,
             optimizer_image=self.images.optimizer_image,
@@ -436,7 +439,7 @@ class Settings(SettingsGroup):
             image_pull_policy=self.images.image_pull_policy,
             image_pull_secrets=self.images.image_pull_secrets,
             operator_namespace=self.operator_namespace,
-            monitoring_labels=tuple((name, value) for name, _, value in labels),
+            monitoring_labels=_pairs("monitoring_labels", self.cluster.monitoring_labels),
             max_attempts=self.jobs.max_attempts,
             backoff_seconds=self.jobs.backoff_seconds,
             backoff_limit_seconds=self.jobs.backoff_limit_seconds,
@@ -450,7 +453,7 @@ class Settings(SettingsGroup):
             allowed=self.policy.allow_list(),
             metadata_for_accounts=self.jobs.metadata_for_accounts,
             prometheus_hosts=self.scaling.prometheus_hosts,
-            extra_env=tuple((name, value) for name, _, value in pairs),
+            extra_env=_pairs("extra_env", self.images.extra_env),
         )
 
 

@@ -153,8 +153,8 @@ def job(target: CollectionTarget, period: int, settings: PlanSettings, keep: Seq
     secrets = [*(secret.name for secret in target.home.pod.image_pull_secrets), *settings.image_pull_secrets]
     if secrets:
         pod["imagePullSecrets"] = [{"name": one} for one in dict.fromkeys(secrets)]
-    if settings.store_collect_account and not by_namespace(settings):
-        pod["serviceAccountName"] = settings.store_collect_account
+    if account := _account(settings):
+        pod["serviceAccountName"] = account
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -187,10 +187,9 @@ def keep_list(digests: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def _account(settings: PlanSettings) -> Pod:
-    """Pod settings with the service account of the jobs."""
-    name = "" if by_namespace(settings) else settings.store_collect_account
-    return Pod.model_validate({"serviceAccountName": name}) if name else Pod()
+def _account(settings: PlanSettings) -> str:
+    """The service account of the jobs; empty: `default`, which those in the namespaces of claims always have."""
+    return "" if by_namespace(settings) else settings.store_collect_account
 
 
 def _owner(made: Json) -> Json:

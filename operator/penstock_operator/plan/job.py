@@ -68,7 +68,7 @@ def job_policy(
         endpoint.namespace,
         model_labels(model.name),
         _owner(facts),
-        metadata=reaches_metadata(endpoint.spec.pod, settings),
+        metadata=reaches_metadata(endpoint.spec.pod.service_account_name, settings),
     )
 
 
@@ -133,7 +133,7 @@ def _pod(
     volumes, mounts, model_values = _model_volume(spec.source, settings)
     values = {
         **model_values,
-        **identity_variables(endpoint.spec.pod),
+        **identity_variables(endpoint.spec.pod.service_account_name),
         "PENSTOCK_SPEC": f"{SPEC_FOLDER}/{SPEC_KEY}",
         "PENSTOCK_WORK": WORK,
         LOG_NONCE: log_nonce(facts.uid, model.start),

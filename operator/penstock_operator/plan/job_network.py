@@ -7,26 +7,33 @@ credentials, and no other pod has a reason to connect to it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ipaddress import ip_address
 
-from penstock.resources.pod import Pod
 from penstock_operator.plan.endpoint import DEFAULT_ACCOUNT
 from penstock_operator.plan.installation import Json, PlanSettings
 
-METADATA_ADDRESSES = {
-    # AWS, Google, Azure and others; Azure's WireServer; Alibaba.
-    "0.0.0.0/0": ("169.254.169.254/32", "168.63.129.16/32", "100.100.100.200/32"),
-    # AWS; Google.
-    "::/0": ("fd00:ec2::254/128", "fd20:ce::254/128"),
-}
-"""Block of all addresses -> those of the metadata services of clouds."""
+METADATA_ADDRESSES = tuple(
+    map(
+        ip_address,
+        (
+            "169.254.169.254",  # AWS, Google, Azure and others
+            "168.63.129.16",  # Azure's WireServer
+            "100.100.100.200",  # Alibaba
+            "192.0.0.192",  # Oracle
+            "fd00:ec2::254",  # AWS
+            "fd20:ce::254",  # Google
+        ),
+    )
+)
+"""Services of clouds that give the credentials of a node, or of a pod's account, to each pod of the node."""
 
 
 def egress(*, metadata: bool) -> list[Json]:
     """Egress rules of a NetworkPolicy: all addresses but those of the metadata services; with `metadata` those too."""
-    blocks = [
-        {"ipBlock": {"cidr": cidr} if metadata else {"cidr": cidr, "except": list(excepted)}}
-        for cidr, excepted in METADATA_ADDRESSES.items()
-    ]
+    blocks: list[Json] = []
+    for version, everything in ((4, "0.0.0.0/0"), (6, "::/0")):
+        services = [f"{one}/{one.max_prefixlen}" for one in METADATA_ADDRESSES if one.version == version]
+        blocks.append({"ipBlock": {"cidr": everything} if metadata else {"cidr": everything, "except": services}})
     # Some network plugins do not count pods, such as those of the cluster's DNS, among the addresses of a block.
     return [{"to": [{"namespaceSelector": {}}, *blocks]}]
 
@@ -46,14 +53,14 @@ def network_policy(name: str, namespace: str, labels: Mapping[str, str], owner: 
     }
 
 
-def has_identity(pod: Pod) -> bool:
-    """Whether the pods have a service account of their own, which the administrator allowed."""
-    return pod.service_account_name not in {None, DEFAULT_ACCOUNT}
+def has_identity(account: str | None) -> bool:
+    """Whether pods with this service account have one of their own, which the administrator allowed."""
+    return account not in {None, "", DEFAULT_ACCOUNT}
 
 
-def reaches_metadata(pod: Pod, settings: PlanSettings) -> bool:
+def reaches_metadata(account: str | None, settings: PlanSettings) -> bool:
     """Whether pods may reach the metadata service: with a service account, where the administrator wants it."""
-    return settings.metadata_for_accounts and has_identity(pod)
+    return settings.metadata_for_accounts and has_identity(account)
 
 
 WITHOUT_IDENTITY = {
@@ -65,6 +72,6 @@ WITHOUT_IDENTITY = {
 after its time-outs."""
 
 
-def identity_variables(pod: Pod) -> dict[str, str]:
-    """The variables for the pods of an endpoint with these settings."""
-    return {} if has_identity(pod) else dict(WITHOUT_IDENTITY)
+def identity_variables(account: str | None) -> dict[str, str]:
+    """The variables for pods with this service account."""
+    return {} if has_identity(account) else dict(WITHOUT_IDENTITY)

@@ -14,15 +14,11 @@ from urllib.parse import urlsplit
 
 from penstock.resources.text_fields import PROMETHEUS_URL_PATTERN
 from penstock_operator.plan.installation import PlanSettings
+from penstock_operator.plan.job_network import METADATA_ADDRESSES
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 HOST_PATTERN = re.compile(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
 """`prometheus.monitoring.svc`, `*.monitoring.svc`, each with or without a port."""
-METADATA_ADDRESSES = frozenset(
-    map(ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"))
-)
-"""Services of clouds that give credentials to each pod of a node, outside the link-local networks: Alibaba, Azure,
-Oracle, AWS and Google with IPv6."""
 NAT64 = IPv6Network("64:ff9b::/96")
 
 IpAddress = IPv4Address | IPv6Address

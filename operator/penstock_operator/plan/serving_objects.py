@@ -72,7 +72,7 @@ def network_policy(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
         ],
     }
     if StoreUri.parse(settings.store_uri).scheme is not StoreScheme.FILE:
-        spec["egress"] = egress(metadata=reaches_metadata(endpoint.spec.pod, settings))
+        spec["egress"] = egress(metadata=reaches_metadata(endpoint.spec.pod.service_account_name, settings))
     return endpoint.owned("networking.k8s.io/v1", "NetworkPolicy", spec)
 
 
@@ -173,7 +173,7 @@ def template(
     memory = runtime_memory(pod, settings, result=serving.result, artefact=serving.artefact)
     values = _environment(endpoint, serving, hardware)
     if StoreUri.parse(settings.store_uri).scheme is not StoreScheme.FILE:
-        values |= identity_variables(pod)
+        values |= identity_variables(pod.service_account_name)
     container: Json = {
         "image": settings.runtime_image,
         "command": [*PYTHON, "penstock_runtime.pod"],

@@ -22,6 +22,7 @@ from penstock.logs import log_event
 from penstock.resources.scaling import PrometheusQueries
 from penstock_operator.metrics import PROMETHEUS_QUERIES
 from penstock_operator.plan.prometheus_urls import IpNetwork, address_allowed
+from penstock_operator.pod_data import read_body
 from penstock_operator.scaling.decide.interpret import Answer, QueryFailure, Vector
 from penstock_operator.scaling.decide.measurement import Metrics
 from penstock_operator.scaling.read.queries import EndpointPods, Windows, judged, queries, read
@@ -208,14 +209,10 @@ class PrometheusClient:
                 # A redirect would send the token to another server.
                 allow_redirects=False,
             ) as response:
-                body = bytearray()
-                async for chunk in response.content.iter_any():
-                    body += chunk
-                    if len(body) > MAX_BYTES:
-                        return self._failed(source, f"more than {MAX_BYTES} bytes")
+                body = await read_body(response.content.iter_any(), max_bytes=MAX_BYTES)
                 if response.status != 200:
-                    return self._failed(source, f"{response.status}: {bytes(body[:500])!r}", status=response.status)
-                answer = read(bytes(body))
+                    return self._failed(source, f"{response.status}: {body[:500]!r}", status=response.status)
+                answer = read(body)
                 if isinstance(answer, QueryFailure):
                     return self._failed(source, answer.reason)
                 self._failures.pop(source.url, None)

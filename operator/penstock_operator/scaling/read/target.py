@@ -3,6 +3,7 @@ replica."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -85,11 +86,7 @@ class ScalingTargets:
         if endpoint is None or deployment is None or deployment.deleting or not _scales(endpoint):
             return None
         scaling = endpoint.spec.scaling
-        alive = [
-            pod
-            for pod in self._cache.runtime_pods(key)
-            if pod.ip and pod.phase == "Running" and (pod.ready or pod.deleting)
-        ]
+        alive = _alive(self._cache.runtime_pods(key))
         gateways, gateways_ready = self._gateways(key, endpoint)
         status = endpoint.status.get("scaling") or {}
         return ScalingTarget(
@@ -134,11 +131,7 @@ class ScalingTargets:
         selects the replicas."""
         if not gateway.wanted(endpoint):
             return (), ()
-        alive = [
-            pod
-            for pod in self._cache.gateway_pods(key)
-            if pod.ip and pod.phase == "Running" and (pod.ready or pod.deleting)
-        ]
+        alive = _alive(self._cache.gateway_pods(key))
         ready = tuple(sorted(pod.name for pod in alive if pod.ready and not pod.deleting))
         return (tuple(sorted(PodAddress(pod.name, pod.ip) for pod in alive)) if ready else (), ready)
 
@@ -217,6 +210,11 @@ def scaling_settings(endpoint: ParsedEndpoint, *, gateway: bool) -> ScalingSetti
         return settings
     window = {"shrink_window_seconds": float(scaling.scale_down_window_seconds), "strict_window": True}
     return settings.model_copy(update=window)
+
+
+def _alive(pods: Iterable[PodFacts]) -> list[PodFacts]:
+    """The pods that serve requests: ready ones, and deleted ones that still answer."""
+    return [pod for pod in pods if pod.ip and pod.phase == "Running" and (pod.ready or pod.deleting)]
 
 
 def rolling_out(deployment: DeploymentFacts) -> bool:
