@@ -5,11 +5,15 @@ run one at a time, because its nodes own the machine's cores. They wait for half
 and whose results depend on no clock, run at the same time with idle priority (SCHED_IDLE): they get no processor time
 that anything else wants.
 
+At the end, up to MAX_REPEATED failed tests of a part run once more, alone, and are reported
+(docs/decisions/test-bed.md).
+
     python dev/tools/run_tests.py WORKERS
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -34,6 +38,8 @@ COMPUTING_TESTS = (
     "tests/runtime/tasks",
 )
 
+MAX_REPEATED = 4
+
 # The folders that tests fill take some gigabytes: those of failed tests are enough.
 PYTEST = (sys.executable, "-m", "pytest", "-o", "tmp_path_retention_policy=failed")
 # A file stays in one process, for its fixtures; files start in the order of tests/conftest.py.
@@ -43,15 +49,23 @@ BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 class Part:
     """One run of pytest. Its output goes to this process's, at once or, for one in the background, when it is shown."""
 
-    def __init__(self, name: str, *command: str, background: bool = False) -> None:
+    def __init__(
+        self, name: str, cache: Path, *arguments: str, prefix: tuple[str, ...] = (), background: bool = False
+    ) -> None:
         self.name = name
         self.status = -1
+        self.repeated: list[str] = []
+        """Tests that failed at first and passed when they ran again, alone."""
         self.seconds = 0.0
         self._started = time.monotonic()
         # A file, not a pipe: it is read at the end only, and a full pipe would stop the tests.
         self._output = tempfile.TemporaryFile() if background else None  # noqa: SIM115 - open until it is shown
+        self._cache = cache
+        self._pytest = (*PYTEST, "-o", f"cache_dir={cache}", *arguments)
         print(f"make test: {name}", flush=True)
-        self._process = subprocess.Popen(command, stdout=self._output, stderr=self._output and subprocess.STDOUT)
+        self._process = subprocess.Popen(
+            [*prefix, *self._pytest], stdout=self._output, stderr=self._output and subprocess.STDOUT
+        )
 
     def finish(self) -> None:
         """Wait for the end, and show what a run in the background has printed."""
@@ -64,6 +78,17 @@ class Part:
             sys.stdout.flush()
             self._output.close()
 
+    def repeat_failed_tests(self) -> None:
+        """Run them again, alone, if they are few; the part has passed if they pass."""
+        record = self._cache / "v" / "cache" / "lastfailed"
+        failed = sorted(json.loads(record.read_text())) if self.status == 1 and record.exists() else []
+        if not 0 < len(failed) <= MAX_REPEATED:
+            return
+        print(f"make test: {len(failed)} failed in {self.name}, once more", *failed, sep="\n  ", flush=True)
+        self.status = subprocess.call([*self._pytest, "--last-failed", "-n", "0"])
+        if self.status == 0:
+            self.repeated = failed
+
     def stop(self) -> None:
         """End it if it is still running."""
         if self._process.poll() is None:
@@ -72,32 +97,45 @@ class Part:
 
     @property
     def result(self) -> str:
-        """`passed` or `FAILED`, its name and its duration."""
+        """`passed` or `FAILED`, its name, its duration, and what passed only when it ran again."""
         result = "passed" if self.status == 0 else f"FAILED (exit status {self.status})"
-        return f"{result}: {self.name}, {self.seconds / 60:.1f} minutes"
+        repeated = [f"\n  failed at first, passed alone: {test}" for test in self.repeated]
+        return f"{result}: {self.name}, {self.seconds / 60:.1f} minutes{''.join(repeated)}"
 
 
 def main(workers: str) -> int:
     """Run everything; the exit status, 1 if any part failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        parts = run_parts(workers, Path(folder))
+        for part in parts:
+            part.repeat_failed_tests()
+    print("", *(part.result for part in parts), sep="\n")
+    failed = [part.name for part in parts if part.status != 0]
+    print(f"make test: FAILED in {', '.join(failed)}" if failed else "make test: passed", flush=True)
+    return 1 if failed else 0
+
+
+def run_parts(workers: str, caches: Path) -> tuple[Part, ...]:
+    """Run the parts. `caches`: an empty folder."""
     parallel = Part(
         "parallel tests",
-        *PYTEST,
+        caches / "parallel",
         *("-m", "not extended and not full_cluster", "-n", workers, *BY_FILE),
         *(f"--ignore={place}" for place in COMPUTING_TESTS),
     )
     parallel.finish()
     computing = Part(
         "computing tests",
-        *("chrt", "--idle", "0"),
-        *PYTEST,
+        caches / "computing",
         *("-m", "not extended", "-n", str(os.cpu_count()), *BY_FILE),
         *COMPUTING_TESTS,
+        prefix=("chrt", "--idle", "0"),
         background=True,
     )
     try:
         clusters = Part(
             "cluster tests",
-            *PYTEST,
+            caches / "clusters",
             *("-m", "not extended and full_cluster"),
             *FULL_CLUSTER_TESTS,
         )
@@ -105,11 +143,7 @@ def main(workers: str) -> int:
         computing.finish()
     finally:
         computing.stop()
-    parts = (parallel, clusters, computing)
-    print("", *(part.result for part in parts), sep="\n")
-    failed = [part.name for part in parts if part.status != 0]
-    print(f"make test: FAILED in {', '.join(failed)}" if failed else "make test: passed", flush=True)
-    return 1 if failed else 0
+    return parallel, clusters, computing
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""`make test` runs all parts even if the first fails, and its last line names the failed ones."""
+"""`make test` runs all parts even if the first fails, repeats a few failed tests, and reports both."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from tools import run_tests
 
 PYTEST = """
 import sys
-part = {"not extended and not full_cluster": "parallel", "not extended": "computing"}.get(sys.argv[2], "clusters")
+part = {"not extended and not full_cluster": "parallel", "not extended": "computing"}.get(sys.argv[4], "clusters")
 print(f"=== output of {part} ===")
 sys.exit(part in FAILING)
 """
@@ -49,3 +50,54 @@ def test_every_part_runs_and_is_reported(
     ]
     assert sum(line.startswith("FAILED (exit status 1): ") for line in lines) == len(failing)
     assert lines[-1] == last
+
+
+TESTS = """
+from pathlib import Path
+
+import pytest
+
+RUNS = Path(__file__).with_suffix(".runs")
+
+@pytest.mark.parametrize("number", range({tests}))
+def test_some(number):
+    with RUNS.open("a") as runs:
+        runs.write(f"{{number}}\\n")
+    assert RUNS.read_text().splitlines().count(str(number)) > {failures}
+"""
+"""Tests that fail as often as given, and pass then."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tests", "failures"),
+    [(2, 1), (2, 2), (run_tests.MAX_REPEATED + 1, 1)],
+    ids=["passed-alone", "failed-twice", "too-many"],
+)
+def test_a_few_failed_tests_run_again_and_are_reported(
+    tests: int, failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("others", "computing", "clusters"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"test_{name}.py").write_text("def test_one():\n    pass\n")
+    (tmp_path / "computing" / "test_some.py").write_text(TESTS.format(tests=tests, failures=failures))
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  extended\n  full_cluster\n")
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_collection_modifyitems(items):\n"
+        "    for item in items:\n"
+        "        if 'clusters' in item.path.parts:\n"
+        "            item.add_marker('full_cluster')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_tests, "COMPUTING_TESTS", ("computing",))
+    monkeypatch.setattr(run_tests, "FULL_CLUSTER_TESTS", ("clusters",))
+
+    status = run_tests.main("2")
+
+    lines = capfd.readouterr().out.splitlines()
+    repeated = tests <= run_tests.MAX_REPEATED
+    assert len((tmp_path / "computing" / "test_some.runs").read_text().splitlines()) == tests * (1 + repeated)
+    assert status == (not repeated or failures > 1)
+    assert lines[-1] == ("make test: FAILED in computing tests" if status else "make test: passed")
+    at_second = [f"  failed at first, passed alone: computing/test_some.py::test_some[{one}]" for one in range(tests)]
+    assert [line for line in lines if "passed alone" in line] == (at_second if status == 0 else [])
