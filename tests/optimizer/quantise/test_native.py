@@ -62,13 +62,14 @@ def engine_of(path: Path, graph: Exported) -> Engine:
     return load_engine(path, graph.io, TUNED, Threads(1, 1))
 
 
+EXTENDED = (pytest.mark.extended,)
 PAIRS = [
     pytest.param(
         kind,
         task,
         id=f"{kind.name}-{task.value}",
-        # Each kind and each task twice by default: two seconds each.
-        marks=[] if (i - j) % min(len(KINDS), len(TASKS)) < 2 else [pytest.mark.extended],
+        # Each kind and each task twice by default, once in the fast loop.
+        marks=((), (pytest.mark.slow,))[offset] if (offset := (i - j) % min(len(KINDS), len(TASKS))) < 2 else EXTENDED,
     )
     for i, kind in enumerate(KINDS)
     for j, task in enumerate(TASKS)

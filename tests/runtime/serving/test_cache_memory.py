@@ -141,6 +141,7 @@ def judged(loaded: LoadedModel, caches: CacheSettings, ask: Ask, parameters: Map
     return asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "labels", "ask", "parameters"),
     [

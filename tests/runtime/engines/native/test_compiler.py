@@ -19,6 +19,7 @@ needs_compiler = pytest.mark.skipif(compiler.compiler() is None, reason="no C co
 TESTS = ("test_native_engine.py", "test_kernels.py", "test_native_streams.py")
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_the_library_compiles_without_warnings_and_reproducibly(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
