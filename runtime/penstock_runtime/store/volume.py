@@ -173,6 +173,11 @@ class Volume:
             raise
         except OSError as error:
             raise self._error(error, what) from error
+        except RecursionError as error:
+            raise StoreError(
+                f"the artefact store {self.uri} has folders that are nested too deeply",
+                remedy="Delete what is not an artefact there",
+            ) from error
 
     def _error(self, error: OSError, what: str) -> PenstockError:
         where = f"the artefact store {self.uri}"
