@@ -84,6 +84,54 @@ def test_the_administrator_may_let_namespaces_share_one_store() -> None:
         assert "subPath" not in store_mount(value)
 
 
+@pytest.mark.parametrize(
+    ("source", "settings"),
+    [
+        ("s3://models/here/namespaces/b/" + "c" * 64, S3),
+        ("s3://models//./here/namespaces/b", S3),
+        ("s3://models/here", S3),
+        ("pvc://artefacts/namespaces/b/" + "c" * 64, CLAIM),
+        ("pvc://artefacts", CLAIM),
+        ("file:///srv/artefacts/namespaces/b", FOLDER),
+        ("file:///var/lib/penstock/artefacts/" + "c" * 64, SETTINGS),
+    ],
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_model_cannot_be_read_from_the_artefacts_of_another_namespace(
+    source: str, settings: PlanSettings, shared: bool
+) -> None:
+    allowed = AllowList(file_prefixes=("/srv", "/var/lib/penstock"), shared_artefacts=shared)
+    kube = Kube(model=source, settings=replace(settings, allowed=allowed))
+    made = kube.reconcile()
+
+    (accepted,) = [one for one in made.status["conditions"] if one["type"] == "Accepted"]
+    if shared:
+        assert accepted["status"] == "True"
+        return
+    assert accepted["reason"] == "SourceNotAllowed"
+    assert "is in the artefact store" in accepted["message"]
+    assert kube.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "settings"),
+    [
+        ("s3://models/elsewhere", S3),
+        ("s3://models/here-too", S3),
+        ("gs://models/here", S3),
+        ("pvc://models/namespaces/b", CLAIM),
+        ("pvc://artefacts", FOLDER),
+        ("file:///srv/models", FOLDER),
+        ("file:///var/lib/penstock/artefacts", CLAIM),
+    ],
+)
+def test_a_model_elsewhere_is_allowed(source: str, settings: PlanSettings) -> None:
+    allowed = AllowList(file_prefixes=("/srv", "/var/lib/penstock"))
+    made = Kube(model=source, settings=replace(settings, allowed=allowed)).reconcile()
+
+    assert [one["status"] for one in made.status["conditions"] if one["type"] == "Accepted"] == ["True"]
+
+
 def status_in(kube: Kube, store: StoreUri) -> None:
     """As if the artefacts in the status had been published in another store."""
     (model,) = [value for (kind, _), value in kube.objects.items() if kind == "OptimizedModel"]
