@@ -216,8 +216,9 @@ class PolicySettings(SettingsGroup):
     )
     shared_artefacts: bool = setting(
         False,
-        "All namespaces share one artefact store, and optimization.artefact may name any artefact in it. Otherwise each "
-        "namespace has a store of its own, and an OptimizedModel of the endpoint's namespace must have the artefact.",
+        "All namespaces share one artefact store, and optimization.artefact may name any artefact in it. Otherwise "
+        "each namespace has a store of its own, and an OptimizedModel of the endpoint's namespace must have the "
+        "artefact.",
     )
 
     @model_validator(mode="after")
