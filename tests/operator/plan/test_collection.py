@@ -17,7 +17,7 @@ from penstock_operator.plan.collection import (
     name_of,
     targets,
 )
-from penstock_operator.plan.installation import PlanSettings, StoreVolume
+from penstock_operator.plan.installation import AllowList, PlanSettings, StoreVolume
 from penstock_runtime.store.store import KeepList
 from tests.operator.plan.kube import SETTINGS, Json
 
@@ -89,6 +89,24 @@ def test_a_collection_pod_writes_only_to_the_store() -> None:
         "/var/lib/penstock/artefacts/namespaces/a": False,
         "/tmp": False,
     }
+
+
+@pytest.mark.parametrize(
+    ("settings", "folder"),
+    [
+        (FOLDER, ""),
+        (CLAIM, "namespaces/a"),
+        (replace(CLAIM, allowed=AllowList(shared_artefacts=True)), ""),
+    ],
+    ids=["all stores of a node", "the store of the claim's namespace", "one store for all"],
+)
+def test_a_collection_pod_has_the_stores_that_it_is_for(settings: PlanSettings, folder: str) -> None:
+    (container,) = pod_of(CollectionTarget(A), settings)["containers"]
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "store"]
+    path = "/var/lib/penstock/artefacts" + (f"/{folder}" if folder else "")
+
+    assert (mount["mountPath"], mount.get("subPath", "")) == (path, folder)
+    assert {"name": "PENSTOCK_STORE_URI", "value": f"file://{path}"} in container["env"]
 
 
 def test_a_collection_of_a_nodes_store_tolerates_the_taints_of_that_node_and_no_others() -> None:
