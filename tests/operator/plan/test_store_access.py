@@ -227,11 +227,11 @@ from penstock.artefact_store import Digest, StoreUri
 from penstock_runtime.store import open_store
 from penstock_runtime.store.fetch import fault
 os.setgroups([65532]); os.setgid(65532); os.setuid(65532)
-digest = Digest.parse(sys.argv[2])
-store = open_store(StoreUri.parse(f"file://{sys.argv[1]}"))
-print(repr(fault(store.fetch(digest, Path(sys.argv[3])), digest)))
+store, digest = open_store(StoreUri.parse(sys.argv[2])), Digest.parse(sys.argv[3])
+print(repr(fault(store.fetch(digest, Path(sys.argv[4])), digest)))
+print([stored.digest == digest for stored in store.entries()])
 try:
-    Path(sys.argv[1], digest.hexadecimal, "manifest.json").write_text("{}")
+    Path(store.uri.location, digest.hexadecimal, "manifest.json").write_text("{}")
 except OSError as error:
     print(error.strerror)
 """
@@ -289,9 +289,10 @@ def on_node(node: Path, namespace: str) -> Kube:
 
 
 def published(node: Path, namespace: str, artefact: Path) -> Digest:
-    """Publish an artefact as the jobs of a namespace do."""
-    digest = open_store(StoreUri.parse(f"file://{node}").of_namespace(namespace)).publish(artefact).digest
-    for path in (node / "namespaces").rglob("*"):
+    """Publish an artefact as the jobs of a namespace do; empty: as those of versions without stores of namespaces."""
+    whole = StoreUri.parse(f"file://{node}")
+    digest = open_store(whole.of_namespace(namespace) if namespace else whole).publish(artefact).digest
+    for path in node.rglob("*"):
         os.chown(path, 65532, 65532)
     return digest
 
@@ -318,18 +319,24 @@ def test_a_job_of_one_namespace_cannot_reach_the_artefacts_of_another_on_a_volum
 
 
 @needs_root
-def test_a_serving_pod_reads_the_artefact_of_its_namespace_and_cannot_change_it(node: Path) -> None:
-    digest = published(node, "a", write_artefact(node.parent / "artefact"))
+@pytest.mark.parametrize("of", ["a", ""], ids=["the store of the namespace", "a version without such stores"])
+def test_a_serving_pod_reads_the_artefact_of_its_namespace_and_cannot_change_it(of: str, node: Path) -> None:
+    digest = published(node, of, write_artefact(node.parent / "artefact"))
+    published(node, "b" if of else "", write_artefact(node.parent / "artefact-of-others", key="b"))
     kube = on_node(node, "a")
     kube.job_succeeds(artefact=str(digest))
     kube.reconcile()
+    if not of:
+        status_in(kube, kube.settings.whole_store)
+        kube.reconcile()
     cache = node.parent / "cache"
     cache.mkdir()
     os.chown(cache, 65532, 65532)
 
-    output = in_pod(kube.deployment, node, FETCH, digest.hexadecimal, cache)
+    uri = variable(kube.deployment, "PENSTOCK_STORE_URI")
+    output = in_pod(kube.deployment, node, FETCH, uri, digest.hexadecimal, cache)
 
-    assert output.splitlines() == ["''", "Read-only file system"]
+    assert output.splitlines() == ["''", "[True]", "Read-only file system"]
 
 
 def test_a_pod_refuses_an_artefact_that_is_not_the_one_in_the_status_of_its_model(tmp_path: Path) -> None:
