@@ -6,6 +6,8 @@
                                   report.html       the evidence for people; not needed for serving
                                   ...               every other file, its sha256 in the manifest
 
+On a cluster each namespace has a store of its own in the folder `namespaces/<namespace>` of the installation's store.
+
 The contents behind a digest never change: a reader with the manifest of that digest can check every byte.
 """
 
@@ -27,6 +29,11 @@ ALGORITHM = "sha256"
 DIGITS_KEPT = 16
 """First digits of a digest in a list of artefacts to keep: ten thousand whole digests do not fit into a ConfigMap. When
 two digests begin alike, both artefacts are kept."""
+NAMESPACES = "namespaces"
+"""Folder of a store that has a store for each namespace of a cluster. A folder of its own: a folder of the store's root
+may belong to other programs, or be the store of another installation."""
+NAMESPACE_PATTERN = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+"""Names of namespaces in Kubernetes: DNS labels."""
 _HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
 _SHAPES = {
     "file": (r"/.+", "file:///absolute/path"),
@@ -79,6 +86,12 @@ class StoreUri:
     def of(self, digest: Digest) -> str:
         """The URI of the artefact of this digest."""
         return f"{self}/{digest.hexadecimal}"
+
+    def of_namespace(self, namespace: str) -> StoreUri:
+        """The store of a namespace within this one. ValueError if it is no name of a namespace."""
+        if re.fullmatch(NAMESPACE_PATTERN, namespace) is None:
+            raise ValueError(f"{namespace!r} is no name of a namespace")
+        return StoreUri(self.scheme, f"{self.location}/{NAMESPACES}/{namespace}")
 
 
 @dataclass(frozen=True, order=True)

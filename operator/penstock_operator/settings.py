@@ -135,7 +135,7 @@ class StoreSettings(SettingsGroup):
     store_uri: str = setting(
         "file:///var/lib/penstock/artefacts",
         "The artefact store: a folder mounted into every pod, or s3://bucket/prefix or another URL that fsspec "
-        "supports.",
+        "supports. Each namespace has a store of its own in its folder namespaces/NAMESPACE.",
         min_length=1,
     )
     store_host_path: str = setting(
@@ -216,8 +216,9 @@ class PolicySettings(SettingsGroup):
     )
     shared_artefacts: bool = setting(
         False,
-        "optimization.artefact may name any artefact of the store, also one of another namespace. Otherwise an "
-        "OptimizedModel of the endpoint's namespace must have it.",
+        "All namespaces share one artefact store, and optimization.artefact may name any artefact in it. Otherwise "
+        "each namespace has a store of its own, and an OptimizedModel of the endpoint's namespace must have the "
+        "artefact.",
     )
 
     @model_validator(mode="after")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +259,39 @@ def test_only_the_store_of_one_node_is_prepared_as_root(chart: Helm) -> None:
     (prepare,) = with_folder["spec"]["template"]["spec"]["initContainers"]
     assert prepare["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]}
     assert [one for one in chart.template(s3) if one["kind"] == "DaemonSet"] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change owners")
+def test_a_prepared_folder_takes_folders_that_the_kubelet_creates_and_has_no_links_to_those_of_others(
+    chart: Helm, tmp_path: Path
+) -> None:
+    (prepare,) = of_kind(chart.template(), "DaemonSet")["spec"]["template"]["spec"]["initContainers"]
+    shell, option, script = prepare["command"]
+    store = tmp_path / "store"
+    (store / "namespaces" / "a").mkdir(parents=True)
+    (store / "namespaces" / "b").symlink_to("a")
+    for path in (store, store / "namespaces", store / "namespaces" / "a"):  # as the kubelet creates them
+        path.chmod(0o755)
+    capabilities = ",".join(f"+{name.lower()}" for name in prepare["securityContext"]["capabilities"]["add"])
+    group = str(prepare["securityContext"]["runAsGroup"])
+    as_container = ["setpriv", "--regid", group, "--clear-groups", f"--bounding-set=-all,{capabilities}"]
+
+    def run() -> dict[str, tuple[int, int, int]]:
+        command = [*as_container, shell, option, script.replace("/store", str(store))]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        paths = (path for path in (store, *store.rglob("*")))
+        facts = ((path.name, path.stat()) for path in paths)
+        return {name: (stat.st_uid, stat.st_gid, stat.st_mode & 0o7777) for name, stat in facts}
+
+    expected = (65532, 65532, 0o2775)
+    assert run() == {"store": expected, "namespaces": expected, "a": expected}
+    (store / "namespaces" / "c").mkdir()
+    (store / "namespaces" / "c").chmod(0o2775)
+    assert (store / "namespaces" / "c").stat().st_gid == 65532
+    (store / "namespaces").rename(store / "moved")
+    (store / "namespaces").symlink_to("moved")
+    assert set(run()) == {"store", "moved", "a", "c"}
+    assert run()["store"] == expected
 
 
 def test_the_pods_that_prepare_the_store_have_no_network(chart: Helm) -> None:

@@ -12,7 +12,13 @@ from penstock_operator.plan.names import CONTAINER
 from testbed.kubectl import Kubectl
 
 DIGEST = "sha256:" + "ab" * 32
-ARTEFACT = ArtefactReference(digest=DIGEST, uri="file:///var/lib/penstock/artefacts/" + "ab" * 32, bytes=90_000_000)
+
+
+def artefact(namespace: str = "a") -> ArtefactReference:
+    """As a job of this namespace publishes it, with the default settings of the operator."""
+    uri = f"file:///var/lib/penstock/artefacts/namespaces/{namespace}/{'ab' * 32}"
+    return ArtefactReference(digest=DIGEST, uri=uri, bytes=90_000_000)
+
 
 RESULT: dict[str, Any] = {
     "plan": {
@@ -72,5 +78,6 @@ def finish(kubectl: Kubectl, pod: str, message: str, *, code: int = 0) -> None:
 
 def succeed(kubectl: Kubectl, pod: str) -> None:
     """The optimisation has found something."""
-    summary = Summary.model_validate({"succeeded": True, "artefact": ARTEFACT.to_object(), "result": RESULT})
+    published = artefact(kubectl.namespace).to_object()
+    summary = Summary.model_validate({"succeeded": True, "artefact": published, "result": RESULT})
     finish(kubectl, pod, summary.to_message())

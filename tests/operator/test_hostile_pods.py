@@ -34,7 +34,7 @@ from testbed.ports import some_free_ports
 from tests.operator import objects
 from tests.operator.hostile import ATTACKS, MEBIBYTE, Answer, body, hostile_pods
 from tests.operator.objects import Json
-from tests.operator.plan.kube import Kube, container
+from tests.operator.plan.kube import Kube, container, reference
 from tests.operator.scripted_api import Answer as ApiAnswer
 from tests.operator.scripted_api import listing, scripted, stream, thing
 
@@ -341,7 +341,7 @@ def log_of(text: str) -> ApiAnswer:
 
 
 PROGRESS = {"event": "progress", "nonce": "n", "done": 7, "of": 23, "stage": "measuring", "message": ""}
-FORGED = {"event": "baseline", "digest": "sha256:" + "66" * 32, "uri": "file:///forged", "bytes": 1}
+FORGED = {"event": "baseline", "digest": "sha256:" + "66" * 32, "uri": reference("sha256:" + "66" * 32).uri, "bytes": 1}
 
 
 def followed(answer: ApiAnswer, *pods: Json) -> tuple[JobLog | None, set[str]]:

@@ -259,7 +259,7 @@ def test_long_lines_of_a_log_are_skipped_and_the_others_read() -> None:
     assert log.progress == JobProgress(7, 23, "candidates", "int8")
 
 
-SUMMARY = {"succeeded": True, "artefact": kubelet.ARTEFACT.to_object(), "result": kubelet.RESULT}
+SUMMARY = {"succeeded": True, "artefact": kubelet.artefact().to_object(), "result": kubelet.RESULT}
 FAILURE = {"succeeded": False, "failure": {"reason": "ModelUnusable", "message": "no", "remedy": "", "retryable": True}}
 
 

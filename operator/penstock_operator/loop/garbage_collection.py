@@ -1,8 +1,8 @@
 """Starts jobs that remove unreferenced artefacts from the artefact store, once in each period.
 
-The state is in the cluster: the job of a period exists or not. Referenced artefacts come from the caches, in all
-watched namespaces (for a claim, in its own): every digest in the spec or status of a ModelEndpoint or an
-OptimizedModel, and what Deployments, ReplicaSets and pods serve. While nothing is referenced, nothing is deleted.
+The state is in the cluster: the job of a period exists or not. References to artefacts come from the caches, by
+namespace: every digest in the spec or status of a ModelEndpoint or an OptimizedModel, and what Deployments, ReplicaSets
+and pods serve. While nothing is referenced, nothing is deleted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 
 from penstock.errors import PenstockError
 from penstock.logs import log_event
@@ -25,7 +26,7 @@ from penstock_operator.plan.collection import (
     by_namespace,
     is_collection,
     job,
-    keep_list,
+    keep_arguments,
     name_of,
     policy,
     targets,
@@ -98,21 +99,23 @@ class StoreCollection:
             return bool(due)
         # Only jobs of these names: a user could create others that look alike.
         room = AT_ONCE - sum(1 for target in wanted if self._runs(_key(target, period)))
-        kept: dict[str, tuple[str, ...]] = {}
+        if not due:
+            return False
+        references = referred(self._cache)
+        keep = () if by_namespace(settings) else self._keep(references)
         for target in due:
             if room <= 0:
                 return True
-            namespace = target.home.namespace if by_namespace(settings) else ""
-            if namespace not in kept:
-                kept[namespace] = self._keep(namespace)
-            if kept[namespace] and await self._start(target, period, kept[namespace]):
+            if by_namespace(settings):
+                keep = self._keep({"": references.get(target.home.namespace, set())})
+            if keep and await self._start(target, period, keep):
                 room -= 1
         return False
 
-    def _keep(self, namespace: str) -> tuple[str, ...]:
-        """What jobs must keep (of a namespace); empty: no job may run."""
+    def _keep(self, references: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+        """The arguments for what a job must keep; empty: no job may run."""
         try:
-            return keep_list(referred(self._cache, namespace))
+            return keep_arguments(references)
         except ValueError as error:
             logger.warning(
                 "cannot start a job that collects garbage in the artefact store: %s",
@@ -186,20 +189,20 @@ class StoreCollection:
             COLLECTIONS.labels("complete").inc()
 
 
-def referred(cache: ClusterCache, namespace: str = "") -> frozenset[str]:
-    """All referenced digests, or those of a namespace. Some are not artefacts, which does no harm."""
-    found: set[str] = set()
+def referred(cache: ClusterCache) -> dict[str, set[str]]:
+    """The digests that the objects of each namespace refer to. Some are not artefacts, which does no harm."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
     for packed in (cache.endpoints, cache.models):
         for key in packed:
             entry = packed.get(key)
-            if entry is not None and namespace in {"", key.namespace}:
-                found.update(digest.decode() for digest in _DIGEST.findall(entry.facts.text))
+            if entry is not None:
+                found[key.namespace].update(digest.decode() for digest in _DIGEST.findall(entry.facts.text))
     for serving in (cache.deployments, cache.replica_sets, cache.pods):
         for key in serving:
             facts = serving.facts(key)
-            if facts is not None and facts.artefact and namespace in {"", key.namespace}:
-                found.add(facts.artefact)
-    return frozenset(found)
+            if facts is not None and facts.artefact:
+                found[key.namespace].add(facts.artefact)
+    return dict(found)
 
 
 def _key(target: CollectionTarget, period: int) -> ObjectKey:

@@ -2,18 +2,18 @@
 
 A store that namespaces share, which is a folder of each node or a service, is collected in the operator's namespace
 with an account of its own: in a user's namespace the user could forge the list of what to keep, and delete the
-artefacts of others. A claim can be mounted in its own namespace only; the job there keeps what that namespace refers
-to. The list is in the arguments of the job, which cannot be changed. A job has no API token, and keeps everything
-younger than the given age.
+artefacts of others. Its job goes over the stores of all namespaces, and keeps in each what that namespace refers to. A
+claim can be mounted in its own namespace only; the job there has the store of that namespace. The list is in the
+arguments of the job, which cannot be changed. A job has no API token, and keeps everything younger than the given age.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from penstock.artefact_store import ALGORITHM, DIGITS_KEPT, StoreScheme, StoreUri
+from penstock.artefact_store import ALGORITHM, DIGITS_KEPT, StoreScheme
 from penstock.resources.pod import Pod
 from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.job_network import identity_variables, network_policy, reaches_metadata
@@ -71,7 +71,7 @@ def targets(
     if by_namespace(settings):
         return tuple(CollectionTarget(home) for home in sorted(homes, key=lambda home: home.namespace))
     own = CollectionHome(settings.operator_namespace)
-    if StoreUri.parse(settings.store_uri).scheme is not StoreScheme.FILE:
+    if settings.whole_store.scheme is not StoreScheme.FILE:
         return (CollectionTarget(own),)
     usable = (node for node in nodes if _is_ready(node))
     found = [CollectionTarget(own, node["metadata"]["name"], _taints(node)) for node in usable]
@@ -110,13 +110,13 @@ def is_collection(job: str) -> bool:
 
 
 def job(target: CollectionTarget, period: int, settings: PlanSettings, keep: Sequence[str]) -> Json:
-    """The job of a target for this period. `keep`: see `keep_list`; not empty."""
+    """The job of a target for this period. `keep`: see `keep_arguments`; not empty."""
     if not keep:
         raise ValueError("a job that keeps nothing would delete the whole store")
     if settings.store_collect_secret:
         settings = replace(settings, store_secret=settings.store_collect_secret)
-    name, store = name_of(target, period), store_access(settings, writes=True)
-    pieces = [keep[begin : begin + DIGESTS_IN_ARGUMENT] for begin in range(0, len(keep), DIGESTS_IN_ARGUMENT)]
+    uri = settings.store_of(target.home.namespace) if by_namespace(settings) else settings.whole_store
+    name, store = name_of(target, period), store_access(settings, uri, writes=True)
     tmp_volume, tmp_mount = scratch("tmp", TMP)
     container: Json = {
         "name": CONTAINER,
@@ -124,7 +124,7 @@ def job(target: CollectionTarget, period: int, settings: PlanSettings, keep: Seq
         "imagePullPolicy": settings.image_pull_policy,
         "command": [*PYTHON, "penstock_runtime.store", "collect"],
         "args": [
-            *(f"--keep={','.join(piece)}" for piece in pieces),
+            *(f"--keep={argument}" for argument in keep),
             "--older-than-seconds",
             f"{settings.store_unused_seconds:g}",
         ],
@@ -178,13 +178,21 @@ def policy(made: Json, settings: PlanSettings) -> Json:
     return network_policy(name, namespace, _labels(name), _owner(made), metadata=metadata)
 
 
-def keep_list(digests: Iterable[str]) -> tuple[str, ...]:
-    """The first digits of digests, as a job gets them. ValueError if they are more than fit into a job."""
-    begin = len(ALGORITHM) + 1
-    found = tuple(sorted({digest[begin : begin + DIGITS_KEPT] for digest in digests}))
-    if len(found) > MOST_DIGESTS:
-        raise ValueError(f"{len(found)} artefacts are referenced: a job takes {MOST_DIGESTS}")
-    return found
+def keep_arguments(references: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+    """The values of `--keep` for the digests that namespaces refer to: `NAMESPACE/DIGITS,DIGITS...` with the first
+    digits of each. Under an empty name: without a namespace, for the store of one.
+
+    ValueError if they are more than fit into a job.
+    """
+    begin, count, arguments = len(ALGORITHM) + 1, 0, []
+    for namespace, digests in sorted(references.items()):
+        found = sorted({digest[begin : begin + DIGITS_KEPT] for digest in digests})
+        count += len(found)
+        pieces = (found[at : at + DIGESTS_IN_ARGUMENT] for at in range(0, len(found), DIGESTS_IN_ARGUMENT))
+        arguments += [f"{namespace}/{','.join(piece)}".removeprefix("/") for piece in pieces]
+    if count > MOST_DIGESTS:
+        raise ValueError(f"{count} artefacts are referenced: a job takes {MOST_DIGESTS}")
+    return tuple(arguments)
 
 
 def _account(settings: PlanSettings) -> str:

@@ -20,7 +20,7 @@ from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
 from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
 from penstock.resources.source import ModelSource, Scheme
 from penstock_operator.plan.conditions import Finding, Reason, no, sentence
-from penstock_operator.plan.installation import AllowList, Json
+from penstock_operator.plan.installation import AllowList, Json, PlanSettings
 from penstock_operator.plan.names import API_VERSION, runtime_labels
 
 DEFAULT_ACCOUNT = "default"
@@ -144,12 +144,42 @@ def refusal(spec: ModelEndpointSpec, allowed: AllowList) -> Finding | None:
     return None
 
 
+def refused_store(source: ModelSource, settings: PlanSettings) -> Finding | None:
+    """Why a model may not come from where it is: it is in the artefact store, which has the models of other namespaces.
+    None if it is elsewhere, or if all namespaces share the artefacts."""
+    if settings.allowed.shared_artefacts or not _in_store(source, settings):
+        return None
+    return no(
+        Reason.SOURCE_NOT_ALLOWED,
+        f"spec.model {source.scheme.value}://{source.location} is in the artefact store, which has artefacts of other "
+        "namespaces. Keep the model in another claim, bucket or folder; to serve an artefact, use "
+        "optimization.mode: Pinned.",
+    )
+
+
+def _in_store(source: ModelSource, settings: PlanSettings) -> bool:
+    whole, volume = settings.whole_store, settings.store_volume
+    claim = volume.claim if volume is not None else ""
+    if source.scheme is Scheme.PVC:
+        # Whatever the path: the job would mount the claim as a whole.
+        return bool(claim) and source.location.partition("/")[0] == claim
+    if claim or source.scheme.value != whole.scheme.value:
+        return False
+    folder = volume.host_path if volume is not None else whole.location
+    return _normal(source.location).is_relative_to(_normal(folder))
+
+
+def _normal(path: str) -> PurePosixPath:
+    """A path without `.`, `..` and empty parts: some servers of object stores take keys as paths of a file system."""
+    return PurePosixPath(posixpath.normpath("/" + path.lstrip("/")))
+
+
 def allowed_folder(source: ModelSource, allowed: AllowList) -> tuple[str, str] | None:
     """The allowed folder of a `file://` source and the path below it (`.` for the folder itself); None if there is
     none. Paths are compared by components: `/models` does not allow `/models-of-others`."""
     if ".." in source.location.split("/"):
         return None
-    path = PurePosixPath(posixpath.normpath("/" + source.location.lstrip("/")))
+    path = _normal(source.location)
     holding = [prefix for prefix in allowed.file_prefixes if path.is_relative_to(prefix)]
     if not holding:
         return None

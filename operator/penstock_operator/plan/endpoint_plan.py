@@ -133,7 +133,7 @@ class _Planner:
         label = present.optimized_model if present is not None else ""
         served = find(observed.optimized_models, label)
         pinned = pinned_model(endpoint.spec, observed.optimized_models, present=label) if acceptance.true else None
-        present_model = None if served is None else assess(served, now=observed.now, settings=observed.settings)
+        present_model = None if served is None else self._assess(served)
         if wanted is not None and present_model is not None and present_model.name == wanted.name:
             present_model = wanted
         elif (
@@ -144,8 +144,7 @@ class _Planner:
         ):
             # Its fp32 graph serves, of an older spec or pinned; the result of its job is not wanted.
             self._end_jobs(served)
-        holder = pinned.name if pinned is not None else ""
-        serving = choose(endpoint, wanted, present_model, present, accepted=acceptance.true, pinned=holder)
+        serving = choose(endpoint, wanted, present_model, present, accepted=acceptance.true, pinned=pinned)
         others = bool(left_over(observed.scalers, endpoint.spec.scaling.mode))
         count = replica_target(endpoint, present, observed.scale, others=others)
         template = self._objects(serving, count) if acceptance.true else ""
@@ -171,7 +170,7 @@ class _Planner:
             if not suspended:
                 self.apply.append(optimized_model_object(None, spec, endpoint, ready=False))
             return OptimizationState(name, spec, OptimizedModelStatus(), exists=False)
-        found = assess(facts, now=observed.now, settings=observed.settings, suspended=suspended)
+        found = self._assess(facts, suspended=suspended)
         if found is None or facts.deleting:
             # It is created again as soon as the deleted one has disappeared.
             self.requeue.append(REPORT_SECONDS)
@@ -189,6 +188,11 @@ class _Planner:
         if found.running is not None and found.status.phase is Phase.OPTIMIZING:
             self.requeue.append(PROGRESS_SECONDS)
         return found
+
+    def _assess(self, facts: OptimizedModelFacts, *, suspended: bool = False) -> OptimizationState | None:
+        settings = self.observed.settings
+        store = settings.store_of(self.endpoint.namespace)
+        return assess(facts, store, now=self.observed.now, settings=settings, suspended=suspended)
 
     def _end_jobs(self, facts: OptimizedModelFacts) -> None:
         """Delete the jobs of an OptimizedModel unless another endpoint uses it."""

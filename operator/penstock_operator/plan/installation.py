@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.artefact_store import StoreUri
+
 
 @dataclass(frozen=True)
 class StoreVolume:
@@ -40,7 +42,8 @@ class AllowList:
     service_accounts: tuple[str, ...] = ()
     """Service accounts in addition to `default`."""
     shared_artefacts: bool = False
-    """Endpoints may pin any artefact of the store, also one that no OptimizedModel of their namespace has."""
+    """Namespaces share one store. Endpoints may pin any artefact in it, also one that no OptimizedModel of their
+    namespace has."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,16 @@ class PlanSettings:
             raise ValueError("store_volume: give either a host_path or a claim")
         if self.max_attempts < 1:
             raise ValueError("max_attempts: at least 1")
+
+    @property
+    def whole_store(self) -> StoreUri:
+        """The store of the installation, with those of all namespaces."""
+        return StoreUri.parse(self.store_uri)
+
+    def store_of(self, namespace: str) -> StoreUri:
+        """The store that the jobs of a namespace write to: its own, unless the administrator lets all namespaces share
+        artefacts."""
+        return self.whole_store if self.allowed.shared_artefacts else self.whole_store.of_namespace(namespace)
 
 
 Json = dict[str, Any]

@@ -125,7 +125,7 @@ def _pod(
     settings: PlanSettings,
 ) -> Json:
     spec = model.spec
-    store = store_access(settings, writes=True)
+    store = store_access(settings, settings.store_of(endpoint.namespace), writes=True)
     spec_volume: Json = {"name": "spec", "configMap": {"name": f"{model.name}-spec"}}
     spec_mount: Json = {"name": "spec", "mountPath": SPEC_FOLDER, "readOnly": True}
     work_volume, work_mount = scratch("work", WORK)

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import ArtefactError
 from penstock.resources.job_summary import Failure, Summary
+from penstock.resources.result import ArtefactReference
 from penstock_operator.plan.conditions import Reason, clipped
 from penstock_operator.plan.workloads import JobFacts, PodFacts
 from penstock_operator.pod_data import MESSAGE_MAX_BYTES, printable, read_json
@@ -61,6 +63,28 @@ class JobFailed:
 
 
 JobOutcome = JobRunning | JobSucceeded | JobFailed
+
+
+def checked_outcome(job: JobFacts, store: StoreUri) -> JobOutcome:
+    """The outcome of this job, whose result counts only if it is directly in `store`, where the job had to publish.
+
+    Otherwise a job that runs foreign code could name an artefact of another namespace, and pods would serve it.
+    """
+    outcome = job_outcome(job)
+    if isinstance(outcome, JobSucceeded) and not lies_in(store, outcome.summary.artefact):
+        return _failed(
+            Reason.RESULT_LOST,
+            f"the job {job.name} did not publish its result in {store}: the settings of the store have changed since "
+            "it started",
+            "",
+            retryable=True,
+        )
+    return outcome
+
+
+def lies_in(store: StoreUri, artefact: ArtefactReference | None) -> bool:
+    """Whether an artefact is directly in this store."""
+    return artefact is not None and artefact.uri == store.of(Digest.parse(artefact.digest))
 
 
 def job_outcome(job: JobFacts) -> JobOutcome:

@@ -11,7 +11,7 @@ from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import Phase
 from penstock.resources.result import CapacityFacts, Result
 from penstock_operator.plan.conditions import Finding, Reason, no, sentence, stopped, unknown, yes
-from penstock_operator.plan.endpoint import ParsedEndpoint, refusal
+from penstock_operator.plan.endpoint import ParsedEndpoint, refusal, refused_store
 from penstock_operator.plan.names import gateway_name, pods_service_name
 from penstock_operator.plan.observed import EndpointSnapshot, Ref
 from penstock_operator.plan.optimized_model import OptimizationState, failure_text, pinned_model
@@ -39,7 +39,7 @@ def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: Har
         hardware.requests(spec.cores)
     except SpecError as error:
         return no(Reason.INVALID_CORES, sentence(str(error)))
-    refused = refusal(spec, observed.settings.allowed)
+    refused = refusal(spec, observed.settings.allowed) or refused_store(spec.source, observed.settings)
     if refused is not None:
         return refused
     pins = spec.optimization.artefact

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from penstock.artefact_store import StoreUri
 from penstock.resources.endpoint import ModelEndpointSpec, OptimizationMode
 from penstock.resources.job_summary import Failure
 from penstock.resources.optimized_model import (
@@ -29,7 +30,15 @@ from penstock.resources.text_fields import Digest
 from penstock_operator.plan.conditions import Reason, clipped, sentence
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
-from penstock_operator.plan.job_outcome import JobFailed, JobOutcome, JobRunning, JobSucceeded, job_outcome
+from penstock_operator.plan.job_outcome import (
+    JobFailed,
+    JobOutcome,
+    JobRunning,
+    JobSucceeded,
+    checked_outcome,
+    job_outcome,
+    lies_in,
+)
 from penstock_operator.plan.names import API_VERSION, job_name, model_labels
 from penstock_operator.plan.observed import ModelUser, OptimizedModelFacts
 from penstock_operator.plan.workloads import JobFacts
@@ -112,9 +121,12 @@ class OptimizationState:
 
 
 def assess(
-    facts: OptimizedModelFacts, *, now: datetime, settings: PlanSettings, suspended: bool = False
+    facts: OptimizedModelFacts, store: StoreUri, *, now: datetime, settings: PlanSettings, suspended: bool = False
 ) -> OptimizationState | None:
-    """The state of an OptimizedModel and the next run; None when this version cannot parse its spec."""
+    """The state of an OptimizedModel and the next run; None when this version cannot parse its spec.
+
+    `store`: where its jobs publish. Only artefacts that they published there are taken into its status.
+    """
     try:
         spec = OptimizedModelSpec.model_validate(facts.spec)
     except ValidationError:
@@ -125,7 +137,7 @@ def assess(
     if before.phase is Phase.READY or facts.deleting:
         return _with_conditions(initial, facts, now)
     if jobs and jobs[-1].attempt >= before.attempts:
-        state = _from_job(initial, jobs, now, settings)
+        state = _from_job(initial, store, jobs, now, settings)
     else:
         state = _without_job(initial, jobs, now, settings)
     if suspended and state.start:
@@ -135,17 +147,17 @@ def assess(
 
 
 def _from_job(
-    initial: OptimizationState, jobs: list[JobFacts], now: datetime, settings: PlanSettings
+    initial: OptimizationState, store: StoreUri, jobs: list[JobFacts], now: datetime, settings: PlanSettings
 ) -> OptimizationState:
     job = jobs[-1]
-    outcome = job_outcome(job)
+    outcome = checked_outcome(job, store)
     known = initial.status.model_copy(
         update={
             "attempts": job.attempt,
             "job": job.name,
             "retry_after": None,
             # The first baseline stays: it may be serving, and another run's would be the same.
-            "baseline": initial.status.baseline or _baseline(job, outcome),
+            "baseline": initial.status.baseline or _baseline(job, outcome, store),
         }
     )
     if isinstance(outcome, JobSucceeded):
@@ -170,19 +182,20 @@ def _from_job(
     return replace(initial, status=known.model_copy(update=update), running=outcome)
 
 
-def _baseline(job: JobFacts, outcome: JobOutcome) -> ArtefactReference | None:
-    if isinstance(outcome, JobSucceeded) and outcome.summary.baseline is not None:
-        return outcome.summary.baseline
-    if isinstance(outcome, JobFailed) and outcome.baseline is not None:
-        return outcome.baseline.baseline
-    if job.log.baseline_digest:
+def _baseline(job: JobFacts, outcome: JobOutcome, store: StoreUri) -> ArtefactReference | None:
+    found: ArtefactReference | None = None
+    if isinstance(outcome, JobSucceeded):
+        found = outcome.summary.baseline
+    elif isinstance(outcome, JobFailed) and outcome.baseline is not None:
+        found = outcome.baseline.baseline
+    if found is None and job.log.baseline_digest:
         try:
-            return ArtefactReference(
+            found = ArtefactReference(
                 digest=job.log.baseline_digest, uri=job.log.baseline_uri, bytes=job.log.baseline_bytes
             )
         except ValidationError:  # a line of another program in the same form
             return None
-    return None
+    return found if found is not None and lies_in(store, found) else None
 
 
 def _without_job(
@@ -400,6 +413,12 @@ def _moment(text: str | None) -> datetime | None:
 def digests(status: Json) -> tuple[str, ...]:
     """The artefacts in the status of an OptimizedModel: the result and the fp32 graph; empty for none."""
     return tuple(str((status.get(name) or {}).get("digest") or "") for name in ("artefact", "baseline"))
+
+
+def artefact_uri(status: Json, digest: str) -> str:
+    """The address of an artefact by the status of an OptimizedModel; empty: it does not have the artefact."""
+    found = (status.get(name) or {} for name in ("artefact", "baseline"))
+    return next((str(reference.get("uri") or "") for reference in found if reference.get("digest") == digest), "")
 
 
 def pinned_model(

@@ -77,23 +77,31 @@ class StoreAccess:
     mounts: tuple[Json, ...] = ()
 
 
-def store_access(settings: PlanSettings, *, writes: bool) -> StoreAccess:
-    """For a job (`writes`), or for a runtime pod, which only reads."""
-    uri = StoreUri.parse(settings.store_uri)
+def store_access(settings: PlanSettings, uri: StoreUri, *, writes: bool, only: str = "") -> StoreAccess:
+    """For a job (`writes`), or for a runtime pod, which only reads. `uri`: the whole store, or that of a namespace.
+
+    Of a volume, only the folder of `uri` is mounted, or of that only the folder `only`: the pod does not see what other
+    namespaces have there. In an object store, its credentials decide that.
+    """
     env: tuple[Json, ...] = ({"name": "PENSTOCK_STORE_URI", "value": str(uri)},)
     if uri.scheme is not StoreScheme.FILE:
         if settings.store_endpoint_url:
             env += ({"name": "AWS_ENDPOINT_URL", "value": settings.store_endpoint_url},)
         secret = settings.store_secret if writes else settings.store_read_secret or settings.store_secret
         return StoreAccess(env, tuple(secret_variables(secret, uri.scheme)) if secret else ())
-    where = settings.store_volume or StoreVolume(host_path=uri.location)
+    where = settings.store_volume or StoreVolume(host_path=settings.whole_store.location)
     volume: Json = {"name": VOLUME}
     if where.claim:
         volume["persistentVolumeClaim"] = {"claimName": where.claim, "readOnly": not writes}
     else:
         # Not DirectoryOrCreate: the kubelet would create it for root, and no job could write to it.
         volume["hostPath"] = {"path": where.host_path, "type": "Directory"}
-    mount: Json = {"name": VOLUME, "mountPath": uri.location, "readOnly": not writes}
+    path = f"{uri.location}/{only}" if only else uri.location
+    mount: Json = {"name": VOLUME, "mountPath": path, "readOnly": not writes}
+    folder = path.removeprefix(settings.whole_store.location).strip("/")
+    if folder:
+        # If it does not exist, the kubelet creates it with the mode and, if that has setgid, the group of the volume.
+        mount["subPath"] = folder
     return StoreAccess(env, volumes=(volume,), mounts=(mount,))
 
 

@@ -14,8 +14,8 @@ from penstock.resources.result import ArtefactReference, Result
 from penstock.tasks import TaskName
 from penstock_operator.plan.conditions import Reason
 from penstock_operator.plan.endpoint import ParsedEndpoint
-from penstock_operator.plan.observed import DeploymentFacts
-from penstock_operator.plan.optimized_model import OptimizationState
+from penstock_operator.plan.observed import DeploymentFacts, OptimizedModelFacts
+from penstock_operator.plan.optimized_model import OptimizationState, artefact_uri
 
 WORSE_SHARE = 0.9
 """A result with less than this share of the present capacity, measured alike, is worse; less difference is noise."""
@@ -36,6 +36,8 @@ class ServingChoice:
     cores: int
     max_input_tokens: int | None
     truncate: bool
+    uri: str = ""
+    """The artefact's address by the status of its OptimizedModel; empty: not known."""
     result: Result | None = None
     """The measurements; None for the fp32 graph while the search runs, and for a pinned artefact."""
     baseline: bool = False
@@ -55,7 +57,7 @@ def choose(
     deployment: DeploymentFacts | None,
     *,
     accepted: bool = True,
-    pinned: str = "",
+    pinned: OptimizedModelFacts | None = None,
 ) -> ServingChoice | None:
     """What to serve; None: nothing yet.
 
@@ -67,12 +69,13 @@ def choose(
         return ServingChoice(
             artefact=None,
             digest=spec.optimization.artefact,
-            optimized_model=pinned,
+            optimized_model="" if pinned is None else pinned.name,
             task=spec.task,
             hardware_class=spec.hardware_class,
             cores=spec.cores,
             max_input_tokens=spec.serving.max_input_tokens,
             truncate=spec.serving.truncate,
+            uri="" if pinned is None else artefact_uri(pinned.status, spec.optimization.artefact),
         )
     present = deployment.artefact if deployment is not None else ""
     if wanted is not None and wanted.ready and wanted.status.artefact is not None:
@@ -133,6 +136,7 @@ def _of(
     return ServingChoice(
         artefact=artefact,
         digest=artefact.digest,
+        uri=artefact.uri,
         optimized_model=model.name,
         task=model.spec.task,
         hardware_class=model.spec.hardware_class,

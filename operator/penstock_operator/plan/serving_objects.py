@@ -7,7 +7,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from penstock.artefact_store import StoreScheme, StoreUri
+from penstock.artefact_store import Digest, StoreScheme
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
@@ -26,6 +26,7 @@ from penstock_operator.plan.names import (
 from penstock_operator.plan.pod_template import (
     PYTHON,
     TMP,
+    StoreAccess,
     environment,
     pod_spec,
     resources,
@@ -71,7 +72,7 @@ def network_policy(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
             {"ports": [{"port": INTERNAL_PORT, "protocol": "TCP"}], "from": monitors(settings)},
         ],
     }
-    if StoreUri.parse(settings.store_uri).scheme is not StoreScheme.FILE:
+    if settings.whole_store.scheme is not StoreScheme.FILE:
         spec["egress"] = egress(metadata=reaches_metadata(endpoint.spec.pod.service_account_name, settings))
     return endpoint.owned("networking.k8s.io/v1", "NetworkPolicy", spec)
 
@@ -166,13 +167,13 @@ def template(
     labels = {**pod.labels, **runtime_labels(endpoint.name)}
     if serving.optimized_model:
         labels[OPTIMIZED_MODEL] = serving.optimized_model
-    store = store_access(settings, writes=False)
+    store = artefact_access(serving, endpoint.namespace, settings)
     cache_volume, cache_mount = scratch("cache", CACHE)
     tmp_volume, tmp_mount = scratch("tmp", TMP)
     key_volumes, key_mounts = key_volume(endpoint)
     memory = runtime_memory(pod, settings, result=serving.result, artefact=serving.artefact)
     values = _environment(endpoint, serving, hardware)
-    if StoreUri.parse(settings.store_uri).scheme is not StoreScheme.FILE:
+    if settings.whole_store.scheme is not StoreScheme.FILE:
         values |= identity_variables(pod.service_account_name)
     container: Json = {
         "image": settings.runtime_image,
@@ -205,6 +206,17 @@ def template(
     made: Json = {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
     annotations[TEMPLATE_HASH] = template_hash(made)
     return made
+
+
+def artefact_access(serving: ServingChoice, namespace: str, settings: PlanSettings) -> StoreAccess:
+    """Read access to the store that has the artefact: that of the namespace; or the whole store, where versions without
+    stores of namespaces put the artefacts of all. Of those the pod sees only its own."""
+    digest = Digest.parse(serving.digest)
+    whole, wanted = settings.whole_store, settings.store_of(namespace)
+    stores = (wanted, whole, whole.of_namespace(namespace))
+    store = next((store for store in stores if store.of(digest) == serving.uri), wanted)
+    only = digest.hexadecimal if store == whole != wanted else ""
+    return store_access(settings, store, writes=False, only=only)
 
 
 def key_volume(endpoint: ParsedEndpoint) -> tuple[list[Json], list[Json]]:

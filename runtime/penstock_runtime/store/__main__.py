@@ -2,9 +2,10 @@
 
     python -m penstock_runtime.store list
     python -m penstock_runtime.store collect --keep sha256:... --older-than-seconds 86400
+    python -m penstock_runtime.store collect --keep team-a/sha256:... --older-than-seconds 86400
     python -m penstock_runtime.store collect --keep-file keep.json --older-than-seconds 86400
 
-A command that would keep nothing deletes nothing.
+Both commands include the stores of namespaces within the store. A command that would keep nothing deletes nothing.
 The store is PENSTOCK_STORE_URI, or --store. One JSON object a line.
 """
 
@@ -38,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="append",
         default=[],
         metavar="DIGESTS",
-        help="comma-separated: sha256:..., or at least the first 16 digits; may be given often",
+        help="comma-separated: sha256:..., or at least the first 16 digits; after NAMESPACE/ they are kept in the "
+        "store of that namespace, and not in those of others; may be given often",
     )
     collect.add_argument(
         "--keep-file", type=Path, metavar="FILE", help='JSON: {"keep": ["sha256:...", or at least the first 16 digits]}'
@@ -46,10 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     collect.add_argument("--older-than-seconds", type=float, required=True, metavar="S")
     given = parser.parse_args(arguments)
     try:
-        store = open_store(StoreUri.parse(given.store))
-        if given.command == "list":
-            found = store.entries()
-        else:
+        keep = KeepList()
+        if given.command == "collect":
             keep = KeepList.parse(given.keep) | KeepList.read(given.keep_file)
             if not keep.beginnings:
                 raise SettingError(
@@ -57,18 +57,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     field="--keep",
                     remedy="Name an artefact to keep; to delete all, delete the folder or the bucket's prefix",
                 )
-            found = store.collect(keep, older_than_seconds=given.older_than_seconds)
+        stores = list(open_store(StoreUri.parse(given.store)).stores())
     except PenstockError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return exit_code(error)
-    for stored in found:
-        print(_line(stored))
-    return 0
+        return _failed(error)
+    code = 0
+    for namespace, store in stores:
+        try:
+            if given.command == "list":
+                found = store.entries()
+            else:
+                found = store.collect(keep.in_store(namespace), older_than_seconds=given.older_than_seconds)
+        except PenstockError as error:
+            # The jobs of a namespace must not be able to stop the collection of the others.
+            failed = _failed(error)
+            code = code or failed
+            continue
+        for stored in found:
+            print(_line(namespace, stored))
+    return code
 
 
-def _line(stored: Stored) -> str:
+def _failed(error: PenstockError) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return exit_code(error)
+
+
+def _line(namespace: str, stored: Stored) -> str:
     return json.dumps(
         {
+            **({"namespace": namespace} if namespace else {}),
             "digest": str(stored.digest),
             "bytes": stored.bytes,
             "modified": stored.modified.isoformat(timespec="seconds"),

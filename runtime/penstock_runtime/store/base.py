@@ -36,6 +36,14 @@ class StoreBackend(Protocol):
         """The address of the store."""
         ...
 
+    def namespaces(self) -> Sequence[str]:
+        """The namespaces that have a store of their own within this one."""
+        ...
+
+    def of_namespace(self, namespace: str) -> StoreBackend:
+        """The store of a namespace within this one."""
+        ...
+
     def holds(self, digest: Digest, sizes: Mapping[str, int]) -> bool:
         """True if there is a complete copy, as far as known without fetching it; `sizes`: bytes of its files."""
         ...

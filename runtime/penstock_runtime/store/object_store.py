@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock.artefact_store import Digest, StoreScheme, StoreUri
+from penstock.artefact_store import NAMESPACE_PATTERN, NAMESPACES, Digest, StoreScheme, StoreUri
 from penstock.errors import (
     ArtefactError,
     ArtefactNotFound,
@@ -68,6 +68,14 @@ class ObjectStore:
         attempts = min(retries.attempts, _MOST_ATTEMPTS.get(uri.scheme, retries.attempts))
         return cls(uri, filesystem, replace(retries, attempts=attempts))
 
+    def namespaces(self) -> Sequence[str]:
+        """See `StoreBackend`."""
+        return self._run(lambda: self._folders(self._path(NAMESPACES), NAMESPACE_PATTERN))
+
+    def of_namespace(self, namespace: str) -> ObjectStore:
+        """See `StoreBackend`."""
+        return replace(self, uri=self.uri.of_namespace(namespace))
+
     def holds(self, digest: Digest, sizes: Mapping[str, int]) -> bool:
         """See `StoreBackend`. Compares names, sizes and the manifest."""
         there = self.sizes(digest)
@@ -119,9 +127,9 @@ class ObjectStore:
 
     def entries(self) -> Iterator[Stored]:
         """See `StoreBackend`."""
-        for folder in self._run(self._folders):
+        for name in self._run(lambda: self._folders(self._path(), r"[0-9a-f]{64}")):
+            folder = self._path(name)
             files = self._run(lambda folder=folder: list(self._walk(folder)))  # type: ignore[misc]
-            name = folder.rpartition("/")[2]
             if files:
                 yield Stored(
                     digest=Digest(name),
@@ -190,10 +198,11 @@ class ObjectStore:
         except FileNotFoundError:  # deleted by another collector
             return
 
-    def _folders(self) -> list[str]:
-        found = self._list(self._path())
-        named = [facts["name"].rstrip("/") for facts in found if facts.get("type") == "directory"]
-        return sorted(name for name in named if re.fullmatch(r"[0-9a-f]{64}", name.rpartition("/")[2]))
+    def _folders(self, parent: str, pattern: str) -> list[str]:
+        """The names of the folders in a folder that match a pattern."""
+        found = [facts["name"] for facts in self._list(parent) if facts.get("type") == "directory"]
+        names = (path.rstrip("/").rpartition("/")[2] for path in found)
+        return sorted(name for name in names if re.fullmatch(pattern, name))
 
     def _walk(self, folder: str) -> Iterator[dict[str, Any]]:
         """The files below a folder.

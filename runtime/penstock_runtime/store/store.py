@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from penstock.artefact_store import ALGORITHM, DIGITS_KEPT, Digest, StoreScheme, StoreUri
+from penstock.artefact_store import ALGORITHM, DIGITS_KEPT, NAMESPACE_PATTERN, Digest, StoreScheme, StoreUri
 from penstock.errors import ArtefactError, SettingError
 from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock_runtime.models.fetching import FetchProgress, OnProgress, ignore_progress
@@ -82,8 +82,14 @@ class ArtefactStore:
         """
         return ArtefactFetch(self.backend, digest, cache, on_progress).run()
 
+    def stores(self) -> Iterator[tuple[str, ArtefactStore]]:
+        """This store under an empty name, and the store of each namespace within it."""
+        yield "", self
+        for namespace in self.backend.namespaces():
+            yield namespace, ArtefactStore(self.backend.of_namespace(namespace))
+
     def entries(self) -> tuple[Stored, ...]:
-        """All artefacts and parts of artefacts in the store, by digest."""
+        """All artefacts and parts of artefacts in the store, by digest, without those in stores of namespaces."""
         return tuple(sorted(self.backend.entries(), key=lambda stored: (stored.digest, stored.name)))
 
     def delete(self, digest: Digest) -> bool:
@@ -116,29 +122,51 @@ def open_store(uri: StoreUri, *, retries: Retries = DEFAULT_RETRIES) -> Artefact
     return ArtefactStore(backend)
 
 
-_FORM = re.compile(rf"(?:{ALGORITHM}:)?([0-9a-f]{{{DIGITS_KEPT}}})[0-9a-f]{{0,{64 - DIGITS_KEPT}}}")
+_FORM = re.compile(
+    rf"(?:({NAMESPACE_PATTERN})/)?(?:{ALGORITHM}:)?([0-9a-f]{{{DIGITS_KEPT}}})[0-9a-f]{{0,{64 - DIGITS_KEPT}}}"
+)
+
+
+@dataclass(frozen=True)
+class KeptDigests:
+    """Digests that must not be deleted from a store, by their first digits."""
+
+    beginnings: frozenset[str] = frozenset()
+
+    def __contains__(self, digest: object) -> bool:
+        return isinstance(digest, Digest) and digest.hexadecimal[:DIGITS_KEPT] in self.beginnings
 
 
 @dataclass(frozen=True)
 class KeepList:
-    """Digests that must not be deleted, by their first digits."""
+    """Digests that must not be deleted, with the namespaces that refer to them."""
 
-    beginnings: frozenset[str] = frozenset()
+    beginnings: frozenset[tuple[str, str]] = frozenset()
+    """Namespace and first digits. Without a namespace the digest is kept in all stores; with one, in the store of that
+    namespace and in the whole store, which has artefacts of all namespaces."""
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> KeepList:
-        """From complete or shortened digests. ValueError if one is invalid or too short."""
+        """From complete or shortened digests, or `NAMESPACE/DIGEST`. ValueError if one is invalid or too short."""
         found = {text: _FORM.fullmatch(text) for text in texts}
         wrong = next((text for text, match in found.items() if match is None), None)
         if wrong is not None:
             raise ValueError(f"{wrong[:100]!r} is no digest with {DIGITS_KEPT} digits or more")
-        return cls(frozenset(match[1] for match in found.values() if match is not None))
+        return cls(frozenset((match[1] or "", match[2]) for match in found.values() if match is not None))
 
     @classmethod
     def parse(cls, arguments: Iterable[str]) -> KeepList:
-        """From the values of `--keep`. SettingError if one is invalid; then nothing may be deleted."""
+        """From the values of `--keep`, which are `DIGEST,DIGEST...` or `NAMESPACE/DIGEST,DIGEST...`.
+
+        SettingError if one is invalid; then nothing may be deleted.
+        """
         try:
-            return cls.of(digest for text in arguments for digest in text.split(","))
+            return cls.of(
+                f"{namespace}{slash}{digest}"
+                for text in arguments
+                for namespace, slash, digests in [text.rpartition("/")]
+                for digest in digests.split(",")
+            )
         except ValueError as error:
             raise SettingError(
                 f"--keep: {error}", field="--keep", remedy="Write sha256:..., or at least the first 16 digits"
@@ -164,5 +192,8 @@ class KeepList:
     def __or__(self, other: KeepList) -> KeepList:
         return KeepList(self.beginnings | other.beginnings)
 
-    def __contains__(self, digest: object) -> bool:
-        return isinstance(digest, Digest) and digest.hexadecimal[:DIGITS_KEPT] in self.beginnings
+    def in_store(self, namespace: str) -> KeptDigests:
+        """What to keep in the store of a namespace; empty: in the whole store, outside those of namespaces."""
+        return KeptDigests(
+            frozenset(digits for of, digits in self.beginnings if of in {"", namespace} or not namespace)
+        )

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
-from penstock.artefact_store import Digest, StoreUri
+from penstock.artefact_store import NAMESPACE_PATTERN, NAMESPACES, Digest, StoreUri
 from penstock.errors import ArtefactNotFound, OutOfDisk, PenstockError, StoreAccessDenied, StoreError, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME
 from penstock_runtime.host.disk import FULL, sync_folders
@@ -43,6 +43,17 @@ class Volume:
     def root(self) -> Path:
         """The folder."""
         return Path(self.uri.location)
+
+    def namespaces(self) -> Sequence[str]:
+        """See `StoreBackend`. No links: they could lead to the store of another namespace."""
+        with self._translate_errors("read"):
+            self._require_root()
+            folder = self.root / NAMESPACES
+            return sorted(path.name for path in _folders(folder) if re.fullmatch(NAMESPACE_PATTERN, path.name))
+
+    def of_namespace(self, namespace: str) -> Volume:
+        """See `StoreBackend`."""
+        return Volume(self.uri.of_namespace(namespace))
 
     def holds(self, digest: Digest, sizes: Mapping[str, int]) -> bool:
         """See `StoreBackend`. Reads all files, which is cheap on a volume."""
@@ -90,10 +101,10 @@ class Volume:
         """See `StoreBackend`."""
         with self._translate_errors("read"):
             self._require_root()
-            for path in sorted(self.root.iterdir()):
+            for path in sorted(_folders(self.root)):
                 draft = _DRAFT.fullmatch(path.name)
                 name = draft[1] if draft else path.name
-                if not path.is_dir() or re.fullmatch(r"[0-9a-f]{64}", name) is None:
+                if re.fullmatch(r"[0-9a-f]{64}", name) is None:
                     continue
                 try:
                     sizes = _sizes(path)
@@ -162,6 +173,11 @@ class Volume:
             raise
         except OSError as error:
             raise self._error(error, what) from error
+        except RecursionError as error:
+            raise StoreError(
+                f"the artefact store {self.uri} has folders that are nested too deeply",
+                remedy="Delete what is not an artefact there",
+            ) from error
 
     def _error(self, error: OSError, what: str) -> PenstockError:
         where = f"the artefact store {self.uri}"
@@ -179,6 +195,13 @@ class Volume:
             f"{where} does not answer ({error.strerror or type(error).__name__})",
             remedy="Check the volume and its node, and try again later",
         )
+
+
+def _folders(folder: Path) -> list[Path]:
+    """The folders in a folder, without links; none if it is a link or does not exist."""
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -17,7 +17,7 @@ from penstock_operator.cluster.informer import Informer
 from penstock_operator.cluster.kubernetes import KubernetesPort, load_configuration
 from penstock_operator.loop.garbage_collection import AT_ONCE, StoreCollection, referred
 from penstock_operator.plan import names
-from penstock_operator.plan.collection import CollectionHome, CollectionTarget, job, keep_list, name_of
+from penstock_operator.plan.collection import CollectionHome, CollectionTarget, job, keep_arguments, name_of
 from penstock_operator.settings import Settings
 from penstock_operator.watch.cluster_cache import ClusterCache
 from penstock_runtime.store import open_store
@@ -175,7 +175,7 @@ def world_of_references() -> ClusterCache:
 
 
 def test_every_referenced_artefact_is_kept() -> None:
-    assert referred(world_of_references()) == set(DIGESTS.values())
+    assert referred(world_of_references()) == {"a": set(DIGESTS.values())}
 
 
 def test_only_references_of_a_namespace_count_for_its_own_store() -> None:
@@ -184,8 +184,7 @@ def test_only_references_of_a_namespace_count_for_its_own_store() -> None:
     other["metadata"]["namespace"] = "b"
     cache.endpoints.put(other)
 
-    assert referred(cache, "a") == set(DIGESTS.values())
-    assert referred(cache, "b") == {"sha256:" + "f" * 64}
+    assert referred(cache) == {"a": set(DIGESTS.values()), "b": {"sha256:" + "f" * 64}}
 
 
 def test_no_job_starts_while_nothing_is_referenced() -> None:
@@ -301,7 +300,7 @@ def test_a_tenant_cannot_forge_what_a_collection_keeps(
 
 
 def test_the_command_of_the_job_exists_in_the_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    target, kept = CollectionTarget(CollectionHome("a")), keep_list(DIGESTS.values())
+    target, kept = CollectionTarget(CollectionHome("a")), keep_arguments({"a": DIGESTS.values()})
     (container,) = job(target, 1, settings().plan_settings(), kept)["spec"]["template"]["spec"]["containers"]
     (tmp_path / "store").mkdir()
 

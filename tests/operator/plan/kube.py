@@ -11,6 +11,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from penstock.artefact_store import Digest, StoreUri
 from penstock.resources.job_summary import Failure, Summary
 from penstock.resources.result import ArtefactReference, Result
 from penstock_operator.plan import names
@@ -80,8 +81,10 @@ def hardware_class(name: str = "any", **spec: Any) -> Json:
     }
 
 
-def reference(artefact: str, size: int | None = 250_000_000) -> ArtefactReference:
-    return ArtefactReference(digest=artefact, uri=f"file:///store/{artefact[7:]}", bytes=size)
+def reference(artefact: str, size: int | None = 250_000_000, *, store: StoreUri | None = None) -> ArtefactReference:
+    """As a job of the namespace `a` reports an artefact that it published."""
+    store = store or SETTINGS.store_of("a")
+    return ArtefactReference(digest=artefact, uri=store.of(Digest.parse(artefact)), bytes=size)
 
 
 def result(**update: Any) -> Result:
@@ -314,9 +317,11 @@ class Kube:
         """Its pod runs and has logged its progress."""
         job = self.objects["Job", self.job]
         (container_of_job,) = job["spec"]["template"]["spec"]["containers"]
-        nonce = {entry["name"]: entry.get("value") for entry in container_of_job["env"]}[names.LOG_NONCE]
+        values = {entry["name"]: entry.get("value") for entry in container_of_job["env"]}
+        nonce, store = values[names.LOG_NONCE], StoreUri.parse(values["PENSTOCK_STORE_URI"])
         progress = {"event": "progress", "done": done, "of": of, "stage": "candidates", "message": "int8"}
-        published = {"event": "baseline", "digest": BASELINE, "uri": reference(BASELINE).uri, "bytes": 260000000}
+        uri = reference(BASELINE, store=store).uri
+        published = {"event": "baseline", "digest": BASELINE, "uri": uri, "bytes": 260000000}
         events = [published, progress] if baseline else [progress]
         lines = [json.dumps({**event, "nonce": nonce}) for event in events]
         self.logs[self.job] = "loading weights ...\n" + "\n".join(lines) + '\n{"event": "prog'
@@ -361,8 +366,12 @@ class Kube:
         }
 
     def job_succeeds(self, found: Result | None = None, artefact: str = RESULT) -> None:
+        store = self.settings.store_of("a")
         summary = Summary(
-            succeeded=True, artefact=reference(artefact), baseline=reference(BASELINE), result=found or result()
+            succeeded=True,
+            artefact=reference(artefact, store=store),
+            baseline=reference(BASELINE, store=store),
+            result=found or result(),
         )
         self.job_ends(summary.to_message())
 

@@ -13,11 +13,11 @@ from penstock_operator.plan.collection import (
     CollectionTarget,
     is_collection,
     job,
-    keep_list,
+    keep_arguments,
     name_of,
     targets,
 )
-from penstock_operator.plan.installation import PlanSettings, StoreVolume
+from penstock_operator.plan.installation import AllowList, PlanSettings, StoreVolume
 from penstock_runtime.store.store import KeepList
 from tests.operator.plan.kube import SETTINGS, Json
 
@@ -67,7 +67,7 @@ def test_a_name_is_unique_for_target_and_period() -> None:
 
 
 def pod_of(target: CollectionTarget, settings: PlanSettings) -> Json:
-    pod: Json = job(target, 7, settings, keep_list(DIGESTS))["spec"]["template"]["spec"]
+    pod: Json = job(target, 7, settings, keep_arguments({"a": DIGESTS}))["spec"]["template"]["spec"]
     return pod
 
 
@@ -86,9 +86,27 @@ def test_a_collection_pod_writes_only_to_the_store() -> None:
     (container,) = pod_of(CollectionTarget(A), CLAIM)["containers"]
 
     assert {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]} == {
-        "/var/lib/penstock/artefacts": False,
+        "/var/lib/penstock/artefacts/namespaces/a": False,
         "/tmp": False,
     }
+
+
+@pytest.mark.parametrize(
+    ("settings", "folder"),
+    [
+        (FOLDER, ""),
+        (CLAIM, "namespaces/a"),
+        (replace(CLAIM, allowed=AllowList(shared_artefacts=True)), ""),
+    ],
+    ids=["all stores of a node", "the store of the claim's namespace", "one store for all"],
+)
+def test_a_collection_pod_has_the_stores_that_it_is_for(settings: PlanSettings, folder: str) -> None:
+    (container,) = pod_of(CollectionTarget(A), settings)["containers"]
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "store"]
+    path = "/var/lib/penstock/artefacts" + (f"/{folder}" if folder else "")
+
+    assert (mount["mountPath"], mount.get("subPath", "")) == (path, folder)
+    assert {"name": "PENSTOCK_STORE_URI", "value": f"file://{path}"} in container["env"]
 
 
 def test_a_collection_of_a_nodes_store_tolerates_the_taints_of_that_node_and_no_others() -> None:
@@ -131,7 +149,7 @@ def test_a_shared_store_is_collected_with_the_account_and_secret_of_the_installa
     )
     settings = replace(S3, store_collect_account="penstock-store", store_collect_secret="s3-admin")
     (target,) = targets([users], [], settings)
-    made = job(target, 7, settings, keep_list(DIGESTS))
+    made = job(target, 7, settings, keep_arguments({"a": DIGESTS}))
     pod = made["spec"]["template"]["spec"]
 
     assert made["metadata"]["namespace"] == SETTINGS.operator_namespace
@@ -150,8 +168,8 @@ def test_a_claim_is_collected_in_its_namespace_without_the_account_of_an_endpoin
 def test_the_list_of_what_to_keep_is_in_the_arguments() -> None:
     (container,) = pod_of(CollectionTarget(OWN), S3)["containers"]
 
-    assert container["args"][0] == f"--keep={'a' * 16},{'b' * 16}"
-    assert KeepList.parse([container["args"][0].partition("=")[2]]) == KeepList.of(DIGESTS)
+    assert container["args"][0] == f"--keep=a/{'a' * 16},{'b' * 16}"
+    assert KeepList.parse([container["args"][0].partition("=")[2]]) == KeepList.of(f"a/{digest}" for digest in DIGESTS)
 
 
 def test_a_job_that_keeps_nothing_is_not_made() -> None:
@@ -161,14 +179,16 @@ def test_a_job_that_keeps_nothing_is_not_made() -> None:
 
 def test_forty_thousand_artefacts_fit_into_a_job_and_more_are_refused() -> None:
     digests = [f"sha256:{number:016x}{'0' * 48}" for number in range(40_001)]
-    made = job(CollectionTarget(OWN), 7, S3, keep_list(digests[1:]))
+    references = {f"{number:04}" + "a" * 59: digests[10 * number : 10 * (number + 1)] for number in range(4_000)}
+    made = job(CollectionTarget(OWN), 7, S3, keep_arguments(references))
+    one = job(CollectionTarget(OWN), 7, S3, keep_arguments({"a": digests[1:]}))
     (container,) = made["spec"]["template"]["spec"]["containers"]
 
-    assert len(json.dumps(made)) < 2**20
-    # MAX_ARG_STRLEN of Linux.
-    assert max(map(len, container["args"])) < 2**17
+    # The API server takes 1.5 MiB; Linux takes 2 MiB of arguments, of 128 KiB each.
+    assert len(json.dumps(made)) < 1.2 * 2**20
+    assert max(len(word) for word in one["spec"]["template"]["spec"]["containers"][0]["args"]) < 2**17
     assert (
         len(KeepList.parse([word[7:] for word in container["args"] if word.startswith("--keep=")]).beginnings) == 40_000
     )
     with pytest.raises(ValueError, match="40001 artefacts are referenced"):
-        keep_list(digests)
+        keep_arguments({"a": digests[:1], "b": digests[1:]})

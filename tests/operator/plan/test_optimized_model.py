@@ -129,7 +129,7 @@ def test_an_unused_optimized_model_that_is_being_deleted_is_left_alone() -> None
 
 
 def test_a_spec_of_another_version_is_not_acted_upon() -> None:
-    assert assess(model(spec={"model": 3}), now=BEGIN, settings=SETTINGS) is None
+    assert assess(model(spec={"model": 3}), SETTINGS.store_of("a"), now=BEGIN, settings=SETTINGS) is None
 
 
 def test_an_unreadable_optimized_model_of_the_name_that_is_wanted_leaves_what_serves() -> None:

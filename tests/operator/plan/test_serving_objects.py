@@ -119,7 +119,7 @@ def test_a_class_may_name_architecture_scheduler_runtime_class_and_devices() -> 
 def test_the_environment_has_all_settings_of_the_runtime() -> None:
     environment = env_of(Kube(serving={"maxInputTokens": 256, "truncate": False}).optimised().deployment)
     assert environment == {
-        "PENSTOCK_STORE_URI": "file:///var/lib/penstock/artefacts",
+        "PENSTOCK_STORE_URI": "file:///var/lib/penstock/artefacts/namespaces/a",
         "PENSTOCK_ARTEFACT": "sha256:" + "a" * 64,
         "PENSTOCK_NAME": "emotion",
         "PENSTOCK_TASK": "text-classification",
@@ -287,7 +287,7 @@ def test_replicas_are_spread_over_nodes_by_default_where_that_is_possible() -> N
 def test_a_store_in_a_folder_is_mounted_and_only_jobs_write_it(settings: Json, volume: Json) -> None:
     kube = Kube(settings=replace(SETTINGS, **settings)).optimised()
     for value, writes in ((job_of(kube), True), (kube.deployment, False)):
-        mounted = mounts_of(value)["/var/lib/penstock/artefacts"]
+        mounted = mounts_of(value)["/var/lib/penstock/artefacts/namespaces/a"]
         assert mounted["writes"] is writes
         kind = next(iter(volume))
         assert volume[kind].items() <= mounted[kind].items()
@@ -314,7 +314,7 @@ def test_a_store_that_is_a_service_is_reached_with_the_credentials_of_its_secret
     kube = Kube(settings=settings).optimised()
     for value in both(kube):
         assert secrets_of(value) == dict.fromkeys(KEYS["s3"], "s3")
-        assert env_of(value)["PENSTOCK_STORE_URI"] == "s3://models/here"
+        assert env_of(value)["PENSTOCK_STORE_URI"] == "s3://models/here/namespaces/a"
         assert env_of(value)["AWS_ENDPOINT_URL"] == "https://s3.example"
 
 

@@ -47,6 +47,20 @@ def test_an_invalid_address_is_an_error_with_a_remedy(text: str, remedy: str) ->
     assert remedy in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["file:///srv/artefacts", "s3://bucket", "az://container/x"])
+def test_the_store_of_a_namespace_is_in_a_folder_of_the_store(text: str) -> None:
+    own = StoreUri.parse(text).of_namespace("team-a")
+
+    assert str(own) == f"{text}/namespaces/team-a"
+    assert StoreUri.parse(str(own)) == own
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a/../b", "Team", "a.b", "-a", "a-", "a" * 64, "a\n"])
+def test_a_name_that_no_namespace_can_have_leads_to_no_store(name: str) -> None:
+    with pytest.raises(ValueError, match="is no name of a namespace"):
+        StoreUri.parse("file:///srv/artefacts").of_namespace(name)
+
+
 @given(st.binary())
 def test_a_written_digest_is_parsed_back(content: bytes) -> None:
     digest = Digest.of(content)

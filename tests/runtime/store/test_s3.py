@@ -26,6 +26,7 @@ from penstock.errors import (
 from penstock.manifest import MANIFEST_NAME
 from penstock_runtime.models.fetching import FetchProgress
 from penstock_runtime.store import ArtefactStore, fetch, object_store, open_store
+from penstock_runtime.store.__main__ import main
 from penstock_runtime.store.fetch import digest_of, fault
 from penstock_runtime.store.remote import Retries
 from tests.runtime.models.s3_server import S3, running_s3
@@ -306,6 +307,72 @@ def test_a_key_that_may_only_list_and_read_fetches_and_changes_nothing(
         with pytest.raises(StoreAccessDenied):
             reader.collect(set(), older_than_seconds=0)
         assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+
+
+def use(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """Use the key of a user of the server."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{key}-secret")
+
+
+def test_the_key_of_a_namespace_cannot_change_or_read_artefacts_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the policy of docs/how-to/use-an-object-store.md for the keys of two namespaces."""
+    root = tmp_path / "own" / "buckets"
+    (root / "artefacts").mkdir(parents=True)
+    statements = [{"users": ["a", "b"], "action": "s3:ListBucket", "on": "artefacts"}] + [
+        {"users": [name], "action": action, "on": f"artefacts/team/penstock/namespaces/{name}/*"}
+        for name in ("a", "b")
+        for action in ("s3:GetObject", "s3:PutObject", "s3:DeleteObject")
+    ]
+    policy = {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Principal": {"AWS": one["users"]},
+                "Action": [one["action"]],
+                "Resource": [f"arn:aws:s3:::{one['on']}"],
+            }
+            for one in statements
+        ],
+    }
+    with running_s3(root, users={"a": "a-secret", "b": "b-secret"}) as own:
+        for name, value in own.environment().items():
+            monkeypatch.setenv(name, value)
+        s3fs.S3FileSystem(skip_instance_cache=True).call_s3(
+            "put_bucket_policy", Bucket="artefacts", Policy=json.dumps(policy)
+        )
+        use(monkeypatch, "a")
+        digest = open_store(URI.of_namespace("a"), retries=FEW).publish(write_artefact(tmp_path / "a")).digest
+        before = {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
+
+        use(monkeypatch, "b")
+        target = open_store(URI.of_namespace("a"), retries=FEW)
+        with pytest.raises(StoreAccessDenied):
+            target.publish(write_artefact(tmp_path / "b", key="b"))
+        with pytest.raises(StoreAccessDenied):
+            target.delete(digest)
+        with pytest.raises(StoreAccessDenied):
+            target.fetch(digest, tmp_path / "cache")
+        with pytest.raises(PermissionError):
+            s3fs.S3FileSystem(skip_instance_cache=True).pipe_file(
+                f"{target.uri.location}/{digest.hexadecimal}/{MANIFEST_NAME}", b"{}"
+            )
+        assert {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()} == before
+
+        same = open_store(URI.of_namespace("b"), retries=FEW)
+        assert same.publish(tmp_path / "a").digest == digest
+        assert fault(same.fetch(digest, tmp_path / "cache"), digest) == ""
+
+        # The collection has a key for all namespaces.
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", own.environment()["AWS_ACCESS_KEY_ID"])
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", own.environment()["AWS_SECRET_ACCESS_KEY"])
+        assert main(["--store", str(URI), "collect", f"--keep=a/{digest}", "--older-than-seconds=-60"]) == 0
+        assert [json.loads(line)["namespace"] for line in capsys.readouterr().out.splitlines()] == ["b"]
+        use(monkeypatch, "a")
+        assert fault(open_store(URI.of_namespace("a")).fetch(digest, tmp_path / "cache-a"), digest) == ""
 
 
 def test_a_missing_bucket_is_an_error(s3: S3, artefact: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -28,7 +29,7 @@ from penstock.errors import (
 )
 from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock_runtime.models.fetching import FetchProgress
-from penstock_runtime.store import ArtefactStore, fetch, open_store
+from penstock_runtime.store import ArtefactStore, fetch, open_store, volume
 from penstock_runtime.store.__main__ import main
 from penstock_runtime.store.fetch import digest_of, fault
 from penstock_runtime.store.volume import Volume
@@ -441,6 +442,21 @@ class TestFetching:
         assert "PENSTOCK_CACHE" in caught.value.remedy
 
 
+def nest(folder: Path, depth: int) -> None:
+    """Make folders within each other."""
+    before = Path.cwd()
+    os.chdir(folder)
+    for _ in range(depth):
+        Path("x").mkdir()
+        os.chdir("x")
+    os.chdir(before)
+
+
+def remove_nested(folder: Path) -> None:
+    """Remove them, which pytest cannot."""
+    subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+
 class TestCollecting:
     def test_artefacts_that_are_not_kept_are_deleted_when_they_are_old_enough(
         self, store: ArtefactStore, root: Path, tmp_path: Path
@@ -563,6 +579,85 @@ class TestCommand:
         assert main(["--store", str(store.uri), "collect", *words, "--older-than-seconds", "-60"]) == 1
         assert self.capture.readouterr().err.startswith("error: --keep")
         assert len(store.entries()) == 1
+
+    def test_the_store_of_each_namespace_keeps_what_that_namespace_refers_to(
+        self, store: ArtefactStore, root: Path, tmp_path: Path
+    ) -> None:
+        one, two = (write_artefact(tmp_path / key, key=key) for key in "ab")
+        first, second = digest_of(one), digest_of(two)
+        for name in ("a", "b"):
+            own = open_store(store.uri.of_namespace(name))
+            assert {own.publish(folder).digest for folder in (one, two)} == {first, second}
+        store.publish(one)
+        store.publish(two)
+        there = self.run("--store", store.uri, "list")
+        assert [entry.get("namespace", "") for entry in there] == ["", "", "a", "a", "b", "b"]
+
+        keep = f"a/{first.hexadecimal[:16]},{second.hexadecimal[:16]}", f"c/{first}"
+        words = (f"--keep={text}" for text in keep)
+        collected = self.run("--store", store.uri, "collect", *words, "--older-than-seconds", -60)
+
+        assert {(entry["namespace"], entry["digest"]) for entry in collected} == {
+            ("b", str(first)),
+            ("b", str(second)),
+        }
+        assert len(store.entries()) == 2, "artefacts of versions without stores of namespaces"
+        collected = self.run("--store", store.uri, "collect", f"--keep={second}", "--older-than-seconds", -60)
+        assert {(entry.get("namespace"), entry["digest"]) for entry in collected} == {
+            (None, str(first)),
+            ("a", str(first)),
+        }
+
+    def test_other_folders_and_links_are_no_stores_of_namespaces(
+        self, store: ArtefactStore, artefact: Path, root: Path, tmp_path: Path
+    ) -> None:
+        own = open_store(store.uri.of_namespace("a"))
+        digest = own.publish(artefact).digest
+        outside = tmp_path / "outside" / digest.hexadecimal
+        outside.mkdir(parents=True)
+        (outside / "kept.txt").touch()
+        (root / "namespaces" / "b").symlink_to(root / "namespaces" / "a")
+        (root / "namespaces" / "Not_A_Namespace").mkdir()
+        (root / "models" / ("c" * 64)).mkdir(parents=True)
+        # In the store of a namespace, its jobs may make links.
+        (root / "namespaces" / "a" / ("d" * 64)).symlink_to(outside)
+        (root / "namespaces" / "a" / f".{'e' * 64}-draft").symlink_to(outside)
+
+        there = self.run("--store", store.uri, "list")
+        collected = self.run("--store", store.uri, "collect", f"--keep=a/{digest}", "--older-than-seconds", -60)
+
+        assert [(entry["namespace"], entry["digest"]) for entry in there] == [("a", str(digest))]
+        assert collected == []
+        assert (outside / "kept.txt").exists()
+        assert (root / "models" / ("c" * 64)).exists()
+
+    @pytest.mark.parametrize("attack", ["an unreadable folder", "deeply nested folders"])
+    def test_the_jobs_of_a_namespace_cannot_stop_the_collection_of_the_others(
+        self, store: ArtefactStore, artefact: Path, root: Path, attack: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("a", "c"):
+            open_store(store.uri.of_namespace(name)).publish(artefact)
+        bad = root / "namespaces" / "b" / ("b" * 64)
+        bad.mkdir(parents=True)
+        if attack == "an unreadable folder":
+            sizes = volume._sizes
+
+            def refuse(folder: Path) -> dict[str, int]:  # root may read all folders
+                if folder == bad:
+                    raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+                return sizes(folder)
+
+            monkeypatch.setattr(volume, "_sizes", refuse)
+        else:
+            nest(bad, 1500)
+
+        words = ["--store", str(store.uri), "collect", f"--keep=d/{digest_of(artefact)}", "--older-than-seconds=-60"]
+
+        assert main(words) == 1
+        answer = self.capture.readouterr()
+        assert answer.err.startswith(f"error: the artefact store {store.uri}/namespaces/b ")
+        assert [json.loads(line)["namespace"] for line in answer.out.splitlines()] == ["a", "c"]
+        remove_nested(bad)
 
     def test_the_error_for_a_wrong_store_is_one_sentence(self) -> None:
         assert main(["--store", "nowhere", "list"]) == 1
