@@ -109,6 +109,11 @@ class ImageSettings(SettingsGroup):
         unit="quantity",
         min_length=1,
     )
+    gateway_role: str = setting(
+        "penstock-operator-gateway",
+        "ClusterRole, made by the chart, that lets a gateway read the endpoint slices of its namespace.",
+        min_length=1,
+    )
     toolchain: str = setting(
         penstock.__version__,
         "Version of the content of the optimizer image. Part of the key of every optimisation: a new version "
@@ -426,6 +431,7 @@ class Settings(SettingsGroup):
             optimizer_image=self.images.optimizer_image,
             gateway_image=self.images.gateway_image,
             gateway_cpu=self.images.gateway_cpu,
+            gateway_role=self.images.gateway_role,
             toolchain=self.images.toolchain,
             store_uri=self.store.store_uri,
             store_volume=volume,

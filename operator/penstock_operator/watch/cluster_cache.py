@@ -28,7 +28,6 @@ from penstock_operator.cluster.api import (
     POD,
     POD_DISRUPTION_BUDGET,
     REPLICA_SET,
-    ROLE,
     ROLE_BINDING,
     SCALED_OBJECT,
     SERVICE,
@@ -190,9 +189,8 @@ class ClusterCache:
         """Watched only where KEDA is installed: `PlanSettings.keda`."""
         self.policies = Store(NETWORK_POLICY, _no_facts, index=owner_index)
         self.accounts = Store(SERVICE_ACCOUNT, _no_facts, index=owner_index)
-        self.roles = Store(ROLE, _no_facts, index=owner_index)
         self.bindings = Store(ROLE_BINDING, _no_facts, index=owner_index)
-        """ServiceAccounts, Roles and RoleBindings belong to gateways."""
+        """ServiceAccounts and RoleBindings belong to gateways."""
         self.config_maps = Store(CONFIG_MAP, _no_facts, index=owner_index)
         self.reports: PodReports[tuple[HostReport | None, str]] = PodReports()
         """Of runtime pods: the parsed `/info`, or why it could not be read."""
@@ -267,7 +265,6 @@ class ClusterCache:
             self.budgets,
             self.policies,
             self.accounts,
-            self.roles,
             self.bindings,
             self.autoscalers,
             *((self.scaled_objects,) if self.settings.keda else ()),
@@ -434,7 +431,6 @@ class ClusterCache:
             self.budgets,
             self.policies,
             self.accounts,
-            self.roles,
             self.bindings,
             self.config_maps,
         ):
