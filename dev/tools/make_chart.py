@@ -15,7 +15,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "operator")]
 
-from tools.operator_rights import CLUSTER, COLLECTION, GATEWAY, KEDA, NAMESPACED, OWN, SECRETS, Grant, rules  # noqa: E402 - the path comes first
+from tools.operator_rights import CLUSTER, COLLECTION, GATEWAY, KEDA, LOGS, NAMESPACED, OWN, SECRETS, Grant, rules  # noqa: E402 - the path comes first
 
 CHART = Path("charts/penstock")
 OPERATOR_NAME = '{{ include "penstock.name" . }}'
@@ -27,6 +27,7 @@ def rbac() -> str:
     parts = {
         "cluster": CLUSTER,
         "namespaced": NAMESPACED,
+        "logs": LOGS,
         "keda": KEDA,
         "secrets": SECRETS,
         "own": OWN,

@@ -101,7 +101,6 @@ NAMESPACED: tuple[Grant, ...] = (
     ),
     Grant(REPLICA_SET, _SEE, "to know which artefacts old ReplicaSets serve during rollouts"),
     Grant(POD, _SEE, "to report why pods do not run, and to find the address of those that do"),
-    Grant(POD, ("get",), "to read the progress of a job from its log", "log"),
     Grant(SERVICE, (*_LOOK_AND_MAKE, "delete"), "to create the Service of an endpoint; delete as for Deployments"),
     Grant(
         POD_DISRUPTION_BUDGET,
@@ -130,12 +129,15 @@ NAMESPACED: tuple[Grant, ...] = (
         (*_LOOK_AND_MAKE, "delete"),
         "to create the HPA of endpoints with scaling.mode HPA, and to watch KEDA's HPAs",
     ),
-    Grant(
-        CONFIG_MAP, _LOOK_AND_MAKE, "to create the input of jobs; get and watch for the texts that an endpoint names"
-    ),
+    Grant(CONFIG_MAP, ("get",), "to read the texts that an endpoint names in workload.textsFrom"),
     Grant(EVENT, ("create",), "to post Events on endpoints"),
 )
 """In each namespace that the operator reconciles."""
+
+LOGS: tuple[Grant, ...] = (
+    Grant(POD, ("get",), "to read the progress of a job, and its fp32 artefact, from its log", "log"),
+)
+"""In the same namespaces, unless `jobs.readLogs` of the chart is false: RBAC cannot limit it to pods of jobs."""
 
 KEDA: tuple[Grant, ...] = (
     Grant(SCALED_OBJECT, (*_LOOK_AND_MAKE, "delete"), "to create the ScaledObject of endpoints with scaling.mode KEDA"),

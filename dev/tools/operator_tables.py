@@ -41,6 +41,7 @@ def rights() -> str:
     for where, grants in (
         ("the cluster", rbac.CLUSTER),
         ("the reconciled namespaces", rbac.NAMESPACED),
+        ("the reconciled namespaces, with `jobs.readLogs`", rbac.LOGS),
         ("the reconciled namespaces, with KEDA", rbac.KEDA),
         ("the reconciled namespaces, names in `prometheus.secretNames`", rbac.SECRETS),
         ("its own namespace", rbac.OWN),

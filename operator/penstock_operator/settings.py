@@ -297,7 +297,14 @@ class WorkSettings(SettingsGroup):
         gt=0,
     )
     progress_seconds: float = setting(
-        5.0, "Interval between reads of the log of a running job, for `Optimizing 7/23`.", unit="s", gt=0
+        5.0,
+        "Interval between reads of the log of a running job, for `Optimizing 7/23` and the fp32 artefact. 0: never; "
+        "new endpoints then serve once their job has ended.",
+        unit="s",
+        ge=0,
+    )
+    texts_seconds: float = setting(
+        30.0, "Interval between reads of a ConfigMap that endpoints take texts from.", unit="s", gt=0
     )
     probe_timeout_seconds: float = setting(3.0, "Time-out of a read of a serving pod's /info.", unit="s", gt=0)
     probe_concurrency: int = setting(16, "Serving pods whose /info is read at the same time.", ge=1)

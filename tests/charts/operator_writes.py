@@ -78,7 +78,7 @@ def changed(value: Json, path: str, to: object) -> Json:
 
 POD, CONTAINER = "spec.template.spec", "spec.template.spec.containers.0"
 NO_OWNER = "belong to a ModelEndpoint or an OptimizedModel"
-ROOT = "run as user 65532 without privileges"
+ROOT = "run as a user that is not root, without privileges"
 FOLDERS = "mount no folder of the node"
 MOUNTS: list[Json] = [{"name": "x", "mountPath": "/x"}]
 
@@ -96,7 +96,7 @@ def on_pods(what: str, value: Json) -> Iterator[tuple[str, Json, str]]:
     yield f"{what}: privilege escalation", escalating, ROOT
     yield f"{what}: privileged", changed(escalating, f"{CONTAINER}.securityContext.privileged", True), ROOT
     yield f"{what}: root", changed(value, f"{CONTAINER}.securityContext.runAsUser", 0), ROOT
-    yield f"{what}: another user", changed(value, f"{POD}.securityContext.runAsUser", 1000), ROOT
+    yield f"{what}: root in the pod", changed(value, f"{POD}.securityContext.runAsUser", 0), ROOT
     yield f"{what}: no security context", changed(value, f"{CONTAINER}.securityContext", None), ROOT
     yield (
         f"{what}: capabilities",

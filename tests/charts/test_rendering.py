@@ -12,7 +12,7 @@ from penstock_operator.plan.names import ENDPOINT, gateway_labels, runtime_label
 from penstock_operator.settings import Settings
 from tests.charts.helm import CHART, NAMESPACE, Helm, Manifest, of_kind
 from tools import make_chart
-from tools.operator_rights import CLUSTER, COLLECTION, GATEWAY, KEDA, NAMESPACED, OWN, SECRETS, rules
+from tools.operator_rights import CLUSTER, COLLECTION, GATEWAY, KEDA, LOGS, NAMESPACED, OWN, SECRETS, rules
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +36,7 @@ def test_generated_files_equal_the_code() -> None:
 def test_the_roles_are_the_rights_that_the_operator_needs(chart: Helm) -> None:
     manifests = chart.template()
 
-    assert of_kind(manifests, "ClusterRole", "penstock-operator")["rules"] == rules([*CLUSTER, *NAMESPACED])
+    assert of_kind(manifests, "ClusterRole", "penstock-operator")["rules"] == rules([*CLUSTER, *NAMESPACED, *LOGS])
     assert of_kind(manifests, "ClusterRole", "penstock-operator-gateway")["rules"] == rules(GATEWAY)
     assert of_kind(manifests, "Role")["rules"] == rules(OWN)
     assert environment(manifests)["PENSTOCK_OPERATOR_GATEWAY_ROLE"] == "penstock-operator-gateway"
@@ -47,7 +47,11 @@ def test_with_watched_namespaces_the_rights_are_limited_to_them(chart: Helm) -> 
 
     assert of_kind(manifests, "ClusterRole", "penstock-operator")["rules"] == rules(CLUSTER)
     watched = {one["metadata"]["namespace"]: one["rules"] for one in manifests if one["kind"] == "Role"}
-    assert watched == {NAMESPACE: rules(OWN), "team-a": rules(NAMESPACED), "team-b": rules(NAMESPACED)}
+    assert watched == {
+        NAMESPACE: rules(OWN),
+        "team-a": rules([*NAMESPACED, *LOGS]),
+        "team-b": rules([*NAMESPACED, *LOGS]),
+    }
     bound = {one["metadata"]["namespace"] for one in manifests if one["kind"] == "RoleBinding"}
     assert bound == {NAMESPACE, "team-a", "team-b"}
     assert environment(manifests)["PENSTOCK_OPERATOR_NAMESPACES"] == "team-a,team-b"
@@ -332,12 +336,20 @@ def test_rights_for_keda_and_for_secrets_are_granted_if_their_values_are_set(cha
     in_one = chart.template({**values, "watchNamespaces": ["team-a"]})
 
     all_rules = of_kind(everywhere, "ClusterRole", "penstock-operator")["rules"]
-    assert all_rules == [*rules([*CLUSTER, *NAMESPACED, *KEDA]), *secrets]
+    assert all_rules == [*rules([*CLUSTER, *NAMESPACED, *LOGS, *KEDA]), *secrets]
     assert of_kind(in_one, "ClusterRole", "penstock-operator")["rules"] == rules(CLUSTER)
     watched = {one["metadata"]["namespace"]: one["rules"] for one in in_one if one["kind"] == "Role"}
-    assert watched["team-a"] == [*rules([*NAMESPACED, *KEDA]), *secrets]
+    assert watched["team-a"] == [*rules([*NAMESPACED, *LOGS, *KEDA]), *secrets]
     assert environment(everywhere)["PENSTOCK_OPERATOR_KEDA"] == "true"
     assert "PENSTOCK_OPERATOR_KEDA" not in environment(chart.template())
+
+
+def test_without_the_right_to_read_logs_the_operator_reads_none(chart: Helm) -> None:
+    made = chart.template({"jobs": {"readLogs": False}})
+
+    assert of_kind(made, "ClusterRole", "penstock-operator")["rules"] == rules([*CLUSTER, *NAMESPACED])
+    assert environment(made)["PENSTOCK_OPERATOR_PROGRESS_SECONDS"] == "0"
+    assert "PENSTOCK_OPERATOR_PROGRESS_SECONDS" not in environment(chart.template())
 
 
 WRITES = {"create", "update", "patch", "delete"}

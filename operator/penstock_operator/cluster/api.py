@@ -55,8 +55,7 @@ SECRET = ResourceKind("", "v1", "Secret", "secrets")
 """Never written or listed: read by name where an endpoint names one for its Prometheus and the Secret has the
 consent label."""
 CONFIG_MAP = ResourceKind("", "v1", "ConfigMap", "configmaps")
-CONFIG_MAP_METADATA = ResourceKind("", "v1", "ConfigMap", "configmaps", metadata_only=True)
-"""For the users' ConfigMaps that endpoints take texts from."""
+"""Never written or listed: read by name where an endpoint takes texts from one."""
 NODE = ResourceKind("", "v1", "Node", "nodes", namespaced=False)
 NAMESPACE = ResourceKind("", "v1", "Namespace", "namespaces", namespaced=False, metadata_only=True)
 """For their labels, which select the namespaces that may use a HardwareClass."""
