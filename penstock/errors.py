@@ -22,7 +22,8 @@
     │   └── OutOfMemory           the memory limit was hit
     ├── OptimizationError         no candidate may be served
     │   └── NoCandidateWithinBudget  `whenNoCandidate: Fail`, and none kept the accuracy budget
-    └── Interrupted               a signal ended the process before it had finished (temporary)
+    ├── Interrupted               a signal ended the process before it had finished (temporary)
+    └── TextsChanged              the texts of a ConfigMap are no longer those of the optimisation (temporary)
 
 `temporary` is true for problems that may disappear without a change (try again later).
 Each has a remedy: one sentence with what to do next. The command line prints `error: message. remedy`.
@@ -186,6 +187,12 @@ class NoCandidateWithinBudget(OptimizationError):
 
 class Interrupted(PenstockError):
     """A signal ended the process before it had finished: eviction, deletion, a node that is drained."""
+
+    temporary = True
+
+
+class TextsChanged(PenstockError):
+    """The ConfigMap of `workload.textsFrom` has other texts than those that the optimisation is for, or is gone."""
 
     temporary = True
 

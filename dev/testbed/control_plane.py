@@ -99,7 +99,9 @@ class ControlPlane:
         """The kubeconfig of a new user, who has no rights until RBAC grants them."""
         keys = self.settings.keys
         authority = Authority((keys / "ca.crt").read_bytes(), (keys / "ca.key").read_bytes())
-        return _write_kubeconfig(self.settings, authority, name, authority.client(name, *groups), file=name)
+        return _write_kubeconfig(
+            self.settings, authority, name, authority.client(name, *groups), file=name.replace(":", "-")
+        )
 
 
 @contextmanager

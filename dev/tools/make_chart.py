@@ -15,9 +15,10 @@ import yaml
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "operator")]
 
-from tools.operator_rights import CLUSTER, COLLECTION, KEDA, NAMESPACED, OWN, SECRETS, Grant, rules  # noqa: E402 - the path comes first
+from tools.operator_rights import CLUSTER, COLLECTION, GATEWAY, KEDA, LOGS, NAMESPACED, OWN, SECRETS, Grant, rules  # noqa: E402 - the path comes first
 
 CHART = Path("charts/penstock")
+OPERATOR_NAME = '{{ include "penstock.name" . }}'
 
 
 def rbac() -> str:
@@ -26,10 +27,12 @@ def rbac() -> str:
     parts = {
         "cluster": CLUSTER,
         "namespaced": NAMESPACED,
+        "logs": LOGS,
         "keda": KEDA,
         "secrets": SECRETS,
         "own": OWN,
         "collection": COLLECTION,
+        "gateway": GATEWAY,
     }
     for name, grants in parts.items():
         lines.append(f"{name}:")
@@ -39,7 +42,7 @@ def rbac() -> str:
 
 
 def _rule(grant: Grant) -> list[str]:
-    (rule,) = rules([grant])
+    (rule,) = rules([grant], OPERATOR_NAME)
     text = yaml.safe_dump([rule], default_flow_style=None, sort_keys=True, width=200).rstrip()
     return [f"  # {grant.why}", *(f"  {line}" for line in text.splitlines())]
 

@@ -2,8 +2,11 @@
 
 The chart renders its ClusterRole (or a Role for each namespace) and the Role of the lease from here, and
 docs/reference/operator.md lists them. Every service account may do discovery, so it is not listed. Secrets are not
-readable unless the installation enables it: pods get their names only. There are no rights to bind, escalate or
-impersonate, and none on webhooks or CRDs.
+readable unless the installation names them: pods get their names only. There are no rights to escalate or impersonate,
+none to bind but the role of gateways, and none on webhooks or CRDs.
+
+RBAC limits writes to kinds of objects. Which objects of a kind, and their content, is limited by the
+ValidatingAdmissionPolicies in charts/penstock/templates/operator-admission.yaml.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock_operator.cluster.api import (
+    CLUSTER_ROLE,
     CONFIG_MAP,
     DEPLOYMENT,
     ENDPOINT_SLICE,
@@ -28,7 +32,6 @@ from penstock_operator.cluster.api import (
     POD,
     POD_DISRUPTION_BUDGET,
     REPLICA_SET,
-    ROLE,
     ROLE_BINDING,
     SCALED_OBJECT,
     SECRET,
@@ -47,15 +50,20 @@ class Grant:
     verbs: tuple[str, ...]
     why: str
     subresource: str = ""
+    names: tuple[str, ...] = ()
+    """Only objects with these names; `{operator}` is the name of the operator's own objects. Empty: all objects."""
 
     @property
     def resource(self) -> str:
         """The resource as in RBAC rules: `pods`, `pods/log`."""
         return f"{self.kind.plural}{'/' if self.subresource else ''}{self.subresource}"
 
-    def rule(self) -> Json:
+    def rule(self, operator: str) -> Json:
         """The rule of a Role."""
-        return {"apiGroups": [self.kind.group], "resources": [self.resource], "verbs": list(self.verbs)}
+        rule: Json = {"apiGroups": [self.kind.group], "resources": [self.resource], "verbs": list(self.verbs)}
+        if self.names:
+            rule["resourceNames"] = [name.format(operator=operator) for name in self.names]
+        return rule
 
 
 _SEE = ("list", "watch")
@@ -93,7 +101,6 @@ NAMESPACED: tuple[Grant, ...] = (
     ),
     Grant(REPLICA_SET, _SEE, "to know which artefacts old ReplicaSets serve during rollouts"),
     Grant(POD, _SEE, "to report why pods do not run, and to find the address of those that do"),
-    Grant(POD, ("get",), "to read the progress of a job from its log", "log"),
     Grant(SERVICE, (*_LOOK_AND_MAKE, "delete"), "to create the Service of an endpoint; delete as for Deployments"),
     Grant(
         POD_DISRUPTION_BUDGET,
@@ -106,24 +113,31 @@ NAMESPACED: tuple[Grant, ...] = (
         (*_LOOK_AND_MAKE, "delete"),
         "to create a service account for each gateway; delete as for Deployments",
     ),
-    Grant(ROLE, (*_LOOK_AND_MAKE, "delete"), "to let a gateway list the endpoint slices of its namespace"),
-    Grant(ROLE_BINDING, (*_LOOK_AND_MAKE, "delete"), "to bind that role to the gateway's service account"),
     Grant(
-        ENDPOINT_SLICE,
-        _SEE,
-        "to grant this right to gateways: RBAC lets an account grant only the rights that it has itself",
+        ROLE_BINDING,
+        (*_LOOK_AND_MAKE, "delete"),
+        "to bind the role of gateways to the service account of a gateway; delete as for Deployments",
+    ),
+    Grant(
+        CLUSTER_ROLE,
+        ("bind",),
+        "to bind this role, which lets gateways list the endpoint slices of their namespace",
+        names=("{operator}-gateway",),
     ),
     Grant(
         HORIZONTAL_POD_AUTOSCALER,
         (*_LOOK_AND_MAKE, "delete"),
         "to create the HPA of endpoints with scaling.mode HPA, and to watch KEDA's HPAs",
     ),
-    Grant(
-        CONFIG_MAP, _LOOK_AND_MAKE, "to create the input of jobs; get and watch for the texts that an endpoint names"
-    ),
+    Grant(CONFIG_MAP, ("get",), "to read the texts that an endpoint names in workload.textsFrom"),
     Grant(EVENT, ("create",), "to post Events on endpoints"),
 )
 """In each namespace that the operator reconciles."""
+
+LOGS: tuple[Grant, ...] = (
+    Grant(POD, ("get",), "to read the progress of a job, and its fp32 artefact, from its log", "log"),
+)
+"""In the same namespaces, unless `jobs.readLogs` of the chart is false: RBAC cannot limit it to pods of jobs."""
 
 KEDA: tuple[Grant, ...] = (
     Grant(SCALED_OBJECT, (*_LOOK_AND_MAKE, "delete"), "to create the ScaledObject of endpoints with scaling.mode KEDA"),
@@ -135,7 +149,7 @@ SECRETS: tuple[Grant, ...] = (
         SECRET, ("get",), "to read the credentials of an endpoint's Prometheus from a Secret that has the consent label"
     ),
 )
-"""In the same namespaces, and only where the installation enables it: the operator reads no other Secrets."""
+"""In the same namespaces, for Secrets with the names in `prometheus.secretNames` of the chart only."""
 
 COLLECTION: tuple[Grant, ...] = (
     Grant(JOB, (*_SEE, "create"), "to delete unused artefacts from the store"),
@@ -143,10 +157,18 @@ COLLECTION: tuple[Grant, ...] = (
 )
 """In the operator's own namespace, where it reconciles some namespaces only and collects garbage in the store."""
 
-OWN: tuple[Grant, ...] = (Grant(LEASE, ("get", "create", "update"), "to elect the leader"),)
+OWN: tuple[Grant, ...] = (
+    Grant(LEASE, ("create",), "to elect the leader; RBAC does not limit a create by name"),
+    Grant(LEASE, ("get", "update"), "to elect the leader", names=("{operator}",)),
+)
 """In the operator's own namespace."""
 
+GATEWAY: tuple[Grant, ...] = (
+    Grant(ENDPOINT_SLICE, _SEE, "to know the replicas of the endpoint and which of them are ready"),
+)
+"""Of gateways, in their own namespace: the role that the operator may bind."""
 
-def rules(grants: Iterable[Grant]) -> list[Json]:
-    """The `rules` of a Role or ClusterRole."""
-    return [grant.rule() for grant in grants]
+
+def rules(grants: Iterable[Grant], operator: str = "penstock-operator") -> list[Json]:
+    """The `rules` of a Role or ClusterRole. `operator`: the name of the operator's own objects."""
+    return [grant.rule(operator) for grant in grants]

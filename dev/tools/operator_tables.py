@@ -41,15 +41,18 @@ def rights() -> str:
     for where, grants in (
         ("the cluster", rbac.CLUSTER),
         ("the reconciled namespaces", rbac.NAMESPACED),
+        ("the reconciled namespaces, with `jobs.readLogs`", rbac.LOGS),
         ("the reconciled namespaces, with KEDA", rbac.KEDA),
-        ("the reconciled namespaces, on request", rbac.SECRETS),
+        ("the reconciled namespaces, names in `prometheus.secretNames`", rbac.SECRETS),
         ("its own namespace", rbac.OWN),
         ("its own namespace, to collect garbage in the store", rbac.COLLECTION),
     ):
         for grant in grants:
             group = f".{grant.kind.group}" if grant.kind.group else ""
-            resource = f"{grant.kind.plural}{group}{'/' if grant.subresource else ''}{grant.subresource}"
-            rows.append(f"| {where} | `{resource}` | {', '.join(grant.verbs)} | {grant.why.removeprefix('to ')} |")
+            resource = f"`{grant.kind.plural}{group}{'/' if grant.subresource else ''}{grant.subresource}`"
+            if grant.names:
+                resource += f" ({', '.join(f'`{name}`' for name in grant.names).format(operator='penstock-operator')})"
+            rows.append(f"| {where} | {resource} | {', '.join(grant.verbs)} | {grant.why.removeprefix('to ')} |")
     return "\n".join(rows)
 
 

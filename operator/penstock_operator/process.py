@@ -35,7 +35,7 @@ from penstock_operator.settings import LoadSettings, Settings
 from penstock_operator.supervision import supervised
 from penstock_operator.watch import handlers
 from penstock_operator.watch.cluster_cache import MANAGED_SELECTOR, ClusterCache
-from penstock_operator.watch.pod_reports import JobLogReader, PodInfoReader, TextsWatcher
+from penstock_operator.watch.pod_reports import JobLogReader, PodInfoReader, TextsReader
 
 ENDING_SECONDS = 8.0
 """Time for tasks to end. A task that takes longer is abandoned: it may not write any more."""
@@ -137,12 +137,11 @@ async def _lead(
         )
         autoscaler = make_autoscaler(port, cache, settings.scaling)
         logs = JobLogReader(port, cache, interval_seconds=settings.work.progress_seconds)
-        texts = TextsWatcher(port, cache, namespaces)
+        texts = TextsReader(port, cache, interval_seconds=settings.work.texts_seconds)
         collector = StoreCollection(port, cache, caches_current=lambda: health.live().ok)
         collecting = bool(settings.store.store_collect_seconds)
         informers = make_informers(port, cache, namespaces, settings.operator_namespace if collecting else "")
         health.add_ages(lambda: {informer.name: informer.silence_seconds for informer in informers})
-        health.add_ages(lambda: texts.silence_seconds)
         health.add_ages(lambda: {"work": controller.progress.age_seconds, "autoscaler": autoscaler.age_seconds})
         health.set_readiness(lambda: _missing(informers) or _not_begun(controller))
         cache_metrics = CacheCollector(cache, health.ages)
@@ -165,7 +164,7 @@ async def _lead(
                 ("the resync", controller.resync),
                 ("the reads of /info", pod_info.run),
                 ("the reads of job logs", logs.run),
-                ("the watch of text ConfigMaps", texts.run),
+                ("the reads of text ConfigMaps", texts.run),
                 ("the garbage collection of the store", collector.run),
                 ("the autoscaler", autoscaler.run),
             ):

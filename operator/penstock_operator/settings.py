@@ -109,6 +109,11 @@ class ImageSettings(SettingsGroup):
         unit="quantity",
         min_length=1,
     )
+    gateway_role: str = setting(
+        "penstock-operator-gateway",
+        "ClusterRole, made by the chart, that lets a gateway read the endpoint slices of its namespace.",
+        min_length=1,
+    )
     toolchain: str = setting(
         penstock.__version__,
         "Version of the content of the optimizer image. Part of the key of every optimisation: a new version "
@@ -293,7 +298,14 @@ class WorkSettings(SettingsGroup):
         gt=0,
     )
     progress_seconds: float = setting(
-        5.0, "Interval between reads of the log of a running job, for `Optimizing 7/23`.", unit="s", gt=0
+        5.0,
+        "Interval between reads of the log of a running job, for `Optimizing 7/23` and the fp32 artefact. 0: never; "
+        "new endpoints then serve once their job has ended.",
+        unit="s",
+        ge=0,
+    )
+    texts_seconds: float = setting(
+        30.0, "Interval between reads of a ConfigMap that endpoints take texts from.", unit="s", gt=0
     )
     probe_timeout_seconds: float = setting(3.0, "Time-out of a read of a serving pod's /info.", unit="s", gt=0)
     probe_concurrency: int = setting(16, "Serving pods whose /info is read at the same time.", ge=1)
@@ -427,6 +439,7 @@ class Settings(SettingsGroup):
             optimizer_image=self.images.optimizer_image,
             gateway_image=self.images.gateway_image,
             gateway_cpu=self.images.gateway_cpu,
+            gateway_role=self.images.gateway_role,
             toolchain=self.images.toolchain,
             store_uri=self.store.store_uri,
             store_volume=volume,

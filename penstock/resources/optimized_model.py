@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import ClassVar, Literal, Self
 
@@ -22,6 +23,17 @@ from penstock.resources.text_fields import Digest
 
 NAME_DIGITS = 16
 """Hexadecimal digits of the key in the name."""
+
+
+def texts_of(value: str) -> tuple[str, ...]:
+    """The texts in the value of a ConfigMap's key: one on each line, without surrounding spaces and empty lines."""
+    return tuple(line.strip() for line in value.split("\n") if line.strip())
+
+
+def texts_digest(texts: Sequence[str]) -> Digest:
+    """The digest of texts from a ConfigMap, for `OptimizedModelSpec.texts_digest`."""
+    lines = "".join(f"{text}\n" for text in texts)
+    return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
 
 
 class Toolchain(Spec):

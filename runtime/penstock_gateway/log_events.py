@@ -36,7 +36,7 @@ LOG_EVENTS: dict[str, tuple[str, str, str]] = {
     "ReplicaListFailed": (
         "warning",
         "The gateway cannot read the EndpointSlices of the replicas and keeps the replicas that it knows.",
-        "If it repeats, check that the API server answers and that the gateway's Role and RoleBinding exist.",
+        "If it repeats, check that the API server answers and that the gateway's RoleBinding and ClusterRole exist.",
     ),
     "RequestsCutOff": (
         "warning",

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from penstock_operator.plan.names import API_VERSION, FIELD_MANAGER
 from testbed.control_plane import ControlPlane
 from testbed.kubectl import Kubectl, KubectlError
-from tests.charts.helm import CHART, NAMESPACE, RELEASE, Helm
+from tests.charts.helm import CHART, NAMESPACE, RELEASE, Helm, Manifest
+from tests.charts.operator_writes import ATTACKS, ENDPOINTS, VALUES, changed, made, made_for_the_store, one
 
 EXAMPLE = Path(__file__).parents[2] / "examples/sentence-embedding.yaml"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:penstock-operator"
@@ -27,8 +29,31 @@ def kubectl(private_control_plane: ControlPlane) -> Kubectl:
 def installed(chart: Helm, private_control_plane: ControlPlane) -> Helm:
     """helm for that control plane, where the chart is installed."""
     here = replace(chart, kubeconfig=private_control_plane.kubeconfig)
-    here.run("install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace")
+    here.run("install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace", values=VALUES)
     return here
+
+
+@pytest.fixture(scope="module")
+def operator(installed: Helm, private_control_plane: ControlPlane) -> Kubectl:
+    """kubectl as the operator's service account, once its admission policies have an effect."""
+    groups = ("system:serviceaccounts", f"system:serviceaccounts:{NAMESPACE}")
+    found = private_control_plane.kubectl.using(private_control_plane.user(ACCOUNT, *groups))
+    value, message = ATTACKS["no label"]
+    deadline = time.monotonic() + 60
+    while message not in refusal(found, value):
+        assert time.monotonic() < deadline, "the policies have no effect"
+        time.sleep(0.2)
+    return found
+
+
+def refusal(kubectl: Kubectl, value: Manifest) -> str:
+    """Why the API server would refuse that this object is applied; empty if it accepts it."""
+    options = ("--server-side", "--force-conflicts", f"--field-manager={FIELD_MANAGER}", "--dry-run=server")
+    try:
+        kubectl.within(value["metadata"]["namespace"])("apply", *options, "--filename", "-", text=json.dumps(value))
+    except KubectlError as error:
+        return str(error)
+    return ""
 
 
 def can(kubectl: Kubectl, verb: str, resource: str, namespace: str = "default", account: str = ACCOUNT) -> bool:
@@ -101,8 +126,10 @@ def test_people_use_penstock_with_the_roles_of_the_cluster_and_only_in_their_nam
         ("patch", "modelendpoints.penstock.dev/status", "default", True),
         ("create", "jobs.batch", "default", True),
         ("patch", "deployments.apps", "default", True),
-        ("update", "leases.coordination.k8s.io", NAMESPACE, True),
-        ("update", "leases.coordination.k8s.io", "default", False),
+        ("create", "leases.coordination.k8s.io", NAMESPACE, True),
+        ("update", "leases.coordination.k8s.io", NAMESPACE, False),
+        ("get", "leases.coordination.k8s.io", "default", False),
+        ("create", "roles.rbac.authorization.k8s.io", "default", False),
         ("get", "secrets", "default", False),
         ("list", "secrets", NAMESPACE, False),
         ("create", "pods", "default", False),
@@ -115,6 +142,80 @@ def test_the_operators_account_has_its_documented_rights_and_no_others(
     kubectl: Kubectl, verb: str, resource: str, namespace: str, expected: bool
 ) -> None:
     assert can(kubectl, verb, resource, namespace) is expected
+
+
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_the_operators_account_may_write_all_that_plans_make(operator: Kubectl, name: str) -> None:
+    refused = {(value["kind"], value["metadata"]["name"]): refusal(operator, value) for value in made(name)}
+
+    assert {what: why for what, why in refused.items() if why} == {}
+    assert [refusal(operator, value) for value in made_for_the_store()] == ["", ""]
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_the_operators_account_may_not_write(operator: Kubectl, name: str) -> None:
+    value, message = ATTACKS[name]
+    refused = refusal(operator, value)
+
+    assert "ValidatingAdmissionPolicy" in refused
+    assert message in refused
+
+
+def test_the_operators_account_may_not_touch_objects_of_others(operator: Kubectl, kubectl: Kubectl) -> None:
+    admin, why = kubectl.within("default"), "may only change and delete objects that it created"
+    values = (
+        one("ServiceAccount", "-gateway"),
+        one("RoleBinding", "-gateway-slices"),
+        *(one(kind, "emotion") for kind in ("Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment")),
+        one("Job", "-1"),
+    )
+    for value in values:
+        kind, name = value["kind"], f"foreign-{value['metadata']['name']}"
+        foreign = {"name": name, "labels": {"app.kubernetes.io/managed-by": "someone"}}
+        admin.apply({**value, "metadata": foreign})
+        with pytest.raises(KubectlError, match=why):
+            operator("delete", kind, name)
+        assert why in refusal(operator, changed(value, "metadata.name", name))
+        assert admin.get(kind.lower(), name)["metadata"]["labels"] == foreign["labels"]
+
+
+def test_the_operator_puts_labels_and_owners_back_that_a_user_removed(operator: Kubectl, kubectl: Kubectl) -> None:
+    admin, value = kubectl.within("default"), one("NetworkPolicy", "emotion")
+    spec = {"model": "hf://org/model@main", "task": "text-classification"}
+    endpoint = {"apiVersion": API_VERSION, "kind": "ModelEndpoint", "metadata": {"name": "emotion"}, "spec": spec}
+    admin.apply(endpoint)
+    value["metadata"]["ownerReferences"][0]["uid"] = admin.get("modelendpoint", "emotion")["metadata"]["uid"]
+    for removed in ("labels", "ownerReferences"):
+        admin.apply(changed(value, f"metadata.{removed}", None))
+
+        assert refusal(operator, value) == ""
+        admin("delete", "networkpolicy", "emotion")
+    admin.delete(endpoint)
+
+
+def test_the_policies_bind_the_operators_account_only(operator: Kubectl, kubectl: Kubectl) -> None:
+    for name in ("no label", "job: root", "Service: other pods", "account: a cloud role", "HPA: another Deployment"):
+        assert refusal(kubectl, ATTACKS[name][0]) == ""
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("verb", "named", "expected"),
+    [
+        ("update", "leases.coordination.k8s.io/penstock-operator", True),
+        ("update", "leases.coordination.k8s.io/kube-scheduler", False),
+        ("bind", "clusterroles.rbac.authorization.k8s.io/penstock-operator-gateway", True),
+        ("bind", "clusterroles.rbac.authorization.k8s.io/cluster-admin", False),
+    ],
+)
+def test_a_right_on_one_object_is_no_right_on_others(kubectl: Kubectl, verb: str, named: str, expected: bool) -> None:
+    try:
+        kubectl("auth", "can-i", verb, named, "--as", ACCOUNT, "--quiet")
+        found = True
+    except KubectlError:
+        found = False
+
+    assert found is expected
 
 
 def test_an_upgrade_changes_what_its_values_change(installed: Helm, kubectl: Kubectl) -> None:

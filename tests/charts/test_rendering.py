@@ -14,7 +14,7 @@ from penstock_operator.plan.names import ENDPOINT, gateway_labels, runtime_label
 from penstock_operator.settings import Settings
 from tests.charts.helm import CHART, NAMESPACE, Helm, Manifest, of_kind
 from tools import make_chart
-from tools.operator_rights import CLUSTER, COLLECTION, KEDA, NAMESPACED, OWN, SECRETS, rules
+from tools.operator_rights import CLUSTER, COLLECTION, GATEWAY, KEDA, LOGS, NAMESPACED, OWN, SECRETS, rules
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,8 +38,10 @@ def test_generated_files_equal_the_code() -> None:
 def test_the_roles_are_the_rights_that_the_operator_needs(chart: Helm) -> None:
     manifests = chart.template()
 
-    assert of_kind(manifests, "ClusterRole", "penstock-operator")["rules"] == rules([*CLUSTER, *NAMESPACED])
+    assert of_kind(manifests, "ClusterRole", "penstock-operator")["rules"] == rules([*CLUSTER, *NAMESPACED, *LOGS])
+    assert of_kind(manifests, "ClusterRole", "penstock-operator-gateway")["rules"] == rules(GATEWAY)
     assert of_kind(manifests, "Role")["rules"] == rules(OWN)
+    assert environment(manifests)["PENSTOCK_OPERATOR_GATEWAY_ROLE"] == "penstock-operator-gateway"
 
 
 def test_with_watched_namespaces_the_rights_are_limited_to_them(chart: Helm) -> None:
@@ -47,7 +49,11 @@ def test_with_watched_namespaces_the_rights_are_limited_to_them(chart: Helm) -> 
 
     assert of_kind(manifests, "ClusterRole", "penstock-operator")["rules"] == rules(CLUSTER)
     watched = {one["metadata"]["namespace"]: one["rules"] for one in manifests if one["kind"] == "Role"}
-    assert watched == {NAMESPACE: rules(OWN), "team-a": rules(NAMESPACED), "team-b": rules(NAMESPACED)}
+    assert watched == {
+        NAMESPACE: rules(OWN),
+        "team-a": rules([*NAMESPACED, *LOGS]),
+        "team-b": rules([*NAMESPACED, *LOGS]),
+    }
     bound = {one["metadata"]["namespace"] for one in manifests if one["kind"] == "RoleBinding"}
     assert bound == {NAMESPACE, "team-a", "team-b"}
     assert environment(manifests)["PENSTOCK_OPERATOR_NAMESPACES"] == "team-a,team-b"
@@ -191,7 +197,10 @@ def test_people_get_rights_by_the_roles_that_they_have(chart: Helm) -> None:
     assert not any("status" in resource for resource, _ in granted["admin"])
     assert ("optimizedmodels", "create") not in granted["admin"]
     without = chart.template({"userRoles": {"enabled": False}})
-    assert [one["metadata"]["name"] for one in without if one["kind"] == "ClusterRole"] == ["penstock-operator"]
+    assert [one["metadata"]["name"] for one in without if one["kind"] == "ClusterRole"] == [
+        "penstock-operator",
+        "penstock-operator-gateway",
+    ]
 
 
 def test_a_collection_has_an_account_and_a_secret_of_the_releases_namespace(chart: Helm) -> None:
@@ -356,18 +365,64 @@ def test_recording_rules_come_with_the_monitors(chart: Helm) -> None:
 
 
 def test_rights_for_keda_and_for_secrets_are_granted_if_their_values_are_set(chart: Helm) -> None:
-    values: Manifest = {"keda": {"enabled": True}, "prometheus": {"readSecrets": True}}
+    values: Manifest = {"keda": {"enabled": True}, "prometheus": {"secretNames": ["prometheus", "thanos"]}}
+    secrets = [{**rule, "resourceNames": ["prometheus", "thanos"]} for rule in rules(SECRETS)]
     everywhere = chart.template(values)
     in_one = chart.template({**values, "watchNamespaces": ["team-a"]})
 
-    assert of_kind(everywhere, "ClusterRole", "penstock-operator")["rules"] == rules(
-        [*CLUSTER, *NAMESPACED, *KEDA, *SECRETS]
-    )
+    all_rules = of_kind(everywhere, "ClusterRole", "penstock-operator")["rules"]
+    assert all_rules == [*rules([*CLUSTER, *NAMESPACED, *LOGS, *KEDA]), *secrets]
     assert of_kind(in_one, "ClusterRole", "penstock-operator")["rules"] == rules(CLUSTER)
     watched = {one["metadata"]["namespace"]: one["rules"] for one in in_one if one["kind"] == "Role"}
-    assert watched["team-a"] == rules([*NAMESPACED, *KEDA, *SECRETS])
+    assert watched["team-a"] == [*rules([*NAMESPACED, *LOGS, *KEDA]), *secrets]
     assert environment(everywhere)["PENSTOCK_OPERATOR_KEDA"] == "true"
     assert "PENSTOCK_OPERATOR_KEDA" not in environment(chart.template())
+
+
+def test_without_the_right_to_read_logs_the_operator_reads_none(chart: Helm) -> None:
+    made = chart.template({"jobs": {"readLogs": False}})
+
+    assert of_kind(made, "ClusterRole", "penstock-operator")["rules"] == rules([*CLUSTER, *NAMESPACED])
+    assert environment(made)["PENSTOCK_OPERATOR_PROGRESS_SECONDS"] == "0"
+    assert "PENSTOCK_OPERATOR_PROGRESS_SECONDS" not in environment(chart.template())
+
+
+WRITES = {"create", "update", "patch", "delete"}
+UNBOUND = {"modelendpoints", "optimizedmodels", "events", "leases"}
+"""Kinds that no policy covers: Penstock's own, and those of which nothing depends on the content."""
+
+
+def test_all_kinds_that_the_operator_writes_are_covered_by_an_admission_policy(chart: Helm) -> None:
+    made = chart.template({"keda": {"enabled": True}})
+    policy = of_kind(made, "ValidatingAdmissionPolicy", "penstock-operator-objects")
+    covered = {
+        (group, resource)
+        for rule in policy["spec"]["matchConstraints"]["resourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    written = {
+        (grant.kind.group, grant.kind.plural)
+        for grant in (*NAMESPACED, *KEDA, *OWN, *COLLECTION)
+        if WRITES & {*grant.verbs} and grant.kind.plural not in UNBOUND
+    }
+
+    assert written == covered
+
+
+def test_every_admission_policy_is_bound_and_concerns_the_operators_account_only(chart: Helm) -> None:
+    made = chart.template({"serviceAccount": {"name": "own"}})
+    policies = [one for one in made if one["kind"] == "ValidatingAdmissionPolicy"]
+    bindings = [one["spec"] for one in made if one["kind"] == "ValidatingAdmissionPolicyBinding"]
+
+    assert [one["policyName"] for one in bindings] == [one["metadata"]["name"] for one in policies]
+    assert [one["validationActions"] for one in bindings] == [["Deny"]] * len(policies)
+    only = f"request.userInfo.username == 'system:serviceaccount:{NAMESPACE}:own'"
+    for policy in policies:
+        assert policy["spec"]["failurePolicy"] == "Fail"
+        assert only in {one["expression"] for one in policy["spec"]["matchConditions"]}
+    without = chart.template({"admissionPolicies": {"enabled": False}})
+    assert [one for one in without if one["kind"].startswith("ValidatingAdmissionPolicy")] == []
 
 
 BAD: list[tuple[Manifest, str]] = [

@@ -1,4 +1,4 @@
-"""The real process on a real API server, with the rights of the chart and no others."""
+"""The real process on a real API server, with the service account of the chart, its rights and admission policies."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from penstock.resources.base import API_VERSION
 from penstock_operator.plan import names
 from testbed.cluster import Cluster
 from testbed.control_plane import ControlPlane
-from testbed.fixtures import install_crds
 from testbed.kubectl import Kubectl
+from tests.charts.helm import CHART, NAMESPACE, RELEASE, Helm
 from tests.operator import kubelet
 from tests.operator.hostile import ATTACKS, Answer, hostile_pods
 from tools import operator_rights as rbac
 
 pytestmark = pytest.mark.slow
 
-USER = "penstock-operator"
-NAMESPACE = "penstock-system"
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:penstock-operator"
 LONG_SECONDS = 180
 LONG_LEASE = {"LEASE_DURATION_SECONDS": "60", "LEASE_DEADLINE_SECONDS": "50"}
 """Lease times for tests that are not about the Lease: on a busy machine an API server may take longer than the default
@@ -95,51 +94,22 @@ def until(condition: Callable[[], Any], *, within: float = 90.0, what: str = "")
 
 
 @pytest.fixture(scope="module")
-def cluster(private_control_plane: ControlPlane) -> Cluster:
-    """A control plane of this module's own, with CRDs, a class and the operator's rights."""
+def cluster(private_control_plane: ControlPlane, helm: Path) -> Cluster:
+    """A control plane of this module's own with the chart: its rights, its admission policies and its classes. The
+    chart's operators have no node to run on."""
+    Helm(helm, private_control_plane.kubeconfig).run(
+        "install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace"
+    )
     found = Cluster(private_control_plane.kubeconfig, private_control_plane.kubectl)
-    install_crds(found)
-    rights = "rbac.authorization.k8s.io"
-    subject = {"kind": "User", "name": USER, "apiGroup": rights}
-    found.kubectl.apply(
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
-        {"apiVersion": API_VERSION, "kind": "HardwareClass", "metadata": {"name": "any"}, "spec": {}},
-        {
-            "apiVersion": f"{rights}/v1",
-            "kind": "ClusterRole",
-            "metadata": {"name": USER},
-            "rules": rbac.rules((*rbac.CLUSTER, *rbac.NAMESPACED)),
-        },
-        {
-            "apiVersion": f"{rights}/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": USER},
-            "roleRef": {"apiGroup": rights, "kind": "ClusterRole", "name": USER},
-            "subjects": [subject],
-        },
-    )
-    found.kubectl.within(NAMESPACE).apply(
-        {
-            "apiVersion": f"{rights}/v1",
-            "kind": "Role",
-            "metadata": {"name": USER},
-            "rules": rbac.rules(rbac.OWN),
-        },
-        {
-            "apiVersion": f"{rights}/v1",
-            "kind": "RoleBinding",
-            "metadata": {"name": USER},
-            "roleRef": {"apiGroup": rights, "kind": "Role", "name": USER},
-            "subjects": [subject],
-        },
-    )
+    until(lambda: found.kubectl.items("modelendpoints") == [])
     return found
 
 
 @pytest.fixture
 def user(private_control_plane: ControlPlane, cluster: Cluster) -> Path:
-    """The kubeconfig of the operator's user."""
-    return private_control_plane.user(USER)
+    """The kubeconfig of the operator's service account, whose Lease is free."""
+    cluster.kubectl.within(NAMESPACE)("delete", "lease", names.FIELD_MANAGER, "--ignore-not-found")
+    return private_control_plane.user(ACCOUNT, "system:serviceaccounts", f"system:serviceaccounts:{NAMESPACE}")
 
 
 @pytest.fixture
@@ -201,8 +171,7 @@ def test_the_operator_uses_every_right_that_it_has_and_needs_no_other(
 ) -> None:
     # Texts of a ConfigMap, an optimisation that ends, a budget that comes and goes, an unused result.
     space.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "texts"}, "data": {"t": "one\ntwo\n"}})
-    # A Lease of its own, which does not exist yet.
-    settings = {"UNUSED_GRACE_SECONDS": "0", "PROGRESS_SECONDS": "0.2", "LEASE_NAME": "rights", **LONG_LEASE}
+    settings = {"UNUSED_GRACE_SECONDS": "0", "PROGRESS_SECONDS": "0.2", **LONG_LEASE}
     operator = Operator(user, tmp_path / "operator.log", **settings)
     with started(operator):
         until(operator.leads)
@@ -224,7 +193,7 @@ def test_the_operator_uses_every_right_that_it_has_and_needs_no_other(
         space.apply(endpoint("emotion", replicas=1, workload=source, scaling={"mode": "None"}, gateway=always))
         until(lambda: len(space.items("deployments,services,rolebindings")) == 5, what="there is no gateway")
         space.apply(endpoint("emotion", replicas=1, workload=source, scaling={"mode": "None"}))
-        left = "deployments,services,networkpolicies,serviceaccounts,roles,rolebindings,poddisruptionbudgets"
+        left = "deployments,services,networkpolicies,serviceaccounts,rolebindings,poddisruptionbudgets"
         ours = "app.kubernetes.io/name=penstock-gateway"
         until(lambda: not space.items(left, ours), what="something of a gateway stays")
         # Another key, suspended while its job is pending.
@@ -238,7 +207,7 @@ def test_the_operator_uses_every_right_that_it_has_and_needs_no_other(
 
         unused = {
             (grant.kind.name, grant.subresource, verb)
-            for grant in (*rbac.CLUSTER, *rbac.NAMESPACED, *rbac.OWN)
+            for grant in (*rbac.CLUSTER, *rbac.NAMESPACED, *rbac.LOGS, *rbac.OWN)
             for verb in grant.verbs
             if verb
             not in used(operator.get("/metrics"), f"{grant.kind}{'/' if grant.subresource else ''}{grant.subresource}")
@@ -250,9 +219,8 @@ def test_the_operator_uses_every_right_that_it_has_and_needs_no_other(
 
     # Kopf's requests are not in these metrics: it watches Penstock's own kinds, or nothing above would have happened.
     watched_by_kopf = {(kind, "", "watch") for kind in ("ModelEndpoint", "OptimizedModel", "HardwareClass")}
-    # Gateways read EndpointSlices: the operator has the right in order to grant it.
-    granted_on = {("EndpointSlice", "", verb) for verb in ("list", "watch")}
-    assert unused == watched_by_kopf | granted_on
+    # The API server asks for it when a RoleBinding of a gateway is created.
+    assert unused == watched_by_kopf | {("ClusterRole", "", "bind")}
     assert refused == []
 
 
@@ -260,7 +228,7 @@ def test_an_edit_of_the_texts_starts_a_new_optimisation(user: Path, space: Kubec
     def texts(name: str, text: str) -> dict[str, Any]:
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"t": text}}
 
-    operator = Operator(user, tmp_path / "operator.log", LEASE_NAME="texts", **LONG_LEASE)
+    operator = Operator(user, tmp_path / "operator.log", TEXTS_SECONDS="0.2", **LONG_LEASE)
     with started(operator):
         until(operator.leads)
         source = {"textsFrom": {"configMapName": "texts", "key": "t"}}
@@ -283,7 +251,7 @@ def test_an_edit_of_the_texts_starts_a_new_optimisation(user: Path, space: Kubec
 def test_a_tenant_cannot_serve_the_artefact_of_another_namespace(
     cluster: Cluster, user: Path, space: Kubectl, tmp_path: Path
 ) -> None:
-    operator = Operator(user, tmp_path / "operator.log", LEASE_NAME="pinned", **LONG_LEASE)
+    operator = Operator(user, tmp_path / "operator.log", **LONG_LEASE)
     with cluster.temporary_namespace("tenant") as name, started(operator):
         tenant = cluster.kubectl.within(name)
         until(operator.leads)
@@ -340,9 +308,16 @@ def used(metrics: str, kind: str) -> set[str]:
         ("create", "pods/exec"),
         ("delete", "modelendpoints.penstock.dev"),
         ("patch", "modelendpoints.penstock.dev"),
+        ("list", "configmaps"),
+        ("watch", "configmaps"),
+        ("create", "configmaps"),
+        ("patch", "configmaps"),
         ("delete", "configmaps"),
-        ("get", "endpointslices.discovery.k8s.io"),
+        ("list", "endpointslices.discovery.k8s.io"),
+        ("create", "roles.rbac.authorization.k8s.io"),
         ("bind", "roles.rbac.authorization.k8s.io"),
+        ("bind", "clusterroles.rbac.authorization.k8s.io"),
+        ("bind", "clusterroles.rbac.authorization.k8s.io/cluster-admin"),
         ("escalate", "roles.rbac.authorization.k8s.io"),
         ("create", "clusterroles.rbac.authorization.k8s.io"),
         ("patch", "nodes"),
@@ -474,7 +449,7 @@ def test_the_operator_goes_on_whatever_pods_answer(
         gateways[1]: ATTACKS["deep nesting"],
         **own,
     }
-    operator = Operator(user, tmp_path / "operator.log", LEASE_NAME="hostile", **LONG_LEASE)
+    operator = Operator(user, tmp_path / "operator.log", **LONG_LEASE)
     with hostile_pods(answers) as pods, started(operator), cluster.temporary_namespace("other") as other:
         until(operator.leads)
         elsewhere = cluster.kubectl.within(other)

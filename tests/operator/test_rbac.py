@@ -8,12 +8,12 @@ from penstock_operator.settings import Settings
 from penstock_operator.watch.cluster_cache import ClusterCache
 from tools import operator_rights as rbac
 
-ALL = (*rbac.CLUSTER, *rbac.NAMESPACED, *rbac.KEDA, *rbac.OWN)
+ALL = (*rbac.CLUSTER, *rbac.NAMESPACED, *rbac.LOGS, *rbac.KEDA, *rbac.OWN)
 
 
 def test_every_kind_that_is_touched_is_granted_and_no_other() -> None:
-    # Gateways read EndpointSlices; the operator needs the right in order to grant it.
-    assert {grant.kind.name for grant in ALL} - {"EndpointSlice"} == set(KINDS)
+    # The ClusterRole is bound only.
+    assert {grant.kind.name for grant in ALL} - {"ClusterRole"} == set(KINDS)
 
 
 def test_every_grant_has_a_reason_and_nothing_is_granted_twice() -> None:
@@ -36,10 +36,23 @@ def test_every_cached_kind_may_be_listed_and_watched() -> None:
 
 def test_rules_are_in_the_form_of_a_role() -> None:
     assert rbac.rules(rbac.OWN) == [
-        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]},
+        {
+            "apiGroups": ["coordination.k8s.io"],
+            "resources": ["leases"],
+            "verbs": ["get", "update"],
+            "resourceNames": ["penstock-operator"],
+        },
     ]
     assert FIELD_MANAGER == "penstock-operator"
 
 
 def test_secrets_are_read_on_request_only_and_by_name() -> None:
     assert [(grant.resource, grant.verbs) for grant in rbac.SECRETS] == [("secrets", ("get",))]
+
+
+def test_the_only_role_that_may_be_bound_is_that_of_gateways() -> None:
+    bound = [grant for grant in ALL if {"bind", "escalate", "impersonate"} & {*grant.verbs}]
+
+    assert [(grant.resource, grant.names) for grant in bound] == [("clusterroles", ("{operator}-gateway",))]
+    assert "roles" not in {grant.kind.plural for grant in ALL}

@@ -18,6 +18,7 @@ from penstock.errors import (
     PenstockError,
     SpecError,
     StoreUnavailable,
+    TextsChanged,
     printable,
 )
 
@@ -45,7 +46,13 @@ def test_each_error_reads_as_message_and_remedy(kind: type[PenstockError]) -> No
 
 
 def test_temporary_errors_are_those_that_a_retry_can_fix() -> None:
-    assert {kind for kind in CLASSES if kind.temporary} == {ModelUnavailable, StoreUnavailable, OutOfDisk, Interrupted}
+    assert {kind for kind in CLASSES if kind.temporary} == {
+        ModelUnavailable,
+        StoreUnavailable,
+        OutOfDisk,
+        Interrupted,
+        TextsChanged,
+    }
     assert ModelUnavailable("x", retry_after_seconds=3).retry_after_seconds == 3
 
 

@@ -40,3 +40,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- first $kinds }}
 {{- end }}
+
+{{- /* A CEL condition: .value equals an entry of .list, or begins with one that ends in `*`; names of the system need their own
+       entry. As in the operator (is_allowed). */}}
+{{- define "penstock.mayBe" -}}
+{{ toJson .list }}.exists(p, p == {{ .value }} || (p.endsWith('*') && {{ .value }}.startsWith(p.substring(0, size(p) - 1)) && (p.startsWith('system-') || !{{ .value }}.startsWith('system-'))))
+{{- end }}
+
+{{- /* The rules for Secrets with the given names; nothing without names, which would allow all. */}}
+{{- define "penstock.secretRules" -}}
+{{- if .names }}
+{{- range .rules }}
+{{ toYaml (list (merge (dict "resourceNames" $.names) .)) }}
+{{- end }}
+{{- end }}
+{{- end }}

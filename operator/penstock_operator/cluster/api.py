@@ -55,16 +55,16 @@ SECRET = ResourceKind("", "v1", "Secret", "secrets")
 """Never written or listed: read by name where an endpoint names one for its Prometheus and the Secret has the
 consent label."""
 CONFIG_MAP = ResourceKind("", "v1", "ConfigMap", "configmaps")
-CONFIG_MAP_METADATA = ResourceKind("", "v1", "ConfigMap", "configmaps", metadata_only=True)
-"""For the users' ConfigMaps that endpoints take texts from."""
+"""Never written or listed: read by name where an endpoint takes texts from one."""
 NODE = ResourceKind("", "v1", "Node", "nodes", namespaced=False)
 NAMESPACE = ResourceKind("", "v1", "Namespace", "namespaces", namespaced=False, metadata_only=True)
 """For their labels, which select the namespaces that may use a HardwareClass."""
 SERVICE_ACCOUNT = ResourceKind("", "v1", "ServiceAccount", "serviceaccounts")
-ROLE = ResourceKind("rbac.authorization.k8s.io", "v1", "Role", "roles")
 ROLE_BINDING = ResourceKind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
+CLUSTER_ROLE = ResourceKind("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False)
+"""Never read or written. The operator binds the one of gateways, which the chart makes."""
 ENDPOINT_SLICE = ResourceKind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
-"""Read by gateways only. The operator holds the right itself so that it may grant it to gateways."""
+"""Read by gateways only."""
 POD_DISRUPTION_BUDGET = ResourceKind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY = ResourceKind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 HORIZONTAL_POD_AUTOSCALER = ResourceKind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
@@ -87,7 +87,6 @@ KINDS: dict[str, ResourceKind] = {
         NODE,
         NAMESPACE,
         SERVICE_ACCOUNT,
-        ROLE,
         ROLE_BINDING,
         POD_DISRUPTION_BUDGET,
         NETWORK_POLICY,

@@ -91,7 +91,7 @@ class Controller:
 
     async def resync(self) -> None:
         """List Penstock's own kinds from time to time, and soon after a gap in a watch: Kopf does not report objects
-        that were deleted in the gap. ConfigMaps of texts are read again too, in case their watch missed a change."""
+        that were deleted in the gap. ConfigMaps of texts are read again too."""
         await self.begun.wait()
         while True:
             try:

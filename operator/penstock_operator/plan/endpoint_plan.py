@@ -22,7 +22,7 @@ from penstock_operator.plan import gateway
 from penstock_operator.plan.conditions import Event, Finding, Reason, events
 from penstock_operator.plan.endpoint import ParsedEndpoint, hardware_class, read_endpoint, usable
 from penstock_operator.plan.installation import Json
-from penstock_operator.plan.job import config_map, job, job_policy
+from penstock_operator.plan.job import job, job_policy
 from penstock_operator.plan.model_conditions import accepted
 from penstock_operator.plan.names import TEMPLATE_HASH
 from penstock_operator.plan.observed import DeploymentFacts, EndpointSnapshot, OptimizedModelFacts, Ref
@@ -177,7 +177,6 @@ class _Planner:
             return found
         self.apply.append(optimized_model_object(facts, spec, endpoint, ready=found.ready))
         if found.start:
-            self.apply.append(config_map(found, facts, endpoint.namespace, observed.workload_texts))
             self.apply.append(job_policy(found, facts, endpoint, observed.settings))
             self.apply.append(job(found, facts, endpoint, hardware, observed.settings))
         if suspended and found.running is not None:

@@ -1,5 +1,4 @@
-"""The objects of an endpoint's gateway: Deployment, ServiceAccount, Role, RoleBinding, Service, NetworkPolicy and
-budget.
+"""The objects of an endpoint's gateway: Deployment, ServiceAccount, RoleBinding, Service, NetworkPolicy and budget.
 
 All requests pass the gateway, so it is added and removed without losing one: the endpoint's Service selects the
 gateway's pods only while they are available, and the runtime pods otherwise.
@@ -17,6 +16,7 @@ from penstock_operator.plan.names import (
     GATEWAY_STATUS_PORT,
     HTTP_PORT,
     TEMPLATE_HASH,
+    gateway_binding_name,
     gateway_labels,
     gateway_name,
     gateway_selector,
@@ -42,7 +42,7 @@ CONNECTION_BYTES = 44 * 2**10
 stream."""
 HELD_BYTES = 56 * 2**10
 """Further memory of a held or queued request: a second buffer for the rest of a long body, and the Lua state."""
-KINDS = ("ServiceAccount", "Role", "RoleBinding", "Deployment", "PodDisruptionBudget", "NetworkPolicy")
+KINDS = ("ServiceAccount", "RoleBinding", "Deployment", "PodDisruptionBudget", "NetworkPolicy")
 
 
 def wanted(endpoint: ParsedEndpoint) -> bool:
@@ -69,7 +69,7 @@ def objects(endpoint: ParsedEndpoint, observed: EndpointSnapshot) -> list[Json]:
     """The gateway's objects in the order to apply them; empty when none is wanted."""
     if not wanted(endpoint):
         return []
-    found = [*_access(endpoint), _pods_service(endpoint), _policy(endpoint, observed.settings)]
+    found = [*_access(endpoint, observed.settings), _pods_service(endpoint), _policy(endpoint, observed.settings)]
     found.append(_deployment(endpoint, observed.settings))
     if endpoint.spec.gateway.replicas > 1:
         found.append(_budget(endpoint))
@@ -79,7 +79,11 @@ def objects(endpoint: ParsedEndpoint, observed: EndpointSnapshot) -> list[Json]:
 def superfluous(endpoint: ParsedEndpoint, observed: EndpointSnapshot) -> Iterable[Ref]:
     """Existing objects of a gateway that should not exist."""
     name = gateway_name(endpoint.name)
-    present = [Ref(kind, name) for kind in KINDS] + [Ref("Service", pods_service_name(endpoint.name))]
+    present = [Ref(kind, name) for kind in KINDS]
+    present += [
+        Ref("RoleBinding", gateway_binding_name(endpoint.name)),
+        Ref("Service", pods_service_name(endpoint.name)),
+    ]
     kept = {Ref(value["kind"], value["metadata"]["name"]) for value in objects(endpoint, observed)}
     return [ref for ref in present if ref in observed.present and ref not in kept]
 
@@ -94,17 +98,15 @@ def _owned(
     return {**value, **fields}
 
 
-def _access(endpoint: ParsedEndpoint) -> list[Json]:
+def _access(endpoint: ParsedEndpoint, settings: PlanSettings) -> list[Json]:
     """Rights of the gateway: it reads the endpoint slices of its own namespace, nothing else."""
     name = gateway_name(endpoint.name)
-    rule: Json = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
     subject: Json = {"kind": "ServiceAccount", "name": name, "namespace": endpoint.namespace}
-    role: Json = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
-    return [
-        _owned(endpoint, "v1", "ServiceAccount", None),
-        _owned(endpoint, "rbac.authorization.k8s.io/v1", "Role", None, rules=[rule]),
-        _owned(endpoint, "rbac.authorization.k8s.io/v1", "RoleBinding", None, roleRef=role, subjects=[subject]),
-    ]
+    # The chart makes this role. A Role for each gateway would need the right to write Roles.
+    role: Json = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": settings.gateway_role}
+    binding = _owned(endpoint, "rbac.authorization.k8s.io/v1", "RoleBinding", None, roleRef=role, subjects=[subject])
+    binding["metadata"]["name"] = gateway_binding_name(endpoint.name)
+    return [_owned(endpoint, "v1", "ServiceAccount", None), binding]
 
 
 def _pods_service(endpoint: ParsedEndpoint) -> Json:

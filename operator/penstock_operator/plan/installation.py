@@ -97,6 +97,8 @@ class PlanSettings:
     gateway_image: str = "localhost/penstock-gateway"
     gateway_cpu: str = "100m"
     """CPU request of a gateway pod; it has no CPU limit."""
+    gateway_role: str = "penstock-operator-gateway"
+    """ClusterRole that lets a gateway read the endpoint slices of its namespace."""
     keda: bool = False
     """KEDA is installed: the operator creates ScaledObjects for endpoints in the mode KEDA."""
     prometheus_url: str = ""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 from penstock.resources.hardware_class import HardwareClassSpec
+from penstock.resources.optimized_model import OptimizedModelSpec
 from penstock.resources.source import ModelSource, Scheme
 from penstock_operator.plan.credentials import secret_variables
 from penstock_operator.plan.endpoint import ParsedEndpoint, allowed_folder
 from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.job_network import identity_variables, network_policy, reaches_metadata
-from penstock_operator.plan.names import API_VERSION, LOG_NONCE, job_labels, job_name, log_nonce, model_labels
+from penstock_operator.plan.names import API_VERSION, GROUP, LOG_NONCE, job_labels, job_name, log_nonce, model_labels
 from penstock_operator.plan.observed import OptimizedModelFacts
-from penstock_operator.plan.optimized_model import OptimizationState, texts_file
+from penstock_operator.plan.optimized_model import OptimizationState
 from penstock_operator.plan.pod_template import (
     PYTHON,
     TMP,
@@ -25,6 +25,8 @@ from penstock_operator.plan.pod_template import (
     store_access,
 )
 
+SPEC = f"{GROUP}/spec"
+"""Annotation of the job's pod: the spec of the OptimizedModel as JSON."""
 SPEC_FOLDER = "/etc/penstock"
 SPEC_KEY = "spec.json"
 TEXTS_KEY = "texts.txt"
@@ -37,26 +39,6 @@ KEPT_SECONDS = 86_400
 """A finished job stays for a day, for its log."""
 GRACE_SECONDS = 30
 """From SIGTERM to SIGKILL: the job reports the interruption, and its partial work stays usable."""
-
-
-def config_map(
-    model: OptimizationState, facts: OptimizedModelFacts, namespace: str, texts: Sequence[str] | None
-) -> Json:
-    """The job's input: the spec, and the texts as they were when the key was computed."""
-    data = {SPEC_KEY: json.dumps(model.spec.to_object(), sort_keys=True, indent=1)}
-    if model.spec.texts_digest is not None and texts is not None:
-        data[TEXTS_KEY] = texts_file(texts)
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": f"{model.name}-spec",
-            "namespace": namespace,
-            "labels": model_labels(model.name),
-            "ownerReferences": [_owner(facts)],
-        },
-        "data": data,
-    }
 
 
 def job_policy(
@@ -109,6 +91,7 @@ def job(
                         "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
                         "karpenter.sh/do-not-disrupt": "true",
                         **endpoint.spec.pod.annotations,
+                        SPEC: json.dumps(model.spec.to_object(), sort_keys=True, ensure_ascii=False),
                     },
                 },
                 "spec": pod,
@@ -126,7 +109,7 @@ def _pod(
 ) -> Json:
     spec = model.spec
     store = store_access(settings, settings.store_of(endpoint.namespace), writes=True)
-    spec_volume: Json = {"name": "spec", "configMap": {"name": f"{model.name}-spec"}}
+    spec_volume: Json = {"name": "spec", "projected": {"sources": _inputs(spec)}}
     spec_mount: Json = {"name": "spec", "mountPath": SPEC_FOLDER, "readOnly": True}
     work_volume, work_mount = scratch("work", WORK)
     tmp_volume, tmp_mount = scratch("tmp", TMP)
@@ -166,6 +149,22 @@ def _pod(
     # The pod's deadline, not the Job's, which would include the time without a free node.
     pod["activeDeadlineSeconds"] = int(spec.optimization.budget_seconds + settings.job_overtime_seconds)
     return pod
+
+
+def _inputs(spec: OptimizedModelSpec) -> list[Json]:
+    """The files in the job's spec folder. No ConfigMap of the operator's own: it would need the right to write
+    ConfigMaps of all namespaces.
+
+    The texts are the user's ConfigMap. The job compares them with the digest in the spec.
+    """
+    annotation: Json = {"fieldPath": f"metadata.annotations['{SPEC}']"}
+    sources: list[Json] = [{"downwardAPI": {"items": [{"path": SPEC_KEY, "fieldRef": annotation}]}}]
+    texts = spec.workload.texts_from
+    if texts is not None:
+        item = {"key": texts.key, "path": TEXTS_KEY}
+        # Optional: without the ConfigMap, the pod would wait without a visible reason.
+        sources.append({"configMap": {"name": texts.config_map_name, "optional": True, "items": [item]}})
+    return sources
 
 
 def _model_volume(source: ModelSource, settings: PlanSettings) -> tuple[list[Json], list[Json], dict[str, str]]:

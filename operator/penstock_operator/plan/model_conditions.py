@@ -12,13 +12,13 @@ from penstock.resources.optimized_model import Phase
 from penstock.resources.result import CapacityFacts, Result
 from penstock_operator.plan.conditions import Finding, Reason, no, sentence, stopped, unknown, yes
 from penstock_operator.plan.endpoint import ParsedEndpoint, refusal, refused_store
-from penstock_operator.plan.names import gateway_name, pods_service_name
+from penstock_operator.plan.names import gateway_binding_name, gateway_name, pods_service_name
 from penstock_operator.plan.observed import EndpointSnapshot, Ref
 from penstock_operator.plan.optimized_model import OptimizationState, failure_text, pinned_model
 from penstock_operator.plan.pod_conditions import PinVerdict
 from penstock_operator.plan.serving import ServingChoice
 
-NAMED_KINDS = ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "ServiceAccount", "Role", "RoleBinding")
+NAMED_KINDS = ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "ServiceAccount", "RoleBinding")
 """Kinds whose objects are named after the endpoint."""
 
 
@@ -79,6 +79,7 @@ def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: Har
 def _taken_names(endpoint: ParsedEndpoint, conflicting: Iterable[Ref]) -> list[Ref]:
     """Objects with the names of the operator's own that it did not create."""
     ours = {endpoint.name, gateway_name(endpoint.name), pods_service_name(endpoint.name)}
+    ours.add(gateway_binding_name(endpoint.name))
     return sorted(ref for ref in conflicting if ref.kind in NAMED_KINDS and ref.name in ours)
 
 

@@ -57,8 +57,14 @@ def runtime_labels(endpoint: str) -> dict[str, str]:
 
 
 def gateway_name(endpoint: str) -> str:
-    """The name of all objects of an endpoint's gateway."""
+    """The name of the objects of an endpoint's gateway."""
     return shortened(endpoint, suffix="-gateway")
+
+
+def gateway_binding_name(endpoint: str) -> str:
+    """The name of the RoleBinding of a gateway. Version 0.2.0 made one with the name of the gateway, for a Role of its
+    own: the role of a binding cannot be changed."""
+    return shortened(endpoint, suffix="-gateway-slices")
 
 
 def pods_service_name(endpoint: str) -> str:

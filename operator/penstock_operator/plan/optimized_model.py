@@ -6,7 +6,6 @@ job's name, so that planning twice starts the same run.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -23,10 +22,10 @@ from penstock.resources.optimized_model import (
     Phase,
     Toolchain,
     optimized_model_name,
+    texts_digest,
 )
 from penstock.resources.result import ArtefactReference
 from penstock.resources.status import Condition, ConditionStatus, timestamp, updated_conditions
-from penstock.resources.text_fields import Digest
 from penstock_operator.plan.conditions import Reason, clipped, sentence
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
@@ -57,16 +56,6 @@ OWNERS = 16
 their plans must name the same owners, or each plan would undo the others'."""
 MAX_DOUBLINGS = 3
 """How often the memory of a job is doubled after it ran out of memory."""
-
-
-def texts_digest(texts: Sequence[str]) -> Digest:
-    """The digest of the texts of a ConfigMap."""
-    return f"sha256:{hashlib.sha256(texts_file(texts).encode()).hexdigest()}"
-
-
-def texts_file(texts: Sequence[str]) -> str:
-    """Texts in the job's input format: one on each line."""
-    return "".join(f"{text}\n" for text in texts)
 
 
 def wanted_spec(

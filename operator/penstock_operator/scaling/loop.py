@@ -443,7 +443,7 @@ class Autoscaler:
             value = await self._port.get(SECRET, place.name, place.namespace)
         except Forbidden:
             found: _SecretAccess | str = (
-                f"the operator may not read the Secret {place.name}: install the chart with prometheus.readSecrets"
+                f"the operator may not read the Secret {place.name}: add it to prometheus.secretNames of the chart"
             )
         except ClusterError as error:
             # A Secret read earlier is better than none.

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
+from penstock.resources.optimized_model import texts_of
 from penstock_operator.cluster.api import (
     CONFIG_MAP,
-    CONFIG_MAP_METADATA,
     DEPLOYMENT,
     HARDWARE_CLASS,
     HORIZONTAL_POD_AUTOSCALER,
@@ -28,7 +28,6 @@ from penstock_operator.cluster.api import (
     POD,
     POD_DISRUPTION_BUDGET,
     REPLICA_SET,
-    ROLE,
     ROLE_BINDING,
     SCALED_OBJECT,
     SERVICE,
@@ -190,17 +189,13 @@ class ClusterCache:
         """Watched only where KEDA is installed: `PlanSettings.keda`."""
         self.policies = Store(NETWORK_POLICY, _no_facts, index=owner_index)
         self.accounts = Store(SERVICE_ACCOUNT, _no_facts, index=owner_index)
-        self.roles = Store(ROLE, _no_facts, index=owner_index)
         self.bindings = Store(ROLE_BINDING, _no_facts, index=owner_index)
-        """ServiceAccounts, Roles and RoleBindings belong to gateways."""
-        self.config_maps = Store(CONFIG_MAP, _no_facts, index=owner_index)
+        """ServiceAccounts and RoleBindings belong to gateways."""
         self.reports: PodReports[tuple[HostReport | None, str]] = PodReports()
         """Of runtime pods: the parsed `/info`, or why it could not be read."""
         self.logs: PodReports[JobLog] = PodReports()
         """Of the pods of jobs."""
-        self.text_sources = Store(
-            CONFIG_MAP_METADATA, _no_facts, wanted=lambda key: self.endpoints.has(("texts", *key))
-        )
+        self.text_sources = Store(CONFIG_MAP, _no_facts, wanted=lambda key: self.endpoints.has(("texts", *key)))
         """Versions of the ConfigMaps that endpoints take texts from. Users own these ConfigMaps."""
         self.texts: dict[ObjectKey, ConfigMapTexts] = {}
         """The contents of those ConfigMaps that were read."""
@@ -267,11 +262,9 @@ class ClusterCache:
             self.budgets,
             self.policies,
             self.accounts,
-            self.roles,
             self.bindings,
             self.autoscalers,
             *((self.scaled_objects,) if self.settings.keda else ()),
-            self.config_maps,
         )
 
     def put_texts(self, place: ObjectKey, value: Json | None) -> bool:
@@ -434,9 +427,7 @@ class ClusterCache:
             self.budgets,
             self.policies,
             self.accounts,
-            self.roles,
             self.bindings,
-            self.config_maps,
         ):
             for place, _ in store.of(("endpoint", *key)):
                 yield Ref(store.kind.name, place.name)
@@ -446,9 +437,8 @@ class ClusterCache:
         for name in models:
             if self.models.get(ObjectKey(key.namespace, name)) is not None:
                 yield Ref(OPTIMIZED_MODEL.name, name)
-            for owned in (self.jobs, self.config_maps):
-                for place, _ in owned.of(("model", key.namespace, name)):
-                    yield Ref(owned.kind.name, place.name)
+            for place, _ in self.jobs.of(("model", key.namespace, name)):
+                yield Ref(JOB.name, place.name)
 
     def _scalers(self, key: ObjectKey) -> Iterator[ScalerFacts]:
         for store in (self.autoscalers, self.scaled_objects):
@@ -460,7 +450,7 @@ class ClusterCache:
         if source is None:
             return None
         text = self.texts.get(ObjectKey(key.namespace, source[0]), ConfigMapTexts()).data.get(source[1])
-        return None if text is None else tuple(line for line in text.splitlines() if line.strip())
+        return None if text is None else texts_of(text)
 
 
 _EPOCH = datetime.fromtimestamp(0, UTC)

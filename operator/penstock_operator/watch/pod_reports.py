@@ -14,10 +14,9 @@ from dataclasses import replace
 import aiohttp
 
 from penstock.logs import log_event
-from penstock_operator.cluster.api import ClusterPort
+from penstock_operator.cluster.api import CONFIG_MAP, ClusterPort
 from penstock_operator.cluster.errors import Backoff, ClusterError
-from penstock_operator.cluster.informer import Informer
-from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, StoreChange
+from penstock_operator.cluster.store import Index, ObjectKey, StoreChange
 from penstock_operator.loop.queue import WorkQueue
 from penstock_operator.metrics import PROBES
 from penstock_operator.plan.names import INTERNAL_PORT
@@ -154,7 +153,9 @@ class JobLogReader:
         cache.pods.listen(self._on_pod)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled; reads nothing with an interval of 0."""
+        if not self._interval_seconds:
+            await asyncio.Event().wait()
         async with asyncio.TaskGroup() as group:
             for _ in range(LOG_CONCURRENCY):
                 group.create_task(self._work())
@@ -202,33 +203,32 @@ class JobLogReader:
         return False, self._interval_seconds
 
 
-class TextsWatcher:
-    """Watches the ConfigMaps that endpoints take texts from.
+class TextsReader:
+    """Reads the ConfigMaps that endpoints take texts from, at an interval.
 
-    Users own these ConfigMaps: no label selects them, and one watch for each of thousands would be too many. So the
-    metadata of all ConfigMaps of the cluster is watched, and those that no endpoint names are ignored. Nothing is
-    watched while no endpoint names one.
+    Users own these ConfigMaps, so no label selects them. A watch would need the right to list, and so to read, all
+    ConfigMaps.
     """
 
-    def __init__(self, port: ClusterPort, cache: ClusterCache, namespaces: tuple[str, ...]) -> None:
-        self._informers = tuple(Informer(port, cache.text_sources, namespace=one) for one in namespaces or ("",))
-        self._wanted = asyncio.Event()
-        cache.endpoints.listen(self._on_endpoint)
-
-    @property
-    def silence_seconds(self) -> dict[str, float]:
-        """Seconds since the last data of each watch; empty while nothing is watched."""
-        if not self._wanted.is_set():
-            return {}
-        return {f"texts: {informer.name}": informer.silence_seconds for informer in self._informers}
+    def __init__(self, port: ClusterPort, cache: ClusterCache, *, interval_seconds: float) -> None:
+        self._port = port
+        self._cache = cache
+        self._interval_seconds = interval_seconds
 
     async def run(self) -> None:
         """Until cancelled."""
-        await self._wanted.wait()
-        async with asyncio.TaskGroup() as group:
-            for informer in self._informers:
-                group.create_task(informer.run())
+        while True:
+            await asyncio.sleep(self._interval_seconds)
+            for _, namespace, name in sorted(self._cache.endpoints.sizes("texts")):
+                await self._read(ObjectKey(namespace, name))
 
-    def _on_endpoint(self, change: StoreChange[PackedObject]) -> None:
-        if not self._wanted.is_set() and any(index[0] == "texts" for index in change.indexes):
-            self._wanted.set()
+    async def _read(self, place: ObjectKey) -> None:
+        try:
+            value = await self._port.get(CONFIG_MAP, place.name, place.namespace)
+        except ClusterError as error:
+            logger.debug("cannot read the ConfigMap %s, trying again later: %s", place, error)
+            return
+        if value is None:
+            self._cache.text_sources.remove(place)
+        else:
+            self._cache.text_sources.put(value)

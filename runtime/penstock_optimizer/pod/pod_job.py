@@ -29,13 +29,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.artefact_store import StoreUri
-from penstock.errors import HostError, SettingError
+from penstock.errors import HostError, SettingError, TextsChanged
 from penstock.logs import json_line
 from penstock.manifest import Manifest
 from penstock.resources.base import API_VERSION
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.job_summary import Summary, summary_of
-from penstock.resources.optimized_model import OptimizedModelSpec
+from penstock.resources.optimized_model import OptimizedModelSpec, texts_digest, texts_of
 from penstock.resources.problems import spec_error
 from penstock.resources.result import ArtefactReference
 from penstock.settings import hugging_face_token, setting
@@ -201,11 +201,11 @@ def reference(published: Published) -> ArtefactReference:
 
 def read_endpoint(variables: JobVariables) -> ModelEndpoint:
     """The endpoint to optimise. SettingError when the spec or the texts cannot be read; SpecError when the spec is
-    invalid."""
+    invalid; TextsChanged when the texts are not those of the spec."""
     spec = _read_spec(variables.spec)
     wanted = spec.endpoint_spec()
     if wanted.workload.texts_from is not None:
-        texts = _read_texts(variables.texts)
+        texts = _read_texts(variables.texts, spec.texts_digest)
         wanted = wanted.model_copy(
             update={"workload": wanted.workload.model_copy(update={"texts": texts, "texts_from": None})}
         )
@@ -236,7 +236,7 @@ def _read_spec(given: str) -> OptimizedModelSpec:
         raise spec_error(error, OptimizedModelSpec, field) from error
 
 
-def _read_texts(path: Path | None) -> tuple[str, ...]:
+def _read_texts(path: Path | None, digest: str | None) -> tuple[str, ...]:
     field = "PENSTOCK_TEXTS"
     if path is None:
         raise SettingError(
@@ -245,14 +245,22 @@ def _read_texts(path: Path | None) -> tuple[str, ...]:
             remedy="Mount the ConfigMap's key as a file, and set the variable to its path",
         )
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        texts = texts_of(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise TextsChanged(
+            f"{field}: there is no {path}: the ConfigMap or its key is gone", remedy="Create it again"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(
             f"{field}: {path} cannot be read ({error})", field=field, remedy="Check the ConfigMap and its key"
         ) from error
-    texts = tuple(line.strip() for line in lines if line.strip())
     if not texts:
         raise SettingError(f"{field}: {path} holds no texts", field=field, remedy="Write one text on each line")
+    if digest is not None and texts_digest(texts) != digest:
+        raise TextsChanged(
+            "the ConfigMap of workload.textsFrom has other texts than those of this optimisation",
+            remedy="Nothing: the operator starts an optimisation for the present texts",
+        )
     return texts
 
 

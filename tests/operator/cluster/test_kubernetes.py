@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from aiohttp import web
 from penstock_operator.cluster import kubernetes as adapter
 from penstock_operator.cluster.api import (
     CONFIG_MAP,
-    CONFIG_MAP_METADATA,
     KINDS,
     NODE,
     POD,
@@ -118,7 +118,10 @@ def test_permanent_errors_are_raised_without_a_retry(status: int, kind: type[Clu
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [(CONFIG_MAP, {""}), (CONFIG_MAP_METADATA, {"PartialObjectMetadata", "PartialObjectMetadataList"})],
+    [
+        (CONFIG_MAP, {""}),
+        (replace(CONFIG_MAP, metadata_only=True), {"PartialObjectMetadata", "PartialObjectMetadataList"}),
+    ],
 )
 def test_kinds_that_need_only_metadata_are_listed_as_metadata(kind: ResourceKind, expected: set[str]) -> None:
     async def both(port: KubernetesPort) -> None:

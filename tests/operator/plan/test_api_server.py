@@ -115,7 +115,7 @@ def test_the_api_server_accepts_every_desired_object_under_restricted_pod_securi
             del metadata["ownerReferences"]
         sent(restricted, placed({**desired, "metadata": metadata}, restricted), *really)
         sent_kinds.add(kind)
-    assert sent_kinds >= {"Deployment", "Job", "ConfigMap", "OptimizedModel", "Service", "NetworkPolicy"}
+    assert sent_kinds >= {"Deployment", "Job", "OptimizedModel", "Service", "NetworkPolicy"}
     for pod in pods_of(kube):
         sent(restricted, placed(pod, restricted), "--dry-run=server")
 
@@ -213,9 +213,9 @@ def test_a_repeated_apply_changes_nothing(restricted: Kubectl) -> None:
     kube.job_succeeds(result())
     made = kube.plan()
     kube.act(made)
-    wanted = [*kube.plan().apply, *(kube.objects[key] for key in kube.objects if key[0] in {"Job", "ConfigMap"})]
+    wanted = [*kube.plan().apply, *(kube.objects[key] for key in kube.objects if key[0] == "Job")]
     assert {value["kind"] for value in wanted} == {
-        "OptimizedModel", "ConfigMap", "Job", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment",
+        "OptimizedModel", "Job", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment",
     }  # fmt: skip
     for value in wanted:
         metadata = {part: value["metadata"][part] for part in ("name", "labels")}

@@ -191,7 +191,7 @@ def test_going_back_to_a_pinned_artefact_after_a_result() -> None:
 def test_a_deleted_optimized_model_is_made_again_and_what_serves_is_not_touched() -> None:
     kube = Kube().optimised()
     name = kube.endpoint["status"]["optimizedModel"]
-    for key in [key for key in kube.objects if key[0] in {"OptimizedModel", "Job", "ConfigMap"}]:
+    for key in [key for key in kube.objects if key[0] in {"OptimizedModel", "Job"}]:
         del kube.objects[key]
     template = kube.template_hash
     made = kube.reconcile()

@@ -15,12 +15,12 @@ from penstock_operator.plan import names
 from penstock_operator.plan.gateway import BASE_BYTES, memory_bytes
 from penstock_operator.plan.observed import DesiredScale, Ref
 from tests.operator.plan.kube import SETTINGS, Json, Kube, condition
+from tools.operator_rights import GATEWAY, rules
 
 ZERO = {"minReplicas": 0, "maxReplicas": 3}
 ALL = {
     Ref("ServiceAccount", "emotion-gateway"),
-    Ref("Role", "emotion-gateway"),
-    Ref("RoleBinding", "emotion-gateway"),
+    Ref("RoleBinding", "emotion-gateway-slices"),
     Ref("Service", "emotion-pods"),
     Ref("NetworkPolicy", "emotion-gateway"),
     Ref("Deployment", "emotion-gateway"),
@@ -29,7 +29,7 @@ ALL = {
 
 
 def gateway_of(kube: Kube) -> set[Ref]:
-    return {Ref(kind, name) for kind, name in kube.objects if name in {"emotion-gateway", "emotion-pods"}}
+    return {Ref(kind, name) for kind, name in kube.objects if Ref(kind, name) in ALL or "-gateway" in name}
 
 
 def gateway_up(kube: Kube, available: int = 2) -> None:
@@ -118,10 +118,11 @@ def test_gateway_pods_are_restricted_and_may_read_endpoint_slices_only() -> None
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert kube.objects["Role", "emotion-gateway"]["rules"] == [
+    binding = kube.objects["RoleBinding", "emotion-gateway-slices"]
+    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == ("ClusterRole", "penstock-operator-gateway")
+    assert rules(GATEWAY) == [
         {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
     ]
-    binding = kube.objects["RoleBinding", "emotion-gateway"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "emotion-gateway", "namespace": "a"}]
     assert pod["serviceAccountName"] == "emotion-gateway"
     # The pods of the runtime have no token.

@@ -99,7 +99,7 @@ def forget_job(kube: Kube, _: random.Random) -> None:
 
 
 def forget_models(kube: Kube, _: random.Random) -> None:
-    for key in [key for key in kube.objects if key[0] in {"OptimizedModel", "Job", "ConfigMap"}]:
+    for key in [key for key in kube.objects if key[0] in {"OptimizedModel", "Job"}]:
         del kube.objects[key]
 
 

@@ -63,7 +63,7 @@ def test_pods_keep_to_restricted_security() -> None:
         assert security["capabilities"] == {"drop": ["ALL"]}
         assert security["allowPrivilegeEscalation"] is False
         assert security["readOnlyRootFilesystem"] is True
-        assert all(set(volume) - {"name"} <= {"emptyDir", "configMap"} for volume in pod["volumes"])
+        assert all(set(volume) - {"name"} <= {"emptyDir", "projected"} for volume in pod["volumes"])
 
 
 def test_pods_have_no_token_no_service_links_and_a_place_to_write() -> None:
@@ -424,12 +424,24 @@ def test_the_job_reads_the_spec_and_the_texts_as_the_key_has_them() -> None:
     kube.texts = ("I like you", "I love you")
     kube.reconcile()
     model = kube.endpoint["status"]["optimizedModel"]
-    data = kube.objects["ConfigMap", f"{model}-spec"]["data"]
-    assert json.loads(data["spec.json"]) == kube.objects["OptimizedModel", model]["spec"]
-    assert data["texts.txt"] == "I like you\nI love you\n"
+    job = job_of(kube)
+    annotations = job["spec"]["template"]["metadata"]["annotations"]
+    assert json.loads(annotations["penstock.dev/spec"]) == kube.objects["OptimizedModel", model]["spec"]
+    fields, texts = mounts_of(job)["/etc/penstock"]["projected"]["sources"]
+    (field,) = fields["downwardAPI"]["items"]
+    assert field == {"path": "spec.json", "fieldRef": {"fieldPath": "metadata.annotations['penstock.dev/spec']"}}
+    assert texts["configMap"] == {
+        "name": "texts",
+        "optional": True,
+        "items": [{"key": "texts", "path": "texts.txt"}],
+    }
+    assert (env_of(job)["PENSTOCK_SPEC"], env_of(job)["PENSTOCK_TEXTS"]) == (
+        "/etc/penstock/spec.json",
+        "/etc/penstock/texts.txt",
+    )
     digest = kube.objects["OptimizedModel", model]["spec"]["textsDigest"]
-    assert digest == f"sha256:{hashlib.sha256(data['texts.txt'].encode()).hexdigest()}"
-    mounts_of(job_of(kube))["/etc/penstock"]
+    assert digest == "sha256:" + hashlib.sha256(b"I like you\nI love you\n").hexdigest()
+    assert ("ConfigMap", f"{model}-spec") not in kube.objects
     kube.texts = ("I hate you",)
     kube.reconcile()
     assert kube.endpoint["status"]["optimizedModel"] != model, "other texts are another optimisation"

@@ -92,7 +92,7 @@ def scale_of(cache: ClusterCache) -> DesiredScale:
         (secret(labels=CONSENT, token="t"), "is not for this URL"),
         (secret(labels=CONSENT, token="t", url="http://127.0.0.1:8"), "prometheus-url: http://127.0.0.1:9"),
         (secret(labels=CONSENT, token="t", url="http://127.0.0.1:9/"), "cannot be reached"),
-        (Forbidden("no"), "prometheus.readSecrets"),
+        (Forbidden("no"), "prometheus.secretNames"),
         (Unavailable("away"), "cannot be read"),
     ],
 )

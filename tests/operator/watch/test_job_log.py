@@ -89,3 +89,20 @@ def test_no_call_is_made_for_a_job_that_does_not_run() -> None:
 
     assert found is None
     assert api.seen == []
+
+
+def test_with_an_interval_of_0_no_log_is_read() -> None:
+    async def scenario() -> ScriptedApi:
+        async with scripted(log(progress(1))) as api, api.port() as port:
+            cache = ClusterCache(Settings().plan_settings())
+            task = asyncio.create_task(JobLogReader(port, cache, interval_seconds=0).run())
+            cache.models.put(objects.optimized_model("m"))
+            cache.jobs.put(objects.job("m", nonce="n"))
+            cache.pods.put(objects.job_pod("j", "m", phase="Running"))
+            for _ in range(100):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return api
+
+    assert asyncio.run(scenario()).seen == []

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from penstock.artefact_store import Digest, StoreUri
-from penstock.errors import SettingError, SpecError
+from penstock.errors import SettingError, SpecError, TextsChanged
 from penstock.manifest import Manifest
 from penstock.resources.job_summary import LIMIT_BYTES, Summary
+from penstock.resources.optimized_model import texts_digest
 from penstock_optimizer.job.progress import ProgressEvent, Stage
 from penstock_optimizer.pod.pod_job import JobEvents, JobVariables, read_endpoint
 from penstock_runtime.host import read_host
@@ -327,12 +328,19 @@ class TestSettings:
     def test_texts_of_a_config_map_come_from_a_file(self, tmp_path: Path) -> None:
         texts = tmp_path / "texts.txt"
         texts.write_text("first text\n\n  second\u2028text \n")
-        given = json.dumps(spec("hf://a/b", workload={"textsFrom": {"configMapName": "mine"}}))
+        digest = texts_digest(("first text", "second\u2028text"))
+        workload = {"textsFrom": {"configMapName": "mine"}}
+        given = json.dumps(spec("hf://a/b", workload=workload, textsDigest=digest))
 
         endpoint = read_endpoint(JobVariables.read({"PENSTOCK_SPEC": given, "PENSTOCK_TEXTS": str(texts)}))
         assert endpoint.spec.workload.texts == ("first text", "second\u2028text")
         with pytest.raises(SettingError, match="PENSTOCK_TEXTS does not say where"):
             read_endpoint(JobVariables.read({"PENSTOCK_SPEC": given}))
+        texts.write_text("first text\nanother one\n")
+        with pytest.raises(TextsChanged, match="other texts than those of this optimisation"):
+            read_endpoint(JobVariables.read({"PENSTOCK_SPEC": given, "PENSTOCK_TEXTS": str(texts)}))
+        with pytest.raises(TextsChanged, match="is gone"):
+            read_endpoint(JobVariables.read({"PENSTOCK_SPEC": given, "PENSTOCK_TEXTS": f"{texts}.gone"}))
         texts.write_text("\n")
         with pytest.raises(SettingError, match="holds no texts"):
             read_endpoint(JobVariables.read({"PENSTOCK_SPEC": given, "PENSTOCK_TEXTS": str(texts)}))
