@@ -22,6 +22,7 @@ from penstock.errors import SettingError, closest
 from penstock.settings import Setting, SettingsGroup, described, load, setting
 from penstock_operator.plan.installation import AllowList, PlanSettings, StoreVolume
 from penstock_operator.plan.prometheus_urls import HOST_PATTERN
+from penstock_operator.plan.tenants import AllowedSources, read_rules
 
 PREFIX = "PENSTOCK_OPERATOR_"
 DOCUMENT = "docs/reference/operator.md"
@@ -201,6 +202,13 @@ class PolicySettings(SettingsGroup):
     allowed_file_prefixes: tuple[str, ...] = setting(
         (), "Folders of the nodes whose models file:// sources may name, comma-separated. Empty: no file:// sources."
     )
+    allowed_sources: str = setting(
+        "",
+        "Sources of models by namespace, as a JSON list of rules such as "
+        '`[{"namespaceSelector": {"matchLabels": {"team": "a"}}, "sources": ["hf://org/", "s3://bucket/models/"]}]`. '
+        "Empty: all sources. As soon as there is a rule, endpoints of a namespace may name what its rules list. "
+        "file:// sources are not listed here, but in allowed_file_prefixes.",
+    )
     allowed_tolerations: tuple[str, ...] = setting(
         (),
         "Keys of the taints in spec.pod.tolerations, comma-separated. Tolerations of hardware classes need no entry.",
@@ -228,6 +236,7 @@ class PolicySettings(SettingsGroup):
                     f"allowed_file_prefixes has {prefix!r}: write the absolute path of a folder below /, without `.`, "
                     "`..` and a slash at its end"
                 )
+        _ = read_rules("allowed_sources", self.allowed_sources, AllowedSources)
         for name, patterns in self._lists().items():
             for pattern in patterns:
                 if "*" in pattern[:-1]:
@@ -237,7 +246,8 @@ class PolicySettings(SettingsGroup):
     def allow_list(self) -> AllowList:
         """The settings as plans take them."""
         lists = {name.removeprefix("allowed_"): patterns for name, patterns in self._lists().items()}
-        return AllowList(**lists, shared_artefacts=self.shared_artefacts)
+        sources = read_rules("allowed_sources", self.allowed_sources, AllowedSources)
+        return AllowList(**lists, sources=sources, shared_artefacts=self.shared_artefacts)
 
     def _lists(self) -> dict[str, tuple[str, ...]]:
         """The lists of names by field."""

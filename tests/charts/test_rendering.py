@@ -117,6 +117,9 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
                 "operator": {"settings": {"WORKERS": 16}},
                 "policy": {
                     "fileSources": ["/srv/models", "/data"],
+                    "allowedSources": [
+                        {"namespaceSelector": {"matchLabels": {"team": "a"}}, "sources": ["hf://our-org/"]}
+                    ],
                     "metadataForServiceAccounts": True,
                     "pod": {"labels": ["team", "cost/*"], "nodeSelectors": [], "serviceAccounts": ["reader"]},
                 },
@@ -130,6 +133,9 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
                 "PENSTOCK_OPERATOR_EXTRA_ENV": "HF_ENDPOINT=https://hub.example/,NO_PROXY=cluster.local",
                 "PENSTOCK_OPERATOR_WORKERS": "16",
                 "PENSTOCK_OPERATOR_ALLOWED_FILE_PREFIXES": "/srv/models,/data",
+                "PENSTOCK_OPERATOR_ALLOWED_SOURCES": (
+                    '[{"namespaceSelector":{"matchLabels":{"team":"a"}},"sources":["hf://our-org/"]}]'
+                ),
                 "PENSTOCK_OPERATOR_METADATA_FOR_ACCOUNTS": "true",
                 "PENSTOCK_OPERATOR_ALLOWED_LABELS": "team,cost/*",
                 "PENSTOCK_OPERATOR_ALLOWED_NODE_SELECTORS": "",
@@ -356,6 +362,8 @@ BAD: list[tuple[Manifest, str]] = [
     ({"operator": {"resources": {"limits": {"memory": "plenty"}}}}, "memory"),
     ({"podMonitor": {"interval": "often"}}, "interval"),
     ({"policy": {"fileSources": ["/"]}}, "fileSources"),
+    ({"policy": {"allowedSources": [{"sources": ["file:///models"]}]}}, "sources"),
+    ({"policy": {"allowedSources": [{"sources": ["hf://"], "namespaces": ["a"]}]}}, "namespaces"),
     ({"policy": {"pod": {"labels": ["a,b"]}}}, "labels"),
     ({"policy": {"pod": {"tolerations": ["a*b"]}}}, "tolerations"),
     ({"prometheus": {"allowedHosts": ["http://prometheus"]}}, "allowedHosts"),

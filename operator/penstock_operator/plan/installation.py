@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from penstock_operator.plan.tenants import AllowedSources
+
 
 @dataclass(frozen=True)
 class StoreVolume:
@@ -25,6 +27,8 @@ class AllowList:
 
     file_prefixes: tuple[str, ...] = ()
     """Folders of the nodes whose models `file://` sources may name: absolute paths without `.` and `..`."""
+    sources: tuple[AllowedSources, ...] = ()
+    """Other sources by namespace. Empty: all. As soon as there is a rule, a namespace has what its rules list."""
     tolerations: tuple[str, ...] = ()
     """Keys of taints."""
     node_selectors: tuple[str, ...] = (

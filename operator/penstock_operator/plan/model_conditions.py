@@ -39,7 +39,7 @@ def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: Har
         hardware.requests(spec.cores)
     except SpecError as error:
         return no(Reason.INVALID_CORES, sentence(str(error)))
-    refused = refusal(spec, observed.settings.allowed)
+    refused = refusal(spec, observed.settings.allowed, observed.namespace_labels)
     if refused is not None:
         return refused
     pins = spec.optimization.artefact

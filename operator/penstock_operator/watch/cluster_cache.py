@@ -402,11 +402,11 @@ class ClusterCache:
             workload_texts=texts,
             conflicting=self.conflicting.get(key, frozenset()),
             scale=self.scales.get(key),
-            namespace_labels=self._namespace_labels(key.namespace),
+            namespace_labels=self.namespace_labels(key.namespace),
             nodes=tuple(entry.facts for name in self.nodes if (entry := self.nodes.get(name))),
         )
 
-    def _namespace_labels(self, namespace: str) -> Mapping[str, str]:
+    def namespace_labels(self, namespace: str) -> Mapping[str, str]:
         """At least the label that every namespace has."""
         known = self.namespaces.facts(ObjectKey("", namespace))
         return {"kubernetes.io/metadata.name": namespace, **(known or {})}
