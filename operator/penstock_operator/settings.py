@@ -22,7 +22,7 @@ from penstock.errors import SettingError, closest
 from penstock.settings import Setting, SettingsGroup, described, load, setting
 from penstock_operator.plan.installation import AllowList, PlanSettings, StoreVolume
 from penstock_operator.plan.prometheus_urls import HOST_PATTERN
-from penstock_operator.plan.tenants import AllowedSources, read_rules
+from penstock_operator.plan.tenants import AllowedSources, NamespaceQuota, read_rules
 
 PREFIX = "PENSTOCK_OPERATOR_"
 DOCUMENT = "docs/reference/operator.md"
@@ -222,6 +222,12 @@ class PolicySettings(SettingsGroup):
     allowed_service_accounts: tuple[str, ...] = setting(
         (), "Names in spec.pod.serviceAccountName in addition to `default`, comma-separated."
     )
+    quotas: str = setting(
+        "",
+        "How many cores and replicas the endpoints of a namespace may have together, as a JSON list such as "
+        '`[{"namespaceSelector": {"matchLabels": {"team": "a"}}, "cores": 16, "replicas": 8}]`. Of several that select '
+        "a namespace the smallest number counts. Empty: no limits.",
+    )
     shared_artefacts: bool = setting(
         False,
         "optimization.artefact may name any artefact of the store, also one of another namespace. Otherwise an "
@@ -237,6 +243,7 @@ class PolicySettings(SettingsGroup):
                     "`..` and a slash at its end"
                 )
         _ = read_rules("allowed_sources", self.allowed_sources, AllowedSources)
+        _ = read_rules("quotas", self.quotas, NamespaceQuota)
         for name, patterns in self._lists().items():
             for pattern in patterns:
                 if "*" in pattern[:-1]:
@@ -461,6 +468,7 @@ class Settings(SettingsGroup):
             keda=self.scaling.keda,
             prometheus_url=self.scaling.prometheus_url,
             allowed=self.policy.allow_list(),
+            quotas=read_rules("quotas", self.policy.quotas, NamespaceQuota),
             metadata_for_accounts=self.jobs.metadata_for_accounts,
             prometheus_hosts=self.scaling.prometheus_hosts,
             extra_env=_pairs("extra_env", self.images.extra_env),

@@ -120,6 +120,7 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
                     "allowedSources": [
                         {"namespaceSelector": {"matchLabels": {"team": "a"}}, "sources": ["hf://our-org/"]}
                     ],
+                    "quotas": [{"cores": 16}],
                     "metadataForServiceAccounts": True,
                     "pod": {"labels": ["team", "cost/*"], "nodeSelectors": [], "serviceAccounts": ["reader"]},
                 },
@@ -136,6 +137,7 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
                 "PENSTOCK_OPERATOR_ALLOWED_SOURCES": (
                     '[{"namespaceSelector":{"matchLabels":{"team":"a"}},"sources":["hf://our-org/"]}]'
                 ),
+                "PENSTOCK_OPERATOR_QUOTAS": '[{"cores":16}]',
                 "PENSTOCK_OPERATOR_METADATA_FOR_ACCOUNTS": "true",
                 "PENSTOCK_OPERATOR_ALLOWED_LABELS": "team,cost/*",
                 "PENSTOCK_OPERATOR_ALLOWED_NODE_SELECTORS": "",
@@ -229,6 +231,7 @@ def test_the_defaults_of_the_chart_are_those_of_the_operator(chart: Helm) -> Non
             "image_pull_policy",
             "store_uri",
             "allowed",
+            "quotas",
             "metadata_for_accounts",
         )
         if getattr(ours, name) != getattr(its, name)
@@ -364,6 +367,8 @@ BAD: list[tuple[Manifest, str]] = [
     ({"policy": {"fileSources": ["/"]}}, "fileSources"),
     ({"policy": {"allowedSources": [{"sources": ["file:///models"]}]}}, "sources"),
     ({"policy": {"allowedSources": [{"sources": ["hf://"], "namespaces": ["a"]}]}}, "namespaces"),
+    ({"policy": {"quotas": [{"namespaceSelector": {}}]}}, "quotas"),
+    ({"policy": {"quotas": [{"cores": 1.5}]}}, "cores"),
     ({"policy": {"pod": {"labels": ["a,b"]}}}, "labels"),
     ({"policy": {"pod": {"tolerations": ["a*b"]}}}, "tolerations"),
     ({"prometheus": {"allowedHosts": ["http://prometheus"]}}, "allowedHosts"),

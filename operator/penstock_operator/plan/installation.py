@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from penstock_operator.plan.tenants import AllowedSources
+from penstock_operator.plan.tenants import AllowedSources, NamespaceQuota
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,8 @@ class PlanSettings:
     prometheus_url: str = ""
     """The Prometheus that KEDA queries when an endpoint names none."""
     allowed: AllowList = AllowList()
+    quotas: tuple[NamespaceQuota, ...] = ()
+    """How much the endpoints of a namespace may have together."""
     metadata_for_accounts: bool = False
     """Pods with a service account of their own may reach the metadata service of their node."""
     prometheus_hosts: tuple[str, ...] = ()

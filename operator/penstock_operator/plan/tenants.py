@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Self, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from penstock.resources.base import Spec
 from penstock.resources.hardware_class import NamespaceSelector
@@ -28,6 +28,22 @@ class AllowedSources(Spec):
     namespace_selector: NamespaceSelector = NamespaceSelector()
     """Without fields: all namespaces."""
     sources: tuple[SourcePrefix, ...] = Field(min_length=1, max_length=64)
+
+
+class NamespaceQuota(Spec):
+    """How much the endpoints of each of these namespaces may have together."""
+
+    namespace_selector: NamespaceSelector = NamespaceSelector()
+    """Without fields: all namespaces."""
+    cores: int | None = Field(default=None, ge=0)
+    """Cores of all replicas. None: not limited."""
+    replicas: int | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> Self:
+        if self.cores is None and self.replicas is None:
+            raise ValueError("write cores, replicas or both")
+        return self
 
 
 RuleType = TypeVar("RuleType", bound=Spec)

@@ -54,6 +54,7 @@ from penstock_operator.plan.observed import (
 )
 from penstock_operator.plan.optimized_model import OWNERS, digests, wanted_name
 from penstock_operator.plan.workloads import HostReport, JobFacts, JobLog, PodFacts, RuntimePod
+from penstock_operator.watch.quota_use import QuotaUse
 
 
 def texts_source(endpoint: Json) -> tuple[str, str] | None:
@@ -194,6 +195,8 @@ class ClusterCache:
         self.bindings = Store(ROLE_BINDING, _no_facts, index=owner_index)
         """ServiceAccounts, Roles and RoleBindings belong to gateways."""
         self.config_maps = Store(CONFIG_MAP, _no_facts, index=owner_index)
+        scalers = (self.autoscalers, self.scaled_objects)
+        self.quotas = QuotaUse(settings.quotas, self.endpoints, self.deployments, scalers, self.namespace_labels)
         self.reports: PodReports[tuple[HostReport | None, str]] = PodReports()
         """Of runtime pods: the parsed `/info`, or why it could not be read."""
         self.logs: PodReports[JobLog] = PodReports()
@@ -403,6 +406,7 @@ class ClusterCache:
             conflicting=self.conflicting.get(key, frozenset()),
             scale=self.scales.get(key),
             namespace_labels=self.namespace_labels(key.namespace),
+            quota=self.quotas.seen_by(key),
             nodes=tuple(entry.facts for name in self.nodes if (entry := self.nodes.get(name))),
         )
 
