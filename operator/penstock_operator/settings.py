@@ -47,6 +47,9 @@ class ClusterSettings(SettingsGroup):
     namespaces: tuple[str, ...] = setting(
         (), "Namespaces whose ModelEndpoints are reconciled, comma-separated. Empty: all namespaces."
     )
+    ignored_namespaces: tuple[str, ...] = setting(
+        (), "Namespaces whose ModelEndpoints another operator reconciles, comma-separated."
+    )
     operator_namespace: str = setting(
         "",
         "Namespace of the operator itself, which has its Lease. Empty: the service account's, or else penstock-system.",
@@ -455,6 +458,7 @@ class Settings(SettingsGroup):
             store_collect_secret=self.store.store_collect_secret,
             image_pull_policy=self.images.image_pull_policy,
             image_pull_secrets=self.images.image_pull_secrets,
+            ignored_namespaces=frozenset(self.cluster.ignored_namespaces),
             operator_namespace=self.operator_namespace,
             monitoring_labels=_pairs("monitoring_labels", self.cluster.monitoring_labels),
             max_attempts=self.jobs.max_attempts,

@@ -75,6 +75,8 @@ class PlanSettings:
     """As `store_secret`, for these jobs. Empty: the Secret named `store_secret`, in the operator's namespace."""
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
+    ignored_namespaces: frozenset[str] = frozenset()
+    """Namespaces whose endpoints another operator plans."""
     operator_namespace: str = "penstock-system"
     """Pods of this namespace may reach the internal port of runtime pods."""
     monitoring_labels: tuple[tuple[str, str], ...] = (("penstock.dev/monitoring", "true"),)

@@ -174,8 +174,8 @@ class ClusterCache:
 
     def __init__(self, settings: PlanSettings) -> None:
         self.settings = settings
-        self.endpoints = Store(MODEL_ENDPOINT, _packed, index=endpoint_index)
-        self.models = Store(OPTIMIZED_MODEL, _packed, index=model_index)
+        self.endpoints = Store(MODEL_ENDPOINT, _packed, index=endpoint_index, wanted=self._is_ours)
+        self.models = Store(OPTIMIZED_MODEL, _packed, index=model_index, wanted=self._is_ours)
         self.classes = Store(HARDWARE_CLASS, _trimmed)
         self.nodes = Store(NODE, _node)
         self.namespaces = Store(NAMESPACE, _labels)
@@ -214,6 +214,9 @@ class ClusterCache:
         self.conflicting: dict[ObjectKey, frozenset[Ref]] = {}
         """By endpoint: objects with the operator's names that it did not create."""
         self._report_listeners: list[Callable[[tuple[Index, ...]], None]] = []
+
+    def _is_ours(self, key: ObjectKey) -> bool:
+        return key.namespace not in self.settings.ignored_namespaces
 
     def listen_reports(self, listener: Callable[[tuple[Index, ...]], None]) -> None:
         """Call this with the pod's index keys whenever a pod's report or an endpoint's scale changes."""
