@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-import penstock
 from testbed.control_plane import ControlPlane
 from testbed.kubectl import Kubectl, KubectlError
 from tests.charts.helm import CHART, NAMESPACE, RELEASE, Helm
-from tests.operator.test_process import LONG_LEASE, Operator, started, until
 
 EXAMPLE = Path(__file__).parents[2] / "examples/sentence-embedding.yaml"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:penstock-operator"
@@ -174,112 +169,3 @@ def test_uninstalling_keeps_the_definitions_and_the_users_endpoints(installed: H
     assert [one["metadata"]["name"] for one in left] == ["sentence-embedding"]
     assert kubectl.items("hardwareclasses") == []
     assert not can(kubectl, "create", "jobs.batch")
-
-
-SECOND = "team"
-OF_SECOND = ("team-a", "team-b")
-"""Namespaces that the second release looks after."""
-
-
-@pytest.fixture(scope="module")
-def releases(chart: Helm, private_control_plane: ControlPlane) -> Helm:
-    """helm for that control plane, where one release looks after two namespaces, and another one after all others."""
-    here = replace(chart, kubeconfig=private_control_plane.kubeconfig)
-    for name in (*OF_SECOND, "team-c"):
-        private_control_plane.kubectl("create", "namespace", name)
-    install = ("install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace")
-    here.run(*install, values={"ignoreNamespaces": [*OF_SECOND]})
-    classes = yaml.safe_load((CHART / "values.yaml").read_text())["hardwareClasses"]
-    values = {
-        "watchNamespaces": [*OF_SECOND],
-        "hardwareClasses": dict.fromkeys(classes, False),
-        "images": {"optimizer": {"repository": "registry.example/of-the-team"}},
-    }
-    here.run("install", SECOND, str(CHART), "--namespace", f"{SECOND}-system", "--create-namespace", values=values)
-    return here
-
-
-@contextmanager
-def operator_of(release: str, namespace: str, helm: Helm, plane: ControlPlane, folder: Path) -> Iterator[Operator]:
-    """A process with the settings and the rights of a release's Deployment."""
-    manifests = list(yaml.safe_load_all(helm.run("get", "manifest", release, "--namespace", namespace).stdout))
-    (pod,) = (one["spec"]["template"]["spec"] for one in manifests if one["kind"] == "Deployment")
-    (container,) = pod["containers"]
-    variables = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
-    settings = {name.removeprefix("PENSTOCK_OPERATOR_"): value for name, value in variables.items()}
-    written = plane.user(f"system:serviceaccount:{namespace}:{pod['serviceAccountName']}")
-    # KUBECONFIG is a list of files with colons between them.
-    kubeconfig = Path(shutil.copy(written, folder / f"{release}.kubeconfig"))
-    operator = Operator(
-        kubeconfig, folder / f"{release}.log", **{**settings, **LONG_LEASE, "OPERATOR_NAMESPACE": namespace}
-    )
-    with started(operator):
-        yield operator
-
-
-def images_of_jobs(kubectl: Kubectl, namespace: str) -> set[str]:
-    """The images of the jobs in a namespace: each release has another one."""
-    return {
-        one["spec"]["template"]["spec"]["containers"][0]["image"] for one in kubectl.within(namespace).items("jobs")
-    }
-
-
-@pytest.mark.slow
-def test_of_two_releases_each_reconciles_its_own_namespaces(
-    releases: Helm, private_control_plane: ControlPlane, kubectl: Kubectl, tmp_path: Path
-) -> None:
-    spaces = (*OF_SECOND, "team-c")
-    with (
-        operator_of(RELEASE, NAMESPACE, releases, private_control_plane, tmp_path) as first,
-        operator_of(SECOND, f"{SECOND}-system", releases, private_control_plane, tmp_path) as second,
-    ):
-        until(lambda: first.leads() and second.leads(), what="both releases have a leader of their own")
-        for space in spaces:
-            kubectl("apply", "--namespace", space, "--filename", str(EXAMPLE))
-        until(lambda: all(images_of_jobs(kubectl, space) for space in spaces), what="all have jobs")
-        # The first release's watch reported the endpoint of team-c after those of the second release's namespaces.
-        found = kubectl("get", "modelendpoints", "--all-namespaces", "--output", "name").split()
-        assert (known(first), known(second)) == (len(found) - len(OF_SECOND), len(OF_SECOND))
-        for operator in (first, second):
-            assert operator.end() == 0
-
-    second_image = f"registry.example/of-the-team:{penstock.__version__}"
-    expected = {"team-a": second_image, "team-b": second_image}
-    expected["team-c"] = f"localhost/penstock-optimizer:{penstock.__version__}"
-    assert {space: images_of_jobs(kubectl, space) for space in spaces} == {
-        space: {image} for space, image in expected.items()
-    }
-
-
-def known(operator: Operator) -> float:
-    """The number of ModelEndpoints in an operator's caches."""
-    lines = operator.get("/metrics").splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("penstock_operator_endpoints{"))
-
-
-@pytest.mark.usefixtures("releases")
-@pytest.mark.parametrize(
-    ("verb", "resource", "namespace", "expected"),
-    [
-        ("create", "jobs.batch", "team-a", True),
-        ("create", "jobs.batch", "team-c", False),
-        ("list", "modelendpoints.penstock.dev", "team-c", False),
-        ("list", "modelendpoints.penstock.dev", "team-b", True),
-        ("update", "leases.coordination.k8s.io", NAMESPACE, False),
-        ("patch", "modelendpoints.penstock.dev/status", "default", False),
-    ],
-)
-def test_the_release_of_two_namespaces_has_rights_in_these_only(
-    kubectl: Kubectl, verb: str, resource: str, namespace: str, expected: bool
-) -> None:
-    account = f"system:serviceaccount:{SECOND}-system:{SECOND}-penstock-operator"
-
-    assert can(kubectl, verb, resource, namespace, account) is expected
-
-
-def test_a_release_with_a_name_that_is_taken_changes_nothing(releases: Helm) -> None:
-    install = ("install", RELEASE, str(CHART), "--namespace", "another", "--create-namespace")
-    run = releases.run(*install, values={"watchNamespaces": ["team-c"]}, check=False)
-
-    assert run.returncode != 0
-    assert "cannot be imported into the current release" in run.stderr
