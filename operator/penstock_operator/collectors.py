@@ -33,6 +33,20 @@ class CacheCollector(Collector):
         for kind, store in self._cache.stores.items():
             objects.add_metric([kind.name], len(store))
         yield objects
+        quota = GaugeMetricFamily(
+            f"{PREFIX}namespace_quota",
+            "Cores and replicas of the endpoints of a namespace: the limit of its quota (hard), and what is used",
+            labels=[LABELS[0], "resource", "type"],
+        )
+        for namespace, limit, used in self._cache.quotas.namespaces():
+            for resource, hard, taken in (
+                ("cores", limit.cores, used.cores),
+                ("replicas", limit.replicas, used.replicas),
+            ):
+                if hard is not None:
+                    quota.add_metric([namespace, resource, "hard"], hard)
+                quota.add_metric([namespace, resource, "used"], taken)
+        yield quota
         silence = GaugeMetricFamily(
             f"{PREFIX}silence_seconds",
             "Seconds since the last event, bookmark or progress of each activity; liveness fails above the limit",

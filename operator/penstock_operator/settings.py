@@ -22,6 +22,7 @@ from penstock.errors import SettingError, closest
 from penstock.settings import Setting, SettingsGroup, described, load, setting
 from penstock_operator.plan.installation import AllowList, PlanSettings, StoreVolume
 from penstock_operator.plan.prometheus_urls import HOST_PATTERN
+from penstock_operator.plan.tenants import AllowedSources, NamespaceQuota, read_rules
 
 PREFIX = "PENSTOCK_OPERATOR_"
 DOCUMENT = "docs/reference/operator.md"
@@ -45,6 +46,9 @@ class ClusterSettings(SettingsGroup):
     )
     namespaces: tuple[str, ...] = setting(
         (), "Namespaces whose ModelEndpoints are reconciled, comma-separated. Empty: all namespaces."
+    )
+    ignored_namespaces: tuple[str, ...] = setting(
+        (), "Namespaces whose ModelEndpoints another operator reconciles, comma-separated."
     )
     operator_namespace: str = setting(
         "",
@@ -206,6 +210,13 @@ class PolicySettings(SettingsGroup):
     allowed_file_prefixes: tuple[str, ...] = setting(
         (), "Folders of the nodes whose models file:// sources may name, comma-separated. Empty: no file:// sources."
     )
+    allowed_sources: str = setting(
+        "",
+        "Sources of models by namespace, as a JSON list of rules such as "
+        '`[{"namespaceSelector": {"matchLabels": {"team": "a"}}, "sources": ["hf://org/", "s3://bucket/models/"]}]`. '
+        "Empty: all sources. As soon as there is a rule, endpoints of a namespace may name what its rules list. "
+        "file:// sources are not listed here, but in allowed_file_prefixes.",
+    )
     allowed_tolerations: tuple[str, ...] = setting(
         (),
         "Keys of the taints in spec.pod.tolerations, comma-separated. Tolerations of hardware classes need no entry.",
@@ -218,6 +229,12 @@ class PolicySettings(SettingsGroup):
     allowed_priority_classes: tuple[str, ...] = setting((), "Names in spec.pod.priorityClassName, comma-separated.")
     allowed_service_accounts: tuple[str, ...] = setting(
         (), "Names in spec.pod.serviceAccountName in addition to `default`, comma-separated."
+    )
+    quotas: str = setting(
+        "",
+        "How many cores and replicas the endpoints of a namespace may have together, as a JSON list such as "
+        '`[{"namespaceSelector": {"matchLabels": {"team": "a"}}, "cores": 16, "replicas": 8}]`. Of several that select '
+        "a namespace the smallest number counts. Empty: no limits.",
     )
     shared_artefacts: bool = setting(
         False,
@@ -234,6 +251,8 @@ class PolicySettings(SettingsGroup):
                     f"allowed_file_prefixes has {prefix!r}: write the absolute path of a folder below /, without `.`, "
                     "`..` and a slash at its end"
                 )
+        _ = read_rules("allowed_sources", self.allowed_sources, AllowedSources)
+        _ = read_rules("quotas", self.quotas, NamespaceQuota)
         for name, patterns in self._lists().items():
             for pattern in patterns:
                 if "*" in pattern[:-1]:
@@ -243,7 +262,8 @@ class PolicySettings(SettingsGroup):
     def allow_list(self) -> AllowList:
         """The settings as plans take them."""
         lists = {name.removeprefix("allowed_"): patterns for name, patterns in self._lists().items()}
-        return AllowList(**lists, shared_artefacts=self.shared_artefacts)
+        sources = read_rules("allowed_sources", self.allowed_sources, AllowedSources)
+        return AllowList(**lists, sources=sources, shared_artefacts=self.shared_artefacts)
 
     def _lists(self) -> dict[str, tuple[str, ...]]:
         """The lists of names by field."""
@@ -452,6 +472,7 @@ class Settings(SettingsGroup):
             store_collect_secret=self.store.store_collect_secret,
             image_pull_policy=self.images.image_pull_policy,
             image_pull_secrets=self.images.image_pull_secrets,
+            ignored_namespaces=frozenset(self.cluster.ignored_namespaces),
             operator_namespace=self.operator_namespace,
             monitoring_labels=_pairs("monitoring_labels", self.cluster.monitoring_labels),
             max_attempts=self.jobs.max_attempts,
@@ -465,6 +486,7 @@ class Settings(SettingsGroup):
             keda=self.scaling.keda,
             prometheus_url=self.scaling.prometheus_url,
             allowed=self.policy.allow_list(),
+            quotas=read_rules("quotas", self.policy.quotas, NamespaceQuota),
             metadata_for_accounts=self.jobs.metadata_for_accounts,
             prometheus_hosts=self.scaling.prometheus_hosts,
             extra_env=_pairs("extra_env", self.images.extra_env),

@@ -57,6 +57,8 @@ def test_with_watched_namespaces_the_rights_are_limited_to_them(chart: Helm) -> 
     bound = {one["metadata"]["namespace"] for one in manifests if one["kind"] == "RoleBinding"}
     assert bound == {NAMESPACE, "team-a", "team-b"}
     assert environment(manifests)["PENSTOCK_OPERATOR_NAMESPACES"] == "team-a,team-b"
+    ignoring = chart.template({"ignoreNamespaces": ["team-a", "team-b"]})
+    assert environment(ignoring)["PENSTOCK_OPERATOR_IGNORED_NAMESPACES"] == "team-a,team-b"
 
 
 def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Helm) -> None:
@@ -125,6 +127,10 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
                 "operator": {"settings": {"WORKERS": 16}},
                 "policy": {
                     "fileSources": ["/srv/models", "/data"],
+                    "allowedSources": [
+                        {"namespaceSelector": {"matchLabels": {"team": "a"}}, "sources": ["hf://our-org/"]}
+                    ],
+                    "quotas": [{"cores": 16}],
                     "metadataForServiceAccounts": True,
                     "pod": {"labels": ["team", "cost/*"], "nodeSelectors": [], "serviceAccounts": ["reader"]},
                 },
@@ -138,6 +144,10 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
                 "PENSTOCK_OPERATOR_EXTRA_ENV": "HF_ENDPOINT=https://hub.example/,NO_PROXY=cluster.local",
                 "PENSTOCK_OPERATOR_WORKERS": "16",
                 "PENSTOCK_OPERATOR_ALLOWED_FILE_PREFIXES": "/srv/models,/data",
+                "PENSTOCK_OPERATOR_ALLOWED_SOURCES": (
+                    '[{"namespaceSelector":{"matchLabels":{"team":"a"}},"sources":["hf://our-org/"]}]'
+                ),
+                "PENSTOCK_OPERATOR_QUOTAS": '[{"cores":16}]',
                 "PENSTOCK_OPERATOR_METADATA_FOR_ACCOUNTS": "true",
                 "PENSTOCK_OPERATOR_ALLOWED_LABELS": "team,cost/*",
                 "PENSTOCK_OPERATOR_ALLOWED_NODE_SELECTORS": "",
@@ -169,6 +179,7 @@ BUCKET: Manifest = {"hostPath": {"enabled": False}, "s3": {"enabled": True, "uri
         ({"store": {**BUCKET, "collect": {"mode": "Always", "everySeconds": 3600}}}, ("3600", "604800")),
         ({**WATCHED, "store": {"collect": {"mode": "Always"}}}, ("86400", "604800")),
         ({"store": {"collect": {"mode": "Never"}}}, ()),
+        ({"ignoreNamespaces": ["team-a"]}, ()),
     ],
 )
 def test_a_store_that_may_be_shared_is_collected_only_if_a_value_states_that_it_is_not(
@@ -234,6 +245,7 @@ def test_the_defaults_of_the_chart_are_those_of_the_operator(chart: Helm) -> Non
             "image_pull_policy",
             "store_uri",
             "allowed",
+            "quotas",
             "metadata_for_accounts",
         )
         if getattr(ours, name) != getattr(its, name)
@@ -446,6 +458,10 @@ BAD: list[tuple[Manifest, str]] = [
     ({"operator": {"resources": {"limits": {"memory": "plenty"}}}}, "memory"),
     ({"podMonitor": {"interval": "often"}}, "interval"),
     ({"policy": {"fileSources": ["/"]}}, "fileSources"),
+    ({"policy": {"allowedSources": [{"sources": ["file:///models"]}]}}, "sources"),
+    ({"policy": {"allowedSources": [{"sources": ["hf://"], "namespaces": ["a"]}]}}, "namespaces"),
+    ({"policy": {"quotas": [{"namespaceSelector": {}}]}}, "quotas"),
+    ({"policy": {"quotas": [{"cores": 1.5}]}}, "cores"),
     ({"policy": {"pod": {"labels": ["a,b"]}}}, "labels"),
     ({"policy": {"pod": {"tolerations": ["a*b"]}}}, "tolerations"),
     ({"prometheus": {"allowedHosts": ["http://prometheus"]}}, "allowedHosts"),
@@ -515,3 +531,22 @@ def test_the_generator_reports_outdated_files(tmp_path: Path) -> None:
         "charts/penstock/files/rbac.yaml differs from what the code generates: run make crds",
         "charts/penstock/crds/gone.yaml is no longer in crds/: remove it",
     ]
+
+
+ADMISSION = "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"
+
+
+def test_endpoints_are_checked_by_the_api_server_where_it_can_and_only_for_the_releases_namespaces(chart: Helm) -> None:
+    def bound(values: Manifest, *words: str) -> list[Manifest]:
+        made = [one for one in chart.template(values, *words) if one["metadata"]["name"].endswith("-endpoints")]
+        assert [one["kind"] for one in made] in ([], ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"])
+        return [one["spec"].get("matchResources", {}) for one in made[1:]]
+
+    served = ("--api-versions", ADMISSION)
+    selector = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["team-a"]}
+    assert bound({}, *served) == [{}]
+    assert bound({}) == []
+    assert bound({"admissionPolicies": {"enabled": False}}, *served) == []
+    assert bound({"policy": {"fileSources": ["/srv"]}}, *served) == []
+    assert bound({"policy": {"fileSources": ["/srv"], "quotas": [{"cores": 0}]}}, *served) == [{}]
+    assert bound(WATCHED, *served) == [{"namespaceSelector": {"matchExpressions": [selector]}}]

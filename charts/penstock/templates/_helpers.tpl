@@ -27,7 +27,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- /* Whether the operator collects garbage in the store. */}}
 {{- define "penstock.collects" -}}
 {{- $mode := .Values.store.collect.mode }}
-{{- if or (eq $mode "Always") (and (eq $mode "Auto") (eq (include "penstock.store" .) "hostPath") (not .Values.watchNamespaces)) }}yes{{ end }}
+{{- if or (eq $mode "Always") (and (eq $mode "Auto") (eq (include "penstock.store" .) "hostPath") (not .Values.watchNamespaces) (not .Values.ignoreNamespaces)) }}yes{{ end }}
 {{- end }}
 
 {{- define "penstock.store" -}}

@@ -161,7 +161,7 @@ class StoreCollection:
             except PenstockError:
                 continue
             # One that is not accepted has no artefact, and no job runs for it.
-            if refusal(spec, self._cache.settings.allowed) is None:
+            if refusal(spec, self._cache.settings.allowed, self._cache.namespace_labels(key.namespace)) is None:
                 homes[key.namespace] = CollectionHome(key.namespace, spec.pod)
         return list(homes.values())
 

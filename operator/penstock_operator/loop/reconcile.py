@@ -140,7 +140,9 @@ class Reconciler:
         entry, observed = self._cache.endpoints.get(key), self._cache.observe(key)
         if entry is None or observed is None or "deletionTimestamp" in observed.endpoint["metadata"]:
             return None, None, ReconcilePlan()
-        return entry, observed, plan(observed)
+        planned = plan(observed)
+        self._cache.quotas.put(key, entry.uid, planned.grant)
+        return entry, observed, planned
 
     def _is_new(self, key: ObjectKey, value: Json) -> bool:
         """Whether the caches have no such object; or one of another endpoint: one endpoint's gateway may have the

@@ -103,6 +103,7 @@ class Reason(StrEnum):
     POD_SETTING_NOT_ALLOWED = "PodSettingNotAllowed"
     PODS_REFUSED = "PodsRefused"
     PUBLISHED = "Published"
+    QUOTA_EXCEEDED = "QuotaExceeded"
     READ = "Read"
     REFUSED_BY_NODE = "RefusedByNode"
     RESOLVED = "Resolved"

@@ -22,6 +22,7 @@ from penstock.resources.source import ModelSource, Scheme
 from penstock_operator.plan.conditions import Finding, Reason, no, sentence
 from penstock_operator.plan.installation import AllowList, Json, PlanSettings
 from penstock_operator.plan.names import API_VERSION, runtime_labels
+from penstock_operator.plan.tenants import allowed_sources, is_covered
 
 DEFAULT_ACCOUNT = "default"
 """The service account that pods have without `serviceAccountName`."""
@@ -125,9 +126,17 @@ def usable(found: HardwareClassSpec | Finding, cores: int) -> HardwareClassSpec 
     return found
 
 
-def refusal(spec: ModelEndpointSpec, allowed: AllowList) -> Finding | None:
-    """Why the endpoint may not have what it asks for: the finding of the first such field; None if all is allowed."""
+def refusal(spec: ModelEndpointSpec, allowed: AllowList, namespace: Mapping[str, str]) -> Finding | None:
+    """Why the endpoint may not have what it asks for: the finding of the first such field; None if all is allowed.
+    `namespace`: the labels of its namespace."""
     source = spec.source
+    if allowed.sources and not is_covered(source, prefixes := allowed_sources(allowed.sources, namespace)):
+        return no(
+            Reason.SOURCE_NOT_ALLOWED,
+            f"spec.model is {str(source)[:_SHOWN]!r}, and the cluster's administrator allows these sources in this "
+            f"namespace: {_listed(prefixes)}. Use one of them, or ask the administrator to add a rule to "
+            "policy.allowedSources of the chart.",
+        )
     if source.scheme is Scheme.FILE and allowed_folder(source, allowed) is None:
         return no(
             Reason.SOURCE_NOT_ALLOWED,

@@ -38,7 +38,9 @@ from penstock_operator.plan.optimized_model import (
 from penstock_operator.plan.placement import missing_for
 from penstock_operator.plan.pod_conditions import PinVerdict, judge_pinning, pod_problems
 from penstock_operator.plan.pod_template import job_memory, runtime_memory
+from penstock_operator.plan.quotas import WAITING_SECONDS, Grant, QuotaShare
 from penstock_operator.plan.scaling import (
+    HpaBounds,
     ReplicaTarget,
     horizontal_pod_autoscaler,
     hpa_bounds,
@@ -83,6 +85,8 @@ class ReconcilePlan:
     optimized_status: tuple[StatusWrite, ...] = ()
     """Statuses of existing OptimizedModels. A new OptimizedModel gets its status with the next plan."""
     events: tuple[Event, ...] = ()
+    grant: Grant | None = None
+    """What of the namespace's quota the endpoint gets with this plan; None: there is no quota, or it gets nothing."""
     requeue_seconds: float | None = None
     """Plan again after this time even without an event; None: the resync is enough."""
 
@@ -120,12 +124,19 @@ class _Planner:
     requeue: list[float] = field(default_factory=list)
     classes: dict[str, HardwareClassSpec | Finding] = field(default_factory=dict)
     """HardwareClasses parsed for this plan: parsing is a large part of its cost."""
+    most: int | None = None
+    """Replicas that the quota of the namespace allows; None: it has none."""
+    grant: Grant | None = None
 
     def run(self) -> ReconcilePlan:
         """The whole plan."""
         endpoint, observed = self.endpoint, self.observed
         hardware = self._class(endpoint.spec.hardware_class)
         acceptance = accepted(endpoint, observed, hardware)
+        share = observed.quota.share() if observed.quota is not None else None
+        if share is not None and acceptance.true:
+            acceptance = share.finding(endpoint.namespace) or acceptance
+            self.most = share.most
         wanted: OptimizationState | None = None
         if acceptance.true and not isinstance(hardware, Finding):
             wanted = self._optimise(hardware)
@@ -146,11 +157,31 @@ class _Planner:
             self._end_jobs(served)
         serving = choose(endpoint, wanted, present_model, present, accepted=acceptance.true, pinned=pinned)
         others = bool(left_over(observed.scalers, endpoint.spec.scaling.mode))
-        count = replica_target(endpoint, present, observed.scale, others=others)
+        count = replica_target(endpoint, present, observed.scale, others=others, most=self.most)
+        if share is not None and acceptance.true:
+            self._take(share, count)
+        elif acceptance.reason == Reason.QUOTA_EXCEEDED:
+            self.requeue.append(WAITING_SECONDS)
         template = self._objects(serving, count) if acceptance.true else ""
         models = tuple(model for model in (wanted, present_model) if model is not None)
         state = self._state(acceptance, wanted, serving, count, template=template, models=models)
         return self._finished(state)
+
+    def _take(self, share: QuotaShare, count: ReplicaTarget) -> None:
+        """Take what the endpoint gets with this plan out of the quota."""
+        scaling = self.endpoint.spec.scaling
+        replicas = count.wanted
+        if scaling.mode in {ScalingMode.HPA, ScalingMode.KEDA} and not self.endpoint.spec.suspend:
+            replicas = max(replicas, self._bounds().most)
+        self.grant = share.grant(replicas)
+        if share.most <= replicas and share.most < scaling.max_replicas:
+            self.requeue.append(WAITING_SECONDS)
+
+    def _bounds(self) -> HpaBounds:
+        observed = self.observed
+        present = 1 if observed.deployment is None else observed.deployment.wanted
+        scaling = self.endpoint.spec.scaling
+        return hpa_bounds(scaling, observed.scale, observed.scalers, present=present, most=self.most)
 
     def _class(self, name: str) -> HardwareClassSpec | Finding:
         if name not in self.classes:
@@ -231,7 +262,7 @@ class _Planner:
         scaling, suspended = endpoint.spec.scaling, endpoint.spec.suspend
         wanted: Json | None = None
         url = prometheus_of(endpoint, observed.settings)
-        between = hpa_bounds(scaling, observed.scale, observed.scalers)
+        between = self._bounds()
         if scaling.mode is ScalingMode.HPA:
             wanted = horizontal_pod_autoscaler(endpoint, between)
         elif scaling.mode is ScalingMode.KEDA and observed.settings.keda and url:
@@ -315,6 +346,7 @@ class _Planner:
                 *_started(state.wanted),
                 *scaling_events(before.scaling, after.scaling, count, suspended=self.endpoint.spec.suspend),
             ),
+            grant=self.grant,
             requeue_seconds=min(self.requeue, default=None),
         )
 

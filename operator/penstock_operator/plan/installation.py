@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.artefact_store import StoreUri
+from penstock_operator.plan.tenants import AllowedSources, NamespaceQuota
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class AllowList:
 
     file_prefixes: tuple[str, ...] = ()
     """Folders of the nodes whose models `file://` sources may name: absolute paths without `.` and `..`."""
+    sources: tuple[AllowedSources, ...] = ()
+    """Other sources by namespace. Empty: all. As soon as there is a rule, a namespace has what its rules list."""
     tolerations: tuple[str, ...] = ()
     """Keys of taints."""
     node_selectors: tuple[str, ...] = (
@@ -74,6 +77,8 @@ class PlanSettings:
     """As `store_secret`, for these jobs. Empty: the Secret named `store_secret`, in the operator's namespace."""
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
+    ignored_namespaces: frozenset[str] = frozenset()
+    """Namespaces whose endpoints another operator plans."""
     operator_namespace: str = "penstock-system"
     """Pods of this namespace may reach the internal port of runtime pods."""
     monitoring_labels: tuple[tuple[str, str], ...] = (("penstock.dev/monitoring", "true"),)
@@ -104,6 +109,8 @@ class PlanSettings:
     prometheus_url: str = ""
     """The Prometheus that KEDA queries when an endpoint names none."""
     allowed: AllowList = AllowList()
+    quotas: tuple[NamespaceQuota, ...] = ()
+    """How much the endpoints of a namespace may have together."""
     metadata_for_accounts: bool = False
     """Pods with a service account of their own may reach the metadata service of their node."""
     prometheus_hosts: tuple[str, ...] = ()

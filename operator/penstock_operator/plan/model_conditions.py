@@ -39,7 +39,9 @@ def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: Har
         hardware.requests(spec.cores)
     except SpecError as error:
         return no(Reason.INVALID_CORES, sentence(str(error)))
-    refused = refusal(spec, observed.settings.allowed) or refused_store(spec.source, observed.settings)
+    refused = refusal(spec, observed.settings.allowed, observed.namespace_labels) or refused_store(
+        spec.source, observed.settings
+    )
     if refused is not None:
         return refused
     pins = spec.optimization.artefact

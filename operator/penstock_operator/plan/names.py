@@ -17,6 +17,8 @@ ATTEMPT = f"{GROUP}/attempt"
 """Label of a Job and its pod: the number of the run, from 1."""
 ARTEFACT = f"{GROUP}/artefact"
 """Annotation of runtime pods: the digest of the artefact that they serve. It is too long for a label."""
+CORES = f"{GROUP}/cores"
+"""Annotation of an endpoint's Deployment: `cores` of one replica."""
 TEMPLATE_HASH = f"{GROUP}/template-hash"
 """Annotation of runtime pods: the hash of the pod template as the operator wrote it."""
 

@@ -13,7 +13,8 @@ from datetime import datetime
 from penstock_operator.plan.conditions import Finding
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
-from penstock_operator.plan.names import ARTEFACT, FIELD_MANAGER, OPTIMIZED_MODEL, TEMPLATE_HASH
+from penstock_operator.plan.names import ARTEFACT, CORES, FIELD_MANAGER, OPTIMIZED_MODEL, TEMPLATE_HASH
+from penstock_operator.plan.quotas import NamespaceUse
 from penstock_operator.plan.workloads import JobFacts, Object, Owner, RuntimePod, moment
 
 
@@ -54,6 +55,8 @@ class ScalerFacts:
     reason: str = ""
     message: str = ""
     deleting: bool = False
+    most: int = 0
+    """The largest number of replicas that it may set."""
 
     @property
     def ours(self) -> bool:
@@ -82,6 +85,7 @@ class ScalerFacts:
             reason=condition.get("reason") or "",
             message=condition.get("message") or "",
             deleting="deletionTimestamp" in metadata,
+            most=int(spec.get("maxReplicaCount" if kind == SCALED_OBJECT else "maxReplicas") or 0),
         )
 
 
@@ -164,6 +168,8 @@ class DeploymentFacts:
     """`sha256:...` of the artefact that its pod template serves."""
     optimized_model: str = ""
     """The OptimizedModel of the artefact; empty for a pinned one that no OptimizedModel of the namespace has."""
+    cores: int = 0
+    """`cores` of one replica; 0: an earlier version made it."""
 
     @classmethod
     def from_object(cls, value: Object) -> DeploymentFacts:
@@ -193,6 +199,7 @@ class DeploymentFacts:
             template=annotations.get(TEMPLATE_HASH) or "",
             artefact=annotations.get(ARTEFACT) or "",
             optimized_model=labels.get(OPTIMIZED_MODEL) or "",
+            cores=int(text) if (text := (metadata.get("annotations") or {}).get(CORES) or "").isdecimal() else 0,
         )
 
 
@@ -298,6 +305,8 @@ class EndpointSnapshot:
     They are never changed; the condition Accepted names them."""
     namespace_labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the endpoint's namespace."""
+    quota: NamespaceUse | None = None
+    """The use of the namespace's quota; None: it has none."""
     nodes: tuple[Json, ...] = ()
     """Node objects as JSON (labels, taints, unschedulable, allocatable are enough)."""
     scale: DesiredScale | None = None

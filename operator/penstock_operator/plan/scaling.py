@@ -54,9 +54,15 @@ class ReplicaTarget:
 
 
 def replica_target(
-    endpoint: ParsedEndpoint, deployment: DeploymentFacts | None, scale: DesiredScale | None, *, others: bool = False
+    endpoint: ParsedEndpoint,
+    deployment: DeploymentFacts | None,
+    scale: DesiredScale | None,
+    *,
+    others: bool = False,
+    most: int | None = None,
 ) -> ReplicaTarget:
-    """The replica count. `others`: a scaler of a previous mode still exists.
+    """The replica count. `others`: a scaler of a previous mode still exists. `most`: what the quota of the namespace
+    allows; None: it has none.
 
     A suspended endpoint has 0 in every mode; an HPA ignores a Deployment with 0 replicas.
     """
@@ -75,7 +81,8 @@ def replica_target(
                 return ReplicaTarget(1, written=False)
             return _present_count(deployment)
         case ScalingMode.INTERNAL:
-            return ReplicaTarget(_internal(endpoint, deployment, scale), written=True)
+            number = _internal(endpoint, deployment, scale)
+            return ReplicaTarget(number if most is None else min(number, most), written=True)
 
 
 def _present_count(deployment: DeploymentFacts) -> ReplicaTarget:
@@ -131,17 +138,29 @@ class HpaBounds:
     most: int
 
 
-def hpa_bounds(scaling: Scaling, scale: DesiredScale | None, scalers: tuple[ScalerFacts, ...]) -> HpaBounds:
+def hpa_bounds(
+    scaling: Scaling,
+    scale: DesiredScale | None,
+    scalers: tuple[ScalerFacts, ...],
+    *,
+    present: int = 1,
+    most: int | None = None,
+) -> HpaBounds:
     """The bounds of the spec; the decided number itself where the HPA's tolerance could prevent it.
 
     While the HPA does not exist, it is not known whether the API server keeps the tolerance: it starts with the spec's
-    bounds.
+    bounds. In a namespace with a quota, which allows `most` replicas, the upper bound is the decided number (or the
+    `present` one): other endpoints can count on what the HPA does not take.
     """
-    present = in_force(scalers)
-    if scale is None or present is None or present.exact or scale.replicas < SMALLEST_PREVENTED:
-        return HpaBounds(scaling.min_replicas, scaling.max_replicas)
-    number = min(scaling.max_replicas, max(scaling.min_replicas, scale.replicas))
-    return HpaBounds(number, number)
+    found, decided = HpaBounds(scaling.min_replicas, scaling.max_replicas), present if scale is None else scale.replicas
+    number = min(found.most, max(found.least, decided))
+    hpa = in_force(scalers)
+    if scale is not None and hpa is not None and not hpa.exact and scale.replicas >= SMALLEST_PREVENTED:
+        found = HpaBounds(number, number)
+    if most is None:
+        return found
+    number = max(1, min(number, most))
+    return HpaBounds(min(found.least, number), number)
 
 
 def labels(endpoint: ParsedEndpoint) -> dict[str, str]:

@@ -14,6 +14,7 @@ from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.job_network import egress, identity_variables, reaches_metadata
 from penstock_operator.plan.names import (
     ARTEFACT,
+    CORES,
     HTTP_PORT,
     INTERNAL_PORT,
     OPTIMIZED_MODEL,
@@ -155,7 +156,9 @@ def deployment(
     }
     if replicas.written:
         spec["replicas"] = replicas.wanted
-    return endpoint.owned("apps/v1", "Deployment", spec)
+    made = endpoint.owned("apps/v1", "Deployment", spec)
+    made["metadata"]["annotations"] = {CORES: str(serving.cores)}
+    return made
 
 
 def template(

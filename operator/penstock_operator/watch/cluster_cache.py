@@ -53,6 +53,7 @@ from penstock_operator.plan.observed import (
 )
 from penstock_operator.plan.optimized_model import OWNERS, digests, wanted_name
 from penstock_operator.plan.workloads import HostReport, JobFacts, JobLog, PodFacts, RuntimePod
+from penstock_operator.watch.quota_use import QuotaUse
 
 
 def texts_source(endpoint: Json) -> tuple[str, str] | None:
@@ -172,8 +173,8 @@ class ClusterCache:
 
     def __init__(self, settings: PlanSettings) -> None:
         self.settings = settings
-        self.endpoints = Store(MODEL_ENDPOINT, _packed, index=endpoint_index)
-        self.models = Store(OPTIMIZED_MODEL, _packed, index=model_index)
+        self.endpoints = Store(MODEL_ENDPOINT, _packed, index=endpoint_index, wanted=self._is_ours)
+        self.models = Store(OPTIMIZED_MODEL, _packed, index=model_index, wanted=self._is_ours)
         self.classes = Store(HARDWARE_CLASS, _trimmed)
         self.nodes = Store(NODE, _node)
         self.namespaces = Store(NAMESPACE, _labels)
@@ -191,6 +192,8 @@ class ClusterCache:
         self.accounts = Store(SERVICE_ACCOUNT, _no_facts, index=owner_index)
         self.bindings = Store(ROLE_BINDING, _no_facts, index=owner_index)
         """ServiceAccounts and RoleBindings belong to gateways."""
+        scalers = (self.autoscalers, self.scaled_objects)
+        self.quotas = QuotaUse(settings.quotas, self.endpoints, self.deployments, scalers, self.namespace_labels)
         self.reports: PodReports[tuple[HostReport | None, str]] = PodReports()
         """Of runtime pods: the parsed `/info`, or why it could not be read."""
         self.logs: PodReports[JobLog] = PodReports()
@@ -206,6 +209,9 @@ class ClusterCache:
         self.conflicting: dict[ObjectKey, frozenset[Ref]] = {}
         """By endpoint: objects with the operator's names that it did not create."""
         self._report_listeners: list[Callable[[tuple[Index, ...]], None]] = []
+
+    def _is_ours(self, key: ObjectKey) -> bool:
+        return key.namespace not in self.settings.ignored_namespaces
 
     def listen_reports(self, listener: Callable[[tuple[Index, ...]], None]) -> None:
         """Call this with the pod's index keys whenever a pod's report or an endpoint's scale changes."""
@@ -395,11 +401,12 @@ class ClusterCache:
             workload_texts=texts,
             conflicting=self.conflicting.get(key, frozenset()),
             scale=self.scales.get(key),
-            namespace_labels=self._namespace_labels(key.namespace),
+            namespace_labels=self.namespace_labels(key.namespace),
+            quota=self.quotas.seen_by(key),
             nodes=tuple(entry.facts for name in self.nodes if (entry := self.nodes.get(name))),
         )
 
-    def _namespace_labels(self, namespace: str) -> Mapping[str, str]:
+    def namespace_labels(self, namespace: str) -> Mapping[str, str]:
         """At least the label that every namespace has."""
         known = self.namespaces.facts(ObjectKey("", namespace))
         return {"kubernetes.io/metadata.name": namespace, **(known or {})}

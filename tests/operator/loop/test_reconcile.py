@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.loop.reconcile import ReconcileRequest
 from penstock_operator.plan.names import LOG_NONCE
+from penstock_operator.settings import PREFIX, Settings
 from testbed.cluster import Cluster
 from testbed.fixtures import install_crds
 from testbed.kubectl import Kubectl
@@ -245,3 +247,35 @@ def test_an_endpoint_in_a_namespace_that_its_class_does_not_select_gets_no_job_u
         asyncio.run(scenario())
     finally:
         kubectl("delete", "hardwareclass", name)
+
+
+@pytest.mark.slow
+def test_the_newest_endpoint_over_the_quota_gets_nothing_until_another_one_is_deleted(
+    classes: Cluster, kubectl: Kubectl, kubeconfig: Path
+) -> None:
+    quota = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": kubectl.namespace}}, "cores": 3}]
+    settings = Settings.load({f"{PREFIX}QUOTAS": json.dumps(quota)})
+    spec = {"model": "hf://org/model@main", "task": "text-classification", "cores": 2}
+    kubectl.apply(*({**ENDPOINT, "metadata": {"name": name}, "spec": spec} for name in ("first", "second")))
+
+    def accepted(name: str) -> str:
+        found = kubectl.get("modelendpoint", name)["status"]["conditions"]
+        return str(next(one["reason"] for one in found if one["type"] == "Accepted"))
+
+    async def scenario() -> None:
+        async with running(kubeconfig, kubectl.namespace, settings=settings) as operator:
+            assert await operator.rest()
+            assert await asyncio.to_thread(accepted, "first") == "Valid"
+            assert await asyncio.to_thread(accepted, "second") == "QuotaExceeded"
+            assert len(await asyncio.to_thread(kubectl.items, "jobs")) == 1
+            deleted = asyncio.Event()
+            operator.cache.endpoints.listen(lambda change: deleted.set() if change.new is None else None)
+            await asyncio.to_thread(kubectl, "delete", "modelendpoint", "first")
+            async with asyncio.timeout(120):
+                await deleted.wait()
+            # As after WAITING_SECONDS.
+            operator.controller.queue.add(ReconcileRequest("ModelEndpoint", ObjectKey(kubectl.namespace, "second")))
+            assert await operator.rest()
+            assert await asyncio.to_thread(accepted, "second") == "Valid"
+
+    asyncio.run(scenario())

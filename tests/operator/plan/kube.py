@@ -28,6 +28,7 @@ from penstock_operator.plan.observed import (
     ReplicaSetFacts,
     ScalerFacts,
 )
+from penstock_operator.plan.quotas import Amount, Claim, Limit, NamespaceUse, claim_of
 from penstock_operator.plan.workloads import JobFacts, RuntimePod
 
 Json = dict[str, Any]
@@ -170,6 +171,8 @@ class Kube:
         self.namespace_labels: dict[str, str] = {}
         self.texts: tuple[str, ...] | None = None
         self.scale: DesiredScale | None = None
+        self.quota: tuple[Limit, tuple[Claim, ...]] | None = None
+        """Of its namespace, and the claims of the other endpoints."""
         self.kedas: list[ScalerFacts] = []
         """What KEDA has made."""
         self.unknown_kinds: set[str] = set()
@@ -222,6 +225,7 @@ class Kube:
             workload_texts=self.texts,
             namespace_labels=self.namespace_labels,
             nodes=tuple(self.nodes),
+            quota=self._quota(),
             scale=self.scale,
             scalers=(
                 *(ScalerFacts.from_object(value) for (kind, _), value in self.objects.items() if kind in SCALERS),
@@ -229,6 +233,19 @@ class Kube:
             ),
             unknown_kinds=frozenset(self.unknown_kinds),
         )
+
+    def _quota(self) -> NamespaceUse | None:
+        if self.quota is None:
+            return None
+        limit, others = self.quota
+        claim, deployment = claim_of(self.endpoint), self.objects.get(("Deployment", self.name))
+        if deployment is None:
+            return NamespaceUse(limit, claim, others)
+        facts = DeploymentFacts.from_object(deployment)
+        hpa = self.objects.get(("HorizontalPodAutoscaler", self.name))
+        replicas = max(facts.wanted, hpa["spec"]["maxReplicas"] if hpa is not None else 0)
+        has = Amount(replicas * facts.cores, replicas)
+        return NamespaceUse(limit, claim.having(has, cores=max(claim.cores, facts.cores)), others)
 
     def _model(self, name: str) -> OptimizedModelFacts:
         jobs = []

@@ -13,6 +13,7 @@ from penstock.errors import SettingError, SpecError
 from penstock.resources.source import ModelSource
 from penstock_operator.plan.endpoint import ParsedEndpoint, allowed_folder, is_allowed, refusal
 from penstock_operator.plan.installation import AllowList
+from penstock_operator.plan.tenants import AllowedSources, is_covered
 from penstock_operator.settings import PREFIX, Settings
 from tests.operator.plan.kube import SETTINGS, Kube
 
@@ -187,7 +188,7 @@ def test_a_reserved_name_needs_a_pattern_that_begins_like_one(name: str, pattern
 )
 def test_what_is_refused_names_one_of_the_keys_and_nothing_else_is_refused(labels: dict[str, str]) -> None:
     spec = ParsedEndpoint.from_object(Kube(pod={"labels": labels}).endpoint).spec
-    found = refusal(spec, replace(EVERYTHING, labels=("*",)))
+    found = refusal(spec, replace(EVERYTHING, labels=("*",)), {})
     bad = [key for key in labels if key.partition("/")[0].endswith("kubernetes.io")]
 
     assert (found is not None) == bool(bad)
@@ -200,17 +201,111 @@ def test_a_prefix_that_is_no_plain_folder_ends_the_operator_at_its_start(prefix:
         Settings.load({f"{PREFIX}ALLOWED_FILE_PREFIXES": prefix})
 
 
+TEAM_A, TEAM_B = {"team": "a"}, {"team": "b"}
+SOURCES = (
+    AllowedSources.model_validate(
+        {"namespaceSelector": {"matchLabels": TEAM_A}, "sources": ["hf://our-org/", "pkg://x"]}
+    ),
+    AllowedSources.model_validate({"sources": ["s3://shared/models"]}),
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "labels", "expected"),
+    [
+        ("hf://our-org/bert@v1", TEAM_A, "Valid"),
+        ("s3://shared/models/bert", TEAM_A, "Valid"),
+        ("s3://shared/models/bert", TEAM_B, "Valid"),
+        ("s3://shared/models", {}, "Valid"),
+        ("hf://our-org/bert", TEAM_B, "SourceNotAllowed"),
+        ("hf://our-org/bert", {}, "SourceNotAllowed"),
+        ("hf://our-org-2/bert", TEAM_A, "SourceNotAllowed"),
+        ("hf://other/bert@our-org/", TEAM_A, "SourceNotAllowed"),
+        ("s3://shared/models-of-others/bert", TEAM_A, "SourceNotAllowed"),
+        ("s3://shared//models/bert", TEAM_A, "SourceNotAllowed"),
+        ("gs://shared/models/bert", TEAM_A, "SourceNotAllowed"),
+        # Folders of nodes have their own list.
+        ("file:///models/bert", TEAM_B, "Valid"),
+        ("file:///etc", TEAM_A, "SourceNotAllowed"),
+    ],
+)
+def test_an_endpoint_names_the_sources_that_the_rules_of_its_namespace_list(
+    model: str, labels: dict[str, str], expected: str
+) -> None:
+    allowed = AllowList(sources=SOURCES, file_prefixes=("/models",))
+    kube = Kube(model=model, settings=replace(SETTINGS, allowed=allowed))
+    kube.namespace_labels = labels
+    made = kube.reconcile()
+
+    assert condition(kube)["reason"] == expected
+    assert (made.apply != ()) is (expected == "Valid")
+
+
+def test_the_message_about_a_source_lists_those_that_are_allowed_in_the_namespace() -> None:
+    kube = Kube(model="hf://other/bert", settings=replace(SETTINGS, allowed=AllowList(sources=SOURCES)))
+    kube.namespace_labels = TEAM_A
+    kube.reconcile()
+
+    assert "hf://our-org/, pkg://x, s3://shared/models" in condition(kube)["message"]
+    assert "policy.allowedSources" in condition(kube)["message"]
+
+
+@pytest.mark.parametrize("model", ["hf://any/model", "s3://any/model", "pvc://claim/model", "pkg://any"])
+def test_without_rules_every_source_but_folders_of_nodes_is_allowed(model: str) -> None:
+    kube = Kube(model=model, settings=replace(SETTINGS, allowed=DEFAULTS))
+    kube.reconcile()
+
+    assert condition(kube)["reason"] == "Valid"
+
+
+PARTS = st.sampled_from(["our-org", "our-org2", "our", "org", "..", ".", "", "x@our-org"])
+
+
+@given(st.sampled_from(["hf", "s3", "gs", "pvc"]), st.lists(PARTS, min_size=1, max_size=5))
+def test_a_covered_source_is_below_the_prefix(scheme: str, parts: list[str]) -> None:
+    try:
+        source = ModelSource.parse(f"{scheme}://{'/'.join(parts)}")
+    except SpecError:
+        return
+    if is_covered(source, ["hf://our-org", "s3://our-org/our/"]):
+        assert ".." not in parts
+        assert parts[0].partition("@")[0] == "our-org"
+        assert scheme == "hf" or (scheme == "s3" and parts[1] == "our")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("hf://our-org/", "is not JSON"),
+        ('{"sources": ["hf://"]}', "is not a JSON list of rules"),
+        ('[{"sources": []}]', r"allowed_sources\[0\]\.sources"),
+        ('[{"sources": ["hf://"]}, {"sources": ["file:///models"]}]', r"allowed_sources\[1\]\.sources\[0\]"),
+        ('[{"sources": ["hf://our-org/*"]}]', r"allowed_sources\[0\]\.sources\[0\]"),
+        ('[{"sources": ["hf://org/model@v1"]}]', r"allowed_sources\[0\]\.sources\[0\]"),
+        ('[{"namespaces": ["a"], "sources": ["hf://"]}]', r"allowed_sources\[0\]\.namespaces"),
+        ("[" * 100_000, "is not JSON"),
+    ],
+)
+def test_rules_that_cannot_be_read_end_the_operator_at_its_start(text: str, problem: str) -> None:
+    with pytest.raises(SettingError, match=problem):
+        Settings.load({f"{PREFIX}ALLOWED_SOURCES": text})
+
+
 def test_settings_become_the_lists_of_plans() -> None:
     settings = Settings.load(
         {
             f"{PREFIX}ALLOWED_FILE_PREFIXES": "/srv/models,/data",
             f"{PREFIX}ALLOWED_LABELS": "team,cost/*",
             f"{PREFIX}ALLOWED_NODE_SELECTORS": "",
+            f"{PREFIX}ALLOWED_SOURCES": '[{"sources": ["hf://our-org/"]}]',
         }
     )
 
     assert settings.plan_settings().allowed == AllowList(
-        file_prefixes=("/srv/models", "/data"), labels=("team", "cost/*"), node_selectors=()
+        file_prefixes=("/srv/models", "/data"),
+        sources=(AllowedSources(sources=("hf://our-org/",)),),
+        labels=("team", "cost/*"),
+        node_selectors=(),
     )
     with pytest.raises(SettingError, match=r"\* may only be the last character"):
         Settings.load({f"{PREFIX}ALLOWED_LABELS": "a*b"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock_operator.cluster.store import ObjectKey
@@ -183,3 +185,11 @@ def test_texts_changed_during_a_read_are_read_again(cache: ClusterCache) -> None
 def test_a_config_map_that_no_endpoint_names_is_ignored(cache: ClusterCache) -> None:
     assert cache.text_sources.put(texts("one")) is False
     assert len(cache.text_sources) == 0
+
+
+def test_endpoints_and_models_of_ignored_namespaces_are_not_seen() -> None:
+    cache = ClusterCache(replace(Settings().plan_settings(), ignored_namespaces=frozenset({"a"})))
+
+    assert not cache.endpoints.put(objects.endpoint("emotion"))
+    assert not cache.models.put(objects.optimized_model("emotion"))
+    assert cache.observe(KEY) is None

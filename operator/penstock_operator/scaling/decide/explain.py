@@ -59,13 +59,19 @@ def _after(decision: Decision, settings: ScalingSettings, detail: str) -> list[s
         case Cause.WINDOW | Cause.HELD:
             return [f"{wanted} would do, but {detail}"]
         case Cause.MAXIMUM:
-            return [f"{wanted} are wanted, maxReplicas is {settings.max_replicas}"]
+            return [f"{wanted} are wanted, {_limit(settings)}"]
         case Cause.BOUNDS:
-            bounds = f"minReplicas is {settings.min_replicas}, maxReplicas {settings.max_replicas}"
+            bounds = f"minReplicas is {settings.min_replicas}, {_limit(settings)}"
             return [f"{wanted} are wanted, {bounds}"]
         case Cause.GUARD:
             return ["answers are late although demand is within capacity: one more"]
     return []
+
+
+def _limit(settings: ScalingSettings) -> str:
+    if settings.limited_by_quota:
+        return f"the quota of the namespace allows {settings.max_replicas}"
+    return f"maxReplicas is {settings.max_replicas}"
 
 
 def _p95(decision: Decision, seen: Observation) -> str:

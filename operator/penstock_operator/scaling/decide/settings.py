@@ -24,6 +24,9 @@ class ScalingSettings(BaseModel):
 
     min_replicas: int = Field(default=1, ge=0, description="Never fewer replicas.")
     max_replicas: int = Field(default=4, ge=1, description="Never more replicas.")
+    limited_by_quota: bool = Field(
+        default=False, description="`max_replicas` is what the quota of the namespace allows, and the spec allows more."
+    )
     headroom: float = Field(
         default=0.75,
         gt=0,

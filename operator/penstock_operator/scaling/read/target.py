@@ -93,7 +93,7 @@ class ScalingTargets:
             key=key,
             uid=endpoint.uid,
             mode=scaling.mode,
-            settings=scaling_settings(endpoint, gateway=bool(gateways)),
+            settings=scaling_settings(endpoint, gateway=bool(gateways), most=self._cache.quotas.most(key)),
             service=self._service(key.namespace, deployment, endpoint, pooled=bool(gateways)),
             prometheus=scaling.metrics.prometheus,
             replicas=deployment.wanted,
@@ -189,8 +189,9 @@ def _started(pod: PodFacts) -> Started | None:
     return Started(at=pod.ready_since.timestamp(), seconds=seconds) if seconds >= 0 else None
 
 
-def scaling_settings(endpoint: ParsedEndpoint, *, gateway: bool) -> ScalingSettings:
-    """The spec as the autoscaler's settings.
+def scaling_settings(endpoint: ParsedEndpoint, *, gateway: bool, most: int | None = None) -> ScalingSettings:
+    """The spec as the autoscaler's settings. `most`: replicas that the quota of the namespace allows; None: it has
+    none.
 
     An endpoint without pods can only be woken if its requests are counted elsewhere. Without a ready gateway and
     without its own query for the request rate it keeps one replica, whatever minReplicas is. The same applies to an
@@ -199,9 +200,11 @@ def scaling_settings(endpoint: ParsedEndpoint, *, gateway: bool) -> ScalingSetti
     scaling = endpoint.spec.scaling
     counted = gateway or scaling.metrics.prometheus.queries.request_rate is not None
     least = scaling.min_replicas if counted and scaling.mode is not ScalingMode.HPA else max(1, scaling.min_replicas)
+    limited = most is not None and most < scaling.max_replicas
     settings = ScalingSettings(
         min_replicas=least,
-        max_replicas=scaling.max_replicas,
+        max_replicas=max(1, least, most or 0) if limited else scaling.max_replicas,
+        limited_by_quota=limited,
         headroom=scaling.headroom,
         when_metrics_missing=WhenMissing(scaling.when_metrics_missing.value),
         fallback_replicas=scaling.fallback_replicas,

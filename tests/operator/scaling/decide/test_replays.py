@@ -349,6 +349,15 @@ def test_changed_bounds_apply_at_once_with_and_without_metrics() -> None:
     assert "minReplicas is 7" in decision.reason
 
 
+def test_the_sentence_names_the_quota_where_it_limits_the_number() -> None:
+    replay = Replay(replicas=2)
+    replay.settings = SETTINGS.model_copy(update={"max_replicas": 2, "limited_by_quota": True})
+    decision = replay.tick(traffic(60))
+
+    assert (decision.replicas, decision.cause) == (2, Cause.MAXIMUM)
+    assert "are wanted, the quota of the namespace allows 2" in decision.reason
+
+
 def test_at_the_maximum_the_sentence_has_the_wanted_number() -> None:
     replay = Replay(SETTINGS.model_copy(update={"max_replicas": 3}))
 

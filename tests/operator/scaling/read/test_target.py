@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.plan.quotas import Amount, Grant
 from penstock_operator.scaling.read.target import ScalingTargets
 from penstock_operator.watch.cluster_cache import ClusterCache
 from tests.operator.plan.kube import RESULT, SETTINGS, Kube, result
@@ -27,3 +28,19 @@ def test_replicas_with_a_pinned_artefact_have_the_capacity_that_was_measured_for
     assert target is not None
     assert target.service is not None
     assert target.service.p95_objective_milliseconds == 20.0
+
+
+def test_the_autoscaler_decides_within_what_the_quota_gave_the_endpoint() -> None:
+    kube = Kube(scaling={"mode": "Internal", "minReplicas": 1, "maxReplicas": 4}).optimised()
+    cache = ClusterCache(SETTINGS)
+    for store, value in ((cache.endpoints, kube.endpoint), (cache.deployments, kube.deployment)):
+        store.put({**value, "metadata": {**value["metadata"], "namespace": "a", "resourceVersion": "1"}})
+    key, found = ObjectKey("a", kube.name), []
+    for most in (None, 9, 2, 0):
+        uid = kube.endpoint["metadata"]["uid"]
+        cache.quotas.put(key, uid, None if most is None else Grant(Amount(2, 1), most))
+        target = ScalingTargets(cache).find(key)
+        assert target is not None
+        found.append((target.settings.max_replicas, target.settings.limited_by_quota))
+
+    assert found == [(4, False), (4, False), (2, True), (1, True)]
