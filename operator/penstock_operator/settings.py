@@ -250,6 +250,21 @@ class JobSettings(SettingsGroup):
     max_attempts: int = setting(
         5, "Maximum number of runs of one optimisation when the failure is retryable.", unit="runs", ge=1
     )
+    max_concurrent_optimizations: int = setting(
+        1,
+        "Optimisation jobs that run at the same time in the whole cluster; the others wait, the oldest first. A job "
+        "whose pod does not run after 300 s no longer keeps others waiting.",
+        unit="jobs",
+        ge=1,
+    )
+    max_concurrent_rollouts: int = setting(
+        1,
+        "Endpoints whose serving pods are replaced at the same time in the whole cluster; the others wait, the oldest "
+        "first, and scale with their old pods meanwhile. A rollout without progress for 900 s no longer keeps others "
+        "waiting. New endpoints do not wait.",
+        unit="endpoints",
+        ge=1,
+    )
     backoff_seconds: float = setting(
         10.0, "Delay before the second run; it doubles with each further run.", unit="s", gt=0
     )
@@ -441,6 +456,8 @@ class Settings(SettingsGroup):
             operator_namespace=self.operator_namespace,
             monitoring_labels=_pairs("monitoring_labels", self.cluster.monitoring_labels),
             max_attempts=self.jobs.max_attempts,
+            max_concurrent_optimizations=self.jobs.max_concurrent_optimizations,
+            max_concurrent_rollouts=self.jobs.max_concurrent_rollouts,
             backoff_seconds=self.jobs.backoff_seconds,
             backoff_limit_seconds=self.jobs.backoff_limit_seconds,
             job_overtime_seconds=self.jobs.job_overtime_seconds,

@@ -218,6 +218,8 @@ def test_the_defaults_of_the_chart_are_those_of_the_operator(chart: Helm) -> Non
         name: (getattr(ours, name), getattr(its, name))
         for name in (
             "max_attempts",
+            "max_concurrent_optimizations",
+            "max_concurrent_rollouts",
             "job_overtime_seconds",
             "unused_grace_seconds",
             "image_pull_policy",
@@ -350,6 +352,8 @@ BAD: list[tuple[Manifest, str]] = [
     ({"store": {"claim": {"enabled": True, "name": ""}}}, "name"),
     ({"hardwareClasses": {"icelak": True}}, "icelak"),
     ({"jobs": {"maxAttempts": 0}}, "maxAttempts"),
+    ({"maxConcurrentOptimizations": 0}, "maxConcurrentOptimizations"),
+    ({"maxConcurrentRollouts": 1.5}, "maxConcurrentRollouts"),
     ({"extraEnv": {"NO_PROXY": "a,b"}}, "NO_PROXY"),
     ({"operator": {"settings": {"workers": 1}}}, "workers"),
     ({"operator": {"logLevel": "loud"}}, "logLevel"),

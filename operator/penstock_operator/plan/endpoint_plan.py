@@ -49,7 +49,14 @@ from penstock_operator.plan.scaling import (
     scaling_events,
 )
 from penstock_operator.plan.serving import ServingChoice, choose
-from penstock_operator.plan.serving_objects import deployment, disruption_budget, network_policy, service
+from penstock_operator.plan.serving_objects import (
+    deployment,
+    disruption_budget,
+    network_policy,
+    paused,
+    rollout_turn,
+    service,
+)
 from penstock_operator.plan.status import (
     EndpointState,
     conditions_of,
@@ -57,6 +64,7 @@ from penstock_operator.plan.status import (
     invalid_spec_status,
     read_status,
 )
+from penstock_operator.plan.turns import Turn
 from penstock_operator.plan.workloads import RuntimePod
 
 PROGRESS_SECONDS = 5.0
@@ -83,6 +91,10 @@ class ReconcilePlan:
     optimized_status: tuple[StatusWrite, ...] = ()
     """Statuses of existing OptimizedModels. A new OptimizedModel gets its status with the next plan."""
     events: tuple[Event, ...] = ()
+    optimization: Turn | None = None
+    """The place in the line of the job that is to begin; None: there is none, or no limit."""
+    rollout: Turn | None = None
+    """The same of the rollout."""
     requeue_seconds: float | None = None
     """Plan again after this time even without an event; None: the resync is enough."""
 
@@ -118,6 +130,7 @@ class _Planner:
     delete: list[Ref] = field(default_factory=list)
     writes: list[StatusWrite] = field(default_factory=list)
     requeue: list[float] = field(default_factory=list)
+    rollout: Turn | None = None
     classes: dict[str, HardwareClassSpec | Finding] = field(default_factory=dict)
     """HardwareClasses parsed for this plan: parsing is a large part of its cost."""
 
@@ -171,7 +184,14 @@ class _Planner:
             if not suspended:
                 self.apply.append(optimized_model_object(None, spec, endpoint, ready=False))
             return OptimizationState(name, spec, OptimizedModelStatus(), exists=False)
-        found = assess(facts, now=observed.now, settings=observed.settings, suspended=suspended)
+        found = assess(
+            facts,
+            now=observed.now,
+            settings=observed.settings,
+            suspended=suspended,
+            line=observed.optimizations,
+            namespace=endpoint.namespace,
+        )
         if found is None or facts.deleting:
             # It is created again as soon as the deleted one has disappeared.
             self.requeue.append(REPORT_SECONDS)
@@ -216,10 +236,17 @@ class _Planner:
             # The class of an older spec was deleted or changed; its pods keep running.
             return ""
         desired = deployment(endpoint, serving, hardware, count, observed.settings)
-        self.apply.append(desired)
+        template = str(desired["spec"]["template"]["metadata"]["annotations"][TEMPLATE_HASH])
+        self.rollout = rollout_turn(endpoint, observed, template)
+        if self.rollout is not None and not self.rollout.allowed:
+            self.apply.append(paused(desired, self.rollout))
+            if self.rollout.requeue_seconds is not None:
+                self.requeue.append(self.rollout.requeue_seconds)
+        else:
+            self.apply.append(desired)
         self.apply += gateway.objects(endpoint, observed)
         self._scalers()
-        return str(desired["spec"]["template"]["metadata"]["annotations"][TEMPLATE_HASH])
+        return template
 
     def _scalers(self) -> None:
         """Add the object that scales in the modes HPA and KEDA. It is created only after the object of the previous
@@ -288,6 +315,7 @@ class _Planner:
             ),
             verdicts=verdicts,
             missing_for_job=self._missing_for_job(wanted),
+            rollout=self.rollout,
         )
 
     def _ask_again(self, verdicts: Sequence[PinVerdict]) -> None:
@@ -312,6 +340,8 @@ class _Planner:
                 *_started(state.wanted),
                 *scaling_events(before.scaling, after.scaling, count, suspended=self.endpoint.spec.suspend),
             ),
+            optimization=None if state.wanted is None else state.wanted.turn,
+            rollout=self.rollout,
             requeue_seconds=min(self.requeue, default=None),
         )
 

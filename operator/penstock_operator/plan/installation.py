@@ -69,6 +69,10 @@ class PlanSettings:
     """Service account, in the operator's namespace, of the jobs that remove them. Empty: `default`."""
     store_collect_secret: str = ""
     """As `store_secret`, for these jobs. Empty: the Secret named `store_secret`, in the operator's namespace."""
+    max_concurrent_optimizations: int = 1
+    """Optimisation jobs that run at the same time in the whole cluster."""
+    max_concurrent_rollouts: int = 1
+    """Endpoints whose pods are replaced at the same time in the whole cluster."""
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     operator_namespace: str = "penstock-system"

@@ -19,6 +19,8 @@ ARTEFACT = f"{GROUP}/artefact"
 """Annotation of runtime pods: the digest of the artefact that they serve. It is too long for a label."""
 TEMPLATE_HASH = f"{GROUP}/template-hash"
 """Annotation of runtime pods: the hash of the pod template as the operator wrote it."""
+ROLLOUT_SINCE = f"{GROUP}/rollout-waits-since"
+"""Annotation of a paused Deployment: since when its new pod template waits for its turn."""
 
 RUNTIME = "penstock-runtime"
 OPTIMIZER = "penstock-optimizer"

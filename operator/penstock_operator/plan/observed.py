@@ -13,7 +13,8 @@ from datetime import datetime
 from penstock_operator.plan.conditions import Finding
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
-from penstock_operator.plan.names import ARTEFACT, FIELD_MANAGER, OPTIMIZED_MODEL, TEMPLATE_HASH
+from penstock_operator.plan.names import ARTEFACT, FIELD_MANAGER, OPTIMIZED_MODEL, ROLLOUT_SINCE, TEMPLATE_HASH
+from penstock_operator.plan.turns import Line
 from penstock_operator.plan.workloads import JobFacts, Object, Owner, RuntimePod, moment
 
 
@@ -164,6 +165,10 @@ class DeploymentFacts:
     """`sha256:...` of the artefact that its pod template serves."""
     optimized_model: str = ""
     """The OptimizedModel of the artefact; empty for a pinned one that no OptimizedModel of the namespace has."""
+    paused: bool = False
+    """Its pods are not replaced, although their template is another one."""
+    waits_since: datetime | None = None
+    """Since when its new template waits for its turn."""
 
     @classmethod
     def from_object(cls, value: Object) -> DeploymentFacts:
@@ -193,7 +198,18 @@ class DeploymentFacts:
             template=annotations.get(TEMPLATE_HASH) or "",
             artefact=annotations.get(ARTEFACT) or "",
             optimized_model=labels.get(OPTIMIZED_MODEL) or "",
+            paused=bool(spec.get("paused")),
+            waits_since=_time(metadata.get("annotations") or {}),
         )
+
+
+def _time(annotations: Object) -> datetime | None:
+    """Since when a rollout waits. People may change annotations: None for another form."""
+    try:
+        found = datetime.fromisoformat(str(annotations.get(ROLLOUT_SINCE) or ""))
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else None
 
 
 @dataclass(frozen=True)
@@ -220,6 +236,18 @@ class ReplicaSetFacts:
             wanted=int(spec.get("replicas") or 0),
             ready=int(status.get("readyReplicas") or 0),
         )
+
+
+def replaced(deployment: DeploymentFacts, replica_sets: Iterable[ReplicaSetFacts], template: str) -> bool:
+    """Whether the Deployment has pods of another template than the one with this hash."""
+    own = (one for one in replica_sets if one.owner.uid == deployment.uid)
+    return any(one.wanted and one.template != template for one in own)
+
+
+def rollout_has_place(deployment: DeploymentFacts, replica_sets: Iterable[ReplicaSetFacts]) -> bool:
+    """Whether a rollout keeps others waiting: it replaces pods, and Kubernetes has not found it stuck."""
+    stuck = deployment.progressing == "ProgressDeadlineExceeded"
+    return not deployment.paused and not stuck and replaced(deployment, replica_sets, deployment.template)
 
 
 @dataclass(frozen=True)
@@ -302,6 +330,10 @@ class EndpointSnapshot:
     """Node objects as JSON (labels, taints, unschedulable, allocatable are enough)."""
     scale: DesiredScale | None = None
     """None: no decision, and the present replica count stays."""
+    optimizations: Line | None = None
+    """The line for optimisation jobs, of OptimizedModels; None: without a limit."""
+    rollouts: Line | None = None
+    """The line for rollouts, of endpoints; None: without a limit."""
     scalers: tuple[ScalerFacts, ...] = ()
     """The objects besides the operator that scale the Deployment: those that it created, and KEDA's HPAs."""
     unknown_kinds: frozenset[str] = frozenset()
