@@ -120,8 +120,23 @@ class ImageSettings(SettingsGroup):
         (), "Names of Secrets, in the endpoint's namespace, that pull the images; comma-separated."
     )
     extra_env: tuple[str, ...] = setting(
-        (), "Environment of job and serving pods, comma-separated NAME=VALUE: HF_ENDPOINT, proxies."
+        (),
+        "Environment of job and serving pods, comma-separated NAME=VALUE: HF_ENDPOINT, proxies. A comma in a value is "
+        r"written `\,`.",
     )
+
+    pod_user: int = setting(
+        65_532,
+        "User and group id of the pods, and owner of the files in their volumes. 0: the platform chooses them, as "
+        "OpenShift does.",
+        ge=0,
+    )
+    ca_config_map: str = setting(
+        "",
+        "ConfigMap, in each endpoint's namespace, with all CA certificates that job and serving pods trust. Empty: "
+        "those of the images.",
+    )
+    ca_key: str = setting("ca.crt", "Key of that ConfigMap, with PEM certificates.", min_length=1)
 
     @model_validator(mode="after")
     def _env(self) -> Self:
@@ -471,6 +486,9 @@ class Settings(SettingsGroup):
             metadata_for_accounts=self.jobs.metadata_for_accounts,
             prometheus_hosts=self.scaling.prometheus_hosts,
             extra_env=_pairs("extra_env", self.images.extra_env),
+            pod_user=self.images.pod_user,
+            ca_config_map=self.images.ca_config_map,
+            ca_key=self.images.ca_key,
         )
 
 

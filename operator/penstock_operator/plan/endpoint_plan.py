@@ -64,7 +64,7 @@ from penstock_operator.plan.status import (
     invalid_spec_status,
     read_status,
 )
-from penstock_operator.plan.turns import Turn
+from penstock_operator.plan.turns import TurnDecision
 from penstock_operator.plan.workloads import RuntimePod
 
 PROGRESS_SECONDS = 5.0
@@ -91,9 +91,9 @@ class ReconcilePlan:
     optimized_status: tuple[StatusWrite, ...] = ()
     """Statuses of existing OptimizedModels. A new OptimizedModel gets its status with the next plan."""
     events: tuple[Event, ...] = ()
-    optimization: Turn | None = None
+    optimization: TurnDecision | None = None
     """The place in the line of the job that is to begin; None: there is none, or no limit."""
-    rollout: Turn | None = None
+    rollout: TurnDecision | None = None
     """The same of the rollout."""
     requeue_seconds: float | None = None
     """Plan again after this time even without an event; None: the resync is enough."""
@@ -130,7 +130,7 @@ class _Planner:
     delete: list[Ref] = field(default_factory=list)
     writes: list[StatusWrite] = field(default_factory=list)
     requeue: list[float] = field(default_factory=list)
-    rollout: Turn | None = None
+    rollout: TurnDecision | None = None
     classes: dict[str, HardwareClassSpec | Finding] = field(default_factory=dict)
     """HardwareClasses parsed for this plan: parsing is a large part of its cost."""
 

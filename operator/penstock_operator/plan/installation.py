@@ -109,6 +109,13 @@ class PlanSettings:
     """Hosts of the Prometheus servers that endpoints may name as well: `host`, `*.domain`, with or without a port."""
     extra_env: tuple[tuple[str, str], ...] = ()
     """Environment of job and runtime pods (proxies, HF_ENDPOINT): name and value."""
+    pod_user: int = 65_532
+    """User and group id of the pods; 0: the platform chooses them (OpenShift)."""
+    ca_config_map: str = ""
+    """A ConfigMap in each endpoint's namespace (and the operator's) with the CA certificates that jobs and runtime pods
+    trust. Empty: those of the images."""
+    ca_key: str = "ca.crt"
+    """Its key, with PEM certificates."""
 
     def __post_init__(self) -> None:
         """Reject contradictory settings."""

@@ -32,7 +32,7 @@ from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.job_outcome import JobFailed, JobOutcome, JobRunning, JobSucceeded, job_outcome
 from penstock_operator.plan.names import API_VERSION, job_name, model_labels
 from penstock_operator.plan.observed import ModelUser, OptimizedModelFacts
-from penstock_operator.plan.turns import Line, Subject, Turn
+from penstock_operator.plan.turns import Line, TurnDecision, TurnKey
 from penstock_operator.plan.workloads import JobFacts
 
 
@@ -97,7 +97,7 @@ class OptimizationState:
     """The run that is under way."""
     due: datetime | None = None
     """When the next run could begin first; None: it does not begin."""
-    turn: Turn | None = None
+    turn: TurnDecision | None = None
     """The place in the line of the run that is to begin; None: it does not begin, or there is no line."""
 
     @property
@@ -151,14 +151,14 @@ def assess(
     if suspended and state.start:
         state = replace(initial, status=before.model_copy(update=pending))
     elif state.start and line is not None:
-        turn = line.turn(Subject(namespace, facts.name), state.due or facts.created or now)
+        turn = line.turn(TurnKey(namespace, facts.name), state.due or facts.created or now)
         state = replace(state, turn=turn)
         if not turn.allowed:
             state = _queued(state, before, turn)
     return _with_conditions(state, facts, now)
 
 
-def _queued(state: OptimizationState, before: OptimizedModelStatus, turn: Turn) -> OptimizationState:
+def _queued(state: OptimizationState, before: OptimizedModelStatus, turn: TurnDecision) -> OptimizationState:
     """The state in which the run that was to begin waits. The next plan finds the same run and the same time."""
     update: dict[str, Any] = {"attempts": before.attempts, "job": before.job}
     if state.due is not None:
@@ -415,7 +415,7 @@ def _ready_condition(state: OptimizationState) -> tuple[ConditionStatus, str, st
     return ConditionStatus.FALSE, Reason.PENDING, job
 
 
-def queue_text(turn: Turn) -> str:
+def queue_text(turn: TurnDecision) -> str:
     """Why the next run waits."""
     return turn.waits_for("optimisation", "maxConcurrentOptimizations")
 

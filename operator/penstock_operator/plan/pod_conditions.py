@@ -22,7 +22,7 @@ from penstock_operator.plan.names import ENDPOINT
 from penstock_operator.plan.observed import DeploymentFacts, Neighbour
 from penstock_operator.plan.scaling import ReplicaTarget
 from penstock_operator.plan.serving import ServingChoice
-from penstock_operator.plan.turns import Turn
+from penstock_operator.plan.turns import TurnDecision
 from penstock_operator.plan.workloads import HostReport, PodFacts, RuntimePod
 from penstock_operator.pod_data import MESSAGE_MAX_BYTES, read_json
 
@@ -347,7 +347,7 @@ def progressing(
     pods: Sequence[RuntimePod],
     problems: Sequence[PodProblem],
     cpus: int,
-    turn: Turn | None = None,
+    turn: TurnDecision | None = None,
 ) -> Finding:
     """The condition Progressing: a rollout or a change of the replica count is under way, and what it waits for.
 

@@ -38,7 +38,7 @@ from penstock_operator.plan.pod_template import (
 )
 from penstock_operator.plan.scaling import ReplicaTarget
 from penstock_operator.plan.serving import ServingChoice
-from penstock_operator.plan.turns import Subject, Turn
+from penstock_operator.plan.turns import TurnDecision, TurnKey
 
 
 def service(endpoint: ParsedEndpoint, *, through_gateway: bool) -> Json:
@@ -161,7 +161,7 @@ def deployment(
     return endpoint.owned("apps/v1", "Deployment", spec)
 
 
-def rollout_turn(endpoint: ParsedEndpoint, observed: EndpointSnapshot, template: str) -> Turn | None:
+def rollout_turn(endpoint: ParsedEndpoint, observed: EndpointSnapshot, template: str) -> TurnDecision | None:
     """The place in the line of the rollout to the pod template with this hash; None: no pod is to be replaced, or
     rollouts have no limit.
 
@@ -174,10 +174,10 @@ def rollout_turn(endpoint: ParsedEndpoint, observed: EndpointSnapshot, template:
     if template == present.template and not present.paused:
         return None
     since = present.waits_since if present.paused else None
-    return line.turn(Subject(endpoint.namespace, endpoint.name), since or observed.now, anew=True)
+    return line.turn(TurnKey(endpoint.namespace, endpoint.name), since or observed.now, anew=True)
 
 
-def paused(desired: Json, turn: Turn) -> Json:
+def paused(desired: Json, turn: TurnDecision) -> Json:
     """The Deployment with a new template that waits for its turn. Kubernetes scales the present pods meanwhile."""
     since = "" if turn.ask is None else timestamp(turn.ask.since)
     annotations = {**desired["metadata"].get("annotations", {}), ROLLOUT_SINCE: since}

@@ -48,7 +48,7 @@ from penstock_operator.plan.scaling import (
     scaling_status,
 )
 from penstock_operator.plan.serving import ServingChoice
-from penstock_operator.plan.turns import Turn
+from penstock_operator.plan.turns import TurnDecision
 from penstock_operator.plan.workloads import RuntimePod
 
 MAX_PODS = 32
@@ -88,7 +88,7 @@ class EndpointState:
     verdicts: tuple[PinVerdict, ...]
     missing_for_job: str
     """What the nodes lack for the optimisation job; empty: nothing is known to be missing."""
-    rollout: Turn | None = None
+    rollout: TurnDecision | None = None
     """The place in the line of the rollout; None: there is none that needs one."""
 
 

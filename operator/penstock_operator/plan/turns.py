@@ -32,7 +32,7 @@ AGAIN_SECONDS = 30.0
 """Interval between plans of an endpoint near the head of the line, in case the event that frees a place is missed."""
 
 
-class Subject(NamedTuple):
+class TurnKey(NamedTuple):
     """What waits: an OptimizedModel for its job, or a ModelEndpoint for its rollout."""
 
     namespace: str
@@ -43,11 +43,11 @@ class Ask(NamedTuple):
     """A place in the line. Smaller ones are first."""
 
     since: datetime
-    subject: Subject
+    subject: TurnKey
 
 
 @dataclass(frozen=True)
-class Turn:
+class TurnDecision:
     """The answer to an ask."""
 
     allowed: bool
@@ -81,29 +81,31 @@ class Line:
     """Who has a place and who waits, at one moment."""
 
     limit: int
-    active: frozenset[Subject] = frozenset()
+    active: frozenset[TurnKey] = frozenset()
     """Those that have a place."""
     waiting: tuple[Ask, ...] = ()
     """In order. It may contain a subject twice, and those that ask now."""
-    refused: Mapping[Subject, datetime] = field(default_factory=dict)
+    refused: Mapping[TurnKey, datetime] = field(default_factory=dict)
     """When the API server last refused their Job or Deployment."""
     ready: bool = True
     """Whether all endpoints have been planned: otherwise the line may not be complete."""
 
-    def turn(self, subject: Subject, since: datetime, *, anew: bool = False) -> Turn:
+    def turn(self, subject: TurnKey, since: datetime, *, anew: bool = False) -> TurnDecision:
         """Whether it may start now. `since`: when it began to wait. `anew`: it gives back the place that it has."""
         if subject in self.active and not anew:
-            return Turn(allowed=True, limit=self.limit)
+            return TurnDecision(allowed=True, limit=self.limit)
         ask = Ask(max(since, self.refused.get(subject, since)), subject)
         free = self.limit - len(self.active - {subject})
-        first: set[Subject] = set()
+        first: set[TurnKey] = set()
         for one in self.waiting:
             if one >= ask or len(first) > SHOWN + max(free, 0):
                 break
             if one.subject != subject and one.subject not in self.active:
                 first.add(one.subject)
         allowed = self.ready and len(first) < free
-        return Turn(allowed=allowed, ahead=min(len(first), SHOWN + 1), limit=self.limit, ask=ask, ready=self.ready)
+        return TurnDecision(
+            allowed=allowed, ahead=min(len(first), SHOWN + 1), limit=self.limit, ask=ask, ready=self.ready
+        )
 
 
 class WaitingList:
@@ -112,11 +114,11 @@ class WaitingList:
 
     def __init__(self) -> None:
         self._order: list[Ask] = []
-        self._asks: dict[Subject, Ask] = {}
-        self._granted: dict[Subject, Subject] = {}
-        self._refused: dict[Subject, datetime] = {}
+        self._asks: dict[TurnKey, Ask] = {}
+        self._granted: dict[TurnKey, TurnKey] = {}
+        self._refused: dict[TurnKey, datetime] = {}
 
-    def put(self, endpoint: Subject, turn: Turn | None) -> None:
+    def put(self, endpoint: TurnKey, turn: TurnDecision | None) -> None:
         """Replace the endpoint's ask by that of its new plan; None: it does not ask.
 
         An allowed one has a place at once and until `finish`: its Job or Deployment is not in the caches yet.
@@ -133,23 +135,23 @@ class WaitingList:
             self._asks[endpoint] = turn.ask
             insort(self._order, turn.ask)
 
-    def finish(self, endpoint: Subject) -> None:
+    def finish(self, endpoint: TurnKey) -> None:
         """The plan of this endpoint was carried out, or was not."""
         self._granted.pop(endpoint, None)
 
-    def answered(self, subject: Subject, refused: datetime | None = None) -> None:
+    def answered(self, subject: TurnKey, refused: datetime | None = None) -> None:
         """The API server accepted the Job or Deployment, or refused it at this time."""
         if refused is None:
             self._refused.pop(subject, None)
         else:
             self._refused[subject] = refused
 
-    def line(self, limit: int, active: Iterable[Subject], *, ready: bool = True) -> Line:
+    def line(self, limit: int, active: Iterable[TurnKey], *, ready: bool = True) -> Line:
         """The line now. `active`: those that have a place by the cluster's objects."""
         places = frozenset((*active, *self._granted.values()))
         return Line(limit, places, tuple(self._order), dict(self._refused), ready=ready)
 
-    def next(self, count: int) -> Iterator[Subject]:
+    def next(self, count: int) -> Iterator[TurnKey]:
         """The endpoints of the first `count` asks, without those that were refused, which try again by themselves."""
         first = {ask for ask in self._order[:count] if ask.subject not in self._refused}
         return (endpoint for endpoint, ask in self._asks.items() if ask in first)

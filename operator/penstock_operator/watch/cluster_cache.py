@@ -54,7 +54,7 @@ from penstock_operator.plan.observed import (
 )
 from penstock_operator.plan.optimized_model import OWNERS, digests, wanted_name
 from penstock_operator.plan.workloads import HostReport, JobFacts, JobLog, PodFacts, RuntimePod
-from penstock_operator.watch.turns import Turns, open_job
+from penstock_operator.watch.turn_counts import Turns, open_job
 
 
 def texts_source(endpoint: Json) -> tuple[str, str] | None:

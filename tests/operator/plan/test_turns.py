@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_operator.plan.observed import DeploymentFacts, DesiredScale, ReplicaSetFacts, rollout_has_place
-from penstock_operator.plan.turns import SHOWN, START_SECONDS, Ask, Line, Subject, WaitingList, job_has_place
+from penstock_operator.plan.turns import SHOWN, START_SECONDS, Ask, Line, TurnKey, WaitingList, job_has_place
 from penstock_operator.plan.workloads import JobFacts, Owner, PodFacts
 from tests.examples import examples
 from tests.operator.plan.kube import BEGIN, Json, Kube
 
-A, B, C = (Subject("team", name) for name in "abc")
+A, B, C = (TurnKey("team", name) for name in "abc")
 
 
 def at(seconds: float) -> datetime:
@@ -59,7 +59,7 @@ def test_asking_anew_gives_the_own_place_to_those_that_wait() -> None:
 
 
 def test_the_message_counts_those_before_and_names_none_of_them() -> None:
-    waiting = tuple(Ask(at(number), Subject("secret-team", f"secret-{number}")) for number in range(SHOWN + 5))
+    waiting = tuple(Ask(at(number), TurnKey("secret-team", f"secret-{number}")) for number in range(SHOWN + 5))
 
     def message(count: int, limit: int = 1) -> str:
         return (
@@ -113,9 +113,9 @@ def simulate(seed: int, limit: int, count: int) -> None:
     """A leader plans endpoints in any order, some are refused, some never run; each event is checked."""
     dice = random.Random(seed)
     line = WaitingList()
-    waits = {Subject("n", str(number)): at(dice.randrange(5)) for number in range(count)}
-    running: set[Subject] = set()
-    done: list[Subject] = []
+    waits = {TurnKey("n", str(number)): at(dice.randrange(5)) for number in range(count)}
+    running: set[TurnKey] = set()
+    done: list[TurnKey] = []
     now = 10.0
     for _ in range(count * 60):
         if not waits and not running:
@@ -181,7 +181,7 @@ def condition(kube: Kube, kind: str) -> Json:
     return found
 
 
-BUSY = Line(1, frozenset({Subject("other", "x")}))
+BUSY = Line(1, frozenset({TurnKey("other", "x")}))
 
 
 def test_an_optimisation_waits_for_its_turn_and_says_so() -> None:
@@ -194,7 +194,7 @@ def test_an_optimisation_waits_for_its_turn_and_says_so() -> None:
     assert (found["status"], found["reason"]) == ("False", "OptimizationQueued")
     assert "maxConcurrentOptimizations" in found["message"]
     assert made.optimization is not None
-    assert made.optimization.ask == Ask(BEGIN, Subject("a", kube.endpoint["status"]["optimizedModel"]))
+    assert made.optimization.ask == Ask(BEGIN, TurnKey("a", kube.endpoint["status"]["optimizedModel"]))
     assert made.requeue_seconds is not None
 
     kube.optimizations = Line(1)
@@ -273,7 +273,7 @@ def test_a_rollout_waits_as_a_paused_deployment_that_still_scales() -> None:
     assert "paused" not in kube.deployment["spec"]
     assert "penstock.dev/rollout-waits-since" not in kube.deployment["metadata"].get("annotations", {})
     # It has begun: it keeps on although others wait, and gives way when it is changed again.
-    kube.rollouts = replace(BUSY, active=frozenset({Subject("a", "emotion")}), waiting=(Ask(BEGIN, B),))
+    kube.rollouts = replace(BUSY, active=frozenset({TurnKey("a", "emotion")}), waiting=(Ask(BEGIN, B),))
     kube.reconcile()
     assert "paused" not in kube.deployment["spec"]
     kube.edit(pod={"labels": {"turn": "2"}})

@@ -12,7 +12,7 @@ from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Stor
 from penstock_operator.plan.endpoint_plan import ReconcilePlan
 from penstock_operator.plan.installation import PlanSettings
 from penstock_operator.plan.observed import DeploymentFacts, ReplicaSetFacts, rollout_has_place
-from penstock_operator.plan.turns import LEADER_SECONDS, SHOWN, Line, Subject, WaitingList, job_has_place
+from penstock_operator.plan.turns import LEADER_SECONDS, SHOWN, Line, TurnKey, WaitingList, job_has_place
 from penstock_operator.plan.workloads import JobFacts, PodFacts
 
 OPEN: Index = ("open",)
@@ -64,16 +64,16 @@ class Turns:
     def planned(self, key: ObjectKey, made: ReconcilePlan) -> None:
         """Take the endpoint's places in the lines from its new plan; an empty plan for an endpoint that is gone."""
         self._unplanned.discard(key)
-        self.optimizations.put(Subject(*key), made.optimization)
-        self.rollouts.put(Subject(*key), made.rollout)
+        self.optimizations.put(TurnKey(*key), made.optimization)
+        self.rollouts.put(TurnKey(*key), made.rollout)
 
     def carried_out(self, key: ObjectKey, *, failed: bool = False) -> None:
         """The plan was carried out, and the caches have what it created; `failed`: it ended with an error, and the
         next plan asks again."""
         for line in (self.optimizations, self.rollouts):
             if failed:
-                line.put(Subject(*key), None)
-            line.finish(Subject(*key))
+                line.put(TurnKey(*key), None)
+            line.finish(TurnKey(*key))
 
     def answered(self, planned: ReconcilePlan, kind: str, refused: datetime | None) -> None:
         """Note whether the API server accepted the object of this kind that the plan had its turn for."""
@@ -87,8 +87,8 @@ class Turns:
         ready = not self._unplanned or now - self._leading_since > timedelta(seconds=LEADER_SECONDS)
         jobs, rollouts = self._settings.max_concurrent_optimizations, self._settings.max_concurrent_rollouts
         return (
-            self.optimizations.line(jobs, (Subject(*key) for key in self._optimizing(now)), ready=ready),
-            self.rollouts.line(rollouts, (Subject(*key) for key in self._rolling), ready=ready),
+            self.optimizations.line(jobs, (TurnKey(*key) for key in self._optimizing(now)), ready=ready),
+            self.rollouts.line(rollouts, (TurnKey(*key) for key in self._rolling), ready=ready),
         )
 
     def _optimizing(self, now: datetime) -> Iterator[ObjectKey]:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.plan.endpoint_plan import ReconcilePlan
 from penstock_operator.plan.names import TEMPLATE_HASH
-from penstock_operator.plan.turns import LEADER_SECONDS, START_SECONDS, Ask, Line, Subject, Turn
+from penstock_operator.plan.turns import LEADER_SECONDS, START_SECONDS, Ask, Line, TurnDecision, TurnKey
 from penstock_operator.settings import Settings
 from penstock_operator.watch.cluster_cache import ClusterCache
 from tests.operator import objects
@@ -30,7 +30,7 @@ def ended(job: Json, kind: str = "Complete") -> Json:
 
 
 def plan_that_waits(name: str) -> ReconcilePlan:
-    return ReconcilePlan(optimization=Turn(allowed=False, ask=Ask(CREATED, Subject("a", name))))
+    return ReconcilePlan(optimization=TurnDecision(allowed=False, ask=Ask(CREATED, TurnKey("a", name))))
 
 
 def test_a_job_has_a_place_until_it_ends_and_its_end_plans_those_that_wait() -> None:
@@ -41,7 +41,7 @@ def test_a_job_has_a_place_until_it_ends_and_its_end_plans_those_that_wait() -> 
     found.jobs.put(objects.job("m"))
     found.turns.planned(ObjectKey("a", "waits"), plan_that_waits("w"))
 
-    assert lines(found)[0].active == {Subject("a", "m")}
+    assert lines(found)[0].active == {TurnKey("a", "m")}
     assert woken == []
     found.jobs.put(ended(objects.job("m", version=2)))
     assert lines(found)[0].active == frozenset()
@@ -57,7 +57,7 @@ def test_a_job_that_nothing_runs_loses_its_place_and_gets_it_again_when_it_runs(
     found.pods.put(objects.job_pod("p", "m", phase="Pending"))
     assert lines(found, late)[0].active == frozenset()
     found.pods.put(objects.job_pod("p", "m", version=2))
-    assert lines(found, late)[0].active == {Subject("a", "m")}
+    assert lines(found, late)[0].active == {TurnKey("a", "m")}
 
 
 def test_a_job_that_a_user_created_with_the_operators_labels_has_no_place() -> None:
@@ -89,7 +89,7 @@ def test_a_rollout_has_a_place_from_the_new_template_until_the_old_pods_are_gone
     found.turns.listen(woken.append)
 
     def rolling() -> bool:
-        return lines(found)[1].active == {Subject("a", "e")}
+        return lines(found)[1].active == {TurnKey("a", "e")}
 
     found.deployments.put(deployment("old", 1))
     found.replica_sets.put(replica_set("old", 1, 2))
@@ -119,8 +119,8 @@ def test_a_new_leader_waits_for_the_plans_of_all_endpoints_but_not_for_ever() ->
 def test_a_place_that_is_given_counts_until_its_plan_is_carried_out() -> None:
     found = cache()
     key = ObjectKey("a", "e")
-    ask = Ask(CREATED, Subject("a", "m"))
-    found.turns.planned(key, ReconcilePlan(optimization=Turn(allowed=True, ask=ask)))
+    ask = Ask(CREATED, TurnKey("a", "m"))
+    found.turns.planned(key, ReconcilePlan(optimization=TurnDecision(allowed=True, ask=ask)))
 
     assert lines(found)[0].active == {ask.subject}
     found.turns.carried_out(key)
@@ -131,13 +131,13 @@ def test_a_refused_job_goes_to_the_end_of_the_line_and_a_failed_reconcile_leaves
     found = cache()
     for name in ("refused", "other"):
         found.turns.planned(ObjectKey("a", name), plan_that_waits(name))
-    asked = ReconcilePlan(optimization=Turn(allowed=True, ask=Ask(CREATED, Subject("a", "refused"))))
+    asked = ReconcilePlan(optimization=TurnDecision(allowed=True, ask=Ask(CREATED, TurnKey("a", "refused"))))
     found.turns.answered(asked, "Job", NOW)
 
     line, _ = lines(found)
-    assert not line.turn(Subject("a", "refused"), CREATED).allowed
+    assert not line.turn(TurnKey("a", "refused"), CREATED).allowed
     found.turns.carried_out(ObjectKey("a", "other"), failed=True)
     line, _ = lines(found)
-    assert line.turn(Subject("a", "refused"), CREATED).allowed
+    assert line.turn(TurnKey("a", "refused"), CREATED).allowed
     found.turns.answered(asked, "Job", None)
     assert lines(found)[0].refused == {}
