@@ -144,6 +144,7 @@ class Reconciler:
         self, key: ObjectKey
     ) -> tuple[StoreEntry[PackedObject] | None, EndpointSnapshot | None, ReconcilePlan]:
         """The plan and its input, all of one moment: nothing is awaited here."""
+        self._cache.turns.plans(key)
         entry, observed = self._cache.endpoints.get(key), self._cache.observe(key)
         if entry is None or observed is None or "deletionTimestamp" in observed.endpoint["metadata"]:
             self._cache.turns.planned(key, ReconcilePlan())

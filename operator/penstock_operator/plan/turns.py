@@ -70,6 +70,8 @@ class TurnDecision:
         """Why it waits, in one sentence. Endpoints of other namespaces are not named. `what`: in the singular."""
         works = f"one {what}" if self.limit == 1 else f"{self.limit} {what}s"
         rule = f"at most {works} may run at a time in this cluster ({setting})"
+        if not self.ready:
+            return f"It waits until the operator, which has just started, has looked at all endpoints: {rule}."
         if not self.ahead:
             return f"It is the next one in the line: {rule}."
         line = f"more than {SHOWN}" if self.ahead > SHOWN else str(self.ahead)

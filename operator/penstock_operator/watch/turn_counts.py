@@ -61,9 +61,12 @@ class Turns:
         """Call this with the endpoints near the head of the lines when a place has become free."""
         self._listeners.append(listener)
 
+    def plans(self, key: ObjectKey) -> None:
+        """The endpoint is about to be planned: its own plan does not wait for itself."""
+        self._unplanned.discard(key)
+
     def planned(self, key: ObjectKey, made: ReconcilePlan) -> None:
         """Take the endpoint's places in the lines from its new plan; an empty plan for an endpoint that is gone."""
-        self._unplanned.discard(key)
         self.optimizations.put(TurnKey(*key), made.optimization)
         self.rollouts.put(TurnKey(*key), made.rollout)
 

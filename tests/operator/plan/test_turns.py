@@ -15,6 +15,7 @@ from penstock_operator.plan.turns import SHOWN, START_SECONDS, Ask, Line, TurnKe
 from penstock_operator.plan.workloads import JobFacts, Owner, PodFacts
 from tests.examples import examples
 from tests.operator.plan.kube import BEGIN, Json, Kube
+from tests.operator.plan.test_properties import HAPPENINGS, LIVES, check
 
 A, B, C = (TurnKey("team", name) for name in "abc")
 
@@ -71,6 +72,9 @@ def test_the_message_counts_those_before_and_names_none_of_them() -> None:
     assert "with 3 before it: at most 2 rollouts may run at a time" in message(3, 2)
     assert f"with more than {SHOWN} before it" in message(SHOWN + 5)
     assert "secret" not in message(4)
+    new = Line(1, ready=False).turn(A, at(0))
+    assert "has just started" in new.waits_for("rollout", "maxConcurrentRollouts")
+    assert new.requeue_seconds == 2
 
 
 @pytest.mark.parametrize(
@@ -184,7 +188,7 @@ def condition(kube: Kube, kind: str) -> Json:
 BUSY = Line(1, frozenset({TurnKey("other", "x")}))
 
 
-def test_an_optimisation_waits_for_its_turn_and_says_so() -> None:
+def test_an_optimisation_waits_for_its_turn_with_a_reason() -> None:
     kube = LimitedKube()
     kube.optimizations = BUSY
     made = kube.reconcile()
@@ -318,3 +322,22 @@ def test_an_annotation_of_another_form_is_no_time(text: str) -> None:
 
     assert DeploymentFacts.from_object(kube.deployment).waits_since is None
     kube.reconcile()
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(life=LIVES, seed=st.integers(0, 2**32))
+def test_plans_settle_in_any_life_with_limits(life: list[str], seed: int) -> None:
+    dice = random.Random(seed)
+    kube = LimitedKube()
+    for happening in life:
+        kube.optimizations, kube.rollouts = dice.choice([BUSY, Line(1)]), dice.choice([BUSY, Line(1)])
+        HAPPENINGS[happening](kube, dice)
+        if ("Deployment", kube.name) in kube.objects and dice.random() < 0.5:
+            kube.replica_set(dice.choice(["older", kube.template_hash]), wanted=dice.randrange(2))
+        begun = {name for kind, name in kube.objects if kind == "Job"}
+        made = kube.reconcile()
+        check(made)
+        if kube.optimizations is BUSY:
+            assert {name for kind, name in kube.objects if kind == "Job"} <= begun
+        if made.rollout is not None:
+            assert kube.deployment["spec"].get("paused", False) is not made.rollout.allowed

@@ -112,7 +112,7 @@ def test_a_new_leader_waits_for_the_plans_of_all_endpoints_but_not_for_ever() ->
     assert not lines(found)[0].ready
     assert lines(found, NOW + timedelta(seconds=LEADER_SECONDS + 1))[0].ready
     for key in keys:
-        found.turns.planned(key, ReconcilePlan())
+        found.turns.plans(key)
     assert lines(found)[0].ready
 
 
