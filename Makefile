@@ -114,8 +114,10 @@ images: system $(VENV)/.test ## Build the container images (a Debian mirror and 
 .PHONY: deploy
 deploy: images testbed ## Install the chart with these images on the cluster that `make cluster` started
 	@$(BIN)/python -m testbed load $$($(BIN)/python -m images build operator runtime optimizer-demo)
-	@eval "$$($(BIN)/python -m testbed status | grep '^export ')"; \
-	  $$($(BIN)/python -m testbed build helm) upgrade --install penstock charts/penstock --wait \
+	@eval "$$($(BIN)/python -m testbed status | grep '^export ')"; helm=$$($(BIN)/python -m testbed build helm); \
+	  $$helm upgrade --install penstock-crds charts/penstock-crds --take-ownership \
+	  --namespace penstock-system --create-namespace && \
+	  $$helm upgrade --install penstock charts/penstock --wait \
 	  --namespace penstock-system --create-namespace \
 	  --set images.optimizer.repository=localhost/penstock-optimizer-demo --set images.pullPolicy=Never \
 	  --set operator.resources.requests.cpu=0

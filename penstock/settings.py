@@ -94,9 +94,13 @@ class Setting:
         return type(None) in members and not {SecretStr, Path}.intersection(members)
 
     def parse(self, text: str) -> Any:
-        """The text of a variable as input of pydantic: lists split at commas, empty as None if `empty_is_none`."""
+        r"""The text of a variable as input of pydantic: lists split at commas, empty as None if `empty_is_none`.
+
+        A comma that belongs to an entry is written `\,`.
+        """
         if self.is_list:
-            return tuple(part.strip() for part in text.split(",") if part.strip())
+            parts = (part.replace("\\,", ",").strip() for part in re.split(r"(?<!\\),", text))
+            return tuple(part for part in parts if part)
         if self.empty_is_none and not text.strip():
             return None
         return text

@@ -27,6 +27,9 @@ COMMANDS = {
     "optimize": "Make the artefact only: model, evidence, report.",
     "bench": "Measure an endpoint: cores x lengths x batches.",
     "simulate": "Replay load against autoscalers: ours, HPA, KEDA, Knative's.",
+    "status": "Show the endpoints of a cluster.",
+    "why": "Explain why an endpoint of a cluster is not ready.",
+    "convert": "Write a ModelEndpoint for a KServe InferenceService.",
     "host": "Show what this machine is: processor, cores, pinning.",
 }
 """Command -> description. Each is `command` of the module of the same name. The descriptions are here so that

@@ -1,11 +1,13 @@
-"""Writes the parts of charts/penstock that come from the code (`make crds`); `--check` fails if they are not current.
+"""Writes the parts of charts/ that come from the code (`make crds`); `--check` fails if they are not current.
 
-The operator's RBAC rules come from dev/tools/operator_rights.py, the custom resource definitions from crds/.
-dev/tools/make_crds.py writes the HardwareClasses.
+The operator's RBAC rules come from dev/tools/operator_rights.py. The custom resource definitions come from crds/: the
+chart penstock has them as they are, which helm installs once, and the chart penstock-crds as templates, which helm
+upgrades too. dev/tools/make_crds.py writes the HardwareClasses.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +21,7 @@ from tools.operator_rights import CLUSTER, COLLECTION, GATEWAY, KEDA, LOGS, NAME
 
 CHART = Path("charts/penstock")
 OPERATOR_NAME = '{{ include "penstock.name" . }}'
+DEFINITIONS_CHART = Path("charts/penstock-crds")
 
 
 def rbac() -> str:
@@ -51,9 +54,26 @@ def generated(root: Path = ROOT) -> dict[Path, str]:
     """Path below the repository -> its content."""
     found = {CHART / "files/rbac.yaml": rbac()}
     for definition in sorted((root / "crds").glob("*.yaml")):
+        text = definition.read_text(encoding="utf-8")
         # `helm show crds` writes the files one after the other, as they are.
-        found[CHART / "crds" / definition.name] = "---\n" + definition.read_text(encoding="utf-8")
+        found[CHART / "crds" / definition.name] = "---\n" + text
+        found[DEFINITIONS_CHART / "templates" / definition.name] = template_of(text)
     return found
+
+
+def template_of(definition: str) -> str:
+    """A custom resource definition as a template of the chart penstock-crds, which adds labels and annotations.
+
+    ValueError if the text has no metadata of the form that `make crds` writes.
+    """
+    # Two braces in a description would be an instruction of the template.
+    escaped = definition.replace("{{", "{{ `{{` }}")
+    head = r"^(metadata:\n  name: \S+\n)"
+    included = r"""\1  {{- include "penstock-crds.metadata" . | nindent 2 }}\n"""
+    text, count = re.subn(head, included, escaped, flags=re.MULTILINE)
+    if count != 1:
+        raise ValueError(f"{count} lines `metadata:` followed by a name in a definition, expected 1")
+    return text
 
 
 def differences(wanted: Mapping[Path, str], root: Path = ROOT) -> list[str]:
@@ -63,11 +83,12 @@ def differences(wanted: Mapping[Path, str], root: Path = ROOT) -> list[str]:
         for path, text in wanted.items()
         if not (root / path).is_file() or (root / path).read_text(encoding="utf-8") != text
     ]
-    known = {path.name for path in wanted if path.parent.name == "crds"}
+    folders = (CHART / "crds", DEFINITIONS_CHART / "templates")
     found += [
         f"{path.relative_to(root)} is no longer in crds/: remove it"
-        for path in sorted((root / CHART / "crds").glob("*.yaml"))
-        if path.name not in known
+        for folder in folders
+        for path in sorted((root / folder).glob("*.yaml"))
+        if path.relative_to(root) not in wanted
     ]
     return found
 

@@ -129,8 +129,23 @@ class ImageSettings(SettingsGroup):
         (), "Names of Secrets, in the endpoint's namespace, that pull the images; comma-separated."
     )
     extra_env: tuple[str, ...] = setting(
-        (), "Environment of job and serving pods, comma-separated NAME=VALUE: HF_ENDPOINT, proxies."
+        (),
+        "Environment of job and serving pods, comma-separated NAME=VALUE: HF_ENDPOINT, proxies. A comma in a value is "
+        r"written `\,`.",
     )
+
+    pod_user: int = setting(
+        65_532,
+        "User and group id of the pods, and owner of the files in their volumes. 0: the platform chooses them, as "
+        "OpenShift does.",
+        ge=0,
+    )
+    ca_config_map: str = setting(
+        "",
+        "ConfigMap, in each endpoint's namespace, with all CA certificates that job and serving pods trust. Empty: "
+        "those of the images.",
+    )
+    ca_key: str = setting("ca.crt", "Key of that ConfigMap, with PEM certificates.", min_length=1)
 
     @model_validator(mode="after")
     def _env(self) -> Self:
@@ -275,6 +290,21 @@ class JobSettings(SettingsGroup):
 
     max_attempts: int = setting(
         5, "Maximum number of runs of one optimisation when the failure is retryable.", unit="runs", ge=1
+    )
+    max_concurrent_optimizations: int = setting(
+        1,
+        "Optimisation jobs that run at the same time in the whole cluster; the others wait, the oldest first. A job "
+        "whose pod does not run after 300 s no longer keeps others waiting.",
+        unit="jobs",
+        ge=1,
+    )
+    max_concurrent_rollouts: int = setting(
+        1,
+        "Endpoints whose serving pods are replaced at the same time in the whole cluster; the others wait, the oldest "
+        "first, and scale with their old pods meanwhile. A rollout without progress for 900 s no longer keeps others "
+        "waiting. New endpoints do not wait.",
+        unit="endpoints",
+        ge=1,
     )
     backoff_seconds: float = setting(
         10.0, "Delay before the second run; it doubles with each further run.", unit="s", gt=0
@@ -476,6 +506,8 @@ class Settings(SettingsGroup):
             operator_namespace=self.operator_namespace,
             monitoring_labels=_pairs("monitoring_labels", self.cluster.monitoring_labels),
             max_attempts=self.jobs.max_attempts,
+            max_concurrent_optimizations=self.jobs.max_concurrent_optimizations,
+            max_concurrent_rollouts=self.jobs.max_concurrent_rollouts,
             backoff_seconds=self.jobs.backoff_seconds,
             backoff_limit_seconds=self.jobs.backoff_limit_seconds,
             job_overtime_seconds=self.jobs.job_overtime_seconds,
@@ -490,6 +522,9 @@ class Settings(SettingsGroup):
             metadata_for_accounts=self.jobs.metadata_for_accounts,
             prometheus_hosts=self.scaling.prometheus_hosts,
             extra_env=_pairs("extra_env", self.images.extra_env),
+            pod_user=self.images.pod_user,
+            ca_config_map=self.images.ca_config_map,
+            ca_key=self.images.ca_key,
         )
 
 

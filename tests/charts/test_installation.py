@@ -238,7 +238,7 @@ def test_the_notes_say_what_to_do_next(installed: Helm) -> None:
     notes = installed.run("get", "notes", RELEASE, "--namespace", NAMESPACE).stdout
 
     assert "kubectl apply -f examples/sentence-embedding.yaml" in notes
-    assert "kubectl apply --server-side -f -" in notes
+    assert "helm upgrade --install penstock-crds" in notes
 
 
 def test_the_definitions_can_be_upgraded_as_the_notes_say(installed: Helm, kubectl: Kubectl) -> None:

@@ -1,4 +1,4 @@
-"""The prometheus-operator's definitions accept the monitors, and promtool accepts the rules."""
+"""A real API server accepts the objects of typical values and the monitors, and promtool accepts the rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testbed.build import binary
 from testbed.control_plane import ControlPlane
 from testbed.kubectl import Kubectl, KubectlError
 from testbed.tools import PROMTOOL
-from tests.charts.helm import NAMESPACE, Helm, Manifest, of_kind
+from tests.charts.helm import CHART, NAMESPACE, Helm, Manifest, of_kind
 
 DEFINITIONS = ("podmonitors", "prometheusrules")
 
@@ -32,12 +32,15 @@ def kubectl(private_control_plane: ControlPlane) -> Kubectl:
         kind = yaml.safe_load(file.read_text())["spec"]["names"]["kind"]
         plain.wait(f"jsonpath={{.status.acceptedNames.kind}}={kind}", f"crd/{name}.monitoring.coreos.com")
         plain.wait("condition=Established", f"crd/{name}.monitoring.coreos.com")
+    plain("apply", "--server-side", "--filename", str(CHART / "crds"))
+    plain("wait", "--for=condition=Established", "--timeout=60s", "--filename", str(CHART / "crds"))
     plain("create", "namespace", NAMESPACE)
     return plain.within(NAMESPACE)
 
 
 def monitoring(chart: Helm, **values: Any) -> list[Manifest]:
-    made = chart.template({"podMonitor": {"enabled": True, "labels": {"release": "monitoring"}}, **values})
+    labels = {"enabled": True, "labels": {"release": "monitoring"}}
+    made = chart.template({"podMonitor": labels, "alerts": labels, **values})
     return [one for one in made if one["apiVersion"] == "monitoring.coreos.com/v1"]
 
 
@@ -46,7 +49,7 @@ def test_the_prometheus_operators_definitions_accept_every_field(
     namespaces: list[str], chart: Helm, kubectl: Kubectl
 ) -> None:
     objects = monitoring(chart, watchNamespaces=namespaces)
-    assert sorted(one["kind"] for one in objects) == ["PodMonitor", "PodMonitor", "PodMonitor", "PrometheusRule"]
+    assert sorted(one["kind"] for one in objects) == ["PodMonitor"] * 3 + ["PrometheusRule"] * 2
 
     for value in objects:
         # Strict: a field that the definition does not know is an error, and not dropped.
@@ -78,6 +81,80 @@ def test_the_definitions_refuse_wrong_monitors(
 
     with pytest.raises(KubectlError, match=r"podMetricsEndpoints|expr"):
         kubectl("create", "--dry-run=server", "--validate=strict", "--filename=-", text=json.dumps(value))
+
+
+S3: Manifest = {"hostPath": {"enabled": False}, "s3": {"enabled": True, "uri": "s3://models", "secretName": "store"}}
+CLAIM: Manifest = {"hostPath": {"enabled": False}, "claim": {"enabled": True}}
+VALUE_SETS: dict[str, Manifest] = {
+    "defaults": {},
+    "one node": {
+        "replicas": 1,
+        "podDisruptionBudget": {"enabled": False},
+        "operator": {"resources": {"requests": None}},
+    },
+    "some namespaces with a claim": {"watchNamespaces": [NAMESPACE, "default"], "store": CLAIM},
+    "an object store": {"store": {**S3, "collect": {"mode": "Always", "serviceAccountAnnotations": {"role": "x"}}}},
+    "own registry and digests": {
+        "images": {
+            "registry": "registry.example:5000/team",
+            "operator": {"digest": "sha256:" + "a" * 64},
+            "pullSecrets": ["registry"],
+            "pullPolicy": "Always",
+        }
+    },
+    "OpenShift": {
+        "podUser": 0,
+        "store": CLAIM,
+        "operator": {"podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None}},
+    },
+    "company network": {
+        "extraEnv": {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "localhost,10.0.0.0/8"},
+        "caBundle": {"configMapName": "cas", "key": "bundle.pem"},
+        "commonLabels": {"team": "ml", "cost-centre": "4711"},
+    },
+    "monitoring and KEDA": {
+        "podMonitor": {"enabled": True, "labels": {"release": "prom"}},
+        "alerts": {"enabled": True, "runbookUrl": "https://docs.example/alerts", "disabled": ["PenstockTurnsWait"]},
+        "keda": {"enabled": True},
+        "prometheus": {"readSecrets": True, "allowedHosts": ["*.monitoring.svc"]},
+        "networkPolicy": {"scrapeFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]},
+    },
+    "placement of the operator": {
+        "operator": {
+            "nodeSelector": {"pool": "system"},
+            "tolerations": [{"key": "system", "operator": "Exists", "effect": "NoSchedule"}],
+            "priorityClassName": "system-cluster-critical",
+            "podAnnotations": {"note": "x"},
+            "podLabels": {"sidecar": "no"},
+            "extraEnv": [{"name": "TZ", "value": "UTC"}],
+            "extraVolumes": [{"name": "token", "secret": {"secretName": "prometheus"}}],
+            "extraVolumeMounts": [{"name": "token", "mountPath": "/token"}],
+            "settings": {"PROMETHEUS_URL": "https://prometheus", "PROMETHEUS_TOKEN_FILE": "/token/token"},
+        }
+    },
+    "strict": {
+        "policy": {"pod": {"nodeSelectors": [], "labels": ["team"]}},
+        "userRoles": {"enabled": False},
+        "hardwareClasses": {"graviton3": False, "inf1": False, "inf2": False},
+        "networkPolicy": {"monitoringLabels": []},
+        "maxConcurrentOptimizations": 4,
+        "maxConcurrentRollouts": 2,
+        "serviceAccount": {"name": "penstock", "annotations": {"note": "x"}},
+    },
+}
+"""Values as installations have them."""
+
+
+@pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())
+def test_the_api_server_accepts_all_objects_of_typical_values(values: Manifest, chart: Helm, kubectl: Kubectl) -> None:
+    by_namespace: dict[str, list[Manifest]] = {}
+    for one in chart.template(values):
+        by_namespace.setdefault(one["metadata"].get("namespace", NAMESPACE), []).append(one)
+
+    for namespace, objects in by_namespace.items():
+        # Strict: a field that the API does not know is an error.
+        words = ("--dry-run=server", "--validate=strict", "--filename=-")
+        kubectl.within(namespace)("apply", *words, text=yaml.safe_dump_all(objects))
 
 
 def test_promtool_accepts_the_rules(chart: Helm, tmp_path: Path) -> None:

@@ -25,6 +25,74 @@ def environment(manifests: list[Manifest]) -> dict[str, str]:
     return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
 
 
+DIGEST = "sha256:" + "0123456789ab" + "c" * 52
+
+
+@pytest.mark.parametrize(
+    ("registry", "repository", "expected"),
+    [
+        ("", "localhost/penstock-operator", "localhost/penstock-operator"),
+        ("registry.example:5000/team", "localhost/penstock-operator", "registry.example:5000/team/penstock-operator"),
+        ("registry.example", "ghcr.io/org/penstock-operator", "registry.example/org/penstock-operator"),
+        ("registry.example/", "penstock-operator", "registry.example/penstock-operator"),
+        ("registry.example", "org/penstock-operator", "registry.example/org/penstock-operator"),
+    ],
+)
+def test_one_value_replaces_the_registry_of_every_image(
+    chart: Helm, registry: str, repository: str, expected: str
+) -> None:
+    operator: Manifest = {"operator": {"repository": repository}}
+    for values in ({"images": {"registry": registry, **operator}}, {"global": {"imageRegistry": registry}}):
+        made = chart.template({"images": operator, **values} if registry else {"images": operator})
+        (container,) = of_kind(made, "Deployment")["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == f"{expected}:0.2.0"
+        if registry:
+            images = [value for name, value in environment(made).items() if name.endswith("_IMAGE")]
+            assert len(images) == 3
+            assert all(image.startswith(registry.rstrip("/") + "/penstock-") for image in images)
+
+
+def test_a_digest_names_the_image_and_the_toolchain(chart: Helm) -> None:
+    values: Manifest = {"images": {"optimizer": {"digest": DIGEST, "tag": "2.0"}, "operator": {"digest": DIGEST}}}
+    made = chart.template(values)
+    given = environment(made)
+
+    (container,) = of_kind(made, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"localhost/penstock-operator@{DIGEST}"
+    assert given["PENSTOCK_OPERATOR_OPTIMIZER_IMAGE"] == f"localhost/penstock-optimizer@{DIGEST}"
+    assert given["PENSTOCK_OPERATOR_TOOLCHAIN"] == "sha256-0123456789ab"
+    kept = environment(chart.template({**values, "toolchain": "mine"}))
+    assert kept["PENSTOCK_OPERATOR_TOOLCHAIN"] == "mine"
+
+
+def test_common_labels_are_on_every_object_and_pod_of_the_release_but_in_no_selector(chart: Helm) -> None:
+    made = chart.template({"commonLabels": {"team": "ml"}, "alerts": {"enabled": True}})
+
+    assert [one["metadata"]["name"] for one in made if one["metadata"].get("labels", {}).get("team") != "ml"] == []
+    for one in (of_kind(made, "Deployment"), of_kind(made, "DaemonSet")):
+        assert one["spec"]["template"]["metadata"]["labels"]["team"] == "ml"
+        assert "team" not in one["spec"]["selector"]["matchLabels"]
+
+
+def test_security_contexts_volumes_and_variables_of_the_operator_can_be_set(chart: Helm) -> None:
+    operator: Manifest = {
+        "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None},
+        "extraEnv": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+        "extraVolumes": [{"name": "token", "secret": {"secretName": "s"}}],
+        "extraVolumeMounts": [{"name": "token", "mountPath": "/token"}],
+        "settings": {"PROMETHEUS_TOKEN_FILE": "/token/k"},
+    }
+    made = chart.template({"operator": operator, "caBundle": {"configMapName": "cas"}})
+    pod = of_kind(made, "Deployment")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert operator["extraEnv"][0] in container["env"]
+    assert {"name": "SSL_CERT_FILE", "value": "/etc/penstock/ca/ca.crt"} in container["env"]
+    assert [one["name"] for one in pod["volumes"]] == ["ca", "token", "tmp"]
+    assert [one["mountPath"] for one in container["volumeMounts"]] == ["/tmp", "/etc/penstock/ca", "/token"]
+
+
 def test_helm_lint_accepts_the_chart(chart: Helm) -> None:
     lines = chart.run("lint", "--strict", str(CHART)).stdout.splitlines()
 
@@ -123,7 +191,9 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
                     "pullSecrets": ["a", "b"],
                     "pullPolicy": "Always",
                 },
-                "extraEnv": {"HF_ENDPOINT": "https://hub.example/", "NO_PROXY": "cluster.local"},
+                "extraEnv": {"HF_ENDPOINT": "https://hub.example/", "NO_PROXY": "cluster.local,10.0.0.0/8"},
+                "caBundle": {"configMapName": "company-cas", "key": "bundle.pem"},
+                "podUser": 0,
                 "operator": {"settings": {"WORKERS": 16}},
                 "policy": {
                     "fileSources": ["/srv/models", "/data"],
@@ -141,7 +211,10 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
                 "PENSTOCK_OPERATOR_TOOLCHAIN": "2.0",
                 "PENSTOCK_OPERATOR_IMAGE_PULL_SECRETS": "a,b",
                 "PENSTOCK_OPERATOR_IMAGE_PULL_POLICY": "Always",
-                "PENSTOCK_OPERATOR_EXTRA_ENV": "HF_ENDPOINT=https://hub.example/,NO_PROXY=cluster.local",
+                "PENSTOCK_OPERATOR_EXTRA_ENV": r"HF_ENDPOINT=https://hub.example/,NO_PROXY=cluster.local\,10.0.0.0/8",
+                "PENSTOCK_OPERATOR_CA_CONFIG_MAP": "company-cas",
+                "PENSTOCK_OPERATOR_CA_KEY": "bundle.pem",
+                "PENSTOCK_OPERATOR_POD_USER": "0",
                 "PENSTOCK_OPERATOR_WORKERS": "16",
                 "PENSTOCK_OPERATOR_ALLOWED_FILE_PREFIXES": "/srv/models,/data",
                 "PENSTOCK_OPERATOR_ALLOWED_SOURCES": (
@@ -240,6 +313,8 @@ def test_the_defaults_of_the_chart_are_those_of_the_operator(chart: Helm) -> Non
         name: (getattr(ours, name), getattr(its, name))
         for name in (
             "max_attempts",
+            "max_concurrent_optimizations",
+            "max_concurrent_rollouts",
             "job_overtime_seconds",
             "unused_grace_seconds",
             "image_pull_policy",
@@ -247,6 +322,9 @@ def test_the_defaults_of_the_chart_are_those_of_the_operator(chart: Helm) -> Non
             "allowed",
             "quotas",
             "metadata_for_accounts",
+            "pod_user",
+            "ca_config_map",
+            "ca_key",
         )
         if getattr(ours, name) != getattr(its, name)
     } == {}
@@ -452,7 +530,14 @@ BAD: list[tuple[Manifest, str]] = [
     ({"store": {"claim": {"enabled": True, "name": ""}}}, "name"),
     ({"hardwareClasses": {"icelak": True}}, "icelak"),
     ({"jobs": {"maxAttempts": 0}}, "maxAttempts"),
-    ({"extraEnv": {"NO_PROXY": "a,b"}}, "NO_PROXY"),
+    ({"maxConcurrentOptimizations": 0}, "maxConcurrentOptimizations"),
+    ({"maxConcurrentRollouts": 1.5}, "maxConcurrentRollouts"),
+    ({"extraEnv": {"NO_PROXY": "a\\b"}}, "NO_PROXY"),
+    ({"images": {"runtime": {"digest": "sha256:short"}}}, "digest"),
+    ({"images": {"registry": "https://registry.example"}}, "registry"),
+    ({"podUser": -1}, "podUser"),
+    ({"operator": {"extraVolumes": [{"emptyDir": {}}]}}, "extraVolumes"),
+    ({"caBundle": {"key": "a/b"}}, "key"),
     ({"operator": {"settings": {"workers": 1}}}, "workers"),
     ({"operator": {"logLevel": "loud"}}, "logLevel"),
     ({"operator": {"resources": {"limits": {"memory": "plenty"}}}}, "memory"),
@@ -500,8 +585,17 @@ def test_values_and_schema_have_the_same_keys() -> None:
     assert set(_paths(values)) == set(_schema_paths(schema, schema["definitions"])) - {"global"}
 
 
+OPEN_OBJECTS = {
+    "operator.resources.requests",
+    "operator.resources.limits",
+    "operator.podSecurityContext",
+    "operator.securityContext",
+}
+"""Values with the fields of Kubernetes."""
+
+
 def _paths(value: Any, path: str = "") -> list[str]:
-    if not isinstance(value, dict) or not value or path in {"operator.resources.requests", "operator.resources.limits"}:
+    if not isinstance(value, dict) or not value or path in OPEN_OBJECTS:
         return [path]
     return [found for name, inner in value.items() for found in _paths(inner, f"{path}.{name}".strip("."))]
 

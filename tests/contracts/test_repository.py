@@ -68,6 +68,8 @@ def test_tests_that_run_at_the_same_time_as_clusters_start_none(place: str) -> N
         ("Dockerfile", r"^ARG VERSION=(.+)$"),
         ("charts/penstock/Chart.yaml", r"^version: (.+)$"),
         ("charts/penstock/Chart.yaml", r"^appVersion: (.+)$"),
+        ("charts/penstock-crds/Chart.yaml", r"^version: (.+)$"),
+        ("charts/penstock-crds/Chart.yaml", r"^appVersion: (.+)$"),
     ],
 )
 def test_every_file_has_the_same_version(file: str, pattern: str) -> None:

@@ -34,6 +34,9 @@ VALUES: dict[str, object] = {
         "pullPolicy": "Never",
     },
     "jobs": {"overtimeSeconds": 300},
+    # Tests of other endpoints do not wait for each other.
+    "maxConcurrentOptimizations": 8,
+    "maxConcurrentRollouts": 8,
     # A Prometheus runs in the namespace of a test.
     "prometheus": {"allowedHosts": ["*.svc"]},
     # The nodes own one or two cores each: a tenth of one would keep a pod from its own.

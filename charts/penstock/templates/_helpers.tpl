@@ -17,11 +17,26 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: penstock
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
-{{- /* An image of .Values.images as repository:tag. Call with (dict "image" .Values.images.x "root" $). */}}
+{{- /* An image of .Values.images as repository:tag or repository@digest. Call with (dict "image" .Values.images.x "root" $).
+       A registry replaces the one of the repository: the part before the first slash, if it is localhost or has a dot or colon. */}}
 {{- define "penstock.image" -}}
-{{ .image.repository }}:{{ default .root.Chart.AppVersion .image.tag }}
+{{- $registry := default (.root.Values.global).imageRegistry .root.Values.images.registry }}
+{{- $repository := .image.repository }}
+{{- if $registry }}
+{{- $repository = printf "%s/%s" (trimSuffix "/" $registry) (regexReplaceAll "^(localhost|[^/]*[.:][^/]*)/" $repository "") }}
+{{- end }}
+{{- $repository }}{{ if .image.digest }}@{{ .image.digest }}{{ else }}:{{ default .root.Chart.AppVersion .image.tag }}{{ end }}
+{{- end }}
+
+{{- /* The version of the optimizer's content: its tag, or the beginning of its digest. */}}
+{{- define "penstock.toolchain" -}}
+{{- $image := .Values.images.optimizer }}
+{{- default (ternary (trunc 19 (default "" $image.digest) | replace ":" "-") (default .Chart.AppVersion $image.tag) (not (empty $image.digest))) .Values.toolchain }}
 {{- end }}
 
 {{- /* Whether the operator collects garbage in the store. */}}

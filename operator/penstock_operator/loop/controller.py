@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any
 
 from penstock.errors import PenstockError
@@ -62,6 +63,7 @@ class Controller:
         cache.text_sources.listen(self._on_texts)
         for store in cache.made:
             store.listen(self._on_scaled_object if store is cache.scaled_objects else self._on_made)
+        cache.turns.listen(self._on_free_place)
         cache.scaled_objects.listen_served(lambda: self._add_all(("keda",)))
         cache.listen_reports(self._on_indexes)
 
@@ -72,6 +74,7 @@ class Controller:
         """
         await self._list()
         self._cache.endpoints_listed = True
+        self._cache.turns.begin(set(self._cache.endpoints), datetime.now(UTC))
         for key in self._cache.models:
             if not self._cache.users(*key):
                 self.queue.add(ReconcileRequest("OptimizedModel", key), Priority.ROUTINE)
@@ -230,6 +233,10 @@ class Controller:
 
     def _on_made(self, change: StoreChange[Any]) -> None:
         self._on_indexes(change.indexes)
+
+    def _on_free_place(self, waiting: set[ObjectKey]) -> None:
+        for key in waiting:
+            self.queue.add(ReconcileRequest("ModelEndpoint", key), self._priority)
 
     def _on_scaled_object(self, change: StoreChange[Any]) -> None:
         # The API server deletes a CRD only once it has no objects left: while KEDA is being removed, no new one may

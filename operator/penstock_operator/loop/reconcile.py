@@ -94,7 +94,14 @@ class Reconciler:
         """Seconds until the next reconcile; None: the resync is enough. ClusterError: retry."""
         if request.kind == "OptimizedModel":
             return await self._reconcile_model(request.key)
-        return await self._reconcile_endpoint(request.key)
+        try:
+            again = await self._reconcile_endpoint(request.key)
+        except BaseException:
+            # Others must not wait for an endpoint that cannot be reconciled.
+            self._cache.turns.carried_out(request.key, failed=True)
+            raise
+        self._cache.turns.carried_out(request.key)
+        return again
 
     async def _reconcile_endpoint(self, key: ObjectKey) -> float | None:
         await self._read_texts(key)
@@ -137,11 +144,14 @@ class Reconciler:
         self, key: ObjectKey
     ) -> tuple[StoreEntry[PackedObject] | None, EndpointSnapshot | None, ReconcilePlan]:
         """The plan and its input, all of one moment: nothing is awaited here."""
+        self._cache.turns.plans(key)
         entry, observed = self._cache.endpoints.get(key), self._cache.observe(key)
         if entry is None or observed is None or "deletionTimestamp" in observed.endpoint["metadata"]:
+            self._cache.turns.planned(key, ReconcilePlan())
             return None, None, ReconcilePlan()
         planned = plan(observed)
         self._cache.quotas.put(key, entry.uid, planned.grant)
+        self._cache.turns.planned(key, planned)
         return entry, observed, planned
 
     def _is_new(self, key: ObjectKey, value: Json) -> bool:
@@ -189,8 +199,10 @@ class Reconciler:
                     if ref in planned.taken_over:
                         await self._take_over_replicas(place)
                     await self._apply(value, version=versions.get(ref))
+                self._cache.turns.answered(planned, value["kind"], None)
             except (Refused, Forbidden, NotFound) as error:
                 problem = problem or error
+                self._cache.turns.answered(planned, value["kind"], datetime.now(UTC))
         for write in planned.optimized_status:
             place = ObjectKey(key.namespace, write.name)
             if place in models:

@@ -20,12 +20,13 @@ from penstock_operator.plan.job_network import identity_variables, network_polic
 from penstock_operator.plan.names import CONTAINER, INSTANCE, MANAGED_BY, MANAGER, NAME
 from penstock_operator.plan.pod_template import (
     CONTAINER_SECURITY,
-    POD_SECURITY,
     PYTHON,
     TMP,
     environment,
+    pod_security,
     scratch,
     store_access,
+    trusting,
 )
 
 STORE = "penstock-store"
@@ -134,13 +135,14 @@ def job(target: CollectionTarget, period: int, settings: PlanSettings, keep: Seq
         "resources": {"requests": {"memory": MEMORY}, "limits": {"memory": MEMORY}},
         "volumeMounts": [*store.mounts, tmp_mount],
     }
+    container, volumes = trusting(container, [*store.volumes, tmp_volume], settings)
     pod: Json = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": POD_SECURITY,
+        "securityContext": pod_security(settings),
         "containers": [container],
-        "volumes": [*store.volumes, tmp_volume],
+        "volumes": volumes,
     }
     if target.node:
         only = {"key": "metadata.name", "operator": "In", "values": [target.node]}

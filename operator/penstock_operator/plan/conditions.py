@@ -90,6 +90,7 @@ class Reason(StrEnum):
     NOT_WHOLE_CORES = "NotWholeCores"
     OBJECTIVE_MISSED = "ObjectiveMissed"
     OPTIMIZATION_PENDING = "OptimizationPending"
+    OPTIMIZATION_QUEUED = "OptimizationQueued"
     OPTIMIZATION_STARTED = "OptimizationStarted"
     OPTIMIZED = "Optimized"
     OPTIMIZING = "Optimizing"
@@ -111,6 +112,7 @@ class Reason(StrEnum):
     RESTARTING = "Restarting"
     RESULT_LOST = "ResultLost"
     ROLLING_OUT = "RollingOut"
+    ROLLOUT_QUEUED = "RolloutQueued"
     ROLLOUT_STUCK = "RolloutStuck"
     SCALED_DOWN = "ScaledDown"
     SCALED_TO_ZERO = "ScaledToZero"
@@ -232,11 +234,13 @@ WITH_EVENTS = (
 NORMAL = {
     Reason.OPTIMIZING,
     Reason.OPTIMIZATION_PENDING,
+    Reason.OPTIMIZATION_QUEUED,
     Reason.STARTING,
     Reason.NOTHING_TO_SERVE,
     Reason.SUSPENDED,
     Reason.SCALED_TO_ZERO,
     Reason.ROLLING_OUT,
+    Reason.ROLLOUT_QUEUED,
     Reason.SCALING,
     Reason.SETTLED,
     Reason.NO_CURVE,

@@ -51,7 +51,14 @@ from penstock_operator.plan.scaling import (
     scaling_events,
 )
 from penstock_operator.plan.serving import ServingChoice, choose
-from penstock_operator.plan.serving_objects import deployment, disruption_budget, network_policy, service
+from penstock_operator.plan.serving_objects import (
+    deployment,
+    disruption_budget,
+    network_policy,
+    paused,
+    rollout_turn,
+    service,
+)
 from penstock_operator.plan.status import (
     EndpointState,
     conditions_of,
@@ -59,6 +66,7 @@ from penstock_operator.plan.status import (
     invalid_spec_status,
     read_status,
 )
+from penstock_operator.plan.turns import Line, TurnDecision
 from penstock_operator.plan.workloads import RuntimePod
 
 PROGRESS_SECONDS = 5.0
@@ -87,6 +95,10 @@ class ReconcilePlan:
     events: tuple[Event, ...] = ()
     grant: Grant | None = None
     """What of the namespace's quota the endpoint gets with this plan; None: there is no quota, or it gets nothing."""
+    optimization: TurnDecision | None = None
+    """The place in the line of the job that is to begin; None: there is none, or no limit."""
+    rollout: TurnDecision | None = None
+    """The same of the rollout."""
     requeue_seconds: float | None = None
     """Plan again after this time even without an event; None: the resync is enough."""
 
@@ -122,6 +134,7 @@ class _Planner:
     delete: list[Ref] = field(default_factory=list)
     writes: list[StatusWrite] = field(default_factory=list)
     requeue: list[float] = field(default_factory=list)
+    rollout: TurnDecision | None = None
     classes: dict[str, HardwareClassSpec | Finding] = field(default_factory=dict)
     """HardwareClasses parsed for this plan: parsing is a large part of its cost."""
     most: int | None = None
@@ -201,7 +214,7 @@ class _Planner:
             if not suspended:
                 self.apply.append(optimized_model_object(None, spec, endpoint, ready=False))
             return OptimizationState(name, spec, OptimizedModelStatus(), exists=False)
-        found = self._assess(facts, suspended=suspended)
+        found = self._assess(facts, suspended=suspended, line=observed.optimizations)
         if found is None or facts.deleting:
             # It is created again as soon as the deleted one has disappeared.
             self.requeue.append(REPORT_SECONDS)
@@ -219,10 +232,19 @@ class _Planner:
             self.requeue.append(PROGRESS_SECONDS)
         return found
 
-    def _assess(self, facts: OptimizedModelFacts, *, suspended: bool = False) -> OptimizationState | None:
-        settings = self.observed.settings
-        store = settings.store_of(self.endpoint.namespace)
-        return assess(facts, store, now=self.observed.now, settings=settings, suspended=suspended)
+    def _assess(
+        self, facts: OptimizedModelFacts, *, suspended: bool = False, line: Line | None = None
+    ) -> OptimizationState | None:
+        settings, namespace = self.observed.settings, self.endpoint.namespace
+        return assess(
+            facts,
+            settings.store_of(namespace),
+            now=self.observed.now,
+            settings=settings,
+            suspended=suspended,
+            line=line,
+            namespace=namespace,
+        )
 
     def _end_jobs(self, facts: OptimizedModelFacts) -> None:
         """Delete the jobs of an OptimizedModel unless another endpoint uses it."""
@@ -250,10 +272,17 @@ class _Planner:
             # The class of an older spec was deleted or changed; its pods keep running.
             return ""
         desired = deployment(endpoint, serving, hardware, count, observed.settings)
-        self.apply.append(desired)
+        template = str(desired["spec"]["template"]["metadata"]["annotations"][TEMPLATE_HASH])
+        self.rollout = rollout_turn(endpoint, observed, template)
+        if self.rollout is not None and not self.rollout.allowed:
+            self.apply.append(paused(desired, self.rollout))
+            if self.rollout.requeue_seconds is not None:
+                self.requeue.append(self.rollout.requeue_seconds)
+        else:
+            self.apply.append(desired)
         self.apply += gateway.objects(endpoint, observed)
         self._scalers()
-        return str(desired["spec"]["template"]["metadata"]["annotations"][TEMPLATE_HASH])
+        return template
 
     def _scalers(self) -> None:
         """Add the object that scales in the modes HPA and KEDA. It is created only after the object of the previous
@@ -322,6 +351,7 @@ class _Planner:
             ),
             verdicts=verdicts,
             missing_for_job=self._missing_for_job(wanted),
+            rollout=self.rollout,
         )
 
     def _ask_again(self, verdicts: Sequence[PinVerdict]) -> None:
@@ -347,6 +377,8 @@ class _Planner:
                 *scaling_events(before.scaling, after.scaling, count, suspended=self.endpoint.spec.suspend),
             ),
             grant=self.grant,
+            optimization=None if state.wanted is None else state.wanted.turn,
+            rollout=self.rollout,
             requeue_seconds=min(self.requeue, default=None),
         )
 

@@ -24,7 +24,7 @@ from penstock_operator.plan.names import (
     runtime_selector,
 )
 from penstock_operator.plan.observed import DeploymentFacts, EndpointSnapshot, Ref
-from penstock_operator.plan.pod_template import CONTAINER_SECURITY, POD_SECURITY, TMP, environment, quantity, scratch
+from penstock_operator.plan.pod_template import CONTAINER_SECURITY, TMP, environment, pod_security, quantity, scratch
 from penstock_operator.plan.serving_objects import KEYS, Drain, key_volume, monitors, template_hash
 
 CONCURRENCY_PER_CORE, LEAST_CONCURRENCY = 16, 32
@@ -212,7 +212,7 @@ def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
         # The only pods of the operator with a token: see _access.
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
-        "securityContext": POD_SECURITY,
+        "securityContext": pod_security(settings),
         "terminationGracePeriodSeconds": drain.delay + finish + MARGIN_SECONDS,
         "containers": [container],
         "volumes": [tmp_volume, *key_volumes],

@@ -75,6 +75,10 @@ class PlanSettings:
     """Service account, in the operator's namespace, of the jobs that remove them. Empty: `default`."""
     store_collect_secret: str = ""
     """As `store_secret`, for these jobs. Empty: the Secret named `store_secret`, in the operator's namespace."""
+    max_concurrent_optimizations: int = 1
+    """Optimisation jobs that run at the same time in the whole cluster."""
+    max_concurrent_rollouts: int = 1
+    """Endpoints whose pods are replaced at the same time in the whole cluster."""
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     ignored_namespaces: frozenset[str] = frozenset()
@@ -117,6 +121,13 @@ class PlanSettings:
     """Hosts of the Prometheus servers that endpoints may name as well: `host`, `*.domain`, with or without a port."""
     extra_env: tuple[tuple[str, str], ...] = ()
     """Environment of job and runtime pods (proxies, HF_ENDPOINT): name and value."""
+    pod_user: int = 65_532
+    """User and group id of the pods; 0: the platform chooses them (OpenShift)."""
+    ca_config_map: str = ""
+    """A ConfigMap in each endpoint's namespace (and the operator's) with the CA certificates that jobs and runtime pods
+    trust. Empty: those of the images."""
+    ca_key: str = "ca.crt"
+    """Its key, with PEM certificates."""
 
     def __post_init__(self) -> None:
         """Reject contradictory settings."""

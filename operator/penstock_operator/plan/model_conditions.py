@@ -14,7 +14,7 @@ from penstock_operator.plan.conditions import Finding, Reason, no, sentence, sto
 from penstock_operator.plan.endpoint import ParsedEndpoint, refusal, refused_store
 from penstock_operator.plan.names import gateway_binding_name, gateway_name, pods_service_name
 from penstock_operator.plan.observed import EndpointSnapshot, Ref
-from penstock_operator.plan.optimized_model import OptimizationState, failure_text, pinned_model
+from penstock_operator.plan.optimized_model import OptimizationState, failure_text, pinned_model, queue_text
 from penstock_operator.plan.pod_conditions import PinVerdict
 from penstock_operator.plan.serving import ServingChoice
 
@@ -144,6 +144,8 @@ def optimized(
     goes_on = " What serves goes on serving." if serving is not None else ""
     if wanted.failed and status.failure is not None:
         return no(status.failure.reason, failure_text(wanted) + goes_on)
+    if wanted.turn is not None and wanted.queued:
+        return no(Reason.OPTIMIZATION_QUEUED, queue_text(wanted.turn) + goes_on)
     if status.retry_after is not None:
         return no(Reason.WAITING_TO_RETRY, failure_text(wanted) + goes_on)
     if spec.suspend:

@@ -21,6 +21,8 @@ CORES = f"{GROUP}/cores"
 """Annotation of an endpoint's Deployment: `cores` of one replica."""
 TEMPLATE_HASH = f"{GROUP}/template-hash"
 """Annotation of runtime pods: the hash of the pod template as the operator wrote it."""
+ROLLOUT_SINCE = f"{GROUP}/rollout-waits-since"
+"""Annotation of a paused Deployment: since when its new pod template waits for its turn."""
 
 RUNTIME = "penstock-runtime"
 OPTIMIZER = "penstock-optimizer"

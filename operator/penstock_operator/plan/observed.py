@@ -13,8 +13,9 @@ from datetime import datetime
 from penstock_operator.plan.conditions import Finding
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
-from penstock_operator.plan.names import ARTEFACT, CORES, FIELD_MANAGER, OPTIMIZED_MODEL, TEMPLATE_HASH
+from penstock_operator.plan.names import ARTEFACT, CORES, FIELD_MANAGER, OPTIMIZED_MODEL, ROLLOUT_SINCE, TEMPLATE_HASH
 from penstock_operator.plan.quotas import NamespaceUse
+from penstock_operator.plan.turns import Line
 from penstock_operator.plan.workloads import JobFacts, Object, Owner, RuntimePod, moment
 
 
@@ -170,6 +171,10 @@ class DeploymentFacts:
     """The OptimizedModel of the artefact; empty for a pinned one that no OptimizedModel of the namespace has."""
     cores: int = 0
     """`cores` of one replica; 0: an earlier version made it."""
+    paused: bool = False
+    """Its pods are not replaced, although their template is another one."""
+    waits_since: datetime | None = None
+    """Since when its new template waits for its turn."""
 
     @classmethod
     def from_object(cls, value: Object) -> DeploymentFacts:
@@ -200,7 +205,18 @@ class DeploymentFacts:
             artefact=annotations.get(ARTEFACT) or "",
             optimized_model=labels.get(OPTIMIZED_MODEL) or "",
             cores=int(text) if (text := (metadata.get("annotations") or {}).get(CORES) or "").isdecimal() else 0,
+            paused=bool(spec.get("paused")),
+            waits_since=_time(metadata.get("annotations") or {}),
         )
+
+
+def _time(annotations: Object) -> datetime | None:
+    """Since when a rollout waits. People may change annotations: None for another form."""
+    try:
+        found = datetime.fromisoformat(str(annotations.get(ROLLOUT_SINCE) or ""))
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else None
 
 
 @dataclass(frozen=True)
@@ -227,6 +243,18 @@ class ReplicaSetFacts:
             wanted=int(spec.get("replicas") or 0),
             ready=int(status.get("readyReplicas") or 0),
         )
+
+
+def replaced(deployment: DeploymentFacts, replica_sets: Iterable[ReplicaSetFacts], template: str) -> bool:
+    """Whether the Deployment has pods of another template than the one with this hash."""
+    own = (one for one in replica_sets if one.owner.uid == deployment.uid)
+    return any(one.wanted and one.template != template for one in own)
+
+
+def rollout_has_place(deployment: DeploymentFacts, replica_sets: Iterable[ReplicaSetFacts]) -> bool:
+    """Whether a rollout keeps others waiting: it replaces pods, and Kubernetes has not found it stuck."""
+    stuck = deployment.progressing == "ProgressDeadlineExceeded"
+    return not deployment.paused and not stuck and replaced(deployment, replica_sets, deployment.template)
 
 
 @dataclass(frozen=True)
@@ -311,6 +339,10 @@ class EndpointSnapshot:
     """Node objects as JSON (labels, taints, unschedulable, allocatable are enough)."""
     scale: DesiredScale | None = None
     """None: no decision, and the present replica count stays."""
+    optimizations: Line | None = None
+    """The line for optimisation jobs, of OptimizedModels; None: without a limit."""
+    rollouts: Line | None = None
+    """The line for rollouts, of endpoints; None: without a limit."""
     scalers: tuple[ScalerFacts, ...] = ()
     """The objects besides the operator that scale the Deployment: those that it created, and KEDA's HPAs."""
     unknown_kinds: frozenset[str] = frozenset()

@@ -40,6 +40,7 @@ from penstock_operator.plan.job_outcome import (
 )
 from penstock_operator.plan.names import API_VERSION, job_name, model_labels
 from penstock_operator.plan.observed import ModelUser, OptimizedModelFacts
+from penstock_operator.plan.turns import Line, TurnDecision, TurnKey
 from penstock_operator.plan.workloads import JobFacts
 
 
@@ -92,6 +93,15 @@ class OptimizationState:
     requeue_seconds: float | None = None
     running: JobRunning | None = None
     """The run that is under way."""
+    due: datetime | None = None
+    """When the next run could begin first; None: it does not begin."""
+    turn: TurnDecision | None = None
+    """The place in the line of the run that is to begin; None: it does not begin, or there is no line."""
+
+    @property
+    def queued(self) -> bool:
+        """Whether the next run waits for its turn."""
+        return self.turn is not None and not self.turn.allowed
 
     @property
     def ready(self) -> bool:
@@ -110,11 +120,19 @@ class OptimizationState:
 
 
 def assess(
-    facts: OptimizedModelFacts, store: StoreUri, *, now: datetime, settings: PlanSettings, suspended: bool = False
+    facts: OptimizedModelFacts,
+    store: StoreUri,
+    *,
+    now: datetime,
+    settings: PlanSettings,
+    suspended: bool = False,
+    line: Line | None = None,
+    namespace: str = "",
 ) -> OptimizationState | None:
     """The state of an OptimizedModel and the next run; None when this version cannot parse its spec.
 
-    `store`: where its jobs publish. Only artefacts that they published there are taken into its status.
+    `store`: where its jobs publish. Only artefacts that they published there are taken into its status. The next run
+    begins only if it is its turn in `line`, if there is one; `namespace` is that of the OptimizedModel.
     """
     try:
         spec = OptimizedModelSpec.model_validate(facts.spec)
@@ -129,10 +147,25 @@ def assess(
         state = _from_job(initial, store, jobs, now, settings)
     else:
         state = _without_job(initial, jobs, now, settings)
+    pending = {"phase": Phase.PENDING, "progress": "", "stage": ""}
     if suspended and state.start:
-        pending = {"phase": Phase.PENDING, "progress": "", "stage": ""}
         state = replace(initial, status=before.model_copy(update=pending))
+    elif state.start and line is not None:
+        turn = line.turn(TurnKey(namespace, facts.name), state.due or facts.created or now)
+        state = replace(state, turn=turn)
+        if not turn.allowed:
+            state = _queued(state, before, turn)
     return _with_conditions(state, facts, now)
+
+
+def _queued(state: OptimizationState, before: OptimizedModelStatus, turn: TurnDecision) -> OptimizationState:
+    """The state in which the run that was to begin waits. The next plan finds the same run and the same time."""
+    update: dict[str, Any] = {"attempts": before.attempts, "job": before.job}
+    if state.due is not None:
+        last = state.start - 1
+        update = {"attempts": last, "job": job_name(state.name, last), "retry_after": timestamp(state.due)}
+    status = state.status.model_copy(update=update)
+    return replace(state, status=status, start=0, running=None, requeue_seconds=turn.requeue_seconds, turn=turn)
 
 
 def _from_job(
@@ -218,10 +251,12 @@ def _after_failure(
         waits = status.model_copy(update={"phase": Phase.PENDING, "retry_after": timestamp(due)})
         # The time is written in whole seconds, so it may be slightly before the exact moment.
         return replace(initial, status=waits, requeue_seconds=max(1.0, (due - now).total_seconds()))
-    return _starting(initial, status.attempts + 1, jobs)
+    return _starting(initial, status.attempts + 1, jobs, due)
 
 
-def _starting(initial: OptimizationState, attempt: int, jobs: list[JobFacts]) -> OptimizationState:
+def _starting(
+    initial: OptimizationState, attempt: int, jobs: list[JobFacts], due: datetime | None = None
+) -> OptimizationState:
     doublings = sum(1 for job in jobs if _ran_out_of_memory(job))
     if not jobs and initial.status.failure is not None and initial.status.failure.reason == Reason.OUT_OF_MEMORY:
         doublings = attempt - 1
@@ -239,6 +274,7 @@ def _starting(initial: OptimizationState, attempt: int, jobs: list[JobFacts]) ->
         start=attempt,
         memory_factor=2 ** min(doublings, MAX_DOUBLINGS),
         running=JobRunning(started=False),
+        due=due,
     )
 
 
@@ -357,6 +393,8 @@ def _ready_condition(state: OptimizationState) -> tuple[ConditionStatus, str, st
         return ConditionStatus.TRUE, Reason.PUBLISHED, f"{sentence(plan)} The artefact is in the store."
     if status.failure is not None and status.phase is Phase.FAILED:
         return ConditionStatus.FALSE, status.failure.reason, failure_text(state)
+    if state.turn is not None and state.queued:
+        return ConditionStatus.FALSE, Reason.OPTIMIZATION_QUEUED, queue_text(state.turn)
     if status.failure is not None and status.retry_after is not None:
         return ConditionStatus.FALSE, Reason.WAITING_TO_RETRY, failure_text(state)
     if state.running is not None and state.running.unschedulable:
@@ -376,6 +414,11 @@ def _ready_condition(state: OptimizationState) -> tuple[ConditionStatus, str, st
         )
     job = f"The job {status.job} is about to start." if status.job else "The job is about to be created."
     return ConditionStatus.FALSE, Reason.PENDING, job
+
+
+def queue_text(turn: TurnDecision) -> str:
+    """Why the next run waits."""
+    return turn.waits_for("optimisation", "maxConcurrentOptimizations")
 
 
 def failure_text(state: OptimizationState) -> str:

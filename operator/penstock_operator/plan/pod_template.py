@@ -107,18 +107,42 @@ def store_access(settings: PlanSettings, uri: StoreUri, *, writes: bool, only: s
 
 PYTHON = ("python", "-I", "-u", "-m")
 """Start of the command of pods: no module comes from the current folder or from PYTHON* variables."""
-UID = 65_532
-"""User id of the images; set in the pod, so that a namespace with restricted pod security accepts any image."""
 TMP = "/tmp"  # noqa: S108 - an emptyDir of the pod
-POD_SECURITY: Json = {
-    "runAsNonRoot": True,
-    "runAsUser": UID,
-    "runAsGroup": UID,
-    "fsGroup": UID,
-    # Without it, each start would change the owner of every file of a large volume.
-    "fsGroupChangePolicy": "OnRootMismatch",
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
+
+
+def pod_security(settings: PlanSettings) -> Json:
+    """The security context of a pod. Without a user, the platform's admission sets user and group."""
+    user = settings.pod_user
+    ids = {"runAsUser": user, "runAsGroup": user, "fsGroup": user} if user else {}
+    return {
+        "runAsNonRoot": True,
+        **ids,
+        # Without it, each start would change the owner of every file of a large volume.
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+CA_FOLDER = "/etc/penstock/ca"
+"""The ConfigMap with CA certificates is mounted at this path."""
+CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")
+"""Variables by which OpenSSL, requests and the AWS clients find CA certificates."""
+
+
+def trusting(container: Json, volumes: Sequence[Json], settings: PlanSettings) -> tuple[Json, list[Json]]:
+    """The container and the volumes of its pod, with the installation's CA certificates if it has any."""
+    if not settings.ca_config_map:
+        return container, list(volumes)
+    known = {entry["name"] for entry in container["env"]}
+    file = f"{CA_FOLDER}/{settings.ca_key}"
+    found = {
+        **container,
+        "env": [*container["env"], *({"name": name, "value": file} for name in CA_VARIABLES if name not in known)],
+        "volumeMounts": [*container["volumeMounts"], {"name": "ca", "mountPath": CA_FOLDER, "readOnly": True}],
+    }
+    return found, [*volumes, {"name": "ca", "configMap": {"name": settings.ca_config_map}}]
+
+
 CONTAINER_SECURITY: Json = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -164,10 +188,11 @@ def pod_spec(
 
     `spread_over`: labels of the pods to spread over nodes; None: no spreading.
     """
+    container, volumes = trusting(container, volumes, settings)
     spec: Json = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": POD_SECURITY,
+        "securityContext": pod_security(settings),
         "containers": [
             {
                 "name": CONTAINER,

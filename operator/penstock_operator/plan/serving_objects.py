@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from penstock.artefact_store import Digest, StoreScheme
 from penstock.resources.hardware_class import HardwareClassSpec
+from penstock.resources.status import timestamp
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.job_network import egress, identity_variables, reaches_metadata
@@ -18,12 +19,14 @@ from penstock_operator.plan.names import (
     HTTP_PORT,
     INTERNAL_PORT,
     OPTIMIZED_MODEL,
+    ROLLOUT_SINCE,
     SERVICE_PORT,
     TEMPLATE_HASH,
     gateway_selector,
     runtime_labels,
     runtime_selector,
 )
+from penstock_operator.plan.observed import EndpointSnapshot, replaced
 from penstock_operator.plan.pod_template import (
     PYTHON,
     TMP,
@@ -37,6 +40,7 @@ from penstock_operator.plan.pod_template import (
 )
 from penstock_operator.plan.scaling import ReplicaTarget
 from penstock_operator.plan.serving import ServingChoice
+from penstock_operator.plan.turns import TurnDecision, TurnKey
 
 
 def service(endpoint: ParsedEndpoint, *, through_gateway: bool) -> Json:
@@ -159,6 +163,33 @@ def deployment(
     made = endpoint.owned("apps/v1", "Deployment", spec)
     made["metadata"]["annotations"] = {CORES: str(serving.cores)}
     return made
+
+
+def rollout_turn(endpoint: ParsedEndpoint, observed: EndpointSnapshot, template: str) -> TurnDecision | None:
+    """The place in the line of the rollout to the pod template with this hash; None: no pod is to be replaced, or
+    rollouts have no limit.
+
+    A rollout that has begun goes on. If its template changes again, it goes to the end of the line: otherwise an
+    endpoint that is changed all the time would keep all others waiting.
+    """
+    present, line = observed.deployment, observed.rollouts
+    if present is None or line is None or not replaced(present, observed.replica_sets, template):
+        return None
+    if template == present.template and not present.paused:
+        return None
+    since = present.waits_since if present.paused else None
+    return line.turn(TurnKey(endpoint.namespace, endpoint.name), since or observed.now, anew=True)
+
+
+def paused(desired: Json, turn: TurnDecision) -> Json:
+    """The Deployment with a new template that waits for its turn. Kubernetes scales the present pods meanwhile."""
+    since = "" if turn.ask is None else timestamp(turn.ask.since)
+    annotations = {**desired["metadata"].get("annotations", {}), ROLLOUT_SINCE: since}
+    return {
+        **desired,
+        "metadata": {**desired["metadata"], "annotations": annotations},
+        "spec": {**desired["spec"], "paused": True},
+    }
 
 
 def template(

@@ -48,6 +48,7 @@ from penstock_operator.plan.scaling import (
     scaling_status,
 )
 from penstock_operator.plan.serving import ServingChoice
+from penstock_operator.plan.turns import TurnDecision
 from penstock_operator.plan.workloads import RuntimePod
 
 MAX_PODS = 32
@@ -87,6 +88,8 @@ class EndpointState:
     verdicts: tuple[PinVerdict, ...]
     missing_for_job: str
     """What the nodes lack for the optimisation job; empty: nothing is known to be missing."""
+    rollout: TurnDecision | None = None
+    """The place in the line of the rollout; None: there is none that needs one."""
 
 
 def conditions_of(state: EndpointState) -> dict[str, Finding]:
@@ -118,6 +121,7 @@ def conditions_of(state: EndpointState) -> dict[str, Finding]:
             pods=state.pods,
             problems=state.problems,
             cpus=state.cpus,
+            turn=state.rollout,
         ),
     }
     found[ConditionType.READY] = ready(endpoint, found, state.problems)
@@ -148,7 +152,7 @@ def ready(endpoint: ParsedEndpoint, findings: Mapping[str, Finding], problems: S
     if crashing:
         return no(crashing[0].reason, crashing[0].message)
     rollout = findings[ConditionType.PROGRESSING]
-    if rollout.reason in {Reason.ROLLING_OUT, Reason.NO_ROOM_FOR_SURGE, Reason.ROLLOUT_STUCK}:
+    if rollout.reason in {Reason.ROLLING_OUT, Reason.ROLLOUT_QUEUED, Reason.NO_ROOM_FOR_SURGE, Reason.ROLLOUT_STUCK}:
         return no(rollout.reason, rollout.message)
     return yes(Reason.SCALED_TO_ZERO if idle else Reason.SERVING, answering.message)
 

@@ -54,6 +54,7 @@ from penstock_operator.plan.observed import (
 from penstock_operator.plan.optimized_model import OWNERS, digests, wanted_name
 from penstock_operator.plan.workloads import HostReport, JobFacts, JobLog, PodFacts, RuntimePod
 from penstock_operator.watch.quota_use import QuotaUse
+from penstock_operator.watch.turn_counts import Turns, open_job
 
 
 def texts_source(endpoint: Json) -> tuple[str, str] | None:
@@ -181,7 +182,7 @@ class ClusterCache:
         self.deployments = Store(DEPLOYMENT, DeploymentFacts.from_object, index=owner_index)
         self.replica_sets = Store(REPLICA_SET, ReplicaSetFacts.from_object, index=owner_index)
         self.pods = Store(POD, PodFacts.from_object, index=pod_index)
-        self.jobs = Store(JOB, JobFacts.from_object, index=owner_index)
+        self.jobs = Store(JOB, JobFacts.from_object, index=lambda job: (*owner_index(job), *open_job(job)))
         self.services = Store(SERVICE, _no_facts, index=owner_index)
         self.budgets = Store(POD_DISRUPTION_BUDGET, _no_facts, index=owner_index)
         self.autoscalers = Store(HORIZONTAL_POD_AUTOSCALER, ScalerFacts.from_object, index=owner_index, marker=_of_spec)
@@ -208,6 +209,8 @@ class ClusterCache:
         """Whether all endpoints are in their store. A new leader reads pods before."""
         self.conflicting: dict[ObjectKey, frozenset[Ref]] = {}
         """By endpoint: objects with the operator's names that it did not create."""
+        work = (self.models, self.jobs, self.pods)
+        self.turns = Turns(settings, *work, deployments=self.deployments, replica_sets=self.replica_sets)
         self._report_listeners: list[Callable[[tuple[Index, ...]], None]] = []
 
     def _is_ours(self, key: ObjectKey) -> bool:
@@ -382,10 +385,11 @@ class ClusterCache:
             names.add(deployment.optimized_model)
         names.discard("")
         models = [self.model(ObjectKey(key.namespace, name)) for name in sorted(names)]
+        optimizations, rollouts = self.turns.lines(now := datetime.now(UTC))
         pods = tuple(self._runtime_pod(pod) for pod in self.runtime_pods(key))
         return EndpointSnapshot(
             endpoint=value,
-            now=datetime.now(UTC),
+            now=now,
             settings=self.settings,
             parsed=parsed,
             hardware_classes={name.name: entry.facts for name in self.classes if (entry := self.classes.get(name))},
@@ -395,6 +399,8 @@ class ClusterCache:
             replica_sets=tuple(entry.facts for _, entry in self.replica_sets.of(index)),
             pods=pods,
             neighbours=tuple(self._neighbours(key, pods)),
+            optimizations=optimizations,
+            rollouts=rollouts,
             scalers=tuple(self._scalers(key)),
             unknown_kinds=frozenset(store.kind.name for store in self.made if not store.served),
             present=frozenset(self._present(key, names)),

@@ -1,0 +1,63 @@
+"""Reads objects of a cluster through kubectl, with the user's own configuration and rights."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import PenstockError
+
+Json = dict[str, Any]
+SECONDS = 60.0
+"""No call takes longer."""
+
+
+@dataclass(frozen=True)
+class ClusterReader:
+    """kubectl in a namespace of a context."""
+
+    namespace: str = ""
+    """Empty: that of the context."""
+    context: str = ""
+    """Empty: the current one."""
+
+    def items(self, kind: str, *words: str) -> list[Json]:
+        """The objects of a kind. PenstockError with kubectl's message when it fails."""
+        found: list[Json] = json.loads(self._run("get", kind, *words, "--output=json"))["items"]
+        return found
+
+    def get(self, kind: str, name: str) -> Json | None:
+        """One object; None when there is none."""
+        text = self._run("get", kind, "--output=json", "--ignore-not-found", "--", name)
+        value: Json | None = json.loads(text) if text.strip() else None
+        return value
+
+    def _run(self, *words: str) -> str:
+        where = [f"--namespace={self.namespace}"] * bool(self.namespace) + [f"--context={self.context}"] * bool(
+            self.context
+        )
+        try:
+            run = subprocess.run(
+                ["kubectl", *where, *words], capture_output=True, text=True, check=False, timeout=SECONDS
+            )
+        except FileNotFoundError:
+            raise PenstockError("there is no kubectl here", remedy="Install kubectl and put it into the PATH") from None
+        except subprocess.TimeoutExpired:
+            raise PenstockError(
+                f"kubectl gave no answer within {SECONDS:g} s", remedy="Check that the cluster can be reached"
+            ) from None
+        if run.returncode != 0:
+            raise PenstockError(
+                f"kubectl {' '.join(words[:2])}: {run.stderr.strip()}",
+                remedy="Check the context and your rights: kubectl auth can-i list modelendpoints",
+            )
+        return run.stdout
+
+
+def condition(value: Json, kind: str) -> Json:
+    """The condition of this type; empty when there is none."""
+    conditions = (value.get("status") or {}).get("conditions") or []
+    found: Json = next((one for one in conditions if one.get("type") == kind), {})
+    return found

@@ -1,0 +1,64 @@
+"""`penstock status`: the endpoints of a cluster, those that are not ready first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import click
+from rich.table import Table
+
+from penstock.errors import printable
+from penstock_cli.kubectl import ClusterReader, Json, condition
+from penstock_cli.screen import console
+
+COLUMNS = ("NAMESPACE", "NAME", "READY", "REASON", "REPLICAS", "PLAN", "P95", "SPEED-UP")
+
+
+def rows(endpoints: Sequence[Json]) -> list[tuple[str, ...]]:
+    """The cells of the table: endpoints that are not ready first, then by namespace and name."""
+    found = []
+    for value in endpoints:
+        metadata, status = value["metadata"], value.get("status") or {}
+        ready = condition(value, "Ready").get("status", "Unknown")
+        found.append(
+            (
+                str(metadata.get("namespace", "")),
+                str(metadata["name"]),
+                str(ready),
+                str(status.get("reason") or "New"),
+                f"{status.get('readyReplicas', 0)}/{status.get('replicas', 0)}",
+                str((status.get("plan") or {}).get("summary", "")),
+                str(status.get("p95", "")),
+                str(status.get("speedUp", "")),
+            )
+        )
+    return sorted(found, key=lambda row: (row[2] == "True", row))
+
+
+def summary(table: Sequence[tuple[str, ...]]) -> str:
+    """How many endpoints are ready, and the reasons of the others."""
+    ready = sum(row[2] == "True" for row in table)
+    # Without the progress: `Optimizing 7/23`.
+    others = Counter(row[3].partition(" ")[0] for row in table if row[2] != "True")
+    reasons = "".join(f", {count} {reason}" for reason, count in others.most_common())
+    return f"{ready} of {len(table)} endpoints are ready{reasons}."
+
+
+@click.command
+@click.option("--namespace", "-n", default="", help="Default: that of the current context.")
+@click.option("--all-namespaces", "-A", is_flag=True, help="Show the endpoints of all namespaces.")
+@click.option("--context", default="", help="The context of the kubeconfig. Default: the current one.")
+def command(namespace: str, context: str, *, all_namespaces: bool) -> None:
+    """Show the endpoints of a cluster: ready, reason, replicas, plan.
+
+    It runs kubectl, with your rights. `penstock why NAME` explains one endpoint.
+    """
+    words = ("--all-namespaces",) if all_namespaces else ()
+    found = rows(ClusterReader(namespace, context).items("modelendpoints.penstock.dev", *words))
+    table = Table(*COLUMNS, box=None, pad_edge=False, header_style="dim")
+    for row in found:
+        table.add_row(*map(printable, row))
+    if found:
+        console.print(table)
+    console.print(summary(found))

@@ -1,0 +1,242 @@
+"""The alerts: each fires for what it is about and not otherwise, in the engine of a real Prometheus."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from testbed.build import binary
+from testbed.ports import some_free_ports
+from testbed.tools import PROMETHEUS, PROMTOOL
+from tests.charts.helm import CHART, Helm, Manifest, of_kind
+
+ROOT = Path(__file__).parents[2]
+FILE = CHART / "files/alerts.yaml"
+RULES: dict[str, Manifest] = {
+    rule["alert"]: rule for group in yaml.safe_load(FILE.read_text())["groups"] for rule in group["rules"]
+}
+OF = 'namespace="a",penstock_dev_endpoint="e"'
+SCALED = 'model_endpoint_namespace="a",model_endpoint="e"'
+Series = dict[str, str]
+"""Series of promtool: name with labels -> values at each minute, as `0+60x30`."""
+CASES: dict[str, tuple[Series, Series]] = {
+    "PenstockOperatorDown": (
+        {'penstock_operator_leader{pod="a"}': "0x60", 'penstock_operator_leader{pod="b"}': "0x60"},
+        {'penstock_operator_leader{pod="a"}': "0x60", 'penstock_operator_leader{pod="b"}': "1x60"},
+    ),
+    "PenstockReconcilesFail": (
+        {'penstock_operator_reconcile_errors_total{reason="Forbidden"}': "0+6x60"},
+        {'penstock_operator_reconcile_errors_total{reason="Forbidden"}': "0x20 1x40"},
+    ),
+    "PenstockReconcilesLate": (
+        {
+            'penstock_operator_queue_wait_seconds_bucket{lane="urgent",le="10.0"}': "0+10x60",
+            'penstock_operator_queue_wait_seconds_bucket{lane="urgent",le="100.0"}': "0+60x60",
+            'penstock_operator_queue_wait_seconds_bucket{lane="urgent",le="+Inf"}': "0+60x60",
+        },
+        {
+            'penstock_operator_queue_wait_seconds_bucket{lane="urgent",le="10.0"}': "0+60x60",
+            'penstock_operator_queue_wait_seconds_bucket{lane="urgent",le="100.0"}': "0+60x60",
+            'penstock_operator_queue_wait_seconds_bucket{lane="urgent",le="+Inf"}': "0+60x60",
+        },
+    ),
+    "PenstockOperatorDefect": (
+        {'penstock_operator_task_restarts_total{task="probes"}': "0x50 1x10"},
+        {'penstock_operator_task_restarts_total{task="probes"}': "1x60"},
+    ),
+    "PenstockStoreCollectionFails": (
+        {'penstock_operator_store_collections_total{outcome="failed"}': "0x30 1x30"},
+        {'penstock_operator_store_collections_total{outcome="complete"}': "0x30 1x30"},
+    ),
+    "PenstockEndpointsNotReady": (
+        {'penstock_operator_endpoints{ready="False",reason="ModelNotFound"}': "2x60"},
+        {
+            'penstock_operator_endpoints{ready="False",reason="RolloutQueued"}': "2x60",
+            'penstock_operator_endpoints{ready="True",reason="Serving"}': "2x60",
+        },
+    ),
+    "PenstockTurnsWait": (
+        {'penstock_operator_endpoints{ready="False",reason="RolloutQueued"}': "2x800"},
+        {'penstock_operator_endpoints{ready="False",reason="RolloutQueued"}': "2x700 0x100"},
+    ),
+    "PenstockEndpointDown": (
+        {f'penstock_ready{{{OF},pod="x"}}': "0x60", f'penstock_ready{{{OF},pod="y"}}': "0x60"},
+        {f'penstock_ready{{{OF},pod="x"}}': "0x60", f'penstock_ready{{{OF},pod="y"}}': "1x60"},
+    ),
+    "PenstockRequestsFail": (
+        {
+            f'penstock_requests_total{{{OF},code="200"}}': "0+90x60",
+            f'penstock_requests_total{{{OF},code="503"}}': "0+10x60",
+        },
+        {
+            f'penstock_requests_total{{{OF},code="200"}}': "0+90x60",
+            f'penstock_requests_total{{{OF},code="422"}}': "0+90x60",
+            f'penstock_requests_total{{{OF},code="500"}}': "0x60",
+        },
+    ),
+    "PenstockRequestsRefused": (
+        {
+            f'penstock_requests_total{{{OF},code="200"}}': "0+90x60",
+            f'penstock_requests_total{{{OF},code="429"}}': "0+10x60",
+        },
+        {
+            f'penstock_requests_total{{{OF},code="200"}}': "0+90x60",
+            f'penstock_requests_total{{{OF},code="429"}}': "0+1x60",
+        },
+    ),
+    "PenstockGatewayRefuses": (
+        {
+            f"penstock_gateway_requests_total{{{OF}}}": "0+90x60",
+            f'penstock_gateway_refused_requests_total{{{OF},reason="late"}}': "0+10x60",
+        },
+        {
+            f"penstock_gateway_requests_total{{{OF}}}": "0+90x60",
+            f'penstock_gateway_refused_requests_total{{{OF},reason="unauthorized"}}': "0+50x60",
+        },
+    ),
+    "PenstockReplicasSlow": (
+        {f"penstock_operator_replica_slow_down{{{SCALED}}}": "2x60"},
+        {f"penstock_operator_replica_slow_down{{{SCALED}}}": "1.2x60"},
+    ),
+    "PenstockLoadUnknown": (
+        {f"penstock_operator_load_known{{{SCALED}}}": "0x60"},
+        {f"penstock_operator_load_known{{{SCALED}}}": "1x60"},
+    ),
+    "PenstockCoresThrottled": (
+        {f"penstock_cpu_throttled_seconds_total{{{OF}}}": "0+6x60"},
+        {f"penstock_cpu_throttled_seconds_total{{{OF}}}": "0+0.6x60"},
+    ),
+}
+"""Series that make an alert fire, and similar ones that do not."""
+LEADS: Series = {'penstock_operator_leader{pod="leads"}': "1x800"}
+
+
+def unit_test(alert: str, series: Series, *, fires: bool) -> Manifest:
+    """A test of promtool, at the end of the series."""
+    minutes = 800 if alert == "PenstockTurnsWait" else 60
+    present = series if alert == "PenstockOperatorDown" else {**LEADS, **series}
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in present.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})',
+                "eval_time": f"{minutes}m",
+                "exp_samples": [{"labels": "{}", "value": 1}] if fires else [],
+            },
+            {
+                "expr": f'count(ALERTS{{alertname!="{alert}",alertstate="firing"}})',
+                "eval_time": f"{minutes}m",
+                "exp_samples": [],
+            },
+        ],
+    }
+
+
+def promtool(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([binary(PROMTOOL), *words], capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_each_alert_fires_for_what_it_is_about_alone_and_not_otherwise(tmp_path: Path) -> None:
+    assert CASES.keys() == RULES.keys()
+    tests = [
+        unit_test(alert, series, fires=fires)
+        for alert, pair in CASES.items()
+        for series, fires in zip(pair, (True, False), strict=True)
+    ]
+    file = tmp_path / "tests.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(FILE)], "evaluation_interval": "1m", "tests": tests}))
+
+    run = promtool("test", "rules", str(file))
+
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_the_rule_file_passes_the_checks_of_promtool() -> None:
+    run = promtool("check", "rules", "--lint=all", "--lint-fatal", str(FILE))
+
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_every_metric_of_an_alert_is_one_that_penstock_has() -> None:
+    documents = "".join(
+        (ROOT / "docs/reference" / name).read_text() for name in ("operator.md", "metrics.md", "gateway.md")
+    )
+    used = {name for rule in RULES.values() for name in re.findall(r"penstock_(?!dev_)[a-z_]+", rule["expr"])}
+
+    missing = {name for name in used if re.sub(r"_bucket$", "", name) not in documents}
+
+    assert used
+    assert missing == set()
+
+
+def answer(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=30) as response:
+        return json.load(response)
+
+
+def test_a_prometheus_evaluates_every_expression(tmp_path: Path) -> None:
+    (port,) = some_free_ports(1)
+    config = {"global": {"evaluation_interval": "1s"}, "rule_files": [str(FILE)]}
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    words = [f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [binary(PROMETHEUS), *words, f"--web.listen-address=127.0.0.1:{port}"], stderr=log, stdout=log
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                groups = answer(f"http://127.0.0.1:{port}/api/v1/rules")["data"]["groups"]
+            except (OSError, urllib.error.URLError):
+                groups = []
+            found = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
+            if found and "unknown" not in found.values():
+                break
+            assert time.monotonic() < deadline, (found, (tmp_path / "log").read_text()[-2000:])
+            time.sleep(0.1)
+    finally:
+        process.kill()
+        process.wait(30)
+
+    assert found == dict.fromkeys(RULES, "ok")
+
+
+def test_each_alert_has_a_runbook_that_it_links_to(chart: Helm) -> None:
+    page = (ROOT / "docs/how-to/answer-an-alert.md").read_text(encoding="utf-8")
+    url = "https://docs.example/answer-an-alert.html"
+    values: Manifest = {"alerts": {"enabled": True, "runbookUrl": url, "ruleLabels": {"team": "ml"}}}
+    rule = of_kind(chart.template(values), "PrometheusRule")
+    made = {one["alert"]: one for group in rule["spec"]["groups"] for one in group["rules"]}
+
+    assert re.findall(r"^## (Penstock\w+)$", page, re.MULTILINE) == list(RULES)
+    assert made.keys() == RULES.keys()
+    for name, one in made.items():
+        assert one["annotations"]["runbook_url"] == f"{url}#{name.lower()}"
+        assert one["labels"] == {**RULES[name]["labels"], "team": "ml"}
+        assert (one["expr"], one.get("for")) == (RULES[name]["expr"], RULES[name].get("for"))
+
+
+def test_alerts_are_off_by_default_and_single_ones_can_be_left_out(chart: Helm) -> None:
+    def names(**values: Any) -> set[str]:
+        made = [one for one in chart.template({"alerts": values}) if one["kind"] == "PrometheusRule"]
+        return {rule["alert"] for one in made for group in one["spec"]["groups"] for rule in group["rules"]}
+
+    assert names() == set()
+    assert names(enabled=True) == RULES.keys()
+    assert names(enabled=True, disabled=["PenstockTurnsWait"]) == RULES.keys() - {"PenstockTurnsWait"}
+    rule = of_kind(chart.template({"alerts": {"enabled": True, "labels": {"release": "prom"}}}), "PrometheusRule")
+    assert rule["metadata"]["labels"]["release"] == "prom"
+    assert "runbook_url" not in str(rule)
+    with pytest.raises(AssertionError, match="PenstockNoSuchAlert is not an alert"):
+        names(enabled=True, disabled=["PenstockNoSuchAlert"])

@@ -1,0 +1,143 @@
+"""The lines for optimisations and rollouts, counted from the caches."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.plan.endpoint_plan import ReconcilePlan
+from penstock_operator.plan.names import TEMPLATE_HASH
+from penstock_operator.plan.turns import LEADER_SECONDS, START_SECONDS, Ask, Line, TurnDecision, TurnKey
+from penstock_operator.settings import Settings
+from penstock_operator.watch.cluster_cache import ClusterCache
+from tests.operator import objects
+from tests.operator.objects import Json
+
+CREATED = datetime(2026, 11, 21, 19, tzinfo=UTC)
+NOW = CREATED + timedelta(seconds=1)
+
+
+def cache() -> ClusterCache:
+    return ClusterCache(Settings().plan_settings())
+
+
+def lines(of: ClusterCache, now: datetime = NOW) -> tuple[Line, Line]:
+    return of.turns.lines(now)
+
+
+def ended(job: Json, kind: str = "Complete") -> Json:
+    return {**job, "status": {"conditions": [{"type": kind, "status": "True"}]}}
+
+
+def plan_that_waits(name: str) -> ReconcilePlan:
+    return ReconcilePlan(optimization=TurnDecision(allowed=False, ask=Ask(CREATED, TurnKey("a", name))))
+
+
+def test_a_job_has_a_place_until_it_ends_and_its_end_plans_those_that_wait() -> None:
+    found = cache()
+    woken: list[set[ObjectKey]] = []
+    found.turns.listen(woken.append)
+    found.models.put(objects.optimized_model("m"))
+    found.jobs.put(objects.job("m"))
+    found.turns.planned(ObjectKey("a", "waits"), plan_that_waits("w"))
+
+    assert lines(found)[0].active == {TurnKey("a", "m")}
+    assert woken == []
+    found.jobs.put(ended(objects.job("m", version=2)))
+    assert lines(found)[0].active == frozenset()
+    assert woken == [{ObjectKey("a", "waits")}]
+
+
+def test_a_job_that_nothing_runs_loses_its_place_and_gets_it_again_when_it_runs() -> None:
+    found = cache()
+    found.models.put(objects.optimized_model("m"))
+    found.jobs.put(objects.job("m"))
+    late = CREATED + timedelta(seconds=START_SECONDS)
+
+    found.pods.put(objects.job_pod("p", "m", phase="Pending"))
+    assert lines(found, late)[0].active == frozenset()
+    found.pods.put(objects.job_pod("p", "m", version=2))
+    assert lines(found, late)[0].active == {TurnKey("a", "m")}
+
+
+def test_a_job_that_a_user_created_with_the_operators_labels_has_no_place() -> None:
+    found = cache()
+    found.models.put(objects.optimized_model("m"))
+    job = objects.job("m")
+    job["metadata"]["ownerReferences"][0]["uid"] = "another"
+    found.jobs.put(job)
+
+    assert lines(found)[0].active == frozenset()
+
+
+def deployment(template: str, version: int, **spec: object) -> Json:
+    value = objects.deployment("e", version=version)
+    value["spec"] |= {"template": {"metadata": {"annotations": {TEMPLATE_HASH: template}}}, **spec}
+    return value
+
+
+def replica_set(template: str, replicas: int, version: int) -> Json:
+    value = objects.replica_set("e", version)
+    value["metadata"]["labels"] = objects.deployment("e")["metadata"]["labels"]
+    value["spec"] = {"replicas": replicas, "template": {"metadata": {"annotations": {TEMPLATE_HASH: template}}}}
+    return value
+
+
+def test_a_rollout_has_a_place_from_the_new_template_until_the_old_pods_are_gone() -> None:
+    found = cache()
+    woken: list[set[ObjectKey]] = []
+    found.turns.listen(woken.append)
+
+    def rolling() -> bool:
+        return lines(found)[1].active == {TurnKey("a", "e")}
+
+    found.deployments.put(deployment("old", 1))
+    found.replica_sets.put(replica_set("old", 1, 2))
+    assert not rolling()
+    found.deployments.put(deployment("new", 3, paused=True))
+    assert not rolling()
+    found.deployments.put(deployment("new", 4))
+    assert rolling()
+    assert woken == []
+    found.replica_sets.put(replica_set("old", 0, 5))
+    assert not rolling()
+    assert len(woken) == 1
+
+
+def test_a_new_leader_waits_for_the_plans_of_all_endpoints_but_not_for_ever() -> None:
+    found = cache()
+    keys = {ObjectKey("a", "e1"), ObjectKey("a", "e2")}
+    found.turns.begin(set(keys), NOW)
+
+    assert not lines(found)[0].ready
+    assert lines(found, NOW + timedelta(seconds=LEADER_SECONDS + 1))[0].ready
+    for key in keys:
+        found.turns.plans(key)
+    assert lines(found)[0].ready
+
+
+def test_a_place_that_is_given_counts_until_its_plan_is_carried_out() -> None:
+    found = cache()
+    key = ObjectKey("a", "e")
+    ask = Ask(CREATED, TurnKey("a", "m"))
+    found.turns.planned(key, ReconcilePlan(optimization=TurnDecision(allowed=True, ask=ask)))
+
+    assert lines(found)[0].active == {ask.subject}
+    found.turns.carried_out(key)
+    assert lines(found)[0].active == frozenset()
+
+
+def test_a_refused_job_goes_to_the_end_of_the_line_and_a_failed_reconcile_leaves_it() -> None:
+    found = cache()
+    for name in ("refused", "other"):
+        found.turns.planned(ObjectKey("a", name), plan_that_waits(name))
+    asked = ReconcilePlan(optimization=TurnDecision(allowed=True, ask=Ask(CREATED, TurnKey("a", "refused"))))
+    found.turns.answered(asked, "Job", NOW)
+
+    line, _ = lines(found)
+    assert not line.turn(TurnKey("a", "refused"), CREATED).allowed
+    found.turns.carried_out(ObjectKey("a", "other"), failed=True)
+    line, _ = lines(found)
+    assert line.turn(TurnKey("a", "refused"), CREATED).allowed
+    found.turns.answered(asked, "Job", None)
+    assert lines(found)[0].refused == {}
