@@ -13,7 +13,7 @@ from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float, Outputs, Pooling, Row
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits
 from penstock_runtime.tasks.embedding import PROMPT, PROMPT_NOTES, Embedding, shorten
-from penstock_runtime.tasks.fields import FieldKind, JsonSchema, ListOf, Object, Text, body_schema, parse_parameters
+from penstock_runtime.tasks.fields import JsonSchema, ListOf, Object, Text, body_schema, parse_parameters
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
 
 PARAMETERS = Object(required={}, optional={**PROMPT, **TRUNCATION}, notes={**PROMPT_NOTES, **TRUNCATION_NOTES})
@@ -27,7 +27,7 @@ EXAMPLES = (
 )
 
 
-def inputs(limits: RequestLimits) -> FieldKind:
+def inputs(limits: RequestLimits) -> Object:
     """A sentence and those to compare with it."""
     return Object(
         required={"source_sentence": Text(), "sentences": ListOf(Text(), limits.items)},

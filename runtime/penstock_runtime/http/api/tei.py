@@ -1,4 +1,7 @@
-"""The API of text-embeddings-inference: `/embed`, `/rerank`, `/similarity`."""
+"""The API of text-embeddings-inference: `/embed`, `/embed_all`, `/rerank`, `/similarity`.
+
+As there, fields that are not known are ignored: its clients send those of newer versions and of similar servers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from penstock_runtime.http.api.token_ids import ABOUT_IDS, TextsOrIds
 from penstock_runtime.http.transport.message import Request, Response, Route
 from penstock_runtime.tasks import feature_extraction, sentence_similarity, text_ranking
 from penstock_runtime.tasks.base import RequestLimits
-from penstock_runtime.tasks.fields import JsonSchema, ListOf, Object, Text
+from penstock_runtime.tasks.fields import Boolean, FieldKind, JsonSchema, ListOf, Object, Others, Text
 
 TAG = "text-embeddings-inference"
 ROOT = {"inputs": "inputs", "parameters.": ""}
@@ -25,31 +28,64 @@ class Tei:
 
     def __init__(self, service: ModelService, limits: RequestLimits) -> None:
         self._service = service
+        notes = {**feature_extraction.PARAMETERS.notes, "inputs": ABOUT_IDS}
+        every = feature_extraction.PARAMETERS.optional
+        defaults: dict[str, tuple[FieldKind, Any]] = {
+            "normalize": (Boolean(), None),
+            "pooling": (every["pooling"][0], feature_extraction.AUTO),
+        }
         self.embed_body = Object(
             required={"inputs": TextsOrIds(limits)},
-            optional=feature_extraction.PARAMETERS.optional,
-            notes={**feature_extraction.PARAMETERS.notes, "inputs": ABOUT_IDS},
+            optional={**every, **defaults},
+            notes={
+                **notes,
+                "normalize": "Make vectors of length 1. Default: true; with pooling none it must be left out.",
+                "pooling": "How token vectors become one: none gives them all; auto: by the model's own files, mean "
+                "where they have none.",
+            },
+            others=Others.IGNORED,
+        )
+        self.embed_all_body = Object(
+            required={"inputs": TextsOrIds(limits)},
+            optional={name: kind for name, kind in every.items() if name not in {"normalize", "pooling", "dimensions"}},
+            notes=notes,
+            others=Others.IGNORED,
         )
         ranking = {name: kind for name, kind in text_ranking.PARAMETERS.optional.items() if name != "top_k"}
         self.rerank_body = Object(
             required={"query": Text(), "texts": ListOf(Text(), limits.items)},
             optional=ranking,
             notes=text_ranking.PARAMETERS.notes,
+            others=Others.IGNORED,
         )
         if service.status.task is TaskName.FEATURE_EXTRACTION:
             # text-embeddings-inference counts the source sentence as one of the texts.
             limits = replace(limits, items=max(limits.items - 1, 1))
         self.similarity_body = Object(
-            required={"inputs": sentence_similarity.inputs(limits)},
-            optional={"parameters": (sentence_similarity.PARAMETERS, {})},
+            required={"inputs": replace(sentence_similarity.inputs(limits), others=Others.IGNORED)},
+            optional={"parameters": (replace(sentence_similarity.PARAMETERS, others=Others.IGNORED), {})},
+            others=Others.IGNORED,
         )
 
     async def embed(self, request: Request) -> Response:
         """`/embed`: a vector for each text."""
         body = checked(self.embed_body, read_json(request))
+        inputs = body.pop("inputs")
+        if body["normalize"] is None:
+            body["normalize"] = body["pooling"] != "none"
         with fields_named(ROOT):
-            answer = await self._service.predict(request, body.pop("inputs"), given(body))
+            answer = await self._service.predict(request, inputs, given(body))
         return answer_response(answer, answer.value)
+
+    async def embed_all(self, request: Request) -> Response:
+        """`/embed_all`: the vectors of all tokens of each text."""
+        body = checked(self.embed_all_body, read_json(request))
+        inputs = body.pop("inputs")
+        with fields_named(ROOT):
+            answer = await self._service.predict(request, inputs, {**given(body), "pooling": "none"})
+        # Of one text [1, tokens, width]; of several a list of these.
+        value = [matrix[0] for matrix in answer.value] if isinstance(answer.value, list) else answer.value
+        return answer_response(answer, value)
 
     async def rerank(self, request: Request) -> Response:
         """`/rerank`: the texts by relevance to the query."""
@@ -92,6 +128,12 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
             tasks=frozenset({TaskName.FEATURE_EXTRACTION}), inference=True,
             request=tei.embed_body.schema() | {"examples": [{"inputs": ["a text", "another one"]}]},
             response=feature_extraction.response_schema(),
+        ),
+        Route(
+            "POST", "/embed_all", tei.embed_all, "Texts to the vectors of their tokens", TAG,
+            tasks=frozenset({TaskName.FEATURE_EXTRACTION}), inference=True,
+            request=tei.embed_all_body.schema() | {"examples": [{"inputs": ["a text", "another one"]}]},
+            response={"type": "array", "items": {"type": "array", "items": scores}},
         ),
         Route(
             "POST", "/rerank", tei.rerank, "How well texts answer a query", TAG,
