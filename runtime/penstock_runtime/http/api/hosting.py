@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.http.api.bodies import (
