@@ -349,6 +349,7 @@ class TestFunctionAtTheEnd:
             rename(model, {"logits": "scores"})
             model.graph.node.append(helper.make_node("Softmax", ["scores"], ["shares"]))
             model.graph.node.append(helper.make_node("Abs", ["shares"], ["logits"]))
+            model.graph.output[0].name = "logits"
 
         edit(made, append)
 
