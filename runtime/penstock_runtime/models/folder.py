@@ -16,11 +16,13 @@ from typing import Any
 
 from penstock.errors import CorruptModel, ModelAccessDenied, ModelNotFound, UnsupportedModel
 from penstock_runtime.models.files import (
+    GRAPHS,
     check_code,
     check_links,
     check_text,
     missing_weights,
     open_within,
+    own_graph,
     read_object,
     read_optional,
     remote_code_classes,
@@ -102,7 +104,7 @@ class ModelFolder:
     def _check_weights(self) -> None:
         check_code(self.path, self.config, has_graph=self.onnx is not None)
         if self.onnx is None and not self.safetensors:
-            raise missing_weights(self.path, _names(self.path))
+            raise missing_weights(self.path, _names(self.path) + _names(self.path / "onnx", "onnx/"))
         if self.onnx is not None:
             check_graph(self.path, self.onnx)
             _ = graph_data(self.path, self.onnx)
@@ -207,11 +209,13 @@ class ModelFolder:
 
     @cached_property
     def onnx(self) -> Path | None:
-        """The model's ONNX graph: `model.onnx` or `onnx/model.onnx`."""
-        for name in ("model.onnx", "onnx/model.onnx"):
-            if (self.path / name).is_file():
-                return self.path / name
-        return None
+        """The model's ONNX graph: `model.onnx`, `onnx/model.onnx`, or without safetensors the only one of any name.
+
+        Next to safetensors another name is mostly that of a variant, such as a quantised one.
+        """
+        names = _names(self.path) + _names(self.path / "onnx", "onnx/")
+        name = own_graph(names if not self.safetensors else set(names).intersection(GRAPHS))
+        return None if name is None else self.path / name
 
     @cached_property
     def tokenizer(self) -> Path:
@@ -303,8 +307,8 @@ def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(names[index] for index in range(len(names)))
 
 
-def _names(path: Path) -> list[str]:
-    return [child.name for child in path.iterdir() if child.is_file()]
+def _names(path: Path, prefix: str = "") -> list[str]:
+    return [prefix + child.name for child in path.iterdir() if child.is_file()] if path.is_dir() else []
 
 
 def _text(value: object) -> str:

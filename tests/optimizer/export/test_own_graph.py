@@ -353,7 +353,9 @@ class TestFunctionAtTheEnd:
 
         edit(made, append)
 
-        with pytest.raises(UnsupportedModel, match="logits are probabilities, and it does not end in the operator Softmax"):
+        with pytest.raises(
+            UnsupportedModel, match="logits are probabilities, and it does not end in the operator Softmax"
+        ):
             export(made.folder, Head.SEQUENCE, tmp_path / "out")
 
     @pytest.mark.parity

@@ -363,6 +363,37 @@ class TestWeights:
         with pytest.raises(CorruptModel, match="has no weight_map"):
             ModelFolder.open(tmp_path)
 
+    @pytest.mark.parametrize("name", ["model_optimized.onnx", "onnx/model_quantized.onnx", "a.b.onnx"])
+    def test_the_only_graph_may_have_any_name(self, tmp_path: Path, name: str) -> None:
+        write_onnx(bare_folder(tmp_path) / name)
+        folder = ModelFolder.open(tmp_path)
+
+        assert folder.onnx == tmp_path / name
+        assert folder.onnx in folder.files
+
+    def test_of_several_graphs_the_one_with_the_usual_name_is_taken(self, tmp_path: Path) -> None:
+        for name in ("model_O2.onnx", "onnx/model.onnx", "onnx/model_quantized.onnx"):
+            write_onnx(bare_folder(tmp_path) / name)
+
+        assert ModelFolder.open(tmp_path).onnx == tmp_path / "onnx/model.onnx"
+
+    def test_several_graphs_without_the_usual_name_are_named_and_the_remedy_works(self, tmp_path: Path) -> None:
+        names = [f"onnx/model_O{index}.onnx" for index in range(1, 11)]
+        for name in names:
+            write_onnx(bare_folder(tmp_path) / name)
+
+        with pytest.raises(UnsupportedModel, match=r"several ONNX files.*onnx/model_O1\.onnx.* and 2 more") as caught:
+            ModelFolder.open(tmp_path)
+
+        assert "Rename the one to serve to model.onnx" in caught.value.remedy
+        (tmp_path / names[0]).rename(tmp_path / "model.onnx")
+        assert ModelFolder.open(tmp_path).onnx == tmp_path / "model.onnx"
+
+    def test_a_variant_next_to_safetensors_is_not_the_graph(self, tmp_path: Path) -> None:
+        write_onnx(model_folder(tmp_path) / "onnx/model_quantized.onnx")
+
+        assert ModelFolder.open(tmp_path).onnx is None
+
     @pytest.mark.parametrize("name", ["model.onnx", "onnx/model.onnx"])
     def test_a_graph_of_the_models_own_is_found_and_enough(self, name: str, tmp_path: Path) -> None:
         write_onnx(bare_folder(tmp_path) / name)
