@@ -124,9 +124,14 @@ class ModelFolder:
         return _text(architectures[0]) if isinstance(architectures, list) and architectures else ""
 
     @cached_property
-    def labels(self) -> tuple[str, ...]:
-        """`id2label` in order of ids; otherwise `LABEL_0`, ... up to `num_labels` (default two)."""
+    def label_values(self) -> tuple[str | int | float, ...]:
+        """`id2label` in order of ids, numbers as numbers; otherwise `LABEL_0`, ... up to `num_labels` (default two)."""
         return _labels(self.path, self.config)
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """`label_values` as texts."""
+        return tuple(map(str, self.label_values))
 
     @property
     def num_labels(self) -> int:
@@ -286,7 +291,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     )
 
 
-def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
+def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str | int | float, ...]:
     table = config.get("id2label")
     if table is None:
         count = config.get("num_labels", 2)
@@ -296,7 +301,9 @@ def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
             )
         return tuple(f"LABEL_{index}" for index in range(count))
     try:
-        names = {int(index): str(name) for index, name in table.items()}
+        names = {
+            int(index): name if isinstance(name, int | float) else str(name) for index, name in table.items()
+        }
     except (AttributeError, TypeError, ValueError):
         names = {}
     if not names or sorted(names) != list(range(len(table))):

@@ -104,7 +104,7 @@ def response_schema() -> JsonSchema:
     """The answer: for each text its labels, the best first."""
     element = {
         "type": "object",
-        "properties": {"label": {"type": "string"}, "score": {"type": "number"}},
+        "properties": {"label": {"type": ["string", "number", "boolean"]}, "score": {"type": "number"}},
         "required": ["label", "score"],
     }
     return {
@@ -135,7 +135,7 @@ class TextClassification:
 
     def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
         self._fitter = fitter
-        self._labels = folder.labels
+        self._labels = folder.label_values
         self._longest_label = max(map(len, folder.labels))
         self._limits = limits
         self._function = Function.of(folder)
