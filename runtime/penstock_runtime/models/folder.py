@@ -301,9 +301,7 @@ def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str | int | float, .
             )
         return tuple(f"LABEL_{index}" for index in range(count))
     try:
-        names = {
-            int(index): name if isinstance(name, int | float) else str(name) for index, name in table.items()
-        }
+        names = {int(index): name if isinstance(name, int | float) else str(name) for index, name in table.items()}
     except (AttributeError, TypeError, ValueError):
         names = {}
     if not names or sorted(names) != list(range(len(table))):

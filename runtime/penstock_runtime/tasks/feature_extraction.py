@@ -134,6 +134,7 @@ class FeatureExtraction:
     name = TaskName.FEATURE_EXTRACTION
 
     def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
+        self.tokenizer = fitter.tokenizer
         self._embedding = Embedding(fitter, folder.prompts, folder.default_prompt)
         self._pooling = folder.pooling
         self._normalize = folder.normalize

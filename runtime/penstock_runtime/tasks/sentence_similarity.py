@@ -64,6 +64,7 @@ class SentenceSimilarity:
     name = TaskName.SENTENCE_SIMILARITY
 
     def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
+        self.tokenizer = fitter.tokenizer
         self._embedding = Embedding(fitter, folder.prompts, folder.default_prompt)
         self._pooling = folder.pooling or Pooling.MEAN
         self._dimensions = folder.dimensions

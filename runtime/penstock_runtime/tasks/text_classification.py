@@ -134,6 +134,7 @@ class TextClassification:
     name = TaskName.TEXT_CLASSIFICATION
 
     def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
+        self.tokenizer = fitter.tokenizer
         self._fitter = fitter
         self._labels = folder.label_values
         self._longest_label = max(map(len, folder.labels))

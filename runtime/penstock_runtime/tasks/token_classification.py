@@ -146,6 +146,7 @@ class TokenClassification:
     name = TaskName.TOKEN_CLASSIFICATION
 
     def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
+        self.tokenizer = fitter.tokenizer
         self._fitter = fitter
         self._labels = folder.labels
         pairs = zip(folder.labels, folder.label_values, strict=True)
