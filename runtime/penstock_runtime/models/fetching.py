@@ -48,7 +48,7 @@ def translate_folder_errors(folder: Path, *, option: str = OPTION) -> Iterator[N
 
 FOLDER = re.compile(r"onnx|[0-9]+_\w+")
 """Subfolders of a model that may hold files to fetch."""
-_MODULE = re.compile(r"[0-9]+_\w+/config\.json")
+_MODULE = re.compile(r"[0-9]+_\w+/(config\.json|model\.safetensors)")
 _SHARD = re.compile(r"[\w.-]+\.safetensors")
 
 

@@ -31,7 +31,8 @@ from penstock_runtime.models.graph import check_data, check_graph, graph_data
 from penstock_runtime.models.limits import position_limit, tokenizer_limit
 from penstock_runtime.models.safetensors import INDEX, SINGLE, TensorInfo, check_shards, shard_files
 from penstock_runtime.models.sentence import LIMIT_FILES, SETTINGS, SentenceModules
-from penstock_runtime.rows import Pooling
+from penstock_runtime.models.vector_modules import VectorModule
+from penstock_runtime.rows import AnyPooling
 
 LONGEST_WITHOUT_A_LIMIT = 512
 """Tokens; for models with relative positions and no stated limit: the usual training length of such encoders."""
@@ -156,10 +157,10 @@ class ModelFolder:
         return min(known, default=LONGEST_WITHOUT_A_LIMIT)
 
     @cached_property
-    def pooling(self) -> Pooling | None:
+    def pooling(self) -> AnyPooling | None:
         """The pooling of sentence-transformers' modules; None if the folder is a plain transformers model.
 
-        UnsupportedModel names a module or a combination of poolings that is not supported.
+        UnsupportedModel names a module or a pooling that is not supported.
         """
         return self._sentence.pooling()
 
@@ -167,6 +168,16 @@ class ModelFolder:
     def normalize(self) -> bool:
         """True if sentence-transformers' modules end with Normalize. UnsupportedModel as `pooling`."""
         return self._sentence.normalize()
+
+    @cached_property
+    def include_prompt(self) -> bool:
+        """False if the tokens of a prompt do not count in the pooling. UnsupportedModel as `pooling`."""
+        return self._sentence.include_prompt()
+
+    @cached_property
+    def vector_modules(self) -> tuple[VectorModule, ...]:
+        """The modules between the pooling and a Normalize at the end, such as Dense. Errors name the file."""
+        return self._sentence.vector_modules()
 
     @property
     def lower_case(self) -> bool:

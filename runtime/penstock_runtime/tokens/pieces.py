@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from penstock.errors import UnsupportedModel
-from penstock_runtime.rows import Pooling, Row
+from penstock_runtime.rows import AnyPooling, Row
 
 _PROBES = ("a", "the", "1", "一", "!")
 """Nearly every tokenizer gives at least one token for at least one of these texts."""
@@ -95,7 +95,7 @@ class Template:
         before, first_type, between, second_type, after = self.types
         return [*before, *[first_type] * first, *between, *[second_type] * second, *after]
 
-    def row(self, first: list[int], second: list[int] | None = None, *, pooling: Pooling | None = None) -> Row:
+    def row(self, first: list[int], second: list[int] | None = None, *, pooling: AnyPooling | None = None) -> Row:
         """`fill` and `fill_types` as a row, to be pooled by `pooling`."""
         types = self.fill_types(len(first), 0 if second is None else len(second))
         return Row(self.fill(first, second), types, pooling)

@@ -74,10 +74,11 @@ class Tokenizer:
         """What is unusual about the files, as sentences for the user."""
         if not self._lacks_unknown:
             return ()
-        return (
+        finding = (
             "The vocabulary of tokenizer.json has no unknown token, so that inputs with other characters or words are "
-             "refused (422): add the token that its model names as unk_token, and an embedding for it",
+            "refused (422): add the token that its model names as unk_token, and an embedding for it"
         )
+        return (finding,)
 
     @classmethod
     def load(cls, folder: ModelFolder) -> Tokenizer:
