@@ -22,6 +22,8 @@ _POOLINGS = {
     "mean_sqrt_len_tokens": Pooling.MEAN_SQRT_LEN,
     "weightedmean": Pooling.WEIGHTED_MEAN,
 }
+_SPARSE = frozenset({"SpladePooling", "SparseAutoEncoder", "CSRSparsity", "SparseStaticEmbedding", "MLMTransformer"})
+"""Modules of sentence-transformers' SparseEncoder."""
 _AFTER_POOLING = ("Dense", "LayerNorm", "Normalize")
 _LEGACY_KEYS = {
     "pooling_mode_cls_token": "cls",
@@ -166,6 +168,12 @@ class SentenceModules:
         """The modules after the transformer, without those that have no effect in inference; None for a plain model."""
         if not self.modules:
             return None
+        sparse = next((module for module in self.modules if module.kind in _SPARSE), None)
+        if sparse is not None:
+            raise UnsupportedModel(
+                f"{self.path}/modules.json has a {sparse.kind} module: the model gives sparse vectors, which are not served",
+                remedy="Use a model with dense vectors for feature-extraction or sentence-similarity",
+            )
         first, *rest = self.modules
         if first.kind != "Transformer" or first.folder:
             where = f" in the folder {first.folder}" if first.folder else ""

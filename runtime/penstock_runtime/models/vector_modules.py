@@ -25,7 +25,7 @@ _erf = np.vectorize(math.erf, otypes=[np.float32])
 
 
 def _sigmoid(x: Float) -> Float:
-    result: Float = 1 / (1 + np.exp(-x, dtype=np.float32))
+    result: Float = np.reciprocal(1 + np.exp(-x))
     return result
 
 
@@ -89,7 +89,8 @@ class LayerNorm:
         """See `VectorModule`."""
         centred = vector - vector.mean()
         scale = 1 / math.sqrt(float(np.square(centred).mean()) + _EPSILON)
-        return centred * np.float32(scale) * self.weight + self.bias
+        result: Float = centred * np.float32(scale) * self.weight + self.bias
+        return result
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,7 +47,7 @@ class Embedding:
 
     @classmethod
     def of(cls, fitter: Fitter, folder: ModelFolder) -> Embedding:
-        """Of a model folder. Errors as `ModelFolder.pooling` and `vector_modules`; CorruptModel if widths do not fit."""
+        """Of a model folder. Errors as of its `pooling` and `vector_modules`; CorruptModel if widths do not fit."""
         pooling, modules = folder.pooling, folder.vector_modules
         made = cls(
             fitter, folder.prompts, folder.default_prompt, pooling, folder.include_prompt, modules, width(folder.config)

@@ -1,4 +1,4 @@
-"""Modules of sentence-transformers beside a single pooling and Normalize: the vectors are those of sentence-transformers."""
+"""Modules of sentence-transformers beside one pooling and Normalize: the vectors are those of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.runtime.tasks.texts import HARD, LONG, MORE
 
 NAME = TaskName.FEATURE_EXTRACTION
 SIMILARITY = TaskName.SENTENCE_SIMILARITY
-TEXTS = [*HARD.values(), *MORE, LONG]
+TEXTS = [*list(HARD.values())[:5], *MORE[:2], LONG]
 PROMPTS = {"query": "Represent this query: ", "passage": "passage: "}
 pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("judge")]
 
@@ -80,6 +80,10 @@ def dense(width: int) -> list[Any]:
     return [modules.Pooling(width), Dense(width, 24)]
 
 
+def dense_with(activation: Any) -> Any:
+    return lambda width: [modules.Pooling(width), Dense(width, 24, activation_function=activation())]
+
+
 CHAINS = {
     "dense": dense,
     "dense and normalize": lambda width: [*dense(width), modules.Normalize()],
@@ -98,10 +102,7 @@ CHAINS = {
         modules.Normalize(),
     ],
     **{
-        f"dense with {kind.__name__}": lambda width, kind=kind: [
-            modules.Pooling(width),
-            Dense(width, 24, activation_function=kind()),
-        ]
+        f"dense with {kind.__name__}": dense_with(kind)
         for kind in (torch.nn.ReLU, torch.nn.GELU, torch.nn.SiLU, torch.nn.Sigmoid)
     },
 }
@@ -134,7 +135,7 @@ def test_the_width_of_dimensions_is_that_of_the_last_module(built: Build, tmp_pa
     ask = Built(BERT, tmp_path, model.model, model.tokenizer).task(NAME)
 
     assert np.shape(ask(MORE[0], dimensions=24)) == (1, 24)
-    with pytest.raises(Exception, match="parameters.dimensions is 25; this model's vectors have 24"):
+    with pytest.raises(Exception, match=r"parameters\.dimensions is 25; this model's vectors have 24"):
         ask(MORE[0], dimensions=25)
 
 

@@ -1,25 +1,32 @@
-"""The API of text-embeddings-inference: `/embed`, `/embed_all`, `/rerank`, `/similarity`.
+"""The API of text-embeddings-inference: `/embed`, `/embed_all`, `/rerank`, `/similarity`, `/tokenize`, `/decode`.
 
 As there, fields that are not known are ignored: its clients send those of newer versions and of similar servers.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from penstock.tasks import TaskName
-from penstock_runtime.http.api.bodies import answer_response, checked, fields_named, read_json
+from penstock_runtime.errors import InvalidInput
+from penstock_runtime.http.api.bodies import answer_response, checked, fields_named, json_response, read_json
 from penstock_runtime.http.api.service import ModelService
-from penstock_runtime.http.api.token_ids import ABOUT_IDS, TextsOrIds
+from penstock_runtime.http.api.token_ids import ABOUT_IDS, ID, LONGEST, TextsOrIds
 from penstock_runtime.http.transport.message import Request, Response, Route
+from penstock_runtime.serving.predictor import characters
 from penstock_runtime.tasks import feature_extraction, sentence_similarity, text_ranking
 from penstock_runtime.tasks.base import RequestLimits
-from penstock_runtime.tasks.fields import Boolean, FieldKind, JsonSchema, ListOf, Object, Others, Text
+from penstock_runtime.tasks.fields import Boolean, Either, FieldKind, JsonSchema, ListOf, Object, Others, Text
+from penstock_runtime.tokens import Tokenizer
 
 TAG = "text-embeddings-inference"
+TOKEN_BYTES = 80
+"""JSON bytes of a token, without its text."""
 ROOT = {"inputs": "inputs", "parameters.": ""}
 
 
@@ -51,6 +58,19 @@ class Tei:
             notes=notes,
             others=Others.IGNORED,
         )
+        self.tokenize_body = Object(
+            required={"inputs": Either((Text(), ListOf(Text(), limits.items)))},
+            optional={"add_special_tokens": (Boolean(), True), "prompt_name": (Text("the name of a prompt"), None)},
+            notes={"prompt_name": "Not supported: put the prompt's text before the input."},
+            others=Others.IGNORED,
+        )
+        ids = ListOf(ID, LONGEST, words="a list of token ids")
+        self.decode_body = Object(
+            required={"ids": TokenRows(ids, ListOf(ids, limits.items, words="a list of lists of token ids"))},
+            optional={"skip_special_tokens": (Boolean(), True)},
+            others=Others.IGNORED,
+        )
+        self._limits = limits
         ranking = {name: kind for name, kind in text_ranking.PARAMETERS.optional.items() if name != "top_k"}
         self.rerank_body = Object(
             required={"query": Text(), "texts": ListOf(Text(), limits.items)},
@@ -112,6 +132,81 @@ class Tei:
         vectors = np.asarray(answer.value)
         return answer_response(answer, np.clip(vectors[:-1] @ vectors[-1], -1, 1))
 
+    async def tokenize(self, request: Request) -> Response:
+        """`/tokenize`: the tokens of each text."""
+        body = checked(self.tokenize_body, read_json(request))
+        if body["prompt_name"] is not None:
+            raise InvalidInput(
+                "this route has no prompts", field="prompt_name", remedy="Put the prompt's text before the input"
+            )
+        texts = [body["inputs"]] if isinstance(body["inputs"], str) else body["inputs"]
+        work = partial(tokens_of, texts, body["add_special_tokens"], self._limits)
+        return json_response(await self._service.with_tokenizer(work, characters(texts)))
+
+    async def decode(self, request: Request) -> Response:
+        """`/decode`: the text of each list of token ids."""
+        body = checked(self.decode_body, read_json(request))
+        rows = body["ids"]
+
+        def work(tokenizer: Tokenizer) -> list[str]:
+            return tokenizer.decode(rows, skip_special=body["skip_special_tokens"])
+
+        return json_response(await self._service.with_tokenizer(work, 4 * sum(map(len, rows))))
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Token ids of one text, or of several; decided by the first entry."""
+
+    one: ListOf
+    several: ListOf
+    words: str = "a list of token ids, or a list of these"
+    python: type = list
+
+    def parse(self, value: Any, where: str) -> list[list[int]]:
+        """The rows."""
+        if isinstance(value, list) and value and isinstance(value[0], list):
+            rows: list[list[int]] = self.several.parse(value, where)
+            return rows
+        return [self.one.parse(value, where)]
+
+    def schema(self) -> JsonSchema:
+        """Either form."""
+        return {"anyOf": [self.one.schema(), self.several.schema()]}
+
+
+def tokens_of(texts: list[str], with_special: bool, limits: RequestLimits, tokenizer: Tokenizer) -> list[list[Any]]:
+    """The tokens of each text, as `/tokenize` answers: places in bytes, none for special tokens around the text.
+
+    InvalidInput for an answer over the limit, and for a text that cannot be split into tokens.
+    """
+    found = []
+    template = tokenizer.single
+    before, after = (template.before, template.after) if with_special else ((), ())
+    count = 0
+    for index, text in enumerate(texts):
+        (pieces,) = tokenizer.split([text], offsets=True)
+        if max(pieces.ids, default=0) >= tokenizer.vocabulary_size:
+            tokenizer.require_embedded(pieces.ids, f"inputs[{index}]")
+        count += len(pieces) + template.specials
+        limits.check_answer(count * TOKEN_BYTES, "inputs", "Send fewer or shorter texts at a time")
+        places = [0, *accumulate(len(character.encode()) for character in text)]
+        found.append(
+            [
+                *(_special(tokenizer, one) for one in before),
+                *(
+                    {"id": one, "text": text[start:end], "special": False, "start": places[start], "stop": places[end]}
+                    for one, (start, end) in zip(pieces.ids, pieces.offsets or (), strict=True)
+                ),
+                *(_special(tokenizer, one) for one in after),
+            ]
+        )
+    return found
+
+
+def _special(tokenizer: Tokenizer, number: int) -> dict[str, Any]:
+    return {"id": number, "text": tokenizer.token(number), "special": True, "start": None, "stop": None}
+
 
 def given(parameters: dict[str, Any]) -> dict[str, Any]:
     """Without parameters that are None, which the task treats as not given."""
@@ -141,6 +236,16 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
             request=tei.rerank_body.schema()
             | {"examples": [{"query": "What is deep learning?", "texts": ["Cheese.", "A kind of machine learning."]}]},
             response=text_ranking.response_schema(),
+        ),
+        Route(
+            "POST", "/tokenize", tei.tokenize, "Texts to tokens", TAG,
+            request=tei.tokenize_body.schema() | {"examples": [{"inputs": ["a text"]}]},
+            response={"type": "array", "items": {"type": "array", "items": {"type": "object"}}},
+        ),
+        Route(
+            "POST", "/decode", tei.decode, "Token ids to texts", TAG,
+            request=tei.decode_body.schema() | {"examples": [{"ids": [[1, 2]]}]},
+            response={"type": "array", "items": {"type": "string"}},
         ),
         Route(
             "POST", "/similarity", tei.similarity, "How alike a sentence is to others", TAG,

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 from penstock.tasks import TaskName
+from penstock_runtime.errors import InvalidInput
+from penstock_runtime.http.api.tei import TOKEN_BYTES, tokens_of
+from penstock_runtime.tasks.base import RequestLimits
 from tests.runtime.http.serving import WIDTH, Endpoint, model_of, serving, write_folder
 
 EndpointOf = Callable[[TaskName], Endpoint]
@@ -145,3 +148,61 @@ def test_v1_embeddings_takes_the_name_of_a_prompt(tmp_path: Path) -> None:
 
     assert prompted["data"] == written["data"]
     assert unknown["error"]["param"] == "prompt_name"
+
+
+class TestTokens:
+    """`/tokenize` and `/decode`."""
+
+    @pytest.mark.parametrize("task", list(TaskName))
+    def test_tokens_have_the_text_and_its_place_in_bytes(self, endpoint_of: EndpointOf, task: TaskName) -> None:
+        answer = httpx.post(f"{endpoint_of(task).url}/tokenize", json={"inputs": "\u00fc i like"}).json()
+
+        special = {"special": True, "start": None, "stop": None}
+        assert answer[0][0] == {"id": 2, "text": "[CLS]", **special}
+        assert answer[0][-1] == {"id": 3, "text": "[SEP]", **special}
+        assert [(one["text"], one["start"], one["stop"]) for one in answer[0][1:-1]] == [
+            ("\u00fc", 0, 2),
+            ("i", 3, 4),
+            ("like", 5, 9),
+        ]
+
+    def test_tokens_are_decoded_to_the_text(self, endpoint_of: EndpointOf) -> None:
+        url = endpoint_of(TaskName.FEATURE_EXTRACTION).url
+        texts = ["i like you", "a text"]
+        tokens = httpx.post(f"{url}/tokenize", json={"inputs": texts}).json()
+        ids = [[one["id"] for one in row] for row in tokens]
+
+        assert httpx.post(f"{url}/decode", json={"ids": ids}).json() == texts
+        assert httpx.post(f"{url}/decode", json={"ids": ids[0]}).json() == texts[:1]
+        whole = httpx.post(f"{url}/decode", json={"ids": ids[1], "skip_special_tokens": False}).json()
+        assert whole == ["[CLS] a text [SEP]"]
+
+    def test_special_tokens_are_left_out_on_request(self, endpoint_of: EndpointOf) -> None:
+        url = endpoint_of(TaskName.FEATURE_EXTRACTION).url
+
+        answer = httpx.post(f"{url}/tokenize", json={"inputs": "a text", "add_special_tokens": False}).json()
+
+        assert [one["text"] for one in answer[0]] == ["a", "text"]
+
+    @pytest.mark.parametrize(
+        ("path", "body", "field"),
+        [
+            ("/tokenize", {"inputs": ["a", ""]}, "inputs[1]"),
+            ("/tokenize", {"inputs": "a", "prompt_name": "query"}, "prompt_name"),
+            ("/decode", {"ids": [[1], [-1]]}, "ids[1][0]"),
+            ("/decode", {"ids": []}, "ids"),
+            ("/decode", {"ids": "a"}, "ids"),
+        ],
+    )
+    def test_errors_name_the_field(self, endpoint_of: EndpointOf, path: str, body: dict[str, Any], field: str) -> None:
+        answer = httpx.post(endpoint_of(TaskName.FEATURE_EXTRACTION).url + path, json=body)
+
+        assert (answer.status_code, answer.json()["field"]) == (422, field)
+
+    def test_a_very_large_answer_is_refused(self, endpoint_of: EndpointOf) -> None:
+        tokenizer = endpoint_of(TaskName.FEATURE_EXTRACTION).model.task.tokenizer
+        limits = RequestLimits(answer_bytes=100 * TOKEN_BYTES)
+
+        assert len(tokens_of(["a " * 98], True, limits, tokenizer)[0]) == 100
+        with pytest.raises(InvalidInput, match="the limit is 8"):
+            tokens_of(["a " * 50, "a " * 50], True, limits, tokenizer)
