@@ -171,7 +171,7 @@ class SentenceModules:
         sparse = next((module for module in self.modules if module.kind in _SPARSE), None)
         if sparse is not None:
             raise UnsupportedModel(
-                f"{self.path}/modules.json has a {sparse.kind} module: the model gives sparse vectors, which are not served",
+                f"{self.path}/modules.json has a {sparse.kind} module, of sparse vectors, which are not served",
                 remedy="Use a model with dense vectors for feature-extraction or sentence-similarity",
             )
         first, *rest = self.modules
