@@ -78,7 +78,7 @@ def test_equals_transformers(
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["model.onnx"]
 
 
-T5 = {
+T5: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "d_model": 24,
     "d_kv": 8,

@@ -225,6 +225,9 @@ class Gate:
         self._count("answered", 1)
         return Answer([[0.5]], TIMINGS, tokens=3, truncated=0)
 
+    async def with_tokenizer(self, work: Callable[[Any], Any], size: int) -> Any:
+        raise NotImplementedError
+
     async def drain(self) -> None:
         return
 

@@ -16,7 +16,7 @@ from penstock_runtime.http.api.health import HealthRoutes
 from penstock_runtime.http.api.predict import Envelope
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.api.tei import Tei
-from penstock_runtime.http.transport.message import Internal, Request, Response, Route
+from penstock_runtime.http.transport.message import Request, Response, Route
 from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.factory import request_schema, response_schema
 from penstock_runtime.tasks.fields import JsonSchema
@@ -162,7 +162,7 @@ def routes(service: ModelService, health: HealthRoutes, limits: RequestLimits) -
             request=sagemaker.request(), response=sagemaker.response(),
         ),
         Route(
-            "GET", "/ping", health.ready, "Are requests welcome?", SAGEMAKER, public=True, internal=Internal.TOO,
+            "GET", "/ping", health.ready, "Are requests welcome?", SAGEMAKER, public=True,
             content_type="text/plain", response={"type": "string"},
         ),
     )  # fmt: skip
