@@ -76,6 +76,10 @@ class TrivialModel:
         _ = inputs, parameters, deadline_seconds, caller, client
         return self._answer
 
+    async def with_tokenizer(self, work: Callable[[Any], Any], size: int) -> Any:
+        """No route that needs one is asked."""
+        raise NotImplementedError
+
     async def drain(self) -> None:
         """Nothing is waiting."""
 

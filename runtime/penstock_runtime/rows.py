@@ -24,6 +24,23 @@ class Pooling(StrEnum):
     MEAN = "mean"
     MAX = "max"
     LAST = "last"
+    MEAN_SQRT_LEN = "mean_sqrt_len"
+    """The sum divided by the square root of the number of tokens."""
+    WEIGHTED_MEAN = "weighted_mean"
+    """The mean in which a token counts as many times as its position, from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Poolings:
+    """Poolings whose vectors are joined, over the tokens after a prompt."""
+
+    kinds: tuple[Pooling, ...]
+    skip: int = 0
+    """Tokens at the beginning that do not count."""
+
+
+AnyPooling = Pooling | Poolings
+"""One pooling, or several together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +50,7 @@ class Row:
     ids: list[int]
     type_ids: list[int] | None = None
     """Token types (segments); None: all zero."""
-    pooling: Pooling | None = None
+    pooling: AnyPooling | None = None
     """How its token vectors are pooled; None: not at all, or the graph has none."""
 
     @property
@@ -60,7 +77,7 @@ class Batch:
     attention_mask: Int
     """1 for a token, 0 for padding (always on the right)."""
     token_type_ids: Int
-    pooling: Pooling | None = field(default=None, kw_only=True)
+    pooling: AnyPooling | None = field(default=None, kw_only=True)
     """The pooling of all rows. An engine may pool, and then has the single output `POOLED` [batch, width]."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -39,6 +39,9 @@ class Slow:
         finally:
             self._busy -= 1
         return Answer([[float(len(inputs)), float(busy)]], Timings(0, 0, 0, 0), tokens=3, truncated=0)
+
+    async def with_tokenizer(self, work: Callable[[Any], Any], size: int) -> Any:
+        raise NotImplementedError
 
     async def drain(self) -> None:
         return

@@ -30,6 +30,14 @@ def export(folder: ModelFolder, head: Head, out: Path, *, flavour: Flavour = Fla
     CorruptModel names the file and the tensor or field that is missing or does not fit. UnsupportedModel names what no
     way here can take, and what to install where that helps.
     """
+    if head is Head.SEQUENCE and folder.onnx is None and folder.config.get("is_encoder_decoder") is True:
+        raise UnsupportedModel(
+            f"{folder.path} is an encoder with a decoder ({folder.model_type or 'no model_type'}): its "
+            f"{head.value} head reads the last end-of-text token of each row, and only takes rows with the same number "
+            "of them, so that texts cannot run together",
+            remedy="Use an encoder that was trained for the same: FacebookAI/roberta-large-mnli instead of "
+            "facebook/bart-large-mnli, for instance",
+        )
     out.mkdir(parents=True, exist_ok=True)
     path = out / GRAPH_NAME
     if not folder.safetensors:

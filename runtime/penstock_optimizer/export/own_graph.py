@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from numpy.typing import NDArray
+from onnx import TensorProto
 
 from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.manifest import GRAPH_OUTPUTS, Axes, GraphIO
 from penstock.tasks import Head
 from penstock_optimizer.export.exported import Exported, open_session
 from penstock_optimizer.export.graph import fused_nodes
+from penstock_optimizer.export.own_outputs import Source, are_probabilities, set_outputs, source_of
+from penstock_runtime.batching.collate import collate
+from penstock_runtime.engines.grid import feed
 from penstock_runtime.models.files import copy_within
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.graph import check_data, graph_data
+from penstock_runtime.rows import Row
+from penstock_runtime.tasks.text_classification import Function
+from penstock_runtime.tokens.tokenizer import Tokenizer
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OUTPUTS: dict[Head, dict[str, Axes]] = {**GRAPH_OUTPUTS, Head.MASKED_LM: {"logits": Axes.TOKENS}}
@@ -26,18 +34,24 @@ OUTPUTS: dict[Head, dict[str, Axes]] = {**GRAPH_OUTPUTS, Head.MASKED_LM: {"logit
 RANKS = {Head.ENCODER: 3, Head.SEQUENCE: 2, Head.TOKEN: 3, Head.SPAN: 2, Head.MASKED_LM: 3}
 PROBE = (2, 7)
 """Rows and tokens of the run that shows the outputs' real shapes."""
+CLOSE = 0.02
+"""Largest difference between a row's answer in a batch and alone, as a share of its largest value: over the rounding
+of half precision."""
+CLOSE_QUANTISED = 0.3
+"""The same where activations are quantised in ranges that all rows of a batch share."""
 
 
 def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
     """Copy the graph to `path`; its external weights, under any names, to `<path>.data`.
 
-    Outputs under other names than ours are renamed, by rank and order; those of another float type become float32.
+    Outputs under other names than ours are renamed, by rank and order; those of another float type become float32;
+    a function from logits to scores at the end is left out (`own_outputs`).
     CorruptModel when it does not load, or lacks a file with weights; UnsupportedModel when it wants inputs or gives
-    outputs that no task here knows, naming them.
+    outputs that no task here knows, naming them, or gives other answers in a batch than alone.
     """
     source = folder.onnx
     if source is None:
-        raise CorruptModel(f"{folder.path} has no model.onnx", remedy="Fetch the model again")
+        raise CorruptModel(f"{folder.path} has no ONNX file", remedy="Fetch the model again")
     check_data(folder.path, source)
     data = graph_data(folder.path, source)
     with TemporaryDirectory(prefix="own-", dir=path.parent) as place:
@@ -47,15 +61,16 @@ def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
             copy_within(folder.path, file, Path(place, file.relative_to(source.parent)))
         model = _load(source, copy)
         inputs = _inputs(source, model)
-        shapes = _probe(source, copy, inputs)
-        chosen = _outputs(source, head, shapes, len(folder.labels))
-        kinds = {ours: shapes[theirs][1] for ours, theirs in chosen.items()}
-        as_ours = all(ours == theirs and kinds[ours] == np.float32 for ours, theirs in chosen.items())
+        probe = _Probe(source, copy, inputs, Tokenizer.load(folder))
+        named = _outputs(source, head, probe.answers, len(folder.labels))
+        chosen = {ours: _logits(folder, head, model, probe, theirs) for ours, theirs in named.items()}
+        probe.check_batch(list(named.values()), exact=not _is_quantised(model))
+        as_ours = all(taken == Source(ours, is_float32=True) for ours, taken in chosen.items())
         if as_ours and not data:
             copy.replace(path)
         else:
             if not as_ours:
-                _rename(model, chosen, kinds)
+                set_outputs(model, chosen)
             _save(model, copy, path, external=bool(data))
     return Exported(
         path=path,
@@ -88,24 +103,28 @@ def _inputs(source: Path, model: Any) -> tuple[str, ...]:
     return tuple(name for name in INPUTS if name in found)
 
 
-Shapes = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
-"""What a run has shown of each output: its axes and its type."""
+Answers = dict[str, NDArray[Any]]
+"""The outputs of a run by name."""
 
 
-def _outputs(source: Path, head: Head, shapes: Shapes, labels: int) -> dict[str, str]:
+def _outputs(source: Path, head: Head, answers: Answers, labels: int) -> dict[str, str]:
     """Our names to those of the graph."""
     wanted = list(OUTPUTS[head])
     floats = [
-        name for name, (shape, kind) in shapes.items() if len(shape) == RANKS[head] and np.issubdtype(kind, np.floating)
+        name for name, one in answers.items() if one.ndim == RANKS[head] and np.issubdtype(one.dtype, np.floating)
     ]
     if head is not Head.ENCODER and head is not Head.SPAN:
-        floats = [name for name in floats if head is Head.MASKED_LM or shapes[name][0][-1] == labels]
+        floats = [name for name in floats if head is Head.MASKED_LM or answers[name].shape[-1] == labels]
     # Of half precision where there is nothing better.
-    fitting = [name for name in floats if shapes[name][1] == np.float32] or floats
+    fitting = [name for name in floats if answers[name].dtype == np.float32] or floats
     if set(wanted) <= set(fitting):
         return {name: name for name in wanted}
+    # Of logits and their probabilities, the logits.
+    logits = [name for name in fitting if not are_probabilities(answers[name])]
+    if len(logits) == len(wanted):
+        fitting = logits
     if len(fitting) != len(wanted):
-        described = ", ".join(f"{name} {kind} {list(shape)}" for name, (shape, kind) in shapes.items())
+        described = ", ".join(f"{name} {one.dtype} {list(one.shape)}" for name, one in answers.items())
         raise UnsupportedModel(
             f"{source} answers {PROBE[0]} rows of {PROBE[1]} tokens with {described}, "
             f"of which nothing is {' and '.join(wanted)} of a {head.value} model with {labels} labels",
@@ -114,41 +133,99 @@ def _outputs(source: Path, head: Head, shapes: Shapes, labels: int) -> dict[str,
     return dict(zip(wanted, fitting, strict=True))
 
 
-def _probe(source: Path, copy: Path, inputs: tuple[str, ...]) -> Shapes:
-    feed = {
-        name: np.zeros(PROBE, np.int64) if name == "token_type_ids" else np.ones(PROBE, np.int64) for name in inputs
-    }
-    try:
-        session = open_session(copy)
-        names = [node.name for node in session.get_outputs()]
-        answers = session.run(names, feed)
-    except Exception as error:  # its errors derive from Exception only
-        raise CorruptModel(f"{source} does not run: {error}", remedy="Fetch the model again") from error
-    return {
-        name: (answer.shape, answer.dtype)
-        for name, answer in zip(names, answers, strict=True)
-        if isinstance(answer, np.ndarray)
-    }
+def _logits(folder: ModelFolder, head: Head, model: Any, probe: _Probe, name: str) -> Source:
+    """The source of an output. UnsupportedModel if its scores are of another function than the task's."""
+    source, answer = probe.source, probe.answers[name]
+    if head is Head.ENCODER:
+        return Source(name, is_float32=answer.dtype == np.float32)
+    found = source_of(model, name, answer.ndim, is_float32=answer.dtype == np.float32)
+    if found.function is None and are_probabilities(answer):
+        raise UnsupportedModel(
+            f"{source}: {name} are probabilities, and it does not end in the operator Softmax",
+            remedy="Export it with logits as its output, or put the safetensors weights next to it",
+        )
+    wanted = Function.of(folder) if head is Head.SEQUENCE else Function.SOFTMAX
+    if found.function not in {None, wanted}:
+        if head is not Head.SEQUENCE or folder.num_labels == 1:
+            remedy = "Export it with logits as its output, or put the safetensors weights next to it"
+        else:
+            kind = "multi" if found.function is Function.SIGMOID else "single"
+            remedy = f"Write problem_type: {kind}_label_classification into config.json if the scores are meant so"
+        raise UnsupportedModel(
+            f"{source} ends in a {found.function}, and by config.json its scores are a {wanted} of logits"
+            if wanted is not Function.NONE
+            else f"{source} ends in a {found.function}, and by config.json its output is a regression's",
+            remedy=remedy,
+        )
+    return found
 
 
-def _rename(model: Any, chosen: dict[str, str], kinds: dict[str, np.dtype[Any]]) -> None:
-    """Put our names on the outputs, by nodes that copy nothing, or cast to float32; the other outputs are left out."""
-    types = {value.name: value.type for value in model.graph.output}
-    # What is to be cast may be called as the result has to be.
-    inner = {theirs: f"{theirs}/own" for ours, theirs in chosen.items() if theirs in chosen}
-    for node in model.graph.node:
-        for names in (node.input, node.output):
-            names[:] = [inner.get(name, name) for name in names]
-    del model.graph.output[:]
-    for ours, theirs in chosen.items():
-        source = inner.get(theirs, theirs)
-        is_ours = kinds[ours] == np.float32
-        kind = {} if is_ours else {"to": TensorProto.FLOAT}
-        operator = "Identity" if is_ours else "Cast"
-        model.graph.node.append(helper.make_node(operator, [source], [ours], name=f"penstock/{ours}", **kind))
-        value = model.graph.output.add(name=ours)
-        value.type.CopyFrom(types[theirs])
-        value.type.tensor_type.elem_type = TensorProto.FLOAT
+class _Probe:
+    """Runs of the graph with the special tokens of the model, which some heads look for."""
+
+    def __init__(self, source: Path, copy: Path, inputs: tuple[str, ...], tokenizer: Tokenizer) -> None:
+        """CorruptModel if the graph does not run."""
+        self.source, self._inputs = source, inputs
+        self._single, self._pair = tokenizer.single, tokenizer.pair
+        self._size = tokenizer.embedded_size
+        try:
+            self._session = open_session(copy)
+            self._names = [node.name for node in self._session.get_outputs()]
+            self.answers = self._run([self._row(shift) for shift in range(PROBE[0])])
+        except Exception as error:  # its errors derive from Exception only
+            raise CorruptModel(
+                f"{source} does not run: {error}",
+                remedy="Export it again for texts of any length and number, or put the safetensors weights next to it",
+            ) from error
+
+    def _ids(self, count: int, shift: int) -> list[int]:
+        return [(self._size // 3 + 7 * shift + 3 * place) % self._size for place in range(count)]
+
+    def _row(self, shift: int) -> Row:
+        return self._single.row(self._ids(max(PROBE[1] - self._single.specials, 1), shift))
+
+    def _run(self, rows: Sequence[Row]) -> Answers:
+        values = self._session.run(self._names, feed(collate(rows), self._inputs))
+        return {name: value for name, value in zip(self._names, values, strict=True) if isinstance(value, np.ndarray)}
+
+    def check_batch(self, names: Sequence[str], *, exact: bool) -> None:
+        """UnsupportedModel if a text gets another answer in a batch, with a longer pair of texts, than alone."""
+        rows = [self._row(1), self._pair.row(self._ids(5, 2), self._ids(4, 3))]
+        what, reason = "does not run on a text and a pair of texts in one batch", ""
+        try:
+            alone = [self._run([row]) for row in rows]
+            together = self._run(rows)
+        except Exception as error:  # as above
+            reason = f": {str(error).splitlines()[0]}"
+        else:
+            off = max(
+                _distance(together[name][index : index + 1], one[name], row.length)
+                for name in names
+                for index, (row, one) in enumerate(zip(rows, alone, strict=True))
+            )
+            if off <= (CLOSE if exact else CLOSE_QUANTISED):
+                return
+            what = "gives a text another answer in a batch with a longer one than alone"
+        raise UnsupportedModel(
+            f"{self.source} {what}{reason}. Its head may count special tokens over the whole batch (BART), or it may "
+            "not use attention_mask",
+            remedy="Use an encoder model for this task, or export it so that rows do not depend on each other",
+        )
+
+
+def _distance(padded: NDArray[Any], alone: NDArray[Any], length: int) -> float:
+    """Largest difference of a row's answer in a batch, as a share of its own largest value."""
+    if padded.shape != alone.shape:
+        padded = padded[:, :length]
+    if padded.shape != alone.shape or not alone.size:
+        return math.inf
+    scale = max(1e-3, float(np.abs(alone).max()))
+    return float(np.abs(padded.astype(np.float64) - alone).max()) / scale
+
+
+def _is_quantised(model: Any) -> bool:
+    """True if activations are quantised while it runs, in ranges that all rows of a batch share."""
+    return any("Quantize" in node.op_type or "Integer" in node.op_type for node in model.graph.node)
 
 
 def _save(model: Any, copy: Path, path: Path, *, external: bool) -> None:

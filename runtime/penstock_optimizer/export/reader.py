@@ -6,27 +6,16 @@ tensor is not copied before it is written, and float16 and bfloat16 (which numpy
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from penstock.errors import CorruptModel, UnsupportedModel
+from penstock.errors import CorruptModel
 from penstock_optimizer.export.encoder import BY_NAME, THROUGH_TORCH, Activation, Dense, Norm
-from penstock_runtime.models.files import open_within
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.safetensors import TensorInfo
+from penstock_runtime.models.safetensors import TensorInfo, read_float32
 from penstock_runtime.rows import Float
 
-_STORED: Mapping[str, np.dtype[Any]] = {
-    "F64": np.dtype("<f8"),
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),  # the upper half of a float32
-}
 _RENEWED = {"gamma": "weight", "beta": "bias"}
 """Names of normalisation weights in the first BERT checkpoints; transformers renames them while it loads."""
 
@@ -72,33 +61,13 @@ class Weights(Mapping[str, TensorInfo]):
                 remedy="Take config.json and the weights from the same revision of the model",
             )
         if name not in self._taken:
-            self._taken[name] = _as_float32(self.folder.path, info, self._stored_names[name])
+            self._taken[name] = read_float32(self.folder.path, info, self._stored_names[name])
         return self._taken[name]
 
 
 def _renewed(name: str) -> str:
     stem, dot, last = name.rpartition(".")
     return stem + dot + _RENEWED.get(last, last)
-
-
-def _as_float32(folder: Path, info: TensorInfo, stored_name: str) -> Float:
-    stored = _STORED.get(info.dtype)
-    if stored is None:
-        raise UnsupportedModel(
-            f"{info.file}: tensor {stored_name!r} is stored as {info.dtype}, which is not a floating-point weight",
-            remedy="Use the model as it was before quantisation, with weights of type F32, F16 or BF16",
-        )
-    count = math.prod(info.shape)
-    if count == 0:
-        return np.zeros(info.shape, np.float32)
-    with open_within(folder, info.file) as file:
-        raw = np.memmap(file, dtype=stored, mode="r", offset=info.start, shape=(count,))
-    array: Float
-    if info.dtype == "BF16":
-        array = (raw.astype(np.uint32) << 16).view(np.float32)
-    else:
-        array = raw.astype(np.float32, copy=False)
-    return array.view(np.ndarray).reshape(info.shape)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ AUTO_CLASS: Mapping[Head, str] = {
     Head.ENCODER: "AutoModel",
     **{head: f"AutoModel{endings[0]}" for head, endings in CLASS_ENDINGS.items()},
 }
+ENCODER_CLASS: Mapping[str, str] = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
+"""Classes of the encoder alone, by `model_type`, where AutoModel gives an encoder and a decoder."""
 OPSET_OF_PROGRAM, OPSET_OF_TRACE = 18, 17
 """The lowest that the newer exporter writes; the one that we write."""
 CLOSE = 1e-3
@@ -93,7 +95,10 @@ def export_with_torch(folder: ModelFolder, head: Head, path: Path, flavour: Flav
 def _load(folder: ModelFolder, head: Head) -> Any:
     import transformers
 
-    auto = getattr(transformers, AUTO_CLASS[head])
+    name = AUTO_CLASS[head]
+    if head is Head.ENCODER:
+        name = ENCODER_CLASS.get(folder.model_type, name)
+    auto = getattr(transformers, name)
     try:
         model, report = auto.from_pretrained(
             str(folder.path),
@@ -106,7 +111,7 @@ def _load(folder: ModelFolder, head: Head) -> Any:
         )
     except Exception as error:  # whatever transformers' code makes of the fields of config.json
         raise UnsupportedModel(
-            f"{folder.path}: transformers {transformers.__version__} does not load it as {AUTO_CLASS[head]}: "
+            f"{folder.path}: transformers {transformers.__version__} does not load it as {name}: "
             f"{type(error).__name__}: {error}",
             remedy="Use a model of an architecture that transformers knows, or add an ONNX export (model.onnx)",
         ) from error

@@ -320,7 +320,7 @@ def _tokens(case: _Case) -> tuple[Metric, ...]:
     hits: list[bool] = []
     found, total = [], []
     for before, after in case.answers():
-        labels = [[entry["entity"] for entry in answer] for answer in (before, after)]
+        labels = [[str(entry["entity"]) for entry in answer] for answer in (before, after)]
         hits += [a == b for a, b in zip(*labels, strict=True)]
         twice, sizes = agreement.f1(agreement.entities(labels[0]), agreement.entities(labels[1]))
         found.append(float(twice))

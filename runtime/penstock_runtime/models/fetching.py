@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock_runtime.host.disk import translate_write_errors
-from penstock_runtime.models.files import missing_weights
+from penstock_runtime.models.files import missing_weights, own_graph
 from penstock_runtime.models.folder import SETTINGS_FILES, SLOW_FILES
 from penstock_runtime.models.safetensors import INDEX, SINGLE
 
@@ -46,10 +46,9 @@ def translate_folder_errors(folder: Path, *, option: str = OPTION) -> Iterator[N
         yield
 
 
-GRAPHS = ("model.onnx", "onnx/model.onnx")
 FOLDER = re.compile(r"onnx|[0-9]+_\w+")
 """Subfolders of a model that may hold files to fetch."""
-_MODULE = re.compile(r"[0-9]+_\w+/config\.json")
+_MODULE = re.compile(r"[0-9]+_\w+/(config\.json|model\.safetensors)")
 _SHARD = re.compile(r"[\w.-]+\.safetensors")
 
 
@@ -67,7 +66,7 @@ def choose_files(origin: str, names: Iterable[str], *, graph: bool) -> list[str]
         tensors = [INDEX, *sorted(name for name in names if _SHARD.fullmatch(name))]
     else:
         tensors = []
-    own = next((name for name in GRAPHS if name in names), None)
+    own = own_graph(names)
     if own is None and not tensors:
         raise missing_weights(origin, names)
     data = re.compile(re.escape(own or "") + r"[._]data[\w.]*")

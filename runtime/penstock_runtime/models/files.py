@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterable, Mapping
@@ -126,10 +127,29 @@ def positive_number(path: Path, values: dict[str, Any], key: str) -> int | None:
     return int(value) if value != float("inf") else None
 
 
+_GRAPH = re.compile(r"(onnx/)?[^/.][^/]*\.onnx")
+SHOWN = 8
+"""Names of files in an error."""
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 """Suffixes of weight files that torch or joblib unpickle: loading them can run any code."""
 OTHER_WEIGHTS = (".h5", ".msgpack", ".ot", ".tflite", ".keras", ".gguf")
 """Suffixes of weight files of other frameworks. Some can run code (Keras); none is read here."""
+
+
+GRAPHS = ("model.onnx", "onnx/model.onnx")
+
+
+def graph_names(names: Iterable[str]) -> list[str]:
+    """The ONNX files of a model by relative name: the one with a known name alone, else all at the top and in onnx/."""
+    names = set(names)
+    known = [name for name in GRAPHS if name in names]
+    return known[:1] or sorted(name for name in names if _GRAPH.fullmatch(name))
+
+
+def own_graph(names: Iterable[str]) -> str | None:
+    """The ONNX file that is served, if it has a known name or is the only one; None otherwise."""
+    found = graph_names(names)
+    return found[0] if len(found) == 1 else None
 
 
 def unread_weights(names: Iterable[str]) -> list[str]:
@@ -147,10 +167,17 @@ def missing_weights(origin: Path | str, names: Iterable[str]) -> CorruptModel | 
             f"{origin} is an adapter (adapter_config.json), not a whole model",
             remedy="Merge it into its base model with peft's merge_and_unload() and save the result",
         )
+    graphs = graph_names(names)
+    if len(graphs) > 1:
+        return UnsupportedModel(
+            f"{origin} holds several ONNX files and no safetensors: {', '.join(graphs[:SHOWN])}"
+            + (f" and {len(graphs) - SHOWN} more" if len(graphs) > SHOWN else ""),
+            remedy="Rename the one to serve to model.onnx (a file with its weights keeps its name)",
+        )
     unread = unread_weights(names)
     if not unread:
         return CorruptModel(
-            f"{origin} holds no weights: neither model.safetensors (or its index) nor model.onnx",
+            f"{origin} holds no weights: neither model.safetensors (or its index) nor an ONNX file",
             remedy="Fetch the model again, or save it with save_pretrained(..., safe_serialization=True)",
         )
     if unread[0].endswith(PICKLED):

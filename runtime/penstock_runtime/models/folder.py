@@ -16,11 +16,13 @@ from typing import Any
 
 from penstock.errors import CorruptModel, ModelAccessDenied, ModelNotFound, UnsupportedModel
 from penstock_runtime.models.files import (
+    GRAPHS,
     check_code,
     check_links,
     check_text,
     missing_weights,
     open_within,
+    own_graph,
     read_object,
     read_optional,
     remote_code_classes,
@@ -29,7 +31,8 @@ from penstock_runtime.models.graph import check_data, check_graph, graph_data
 from penstock_runtime.models.limits import position_limit, tokenizer_limit
 from penstock_runtime.models.safetensors import INDEX, SINGLE, TensorInfo, check_shards, shard_files
 from penstock_runtime.models.sentence import LIMIT_FILES, SETTINGS, SentenceModules
-from penstock_runtime.rows import Pooling
+from penstock_runtime.models.vector_modules import VectorModule
+from penstock_runtime.rows import AnyPooling
 
 LONGEST_WITHOUT_A_LIMIT = 512
 """Tokens; for models with relative positions and no stated limit: the usual training length of such encoders."""
@@ -102,7 +105,7 @@ class ModelFolder:
     def _check_weights(self) -> None:
         check_code(self.path, self.config, has_graph=self.onnx is not None)
         if self.onnx is None and not self.safetensors:
-            raise missing_weights(self.path, _names(self.path))
+            raise missing_weights(self.path, _names(self.path) + _names(self.path / "onnx", "onnx/"))
         if self.onnx is not None:
             check_graph(self.path, self.onnx)
             _ = graph_data(self.path, self.onnx)
@@ -122,9 +125,14 @@ class ModelFolder:
         return _text(architectures[0]) if isinstance(architectures, list) and architectures else ""
 
     @cached_property
-    def labels(self) -> tuple[str, ...]:
-        """`id2label` in order of ids; otherwise `LABEL_0`, ... up to `num_labels` (default two)."""
+    def label_values(self) -> tuple[str | int | float, ...]:
+        """`id2label` in order of ids, numbers as numbers; otherwise `LABEL_0`, ... up to `num_labels` (default two)."""
         return _labels(self.path, self.config)
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """`label_values` as texts."""
+        return tuple(map(str, self.label_values))
 
     @property
     def num_labels(self) -> int:
@@ -149,10 +157,10 @@ class ModelFolder:
         return min(known, default=LONGEST_WITHOUT_A_LIMIT)
 
     @cached_property
-    def pooling(self) -> Pooling | None:
+    def pooling(self) -> AnyPooling | None:
         """The pooling of sentence-transformers' modules; None if the folder is a plain transformers model.
 
-        UnsupportedModel names a module or a combination of poolings that is not supported.
+        UnsupportedModel names a module or a pooling that is not supported.
         """
         return self._sentence.pooling()
 
@@ -160,6 +168,16 @@ class ModelFolder:
     def normalize(self) -> bool:
         """True if sentence-transformers' modules end with Normalize. UnsupportedModel as `pooling`."""
         return self._sentence.normalize()
+
+    @cached_property
+    def include_prompt(self) -> bool:
+        """False if the tokens of a prompt do not count in the pooling. UnsupportedModel as `pooling`."""
+        return self._sentence.include_prompt()
+
+    @cached_property
+    def vector_modules(self) -> tuple[VectorModule, ...]:
+        """The modules between the pooling and a Normalize at the end, such as Dense. Errors name the file."""
+        return self._sentence.vector_modules()
 
     @property
     def lower_case(self) -> bool:
@@ -207,11 +225,13 @@ class ModelFolder:
 
     @cached_property
     def onnx(self) -> Path | None:
-        """The model's ONNX graph: `model.onnx` or `onnx/model.onnx`."""
-        for name in ("model.onnx", "onnx/model.onnx"):
-            if (self.path / name).is_file():
-                return self.path / name
-        return None
+        """The model's ONNX graph: `model.onnx`, `onnx/model.onnx`, or without safetensors the only one of any name.
+
+        Next to safetensors another name is mostly that of a variant, such as a quantised one.
+        """
+        names = _names(self.path) + _names(self.path / "onnx", "onnx/")
+        name = own_graph(names if not self.safetensors else set(names).intersection(GRAPHS))
+        return None if name is None else self.path / name
 
     @cached_property
     def tokenizer(self) -> Path:
@@ -282,7 +302,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     )
 
 
-def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
+def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str | int | float, ...]:
     table = config.get("id2label")
     if table is None:
         count = config.get("num_labels", 2)
@@ -292,7 +312,7 @@ def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
             )
         return tuple(f"LABEL_{index}" for index in range(count))
     try:
-        names = {int(index): str(name) for index, name in table.items()}
+        names = {int(index): name if isinstance(name, int | float) else str(name) for index, name in table.items()}
     except (AttributeError, TypeError, ValueError):
         names = {}
     if not names or sorted(names) != list(range(len(table))):
@@ -303,8 +323,8 @@ def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(names[index] for index in range(len(names)))
 
 
-def _names(path: Path) -> list[str]:
-    return [child.name for child in path.iterdir() if child.is_file()]
+def _names(path: Path, prefix: str = "") -> list[str]:
+    return [prefix + child.name for child in path.iterdir() if child.is_file()] if path.is_dir() else []
 
 
 def _text(value: object) -> str:

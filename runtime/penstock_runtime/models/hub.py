@@ -33,14 +33,13 @@ from penstock.errors import (
 from penstock.resources.source import ModelSource
 from penstock_runtime.host.disk import FULL
 from penstock_runtime.models.fetching import (
-    GRAPHS,
     OPTION,
     FetchProgress,
     OnProgress,
     choose_files,
     translate_folder_errors,
 )
-from penstock_runtime.models.files import check_code, read_object, remote_code_classes
+from penstock_runtime.models.files import check_code, own_graph, read_object, remote_code_classes
 from penstock_runtime.store.remote import Retries
 
 T = TypeVar("T")
@@ -114,7 +113,7 @@ class HubFetch:
             # First, because it tells whether the model needs its own code, before gigabytes are downloaded.
             folder = self._file(listing, "config.json").parent
             config = read_object(folder, "config.json")
-            check_code(str(self.source), config, has_graph=any(name in listing.sizes for name in GRAPHS))
+            check_code(str(self.source), config, has_graph=own_graph(listing.sizes) is not None)
             if remote_code_classes(config):
                 names = choose_files(str(self.source), listing.sizes, graph=True)
         total, done = sum(listing.sizes[name] for name in names), 0

@@ -31,13 +31,12 @@ from penstock.resources.source import ModelSource
 from penstock_runtime.host.disk import lock_file, sync_folders
 from penstock_runtime.models.fetching import (
     FOLDER,
-    GRAPHS,
     FetchProgress,
     OnProgress,
     choose_files,
     translate_folder_errors,
 )
-from penstock_runtime.models.files import check_code, remote_code_classes
+from penstock_runtime.models.files import check_code, own_graph, remote_code_classes
 from penstock_runtime.store import remote
 from penstock_runtime.store.remote import FailureKind, FileSystem, Retries, classify_failure, first_line, relative
 
@@ -142,7 +141,7 @@ class ObjectFetch:
         graph = self.graph
         if "config.json" in objects:
             config = self.retries.run(lambda: self._config(objects["config.json"]))
-            check_code(str(self.source), config, has_graph=any(name in objects for name in GRAPHS))
+            check_code(str(self.source), config, has_graph=own_graph(objects) is not None)
             graph = graph or bool(remote_code_classes(config))
         return {name: objects[name] for name in choose_files(str(self.source), objects, graph=graph)}
 

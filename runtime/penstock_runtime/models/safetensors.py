@@ -1,4 +1,4 @@
-"""Reads and checks the headers of safetensors files. Weights are not read.
+"""Reads safetensors files: checks their headers, and reads single tensors.
 
 The layout is 8 bytes of length (little-endian), a JSON header of that length, then the tensors without gaps. The
 `safetensors` package has no function that checks a header against the file size without mapping the tensors.
@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from penstock.errors import CorruptModel, UnsafeModel
+import numpy as np
+
+from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
 from penstock_runtime.models.files import LFS_POINTER, check_pointer, is_inner, open_within, read_object
+from penstock_runtime.rows import Float
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -115,6 +118,34 @@ def read_header(folder: Path, path: Path) -> dict[str, TensorInfo]:
         spans.append((begin, end, name))
     _check_spans(path, spans, size - 8 - length)
     return tensors
+
+
+_STORED: Mapping[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),  # the upper half of a float32
+}
+
+
+def read_float32(folder: Path, info: TensorInfo, name: str) -> Float:
+    """A tensor as float32, mapped from its file where that is its type. UnsupportedModel for other types."""
+    stored = _STORED.get(info.dtype)
+    if stored is None:
+        raise UnsupportedModel(
+            f"{info.file}: tensor {name!r} is stored as {info.dtype}, which is not a floating-point weight",
+            remedy="Use the model as it was before quantisation, with weights of type F32, F16 or BF16",
+        )
+    if info.parameters == 0:
+        return np.zeros(info.shape, np.float32)
+    with open_within(folder, info.file) as file:
+        raw = np.memmap(file, dtype=stored, mode="r", offset=info.start, shape=(info.parameters,))
+    array: Float
+    if info.dtype == "BF16":
+        array = (raw.astype(np.uint32) << 16).view(np.float32)
+    else:
+        array = raw.astype(np.float32, copy=False)
+    return array.view(np.ndarray).reshape(info.shape)
 
 
 def _check_spans(path: Path, spans: list[tuple[int, int, str]], available: int) -> None:

@@ -10,9 +10,21 @@ from typing import Any
 from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
 from penstock_runtime.models.files import is_inner, positive_number, read_list, read_object, read_optional
 from penstock_runtime.models.limits import text_limit
-from penstock_runtime.rows import Pooling
+from penstock_runtime.models.safetensors import SINGLE
+from penstock_runtime.models.vector_modules import Normalize, VectorModule, read_module
+from penstock_runtime.rows import AnyPooling, Pooling, Poolings
 
-_SERVED = {"cls": Pooling.CLS, "mean": Pooling.MEAN, "max": Pooling.MAX, "lasttoken": Pooling.LAST}
+_POOLINGS = {
+    "cls": Pooling.CLS,
+    "mean": Pooling.MEAN,
+    "max": Pooling.MAX,
+    "lasttoken": Pooling.LAST,
+    "mean_sqrt_len_tokens": Pooling.MEAN_SQRT_LEN,
+    "weightedmean": Pooling.WEIGHTED_MEAN,
+}
+_SPARSE = frozenset({"SpladePooling", "SparseAutoEncoder", "CSRSparsity", "SparseStaticEmbedding", "MLMTransformer"})
+"""Modules of sentence-transformers' SparseEncoder."""
+_AFTER_POOLING = ("Dense", "LayerNorm", "Normalize")
 _LEGACY_KEYS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -45,6 +57,11 @@ class Module:
     """The class name, such as `Pooling`."""
     folder: str
     """Relative to the model folder; empty for the top."""
+
+    @property
+    def has_weights(self) -> bool:
+        """True if it has a file with weights besides those of the model."""
+        return bool(self.folder) and self.kind in {"Dense", "LayerNorm"}
 
 
 @dataclass(frozen=True)
@@ -82,6 +99,8 @@ class SentenceModules:
             if module.folder and (path / module.folder / "config.json").is_file():
                 _ = read_object(path, f"{module.folder}/config.json")
                 files.append(path / module.folder / "config.json")
+            if module.has_weights:
+                files.append(path / module.folder / SINGLE)
         return cls(
             path=path,
             modules=modules,
@@ -94,44 +113,67 @@ class SentenceModules:
             files=tuple(files),
         )
 
-    def pooling(self) -> Pooling | None:
+    def pooling(self) -> AnyPooling | None:
         """The pooling; None for a plain model. UnsupportedModel for a pooling that is not supported."""
         steps = self._steps()
         if steps is None:
             return None
-        pooling = [module for module in steps if module.kind == "Pooling"]
-        if len(pooling) != 1:
+        values, origin = self._pooling_settings(steps)
+        modes = _modes(origin, values)
+        unknown = [mode for mode in modes if mode not in _POOLINGS]
+        if unknown:
             raise UnsupportedModel(
-                f"{self.path}/modules.json has {len(pooling)} Pooling modules",
-                remedy="Serve a model with exactly one",
+                f"{origin} asks for {' + '.join(unknown)} pooling",
+                remedy=f"Served are {', '.join(_POOLINGS)}; use a model with these",
+            )
+        kinds = tuple(_POOLINGS[mode] for mode in modes)
+        return kinds[0] if len(kinds) == 1 else Poolings(kinds)
+
+    def include_prompt(self) -> bool:
+        """False if the tokens of a prompt do not count in the pooling."""
+        steps = self._steps()
+        return steps is None or self._pooling_settings(steps)[0].get("include_prompt") is not False
+
+    def _pooling_settings(self, steps: list[Module]) -> tuple[dict[str, Any], Path]:
+        pooling = [module for module in steps if module.kind == "Pooling"]
+        if len(pooling) != 1 or steps[0] is not pooling[0]:
+            raise UnsupportedModel(
+                f"{self.path}/modules.json has {len(pooling)} Pooling modules, or another module before it",
+                remedy="Serve a model with exactly one, directly after the Transformer",
             )
         name = f"{pooling[0].folder}/config.json".lstrip("/")
         origin = self.path / name
         if not origin.is_file():
             raise CorruptModel(f"{self.path} lacks {pooling[0].folder}/config.json", remedy="Fetch the model again")
-        values = read_object(self.path, name)
-        modes = _modes(origin, values)
-        if values.get("include_prompt") is False and any(self.prompts.values()):
-            raise UnsupportedModel(
-                f"{origin} leaves the prompt out of the pooling (include_prompt: false)",
-                remedy="Serve a model that pools over the whole text",
-            )
-        if len(modes) == 1 and modes[0] in _SERVED:
-            return _SERVED[modes[0]]
-        raise UnsupportedModel(
-            f"{origin} asks for {' + '.join(modes)} pooling",
-            remedy=f"Served are {', '.join(_SERVED)}, one of them at a time",
-        )
+        return read_object(self.path, name), origin
 
     def normalize(self) -> bool:
         """True if the last module is Normalize. UnsupportedModel as `pooling`."""
         steps = self._steps()
         return bool(steps) and steps is not None and steps[-1].kind == "Normalize"
 
+    def vector_modules(self) -> tuple[VectorModule, ...]:
+        """The modules between the pooling and a Normalize at the end. Errors as `read_module`, and CorruptModel if the
+        widths of two do not fit."""
+        steps = (self._steps() or [])[1:]
+        if steps and steps[-1].kind == "Normalize":
+            del steps[-1]
+        modules: list[VectorModule] = []
+        for step in steps:
+            module = Normalize() if step.kind == "Normalize" else read_module(self.path, step.kind, step.folder)
+            modules.append(module)
+        return tuple(modules)
+
     def _steps(self) -> list[Module] | None:
         """The modules after the transformer, without those that have no effect in inference; None for a plain model."""
         if not self.modules:
             return None
+        sparse = next((module for module in self.modules if module.kind in _SPARSE), None)
+        if sparse is not None:
+            raise UnsupportedModel(
+                f"{self.path}/modules.json has a {sparse.kind} module, of sparse vectors, which are not served",
+                remedy="Use a model with dense vectors for feature-extraction or sentence-similarity",
+            )
         first, *rest = self.modules
         if first.kind != "Transformer" or first.folder:
             where = f" in the folder {first.folder}" if first.folder else ""
@@ -142,15 +184,11 @@ class SentenceModules:
             )
         steps = [module for module in rest if module.kind != _IDLE_WHEN_SERVING]
         for module in steps:
-            if module.kind not in {"Pooling", "Normalize"}:
+            if module.kind not in {"Pooling", *_AFTER_POOLING}:
                 raise UnsupportedModel(
                     f"{self.path}/modules.json has a {module.kind} module ({module.folder or 'at the top'})",
-                    remedy="Served are Transformer, Pooling and Normalize; export the whole model to ONNX otherwise",
+                    remedy=f"Use a model of Transformer, Pooling and {', '.join(_AFTER_POOLING)}",
                 )
-        if any(module.kind == "Normalize" for module in steps[:-1]):
-            raise UnsupportedModel(
-                f"{self.path}/modules.json normalises before its last module", remedy="Put Normalize last"
-            )
         return steps
 
 

@@ -130,7 +130,7 @@ def load_artefact(
     longest = min(max_tokens or manifest.model.max_tokens, model_folder.max_tokens)
     model = load_graph(task, folder / served.path, served.io, plan, short=short, manifest=manifest, max_tokens=longest)
     model.which = which
-    model.findings = findings
+    model.findings = (*findings, *task.tokenizer.findings)
     return model
 
 

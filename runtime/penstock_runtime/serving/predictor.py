@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from penstock_runtime.batching.batcher import BatchObserver, NullObserver
 from penstock_runtime.batching.dispatcher import Dispatcher
@@ -20,6 +21,9 @@ from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.warmup import warm_up
 from penstock_runtime.settings import CacheSettings, QueueSettings
 from penstock_runtime.tasks.base import Prepared
+from penstock_runtime.tokens import Tokenizer
+
+T = TypeVar("T")
 
 LONG_CHARACTERS = 4000
 """Requests with more text are tokenised in another thread: it takes 2 ms and more where the library does it, and the
@@ -268,21 +272,28 @@ class Predictor:
         if size <= LONG_CHARACTERS:
             prepared = served.model.task.prepare(request)
         else:
-            prepared = await self._prepare_in_thread(served, request, size)
+            prepared = await self._in_thread(partial(served.model.task.prepare, request), size)
         if key is not None and self._prepared is not None:
             # Tasks also keep what they derive from parameters: a hypothesis for each label, the token of each target.
             held = prepared.rows_bytes + memory_size(inputs) + 2 * memory_size(parameters)
             self._prepared.put(key, prepared, held)
         return prepared
 
-    async def _prepare_in_thread(self, served: _ServedModel, request: Any, size: int) -> Prepared:
+    async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int) -> T:
+        """What `work` makes of the model's tokenizer and texts of `size` characters. NotReady, Overloaded."""
+        if self._draining:
+            raise NotReady("the server is shutting down", remedy="Try again: another replica will answer")
+        tokenizer = self._served.model.task.tokenizer
+        return work(tokenizer) if size <= LONG_CHARACTERS else await self._in_thread(partial(work, tokenizer), size)
+
+    async def _in_thread(self, work: Callable[[], T], size: int) -> T:
         # Texts waiting to be tokenised are limited like rows waiting for a stream; a token is about four characters.
         if self._preparing_characters and self._preparing_characters + size > 4 * self._queue.max_queue_tokens:
             raise Overloaded(f"texts of {self._preparing_characters} characters wait to be tokenised already")
         self._preparing_characters += size
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._tokenizer_thread, served.model.task.prepare, request)
+            return await loop.run_in_executor(self._tokenizer_thread, work)
         finally:
             self._preparing_characters -= size
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.rows import Outputs, Row
+from penstock_runtime.tokens import Tokenizer
 
 PLAIN_TOKEN_BYTES = 48
 """Memory of a token in a row: an integer and its entries in two lists. Less where rows share integers."""
@@ -83,6 +84,11 @@ class Task(Protocol):
     @property
     def name(self) -> TaskName:
         """The task's name."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
         ...
 
     def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Any:

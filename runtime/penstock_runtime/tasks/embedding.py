@@ -1,16 +1,23 @@
-"""Text embeddings: prompts, pooling, normalisation. Shared by feature-extraction and sentence-similarity."""
+"""Text embeddings: prompts, pooling, modules after it, normalisation.
+
+Shared by feature-extraction and sentence-similarity.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from penstock.errors import CorruptModel
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.rows import POOLED, Float, Outputs, Pooling, Row
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.vector_modules import Dense, LayerNorm, VectorModule
+from penstock_runtime.rows import POOLED, AnyPooling, Float, Outputs, Pooling, Poolings, Row
 from penstock_runtime.tasks.fields import FieldKind, Text, near
 from penstock_runtime.tasks.fitting import Fitter
 from penstock_runtime.tasks.scores import finite
@@ -29,6 +36,64 @@ class Embedding:
     fitter: Fitter
     prompts: Mapping[str, str]
     default_prompt: str
+    own_pooling: AnyPooling | None
+    """By the model's files; None: a plain transformers model."""
+    include_prompt: bool
+    """The tokens of a prompt count in the model's own pooling."""
+    modules: tuple[VectorModule, ...]
+    """Between the model's own pooling and normalisation."""
+    width: int | None
+    """Values of a token's vector, if config.json has it."""
+
+    @classmethod
+    def of(cls, fitter: Fitter, folder: ModelFolder) -> Embedding:
+        """Of a model folder. Errors as of its `pooling` and `vector_modules`; CorruptModel if widths do not fit."""
+        pooling, modules = folder.pooling, folder.vector_modules
+        made = cls(
+            fitter, folder.prompts, folder.default_prompt, pooling, folder.include_prompt, modules, width(folder.config)
+        )
+        made._check_widths(folder.path)
+        return made
+
+    def _check_widths(self, path: Path) -> None:
+        last = self.pooled_width(self.own_pooling)
+        for module in self.modules:
+            taken = module.weight.shape[-1] if isinstance(module, Dense | LayerNorm) else last
+            if last is not None and taken != last:
+                raise CorruptModel(
+                    f"{path}/modules.json: a {type(module).__name__} takes {taken} values, and gets {last}",
+                    remedy="Take all files from the same revision of the model",
+                )
+            last = last if module.width is None else module.width
+
+    def pooled_width(self, pooling: AnyPooling | None) -> int | None:
+        """Values of a pooled vector, before the modules; None if it is not known."""
+        joined = len(pooling.kinds) if isinstance(pooling, Poolings) else 1
+        return None if self.width is None else self.width * joined
+
+    @property
+    def own_width(self) -> int | None:
+        """Values of a vector of the model's own pooling, after the modules; None if it is not known."""
+        known = [module.width for module in self.modules if module.width is not None]
+        return known[-1] if known else self.pooled_width(self.own_pooling)
+
+    def own_pooling_after(self, prompt: str) -> AnyPooling:
+        """The model's own pooling of texts that begin with `prompt`; the mean for a plain model."""
+        pooling = self.own_pooling or Pooling.MEAN
+        if self.include_prompt or not prompt:
+            return pooling
+        template = self.fitter.tokenizer.single
+        tokens = len(template.before) + len(self.fitter.tokenizer.split([prompt])[0])
+        # As sentence-transformers counts: the prompt as a text of its own, without the last special token.
+        tokens += max(len(template.after) - 1, 0)
+        return Poolings(pooling.kinds if isinstance(pooling, Poolings) else (pooling,), skip=tokens)
+
+    def finish(self, pooled: Float) -> Float:
+        """A vector of the model's own pooling through the modules. InferenceFailed if it is not finite."""
+        vector = finite(pooled) if self.modules else pooled
+        for module in self.modules:
+            vector = module(vector)
+        return vector
 
     def prompt(self, name: str | None) -> str:
         """The prompt of this name; InvalidInput if the model has none."""
@@ -55,12 +120,22 @@ class Embedding:
         return finite(np.array(vectors)) if row.pooling is None else pool(vectors, row.pooling)
 
 
-def pool(vectors: Float, pooling: Pooling) -> Float:
-    """[tokens, width] -> [width], in separate memory. The row has no padding: every token counts."""
+def pool(vectors: Float, pooling: AnyPooling) -> Float:
+    """[tokens, width] -> [width], in separate memory; of several poolings joined. The row has no padding: every token
+    counts, except those that the poolings skip."""
+    if isinstance(pooling, Poolings):
+        # At least one token: a text that was cut may end within its prompt.
+        skip = min(pooling.skip, len(vectors) - 1)
+        return np.concatenate([_pool(vectors[skip:], kind, first=skip) for kind in pooling.kinds])
+    return _pool(vectors, pooling)
+
+
+def _pool(vectors: Float, pooling: Pooling, *, first: int = 0) -> Float:
+    """`first`: the position of the first of these tokens in the row."""
     match pooling:
         case Pooling.CLS:
-            first: Float = vectors[0].copy()
-            return first
+            token: Float = vectors[0].copy()
+            return token
         case Pooling.LAST:
             last: Float = vectors[-1].copy()
             return last
@@ -71,6 +146,21 @@ def pool(vectors: Float, pooling: Pooling) -> Float:
             # Not the array's method, which is Python code: slower for short rows, and bitwise equal.
             mean: Float = np.add.reduce(vectors, axis=0) / len(vectors)
             return mean
+        case Pooling.MEAN_SQRT_LEN:
+            scaled: Float = np.add.reduce(vectors, axis=0) / np.float32(math.sqrt(len(vectors)))
+            return scaled
+        case Pooling.WEIGHTED_MEAN:
+            weights = np.arange(first + 1, first + len(vectors) + 1, dtype=np.float32)
+            weighted: Float = weights @ vectors / weights.sum()
+            return weighted
+
+
+def width(config: Mapping[str, Any]) -> int | None:
+    """Values of a token's vector, by config.json; None if it has no such field."""
+    for key in ("hidden_size", "dim", "d_model", "n_embd"):
+        if isinstance(config.get(key), int):
+            return int(config[key])
+    return None
 
 
 def normalise(vector: Float) -> Float:

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.rows import Float, Outputs, Pooling, Row
+from penstock_runtime.rows import AnyPooling, Float, Outputs, Pooling, Row
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, NUMBER_BYTES, Prepared, RequestLimits
 from penstock_runtime.tasks.embedding import PROMPT, PROMPT_NOTES, Embedding, normalise, shorten
 from penstock_runtime.tasks.fields import (
@@ -54,7 +54,8 @@ PARAMETERS = Object(
         "dimensions": "Keep this many first values (for models trained so); normalised again where `normalize` is on. "
         "Default: the model's truncate_dim, mostly all; cut as sentence-transformers does, after the model's own "
         "normalisation.",
-        "pooling": "How token vectors become one; none gives them all; auto: by the model's own files, mean where they "
+        "pooling": "How token vectors become one, without the model's modules after its own pooling; none gives them "
+        "all; auto: by the model's own files, mean where they "
         "have none, as in sentence-transformers. Default: by the model's own files, all where they have none.",
         **PROMPT_NOTES,
         **TRUNCATION_NOTES,
@@ -109,7 +110,11 @@ class Wanted:
 
     prefix: str
     """The prompt before each text."""
-    pooling: Pooling | None
+    pooling: AnyPooling | None
+    own: bool
+    """The pooling is the model's own, so that the model's modules follow it."""
+    width: int | None
+    """Values of a vector before it is cut; None if it is not known."""
     dimensions: int | None
     normalize: bool
     """Scale to length 1 after the vector was cut to `dimensions`."""
@@ -134,11 +139,10 @@ class FeatureExtraction:
     name = TaskName.FEATURE_EXTRACTION
 
     def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
-        self._embedding = Embedding(fitter, folder.prompts, folder.default_prompt)
-        self._pooling = folder.pooling
+        self.tokenizer = fitter.tokenizer
+        self._embedding = Embedding.of(fitter, folder)
         self._normalize = folder.normalize
         self._dimensions = folder.dimensions
-        self._width = width(folder.config)
         self._rule = fitter.rule
         self._limits = limits
         self._inputs = inputs(limits)
@@ -154,7 +158,10 @@ class FeatureExtraction:
 
     def _wanted(self, parameters: Mapping[str, Any]) -> Wanted:
         values = parse_parameters(parameters, PARAMETERS)
-        pooling = self._pooling_of(values["pooling"])
+        embedding = self._embedding
+        prefix = embedding.prompt(values["prompt_name"])
+        own, pooling = self._pooling_of(values["pooling"], prefix)
+        width = embedding.own_width if own else embedding.pooled_width(pooling)
         dimensions = self._dimensions if values["dimensions"] is None else values["dimensions"]
         normalize = self._normalize if values["normalize"] is None else values["normalize"]
         # With the model's own settings the order is that of sentence-transformers: modules first, then the cut.
@@ -166,28 +173,28 @@ class FeatureExtraction:
                     field=f"parameters.{name}",
                     remedy="Set parameters.pooling, for instance to mean",
                 )
-        if values["dimensions"] is not None and self._width is not None and values["dimensions"] > self._width:
+        if values["dimensions"] is not None and width is not None and values["dimensions"] > width:
             raise InvalidInput(
-                f"parameters.dimensions is {values['dimensions']}; this model's vectors have {self._width}",
+                f"parameters.dimensions is {values['dimensions']}; this model's vectors have {width}",
                 field="parameters.dimensions",
-                remedy=f"Ask for {self._width} or fewer",
+                remedy=f"Ask for {width} or fewer",
             )
         return Wanted(
-            prefix=self._embedding.prompt(values["prompt_name"]),
+            prefix=prefix,
             pooling=pooling,
+            own=own,
+            width=width,
             dimensions=dimensions,
             normalize=normalize and not by_files,
             normalize_whole=normalize and by_files,
             rule=self._rule.asked(values["truncate"], values["truncation_direction"]),
         )
 
-    def _pooling_of(self, asked: str | None) -> Pooling | None:
-        """None: a vector for each token."""
-        if asked == AUTO:
-            return self._pooling or Pooling.MEAN
-        if asked is None:
-            return self._pooling
-        return None if asked == "none" else Pooling(asked)
+    def _pooling_of(self, asked: str | None, prefix: str) -> tuple[bool, AnyPooling | None]:
+        """Whether it is the model's own, and the pooling; None: a vector for each token."""
+        if asked == AUTO or (asked is None and self._embedding.own_pooling is not None):
+            return True, self._embedding.own_pooling_after(prefix)
+        return False, None if asked in {None, "none"} else Pooling(asked)
 
     def _pieces(self, given: TokenIds, prefix: str) -> list[Pieces]:
         """InvalidInput for ids that the model does not have, and if the model needs a prompt before its texts."""
@@ -215,8 +222,8 @@ class FeatureExtraction:
         """See `Task`."""
         where = ["inputs"] if request.single else [f"inputs[{index}]" for index in range(len(request.texts))]
         rows, cut = self._embedding.fitter.singles(request.texts, where, request.wanted.rule, request.wanted.pooling)
-        if self._width is not None:
-            self._check_answer(request, rows, self._width)
+        if request.wanted.width is not None:
+            self._check_answer(request, rows, request.wanted.width)
         return Prepared(rows=rows, memo=request, truncated=cut)
 
     def _check_answer(self, request: EmbeddingRequest, rows: Sequence[Row], width: int) -> None:
@@ -237,7 +244,8 @@ class FeatureExtraction:
         request: EmbeddingRequest = prepared.memo
         wanted = request.wanted
         if wanted.pooling is not None:
-            whole = [normalise(one) for one in reduced] if wanted.normalize_whole else reduced
+            own = [self._embedding.finish(one) for one in reduced] if wanted.own else reduced
+            whole = [normalise(one) for one in own] if wanted.normalize_whole else own
             vectors = [shorten(one, wanted.dimensions, normalised=wanted.normalize) for one in whole]
             return vectors[0][np.newaxis] if len(vectors) == 1 else np.stack(vectors)
         matrices = [matrix[np.newaxis] for matrix in reduced]
@@ -247,11 +255,3 @@ class FeatureExtraction:
 def _prefixed(given: str | list[str], prefix: str) -> list[str]:
     texts = [given] if isinstance(given, str) else given
     return [prefix + text for text in texts] if prefix else texts
-
-
-def width(config: Mapping[str, Any]) -> int | None:
-    """Values of a vector, by config.json; None if it has no such field."""
-    for key in ("hidden_size", "dim", "d_model", "n_embd"):
-        if isinstance(config.get(key), int):
-            return int(config[key])
-    return None

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
 from typing import Any, Protocol
 
 from penstock.errors import closest
 from penstock_runtime.errors import InvalidInput
 
 JsonSchema = dict[str, Any]
+
+COMPARED = 100
+"""Fields of an object that are compared with a missing field: there may be a hundred thousand."""
 
 
 class FieldKind(Protocol):
@@ -65,6 +70,11 @@ def _wrong(kind: FieldKind, value: Any, where: str) -> InvalidInput:
     return InvalidInput(
         f"{where} must be {kind.words}, not {json_words(value)}", field=where, remedy=f"Send {kind.words}"
     )
+
+
+def _unknown(name: str, where: str, known: Sequence[str]) -> InvalidInput:
+    path = f"{where}.{printable(name)}"
+    return InvalidInput(f"{path}: there is no such field", field=path, remedy=near(str(name), known))
 
 
 @dataclass(frozen=True)
@@ -208,9 +218,19 @@ class ListOf:
         return {"type": "array", "items": self.item.schema(), "minItems": self.at_least, "maxItems": self.at_most}
 
 
+class Others(Enum):
+    """What an object does with fields that it does not know."""
+
+    REFUSED = "refused"
+    KEPT = "kept"
+    """They are in the parsed object, unchanged."""
+    IGNORED = "ignored"
+    """For the APIs of other servers, whose clients send fields of newer versions and of similar servers."""
+
+
 @dataclass(frozen=True)
 class Object:
-    """An object with known fields only; optional fields may be absent or null and then have their default."""
+    """An object with known fields; optional fields may be absent or null and then have their default."""
 
     required: Mapping[str, FieldKind]
     optional: Mapping[str, tuple[FieldKind, Any]] = field(default_factory=dict)
@@ -218,8 +238,7 @@ class Object:
     notes: Mapping[str, str] = field(default_factory=dict)
     """The description of each field in the schema."""
     words: str = "an object"
-    further: bool = False
-    """Other fields are accepted too, and kept unchanged."""
+    others: Others = Others.REFUSED
     python: type = dict
 
     def parse(self, value: Any, where: str) -> dict[str, Any]:
@@ -230,13 +249,15 @@ class Object:
             return {name: default for name, (_, default) in self.optional.items()}
         known = [*self.required, *self.optional]
         parsed = {}
-        for name in value:
-            if name in known:
-                continue
-            if not self.further:
-                path = f"{where}.{printable(name)}"
-                raise InvalidInput(f"{path}: there is no such field", field=path, remedy=near(str(name), known))
-            parsed[name] = value[name]
+        if self.others is Others.IGNORED:
+            self._refuse_misspelt(value, where)
+        else:
+            for name in value:
+                if name in known:
+                    continue
+                if self.others is Others.REFUSED:
+                    raise _unknown(name, where, known)
+                parsed[name] = value[name]
         for name, kind in self.required.items():
             if name not in value:
                 path = f"{where}.{name}"
@@ -247,6 +268,16 @@ class Object:
             parsed[name] = default if given is None else kind.parse(given, f"{where}.{name}")
         return parsed
 
+    def _refuse_misspelt(self, value: Mapping[str, Any], where: str) -> None:
+        """InvalidInput for an unknown field that is called nearly as a required one that is missing."""
+        missing = [name for name in self.required if name not in value]
+        if not missing:
+            return
+        unknown = (name for name in value if name not in self.required and name not in self.optional)
+        for name in islice(unknown, COMPARED):
+            if closest(name[:100], missing):
+                raise _unknown(name, where, missing)
+
     def schema(self) -> JsonSchema:
         """An object, by default without further fields; optional ones are nullable."""
         properties: JsonSchema = {}
@@ -255,7 +286,12 @@ class Object:
         for name, (kind, default) in self.optional.items():
             properties[name] = _nullable(kind.schema()) | self._note(name) | {"default": default}
         required = {"required": list(self.required)} if self.required else {}
-        return {"type": "object", "properties": properties, **required, "additionalProperties": self.further}
+        return {
+            "type": "object",
+            "properties": properties,
+            **required,
+            "additionalProperties": self.others is not Others.REFUSED,
+        }
 
     def _note(self, name: str) -> JsonSchema:
         return {"description": self.notes[name]} if name in self.notes else {}

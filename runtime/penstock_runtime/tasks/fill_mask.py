@@ -129,6 +129,7 @@ class FillMask:
             raise UnsupportedModel(
                 f"{folder.tokenizer} has no mask token", remedy="State it as mask_token in tokenizer_config.json"
             )
+        self.tokenizer = fitter.tokenizer
         self._fitter = fitter
         self._limits = limits
         self._inputs = inputs(limits)
@@ -221,7 +222,7 @@ class FillMask:
         for index, target in enumerate(targets):
             number = tokenizer.id_of(target)
             number = tokenizer.one_of(target, tokenizer.side) if number is None else number
-            if number is None:
+            if number is None or number == tokenizer.vocabulary_size:  # the latter: it cannot be split into tokens
                 raise InvalidInput(
                     f"parameters.targets[{index}] has no token in this model's vocabulary",
                     field=f"parameters.targets[{index}]",

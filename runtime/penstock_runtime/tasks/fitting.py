@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from penstock.errors import UnsupportedModel
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.rows import Pooling, Row
+from penstock_runtime.rows import AnyPooling, Row
 from penstock_runtime.tasks.fields import Boolean, Choice, FieldKind
 from penstock_runtime.tokens import Pieces, Side, Template, Tokenizer, longest_first
 
@@ -68,7 +68,7 @@ class Fitter:
         texts: Sequence[str] | Sequence[Pieces],
         where: Sequence[str],
         rule: Truncation,
-        pooling: Pooling | None = None,
+        pooling: AnyPooling | None = None,
     ) -> tuple[list[Row], int]:
         """One row for each text (or tokenised text), to be pooled by `pooling`, and how many of them were cut.
 

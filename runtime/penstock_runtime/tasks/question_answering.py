@@ -161,6 +161,7 @@ class QuestionAnswering:
                 f"{folder.path} reads the context before the question (padding_side is left)",
                 remedy="Use a model of the BERT or RoBERTa kind for question-answering",
             )
+        self.tokenizer = fitter.tokenizer
         self._fitter = fitter
         self._limits = limits
         self._inputs = inputs(limits)

@@ -10,10 +10,10 @@ import numpy as np
 
 from penstock.tasks import TaskName
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.rows import Float, Outputs, Pooling, Row
+from penstock_runtime.rows import AnyPooling, Float, Outputs, Row
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits
 from penstock_runtime.tasks.embedding import PROMPT, PROMPT_NOTES, Embedding, shorten
-from penstock_runtime.tasks.fields import FieldKind, JsonSchema, ListOf, Object, Text, body_schema, parse_parameters
+from penstock_runtime.tasks.fields import JsonSchema, ListOf, Object, Text, body_schema, parse_parameters
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
 
 PARAMETERS = Object(required={}, optional={**PROMPT, **TRUNCATION}, notes={**PROMPT_NOTES, **TRUNCATION_NOTES})
@@ -27,7 +27,7 @@ EXAMPLES = (
 )
 
 
-def inputs(limits: RequestLimits) -> FieldKind:
+def inputs(limits: RequestLimits) -> Object:
     """A sentence and those to compare with it."""
     return Object(
         required={"source_sentence": Text(), "sentences": ListOf(Text(), limits.items)},
@@ -55,6 +55,7 @@ class SimilarityRequest:
     """A checked request: the source sentence first."""
 
     texts: list[str]
+    pooling: AnyPooling
     rule: Truncation
 
 
@@ -64,8 +65,8 @@ class SentenceSimilarity:
     name = TaskName.SENTENCE_SIMILARITY
 
     def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
-        self._embedding = Embedding(fitter, folder.prompts, folder.default_prompt)
-        self._pooling = folder.pooling or Pooling.MEAN
+        self.tokenizer = fitter.tokenizer
+        self._embedding = Embedding.of(fitter, folder)
         self._dimensions = folder.dimensions
         self._rule = fitter.rule
         self._inputs = inputs(limits)
@@ -78,6 +79,7 @@ class SentenceSimilarity:
         texts = [given["source_sentence"], *given["sentences"]]
         return SimilarityRequest(
             texts=[prefix + text for text in texts] if prefix else texts,
+            pooling=self._embedding.own_pooling_after(prefix),
             rule=self._rule.asked(values["truncate"], values["truncation_direction"]),
         )
 
@@ -85,16 +87,17 @@ class SentenceSimilarity:
         """See `Task`."""
         others = [f"inputs.sentences[{index}]" for index in range(len(request.texts) - 1)]
         rows, cut = self._embedding.fitter.singles(
-            request.texts, ["inputs.source_sentence", *others], request.rule, self._pooling
+            request.texts, ["inputs.source_sentence", *others], request.rule, request.pooling
         )
         return Prepared(rows=rows, memo=None, truncated=cut)
 
     def reduce(self, row: Row, outputs: Outputs) -> Float:
-        """The sentence's vector [dimensions], length 1."""
-        return shorten(self._embedding.reduce(row, outputs), self._dimensions, normalised=True)
+        """The sentence's pooled vector."""
+        return self._embedding.reduce(row, outputs)
 
     def assemble(self, prepared: Prepared, reduced: Sequence[Float]) -> list[float]:  # noqa: ARG002 - of Task
         """See `Task`."""
-        source, *others = reduced
+        vectors = [shorten(self._embedding.finish(one), self._dimensions, normalised=True) for one in reduced]
+        source, *others = vectors
         cosines: list[float] = np.clip(np.stack(others) @ source, -1, 1).tolist()
         return cosines

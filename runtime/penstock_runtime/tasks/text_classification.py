@@ -104,7 +104,7 @@ def response_schema() -> JsonSchema:
     """The answer: for each text its labels, the best first."""
     element = {
         "type": "object",
-        "properties": {"label": {"type": "string"}, "score": {"type": "number"}},
+        "properties": {"label": {"type": ["string", "number", "boolean"]}, "score": {"type": "number"}},
         "required": ["label", "score"],
     }
     return {
@@ -134,8 +134,9 @@ class TextClassification:
     name = TaskName.TEXT_CLASSIFICATION
 
     def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
+        self.tokenizer = fitter.tokenizer
         self._fitter = fitter
-        self._labels = folder.labels
+        self._labels = folder.label_values
         self._longest_label = max(map(len, folder.labels))
         self._limits = limits
         self._function = Function.of(folder)

@@ -117,6 +117,7 @@ class TextRanking:
                 f"{folder.path} has {folder.num_labels} labels; a ranking model has one, the score",
                 remedy="Use the task text-classification, which takes pairs of texts too, or a cross-encoder model",
             )
+        self.tokenizer = fitter.tokenizer
         self._fitter = fitter
         self._inputs = inputs(limits)
         self._prompt = folder.default_prompt

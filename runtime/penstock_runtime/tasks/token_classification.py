@@ -100,7 +100,7 @@ def response_schema() -> JsonSchema:
         "type": "object",
         "properties": {
             "entity_group": {"type": "string"},
-            "entity": {"type": "string"},
+            "entity": {"type": ["string", "number", "boolean"]},
             "score": {"type": "number", "minimum": 0, "maximum": 1},
             "index": {"type": "integer"},
             "word": {"type": "string"},
@@ -146,8 +146,11 @@ class TokenClassification:
     name = TaskName.TOKEN_CLASSIFICATION
 
     def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
+        self.tokenizer = fitter.tokenizer
         self._fitter = fitter
         self._labels = folder.labels
+        pairs = zip(folder.labels, folder.label_values, strict=True)
+        self._numbers = {name: value for name, value in pairs if name != value}
         self._limits = limits
         self._inputs = inputs(limits)
         self._parameters = parameter_kinds(limits)
@@ -229,9 +232,11 @@ class TokenClassification:
         for row, scores in zip(prepared.rows, reduced, strict=True):
             assert isinstance(row, WindowRow)  # noqa: S101 - prepare made it
             window = _window(tokenizer, wanted.texts[row.text], row, scores)
-            found[row.text] += entities(
-                window, wanted.aggregation, self._labels, ignored=wanted.ignored, join=tokenizer.join
-            )
+            some = entities(window, wanted.aggregation, self._labels, ignored=wanted.ignored, join=tokenizer.join)
+            if self._numbers and wanted.aggregation is Aggregation.NONE:
+                for entity in some:
+                    entity["entity"] = self._numbers.get(entity["entity"], entity["entity"])
+            found[row.text] += some
             count[row.text] += 1
         answers = [merge_windows(one) if parts > 1 else one for one, parts in zip(found, count, strict=True)]
         return answers[0] if wanted.single else answers

@@ -176,6 +176,7 @@ class ZeroShotClassification:
     name = TaskName.ZERO_SHOT_CLASSIFICATION
 
     def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
+        self.tokenizer = fitter.tokenizer
         self._fitter = fitter
         self._entailment = entailment_label(folder)
         # As in transformers: the first label, or the last if the first is entailment.

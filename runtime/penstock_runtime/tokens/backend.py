@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import normalizers, pre_tokenizers, processors
+from tokenizers import decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import Unigram
 
-from penstock.errors import CorruptModel, PenstockError
+from penstock.errors import CorruptModel, PenstockError, UnsupportedModel
 from penstock_runtime.models.files import open_within
 from penstock_runtime.tokens.classes import TokenizerClass, class_of
 from penstock_runtime.tokens.specials import TokenFiles, add_special_tokens
@@ -40,6 +41,14 @@ def open_backend(
     except PenstockError:
         raise
     except Exception as error:  # the library raises plain Exception for all errors
+        unknown = _unknown_component(content)
+        if unknown is not None:
+            raise UnsupportedModel(
+                f"{path} has {unknown}, which tokenizers {tokenizers.__version__} does not read: the file was written "
+                "by a newer version of tokenizers, or is damaged there",
+                remedy="Install a newer Penstock, or save the tokenizer again with this version of tokenizers "
+                "(docs/how-to/convert-a-model.md#tokenizer)",
+            ) from error
         raise CorruptModel(
             f"{path} is not a tokenizer that tokenizers reads: {error}", remedy="Fetch the model again"
         ) from error
@@ -60,12 +69,73 @@ def open_backend(
     return backend, specials
 
 
+_READERS: Mapping[str, Callable[[], Any]] = {
+    "normalizer": normalizers.Strip,
+    "pre_tokenizer": pre_tokenizers.Whitespace,
+    "post_processor": lambda: processors.TemplateProcessing(single="$0", special_tokens=[]),
+    "decoder": decoders.Fuse,
+}
+"""An object of each part of tokenizer.json beside the model; its class reads any component of that part."""
+_MODEL_TYPES = frozenset({"BPE", "WordPiece", "WordLevel", "Unigram"})
+
+
+def _unknown_component(content: bytes) -> str | None:
+    """The first component of a tokenizer.json that the library does not read, such as `normalizer Later`.
+
+    None if the file is no JSON object, or all components can be read.
+    """
+    try:
+        whole = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(whole, dict):
+        return None
+    for part, sample in _READERS.items():
+        for state in _components(whole.get(part)):
+            try:
+                sample().__setstate__(json.dumps(state).encode())
+            except Exception:  # the library's plain Exception
+                return f"the {part} {state.get('type')!r}"
+    model = whole.get("model")
+    kind = model.get("type") if isinstance(model, dict) else None
+    return None if kind is None or kind in _MODEL_TYPES else f"the model {kind!r}"
+
+
+def _components(state: Any) -> Iterator[dict[str, Any]]:
+    """A component of tokenizer.json; of a sequence its steps."""
+    if not isinstance(state, dict):
+        return
+    if state.get("type") != "Sequence":
+        yield state
+        return
+    for steps in state.values():
+        for step in steps if isinstance(steps, list) else ():
+            yield from _components(step)
+
+
 def own_size(backend: Any) -> int:
     """The highest id of the tokenizer's vocabulary (without added tokens) plus one: ids may have gaps."""
     if isinstance(backend.model, Unigram):
         # Its ids have no gaps, and getting the whole vocabulary takes 0.3 s.
         return int(backend.get_vocab_size(with_added_tokens=False))
     return max(backend.get_vocab(with_added_tokens=False).values(), default=-1) + 1
+
+
+def missing_unknown(backend: Any) -> bool:
+    """True if the library fails on characters or words that the vocabulary lacks, because it has no unknown token.
+
+    BPE without an unknown token drops such characters instead, as transformers then does.
+    """
+    model = backend.model
+    if isinstance(model, Unigram):
+        # The attribute is not readable from Python; an unknown character tells.
+        try:
+            _ = model.tokenize("\U0010fffd")
+        except Exception:  # the library raises plain Exception for all errors
+            return True
+        return False
+    unknown = model.unk_token
+    return unknown is not None and model.token_to_id(unknown) is None
 
 
 def check_vocabulary(backend: Any, own: int, path: Path, config: Mapping[str, Any]) -> int | None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 from penstock.errors import UnsupportedModel
-from penstock_runtime.rows import Pooling, Row
+from penstock_runtime.rows import AnyPooling, Row
 
 _PROBES = ("a", "the", "1", "一", "!")
-"""Every known tokenizer gives at least one token for at least one of these texts."""
+"""Nearly every tokenizer gives at least one token for at least one of these texts."""
+_MORE_PROBES = 100
+"""Tokens of the vocabulary that are tried after these, for small vocabularies."""
 
 
 class Side(StrEnum):
@@ -92,7 +95,7 @@ class Template:
         before, first_type, between, second_type, after = self.types
         return [*before, *[first_type] * first, *between, *[second_type] * second, *after]
 
-    def row(self, first: list[int], second: list[int] | None = None, *, pooling: Pooling | None = None) -> Row:
+    def row(self, first: list[int], second: list[int] | None = None, *, pooling: AnyPooling | None = None) -> Row:
         """`fill` and `fill_types` as a row, to be pooled by `pooling`."""
         types = self.fill_types(len(first), 0 if second is None else len(second))
         return Row(self.fill(first, second), types, pooling)
@@ -134,20 +137,28 @@ def count_windows(tokens: int, room: int, overlap: int) -> int:
     return 1 if tokens <= room else 1 + -(-(tokens - room) // (room - overlap))
 
 
+def _probes(backend: Any) -> Iterator[str]:
+    yield from _PROBES
+    yield from islice(backend.get_vocab(with_added_tokens=False), _MORE_PROBES)  # takes 0.3 s for the largest
+
+
 def probe(backend: Any, *, pair: bool, type_ids: bool) -> Template:
     """Find the template from the tokenizer's output: there are too many kinds of post-processors to read their JSON.
 
     `type_ids` False gives type zero everywhere, for models without token types. UnsupportedModel if the special tokens
     are not simply around the texts, in order.
     """
-    for text in _PROBES:
-        encoding = backend.encode(text, text) if pair else backend.encode(text)
+    for text in _probes(backend):
+        try:
+            encoding = backend.encode(text, text) if pair else backend.encode(text)
+        except Exception:  # noqa: S112 - the library's plain one: the vocabulary has neither the text nor an unknown token
+            continue
         texts = encoding.sequence_ids
         if 0 in texts and (1 in texts or not pair):
             types = encoding.type_ids if type_ids else [0] * len(texts)
             return _read(encoding.ids, types, texts)
     raise UnsupportedModel(
-        f"the tokenizer makes no token of any of {', '.join(map(repr, _PROBES))}",
+        f"the tokenizer makes no token of any of {', '.join(map(repr, _PROBES))}, nor of those of its vocabulary",
         remedy="Check tokenizer.json: its vocabulary does not belong to its normaliser",
     )
 

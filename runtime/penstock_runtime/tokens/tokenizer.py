@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.tokens.backend import check_vocabulary, open_backend, own_size, uses_type_ids
+from penstock_runtime.tokens.backend import check_vocabulary, missing_unknown, open_backend, own_size, uses_type_ids
 from penstock_runtime.tokens.classes import class_of
 from penstock_runtime.tokens.pieces import Pieces, Side, Template, probe
 from penstock_runtime.tokens.specials import TokenFiles
@@ -63,10 +63,22 @@ class Tokenizer:
         self.vocabulary_size: int = max(size, max(added, default=-1) + 1)
         """The highest id plus one: a vocabulary may have gaps."""
         self._embedded = embedded
+        self._lacks_unknown = missing_unknown(backend)
         self.embedded_size: int = self.vocabulary_size if embedded is None else embedded
         """Ids below this have an embedding in the model; rows must not contain others."""
         self.continuing_prefix: str = getattr(backend.model, "continuing_subword_prefix", None) or ""
         """The prefix of tokens that continue a word (`##`); empty if the tokenizer has none."""
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What is unusual about the files, as sentences for the user."""
+        if not self._lacks_unknown:
+            return ()
+        finding = (
+            "The vocabulary of tokenizer.json has no unknown token, so that inputs with other characters or words are "
+            "refused (422): add the token that its model names as unk_token, and an embedding for it"
+        )
+        return (finding,)
 
     @classmethod
     def load(cls, folder: ModelFolder) -> Tokenizer:
@@ -114,10 +126,17 @@ class Tokenizer:
         ]
 
     def require_embedded(self, ids: Iterable[int], where: str, *, label: str = "") -> None:
-        """InvalidInput for a token that has no embedding in the model.
+        """InvalidInput for a token that has no embedding in the model, or a text that cannot be split into tokens.
 
         `where` is the field of the error; `label`, if given, names it in the message instead.
         """
+        if self._lacks_unknown and self.vocabulary_size in (ids := list(ids)):
+            raise InvalidInput(
+                f"{label or where} has a character or word that this model's vocabulary lacks, and the vocabulary has "
+                "no unknown token in its place",
+                field=where,
+                remedy="Leave it out, or serve a model whose tokenizer has an unknown token",
+            )
         if self._embedded is None:
             return
         strange = next((one for one in ids if one >= self._embedded), None)
@@ -152,6 +171,18 @@ class Tokenizer:
         return [_clean_up(text) for text in texts] if self._cleans_up else texts
 
     def _encode(self, texts: Sequence[str], *, offsets: bool) -> list[Pieces]:
+        if not self._lacks_unknown:
+            return self._encode_known(texts, offsets=offsets)
+        return [self._encode_or_mark(text, offsets=offsets) for text in texts]
+
+    def _encode_or_mark(self, text: str, *, offsets: bool) -> Pieces:
+        """The tokens of a text; one token beyond the vocabulary if it cannot be split, for `require_embedded`."""
+        try:
+            return self._encode_known([text], offsets=offsets)[0]
+        except Exception:  # the library raises plain Exception for all errors
+            return Pieces(ids=[self.vocabulary_size], offsets=[(0, len(text))], words=[0])
+
+    def _encode_known(self, texts: Sequence[str], *, offsets: bool) -> list[Pieces]:
         # The batch functions release the interpreter lock, `encode` does not.
         if offsets:
             full = self._backend.encode_batch(list(texts), add_special_tokens=False)

@@ -288,3 +288,127 @@ def test_external_weights_that_become_a_link_after_the_check_are_not_read(
     with pytest.raises(UnsafeModel, match=r"is a link to .*secret, outside the model's folder"):
         own_graph.take_own_graph(folder, Head.ENCODER, tmp_path / "out" / "model.onnx")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def end_in(made: Made, operator: str, *, output: str = "logits", inner: str = "scores", **attributes: int) -> None:
+    """Put an operator behind the logits; `inner`: what the logits are called then."""
+
+    def append(model: onnx.ModelProto) -> None:
+        rename(model, {"logits": inner})
+        model.graph.node.append(helper.make_node(operator, [inner], [output], **attributes))
+        model.graph.output[0].name = output
+
+    edit(made, append)
+
+
+class TestFunctionAtTheEnd:
+    """Tasks get logits from a graph that ends in a function from logits to scores."""
+
+    @pytest.mark.parity
+    @pytest.mark.parametrize("head", [Head.SEQUENCE, Head.TOKEN])
+    @pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+    @pytest.mark.parametrize(("output", "inner"), [("logits", "scores"), ("probabilities", "logits")])
+    def test_softmax_is_left_out(self, head: Head, operator: str, output: str, inner: str, tmp_path: Path) -> None:
+        made = with_own_graph(tmp_path, head)
+        end_in(made, operator, output=output, inner=inner, axis=-1)
+
+        exported = export(made.folder, head, tmp_path / "out")
+
+        assert_equals_torch(exported, made, rows(13), rows(4, 17, 9))
+
+    @pytest.mark.parity
+    def test_sigmoid_is_left_out_where_several_labels_may_be_true(self, tmp_path: Path) -> None:
+        made = with_own_graph(tmp_path, Head.SEQUENCE)
+        made.rewrite_config(problem_type="multi_label_classification")
+        end_in(made, "Sigmoid")
+
+        assert_equals_torch(export(made.folder, Head.SEQUENCE, tmp_path / "out"), made, rows(4, 17, 9))
+
+    @pytest.mark.parametrize(
+        ("operator", "problem", "remedy"),
+        [("Sigmoid", None, "multi_label"), ("Softmax", "multi_label_classification", "single_label")],
+    )
+    def test_a_function_that_config_json_contradicts_is_refused_and_the_remedy_works(
+        self, operator: str, problem: str | None, remedy: str, tmp_path: Path
+    ) -> None:
+        made = with_own_graph(tmp_path, Head.SEQUENCE)
+        made.rewrite_config(problem_type=problem)
+        end_in(made, operator)
+
+        with pytest.raises(UnsupportedModel, match=f"ends in a {operator.lower()}, and by config.json") as caught:
+            export(made.folder, Head.SEQUENCE, tmp_path / "out")
+
+        assert f"problem_type: {remedy}_classification" in caught.value.remedy
+        made.rewrite_config(problem_type=f"{remedy}_classification")
+        assert export(made.folder, Head.SEQUENCE, tmp_path / "out").how == "own-onnx"
+
+    def test_probabilities_of_a_graph_that_does_not_end_in_softmax_are_refused(self, tmp_path: Path) -> None:
+        made = with_own_graph(tmp_path, Head.SEQUENCE)
+
+        def append(model: onnx.ModelProto) -> None:
+            rename(model, {"logits": "scores"})
+            model.graph.node.append(helper.make_node("Softmax", ["scores"], ["shares"]))
+            model.graph.node.append(helper.make_node("Abs", ["shares"], ["logits"]))
+            model.graph.output[0].name = "logits"
+
+        edit(made, append)
+
+        with pytest.raises(
+            UnsupportedModel, match="logits are probabilities, and it does not end in the operator Softmax"
+        ):
+            export(made.folder, Head.SEQUENCE, tmp_path / "out")
+
+    @pytest.mark.parity
+    def test_logits_are_preferred_to_probabilities(self, tmp_path: Path) -> None:
+        made = with_own_graph(tmp_path, Head.SEQUENCE)
+
+        def append(model: onnx.ModelProto) -> None:
+            rename(model, {"logits": "output_1"})
+            model.graph.node.append(helper.make_node("Softmax", ["output_1"], ["output_0"]))
+            model.graph.output.insert(0, helper.make_tensor_value_info("output_0", TensorProto.FLOAT, None))
+
+        edit(made, append)
+
+        assert_equals_torch(export(made.folder, Head.SEQUENCE, tmp_path / "out"), made, rows(4, 17, 9))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", ["value", "initializer", "in a branch"])
+def test_a_value_within_the_graph_may_be_called_as_our_output(kind: str, tmp_path: Path) -> None:
+    made = with_own_graph(tmp_path, Head.SEQUENCE)
+
+    def clash(model: onnx.ModelProto) -> None:
+        rename(model, {"logits": "output_0"})
+        value = next(node.output[0] for node in model.graph.node if node.op_type == "MatMul")
+        if kind == "initializer":
+            value = model.graph.initializer[0].name
+            model.graph.initializer[0].name = "logits"
+        rename(model, {value: "logits"})
+        if kind == "in a branch":
+            float_type = helper.make_tensor_value_info("same", TensorProto.FLOAT, None)
+            branch = helper.make_graph([helper.make_node("Identity", ["logits"], ["same"])], "b", [], [float_type])
+            model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+            node = helper.make_node("If", ["yes"], ["through"], then_branch=branch, else_branch=branch)
+            position = next(index for index, one in enumerate(model.graph.node) if "logits" in one.output)
+            for later in model.graph.node:
+                later.input[:] = ["through" if name == "logits" else name for name in later.input]
+            model.graph.node.insert(position + 1, node)
+
+    edit(made, clash)
+
+    assert_equals_torch(export(made.folder, Head.SEQUENCE, tmp_path / "out"), made, rows(4, 17, 9))
+
+
+def test_a_graph_that_does_not_use_the_mask_is_refused(tmp_path: Path) -> None:
+    made = with_own_graph(tmp_path, Head.SEQUENCE)
+
+    def ignore_mask(model: onnx.ModelProto) -> None:
+        rename(model, {"attention_mask": "mask"})
+        model.graph.input[1].name = "attention_mask"
+        model.graph.node.insert(0, helper.make_node("Equal", ["attention_mask", "attention_mask"], ["all"]))
+        model.graph.node.insert(1, helper.make_node("Cast", ["all"], ["mask"], to=TensorProto.INT64))
+
+    edit(made, ignore_mask)
+
+    with pytest.raises(UnsupportedModel, match="another answer in a batch with a longer one than alone"):
+        export(made.folder, Head.SEQUENCE, tmp_path / "out")

@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
+import transformers
 from onnxruntime.transformers import optimizer
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -20,7 +21,7 @@ from penstock_optimizer.export import Flavour, export, torch_export
 from penstock_optimizer.export.torch_export import export_with_torch
 from penstock_runtime.models.folder import ModelFolder
 from tests.optimizer.export.judge import assert_equals_torch, rows
-from tests.optimizer.export.models import DEBERTA, SMALL, VOCABULARY, make
+from tests.optimizer.export.models import DEBERTA, SMALL, VOCABULARY, Made, make
 
 pytestmark = [
     pytest.mark.parity,
@@ -75,6 +76,32 @@ def test_equals_transformers(
     assert set(exported.fused_nodes) - {"LayerNormalization"} == fused
     assert_equals_torch(exported, made, rows(13), rows(4, 17, 9), close=1e-4)
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["model.onnx"]
+
+
+T5: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "d_model": 24,
+    "d_kv": 8,
+    "d_ff": 40,
+    "num_layers": 2,
+    "num_heads": 3,
+    "decoder_start_token_id": 0,
+}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_encoder_of_t5_is_taken_without_its_decoder(whole: bool, tmp_path: Path) -> None:
+    """Of a folder with both, and of one with the encoder alone, as those of sentence-t5."""
+    made = make(tmp_path / "model", "T5Config", Head.ENCODER, **T5)
+    encoder = transformers.T5EncoderModel.from_pretrained(made.path, attn_implementation="eager").eval()
+    if not whole:
+        encoder.save_pretrained(made.path)
+    judge = Made(made.path, encoder, Head.ENCODER)
+
+    exported = export(made.folder, Head.ENCODER, tmp_path / "out")
+
+    assert exported.how == "torch"
+    assert_equals_torch(exported, judge, rows(13), rows(4, 17, 9), close=1e-4)
 
 
 @pytest.fixture
@@ -191,8 +218,11 @@ def test_a_head_that_takes_only_pairs_is_refused_with_the_reason(tmp_path: Path)
     tokenizer.post_processor = TemplateProcessing("$A </s>", "$A </s> </s> $B </s>", [("</s>", 2)])
     tokenizer.save(str(made.path / "tokenizer.json"))
 
-    with pytest.raises(UnsupportedModel, match=r"batches of texts: ValueError: .* the same number of <eos> tokens"):
+    with pytest.raises(UnsupportedModel, match=r"an encoder with a decoder \(bart\).* texts cannot run") as caught:
         export(made.folder, Head.SEQUENCE, tmp_path / "out")
+    assert "Use an encoder" in caught.value.remedy
+    with pytest.raises(UnsupportedModel, match=r"batches of texts: ValueError: .* the same number of <eos> tokens"):
+        export_with_torch(made.folder, Head.SEQUENCE, tmp_path / "model.onnx", Flavour.FUSED, "it is a BART")
 
 
 def test_a_model_without_weights_for_the_head_is_refused(tmp_path: Path) -> None:

@@ -147,6 +147,9 @@ class Model:
         reduced = [self.task.reduce(row, self._run(row)) for row in prepared.rows]
         return Answer(self.task.assemble(prepared, reduced), TIMINGS, prepared.tokens, prepared.truncated)
 
+    async def with_tokenizer(self, work: Callable[[Any], Any], size: int) -> Any:
+        return work(self.task.tokenizer)
+
     async def drain(self) -> None:
         return
 
@@ -221,6 +224,9 @@ class Gate:
             raise self.error
         self._count("answered", 1)
         return Answer([[0.5]], TIMINGS, tokens=3, truncated=0)
+
+    async def with_tokenizer(self, work: Callable[[Any], Any], size: int) -> Any:
+        raise NotImplementedError
 
     async def drain(self) -> None:
         return

@@ -24,7 +24,7 @@ from penstock.errors import (
 )
 from penstock_runtime.models.files import copy_within
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.rows import Pooling
+from penstock_runtime.rows import AnyPooling, Pooling, Poolings
 from tests.runtime.models.folders import (
     BERT,
     bare_folder,
@@ -177,20 +177,26 @@ class TestSentenceModules:
             ({"pooling_mode": "cls"}, Pooling.CLS),
             ({"pooling_mode": ["lasttoken"]}, Pooling.LAST),
             ({"pooling_mode": "max", "pooling_mode_mean_tokens": True}, Pooling.MAX),
+            ({"pooling_mode_mean_sqrt_len_tokens": True}, Pooling.MEAN_SQRT_LEN),
+            ({"pooling_mode_weightedmean_tokens": True}, Pooling.WEIGHTED_MEAN),
+            ({"pooling_mode": "weightedmean"}, Pooling.WEIGHTED_MEAN),
+            (
+                {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
+                Poolings((Pooling.CLS, Pooling.MEAN)),
+            ),
+            ({"pooling_mode": ["mean", "max"]}, Poolings((Pooling.MEAN, Pooling.MAX))),
         ],
     )
     def test_pooling_is_read_from_old_and_new_files(
-        self, values: dict[str, object], expected: Pooling, tmp_path: Path
+        self, values: dict[str, object], expected: AnyPooling, tmp_path: Path
     ) -> None:
         assert ModelFolder.open(sentence_folder(tmp_path, values)).pooling == expected
 
     @pytest.mark.parametrize(
         ("values", "names"),
         [
-            ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, r"cls \+ mean"),
-            ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len_tokens"),
-            ({"pooling_mode_weightedmean_tokens": True}, "weightedmean"),
-            ({"pooling_mode": ["mean", "max"]}, r"mean \+ max"),
+            ({"pooling_mode": "median"}, "median"),
+            ({"pooling_mode": ["mean", "mode", "median"]}, r"mode \+ median"),
         ],
     )
     def test_a_pooling_that_is_not_served_is_named(self, values: dict[str, object], names: str, tmp_path: Path) -> None:
@@ -220,7 +226,7 @@ class TestSentenceModules:
         assert folder.pooling is Pooling.MEAN
         assert not ModelFolder.open(sentence_folder(tmp_path, {}, "Dropout")).normalize
 
-    @pytest.mark.parametrize("kind", ["Dense", "CNN", "LSTM", "WeightedLayerPooling", "LayerNorm"])
+    @pytest.mark.parametrize("kind", ["CNN", "LSTM", "WeightedLayerPooling", "WordWeights"])
     def test_a_module_that_is_not_served_is_named(self, kind: str, tmp_path: Path) -> None:
         folder = ModelFolder.open(sentence_folder(tmp_path, {}, kind, "Normalize"))
         with pytest.raises(UnsupportedModel, match=f"has a {kind} module"):
@@ -237,11 +243,26 @@ class TestSentenceModules:
         )
         assert ModelFolder.open(folder).pooling is Pooling.CLS
 
-    def test_two_poolings_and_an_early_normalize_are_refused(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("kind", ["SpladePooling", "SparseAutoEncoder"])
+    def test_sparse_vectors_are_refused_with_the_reason(self, kind: str, tmp_path: Path) -> None:
+        folder = ModelFolder.open(sentence_folder(tmp_path, {}, kind))
+        with pytest.raises(UnsupportedModel, match=f"has a {kind} module, of sparse vectors") as caught:
+            _ = folder.pooling
+        assert "ONNX" not in caught.value.remedy
+
+    def test_two_poolings_and_a_module_before_the_pooling_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UnsupportedModel, match="2 Pooling modules"):
             _ = ModelFolder.open(sentence_folder(tmp_path / "a", {}, "Pooling")).pooling
-        with pytest.raises(UnsupportedModel, match="normalises before its last module"):
-            _ = ModelFolder.open(sentence_folder(tmp_path / "b", {}, "Normalize", "Normalize")).pooling
+        folder = sentence_folder(tmp_path / "b", {}, "Dense")
+        modules = json.loads((folder / "modules.json").read_bytes())
+        write_json(folder / "modules.json", [modules[0], modules[2], modules[1]])
+        with pytest.raises(UnsupportedModel, match="another module before it"):
+            _ = ModelFolder.open(folder).pooling
+
+    def test_several_normalize_are_read_in_their_order(self, tmp_path: Path) -> None:
+        folder = ModelFolder.open(sentence_folder(tmp_path, {}, "Normalize", "Normalize"))
+        assert folder.normalize
+        assert len(folder.vector_modules) == 1
 
     def test_code_of_the_models_own_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UnsafeModel, match=r"wants the class custom_st\.MyPooling"):
@@ -315,12 +336,11 @@ class TestSentenceModules:
         write_json(folder / "sentence_bert_config.json", settings)
         assert ModelFolder.open(folder).max_tokens == BERT["max_position_embeddings"]
 
-    def test_prompts_left_out_of_the_pooling_are_refused(self, tmp_path: Path) -> None:
+    def test_prompts_may_be_left_out_of_the_pooling(self, tmp_path: Path) -> None:
         folder = sentence_folder(tmp_path, {"pooling_mode": "mean", "include_prompt": False})
-        assert ModelFolder.open(folder).pooling is Pooling.MEAN
-        write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "query: "}})
-        with pytest.raises(UnsupportedModel, match="leaves the prompt out of the pooling"):
-            _ = ModelFolder.open(folder).pooling
+        assert not ModelFolder.open(folder).include_prompt
+        write_json(folder / "1_Pooling" / "config.json", {"pooling_mode": "mean"})
+        assert ModelFolder.open(folder).include_prompt
 
     @pytest.mark.parametrize("values", [{"prompts": [1]}, {"prompts": {"a": 1}}, {"default_prompt_name": "missing"}])
     def test_odd_prompts_are_refused(self, values: dict[str, object], tmp_path: Path) -> None:
@@ -362,6 +382,37 @@ class TestWeights:
         write_json(bare_folder(tmp_path) / "model.safetensors.index.json", index)
         with pytest.raises(CorruptModel, match="has no weight_map"):
             ModelFolder.open(tmp_path)
+
+    @pytest.mark.parametrize("name", ["model_optimized.onnx", "onnx/model_quantized.onnx", "a.b.onnx"])
+    def test_the_only_graph_may_have_any_name(self, tmp_path: Path, name: str) -> None:
+        write_onnx(bare_folder(tmp_path) / name)
+        folder = ModelFolder.open(tmp_path)
+
+        assert folder.onnx == tmp_path / name
+        assert folder.onnx in folder.files
+
+    def test_of_several_graphs_the_one_with_the_usual_name_is_taken(self, tmp_path: Path) -> None:
+        for name in ("model_O2.onnx", "onnx/model.onnx", "onnx/model_quantized.onnx"):
+            write_onnx(bare_folder(tmp_path) / name)
+
+        assert ModelFolder.open(tmp_path).onnx == tmp_path / "onnx/model.onnx"
+
+    def test_several_graphs_without_the_usual_name_are_named_and_the_remedy_works(self, tmp_path: Path) -> None:
+        names = [f"onnx/model_O{index}.onnx" for index in range(1, 11)]
+        for name in names:
+            write_onnx(bare_folder(tmp_path) / name)
+
+        with pytest.raises(UnsupportedModel, match=r"several ONNX files.*onnx/model_O1\.onnx.* and 2 more") as caught:
+            ModelFolder.open(tmp_path)
+
+        assert "Rename the one to serve to model.onnx" in caught.value.remedy
+        (tmp_path / names[0]).rename(tmp_path / "model.onnx")
+        assert ModelFolder.open(tmp_path).onnx == tmp_path / "model.onnx"
+
+    def test_a_variant_next_to_safetensors_is_not_the_graph(self, tmp_path: Path) -> None:
+        write_onnx(model_folder(tmp_path) / "onnx/model_quantized.onnx")
+
+        assert ModelFolder.open(tmp_path).onnx is None
 
     @pytest.mark.parametrize("name", ["model.onnx", "onnx/model.onnx"])
     def test_a_graph_of_the_models_own_is_found_and_enough(self, name: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import CorruptModel, MissingPackage, ModelNotFound, ModelUnavailable, UnsafeModel
+from penstock.errors import CorruptModel, MissingPackage, ModelNotFound, ModelUnavailable, UnsafeModel, UnsupportedModel
 from penstock.resources.source import ModelSource
 from penstock_runtime.models.fetching import choose_files
 from penstock_runtime.models.folder import ModelFolder
@@ -168,6 +168,18 @@ NAMES = st.sampled_from([
     "pytorch_model.bin", "optimizer.pt", "modeling.py", "README.md", ".gitattributes", "a/b/config.json",
     "../config.json", "1_Pooling/../../x/config.json", "run.sh", "tf_model.h5",
 ])  # fmt: skip
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_the_only_onnx_file_is_fetched_with_its_weights_under_any_name(graph: bool) -> None:
+    names = ["config.json", "onnx/model_optimized.onnx", "onnx/model_optimized.onnx_data", "onnx/other.onnx_data"]
+
+    assert choose_files("hf://a/b", names, graph=graph) == names[:3]
+
+
+def test_several_onnx_files_without_the_usual_name_are_named() -> None:
+    with pytest.raises(UnsupportedModel, match=r"several ONNX files and no safetensors: onnx/a\.onnx, onnx/b\.onnx"):
+        choose_files("hf://a/b", ["config.json", "onnx/b.onnx", "onnx/a.onnx"], graph=False)
 
 
 @given(st.sets(NAMES), st.booleans())

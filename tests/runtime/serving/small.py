@@ -26,6 +26,7 @@ class SumTask:
     prepared_in: list[str] = field(default_factory=list)
     """Names of the threads that tokenised."""
     token: int = 1
+    tokenizer: Any = None
 
     def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Any:
         if not isinstance(inputs, list) and not isinstance(inputs, str):

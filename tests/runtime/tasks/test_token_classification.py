@@ -30,6 +30,12 @@ def test_entities_are_those_of_the_pipeline(family: Family, strategy: str, built
             assert_alike(ours(text, **options), theirs(text, **options))
 
 
+def test_labels_that_are_numbers_are_answered_as_numbers(built: Build) -> None:
+    model = built(NAME, BERT, labels=(0, 1, 2))
+    options = {"aggregation_strategy": "none", "ignore_labels": []}
+    assert_alike(model.task(NAME)(MORE[0], **options), model.pipeline(NAME)(MORE[0], **options))
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
 @pytest.mark.parametrize("stride", [0, 8, 40])
 @pytest.mark.parametrize("family", [BERT, ROBERTA], ids=lambda family: family.name)

@@ -21,7 +21,7 @@ from penstock_runtime.engines.native.graph_file import GraphOutput
 from penstock_runtime.engines.native.library import CJob, PoolingKind, RunStatus, load_library
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.host import place_stream
-from penstock_runtime.rows import POOLED, Batch, Float, Int, Outputs, Pooling, Row
+from penstock_runtime.rows import POOLED, AnyPooling, Batch, Float, Int, Outputs, Pooling, Row
 
 MAX_SINGLE_ROW_TOKENS = 4096
 """Longer rows run as a batch."""
@@ -216,9 +216,9 @@ def run_failure(status: int, size: str, output: str) -> InferenceFailed:
             )
 
 
-def pooling_of(wanted: Pooling | None, output: GraphOutput) -> PoolingKind:
+def pooling_of(wanted: AnyPooling | None, output: GraphOutput) -> PoolingKind:
     """The pooling for the library; `EVERY`, which is none, if it does not have the wanted one or none is wanted."""
-    if wanted is None or output.per_row or output.columns or output.chosen_id >= 0:
+    if not isinstance(wanted, Pooling) or output.per_row or output.columns or output.chosen_id >= 0:
         return PoolingKind.EVERY
     return _POOLINGS.get(wanted, PoolingKind.EVERY)
 

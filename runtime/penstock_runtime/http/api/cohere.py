@@ -14,7 +14,7 @@ from penstock_runtime.http.api.bodies import answer_response, checked, dumps, fi
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import Request, Response, Route
 from penstock_runtime.tasks.base import RequestLimits
-from penstock_runtime.tasks.fields import Boolean, Either, Integer, JsonSchema, ListOf, Object, Text, json_words
+from penstock_runtime.tasks.fields import Boolean, Either, Integer, JsonSchema, ListOf, Object, Others, Text, json_words
 
 TAG = "Cohere"
 LARGEST = 2**31 - 1
@@ -72,7 +72,7 @@ class RankFields:
 
 def body(limits: RequestLimits) -> Object:
     """The body of both routes."""
-    document = Object(required={"text": Text()}, words="an object with text", further=True)
+    document = Object(required={"text": Text()}, words="an object with text", others=Others.KEPT)
     return Object(
         required={
             "query": Text(),
@@ -96,6 +96,7 @@ def body(limits: RequestLimits) -> Object:
             "priority": "Not used: requests are answered in their order.",
             "rank_fields": "The text of a document is what is ranked.",
         },
+        others=Others.IGNORED,
     )
 
 

@@ -14,8 +14,9 @@ from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.api.token_ids import ABOUT_IDS, TextsOrIds
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
 from penstock_runtime.tasks.base import RequestLimits
+from penstock_runtime.tasks.embedding import PROMPT, PROMPT_NOTES
 from penstock_runtime.tasks.feature_extraction import AUTO, WIDEST
-from penstock_runtime.tasks.fields import Choice, Integer, JsonSchema, Object, Text
+from penstock_runtime.tasks.fields import Choice, Integer, JsonSchema, Object, Others, Text
 
 TAG = "OpenAI"
 
@@ -29,6 +30,7 @@ def embeddings_body(limits: RequestLimits) -> Object:
             "encoding_format": (Choice(("float", "base64")), "float"),
             "dimensions": (Integer(1, WIDEST), None),
             "user": (Text("the name of a user"), None),
+            **PROMPT,
         },
         notes={
             "model": "Not used: an endpoint has one model.",
@@ -36,7 +38,9 @@ def embeddings_body(limits: RequestLimits) -> Object:
             "dimensions": "Keep this many first values (for models trained so).",
             "user": "Not used.",
             "input": ABOUT_IDS,
+            **PROMPT_NOTES,
         },
+        others=Others.IGNORED,
     )
 
 
@@ -51,8 +55,9 @@ class OpenAI:
     async def embeddings(self, request: Request) -> Response:
         """`/v1/embeddings`."""
         body = checked(self._embeddings, read_json(request))
-        dimensions = body["dimensions"]
-        parameters = {"pooling": AUTO} if dimensions is None else {"pooling": AUTO, "dimensions": dimensions}
+        # Length 1, also where the model's files do not ask for it: as OpenAI and text-embeddings-inference do.
+        parameters = {"pooling": AUTO, "normalize": True}
+        parameters |= {name: body[name] for name in ("dimensions", "prompt_name") if body[name] is not None}
         with fields_named({"inputs": "input", "parameters.": ""}):
             answer = await self._service.predict(request, body["input"], parameters)
         vectors = answer.value
@@ -70,7 +75,7 @@ class OpenAI:
 
     def models(self, _: Request) -> Response:
         """`/v1/models`."""
-        return json_response({"object": "list", "data": [self._model()]})
+        return json_response({"object": "list", "data": [self._model()], "models": [self._service.status.name]})
 
     def model(self, request: Request) -> Response:
         """`/v1/models/{model}`."""
@@ -78,8 +83,10 @@ class OpenAI:
         return json_response(self._model())
 
     def _model(self) -> dict[str, Any]:
-        status = self._service.status
-        return {"id": status.name, "object": "model", "created": self._started, "owned_by": "penstock"}
+        # `name`, `ready` and `models` are what KServe's V1 protocol has on the same paths.
+        name = self._service.status.name
+        opened = {"id": name, "object": "model", "created": self._started, "owned_by": "penstock"}
+        return {**opened, "name": name, "ready": self._service.ready}
 
 
 def _base64(vector: Any) -> str:
@@ -93,8 +100,10 @@ MODEL: JsonSchema = {
         "object": {"const": "model"},
         "created": {"type": "integer"},
         "owned_by": {"type": "string"},
+        "name": {"type": "string"},
+        "ready": {"type": "boolean"},
     },
-    "required": ["id", "object", "created", "owned_by"],
+    "required": ["id", "object", "created", "owned_by", "name", "ready"],
 }
 EMBEDDINGS: JsonSchema = {
     "type": "object",
@@ -137,8 +146,12 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
             "GET", "/v1/models", openai.models, "The one model", TAG, error_format=ErrorFormat.OPENAI,
             response={
                 "type": "object",
-                "properties": {"object": {"const": "list"}, "data": {"type": "array", "items": MODEL}},
-                "required": ["object", "data"],
+                "properties": {
+                    "object": {"const": "list"},
+                    "data": {"type": "array", "items": MODEL},
+                    "models": {"type": "array", "items": {"type": "string"}},
+                },
+                "required": ["object", "data", "models"],
             },
         ),
         Route(

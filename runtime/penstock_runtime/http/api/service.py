@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from penstock_runtime.errors import InvalidInput, NotReady, UnsupportedRoute
 from penstock_runtime.http.transport.message import Request
@@ -12,6 +12,9 @@ from penstock_runtime.serving.predictor import Answer
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from penstock_runtime.settings import Settings
 from penstock_runtime.tasks.fields import printable
+from penstock_runtime.tokens import Tokenizer
+
+T = TypeVar("T")
 
 
 class PredictorLike(Protocol):
@@ -27,6 +30,10 @@ class PredictorLike(Protocol):
         client: str = "",
     ) -> Answer:
         """The answer, or a RequestError. May be cancelled."""
+        ...
+
+    async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int) -> T:
+        """What `work` makes of the model's tokenizer and texts of `size` characters; or a RequestError."""
         ...
 
     async def drain(self) -> None:
@@ -68,6 +75,12 @@ class ModelService:
         )
         self.metrics.answered(answer)
         return answer
+
+    async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int) -> T:
+        """`Predictor.with_tokenizer`. NotReady while the model loads."""
+        if self.predictor is None:
+            raise NotReady(self.status.message, retry_after_seconds=5)
+        return await self.predictor.with_tokenizer(work, size)
 
     def deadline_seconds(self, request: Request) -> float:
         """The client's deadline if shorter than the setting's; InvalidInput if it is not a positive number."""

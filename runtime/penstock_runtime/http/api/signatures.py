@@ -115,7 +115,7 @@ def _labels(value: Any, count: int) -> list[OutputTensor]:
     ]
     shape = (count, len(rows[0][0]))
     return [
-        OutputTensor("label", shape, texts=[label for labels, _ in rows for label in labels]),
+        OutputTensor("label", shape, texts=[str(label) for labels, _ in rows for label in labels]),
         OutputTensor("score", shape, numbers=np.asarray([scores for _, scores in rows], dtype=np.float32)),
     ]
 

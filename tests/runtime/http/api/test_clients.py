@@ -384,13 +384,14 @@ class TestShapes:
         body = REQUESTS[TaskName.SENTENCE_SIMILARITY]
         with serving(model, task) as pooled, serving(plain, task) as endpoint:
             tokens = predict(endpoint, {"inputs": "a text"})
-            means = predict(endpoint, {"inputs": "a text", "parameters": {"pooling": "mean"}})
+            means = predict(endpoint, {"inputs": "a text", "parameters": {"pooling": "mean", "normalize": True}})
             embeddings = httpx.post(f"{endpoint.url}/v1/embeddings", json={"input": "a text"}).json()["data"]
+            embedded = httpx.post(f"{endpoint.url}/embed", json={"inputs": "a text"}).json()
             cosines = httpx.post(f"{endpoint.url}/similarity", json=body).json()
             expected = httpx.post(f"{pooled.url}/similarity", json=body).json()
 
         assert np.shape(tokens) == (1, 4, WIDTH)
-        assert [one["embedding"] for one in embeddings] == means
+        assert [one["embedding"] for one in embeddings] == embedded == means
         np.testing.assert_allclose(cosines, expected, atol=1e-6)
 
     @pytest.mark.parametrize("task", list(TaskName))

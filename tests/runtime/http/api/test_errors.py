@@ -151,7 +151,10 @@ class TestRoutes:
         value = answer.json()["error"]
         text = f"{value['message']}" if isinstance(value, dict) else f"{value}. {answer.json()['remedy']}"
         assert message in text
-        assert "POST to /, /embed, /predict, /similarity, /v1/embeddings" in text
+        assert (
+            "POST to /, /decode, /embed, /embed_all, /invocations, /predict, /similarity, /tokenize, /v1/embeddings"
+            in text
+        )
 
     @pytest.mark.parametrize(
         ("method", "path", "allow"),

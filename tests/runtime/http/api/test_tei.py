@@ -1,0 +1,208 @@
+"""The routes of text-embeddings-inference: what its clients send, its defaults, its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from penstock.tasks import TaskName
+from penstock_runtime.errors import InvalidInput
+from penstock_runtime.http.api.tei import TOKEN_BYTES, tokens_of
+from penstock_runtime.tasks.base import RequestLimits
+from tests.runtime.http.serving import WIDTH, Endpoint, model_of, serving, write_folder
+
+EndpointOf = Callable[[TaskName], Endpoint]
+
+FROM_OTHER_SERVERS: dict[str, Any] = {
+    "top_n": 2,
+    "model": "a model",
+    "documents": ["another text"],
+    "return_documents": True,
+    "user": None,
+}
+"""Fields that clients of several reranking servers send to all of them."""
+
+
+@pytest.fixture(scope="module")
+def unnormalised(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An endpoint whose model's files have a mean and no Normalize."""
+    folder = write_folder(tmp_path_factory.mktemp("mean"), TaskName.FEATURE_EXTRACTION)
+    modules = folder / "modules.json"
+    modules.write_text(modules.read_text().partition(', {"idx": 2')[0] + "]")
+    with serving(model_of(folder, TaskName.FEATURE_EXTRACTION)) as endpoint:
+        yield endpoint
+
+
+class TestUnknownFields:
+    """They are ignored, except where they are probably a misspelt field."""
+
+    @pytest.mark.parametrize("count", [1, 2, len(FROM_OTHER_SERVERS)])
+    def test_rerank_ignores_fields_of_other_servers(self, endpoint_of: EndpointOf, count: int) -> None:
+        endpoint = endpoint_of(TaskName.TEXT_RANKING)
+        body = {"query": "what is cheese ?", "texts": ["cheese", "a dog"], "truncate": True, "raw_scores": True}
+        expected = httpx.post(f"{endpoint.url}/rerank", json=body).json()
+
+        for names in combinations(FROM_OTHER_SERVERS, count):
+            more = {name: FROM_OTHER_SERVERS[name] for name in names}
+            answer = httpx.post(f"{endpoint.url}/rerank", json={**body, **more})
+
+            assert (answer.status_code, answer.json()) == (200, expected)
+
+    @pytest.mark.parametrize(
+        ("task", "path", "body"),
+        [
+            (TaskName.FEATURE_EXTRACTION, "/embed", {"inputs": "a text"}),
+            (TaskName.FEATURE_EXTRACTION, "/embed_all", {"inputs": "a text"}),
+            (TaskName.FEATURE_EXTRACTION, "/v1/embeddings", {"input": "a text"}),
+            (TaskName.TEXT_RANKING, "/v1/rerank", {"query": "a", "documents": ["b"]}),
+            (TaskName.TEXT_RANKING, "/v2/rerank", {"query": "a", "documents": ["b"]}),
+            (
+                TaskName.SENTENCE_SIMILARITY,
+                "/similarity",
+                {"inputs": {"source_sentence": "a", "sentences": ["b"], "more": 1}, "parameters": {"more": 1}},
+            ),
+        ],
+    )
+    def test_routes_of_other_servers_ignore_unknown_fields(
+        self, endpoint_of: EndpointOf, task: TaskName, path: str, body: dict[str, Any]
+    ) -> None:
+        answer = httpx.post(endpoint_of(task).url + path, json={**body, "of_a_newer_version": {"any": ["value"]}})
+
+        assert answer.status_code == 200, answer.text
+
+    def test_predict_refuses_them(self, endpoint_of: EndpointOf) -> None:
+        url = f"{endpoint_of(TaskName.FEATURE_EXTRACTION).url}/predict"
+
+        assert httpx.post(url, json={"inputs": "a text", "of_a_newer_version": 1}).status_code == 422
+
+    def test_a_misspelt_required_field_is_named(self, endpoint_of: EndpointOf) -> None:
+        url = f"{endpoint_of(TaskName.TEXT_RANKING).url}/rerank"
+
+        answer = httpx.post(url, json={"query": "a", "text": ["b"], "model": "x"}).json()
+
+        assert (answer["field"], answer["remedy"]) == ("text", "Did you mean 'texts'?")
+
+    def test_a_known_field_of_a_wrong_type_is_refused(self, endpoint_of: EndpointOf) -> None:
+        url = f"{endpoint_of(TaskName.FEATURE_EXTRACTION).url}/embed"
+
+        assert httpx.post(url, json={"inputs": "a text", "normalize": "yes"}).json()["field"] == "normalize"
+
+
+class TestNormalize:
+    """Vectors have length 1 by default, also where the model's files have no Normalize."""
+
+    def test_embed_and_v1_embeddings_normalise_by_default(self, unnormalised: Endpoint) -> None:
+        whole = httpx.post(f"{unnormalised.url}/predict", json={"inputs": "a text"}).json()[0]
+        embedded = httpx.post(f"{unnormalised.url}/embed", json={"inputs": "a text"}).json()[0]
+        openai = httpx.post(f"{unnormalised.url}/v1/embeddings", json={"input": "a text"}).json()["data"]
+
+        assert np.linalg.norm(whole) > 1.1
+        np.testing.assert_allclose(embedded, np.divide(whole, np.linalg.norm(whole)), atol=1e-6)
+        assert openai[0]["embedding"] == embedded
+
+    @pytest.mark.parametrize(
+        ("path", "body"), [("/embed", {"inputs": "a text"}), ("/v1/embeddings", {"input": "a text"})]
+    )
+    def test_fewer_dimensions_are_normalised(self, unnormalised: Endpoint, path: str, body: dict[str, Any]) -> None:
+        answer = httpx.post(unnormalised.url + path, json={**body, "dimensions": 4}).json()
+
+        vector = answer[0] if path == "/embed" else answer["data"][0]["embedding"]
+        assert np.shape(vector) == (4,)
+        assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
+
+    def test_normalize_false_gives_the_vectors_of_the_model(self, unnormalised: Endpoint) -> None:
+        whole = httpx.post(f"{unnormalised.url}/predict", json={"inputs": "a text"}).json()
+
+        answer = httpx.post(f"{unnormalised.url}/embed", json={"inputs": "a text", "normalize": False}).json()
+
+        assert answer == whole
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_embed_all_gives_the_vectors_of_all_tokens(endpoint_of: EndpointOf, single: bool) -> None:
+    endpoint = endpoint_of(TaskName.FEATURE_EXTRACTION)
+    texts = ["i like you"] if single else ["i like you", "a text"]
+
+    answer = httpx.post(f"{endpoint.url}/embed_all", json={"inputs": texts[0] if single else texts}).json()
+
+    body = {"inputs": texts, "parameters": {"pooling": "none"}}
+    expected = httpx.post(f"{endpoint.url}/predict", json=body).json()
+    assert answer == [matrix[0] for matrix in expected]
+    assert [np.shape(matrix) for matrix in answer] == [(len(text.split()) + 2, WIDTH) for text in texts]
+
+
+def test_v1_embeddings_takes_the_name_of_a_prompt(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, TaskName.FEATURE_EXTRACTION)
+    (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "what is "}}')
+    with serving(model_of(folder, TaskName.FEATURE_EXTRACTION)) as endpoint:
+        url = f"{endpoint.url}/v1/embeddings"
+        prompted = httpx.post(url, json={"input": ["a text"], "prompt_name": "query"}).json()
+        written = httpx.post(url, json={"input": ["what is a text"]}).json()
+        unknown = httpx.post(url, json={"input": ["a text"], "prompt_name": "other"}).json()
+
+    assert prompted["data"] == written["data"]
+    assert unknown["error"]["param"] == "prompt_name"
+
+
+class TestTokens:
+    """`/tokenize` and `/decode`."""
+
+    @pytest.mark.parametrize("task", list(TaskName))
+    def test_tokens_have_the_text_and_its_place_in_bytes(self, endpoint_of: EndpointOf, task: TaskName) -> None:
+        answer = httpx.post(f"{endpoint_of(task).url}/tokenize", json={"inputs": "\u00fc i like"}).json()
+
+        special = {"special": True, "start": None, "stop": None}
+        assert answer[0][0] == {"id": 2, "text": "[CLS]", **special}
+        assert answer[0][-1] == {"id": 3, "text": "[SEP]", **special}
+        assert [(one["text"], one["start"], one["stop"]) for one in answer[0][1:-1]] == [
+            ("\u00fc", 0, 2),
+            ("i", 3, 4),
+            ("like", 5, 9),
+        ]
+
+    def test_tokens_are_decoded_to_the_text(self, endpoint_of: EndpointOf) -> None:
+        url = endpoint_of(TaskName.FEATURE_EXTRACTION).url
+        texts = ["i like you", "a text"]
+        tokens = httpx.post(f"{url}/tokenize", json={"inputs": texts}).json()
+        ids = [[one["id"] for one in row] for row in tokens]
+
+        assert httpx.post(f"{url}/decode", json={"ids": ids}).json() == texts
+        assert httpx.post(f"{url}/decode", json={"ids": ids[0]}).json() == texts[:1]
+        whole = httpx.post(f"{url}/decode", json={"ids": ids[1], "skip_special_tokens": False}).json()
+        assert whole == ["[CLS] a text [SEP]"]
+
+    def test_special_tokens_are_left_out_on_request(self, endpoint_of: EndpointOf) -> None:
+        url = endpoint_of(TaskName.FEATURE_EXTRACTION).url
+
+        answer = httpx.post(f"{url}/tokenize", json={"inputs": "a text", "add_special_tokens": False}).json()
+
+        assert [one["text"] for one in answer[0]] == ["a", "text"]
+
+    @pytest.mark.parametrize(
+        ("path", "body", "field"),
+        [
+            ("/tokenize", {"inputs": ["a", ""]}, "inputs[1]"),
+            ("/tokenize", {"inputs": "a", "prompt_name": "query"}, "prompt_name"),
+            ("/decode", {"ids": [[1], [-1]]}, "ids[1][0]"),
+            ("/decode", {"ids": []}, "ids"),
+            ("/decode", {"ids": "a"}, "ids"),
+        ],
+    )
+    def test_errors_name_the_field(self, endpoint_of: EndpointOf, path: str, body: dict[str, Any], field: str) -> None:
+        answer = httpx.post(endpoint_of(TaskName.FEATURE_EXTRACTION).url + path, json=body)
+
+        assert (answer.status_code, answer.json()["field"]) == (422, field)
+
+    def test_a_very_large_answer_is_refused(self, endpoint_of: EndpointOf) -> None:
+        tokenizer = endpoint_of(TaskName.FEATURE_EXTRACTION).model.task.tokenizer
+        limits = RequestLimits(answer_bytes=100 * TOKEN_BYTES)
+
+        assert len(tokens_of(["a " * 98], True, limits, tokenizer)[0]) == 100
+        with pytest.raises(InvalidInput, match="the limit is 8"):
+            tokens_of(["a " * 50, "a " * 50], True, limits, tokenizer)
