@@ -35,6 +35,21 @@ SMALL: Mapping[str, Any] = {
     "max_position_embeddings": 40,
     "num_labels": 3,
 }
+SPECIAL_TOKENS: Mapping[str, Any] = {
+    "pad_token_id": PAD_ID,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+"""Within the vocabulary, for families whose defaults are not."""
+MODERN: Mapping[str, Any] = {
+    **SMALL,
+    "num_hidden_layers": 4,
+    "local_attention": 8,
+    **SPECIAL_TOKENS,
+}
+"""Its second and third layers attend to four tokens on each side, the others to all."""
 DEBERTA: Mapping[str, Any] = {
     **SMALL,
     "num_hidden_layers": 1,
@@ -66,6 +81,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "MPNetConfig": SMALL,
     "ElectraConfig": {**SMALL, "embedding_size": 16},
     "AlbertConfig": {**SMALL, "num_hidden_layers": 3, "embedding_size": 16},
+    "ModernBertConfig": MODERN,
 }
 """Configuration class to the fields of the smallest model that has all that the family has."""
 

@@ -29,19 +29,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning"),
 ]
 
-MODERN_BERT = {
-    **SMALL,
-    "num_attention_heads": 2,
-    "global_attn_every_n_layers": 2,
-    "local_attention": 8,
-    "pad_token_id": 1,
-    "cls_token_id": 2,
-    "sep_token_id": 3,
-    "bos_token_id": 2,
-    "eos_token_id": 3,
-}
-
-
 XLNET: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "d_model": 24,
@@ -58,7 +45,6 @@ RELATIVE = {**SMALL, "position_embedding_type": "relative_key"}
     [
         ("DebertaV2Config", DEBERTA, (Head.SEQUENCE, Flavour.FUSED), {"Gelu"}),
         pytest.param("DebertaV2Config", DEBERTA, (Head.TOKEN, Flavour.PLAIN), set(), marks=pytest.mark.extended),
-        ("ModernBertConfig", MODERN_BERT, (Head.ENCODER, Flavour.FUSED), {"Gelu"}),
         ("BertConfig", RELATIVE, (Head.SPAN, Flavour.PLAIN), set()),
     ],
 )
