@@ -13,8 +13,10 @@ from onnx import TensorProto
 
 from penstock.manifest import GRAPH_OUTPUTS, GraphIO
 from penstock.tasks import Head
+from penstock_optimizer.export.distances import DistanceScores
 from penstock_optimizer.export.encoder import (
     Classifier,
+    Convolution,
     Dense,
     Embeddings,
     Encoder,
@@ -50,15 +52,20 @@ def build(encoder: Encoder, top: Top, flavour: Flavour) -> tuple[Graph, GraphIO]
 
 def _write_encoder(operators: Operators, encoder: Encoder, *, first_only: bool) -> str:
     """The hidden states [batch, tokens, hidden]; of the first token alone when that is all that will be read."""
-    x = _write_embeddings(operators, encoder.embeddings)
+    x = embedded = _write_embeddings(operators, encoder.embeddings)
     every = _write_context(operators, encoder)
     contexts: dict[int | None, Context] = {None: every}
     for window in sorted({layer.window for layer in encoder.layers if layer.window is not None}):
         contexts[window] = operators.window(every, window)
     for index, layer in enumerate(encoder.layers):
         # No later layer reads the other tokens: their queries, output projection and feed-forward are saved.
-        only = first_only and index == len(encoder.layers) - 1
+        last = index == len(encoder.layers) - 1
+        convolution = encoder.convolution if index == 0 else None
+        only = first_only and last and convolution is None
         x = _write_layer(operators, encoder, layer, x, contexts[layer.window], name=f"layer.{index}", first_only=only)
+        if convolution is not None:
+            x = _write_convolution(operators, convolution, embedded, x)
+            x = _first(operators.graph, x, 1, "convolution/first") if first_only and last else x
     return operators.norm(x, encoder.final_norm, "final")
 
 
@@ -84,6 +91,22 @@ def _write_layer(
     x = operators.add_norm(mixed, residual, layer.attention_norm, f"{name}.output")
     inner = operators.feed_forward(x, layer, encoder.activation, name)
     return operators.add_norm(inner, x, layer.feed_forward_norm, f"{name}.down")
+
+
+def _write_convolution(operators: Operators, convolution: Convolution, embedded: str, x: str) -> str:
+    """norm(x + activation(convolution of the embeddings)); padding counts as zeros."""
+    graph, name = operators.graph, "convolution"
+    real = graph.node("Cast", ["attention_mask"], f"{name}/Cast", to=TensorProto.FLOAT)
+    real = graph.node("Unsqueeze", [real, graph.integers([2], "at.2")], f"{name}/Unsqueeze")
+    y = graph.node("Mul", [embedded, real], f"{name}/Mul")
+    y = graph.node("Transpose", [y], f"{name}/channels", perm=[0, 2, 1])
+    parts = (("weight", convolution.weight), ("bias", convolution.bias))
+    weights = [graph.constant(array, f"{name}.{part}") for part, array in parts]
+    around = convolution.weight.shape[2] // 2
+    y = graph.node("Conv", [y, *weights], f"{name}/Conv", group=convolution.groups, pads=[around, around])
+    y = graph.node("Transpose", [y], f"{name}/tokens", perm=[0, 2, 1])
+    y = operators.activation(y, convolution.activation, name)
+    return operators.add_norm(y, x, convolution.norm, name)
 
 
 def _has_type_input(embeddings: Embeddings) -> bool:
@@ -137,6 +160,8 @@ def _write_positions(graph: Graph, positions: Float, embeddings: Embeddings) -> 
 
 def _write_context(operators: Operators, encoder: Encoder) -> Context:
     mask = operators.mask("attention_mask")
+    if encoder.distance_rows is not None:
+        return Context(mask, distances=DistanceScores(operators.graph, encoder.distance_rows))
     if encoder.distance_bias is None:
         return Context(mask)
     graph = operators.graph
@@ -144,7 +169,7 @@ def _write_context(operators: Operators, encoder: Encoder) -> Context:
     ends = graph.node("Concat", [length, length], "distance/ends", axis=0)
     table = graph.constant(encoder.distance_bias, "distance.bias")
     starts, axes = graph.integers([0, 0], "distance.starts"), graph.integers([2, 3], "distance.axes")
-    return replace(Context(mask), bias=graph.node("Slice", [table, starts, ends, axes], "distance/Slice"))
+    return Context(mask, graph.node("Slice", [table, starts, ends, axes], "distance/Slice"))
 
 
 def _length(graph: Graph) -> str:

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock_runtime.rows import Float
 
 
@@ -110,6 +113,31 @@ class Rotary:
 
 
 @dataclass(frozen=True, eq=False)
+class DistanceVectors:
+    """Vectors of the distances between query and key, whose products are added to the scores (DeBERTa).
+
+    [heads, rows, width of a head] each, scaled as the scores are; `Encoder.distance_rows` has the row of a distance.
+    """
+
+    keys: Float | None
+    """Multiplied with queries; None: they are not."""
+    queries: Float | None
+    """Multiplied with keys; None: they are not."""
+
+
+@dataclass(frozen=True, eq=False)
+class Convolution:
+    """Over neighbouring tokens of the embeddings; activated, added to the first layer's result and normalised."""
+
+    weight: Float
+    """[out, in / groups, an odd number of tokens]"""
+    bias: Float
+    groups: int
+    activation: Activation
+    norm: Norm
+
+
+@dataclass(frozen=True, eq=False)
 class Layer:
     """Attention and feed-forward network with their norms. ALBERT uses one layer object several times."""
 
@@ -126,6 +154,7 @@ class Layer:
     gate: Dense | None = None
     """Not None: its product is multiplied with the activated `up` (GeGLU, SwiGLU)."""
     rotary: Rotary | None = None
+    distances: DistanceVectors | None = None
     window: int | None = None
     """The longest distance between a token and those that it attends to; None: it attends to all."""
 
@@ -141,6 +170,11 @@ class Encoder:
     distance_bias: Float | None = None
     """[1, heads, positions, positions]: added to the attention scores of a query (third axis) and a key (fourth),
     the same in all layers (MPNet)."""
+    distance_rows: NDArray[np.int64] | None = None
+    """[2 * positions + 1]: the row of `Layer.distances` for each distance from -positions to positions, query less
+    key; None when no layer has them."""
+    convolution: Convolution | None = None
+    """Next to the first layer."""
     final_norm: Norm | None = None
     """After the last layer of a pre-norm encoder; None: the encoder is post-norm."""
 

@@ -10,9 +10,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock_optimizer.export.deberta import DebertaV2
 from penstock_optimizer.export.encoder import Activation, Embeddings, Encoder, Layer, Positions
 from penstock_optimizer.export.family import DEFAULTS, ClassifierNames, Family, LayerNames, MaskNames
 from penstock_optimizer.export.modernbert import ModernBert
+from penstock_optimizer.export.nomic import NomicBert
 from penstock_optimizer.export.reader import NotBuildable
 from penstock_runtime.rows import Float
 
@@ -197,11 +199,13 @@ FAMILIES: Mapping[str, type[Family]] = {
     "bert": Bert,
     "camembert": Roberta,
     "data2vec-text": Data2VecText,
+    "deberta-v2": DebertaV2,
     "distilbert": DistilBert,
     "electra": Electra,
     "ernie": Ernie,
     "modernbert": ModernBert,
     "mpnet": MPNet,
+    "nomic_bert": NomicBert,
     "roberta": Roberta,
     "xlm-roberta": Roberta,
 }

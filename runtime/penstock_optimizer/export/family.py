@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from penstock.errors import UnsupportedModel
 from penstock.tasks import Head
 from penstock_optimizer.export.encoder import (
@@ -110,8 +112,13 @@ class Family:
         """NotBuildable when this model departs from what the family's graph computes."""
         _check(folder)
         self.folder = folder
-        self.reader = Reader(folder, self.prefix, self.anchor)
+        self.reader = Reader(folder, self.base, self.anchor)
         self.labels = len(folder.labels)
+
+    @property
+    def base(self) -> str:
+        """What the names of the encoder's weights begin with in a model with a head."""
+        return self.prefix
 
     @property
     def parameters(self) -> int:
@@ -204,7 +211,7 @@ class Family:
             case Head.SPAN:
                 return SpanClassifier(reader.top.dense("qa_outputs", hidden, 2))
             case Head.MASKED_LM:
-                return self._mask_filler(encoder)
+                return self.mask_filler(encoder, self.mask_names)
 
     def mask_id(self) -> int:
         """The very token that the fill-mask task looks for."""
@@ -215,8 +222,9 @@ class Family:
             )
         return mask_id
 
-    def _mask_filler(self, encoder: Encoder) -> MaskFiller:
-        reader, names, width = self.reader, self.mask_names, self.embedding_width
+    def mask_filler(self, encoder: Encoder, names: MaskNames) -> MaskFiller:
+        """The head of a masked language model."""
+        reader, width = self.reader, self.embedding_width
         transform = Transform(
             dense=reader.top.dense(names.dense, encoder.hidden, width),
             activation=names.activation or encoder.activation,
@@ -247,3 +255,10 @@ def _check(folder: ModelFolder) -> None:
         raise NotBuildable("attention heads were pruned")
     if config.get("quantization_config"):
         raise NotBuildable("its weights are quantised")
+
+
+def parts(dense: Dense, count: int) -> list[Dense]:
+    """Layers that are stored as one, one below the other."""
+    weights = np.split(dense.weight, count)
+    biases = [None] * count if dense.bias is None else np.split(dense.bias, count)
+    return [Dense(weight, bias) for weight, bias in zip(weights, biases, strict=True)]

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-import numpy as np
-
 from penstock.tasks import Head
 from penstock_optimizer.export.encoder import (
     Classifier,
@@ -28,7 +26,7 @@ from penstock_optimizer.export.encoder import (
     Top,
     Transform,
 )
-from penstock_optimizer.export.family import DEFAULTS, Family, MaskNames
+from penstock_optimizer.export.family import DEFAULTS, Family, MaskNames, parts
 from penstock_optimizer.export.rotary import check_unscaled, rotary, table
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
@@ -113,8 +111,8 @@ class ModernBert(Family):
         in_attention = reader.flag("attention_bias", default=False)
         in_network = reader.flag("mlp_bias", default=False)
         inner = self.integer("intermediate_size")
-        query, key, value = _parts(reader.body.dense(f"{name}.attn.Wqkv", hidden, 3 * hidden, bias=in_attention), 3)
-        up, gate = _parts(reader.body.dense(f"{name}.mlp.Wi", hidden, 2 * inner, bias=in_network), 2)
+        query, key, value = parts(reader.body.dense(f"{name}.attn.Wqkv", hidden, 3 * hidden, bias=in_attention), 3)
+        up, gate = parts(reader.body.dense(f"{name}.mlp.Wi", hidden, 2 * inner, bias=in_network), 2)
         return Layer(
             query=query,
             key=key,
@@ -164,10 +162,3 @@ class ModernBert(Family):
         if pooling not in {"cls", "mean"}:
             raise self.reader.invalid("classifier_pooling", pooling, "cls or mean")
         return Pooled.FIRST if pooling == "cls" else Pooled.MEAN
-
-
-def _parts(dense: Dense, count: int) -> list[Dense]:
-    """Layers that are stored as one, one below the other."""
-    weights = np.split(dense.weight, count)
-    biases = [None] * count if dense.bias is None else np.split(dense.bias, count)
-    return [Dense(weight, bias) for weight, bias in zip(weights, biases, strict=True)]

@@ -18,6 +18,7 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto
 
+from penstock_optimizer.export.distances import DistanceScores
 from penstock_optimizer.export.encoder import Activation, Dense, Layer, Norm, Rotary
 from penstock_optimizer.export.graph import MICROSOFT, Graph
 
@@ -106,6 +107,8 @@ class Context:
     """What `Operators.mask` wrote; empty when `bias` has it."""
     bias: str = ""
     """float32 [batch or 1, heads or 1, queries, tokens], added to the scores; empty: none."""
+    distances: DistanceScores | None = None
+    """Where layers have vectors of distances."""
 
 
 class Operators(ABC):
@@ -185,6 +188,13 @@ class Operators(ABC):
         scores = graph.node("Mul", [beyond, graph.number(MASKED_SCORE, "mask.score")], "window/Mul")
         return self.with_bias(context, graph.node("Unsqueeze", [scores, graph.integers([0, 1], "at.0.1")], "window"))
 
+    def split_heads(self, x: str, dense: Dense, name: str, *, turned: bool = False) -> str:
+        """The result `x` of `dense` as [batch, heads, tokens, width of a head]; `turned`: width before tokens."""
+        shape = self.graph.integers([0, 0, self.heads, dense.weight.shape[0] // self.heads], "attention.split")
+        split = self.graph.node("Reshape", [x, shape], f"{name}/Reshape")
+        order = [0, 2, 3, 1] if turned else [0, 2, 1, 3]
+        return self.graph.node("Transpose", [split], f"{name}/Transpose", perm=order)
+
     @abstractmethod
     def with_bias(self, context: Context, bias: str) -> Context:
         """The context with a bias on the scores, float32 [1, heads or 1, queries, tokens]; it had none before."""
@@ -242,8 +252,8 @@ class Fused(Operators):
         `Attention` takes as many queries as keys, and `quantize_dynamic` drops its score bias when it makes a
         QAttention of it; MultiHeadAttention stays in float, and the products before it are quantised.
         """
-        if layer.rotary is not None:
-            return self._rotary_attention(queries, x, layer, layer.rotary, context, name=name)
+        if layer.rotary is not None or layer.distances is not None:
+            return self._attention_of_products(queries, x, layer, context, name)
         three = (layer.query, layer.key, layer.value)
         biases = self.biases(three, f"{name}.qkv")
         if queries == x and not context.bias and biases:
@@ -256,18 +266,23 @@ class Fused(Operators):
                 inputs.append(context.bias)
         return self.graph.node(operator, inputs, f"{name}/{operator}", domain=MICROSOFT, num_heads=self.heads)
 
-    def _rotary_attention(
-        self, queries: str, x: str, layer: Layer, rotary: Rotary, context: Context, *, name: str
-    ) -> str:
-        """Three products, RotaryEmbedding, MultiHeadAttention."""
+    def _attention_of_products(self, queries: str, x: str, layer: Layer, context: Context, name: str) -> str:
+        """MultiHeadAttention, where something happens between it and the three products."""
         query = self.dense(queries, layer.query, f"{name}.query")
-        key = self._rotated(self.dense(x, layer.key, f"{name}.key"), rotary, f"{name}.key")
-        if queries == x:  # else the first token alone, at position 0, where the angle is 0
-            query = self._rotated(query, rotary, f"{name}.query")
-        inputs = [query, key, self.dense(x, layer.value, f"{name}.value"), "", context.mask]
-        if context.bias:
-            inputs.append(context.bias)
+        key = self.dense(x, layer.key, f"{name}.key")
+        bias = context.bias
+        if layer.rotary is not None:
+            key = self._rotated(key, layer.rotary, f"{name}.key")
+            if queries == x:  # else the first token alone, at position 0, where the angle is 0
+                query = self._rotated(query, layer.rotary, f"{name}.query")
+        if layer.distances is not None and context.distances is not None:
+            parts = ((query, layer.query, f"{name}.query"), (key, layer.key, f"{name}.key"))
+            both = [self.split_heads(part, dense, place) for part, dense, place in parts]
+            place, first_only = f"{name}.distances", queries != x
+            bias = context.distances.write(both[0], both[1], layer.distances, place, first_only=first_only)
+        inputs = [query, key, self.dense(x, layer.value, f"{name}.value"), "", context.mask, bias]
         name = f"{name}/MultiHeadAttention"
+        inputs = inputs if bias else inputs[:-1]
         return self.graph.node("MultiHeadAttention", inputs, name, domain=MICROSOFT, num_heads=self.heads)
 
     def _rotated(self, x: str, rotary: Rotary, name: str) -> str:
@@ -300,16 +315,27 @@ class Plain(Operators):
         """Softmax(Q K^T / sqrt(width) + bias + mask) V, with three products for Q, K and V."""
         graph = self.graph
         width = layer.query.weight.shape[0] // self.heads
-        query = self._split_heads(queries, layer.query, [0, 2, 1, 3], f"{name}.query")
-        if layer.rotary is None:
-            key = self._split_heads(x, layer.key, [0, 2, 3, 1], f"{name}.key")
-        else:
-            key = self._split_heads(x, layer.key, [0, 2, 1, 3], f"{name}.key")
+        parts = (("query", queries, layer.query), ("key", x, layer.key), ("value", x, layer.value))
+        plain_key = layer.rotary is None and layer.distances is None
+        query, key, value = (
+            self.split_heads(
+                self.dense(source, dense, f"{name}.{part}"),
+                dense,
+                f"{name}.{part}",
+                turned=plain_key and part == "key",
+            )
+            for part, source, dense in parts
+        )
+        if layer.rotary is not None:
             key = self._rotated(key, layer.rotary, f"{name}.key")
-            key = graph.node("Transpose", [key], f"{name}.key/transposed", perm=[0, 1, 3, 2])
             if queries == x:  # else the first token alone, at position 0, where the angle is 0
                 query = self._rotated(query, layer.rotary, f"{name}.query")
-        value = self._split_heads(x, layer.value, [0, 2, 1, 3], f"{name}.value")
+        if layer.distances is not None and context.distances is not None:
+            place, first_only = f"{name}.distances", queries != x
+            bias = context.distances.write(query, key, layer.distances, place, first_only=first_only)
+            context = self.with_bias(context, bias)
+        if not plain_key:
+            key = graph.node("Transpose", [key], f"{name}.key/transposed", perm=[0, 1, 3, 2])
         scores = graph.node("MatMul", [query, key], f"{name}/scores")
         scores = graph.node("Mul", [scores, graph.number(1 / math.sqrt(width), "attention.scale")], f"{name}/scale")
         for part, addition in (("bias", context.bias), ("mask", context.mask)):
@@ -334,8 +360,3 @@ class Plain(Operators):
         straight = graph.node("Mul", [x, tables[0]], f"{name}/straight")
         across = graph.node("Mul", [turned, tables[1]], f"{name}/across")
         return graph.node("Add", [straight, across], f"{name}/rotated")
-
-    def _split_heads(self, x: str, dense: Dense, order: list[int], name: str) -> str:
-        shape = self.graph.integers([0, 0, self.heads, dense.weight.shape[0] // self.heads], "attention.split")
-        split = self.graph.node("Reshape", [self.dense(x, dense, name), shape], f"{name}/Reshape")
-        return self.graph.node("Transpose", [split], f"{name}/Transpose", perm=order)

@@ -1,8 +1,9 @@
-"""A BERT and a ModernBERT of small layers with random weights, and a real tokenizer: optimised in seconds."""
+"""A BERT, a ModernBERT and a DeBERTa of small layers with random weights and a real tokenizer: optimised in seconds."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,37 @@ def write_small_modernbert(path: Path, *, seed: int = 0) -> Path:
         },
     }
     return _write_model(path, config, vocabulary, _modernbert_weights(vocabulary, len(kinds), seed))
+
+
+def write_small_deberta(path: Path, *, seed: int = 0) -> Path:
+    """As `write_small_bert`, with DeBERTa-v3's attention."""
+    vocabulary = _write_tokenizer_and_modules(path)
+    config = {
+        "model_type": "deberta-v2",
+        "architectures": ["DebertaV2Model"],
+        "num_hidden_layers": LAYERS,
+        "relative_attention": True,
+        "pos_att_type": "p2c|c2p",
+        "position_buckets": 16,
+        "max_relative_positions": -1,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+        "layer_norm_eps": 1e-7,
+    }
+    tensors = _bert_weights(vocabulary, seed)
+    renamed = {
+        re.sub(r"(attention.self.\w+)\.", r"\1_proj.", name): tensor
+        for name, tensor in tensors.items()
+        if not re.search("position_embeddings|token_type|pooler", name)
+    }
+    distances = {
+        "encoder.rel_embeddings.weight": _matrices(seed + 1)(32, HIDDEN),
+        "encoder.LayerNorm.weight": _vector(HIDDEN, 1.0),
+        "encoder.LayerNorm.bias": _vector(HIDDEN),
+    }
+    return _write_model(path, config, vocabulary, renamed | distances)
 
 
 def _write_model(path: Path, config: dict[str, Any], vocabulary: int, weights: Mapping[str, Weights]) -> Path:

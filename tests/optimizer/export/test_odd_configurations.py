@@ -80,6 +80,43 @@ def test_every_activation_equals_transformers(name: str, tmp_path: Path) -> None
         pytest.param("ModernBertConfig", Head.TOKEN, {"classifier_activation": "relu"}, id="ReLU in ModernBERT's head"),
         pytest.param("ModernBertConfig", Head.MASKED_LM, {"decoder_bias": False}, id="a vocabulary without bias"),
         pytest.param("ModernBertConfig", Head.MASKED_LM, {"tie_word_embeddings": False}, id="untied ModernBERT"),
+        pytest.param("DebertaV2Config", Head.ENCODER, {"pos_att_type": "c2p|p2c"}, id="kinds of scores as a text"),
+        pytest.param("DebertaV2Config", Head.ENCODER, {"pos_att_type": ["c2p"]}, id="queries meet distances"),
+        pytest.param("DebertaV2Config", Head.SEQUENCE, {"pos_att_type": ["p2c"]}, id="keys meet distances"),
+        pytest.param("DebertaV2Config", Head.ENCODER, {"pos_att_type": []}, id="nothing meets distances"),
+        pytest.param("DebertaV2Config", Head.ENCODER, {"relative_attention": False}, id="no distances, same scale"),
+        pytest.param("DebertaV2Config", Head.TOKEN, {"share_att_key": False}, id="projections of distances"),
+        pytest.param(
+            "DebertaV2Config",
+            Head.ENCODER,
+            {"position_buckets": -1, "max_relative_positions": 6},
+            id="distances without buckets",
+        ),
+        pytest.param("DebertaV2Config", Head.ENCODER, {"norm_rel_ebd": "none"}, id="distances without a norm"),
+        pytest.param(
+            "DebertaV2Config",
+            Head.SPAN,
+            {"position_biased_input": True, "type_vocab_size": 2},
+            id="tables of both",
+        ),
+        pytest.param("DebertaV2Config", Head.ENCODER, {"type_vocab_size": 1}, id="one type, no positions"),
+        pytest.param("DebertaV2Config", Head.MASKED_LM, {"embedding_size": 16}, id="narrow embeddings of DeBERTa"),
+        pytest.param(
+            "DebertaV2Config",
+            Head.MASKED_LM,
+            {"legacy": False, "tie_word_embeddings": False},  # tied, transformers 4 replaces another weight
+            id="the newer vocabulary head",
+        ),
+        pytest.param("DebertaV2Config", Head.MASKED_LM, {"tie_word_embeddings": False}, id="untied DeBERTa"),
+        pytest.param("DebertaV2Config", Head.TOKEN, {"conv_kernel_size": 3, "conv_act": "gelu"}, id="a convolution"),
+        pytest.param(
+            "DebertaV2Config",
+            Head.SEQUENCE,
+            {"conv_kernel_size": 5, "conv_groups": 3, "num_hidden_layers": 1},
+            id="a convolution next to the last layer",
+        ),
+        pytest.param("DebertaV2Config", Head.SEQUENCE, {"pooler_hidden_act": "tanh"}, id="tanh in DeBERTa's pooler"),
+        pytest.param("DebertaV2Config", Head.SEQUENCE, {"num_hidden_layers": 1}, id="one layer of DeBERTa"),
     ],
 )
 def test_an_unusual_configuration_equals_transformers(

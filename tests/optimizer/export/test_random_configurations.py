@@ -49,6 +49,16 @@ def configurations(draw: st.DrawFn) -> tuple[str, Head, dict[str, Any]]:
             "embedding_size": draw(st.integers(2, 20)),
             "tie_word_embeddings": draw(st.booleans()),
         }
+    if config_class == "DebertaV2Config":
+        fields |= {
+            "relative_attention": draw(st.booleans()),
+            "pos_att_type": draw(st.lists(st.sampled_from(["c2p", "p2c"]), unique=True)),
+            "position_buckets": draw(st.sampled_from([-1, 4, 10])),
+            "share_att_key": draw(st.booleans()),
+            "norm_rel_ebd": draw(st.sampled_from(["none", "layer_norm"])),
+            "position_biased_input": draw(st.booleans()),
+            "conv_kernel_size": draw(st.sampled_from([0, 3])),
+        }
     if config_class == "ModernBertConfig":
         fields |= {
             "hidden_activation": activation,

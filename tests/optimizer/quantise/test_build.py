@@ -29,7 +29,7 @@ from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float
 from penstock_runtime.tasks import make_task
 from tests.golden.models import BERT, DISTILBERT, KINDS, MPNET, Kind, Sizes, write_model
-from tests.optimizer.end_to_end.small_model import write_small_modernbert
+from tests.optimizer.end_to_end.small_model import write_small_deberta, write_small_modernbert
 
 SIZES = Sizes(width=128, layers=2, heads=4, inner=256, positions=64)
 EVERYTHING = (tuple(EngineName), tuple(Precision))
@@ -110,20 +110,21 @@ def test_every_family_can_be_made(kind: Kind, name: str, model_of: ModelOf, tmp_
     assert model.error(MADE[name], model.build(MADE[name], tmp_path).path) < 0.02
 
 
-@pytest.fixture(scope="module")
-def modernbert(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    folder = tmp_path_factory.mktemp("modernbert")
-    return Model(folder, write_small_modernbert(folder / "model"), TaskName.FEATURE_EXTRACTION, "[MASK]")
+@pytest.fixture(scope="module", params=[write_small_modernbert, write_small_deberta])
+def newer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A model whose layers have parts that BERT's do not have."""
+    folder = tmp_path_factory.mktemp("newer")
+    return Model(folder, request.param(folder / "model"), TaskName.FEATURE_EXTRACTION, "[MASK]")
 
 
 @pytest.mark.parametrize("name", [name for name, recipe in MADE.items() if recipe.engine is not EngineName.NATIVE])
-def test_every_candidate_of_a_modernbert_is_near_fp32(name: str, modernbert: Model, tmp_path: Path) -> None:
+def test_every_candidate_of_newer_families_is_near_fp32(name: str, newer: Model, tmp_path: Path) -> None:
     recipe = MADE[name]
 
-    built = modernbert.build(recipe, tmp_path)
+    built = newer.build(recipe, tmp_path)
 
     limit = {Precision.FP32: 1e-8, Precision.BF16: 1e-3}.get(recipe.precision, 0.02)
-    assert modernbert.error(recipe, built.path) < limit
+    assert newer.error(recipe, built.path) < limit
 
 
 @pytest.mark.parametrize("task", list(TaskName))

@@ -36,7 +36,7 @@ ENOUGH = 40
 """Numbers to judge that by. One label's logit is small in some random models, compared with the same error."""
 
 
-UNKNOWN = {"ModernBertConfig"}
+UNKNOWN = {"ModernBertConfig", "DebertaV2Config"}
 """Families with parts that the engine lacks."""
 
 
