@@ -32,6 +32,7 @@ COMPUTING_TESTS = (
     "tests/optimizer/pod",
     "tests/optimizer/quantise",
     "tests/optimizer/end_to_end/test_broken_servers.py",
+    "tests/optimizer/end_to_end/test_newer_families.py",
     "tests/optimizer/end_to_end/test_optimise.py",
     "tests/runtime/engines",
     "tests/runtime/serving",

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.tasks import Head
-from penstock_optimizer.export.build import Flavour, build
+from penstock_optimizer.export.build import build
 from penstock_optimizer.export.exported import CLASS_ENDINGS, Exported, check_head
 from penstock_optimizer.export.families import FAMILIES
+from penstock_optimizer.export.operators import Flavour
 from penstock_optimizer.export.own_graph import take_own_graph
 from penstock_optimizer.export.reader import NotBuildable
 from penstock_optimizer.export.torch_export import export_with_torch

@@ -1,8 +1,8 @@
 """What an encoder of the BERT kind is, as values: the form that every family is read into and every graph is made from.
 
-All of them are the same machine: embeddings, then layers of attention and feed-forward network, each followed by a
-residual sum and a normalisation ("post-norm"). The families differ in names, in how positions are counted, and in
-the head.
+All of them are the same machine: embeddings, then layers of attention and feed-forward network, each with a residual
+sum and a normalisation: after the sum ("post-norm", BERT) or before attention and network ("pre-norm", ModernBERT).
+The families differ in names, in how positions enter, in optional parts (gates, windows, biases), and in the head.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock_runtime.rows import Float
 
@@ -59,8 +62,8 @@ class Dense:
 
     weight: Float
     """[out, in]"""
-    bias: Float
-    """[out]"""
+    bias: Float | None
+    """[out]; None: nothing is added."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +90,8 @@ class Embeddings:
 
     words: Float
     """[vocabulary, width]"""
-    positions: Float
-    """[positions, width]"""
+    positions: Float | None
+    """[positions, width]; None when positions enter in the attention only."""
     types: Float | None
     """[types, width]; None when the model has none."""
     norm: Norm
@@ -100,17 +103,60 @@ class Embeddings:
 
 
 @dataclass(frozen=True, eq=False)
+class Rotary:
+    """Rotary positions: within a head, number i and number i + width / 2 of a query or key are turned as a pair."""
+
+    cos: Float
+    """[positions, width of a head / 2]"""
+    sin: Float
+    """Of the same shape."""
+
+
+@dataclass(frozen=True, eq=False)
+class DistanceVectors:
+    """Vectors of the distances between query and key, whose products are added to the scores (DeBERTa).
+
+    [heads, rows, width of a head] each, scaled as the scores are; `Encoder.distance_rows` has the row of a distance.
+    """
+
+    keys: Float | None
+    """Multiplied with queries; None: they are not."""
+    queries: Float | None
+    """Multiplied with keys; None: they are not."""
+
+
+@dataclass(frozen=True, eq=False)
+class Convolution:
+    """Over neighbouring tokens of the embeddings; activated, added to the first layer's result and normalised."""
+
+    weight: Float
+    """[out, in / groups, an odd number of tokens]"""
+    bias: Float
+    groups: int
+    activation: Activation
+    norm: Norm
+
+
+@dataclass(frozen=True, eq=False)
 class Layer:
-    """Attention, norm, feed-forward, norm. A layer object may stand several times in an encoder (ALBERT)."""
+    """Attention and feed-forward network with their norms. ALBERT uses one layer object several times."""
 
     query: Dense
     key: Dense
     value: Dense
     output: Dense
-    attention_norm: Norm
+    attention_norm: Norm | None
+    """After the attention; before it in a pre-norm encoder, where None means no norm."""
     up: Dense
     down: Dense
-    output_norm: Norm
+    feed_forward_norm: Norm
+    """After the feed-forward network; before it in a pre-norm encoder."""
+    gate: Dense | None = None
+    """Not None: its product is multiplied with the activated `up` (GeGLU, SwiGLU)."""
+    rotary: Rotary | None = None
+    distances: DistanceVectors | None = None
+    window: int | None = None
+    """The longest distance between a token and those that it attends to; None: it attends to all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +170,13 @@ class Encoder:
     distance_bias: Float | None = None
     """[1, heads, positions, positions]: added to the attention scores of a query (third axis) and a key (fourth),
     the same in all layers (MPNet)."""
+    distance_rows: NDArray[np.int64] | None = None
+    """[2 * positions + 1]: the row of `Layer.distances` for each distance from -positions to positions, query less
+    key; None when no layer has them."""
+    convolution: Convolution | None = None
+    """Next to the first layer."""
+    final_norm: Norm | None = None
+    """After the last layer of a pre-norm encoder; None: the encoder is post-norm."""
 
     @property
     def hidden(self) -> int:
@@ -132,35 +185,53 @@ class Encoder:
 
 
 @dataclass(frozen=True, eq=False)
-class Classifier:
-    """From the first token's hidden state: dense, activation, dense."""
+class Transform:
+    """Dense, activation and, in some heads, a norm: what a head does before its last layer."""
 
     dense: Dense
     activation: Activation
+    norm: Norm | None = None
+
+
+class Pooled(StrEnum):
+    """Which hidden state a sequence classifier reads."""
+
+    FIRST = "first"
+    """The first token's."""
+    MEAN = "mean"
+    """The mean over all tokens that are not padding."""
+
+
+@dataclass(frozen=True, eq=False)
+class Classifier:
+    """From one hidden state for each text to a number for each label."""
+
+    transform: Transform
     out: Dense
+    pooled: Pooled = Pooled.FIRST
 
 
 @dataclass(frozen=True, eq=False)
 class TokenClassifier:
-    """One linear layer on every token."""
+    """From the hidden state of every token to a number for each label."""
 
     out: Dense
+    transform: Transform | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class SpanClassifier:
-    """One linear layer on every token, with two outputs: start and end."""
+    """From the hidden state of every token to two numbers: start and end."""
 
     out: Dense
+    transform: Transform | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class MaskFiller:
-    """Dense, activation, norm, then the product with the (often shared) word vectors; for the mask tokens only."""
+    """A transform, then the product with the (often shared) word vectors; for the mask tokens only."""
 
-    dense: Dense
-    activation: Activation
-    norm: Norm
+    transform: Transform
     out: Dense
     mask_id: int
 

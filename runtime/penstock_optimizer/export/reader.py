@@ -81,13 +81,15 @@ class Tensors:
         """A matrix [rows, width]."""
         return self.weights.take(f"{self.prefix}{name}.weight", (rows, width))
 
-    def dense(self, name: str, width_in: int, width_out: int) -> Dense:
+    def dense(self, name: str, width_in: int, width_out: int, *, bias: bool = True) -> Dense:
         """A linear layer."""
-        return Dense(self.table(name, width_out, width_in), self.vector((f"{name}.bias",), width_out))
+        weight = self.table(name, width_out, width_in)
+        return Dense(weight, self.vector((f"{name}.bias",), width_out) if bias else None)
 
-    def norm(self, name: str, width: int, epsilon: float) -> Norm:
-        """A normalisation."""
-        return Norm(self.vector((f"{name}.weight",), width), self.vector((f"{name}.bias",), width), epsilon)
+    def norm(self, name: str, width: int, epsilon: float, *, bias: bool = True) -> Norm:
+        """A normalisation; without a bias it adds zeros, since the operator wants one."""
+        added = self.vector((f"{name}.bias",), width) if bias else np.zeros(width, np.float32)
+        return Norm(self.vector((f"{name}.weight",), width), added, epsilon)
 
     def vector(self, names: tuple[str, ...], length: int) -> Float:
         """A vector, under the first of these names that the weights have."""
@@ -125,27 +127,34 @@ class Reader:
         """A whole number of config.json."""
         value = self.config.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self._bad(key, value, f"a whole number of at least {least}")
+            raise self.invalid(key, value, f"a whole number of at least {least}")
         return value
 
     def number(self, key: str, default: float) -> float:
         """A positive number of config.json."""
         value = self.config.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-            raise self._bad(key, value, "a positive number")
+            raise self.invalid(key, value, "a positive number")
         return float(value)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """A truth value of config.json."""
+        value = self.config.get(key, default)
+        if not isinstance(value, bool):
+            raise self.invalid(key, value, "true or false")
+        return value
 
     def activation(self, key: str, default: str) -> Activation:
         """An activation of config.json; NotBuildable for those that only the general way has."""
         value = self.config.get(key, default)
         if not isinstance(value, str):
-            raise self._bad(key, value, "the name of an activation")
+            raise self.invalid(key, value, "the name of an activation")
         if value in BY_NAME:
             return BY_NAME[value]
         # A graph of the model's own may hold what transformers has no name for.
         if value in THROUGH_TORCH or self.folder.onnx is not None:
             raise NotBuildable(f"its {key} is {value}")
-        raise self._bad(key, value, "the name of an activation that transformers has")
+        raise self.invalid(key, value, "the name of an activation that transformers has")
 
     def heads(self, key: str, default: int, width_key: str, width: int) -> int:
         """The number of attention heads, which share the width evenly."""
@@ -153,10 +162,11 @@ class Reader:
         if width % heads and self.folder.onnx is not None:
             raise NotBuildable(f"its {heads} attention heads do not divide its width of {width}")
         if width % heads:
-            raise self._bad(key, heads, f"a number that divides the {width_key} of {width}")
+            raise self.invalid(key, heads, f"a number that divides the {width_key} of {width}")
         return heads
 
-    def _bad(self, key: str, value: Any, wanted: str) -> CorruptModel:
+    def invalid(self, key: str, value: Any, wanted: str) -> CorruptModel:
+        """The error for a field of config.json that is not what is `wanted`."""
         return CorruptModel(
             f"{self.folder.path / 'config.json'}: {key} is {value!r}",
             remedy=f"Make it {wanted}, as it was in the model's own config.json",

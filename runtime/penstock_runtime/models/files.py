@@ -190,10 +190,16 @@ def missing_weights(origin: Path | str, names: Iterable[str]) -> CorruptModel | 
     )
 
 
+WITHOUT_ITS_CODE = frozenset({"nomic_bert"})
+"""Model types whose graph the exporter builds from the weights, although their authors' models name their own code. It
+is not fetched, read or run."""
+
+
 def remote_code_classes(config: Mapping[str, Any]) -> list[str]:
-    """The classes that `auto_map` of config.json takes from the model's own Python files; empty for most models."""
+    """The classes that `auto_map` of config.json takes from the model's own Python files; empty for most models, and
+    for those of `WITHOUT_ITS_CODE`."""
     table = config.get("auto_map")
-    if not table:
+    if not table or config.get("model_type") in WITHOUT_ITS_CODE:
         return []
     values = table.values() if isinstance(table, dict) else [table]
     return sorted({str(name) for value in values for name in (value if isinstance(value, list) else [value]) if name})

@@ -13,13 +13,9 @@ from images.build import Builder
 from penstock.tasks import Head
 from tests.cli.endpoints import write_endpoint
 from tests.dev.images.container import engine
-from tests.optimizer.export.models import DEBERTA, make
+from tests.optimizer.export.models import SMALL, make
 
-pytestmark = [
-    pytest.mark.extended,
-    # transformers' DeBERTa does so when it is imported
-    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning"),
-]
+pytestmark = pytest.mark.extended
 
 
 @pytest.fixture
@@ -27,10 +23,10 @@ def models(tmp_path: Path) -> Path:
     """A folder with such a model, and an endpoint that wants it served as it is."""
     folder = tmp_path / "models"
     folder.mkdir()
-    make(folder / "deberta", "DebertaV2Config", Head.SEQUENCE, **DEBERTA)
+    make(folder / "relative", "BertConfig", Head.SEQUENCE, **SMALL, position_embedding_type="relative_key")
     write_endpoint(
         folder / "endpoint.yaml",
-        "file:///models/deberta",
+        "file:///models/relative",
         task="text-classification",
         optimization={"mode": "Disabled"},
     )

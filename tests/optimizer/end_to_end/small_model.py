@@ -1,23 +1,105 @@
-"""A BERT of two small layers with random weights, and a real tokenizer: optimised in seconds."""
+"""A BERT, a ModernBERT and a DeBERTa of small layers with random weights and a real tokenizer: optimised in seconds."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from penstock_optimizer.load.workload import EVERYDAY_WORDS
 
 HIDDEN, LAYERS, HEADS, FEED_FORWARD, POSITIONS = 128, 2, 4, 256, 64
+Weights = NDArray[np.float32]
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def write_small_bert(path: Path, *, seed: int = 0) -> Path:
     """Write the folder as transformers' save_pretrained would, without torch: plain safetensors."""
+    vocabulary = _write_tokenizer_and_modules(path)
+    config = {
+        "model_type": "bert",
+        "architectures": ["BertModel"],
+        "num_hidden_layers": LAYERS,
+        "type_vocab_size": 2,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+    }
+    return _write_model(path, config, vocabulary, _bert_weights(vocabulary, seed))
+
+
+def write_small_modernbert(path: Path, *, seed: int = 0) -> Path:
+    """As `write_small_bert`. Its configuration is as transformers 5 writes it; of its three layers one is global."""
+    vocabulary = _write_tokenizer_and_modules(path)
+    kinds = ["full_attention", "sliding_attention", "sliding_attention"]
+    config = {
+        "model_type": "modernbert",
+        "architectures": ["ModernBertModel"],
+        "num_hidden_layers": len(kinds),
+        "layer_types": kinds,
+        "local_attention": 16,
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 160000.0, "rope_type": "default"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+    }
+    return _write_model(path, config, vocabulary, _modernbert_weights(vocabulary, len(kinds), seed))
+
+
+def write_small_deberta(path: Path, *, seed: int = 0) -> Path:
+    """As `write_small_bert`, with DeBERTa-v3's attention."""
+    vocabulary = _write_tokenizer_and_modules(path)
+    config = {
+        "model_type": "deberta-v2",
+        "architectures": ["DebertaV2Model"],
+        "num_hidden_layers": LAYERS,
+        "relative_attention": True,
+        "pos_att_type": "p2c|c2p",
+        "position_buckets": 16,
+        "max_relative_positions": -1,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+        "layer_norm_eps": 1e-7,
+    }
+    tensors = _bert_weights(vocabulary, seed)
+    renamed = {
+        re.sub(r"(attention.self.\w+)\.", r"\1_proj.", name): tensor
+        for name, tensor in tensors.items()
+        if not re.search("position_embeddings|token_type|pooler", name)
+    }
+    distances = {
+        "encoder.rel_embeddings.weight": _matrices(seed + 1)(32, HIDDEN),
+        "encoder.LayerNorm.weight": _vector(HIDDEN, 1.0),
+        "encoder.LayerNorm.bias": _vector(HIDDEN),
+    }
+    return _write_model(path, config, vocabulary, renamed | distances)
+
+
+def _write_model(path: Path, config: dict[str, Any], vocabulary: int, weights: Mapping[str, Weights]) -> Path:
     from safetensors.numpy import save_file
 
+    sizes = {
+        "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "intermediate_size": FEED_FORWARD,
+        "max_position_embeddings": POSITIONS,
+        "vocab_size": vocabulary,
+        "pad_token_id": 0,
+    }
+    (path / "config.json").write_text(json.dumps({**config, **sizes}))
+    save_file(dict(weights), path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def _write_tokenizer_and_modules(path: Path) -> int:
+    """The size of the vocabulary."""
     letters = [chr(code) for code in range(ord("!"), ord("~") + 1)]
     words = [*SPECIALS, *letters, *(f"##{letter}" for letter in letters), *EVERYDAY_WORDS]
     vocabulary = {word: index for index, word in enumerate(dict.fromkeys(words))}
@@ -35,24 +117,6 @@ def write_small_bert(path: Path, *, seed: int = 0) -> Path:
     (path / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "BertTokenizer", "mask_token": "[MASK]", "model_max_length": POSITIONS})
     )
-    (path / "config.json").write_text(
-        json.dumps(
-            {
-                "model_type": "bert",
-                "architectures": ["BertModel"],
-                "hidden_size": HIDDEN,
-                "num_hidden_layers": LAYERS,
-                "num_attention_heads": HEADS,
-                "intermediate_size": FEED_FORWARD,
-                "max_position_embeddings": POSITIONS,
-                "type_vocab_size": 2,
-                "vocab_size": len(vocabulary),
-                "hidden_act": "gelu",
-                "layer_norm_eps": 1e-12,
-                "pad_token_id": 0,
-            }
-        )
-    )
     (path / "modules.json").write_text(
         json.dumps(
             [
@@ -65,19 +129,41 @@ def write_small_bert(path: Path, *, seed: int = 0) -> Path:
     (path / "1_Pooling" / "config.json").write_text(
         json.dumps({"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True})
     )
-    save_file(_weights(len(vocabulary), seed), path / "model.safetensors", metadata={"format": "pt"})
-    return path
+    return len(vocabulary)
 
 
-def _weights(vocabulary: int, seed: int) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+def _matrices(seed: int) -> Callable[[int, int], Weights]:
     random = np.random.default_rng(seed)
+    return lambda rows, columns: (random.standard_normal((rows, columns)) * 0.05).astype(np.float32)
 
-    def matrix(rows: int, columns: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        return (random.standard_normal((rows, columns)) * 0.05).astype(np.float32)
 
-    def vector(size: int, value: float = 0.0) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        return np.full(size, value, dtype=np.float32)
+def _vector(size: int, value: float = 0.0) -> Weights:
+    return np.full(size, value, dtype=np.float32)
 
+
+def _modernbert_weights(vocabulary: int, layers: int, seed: int) -> dict[str, Weights]:
+    matrix = _matrices(seed)
+    tensors = {
+        "embeddings.tok_embeddings.weight": matrix(vocabulary, HIDDEN),
+        "embeddings.norm.weight": _vector(HIDDEN, 1.0),
+        "final_norm.weight": _vector(HIDDEN, 1.0),
+    }
+    for layer in range(layers):
+        prefix = f"layers.{layer}"
+        tensors |= {
+            f"{prefix}.attn.Wqkv.weight": matrix(3 * HIDDEN, HIDDEN),
+            f"{prefix}.attn.Wo.weight": matrix(HIDDEN, HIDDEN),
+            f"{prefix}.mlp.Wi.weight": matrix(2 * FEED_FORWARD, HIDDEN),
+            f"{prefix}.mlp.Wo.weight": matrix(HIDDEN, FEED_FORWARD),
+            f"{prefix}.mlp_norm.weight": _vector(HIDDEN, 1.0),
+        }
+        if layer:
+            tensors[f"{prefix}.attn_norm.weight"] = _vector(HIDDEN, 1.0)
+    return tensors
+
+
+def _bert_weights(vocabulary: int, seed: int) -> dict[str, Weights]:
+    matrix, vector = _matrices(seed), _vector
     tensors = {
         "embeddings.word_embeddings.weight": matrix(vocabulary, HIDDEN),
         "embeddings.position_embeddings.weight": matrix(POSITIONS, HIDDEN),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +36,23 @@ SMALL: Mapping[str, Any] = {
     "max_position_embeddings": 40,
     "num_labels": 3,
 }
+SPECIAL_TOKENS: Mapping[str, Any] = {
+    "pad_token_id": PAD_ID,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+"""Within the vocabulary, for families whose defaults are not."""
+MODERN: Mapping[str, Any] = {
+    **SMALL,
+    "num_hidden_layers": 4,
+    "local_attention": 8,
+    **SPECIAL_TOKENS,
+}
+"""Its second and third layers attend to four tokens on each side, the others to all."""
 DEBERTA: Mapping[str, Any] = {
     **SMALL,
-    "num_hidden_layers": 1,
     "relative_attention": True,
     "pos_att_type": ["p2c", "c2p"],
     "position_buckets": 8,
@@ -46,7 +61,6 @@ DEBERTA: Mapping[str, Any] = {
     "position_biased_input": False,
     "type_vocab_size": 0,
 }
-"""Relative attention, which no builder knows: torch exports it."""
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "BertConfig": SMALL,
     "ErnieConfig": SMALL,
@@ -66,6 +80,8 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "MPNetConfig": SMALL,
     "ElectraConfig": {**SMALL, "embedding_size": 16},
     "AlbertConfig": {**SMALL, "num_hidden_layers": 3, "embedding_size": 16},
+    "ModernBertConfig": MODERN,
+    "DebertaV2Config": DEBERTA,
 }
 """Configuration class to the fields of the smallest model that has all that the family has."""
 
@@ -95,7 +111,10 @@ def make(path: Path, config_class: str, head: Head, *, seed: int = 0, shard: str
     if head is Head.SPAN:
         fields["num_labels"] = 2  # start and end
     config = getattr(transformers, config_class)(**fields)
-    model = getattr(transformers, AUTO_CLASS[head]).from_config(config, attn_implementation="eager").eval()
+    with warnings.catch_warnings():
+        # transformers' DeBERTa uses it when it is imported.
+        warnings.filterwarnings("ignore", ".torch.jit.script. is deprecated", FutureWarning)
+        model = getattr(transformers, AUTO_CLASS[head]).from_config(config, attn_implementation="eager").eval()
     shake(model, seed)
     model.save_pretrained(path, max_shard_size=shard)
     write_tokenizer(path)

@@ -16,7 +16,7 @@ from penstock_optimizer.export import export
 from penstock_optimizer.export import graph as graph_module
 from penstock_optimizer.export.encoder import BY_NAME
 from tests.optimizer.export.judge import ENGINE_OF, assert_equals_torch, rows
-from tests.optimizer.export.models import FAMILIES, MASK_ID, SMALL, Made, make
+from tests.optimizer.export.models import FAMILIES, MASK_ID, MODERN, SMALL, Made, make
 
 pytestmark = pytest.mark.parity
 
@@ -64,6 +64,59 @@ def test_every_activation_equals_transformers(name: str, tmp_path: Path) -> None
         pytest.param("AlbertConfig", Head.SEQUENCE, {"num_hidden_groups": 2, "num_hidden_layers": 4}, id="two groups"),
         pytest.param("AlbertConfig", Head.ENCODER, {"inner_group_num": 2, "num_hidden_layers": 2}, id="groups of two"),
         pytest.param("AlbertConfig", Head.ENCODER, {"hidden_act": "gelu_new"}, id="ALBERT's own activation"),
+        pytest.param("ModernBertConfig", Head.SEQUENCE, {"classifier_pooling": "mean"}, id="mean over the tokens"),
+        pytest.param("ModernBertConfig", Head.SEQUENCE, {"num_hidden_layers": 3}, id="the last layer is local"),
+        pytest.param("ModernBertConfig", Head.SEQUENCE, {"num_hidden_layers": 1}, id="one layer without a first norm"),
+        pytest.param("ModernBertConfig", Head.ENCODER, {"local_attention": 5}, id="an odd window"),
+        pytest.param("ModernBertConfig", Head.ENCODER, {"local_attention": 1}, id="a window of the token alone"),
+        pytest.param("ModernBertConfig", Head.ENCODER, {"global_attn_every_n_layers": 1}, id="no local attention"),
+        pytest.param("ModernBertConfig", Head.ENCODER, {"local_rope_theta": None}, id="one base of the angles"),
+        pytest.param("ModernBertConfig", Head.ENCODER, {"global_rope_theta": 80.0}, id="another base"),
+        pytest.param("ModernBertConfig", Head.ENCODER, {"hidden_activation": "silu"}, id="SwiGLU"),
+        pytest.param("ModernBertConfig", Head.ENCODER, {"attention_bias": True, "mlp_bias": True}, id="biases"),
+        pytest.param(
+            "ModernBertConfig", Head.TOKEN, {"norm_bias": True, "classifier_bias": True}, id="biases of norms and head"
+        ),
+        pytest.param("ModernBertConfig", Head.TOKEN, {"classifier_activation": "relu"}, id="ReLU in ModernBERT's head"),
+        pytest.param("ModernBertConfig", Head.MASKED_LM, {"decoder_bias": False}, id="a vocabulary without bias"),
+        pytest.param("ModernBertConfig", Head.MASKED_LM, {"tie_word_embeddings": False}, id="untied ModernBERT"),
+        pytest.param("DebertaV2Config", Head.ENCODER, {"pos_att_type": "c2p|p2c"}, id="kinds of scores as a text"),
+        pytest.param("DebertaV2Config", Head.ENCODER, {"pos_att_type": ["c2p"]}, id="queries meet distances"),
+        pytest.param("DebertaV2Config", Head.SEQUENCE, {"pos_att_type": ["p2c"]}, id="keys meet distances"),
+        pytest.param("DebertaV2Config", Head.ENCODER, {"pos_att_type": []}, id="nothing meets distances"),
+        pytest.param("DebertaV2Config", Head.ENCODER, {"relative_attention": False}, id="no distances, same scale"),
+        pytest.param("DebertaV2Config", Head.TOKEN, {"share_att_key": False}, id="projections of distances"),
+        pytest.param(
+            "DebertaV2Config",
+            Head.ENCODER,
+            {"position_buckets": -1, "max_relative_positions": 6},
+            id="distances without buckets",
+        ),
+        pytest.param("DebertaV2Config", Head.ENCODER, {"norm_rel_ebd": "none"}, id="distances without a norm"),
+        pytest.param(
+            "DebertaV2Config",
+            Head.SPAN,
+            {"position_biased_input": True, "type_vocab_size": 2},
+            id="tables of both",
+        ),
+        pytest.param("DebertaV2Config", Head.ENCODER, {"type_vocab_size": 1}, id="one type, no positions"),
+        pytest.param("DebertaV2Config", Head.MASKED_LM, {"embedding_size": 16}, id="narrow embeddings of DeBERTa"),
+        pytest.param(
+            "DebertaV2Config",
+            Head.MASKED_LM,
+            {"legacy": False, "tie_word_embeddings": False},  # tied, transformers 4 replaces another weight
+            id="the newer vocabulary head",
+        ),
+        pytest.param("DebertaV2Config", Head.MASKED_LM, {"tie_word_embeddings": False}, id="untied DeBERTa"),
+        pytest.param("DebertaV2Config", Head.TOKEN, {"conv_kernel_size": 3, "conv_act": "gelu"}, id="a convolution"),
+        pytest.param(
+            "DebertaV2Config",
+            Head.SEQUENCE,
+            {"conv_kernel_size": 5, "conv_groups": 3, "num_hidden_layers": 1},
+            id="a convolution next to the last layer",
+        ),
+        pytest.param("DebertaV2Config", Head.SEQUENCE, {"pooler_hidden_act": "tanh"}, id="tanh in DeBERTa's pooler"),
+        pytest.param("DebertaV2Config", Head.SEQUENCE, {"num_hidden_layers": 1}, id="one layer of DeBERTa"),
     ],
 )
 def test_an_unusual_configuration_equals_transformers(
@@ -71,6 +124,23 @@ def test_an_unusual_configuration_equals_transformers(
 ) -> None:
     made = make(tmp_path / "model", config_class, head, **{**FAMILIES[config_class], **changes})
     check(made, tmp_path / "out", pad_id=changes.get("pad_token_id", 1))
+
+
+def test_the_configuration_of_modernbert_is_read_as_transformers_5_writes_it(tmp_path: Path) -> None:
+    fields = {**MODERN, "global_attn_every_n_layers": 2, "global_rope_theta": 90.0, "local_rope_theta": 30.0}
+    made = make(tmp_path / "model", "ModernBertConfig", Head.SEQUENCE, **fields)
+    made.rewrite_config(
+        global_attn_every_n_layers=3,  # layer_types are decisive
+        global_rope_theta=None,
+        local_rope_theta=None,
+        layer_types=["full_attention", "sliding_attention"] * 2,
+        rope_parameters={
+            "full_attention": {"rope_theta": 90.0, "rope_type": "default"},
+            "sliding_attention": {"rope_theta": 30.0, "rope_type": "default"},
+        },
+    )
+
+    check(made, tmp_path / "out")
 
 
 def test_a_padding_token_within_a_text_takes_no_position(tmp_path: Path) -> None:

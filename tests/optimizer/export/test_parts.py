@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
+from penstock_optimizer.export.deberta import log_buckets
 from penstock_optimizer.export.encoder import BY_NAME, Activation
 from penstock_optimizer.export.families import BUCKETS, distance_bias, distance_buckets
 from penstock_optimizer.export.graph import Graph
@@ -29,6 +30,20 @@ def test_every_distance_falls_into_the_bucket_that_transformers_gives_it() -> No
     expected = MPNetEncoder.relative_position_bucket(torch.from_numpy(distances)).numpy()
 
     np.testing.assert_array_equal(distance_buckets(distances), expected)
+
+
+@pytest.mark.parametrize(("buckets", "furthest"), [(256, 512), (256, 1024), (8, 40), (10, 100), (2, 64), (15, 512)])
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
+def test_every_distance_of_a_deberta_falls_into_the_bucket_that_transformers_gives_it(
+    buckets: int, furthest: int
+) -> None:
+    from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+    distances = np.arange(-furthest, furthest + 1)
+
+    expected = make_log_bucket_position(torch.from_numpy(distances), buckets, furthest).numpy()
+
+    np.testing.assert_array_equal(log_buckets(distances, buckets, furthest), expected)
 
 
 @given(st.integers(-(10**6), 10**6))

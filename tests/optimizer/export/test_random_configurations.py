@@ -16,7 +16,7 @@ from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.export.encoder import BY_NAME
 from tests.examples import examples
 from tests.optimizer.export.judge import assert_equals_torch, in_onnxruntime, rows
-from tests.optimizer.export.models import FAMILIES, make
+from tests.optimizer.export.models import FAMILIES, SPECIAL_TOKENS, make
 
 LONGEST = 12
 
@@ -26,6 +26,7 @@ def configurations(draw: st.DrawFn) -> tuple[str, Head, dict[str, Any]]:
     """A family, a head and fields that transformers takes."""
     config_class = draw(st.sampled_from(sorted(FAMILIES)))
     heads, width = draw(st.integers(1, 4)), draw(st.integers(1, 9))
+    width *= 2 if config_class == "ModernBertConfig" else 1  # its positions turn pairs of numbers
     hidden, layers, inner = heads * width, draw(st.integers(1, 3)), draw(st.integers(1, 40))
     activation = draw(st.sampled_from(sorted(BY_NAME)))
     fields: dict[str, Any] = {
@@ -47,6 +48,25 @@ def configurations(draw: st.DrawFn) -> tuple[str, Head, dict[str, Any]]:
             "type_vocab_size": draw(st.integers(2, 3)),
             "embedding_size": draw(st.integers(2, 20)),
             "tie_word_embeddings": draw(st.booleans()),
+        }
+    if config_class == "DebertaV2Config":
+        fields |= {
+            "relative_attention": draw(st.booleans()),
+            "pos_att_type": draw(st.lists(st.sampled_from(["c2p", "p2c"]), unique=True)),
+            "position_buckets": draw(st.sampled_from([-1, 4, 10])),
+            "share_att_key": draw(st.booleans()),
+            "norm_rel_ebd": draw(st.sampled_from(["none", "layer_norm"])),
+            "position_biased_input": draw(st.booleans()),
+            "conv_kernel_size": draw(st.sampled_from([0, 3])),
+        }
+    if config_class == "ModernBertConfig":
+        fields |= {
+            "hidden_activation": activation,
+            "local_attention": draw(st.integers(1, 9)),
+            "global_attn_every_n_layers": draw(st.integers(1, 3)),
+            "classifier_pooling": draw(st.sampled_from(["cls", "mean"])),
+            **{f"{part}_bias": draw(st.booleans()) for part in ("attention", "mlp", "norm", "classifier", "decoder")},
+            **SPECIAL_TOKENS,
         }
     return config_class, draw(st.sampled_from(Head)), fields
 

@@ -101,6 +101,29 @@ def test_an_invalid_field_of_config_json_is_named(bert: Made, field: str, value:
     assert f"{field} is {value!r}" in message
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("layer_types", ["full_attention"]),
+        ("layer_types", ["full_attention", "chunked", "full_attention", "full_attention"]),
+        ("rope_parameters", 3),
+        ("rope_parameters", {"full_attention": 3}),
+        ("global_rope_theta", -1),
+        ("classifier_pooling", "max"),
+        ("attention_bias", "no"),
+        ("local_attention", 0),
+    ],
+)
+def test_an_invalid_field_of_a_modernbert_is_named(field: str, value: Any, tmp_path: Path) -> None:
+    made = make(tmp_path / "model", "ModernBertConfig", Head.SEQUENCE, **FAMILIES["ModernBertConfig"])
+    made.rewrite_config(**{field: value})
+
+    message = refusal(made).message
+
+    assert "config.json" in message
+    assert f"{field} is {value!r}" in message or f"{field}.full_attention is 3" in message
+
+
 def test_a_distilbert_whose_heads_do_not_divide_its_width_is_refused(tmp_path: Path) -> None:
     made = make(tmp_path / "model", "DistilBertConfig", Head.ENCODER, **FAMILIES["DistilBertConfig"])
     made.rewrite_config(n_heads=5)
@@ -159,6 +182,8 @@ def test_a_masked_language_model_whose_tokenizer_has_no_mask_is_refused(tmp_path
         ("BertConfig", {"pruned_heads": {"0": [1]}}, "pruned"),
         ("BertConfig", {"quantization_config": {"bits": 8}}, "quantised"),
         ("ErnieConfig", {"use_task_id": True}, "task ids"),
+        ("ModernBertConfig", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "positions are scaled (yarn)"),
+        ("ModernBertConfig", {"max_position_embeddings": 10**9}, "1000000000 positions"),
         ("MPNetConfig", {"relative_attention_num_buckets": 16}, "16 distance buckets"),
         (
             "BertConfig",

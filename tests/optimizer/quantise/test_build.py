@@ -29,6 +29,7 @@ from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float
 from penstock_runtime.tasks import make_task
 from tests.golden.models import BERT, DISTILBERT, KINDS, MPNET, Kind, Sizes, write_model
+from tests.optimizer.end_to_end.small_model import write_small_deberta, write_small_modernbert
 
 SIZES = Sizes(width=128, layers=2, heads=4, inner=256, positions=64)
 EVERYTHING = (tuple(EngineName), tuple(Precision))
@@ -48,15 +49,14 @@ ModelOf = Callable[..., "Model"]
 class Model:
     """A small model with its graphs and calibration rows."""
 
-    def __init__(self, folder: Path, kind: Kind, task: TaskName) -> None:
-        model = ModelFolder.open(write_model(folder / "model", task, kind, SIZES))
+    def __init__(self, folder: Path, path: Path, task: TaskName, mask: str) -> None:
+        model = ModelFolder.open(path)
         self.task = make_task(task, model)
         self.exported = {
             engine: export(model, HEAD_OF_TASK[task], folder / flavour.value, flavour=flavour)
             for engine, flavour in FLAVOURS.items()
         }
         calibrating, judging = split(own_corpus())
-        mask = "<mask>" if kind.pad else "[MASK]"
         self.rows = calibration_rows(self.task, samples(task, calibrating, mask=mask), at_most=24)
         self.judging = calibration_rows(self.task, samples(task, judging, mask=mask), at_most=12)
 
@@ -82,7 +82,9 @@ class Model:
 def model_of(tmp_path_factory: pytest.TempPathFactory) -> ModelOf:
     @cache
     def make(kind: Kind, task: TaskName = TaskName.FEATURE_EXTRACTION) -> Model:
-        return Model(tmp_path_factory.mktemp(f"{kind.name}-{task.value}"), kind, task)
+        folder = tmp_path_factory.mktemp(f"{kind.name}-{task.value}")
+        path = write_model(folder / "model", task, kind, SIZES)
+        return Model(folder, path, task, "<mask>" if kind.pad else "[MASK]")
 
     return make
 
@@ -106,6 +108,23 @@ def test_every_family_can_be_made(kind: Kind, name: str, model_of: ModelOf, tmp_
     model = model_of(kind)
 
     assert model.error(MADE[name], model.build(MADE[name], tmp_path).path) < 0.02
+
+
+@pytest.fixture(scope="module", params=[write_small_modernbert, write_small_deberta])
+def newer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A model whose layers have parts that BERT's do not have."""
+    folder = tmp_path_factory.mktemp("newer")
+    return Model(folder, request.param(folder / "model"), TaskName.FEATURE_EXTRACTION, "[MASK]")
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in MADE.items() if recipe.engine is not EngineName.NATIVE])
+def test_every_candidate_of_newer_families_is_near_fp32(name: str, newer: Model, tmp_path: Path) -> None:
+    recipe = MADE[name]
+
+    built = newer.build(recipe, tmp_path)
+
+    limit = {Precision.FP32: 1e-8, Precision.BF16: 1e-3}.get(recipe.precision, 0.02)
+    assert newer.error(recipe, built.path) < limit
 
 
 @pytest.mark.parametrize("task", list(TaskName))
