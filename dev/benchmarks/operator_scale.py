@@ -51,6 +51,9 @@ class Operator:
             "PENSTOCK_OPERATOR_OPERATOR_NAMESPACE": NAMESPACE,
             "PENSTOCK_OPERATOR_HOST": "127.0.0.1",
             "PENSTOCK_OPERATOR_PORT": "0",
+            # All jobs are created, and no kubelet runs them.
+            "PENSTOCK_OPERATOR_MAX_CONCURRENT_OPTIMIZATIONS": "1000000",
+            "PENSTOCK_OPERATOR_MAX_CONCURRENT_ROLLOUTS": "1000000",
         }
         with log.open("w") as file:
             self.process = subprocess.Popen([sys.executable, "-m", "penstock_operator"], env=environment, stderr=file)

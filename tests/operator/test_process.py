@@ -47,6 +47,9 @@ class Operator:
             "PORT": "0",
             "IDENTITY": log.stem,
             "OPERATOR_NAMESPACE": NAMESPACE,
+            # No kubelet runs the jobs of these tests: with a limit, the first one would keep the others waiting.
+            "MAX_CONCURRENT_OPTIMIZATIONS": "100",
+            "MAX_CONCURRENT_ROLLOUTS": "100",
             **settings,
         }
         environment = {"PATH": os.environ["PATH"], "HOME": str(log.parent)}

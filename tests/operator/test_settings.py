@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.errors import SettingError
 from penstock_operator.plan.installation import StoreVolume
 from penstock_operator.settings import PREFIX, SETTINGS, Settings
+from tests.examples import examples
 
 PROMISED = {
     "lease_duration_seconds": 10.0,
     "lease_deadline_seconds": 8.0,
     "max_attempts": 5,
+    "max_concurrent_optimizations": 1,
+    "max_concurrent_rollouts": 1,
+    "pod_user": 65_532,
     "unused_grace_seconds": 3600.0,
     "resync_seconds": 900.0,
     "workers": 8,
@@ -39,6 +45,17 @@ def test_flags_override_variables_and_variables_override_defaults() -> None:
     settings = Settings.load({f"{PREFIX}WORKERS": "3", f"{PREFIX}PORT": "1"}, {"port": "2", "host": None})
 
     assert (settings.work.workers, settings.server.port, settings.server.host) == (3, 2, "0.0.0.0")
+
+
+ENTRIES = st.text(st.characters(codec="utf-8", exclude_characters="\\\n"), min_size=1, max_size=8)
+
+
+@settings(max_examples=examples(100))
+@given(st.lists(ENTRIES.map(str.strip).filter(bool), max_size=4))
+def test_entries_with_escaped_commas_are_read_as_they_were(entries: list[str]) -> None:
+    (found,) = (one for one in SETTINGS if one.name == "extra_env")
+
+    assert found.parse(",".join(one.replace(",", r"\,") for one in entries)) == tuple(entries)
 
 
 def test_lists_are_split_at_commas() -> None:

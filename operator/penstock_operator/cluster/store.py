@@ -150,6 +150,10 @@ class Store(Generic[Facts]):
         """Whether any object has this index key."""
         return index in self._by_index
 
+    def count(self, index: Index) -> int:
+        """The number of objects with this index key."""
+        return len(self._by_index.get(index, ()))
+
     def sizes(self, first: str) -> dict[Index, int]:
         """Number of objects of each index key that starts with this word."""
         return {index: len(keys) for index, keys in self._by_index.items() if index[0] == first}

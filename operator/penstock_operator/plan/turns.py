@@ -148,6 +148,10 @@ class WaitingList:
         else:
             self._refused[subject] = refused
 
+    def __len__(self) -> int:
+        """Those that wait, or have a place since their last plan."""
+        return len(self._asks) + len(self._granted)
+
     def line(self, limit: int, active: Iterable[TurnKey], *, ready: bool = True) -> Line:
         """The line now. `active`: those that have a place by the cluster's objects."""
         places = frozenset((*active, *self._granted.values()))

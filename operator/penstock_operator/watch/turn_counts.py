@@ -88,9 +88,12 @@ class Turns:
     def lines(self, now: datetime) -> tuple[Line, Line]:
         """The lines for optimisations and for rollouts."""
         ready = not self._unplanned or now - self._leading_since > timedelta(seconds=LEADER_SECONDS)
+        # Counting takes a while where thousands of jobs are allowed: it is left out where there is room in any case.
+        room = self._jobs.count(OPEN) + len(self.optimizations) < self._settings.max_concurrent_optimizations
+        optimizing = () if room else tuple(self._optimizing(now))
         jobs, rollouts = self._settings.max_concurrent_optimizations, self._settings.max_concurrent_rollouts
         return (
-            self.optimizations.line(jobs, (TurnKey(*key) for key in self._optimizing(now)), ready=ready),
+            self.optimizations.line(jobs, (TurnKey(*key) for key in optimizing), ready=ready),
             self.rollouts.line(rollouts, (TurnKey(*key) for key in self._rolling), ready=ready),
         )
 
