@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from penstock.errors import CorruptModel
 from penstock_optimizer.export.encoder import BY_NAME, THROUGH_TORCH, Activation, Dense, Norm
 from penstock_runtime.models.folder import ModelFolder
