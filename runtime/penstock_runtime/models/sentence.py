@@ -11,7 +11,7 @@ from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
 from penstock_runtime.models.files import is_inner, positive_number, read_list, read_object, read_optional
 from penstock_runtime.models.limits import text_limit
 from penstock_runtime.models.safetensors import SINGLE
-from penstock_runtime.models.vector_modules import Normalize, VectorModule, read_module
+from penstock_runtime.models.vector_modules import NormalizeModule, VectorModule, read_module
 from penstock_runtime.rows import AnyPooling, Pooling, Poolings
 
 _POOLINGS = {
@@ -160,7 +160,7 @@ class SentenceModules:
             del steps[-1]
         modules: list[VectorModule] = []
         for step in steps:
-            module = Normalize() if step.kind == "Normalize" else read_module(self.path, step.kind, step.folder)
+            module = NormalizeModule() if step.kind == "Normalize" else read_module(self.path, step.kind, step.folder)
             modules.append(module)
         return tuple(modules)
 

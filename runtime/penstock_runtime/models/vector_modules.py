@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -54,13 +54,14 @@ class VectorModule(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Dense:
+class DenseModule:
     """A linear layer and its activation."""
 
     weight: Float
     """[out, in]"""
     bias: Float | None
     activation: Callable[[Float], Float]
+    kind: ClassVar[str] = "Dense"
 
     @property
     def width(self) -> int:
@@ -74,11 +75,12 @@ class Dense:
 
 
 @dataclass(frozen=True, eq=False)
-class LayerNorm:
+class LayerNormModule:
     """Layer normalisation."""
 
     weight: Float
     bias: Float
+    kind: ClassVar[str] = "LayerNorm"
 
     @property
     def width(self) -> int:
@@ -94,7 +96,7 @@ class LayerNorm:
 
 
 @dataclass(frozen=True, eq=False)
-class Normalize:
+class NormalizeModule:
     """To length 1; a zero vector stays as it is."""
 
     width: None = None
@@ -145,7 +147,7 @@ def read_module(path: Path, kind: str, folder: str) -> VectorModule:
 
     if kind == "LayerNorm":
         width = _number(origin, values, "dimension")
-        return LayerNorm(take("norm.weight", width), take("norm.bias", width))
+        return LayerNormModule(take("norm.weight", width), take("norm.bias", width))
     for key in ("module_input_name", "module_output_name"):
         if values.get(key, "sentence_embedding") not in {"sentence_embedding", None}:
             raise UnsupportedModel(
@@ -154,7 +156,7 @@ def read_module(path: Path, kind: str, folder: str) -> VectorModule:
             )
     before, after = _number(origin, values, "in_features"), _number(origin, values, "out_features")
     bias = take("linear.bias", after) if values.get("bias", True) else None
-    return Dense(take("linear.weight", after, before), bias, _activation(origin, values))
+    return DenseModule(take("linear.weight", after, before), bias, _activation(origin, values))
 
 
 def _number(origin: Path, values: dict[str, Any], key: str) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.errors import CorruptModel
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.vector_modules import Dense, LayerNorm, VectorModule
+from penstock_runtime.models.vector_modules import DenseModule, LayerNormModule, VectorModule
 from penstock_runtime.rows import POOLED, AnyPooling, Float, Outputs, Pooling, Poolings, Row
 from penstock_runtime.tasks.fields import FieldKind, Text, near
 from penstock_runtime.tasks.fitting import Fitter
@@ -58,10 +58,10 @@ class Embedding:
     def _check_widths(self, path: Path) -> None:
         last = self.pooled_width(self.own_pooling)
         for module in self.modules:
-            taken = module.weight.shape[-1] if isinstance(module, Dense | LayerNorm) else last
+            taken = module.weight.shape[-1] if isinstance(module, DenseModule | LayerNormModule) else last
             if last is not None and taken != last:
                 raise CorruptModel(
-                    f"{path}/modules.json: a {type(module).__name__} takes {taken} values, and gets {last}",
+                    f"{path}/modules.json: a {module.kind} takes {taken} values, and gets {last}",
                     remedy="Take all files from the same revision of the model",
                 )
             last = last if module.width is None else module.width

@@ -75,7 +75,7 @@ _READERS: Mapping[str, Callable[[], Any]] = {
     "post_processor": lambda: processors.TemplateProcessing(single="$0", special_tokens=[]),
     "decoder": decoders.Fuse,
 }
-"""An object of each part of tokenizer.json beside the model; its class reads any component of that part."""
+"""An object of each part of tokenizer.json except the model; its class reads any component of that part."""
 _MODEL_TYPES = frozenset({"BPE", "WordPiece", "WordLevel", "Unigram"})
 
 

@@ -1,4 +1,4 @@
-"""Modules of sentence-transformers beside one pooling and Normalize: the vectors are those of sentence-transformers."""
+"""Modules of sentence-transformers besides one pooling and Normalize: the vectors are those of that library."""
 
 from __future__ import annotations
 

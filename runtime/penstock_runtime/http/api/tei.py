@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.tasks import TaskName
-from penstock_runtime.errors import InvalidInput
+from penstock_runtime.errors import InvalidInput, Overloaded
 from penstock_runtime.http.api.bodies import answer_response, checked, fields_named, json_response, read_json
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.api.token_ids import ABOUT_IDS, ID, LONGEST, TextsOrIds
@@ -238,12 +238,12 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
             response=text_ranking.response_schema(),
         ),
         Route(
-            "POST", "/tokenize", tei.tokenize, "Texts to tokens", TAG,
+            "POST", "/tokenize", tei.tokenize, "Texts to tokens", TAG, errors=(Overloaded,),
             request=tei.tokenize_body.schema() | {"examples": [{"inputs": ["a text"]}]},
             response={"type": "array", "items": {"type": "array", "items": {"type": "object"}}},
         ),
         Route(
-            "POST", "/decode", tei.decode, "Token ids to texts", TAG,
+            "POST", "/decode", tei.decode, "Token ids to texts", TAG, errors=(Overloaded,),
             request=tei.decode_body.schema() | {"examples": [{"ids": [[1, 2]]}]},
             response={"type": "array", "items": {"type": "string"}},
         ),
