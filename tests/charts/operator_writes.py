@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from aiohttp import ClientResponse
+
+from penstock_operator.cluster.errors import ClusterError
+from penstock_operator.cluster.kubernetes import KubernetesPort, load_configuration
 from penstock_operator.plan import collection
 from penstock_operator.plan.collection import CollectionHome, CollectionTarget
 from penstock_operator.plan.names import MANAGED_BY
@@ -178,6 +184,27 @@ def attacks() -> Iterator[tuple[str, Json, str]]:
     yield "HPA: another Deployment", target, "scale only the Deployment of their own endpoint"
     collecting = changed(made_for_the_store()[0], "metadata.namespace", "default")
     yield "collection: another namespace", collecting, "service account default"
+
+
+class DryRun(KubernetesPort):
+    """The operator's client, whose writes the API server checks and does not store."""
+
+    async def _send(self, *request: Any, query: Mapping[str, str] | None = None, **more: Any) -> ClientResponse:
+        return await super()._send(*request, query={**(query or {}), "dryRun": "All"}, **more)
+
+
+def refusal(kubeconfig: Path, value: Json) -> str:
+    """Why the API server would refuse that this user applies the object as the operator does; empty: it accepts it."""
+
+    async def applied() -> str:
+        async with DryRun(await load_configuration(str(kubeconfig))) as port:
+            try:
+                await port.apply(value)
+            except ClusterError as error:
+                return str(error)
+            return ""
+
+    return asyncio.run(applied())
 
 
 ATTACKS = {name: (value, message) for name, value, message in attacks()}

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock_operator.plan.names import API_VERSION, FIELD_MANAGER
+from penstock_operator.plan.names import API_VERSION
 from testbed.control_plane import ControlPlane
 from testbed.kubectl import Kubectl, KubectlError
-from tests.charts.helm import CHART, NAMESPACE, RELEASE, Helm, Manifest
-from tests.charts.operator_writes import ATTACKS, ENDPOINTS, VALUES, changed, made, made_for_the_store, one
+from tests.charts.helm import CHART, NAMESPACE, RELEASE, Helm
+from tests.charts.operator_writes import ATTACKS, ENDPOINTS, VALUES, changed, made, made_for_the_store, one, refusal
 
 EXAMPLE = Path(__file__).parents[2] / "examples/sentence-embedding.yaml"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:penstock-operator"
@@ -35,25 +35,15 @@ def installed(chart: Helm, private_control_plane: ControlPlane) -> Helm:
 
 @pytest.fixture(scope="module")
 def operator(installed: Helm, private_control_plane: ControlPlane) -> Kubectl:
-    """kubectl as the operator's service account, once its admission policies have an effect."""
+    """kubectl as the operator's service account, once the admission policies have an effect."""
     groups = ("system:serviceaccounts", f"system:serviceaccounts:{NAMESPACE}")
     found = private_control_plane.kubectl.using(private_control_plane.user(ACCOUNT, *groups))
     value, message = ATTACKS["no label"]
     deadline = time.monotonic() + 60
-    while message not in refusal(found, value):
+    while message not in refusal(found.kubeconfig, value):
         assert time.monotonic() < deadline, "the policies have no effect"
         time.sleep(0.2)
     return found
-
-
-def refusal(kubectl: Kubectl, value: Manifest) -> str:
-    """Why the API server would refuse that this object is applied; empty if it accepts it."""
-    options = ("--server-side", "--force-conflicts", f"--field-manager={FIELD_MANAGER}", "--dry-run=server")
-    try:
-        kubectl.within(value["metadata"]["namespace"])("apply", *options, "--filename", "-", text=json.dumps(value))
-    except KubectlError as error:
-        return str(error)
-    return ""
 
 
 def can(kubectl: Kubectl, verb: str, resource: str, namespace: str = "default", account: str = ACCOUNT) -> bool:
@@ -146,16 +136,16 @@ def test_the_operators_account_has_its_documented_rights_and_no_others(
 
 @pytest.mark.parametrize("name", ENDPOINTS)
 def test_the_operators_account_may_write_all_that_plans_make(operator: Kubectl, name: str) -> None:
-    refused = {(value["kind"], value["metadata"]["name"]): refusal(operator, value) for value in made(name)}
+    refused = {(value["kind"], value["metadata"]["name"]): refusal(operator.kubeconfig, value) for value in made(name)}
 
     assert {what: why for what, why in refused.items() if why} == {}
-    assert [refusal(operator, value) for value in made_for_the_store()] == ["", ""]
+    assert [refusal(operator.kubeconfig, value) for value in made_for_the_store()] == ["", ""]
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_the_operators_account_may_not_write(operator: Kubectl, name: str) -> None:
     value, message = ATTACKS[name]
-    refused = refusal(operator, value)
+    refused = refusal(operator.kubeconfig, value)
 
     assert "ValidatingAdmissionPolicy" in refused
     assert message in refused
@@ -175,7 +165,7 @@ def test_the_operators_account_may_not_touch_objects_of_others(operator: Kubectl
         admin.apply({**value, "metadata": foreign})
         with pytest.raises(KubectlError, match=why):
             operator("delete", kind, name)
-        assert why in refusal(operator, changed(value, "metadata.name", name))
+        assert why in refusal(operator.kubeconfig, changed(value, "metadata.name", name))
         assert admin.get(kind.lower(), name)["metadata"]["labels"] == foreign["labels"]
 
 
@@ -188,14 +178,14 @@ def test_the_operator_puts_labels_and_owners_back_that_a_user_removed(operator: 
     for removed in ("labels", "ownerReferences"):
         admin.apply(changed(value, f"metadata.{removed}", None))
 
-        assert refusal(operator, value) == ""
+        assert refusal(operator.kubeconfig, value) == ""
         admin("delete", "networkpolicy", "emotion")
     admin.delete(endpoint)
 
 
 def test_the_policies_bind_the_operators_account_only(operator: Kubectl, kubectl: Kubectl) -> None:
     for name in ("no label", "job: root", "Service: other pods", "account: a cloud role", "HPA: another Deployment"):
-        assert refusal(kubectl, ATTACKS[name][0]) == ""
+        assert refusal(kubectl.kubeconfig, ATTACKS[name][0]) == ""
 
 
 @pytest.mark.usefixtures("installed")

@@ -100,6 +100,18 @@ def test_a_gateway_that_is_no_longer_wanted_is_deleted_with_all_its_objects() ->
     assert set(kube.deleted) == ALL
 
 
+def test_the_binding_of_version_0_2_0_is_deleted() -> None:
+    kube = Kube(scaling=ZERO).optimised()
+    kube.reconcile()
+    present = kube.objects["RoleBinding", "emotion-gateway-slices"]
+    old = {**present, "metadata": {**present["metadata"], "name": "emotion-gateway"}}
+    kube.objects["RoleBinding", "emotion-gateway"] = old
+    kube.reconcile()
+
+    assert kube.deleted == [Ref("RoleBinding", "emotion-gateway")]
+    assert gateway_of(kube) == ALL
+
+
 def test_one_pod_has_no_disruption_budget_that_would_block_a_drain() -> None:
     kube = Kube(scaling=ZERO, gateway={"replicas": 1}).optimised()
     kube.reconcile()
