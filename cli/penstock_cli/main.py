@@ -34,6 +34,8 @@ COMMANDS = {
 }
 """Command -> description. Each is `command` of the module of the same name. The descriptions are here so that
 `penstock --help` imports none of these modules, and no engine."""
+ABOUT_A_CLUSTER = frozenset({"status", "why", "convert"})
+"""Commands whose modules are in the folder `cluster`."""
 HEAVY = frozenset({"serve", "optimize", "bench"})
 """Commands that run models."""
 
@@ -50,7 +52,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         try:
-            command = importlib.import_module(f"penstock_cli.{cmd_name}").command
+            folder = "cluster." if cmd_name in ABOUT_A_CLUSTER else ""
+            command = importlib.import_module(f"penstock_cli.{folder}{cmd_name}").command
         except ModuleNotFoundError as error:
             raise (_not_installed(error, cmd_name) or error) from error
         assert isinstance(command, click.Command)  # noqa: S101 - true for every module in COMMANDS

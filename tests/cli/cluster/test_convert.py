@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import SpecError
 from penstock.resources.endpoint import ModelEndpoint
-from penstock_cli.convert import convert
+from penstock_cli.cluster.convert import convert
 from tests.cli.endpoints import invoke
 from tests.examples import examples
 

@@ -9,7 +9,7 @@ import click
 from rich.table import Table
 
 from penstock.errors import printable
-from penstock_cli.kubectl import ClusterReader, Json, condition
+from penstock_cli.cluster.kubectl import ClusterReader, Json, condition
 from penstock_cli.screen import console
 
 COLUMNS = ("NAMESPACE", "NAME", "READY", "REASON", "REPLICAS", "PLAN", "P95", "SPEED-UP")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock_cli.status import rows, summary
-from penstock_cli.why import EndpointFacts, explain
+from penstock_cli.cluster.status import rows, summary
+from penstock_cli.cluster.why import EndpointFacts, explain
 from tests.cli.endpoints import invoke
 
 
