@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from penstock_optimizer.export.deberta import DebertaV2
 from penstock_optimizer.export.encoder import Activation, Embeddings, Encoder, Layer, Positions
 from penstock_optimizer.export.family import DEFAULTS, ClassifierNames, Family, LayerNames, MaskNames
+from penstock_optimizer.export.gte import Gte
 from penstock_optimizer.export.modernbert import ModernBert
 from penstock_optimizer.export.nomic import NomicBert
 from penstock_optimizer.export.reader import NotBuildable
@@ -203,8 +204,10 @@ FAMILIES: Mapping[str, type[Family]] = {
     "distilbert": DistilBert,
     "electra": Electra,
     "ernie": Ernie,
+    "gte": Gte,
     "modernbert": ModernBert,
     "mpnet": MPNet,
+    "new": Gte,
     "nomic_bert": NomicBert,
     "roberta": Roberta,
     "xlm-roberta": Roberta,

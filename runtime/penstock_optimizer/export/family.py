@@ -94,6 +94,8 @@ class Family:
     defaults: ClassVar[Mapping[str, int]] = DEFAULTS
     keys: ClassVar[Mapping[str, str]] = {}
     """Fields of config.json that the family calls otherwise than BERT."""
+    position_embedding: ClassVar[str] = "absolute"
+    """The only `position_embedding_type` that is known here."""
     default_activation: ClassVar[str] = "gelu"
     fixed_epsilon: ClassVar[float | None] = None
     """Where it is written into the model's code, not its configuration."""
@@ -110,7 +112,7 @@ class Family:
 
     def __init__(self, folder: ModelFolder) -> None:
         """NotBuildable when this model departs from what the family's graph computes."""
-        _check(folder)
+        _check(folder, self.position_embedding)
         self.folder = folder
         self.reader = Reader(folder, self.base, self.anchor)
         self.labels = len(folder.labels)
@@ -244,10 +246,10 @@ class Family:
         return self.reader.top.table(names.projection, *words.shape)
 
 
-def _check(folder: ModelFolder) -> None:
+def _check(folder: ModelFolder, known: str) -> None:
     config = folder.config
-    positions = config.get("position_embedding_type", "absolute")
-    if positions != "absolute":
+    positions = config.get("position_embedding_type", known)
+    if positions != known:
         raise NotBuildable(f"its position_embedding_type is {positions}")
     if config.get("is_decoder") or config.get("add_cross_attention"):
         raise NotBuildable("it is a decoder")

@@ -14,14 +14,18 @@ LONGEST = 131_072
 """Positions: the tables have a row for each."""
 
 
-def rotary(positions: int, width: int, theta: float) -> Rotary:
-    """The tables for heads of an even `width`. In float32, as torch computes them: far positions depend on it."""
+def rotary(positions: int, width: int, theta: float, *, shrink: float = 1.0) -> Rotary:
+    """The tables for heads of an even `width`, all angles divided by `shrink`.
+
+    In float32, as torch computes them: far positions depend on it.
+    """
     if positions > LONGEST:
         raise NotBuildable(f"it has {positions} positions")
     if width % 2:
         raise NotBuildable(f"its attention heads have an odd width of {width}")
     powers = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
     frequencies = np.float32(1) / np.float32(theta) ** powers
+    frequencies /= np.float32(shrink)
     angles = np.arange(positions, dtype=np.float32)[:, np.newaxis] * frequencies
     return Rotary(np.cos(angles), np.sin(angles))
 

@@ -23,6 +23,7 @@ from penstock_optimizer.quantise.native_values import (
     Counted,
     Distances,
     GraphValue,
+    LocalWindow,
     Mask,
     Part,
     TableSum,
@@ -32,6 +33,7 @@ from penstock_optimizer.quantise.native_values import (
     of_inputs,
     side_by_side,
     spread_bias,
+    window_bias,
 )
 from penstock_optimizer.quantise.writers import OPERATOR
 from penstock_runtime.engines.native.graph_file import Activation, GraphOutput, GraphStep, NativeGraph, Operator
@@ -51,9 +53,10 @@ def native_graph(model: Any) -> NativeGraph:
 class _Reader:
     def __init__(self, model: Any) -> None:
         self._graph = model.graph
+        self._nodes = list(model.graph.node)  # kept: nodes are known by their identity
         self._constants = {tensor.name: tensor for tensor in model.graph.initializer}
-        self._readers = Counter(name for node in model.graph.node for name in node.input)
-        self._after = {name: node for node in model.graph.node for name in node.input}
+        self._readers = Counter(name for node in self._nodes for name in node.input)
+        self._after = {name: node for node in self._nodes for name in node.input}
         self._done: set[int] = set()
         self._known: dict[str, Any] = dict(INPUTS)
         self._left: Counter[int] = Counter()
@@ -70,8 +73,9 @@ class _Reader:
             "Add": self._add, "Sum": self._add, "Mul": self._mul, "LayerNormalization": self._norm,
             "Split": self._split, "MultiHeadAttention": self._attention, OPERATOR: self._linear8,
             "MatMul": self._linear32, "Gemm": self._linear32, "Identity": self._identity,
+            "RotaryEmbedding": self._rotary,
         }  # fmt: skip
-        for node in self._graph.node:
+        for node in self._nodes:
             if id(node) in self._done:
                 continue
             value = of_inputs(node, [self._known.get(name) for name in node.input], self._array)
@@ -126,7 +130,7 @@ class _Reader:
                 return self._set(node, self._distances(node))
             return self._set(node, TableSum(positions=node.input[0]))
         value, part = self._find(node, 0), [self._array(name).tolist() for name in node.input[1:4]]
-        if isinstance(value, Distances) and part == [[0], [1], [2]]:
+        if isinstance(value, Distances | LocalWindow) and part == [[0], [1], [2]]:
             return self._set(node, replace(value, first=True))
         source = self._buffer(node, 0)
         if part != [[0], [1], [1]] or source.per != "token":
@@ -178,8 +182,8 @@ class _Reader:
         self._write(node, target, value)
 
     def _embed(self, node: Any, tables: TableSum) -> GraphValue:
-        if not tables.words or not tables.positions:
-            raise _refuse(f"{node.name}, embeddings without words or positions")
+        if not tables.words:
+            raise _refuse(f"{node.name}, embeddings without words")
         words = self._array(tables.words)
         vectors, scales = f"{tables.words}/int16", f"{tables.words}/int16.scale"
         self._tensors[vectors], self._tensors[scales] = narrow(words)
@@ -187,19 +191,21 @@ class _Reader:
         tensors = {
             "weights": vectors,
             "scales": scales,
-            "position_table": self._keep(tables.positions),
+            **({"position_table": self._keep(tables.positions)} if tables.positions else {}),
             **({"type_table": self._keep(tables.types)} if tables.types else {}),
         }
         self._step(
             node, "embed", target=target.buffer, inputs=len(words), outputs=target.width,
-            positions=len(self._array(tables.positions)), padding=tables.padding,
+            positions=len(self._array(tables.positions)) if tables.positions else 0, padding=tables.padding,
             types=len(self._array(tables.types)) if tables.types else 0, tensors=tensors,
         )  # fmt: skip
         self._left[target.buffer] = 1
         return target
 
     def _linear8(self, node: Any) -> None:
-        source = self._buffer(node, 0)
+        source, after = self._buffer(node, 0), self._only_reader(node)
+        if after is not None and after.op_type == "Split" and len(after.output) == 2:
+            return self._gated(node, after)
         name, scale, bias = node.input[1:4]
         inputs, used = self._array(name).shape
         outputs = -(-used // WIDTH) * WIDTH if self._is_output(node) else used
@@ -215,6 +221,56 @@ class _Reader:
             activation=activation, residual=residual.buffer if residual else -1, tensors=tensors,
         )  # fmt: skip
         self._write(last, target, source, *([residual] if residual else []))
+        return None
+
+    def _gated(self, node: Any, split: Any) -> None:
+        """Of two products side by side the first is activated, then multiplied with the second."""
+        self._take(split)
+        up, gate = split.output
+        readers = [one for one in self._nodes if up in one.input]
+        activation = _ACTIVATIONS.get(readers[0].op_type) if len(readers) == 1 else None
+        last = readers[-1]
+        if [one.op_type for one in readers] == ["Sigmoid", "Mul"] and readers[0].output[0] in last.input:
+            activation = "silu"
+        product = self._only_reader(last)
+        if activation is None or product is None or product.op_type != "Mul" or gate not in product.input:
+            raise _refuse(f"{split.name}, parts of a product that are no gate")
+        for taken in (*readers, product):
+            self._take(taken)
+        source = self._buffer(node, 0)
+        parts = dict(zip(("weights", "scales", "bias"), node.input[1:4], strict=True))
+        width = self._array(parts["weights"]).shape[1] // 2
+        first, target = self._buffers.take(width, source.per), self._buffers.take(width, source.per)
+        for at, buffer, given in ((0, first, {"activation": activation}), (width, target, {"residual": first.buffer})):
+            tensors = {}
+            for part, name in parts.items():
+                tensors[part] = f"{name}/{at}"
+                self._tensors[tensors[part]] = np.ascontiguousarray(self._array(name)[..., at : at + width])
+            if source.factors:
+                tensors["factors"] = self._keep(source.factors)
+            self._step(
+                node, "linear8", source=source.buffer, target=buffer.buffer, inputs=len(self._array(parts["weights"])),
+                outputs=width, gated=at > 0, tensors=tensors, **given,
+            )  # fmt: skip
+        self._left[first.buffer] = 1
+        self._write(product, target, source, first)
+
+    def _rotary(self, node: Any) -> None:
+        """Rotary positions, which the attention that reads the value applies."""
+        value, given = self._buffer(node, 0), attributes(node)
+        if self._array(node.input[1]).tolist() != [0] or given.get("interleaved") or given.get("rotary_embedding_dim"):
+            raise _refuse(f"{node.name}, rotary positions of another kind")
+        if value.factors or value.per != "token":
+            raise _refuse(f"{node.name}, rotary positions of what are no queries or keys")
+        self._known[node.output[0]] = replace(value, rotary=(self._keep(node.input[2]), self._keep(node.input[3])))
+        self._left[value.buffer] += self._readers[node.output[0]] - 1
+
+    def _rotate(self, node: Any, buffer: int, width: int, heads: int, tables: tuple[str, str]) -> None:
+        cosines, sines = tables
+        self._step(
+            node, "rotate", source=buffer, target=buffer, outputs=width, heads=heads,
+            positions=len(self._tensors[cosines]), tensors={"cosines": cosines, "sines": sines},
+        )  # fmt: skip
 
     def _linear32(self, node: Any) -> None:
         """A small product, left in floating point."""
@@ -228,15 +284,17 @@ class _Reader:
             if bias not in self._constants:
                 raise _refuse(f"{after.name}, which adds other than a bias")
             last = self._take(after)
-        if not bias or source.factors or weight.ndim != 2:
+        if source.factors or weight.ndim != 2:
             raise _refuse(f"the product {node.name}")
+        added = self._keep(bias) if bias else f"no bias {len(weight)}"
+        self._tensors.setdefault(added, np.zeros(len(weight), np.float32))
         last, activation = self._activation_after(last)
         name = f"{node.input[1]}/rows"
         self._tensors[name] = np.ascontiguousarray(weight, np.float32)
         target = self._buffers.take(len(weight), source.per)
         self._step(
             node, "linear32", source=source.buffer, target=target.buffer, inputs=weight.shape[1], outputs=len(weight),
-            activation=activation, tensors={"weights": name, "bias": self._keep(bias)},
+            activation=activation, tensors={"weights": name, "bias": added},
         )  # fmt: skip
         self._write(last, target, source)
 
@@ -267,7 +325,17 @@ class _Reader:
             raise _refuse(f"{node.name}, an attention over other than all tokens")
         if width % (heads * WIDTH // 2):
             raise _refuse(f"heads of {width // heads} numbers, no multiple of {WIDTH // 2}")
-        distances = self._bias_of(node, heads, queries)
+        turned = [part.rotary if isinstance(part, GraphValue) else None for part in parts[:2]]
+        if queries is keys and turned[0] is not None and turned[0] == turned[1]:
+            self._rotate(node, queries.buffer, 2 * width, 2 * heads, turned[0])
+        elif queries is not keys:
+            for part, tables in zip((queries, keys), turned, strict=True):
+                if tables is not None:
+                    self._rotate(node, part.buffer, width, heads, tables)
+        elif any(turned):
+            raise _refuse(f"{node.name}, rotary positions of queries or keys alone")
+        positions = len(self._tensors[turned[1][0]]) if turned[1] else 0
+        distances = self._bias_of(node, heads, queries, positions)
         target = self._buffers.take(width, queries.per)
         self._step(
             node, "attention", source=queries.buffer, keys=keys.buffer, values=values.buffer,
@@ -278,11 +346,16 @@ class _Reader:
         )  # fmt: skip
         self._write(node, target, *dict.fromkeys((queries, keys, values)))
 
-    def _bias_of(self, node: Any, heads: int, queries: GraphValue) -> Distances | None:
-        """What the attention adds to its scores."""
+    def _bias_of(self, node: Any, heads: int, queries: GraphValue, positions: int) -> Distances | None:
+        """What the attention adds to its scores. `positions`: of the rotary tables; 0: none."""
         if not any(node.input[5:]):
             return None
         value = self._find(node, 5)
+        if isinstance(value, LocalWindow) and value.reach is not None and positions:
+            name = f"window {value.reach} of {heads} heads and {positions} positions"
+            if name not in self._tensors:
+                self._tensors[name] = window_bias(value.reach, heads, positions)
+            value = Distances(name, positions, value.first)
         if any(node.input[6:]) or not isinstance(value, Distances):
             raise _refuse(f"{node.name}, which adds to the scores what is no bias of distances")
         if value.first != (queries.per == "row") or len(self._tensors[value.table]) != heads:
@@ -318,6 +391,8 @@ class _Reader:
 
     def _add(self, node: Any) -> None:
         one, other = self._find(node, 0), self._find(node, 1)
+        if other is None and node.input[1] in self._constants and len(self._array(node.input[1])) == 1:
+            other = TableSum(types=node.input[1])  # the only type
         if not isinstance(one, TableSum) or not isinstance(other, TableSum):
             raise _refuse(f"the sum {node.name}")
         return self._set(

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock_optimizer.export.operators import MASKED_SCORE
 from penstock_optimizer.quantise.linear import attributes
 from penstock_runtime.engines.native.graph_file import DISTANCES_SPARE, GraphStep
 from penstock_runtime.rows import Float
@@ -29,6 +30,8 @@ class GraphValue:
     width: int
     per: Per
     factors: str = ""
+    rotary: tuple[str, str] | None = None
+    """Tensors with the cosines and sines of rotary positions that are still to be applied."""
     used: int = 0
     """How many numbers of a line count, where a product was filled up; 0: all."""
 
@@ -81,6 +84,15 @@ class Distances:
 
 
 @dataclass(frozen=True)
+class LocalWindow:
+    """A bias on the scores of keys that are further than `reach` from their query; None: not known yet."""
+
+    reach: int | None = None
+    first: bool = False
+    """For the first token's query alone."""
+
+
+@dataclass(frozen=True)
 class Part:
     """One of the equal parts of a buffer's lines: queries, keys or values, or one of the numbers."""
 
@@ -126,6 +138,14 @@ def of_inputs(node: Any, values: Sequence[Any], constant: Callable[[str], Any]) 
     """The meaning of a node's result, from the meanings of its inputs (None: a constant, or something else). None where
     the node makes nothing known of them."""
     match node.op_type, list(values):
+        case ("Squeeze", ["length", None]) | ("Range", [None, "length", None]) | ("Unsqueeze", ["places", None]):
+            return "places" if node.op_type != "Squeeze" else "length"
+        case ("Sub", ["places", "places"]) | ("Abs", [LocalWindow()]):
+            return LocalWindow()
+        case "Greater", [LocalWindow(reach=None), None]:
+            return LocalWindow(int(constant(node.input[1])))
+        case ("Cast", [LocalWindow() as window]) | ("Mul" | "Unsqueeze", [LocalWindow() as window, None]):
+            return window
         case "Shape", ["ids"] if attributes(node) == {"start": 1, "end": 2}:
             return "length"
         case "Concat", ["length", "length"]:
@@ -173,6 +193,13 @@ def side_by_side(steps: Sequence[GraphStep], tensors: Tensors) -> GraphStep | No
         names[part] = f"{parts[0]}/together"
         tensors[names[part]] = np.concatenate([tensors[name] for name in parts], axis=-1)
     return steps[0].model_copy(update={"outputs": sum(step.outputs for step in steps), "tensors": names})
+
+
+def window_bias(reach: int, heads: int, positions: int) -> Float:
+    """The bias of a window in the form of `by_distance`."""
+    distances = np.abs(np.arange(1 - positions, positions))
+    line = np.where(distances > reach, np.float32(MASKED_SCORE), np.float32(0))
+    return np.pad(np.tile(line, (heads, 1)), ((0, 0), (0, DISTANCES_SPARE))).astype(np.float32)
 
 
 def narrow(words: Float) -> tuple[NDArray[np.int16], Float]:

@@ -190,7 +190,7 @@ def missing_weights(origin: Path | str, names: Iterable[str]) -> CorruptModel | 
     )
 
 
-WITHOUT_ITS_CODE = frozenset({"nomic_bert"})
+WITHOUT_ITS_CODE = frozenset({"gte", "new", "nomic_bert"})
 """Model types whose graph the exporter builds from the weights, although their authors' models name their own code. It
 is not fetched, read or run."""
 

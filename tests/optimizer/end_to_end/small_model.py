@@ -1,4 +1,4 @@
-"""A BERT, a ModernBERT and a DeBERTa of small layers with random weights and a real tokenizer: optimised in seconds."""
+"""Encoders of a few small layers with random weights and a real tokenizer: optimised in seconds."""
 
 from __future__ import annotations
 
@@ -80,6 +80,67 @@ def write_small_deberta(path: Path, *, seed: int = 0) -> Path:
         "encoder.LayerNorm.bias": _vector(HIDDEN),
     }
     return _write_model(path, config, vocabulary, renamed | distances)
+
+
+def write_small_nomic(path: Path, *, seed: int = 0) -> Path:
+    """As `write_small_bert`, with NomicBERT's weights and configuration as transformers 5 has them."""
+    vocabulary = _write_tokenizer_and_modules(path)
+    config = {
+        "model_type": "nomic_bert",
+        "architectures": ["NomicBertModel"],
+        "num_hidden_layers": LAYERS,
+        "type_vocab_size": 2,
+        "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"},
+    }
+    matrix = _matrices(seed)
+    tensors = {
+        "embeddings.word_embeddings.weight": matrix(vocabulary, HIDDEN),
+        "embeddings.token_type_embeddings.weight": matrix(2, HIDDEN),
+    }
+    norms = ["embeddings.LayerNorm"]
+    for layer in range(LAYERS):
+        prefix = f"layers.{layer}"
+        norms += [f"{prefix}.post_attention_layernorm", f"{prefix}.post_mlp_layernorm"]
+        tensors |= {f"{prefix}.self_attn.{part}_proj.weight": matrix(HIDDEN, HIDDEN) for part in "qkvo"}
+        tensors |= {f"{prefix}.mlp.{part}_proj.weight": matrix(FEED_FORWARD, HIDDEN) for part in ("up", "gate")}
+        tensors[f"{prefix}.mlp.down_proj.weight"] = matrix(HIDDEN, FEED_FORWARD)
+    for norm in norms:
+        tensors |= {f"{norm}.weight": _vector(HIDDEN, 1.0), f"{norm}.bias": _vector(HIDDEN)}
+    return _write_model(path, config, vocabulary, tensors)
+
+
+def write_small_gte(path: Path, *, seed: int = 0) -> Path:
+    """As `write_small_bert`, with GTE's weights and configuration as its authors have them, with a single type."""
+    vocabulary = _write_tokenizer_and_modules(path)
+    config = {
+        "model_type": "new",
+        "architectures": ["NewModel"],
+        "num_hidden_layers": LAYERS,
+        "type_vocab_size": 1,
+        "rope_theta": 20000.0,
+        "rope_scaling": {"type": "ntk", "factor": 8.0},
+    }
+    matrix = _matrices(seed)
+    tensors = {
+        "embeddings.word_embeddings.weight": matrix(vocabulary, HIDDEN),
+        "embeddings.token_type_embeddings.weight": matrix(1, HIDDEN),
+    }
+    norms = ["embeddings.LayerNorm"]
+    for layer in range(LAYERS):
+        prefix = f"encoder.layer.{layer}"
+        norms += [f"{prefix}.attn_ln", f"{prefix}.mlp_ln"]
+        for name, rows, columns in (
+            ("attention.qkv_proj", 3 * HIDDEN, HIDDEN),
+            ("attention.o_proj", HIDDEN, HIDDEN),
+            ("mlp.up_gate_proj", 2 * FEED_FORWARD, HIDDEN),
+            ("mlp.down_proj", HIDDEN, FEED_FORWARD),
+        ):
+            tensors[f"{prefix}.{name}.weight"] = matrix(rows, columns)
+            tensors[f"{prefix}.{name}.bias"] = _vector(rows)
+        del tensors[f"{prefix}.mlp.up_gate_proj.bias"]
+    for norm in norms:
+        tensors |= {f"{norm}.weight": _vector(HIDDEN, 1.0), f"{norm}.bias": _vector(HIDDEN)}
+    return _write_model(path, config, vocabulary, tensors)
 
 
 def _write_model(path: Path, config: dict[str, Any], vocabulary: int, weights: Mapping[str, Weights]) -> Path:

@@ -10,6 +10,7 @@ import pytest
 from penstock.manifest import Outcome
 from penstock.recipe import EngineName
 from penstock_runtime.batching.collate import run_rows
+from penstock_runtime.engines.native import library_path
 from penstock_runtime.host import read_host
 from penstock_runtime.serving.loaded_model import load_artefact
 from tests.optimizer.end_to_end.optimising import Made, endpoint
@@ -26,10 +27,9 @@ def test_a_modernbert_is_optimised_and_served(tmp_path: Path) -> None:
         engine: {one.outcome for one in made.manifest.candidates if one.recipe.engine is engine}
         for engine in EngineName
     }
-    assert Outcome.FAILED not in by_engine[EngineName.ONNXRUNTIME] | by_engine[EngineName.OPENVINO]
     assert Outcome.CHOSEN in set().union(*by_engine.values())
-    for candidate in made.manifest.candidates:
-        assert candidate.outcome is not Outcome.FAILED or "the native engine does not know" in candidate.reason
+    for engine, outcomes in by_engine.items():
+        assert Outcome.FAILED not in outcomes or (engine is EngineName.NATIVE and not library_path().is_file())
     loaded = load_artefact(made.artefact, "chosen", read_host())
     try:
         prepared = loaded.task.prepare(loaded.task.parse("the school of music", {}))

@@ -7,26 +7,19 @@ authors' names of weights. Their rows and answers are in `answers.safetensors`.
 from __future__ import annotations
 
 import importlib.util
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
 
 from penstock.errors import UnsupportedModel
 from penstock.tasks import Head
 from penstock_optimizer.export import export
-from penstock_runtime.models.folder import ModelFolder
-from tests.optimizer.export.judge import CLOSE, ENGINE_OF
-from tests.optimizer.export.models import MASK_ID, write_tokenizer
+from tests.optimizer.export.saved import Tensors, assert_answers, saved_model
 
 SAVED = Path(__file__).parent / "nomic_bert"
 HEADS = {Head.SEQUENCE: "sequence", Head.MASKED_LM: "masked", Head.ENCODER: "masked"}
-Tensors = dict[str, NDArray[Any]]
 NEWER = {
     "encoder.layers": "layers", "emb_ln": "embeddings.LayerNorm", "attn.out_proj": "self_attn.o_proj",
     "fc11": "up_proj", "fc12": "gate_proj", "fc2": "down_proj", "norm1": "post_attention_layernorm",
@@ -37,35 +30,6 @@ MORE_WORDS = 3
 """To make their number a multiple of 64."""
 AUTHORS_INNER = 256
 """The authors' code makes the inner width a multiple of it."""
-
-
-def copy(saved: str, folder: Path, change: Callable[[Tensors], Tensors], **config: Any) -> ModelFolder:
-    """A model with changed weights and fields of its configuration; None removes a field."""
-    folder.mkdir()
-    stated = {**json.loads((SAVED / saved / "config.json").read_text()), **config}
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in stated.items() if value is not None}))
-    save_file(change(load_file(SAVED / saved / "model.safetensors")), folder / "model.safetensors")
-    write_tokenizer(folder)
-    return ModelFolder.open(folder)
-
-
-def check(folder: ModelFolder, head: Head, out: Path) -> None:
-    """Both flavours, each in the engine it is for."""
-    answers = load_file(SAVED / HEADS[head] / "answers.safetensors")
-    real = answers["attention_mask"][..., np.newaxis]
-    for flavour, engine in ENGINE_OF.items():
-        exported = export(folder, head, out / flavour, flavour=flavour)
-
-        assert exported.how == "builder"
-        found = engine(exported.path, exported.io)(answers)
-        for name in exported.io.outputs:
-            expected = answers[name]
-            if head is Head.MASKED_LM:
-                expected = expected[answers["input_ids"] == MASK_ID]
-            scale = real if head is Head.ENCODER else 1
-            np.testing.assert_allclose(
-                found[name][..., : expected.shape[-1]] * scale, expected * scale, rtol=0, atol=CLOSE
-            )
 
 
 def with_newer_names(tensors: Tensors) -> Tensors:
@@ -126,20 +90,24 @@ AUTHORS: dict[str, Any] = {
 
 @pytest.mark.parametrize("head", list(HEADS))
 def test_the_configuration_of_transformers_5_with_the_authors_names_of_weights(head: Head, tmp_path: Path) -> None:
-    check(copy(HEADS[head], tmp_path / "model", dict), head, tmp_path / "out")
+    folder = saved_model(SAVED / HEADS[head], tmp_path / "model", dict)
+
+    assert_answers(folder, SAVED / HEADS[head], head, tmp_path / "out")
 
 
 @pytest.mark.parametrize("head", list(HEADS))
 def test_the_names_of_weights_in_transformers_5(head: Head, tmp_path: Path) -> None:
-    check(copy(HEADS[head], tmp_path / "model", with_newer_names), head, tmp_path / "out")
+    folder = saved_model(SAVED / HEADS[head], tmp_path / "model", with_newer_names)
+
+    assert_answers(folder, SAVED / HEADS[head], head, tmp_path / "out")
 
 
 @pytest.mark.parametrize("head", list(HEADS))
 def test_the_authors_layout_is_built_without_their_code(head: Head, tmp_path: Path) -> None:
-    folder = copy(HEADS[head], tmp_path / "model", by_authors, **AUTHORS)
+    folder = saved_model(SAVED / HEADS[head], tmp_path / "model", by_authors, **AUTHORS)
     (folder.path / "modeling_hf_nomic_bert.py").write_text("raise RuntimeError('this code must not run')")
 
-    check(folder, head, tmp_path / "out")
+    assert_answers(folder, SAVED / HEADS[head], head, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +117,7 @@ def test_the_authors_layout_is_built_without_their_code(head: Head, tmp_path: Pa
 def test_what_the_builder_does_not_know_is_named(
     field: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = copy("masked", tmp_path / "model", by_authors, **{**AUTHORS, field: value})
+    folder = saved_model(SAVED / "masked", tmp_path / "model", by_authors, **{**AUTHORS, field: value})
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else found(name))
 
@@ -158,7 +126,7 @@ def test_what_the_builder_does_not_know_is_named(
 
 
 def test_the_code_of_a_model_does_not_run_in_the_export_by_torch_either(tmp_path: Path) -> None:
-    folder = copy("masked", tmp_path / "model", by_authors, **{**AUTHORS, "rotary_scaling_factor": 2})
+    folder = saved_model(SAVED / "masked", tmp_path / "model", by_authors, **{**AUTHORS, "rotary_scaling_factor": 2})
     (folder.path / "modeling_hf_nomic_bert.py").write_text("raise RuntimeError('this code must not run')")
 
     with pytest.raises(UnsupportedModel):

@@ -28,8 +28,9 @@ _KINDS: dict[Operator, StepKind] = {
     "attention": StepKind.ATTENTION,
     "first": StepKind.FIRST,
     "chosen": StepKind.CHOSEN,
+    "rotate": StepKind.ROTATE,
 }
-_ACTIVATIONS: dict[Activation, int] = {"none": 0, "gelu": 1, "relu": 2, "tanh": 3, "gelu-tanh": 4}
+_ACTIVATIONS: dict[Activation, int] = {"none": 0, "gelu": 1, "relu": 2, "tanh": 3, "gelu-tanh": 4, "silu": 5}
 
 
 class NativeEngine:
@@ -141,6 +142,7 @@ def _c_step(step: GraphStep, graph: NativeGraph) -> CStep:
         kind=_KINDS[step.operator],
         activation=_ACTIVATIONS[step.activation],
         padding=step.padding,
+        gated=step.gated,
         epsilon=step.epsilon,
         **{name: getattr(step, name) for name in numbers},
     )

@@ -32,8 +32,8 @@ MOST_BUFFERS = 64
 DISTANCES_SPARE = 33
 """`PENSTOCK_DISTANCES_SPARE` of native.h."""
 
-Operator = Literal["embed", "norm", "linear8", "linear32", "attention", "first", "chosen"]
-Activation = Literal["none", "gelu", "relu", "tanh", "gelu-tanh"]
+Operator = Literal["embed", "norm", "linear8", "linear32", "attention", "first", "chosen", "rotate"]
+Activation = Literal["none", "gelu", "relu", "tanh", "gelu-tanh", "silu"]
 Array = NDArray[Any]
 
 
@@ -56,6 +56,7 @@ class GraphStep(BaseModel):
     positions: int = Field(default=0, ge=0, lt=2**24)
     types: int = Field(default=0, ge=0, lt=2**16)
     padding: int = Field(default=-1, ge=-1, lt=2**24)
+    gated: bool = False
     epsilon: float = Field(default=0.0, ge=0.0, le=1.0)
     tensors: dict[str, str] = Field(default_factory=dict)
     """Names in the file by role in the step."""
@@ -131,7 +132,7 @@ def expected_tensors(step: GraphStep) -> dict[str, tuple[str, tuple[int, ...], b
             return {
                 "weights": ("int16", (step.inputs, step.outputs), False),
                 "scales": ("float32", (step.inputs,), False),
-                "position_table": ("float32", (step.positions, step.outputs), False),
+                **({"position_table": ("float32", (step.positions, step.outputs), False)} if step.positions else {}),
                 **({"type_table": ("float32", (step.types, step.outputs), False)} if by_type else {}),
             }
         case "norm":
@@ -151,6 +152,9 @@ def expected_tensors(step: GraphStep) -> dict[str, tuple[str, tuple[int, ...], b
         case "attention":
             shape = (step.heads, 2 * step.positions - 1 + DISTANCES_SPARE)
             return {"distances": ("float32", shape, False)} if step.positions else {}
+        case "rotate":
+            angles = ("float32", (step.positions, step.outputs // max(step.heads, 1) // 2), False)
+            return {"cosines": angles, "sines": angles}
     return {}
 
 

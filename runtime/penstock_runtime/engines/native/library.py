@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.errors import ArtefactError
 from penstock_runtime.engines.native.compiler import LIBRARY
 
-ABI = 9
+ABI = 10
 """`PENSTOCK_ABI` of native.h."""
 VARIABLE = "PENSTOCK_NATIVE_LIBRARY"
 """Environment variable: another file than the installed one (such as a build with sanitizers)."""
@@ -41,6 +41,7 @@ class StepKind(IntEnum):
     ATTENTION = 4
     FIRST = 5
     CHOSEN = 6
+    ROTATE = 7
 
 
 class PoolingKind(IntEnum):
@@ -62,9 +63,9 @@ class RunStatus(IntEnum):
 
 _NUMBERS = (
     "kind", "source", "target", "residual", "keys", "values", "inputs", "outputs", "activation", "heads", "positions",
-    "types", "padding",
+    "types", "padding", "gated",
 )  # fmt: skip
-_POINTERS = ("weights", "scales", "bias", "factors", "position_table", "type_table", "distances")
+_POINTERS = ("weights", "scales", "bias", "factors", "position_table", "type_table", "distances", "cosines", "sines")
 
 
 class CStep(ctypes.Structure):

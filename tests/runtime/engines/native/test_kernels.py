@@ -35,6 +35,8 @@ def activated(x: Float, activation: Activation) -> Float:
             return np.asarray(
                 wide / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))), np.float32
             )
+        case "silu":
+            return np.asarray(wide / (1 + np.exp(-wide)), np.float32)
         case "tanh":
             return np.asarray(np.tanh(wide), np.float32)
     return x
@@ -121,7 +123,7 @@ def test_an_8_bit_product_is_off_by_half_a_step_for_each_input_at_most(
 
 
 @KERNELS
-@pytest.mark.parametrize("activation", ["gelu", "relu", "tanh", "gelu-tanh"])
+@pytest.mark.parametrize("activation", ["gelu", "relu", "tanh", "gelu-tanh", "silu"])
 def test_activations_and_the_residual_sum_follow_the_product(kernels: Kernels, activation: Activation) -> None:
     rng = np.random.default_rng(3)
     x = rng.normal(0, 1, (9, 96)).astype(np.float32)
@@ -136,7 +138,63 @@ def test_activations_and_the_residual_sum_follow_the_product(kernels: Kernels, a
 
 
 @KERNELS
-@pytest.mark.parametrize(("activation", "bound"), [("gelu", 3e-5), ("tanh", 5e-7), ("gelu-tanh", 5e-7)])
+def test_a_gated_product_is_multiplied_with_the_residual(kernels: Kernels) -> None:
+    rng = np.random.default_rng(4)
+    x = rng.normal(0, 1, (9, 96)).astype(np.float32)
+    plain, tensors = product(96, 96, rng)
+    step = plain.model_copy(update={"gated": True, "residual": 0})
+
+    before = run([plain], tensors, x, kernels=kernels)
+    after = run([step], tensors, x, kernels=kernels)
+
+    np.testing.assert_allclose(after, before * x, atol=1e-5, rtol=1e-6)
+
+
+@KERNELS
+@pytest.mark.parametrize("threads", [1, 3])
+def test_products_of_one_source_quantise_it_once_and_answer_the_same(kernels: Kernels, threads: int) -> None:
+    rng = np.random.default_rng(5)
+    x = rng.normal(0, 1, (70, 96)).astype(np.float32)
+    first, tensors = product(96, 64, rng)
+    other, more = product(96, 64, rng)
+    names = {part: f"{name} of the other" for part, name in other.tensors.items()}
+    tensors |= {f"{name} of the other": array for name, array in more.items()}
+    other = other.model_copy(update={"target": 2, "tensors": names})
+
+    together = run([first, other], tensors, x, kernels=kernels, threads=threads)
+
+    np.testing.assert_array_equal(together, run([other], tensors, x, kernels=kernels))
+
+
+@KERNELS
+@pytest.mark.parametrize(("heads", "half"), [(1, 16), (2, 8), (3, 32), (4, 20), (1, 64), (8, 2)])
+def test_rotary_positions_turn_pairs_of_numbers(kernels: Kernels, heads: int, half: int) -> None:
+    rng = np.random.default_rng(half)
+    tokens, width = 37, heads * 2 * half
+    x = rng.normal(0, 1, (tokens, -(-width // 32) * 64)).astype(np.float32)  # the rest of a line stays as it is
+    angles = rng.uniform(0, 6, (50, half)).astype(np.float32)
+    step = GraphStep(
+        operator="rotate", source=0, target=0, outputs=width, heads=heads, positions=50,
+        tensors={"cosines": "c", "sines": "s"},
+    )  # fmt: skip
+    tensors = {"c": np.cos(angles), "s": np.sin(angles)}
+    weights = {"w": np.eye(x.shape[1], dtype=np.float32), "b": np.zeros(x.shape[1], np.float32)}
+    every = GraphStep(
+        operator="linear32", source=0, target=1, inputs=x.shape[1], outputs=x.shape[1],
+        tensors={"weights": "w", "bias": "b"},
+    )  # fmt: skip
+
+    y = run([step, every], {**tensors, **weights}, x, kernels=kernels)
+
+    pairs = x[:, :width].reshape(tokens, heads, 2, half)
+    turned = (pairs[:, :, 0] + 1j * pairs[:, :, 1]) * np.exp(1j * angles[:tokens])[:, np.newaxis]
+    expected = np.concatenate([turned.real, turned.imag], axis=2).reshape(tokens, width)
+    np.testing.assert_allclose(y[:, :width], expected, atol=2e-6)
+    np.testing.assert_array_equal(y[:, width:], x[:, width:])
+
+
+@KERNELS
+@pytest.mark.parametrize(("activation", "bound"), [("gelu", 3e-5), ("tanh", 5e-7), ("gelu-tanh", 5e-7), ("silu", 5e-7)])
 def test_activations_are_within_their_stated_error(kernels: Kernels, activation: Activation, bound: float) -> None:
     x = np.linspace(-12, 12, 32 * 500, dtype=np.float32).reshape(500, 32)
     tensors = {"w": np.eye(32, dtype=np.float32), "b": np.zeros(32, np.float32)}

@@ -22,6 +22,7 @@ struct linear8 {
     int inputs;            /* a multiple of 4 */
     int outputs;           /* a multiple of PANEL */
     int activation;
+    int gated;             /* the residual is multiplied with the result instead of added to it */
     int bits;              /* of a weight: 8, or fewer if the lower bits of all are 0 and narrow.h supports it */
     const int8_t *packed;  /* [outputs / PANEL, inputs / 4, PANEL, 4]; 64 bytes after the end may be read */
     const float *scales;   /* [outputs] */
@@ -57,9 +58,11 @@ struct kernels {
                      int outputs, int first, int last, float *target);
     /* Queries first..last. */
     void (*attention)(const struct head *head, int first, int last);
-    /* One token: target = word * scale + position + type. `type` may be NULL. */
+    /* One token: target = word * scale + position + type. `position` and `type` may be NULL. */
     void (*embed)(const int16_t *word, float scale, const float *position, const float *type, int width,
                   float *target);
+    /* The rotary position of one token, in place: of each head, number i and number i + half are turned by an angle. */
+    void (*rotate)(const float *cosines, const float *sines, int heads, int half, float *line);
 };
 
 extern const struct kernels penstock_plain;

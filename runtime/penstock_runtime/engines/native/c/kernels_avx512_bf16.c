@@ -8,5 +8,5 @@
 #include "attention16.inc"
 #include "product16.inc"
 
-const struct kernels penstock_avx512_bf16 = {1, quantise, norm, linear8_vnni, linear32, attention16, embed};
+const struct kernels penstock_avx512_bf16 = {1, quantise, norm, linear8_vnni, linear32, attention16, embed, rotate};
 #endif

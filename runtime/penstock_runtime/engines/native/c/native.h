@@ -8,7 +8,7 @@ Weights stay in the caller's memory, except those of 8-bit products, which are p
 
 #include <stdint.h>
 
-#define PENSTOCK_ABI 9
+#define PENSTOCK_ABI 10
 #define PENSTOCK_DISTANCES_SPARE 33 /* floats after each line of `distances`, read but not used */
 #define PENSTOCK_API __attribute__((visibility("default")))
 
@@ -20,6 +20,7 @@ enum penstock_kind {
     PENSTOCK_ATTENTION = 4, /* of all queries over the row's tokens */
     PENSTOCK_FIRST = 5,     /* the first token of each row; later steps have one line for each row */
     PENSTOCK_CHOSEN = 6,    /* the tokens of one id, row by row; later steps have one line for each of them */
+    PENSTOCK_ROTATE = 7,    /* rotary positions of queries and keys, in place */
 };
 
 enum penstock_activation {
@@ -28,6 +29,7 @@ enum penstock_activation {
     PENSTOCK_RELU = 2,
     PENSTOCK_TANH = 3,
     PENSTOCK_GELU_TANH = 4, /* the tanh approximation of GELU, used by Google's models */
+    PENSTOCK_SILU = 5,
 };
 
 /* Pooling of a row's lines, one for each of its tokens. */
@@ -47,33 +49,36 @@ enum penstock_isa {
 
 enum penstock_status { PENSTOCK_OK = 0, PENSTOCK_NO_MEMORY = 1, PENSTOCK_BAD_INPUT = 2, PENSTOCK_BAD_MODEL = 3 };
 
-/* One step. Buffers are numbered from 0; -1 is none. EMBED, LINEAR8, NORM and ATTENTION read and write widths that are
-multiples of 32; LINEAR32 reads such widths. */
+/* One step. Buffers are numbered from 0; -1 is none. EMBED, LINEAR8, NORM, ROTATE and ATTENTION read and write widths
+that are multiples of 32; LINEAR32 reads such widths. */
 struct penstock_step {
     int32_t kind;
     int32_t source;
     int32_t target;
-    int32_t residual;   /* LINEAR8: added to the result */
+    int32_t residual;   /* LINEAR8: added to the result, or with `gated` multiplied with it */
     int32_t keys;       /* ATTENTION: the source holds the queries; if all three are the same buffer, it holds */
     int32_t values;     /* queries, keys and values in this order */
     int32_t inputs;     /* width of the source; EMBED: size of the vocabulary */
-    int32_t outputs;    /* width of the target */
+    int32_t outputs;    /* width of the target; ROTATE: of the queries and keys, with which each line begins */
     int32_t activation; /* of LINEAR8 and LINEAR32 */
-    int32_t heads;      /* ATTENTION */
-    int32_t positions;  /* EMBED: number of positions; ATTENTION: number of tokens that `distances` supports */
-    int32_t types;      /* EMBED: number of token types; 0: none */
+    int32_t heads;      /* ATTENTION; ROTATE: of queries and keys together, of an even width each */
+    int32_t positions;  /* EMBED: number of positions, 0: none; ATTENTION: number of tokens that `distances` supports;
+                           ROTATE: number of tokens that the tables support */
+    int32_t types;      /* EMBED: number of token types; 0: none, 1: the same for all tokens */
     int32_t padding;    /* EMBED: -1: positions start at 0; otherwise the padding id, after which positions start;
                            CHOSEN: the id of the tokens */
+    int32_t gated;      /* LINEAR8: the residual is a factor */
     float epsilon;      /* NORM; ATTENTION: scale of the scores */
     const void *weights;  /* LINEAR8: int8 [inputs, outputs]; LINEAR32: float [outputs, inputs]; NORM: float [width];
                              EMBED: int16 [words, width] */
     const float *scales;  /* LINEAR8: [outputs]; EMBED: [words] */
     const float *bias;    /* LINEAR8, LINEAR32, NORM: [outputs] */
     const float *factors; /* LINEAR8: [inputs], factor of each channel of the source; may be NULL */
-    const float *position_table; /* EMBED: [positions, width] */
+    const float *position_table; /* EMBED: [positions, width]; NULL without positions */
     const float *type_table;     /* EMBED: [types, width]; may be NULL */
     const float *distances;      /* ATTENTION: [heads, 2 * positions - 1 + spare], added to the scores, from a
                                     key positions - 1 before its query to one as far after it; may be NULL */
+    const float *cosines, *sines; /* ROTATE: [positions, half of a head] */
 };
 
 struct penstock_model;

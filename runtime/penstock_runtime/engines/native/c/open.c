@@ -59,7 +59,7 @@ static void pack(const struct penstock_step *s, struct linear8 *layer, const flo
     memcpy(bias, s->bias, out * sizeof(float));
     if (s->factors) memcpy(factor, s->factors, in * sizeof(float));
     *factors = s->factors ? factor : NULL;
-    *layer = (struct linear8){s->inputs, s->outputs, s->activation, bits, (int8_t *)packed, scales, bias, sums};
+    *layer = (struct linear8){s->inputs, s->outputs, s->activation, s->gated, bits, (int8_t *)packed, scales, bias, sums};
 }
 
 static int bad_buffer(const struct penstock_model *m, int buffer, int width) {
@@ -82,7 +82,7 @@ static int check_step(struct penstock_model *m, const struct penstock_step *s, e
     int panels = s->outputs > 0 && s->outputs % PANEL == 0;
     switch (s->kind) {
     case PENSTOCK_EMBED:
-        return panels && s->inputs > 0 && s->positions > 0 && s->weights && s->scales && s->position_table &&
+        return panels && s->inputs > 0 && s->weights && s->scales && (s->positions <= 0 || s->position_table) &&
                (!s->types || s->type_table) && declare(m, s->target, s->outputs, PER_TOKEN);
     case PENSTOCK_NORM:
         return panels && s->weights && s->bias && !bad_buffer(m, s->source, s->outputs) &&
@@ -113,6 +113,10 @@ static int check_step(struct penstock_model *m, const struct penstock_step *s, e
         m->chosen_id = s->padding;
         return s->outputs > 0 && !bad_buffer(m, s->source, s->outputs) && per == PER_TOKEN &&
                s->source != s->target && declare(m, s->target, s->outputs, PER_CHOSEN);
+    case PENSTOCK_ROTATE:
+        return panels && s->heads > 0 && s->outputs % (s->heads * 2) == 0 && s->positions > 0 && s->cosines && s->sines &&
+               s->source >= 0 && s->source < MOST_BUFFERS && s->source == s->target && per == PER_TOKEN &&
+               m->buffer_widths[s->source] >= s->outputs;
     default: return 0;
     }
 }
@@ -131,7 +135,7 @@ static void find_stretches(struct penstock_model *m) {
 }
 
 static int add_steps(struct penstock_model *m, const struct penstock_step *steps, int count) {
-    static const enum task tasks[] = {EMBED, NORM, LINEAR8, LINEAR32, ATTENTION, FIRST, CHOSEN};
+    static const enum task tasks[] = {EMBED, NORM, LINEAR8, LINEAR32, ATTENTION, FIRST, CHOSEN, ROTATE};
     char *at = m->packed;
     int layers = 0;
     for (int i = 0; i < count; i++) {
@@ -141,8 +145,8 @@ static int add_steps(struct penstock_model *m, const struct penstock_step *steps
         struct phase phase = {.task = tasks[s->kind], .step = *s, .per = m->buffer_per[s->target]};
         if (s->kind == PENSTOCK_ATTENTION && s->outputs / s->heads > m->head_width)
             m->head_width = s->outputs / s->heads;
-        if (s->kind == PENSTOCK_ATTENTION && s->distances && (!m->most_tokens || s->positions < m->most_tokens))
-            m->most_tokens = s->positions;
+        int limits = (s->kind == PENSTOCK_ATTENTION && s->distances) || s->kind == PENSTOCK_ROTATE;
+        if (limits && (!m->most_tokens || s->positions < m->most_tokens)) m->most_tokens = s->positions;
         if (s->kind == PENSTOCK_LINEAR8) {
             struct linear8 *layer = &m->layers[layers++];
             int bits = weight_bits(m, s);
@@ -153,7 +157,8 @@ static int add_steps(struct penstock_model *m, const struct penstock_step *steps
             if (before->task == NORM && before->step.target == s->source) {
                 before->layer = layer;
                 before->factors = phase.factors;
-            } else {
+            } else if (before->task != LINEAR8 || before->step.source != s->source ||
+                       before->step.target == s->source || before->step.factors != s->factors) {
                 phase.task = QUANTISE;
                 m->phases[m->phase_count++] = phase;
                 phase.task = LINEAR8;

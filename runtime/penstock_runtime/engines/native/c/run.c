@@ -58,12 +58,13 @@ static int phase_grain(const struct run *run, const struct phase *phase) {
 
 static void embed_lines(const struct run *run, const struct penstock_step *s, int first, int last) {
     float *target = run->scratch->buffers[s->target];
+    int several = s->types > 1; /* a single type is that of all tokens */
     for (int line = first; line < last; line++) {
         size_t width = (size_t)s->outputs, id = (size_t)run->ids[line];
-        const float *type = s->types ? s->type_table + (run->types ? (size_t)run->types[line] : 0) * width : NULL;
+        const float *type = s->types ? s->type_table + (several && run->types ? (size_t)run->types[line] : 0) * width : NULL;
+        const float *position = s->positions ? s->position_table + (size_t)run->scratch->position[line] * width : NULL;
         run->model->kernels->embed((const int16_t *)s->weights + id * width, s->scales[id],
-                                   s->position_table + (size_t)run->scratch->position[line] * width, type, s->outputs,
-                                   target + (size_t)line * width);
+                                   position, type, s->outputs, target + (size_t)line * width);
     }
 }
 
@@ -132,6 +133,13 @@ static void do_lines(const struct run *run, const struct phase *phase, const str
     case LINEAR32:
         k->linear32(buffers[s->source], s->weights, s->bias, s->activation, s->inputs, s->outputs, first, last,
                     buffers[s->target]);
+        break;
+    case ROTATE:
+        for (int line = first; line < last; line++) {
+            size_t half = (size_t)(s->outputs / s->heads / 2), at = (size_t)(line % run->tokens) * half;
+            k->rotate(s->cosines + at, s->sines + at, s->heads, (int)half,
+                      buffers[s->target] + (size_t)line * (size_t)run->model->buffer_widths[s->target]);
+        }
         break;
     default: break; /* not of this kind */
     }
@@ -228,8 +236,8 @@ static int prepare(struct run *run) {
             int64_t id = run->ids[at], type = run->types ? run->types[at] : 0;
             int position = t;
             if (s->padding >= 0) position = id == s->padding ? s->padding : s->padding + ++counted;
-            if (id < 0 || id >= s->inputs || position >= s->positions) return 0;
-            if (s->types && (type < 0 || type >= s->types)) return 0;
+            if (id < 0 || id >= s->inputs || (s->positions && position >= s->positions)) return 0;
+            if (s->types > 1 && (type < 0 || type >= s->types)) return 0;
             kept += run->mask[at] != 0;
             run->scratch->keep[at] = run->mask[at] != 0 ? 1.0f : 0.0f;
             run->scratch->position[at] = position;
