@@ -50,7 +50,7 @@ def json_words(value: Any) -> str:
     return next((name for kind, name in names.items() if isinstance(value, kind)), f"a {type(value).__name__}")
 
 
-def printable(name: object) -> str:
+def shortened_name(name: object) -> str:
     """A name from a client, for error messages: shortened, and without characters that JSON cannot hold."""
     return str(name)[:100].encode(errors="replace").decode()
 
@@ -234,7 +234,7 @@ class Object:
             if name in known:
                 continue
             if not self.further:
-                path = f"{where}.{printable(name)}"
+                path = f"{where}.{shortened_name(name)}"
                 raise InvalidInput(f"{path}: there is no such field", field=path, remedy=near(str(name), known))
             parsed[name] = value[name]
         for name, kind in self.required.items():
