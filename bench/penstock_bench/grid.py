@@ -130,6 +130,11 @@ class BenchOptions(Frozen):
         "English words, counted as one token each.",
     )
     task: str | None = Field(default=None, description="Task of a server given by URL, when its /info does not tell.")
+    info_url: str = Field(
+        default="",
+        description="Where the server given by URL answers /info, if not at that URL: on its --internal-port; pods of "
+        "an endpoint on port 8081. Without it, the report does not name plan, model and CPU.",
+    )
     auth_token: str = Field(
         default="",
         repr=False,

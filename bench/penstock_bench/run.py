@@ -27,7 +27,7 @@ from penstock_bench.folder import ResultsFolder
 from penstock_bench.grid import BenchGrid, BenchOptions, BenchSetting, Placement, place, plan_grid, remaining_seconds
 from penstock_bench.results import BASELINE, OURS, BenchResults, Figures, Served, SettingResult
 from penstock_bench.server import READY_PATH, TRANSFER_SECONDS, MeasuredServer, find_or_make, free_port, serve
-from penstock_bench.subject import Subject, authorization, batch_bodies, fewest_tokens, read_info, read_subject
+from penstock_bench.subject import Subject, authorization, batch_bodies, fewest_tokens, read_subject
 from penstock_optimizer.job.progress import DownloadReporter, ProgressEvent
 from penstock_runtime.host import Host, read_host
 
@@ -203,7 +203,7 @@ class _Run:
     def _given(self) -> MeasuredServer:
         """The server given by URL."""
         server = MeasuredServer(OURS, self._subject.url)
-        info = read_info(server.url, token=self._options.auth_token)
+        info = self._subject.info
         # Other kinds of servers have no known readiness path; that it answers is all that can be checked.
         if info is not None:
             server.wait_until_ready(READY_PATH, seconds=10)

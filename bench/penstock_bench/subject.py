@@ -157,6 +157,8 @@ class Subject:
     endpoint: ModelEndpoint | None = None
     folder: ModelFolder | None = None
     url: str = ""
+    info: ServerInfo | None = None
+    """Of the server given by URL, if it is Penstock's and has `/info` where it was looked for."""
     cpu: CpuIdentity | None = None
     """Of the server given by URL, where it tells."""
     notes: tuple[str, ...] = ()
@@ -192,10 +194,21 @@ def read_subject(options: BenchOptions, *, models: Path, on_transfer: OnTransfer
 
 def _of_url(options: BenchOptions) -> Subject:
     url = _base(options.target)
-    info = read_info(url, token=options.auth_token)
+    info_url = _base(options.info_url) if options.info_url else url
+    info = read_info(info_url, token=options.auth_token)
+    if info is None and options.info_url:
+        raise SpecError(
+            f"{info_url}/info is not that of a Penstock server",
+            field="info_url",
+            remedy="Give the internal port of the server, or leave --info-url out",
+        )
     task = options.task or (info.task if info else None)
     if task is None:
-        raise SpecError(f"{url}/info does not tell the task", field="task", remedy="Give --task")
+        raise SpecError(
+            f"{url}/info does not tell the task",
+            field="task",
+            remedy="Give --task, or --info-url for a Penstock server with --internal-port",
+        )
     try:
         task_name = TaskName(task)
     except ValueError:
@@ -204,12 +217,14 @@ def _of_url(options: BenchOptions) -> Subject:
     cpu = info.host.cpu if info and info.host else None
     if info is not None and task_name is not info.task:
         raise SpecError(
-            f"{url}/info has the task {info.task.value}, and --task is {task_name.value}",
+            f"{info_url}/info has the task {info.task.value}, and --task is {task_name.value}",
             field="task",
             remedy="Leave --task out, or give the URL of the other server",
         )
     folder = _tokenizer_folder(options)
     notes = [] if folder else ["lengths are counted as one token for each everyday English word and two special ones"]
+    if info is None:
+        notes.append(f"{url} has no /info of a Penstock server: the model, the plan and its verdict are not known")
     if cpu is None:
         notes.append("the server does not tell its CPU: the one named is that of the client's machine")
     return Subject(
@@ -221,13 +236,14 @@ def _of_url(options: BenchOptions) -> Subject:
         mask_token=_mask_token(task_name, folder) if folder else "[MASK]",
         folder=folder,
         url=url,
+        info=info,
         cpu=cpu,
         notes=tuple(notes),
     )
 
 
 def _base(target: str) -> str:
-    """What `/predict` and `/info` are asked below: the path before them is kept. SpecError for what is no plain URL."""
+    """What `/predict` or `/info` is asked below: the path before it is kept. SpecError for what is no plain URL."""
     try:
         parts = urlsplit(target)
         plain = parts.scheme == "http" and parts.hostname and parts.port != 0
@@ -236,7 +252,7 @@ def _base(target: str) -> str:
         plain = False
     if not plain or "@" in parts.netloc or parts.query or parts.fragment:
         raise SpecError(f"{target} cannot be measured", remedy="Give a plain URL such as http://127.0.0.1:8080")
-    return f"http://{parts.netloc}{parts.path.rstrip('/').removesuffix('/predict').rstrip('/')}"
+    return f"http://{parts.netloc}{parts.path.rstrip('/').removesuffix('/predict').removesuffix('/info').rstrip('/')}"
 
 
 def _tokenizer_folder(options: BenchOptions) -> ModelFolder | None:

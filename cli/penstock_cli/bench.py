@@ -47,6 +47,7 @@ def _show(progress: BenchProgress) -> None:
 @click.option("--baseline", is_flag=True, help=_help("baseline"))
 @click.option("--tokenizer", type=click.Path(exists=True, file_okay=False, path_type=Path), help=_help("tokenizer"))
 @click.option("--task", help=_help("task"))
+@click.option("--info-url", metavar="URL", default=FIELDS["info_url"].default, help=_help("info_url"))
 @click.option(
     "--auth-token",
     envvar="PENSTOCK_AUTH_TOKEN",

@@ -1,13 +1,19 @@
-"""The latency of one good client among ten hostile ones, against its latency alone.
+"""The latency of one good client among ten hostile ones, against its latency alone; what the attack costs the server.
 
     python dev/benchmarks/hostile_clients.py
 
-Server, hostile clients and good client run in three processes. The server has the model of `front_end.py` (the real
-tokenizer and queue around an engine that answers at once) and an internal port. The hostile clients have the addresses
-127.0.0.2 to 127.0.0.11 and hold what they can: idle connections, heads and bodies that do not end, bodies that arrive
-byte by byte. Each opens 450 connections, or 8 with 1.8 MB each, and replaces those that it loses, ten or one a second.
-The good client sends a request every 20 ms, each on a new connection, which is the case that the attack hurts most; ten
-times a second it asks the internal port. Not measured: floods of requests and bytes, which a server cannot stop.
+Server, hostile clients and good client run in three processes, the hostile clients at nice 19: on a machine with few
+cores they would otherwise take the processor from the good client themselves, which no server can prevent. The server
+has the model of `front_end.py` (the real tokenizer and queue around an engine that answers at once) and an internal
+port. The hostile clients have the addresses 127.0.0.2 to 127.0.0.11. `ATTACKS` lists what they do: most hold
+connections (450 each, or 8 with 1.8 MB each) and replace those that they lose, ten or one a second. The good client
+sends a request every 20 ms, each on a new connection, which is the case that the attack hurts most; ten times a second
+it asks the internal port.
+
+Each attack is measured in rounds of the good client alone and among the hostile ones, in turn: other load of the
+machine falls on both. The ratio is the median over the rounds. Two figures do not depend on other load: the CPU time of
+the server in milliseconds per second, beyond that of the good client's requests; and the CPU time that the server's
+event loop uses between a request of the good client and its answer, for any client.
 """
 
 from __future__ import annotations
@@ -15,10 +21,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import os
 import statistics
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 from penstock.tasks import TaskName
 from penstock_runtime.serving.server import Server
@@ -28,17 +37,44 @@ from penstock_runtime.settings import Settings
 HOSTILE = tuple(f"127.0.0.{number}" for number in range(2, 12))
 BODY = b'{"inputs": "a text"}'
 ASK = b"POST /predict HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY)
-LARGE = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 1900000\r\n\r\n" + b"x"
-MANY, FEW = (450, 0.1), (8, 1.0)
-"""Connections of each hostile client (together more than the server takes, or than fit into its memory), and seconds
-between two that replace lost ones."""
-ATTACKS = {
-    "idle connections": (b"", *MANY),
-    "heads that do not end": (b"POST /pre", *MANY),
-    "bodies that do not end": (LARGE + b"x" * 1_800_000, *FEW),
-    "bodies byte by byte": (LARGE, *MANY),
-}
+LARGE = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 1900000\r\n\r\nx"
+CHUNKED = b"POST /predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+MISSING = b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"
+NICE = 19
 INTERVAL_SECONDS = 0.02
+WARM_UP_SECONDS = 4.0
+"""Until the hostile clients have taken the connections."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What one hostile client does."""
+
+    first: bytes = b""
+    """Sent on each new connection."""
+    then: bytes = b""
+    """Sent on every connection in each interval."""
+    connections: int = 450
+    """Of one client; ten of them have more than the server takes."""
+    replace_seconds: float = 0.1
+    """Between two connections that are opened in place of lost ones."""
+    interval_seconds: float = 1.0
+    closes: bool = False
+    """Each connection is closed at once."""
+
+
+ATTACKS = {
+    "idle connections": Attack(),
+    "heads that do not end": Attack(b"POST /pre"),
+    "bodies that do not end": Attack(LARGE + b"x" * 1_800_000, connections=8, replace_seconds=1.0),
+    "heads byte by byte": Attack(b"POST /predict HTTP/1.1\r\nx: ", b"x"),
+    "bodies byte by byte": Attack(LARGE, b"x"),
+    "chunks of one byte": Attack(CHUNKED, b"1\r\nx\r\n"),
+    "flood of bytes": Attack(LARGE, b"x", connections=8, interval_seconds=0.005),
+    "flood of chunks": Attack(CHUNKED, b"1\r\nx\r\n", connections=8, interval_seconds=0.005),
+    "flood of connections": Attack(connections=1, replace_seconds=0.005, closes=True),
+    "flood of pipelined requests": Attack(b"", MISSING * 5, connections=8, interval_seconds=0.1),
+}
 
 
 def serve() -> None:
@@ -70,14 +106,42 @@ async def exchange(port: int, data: bytes) -> tuple[float, bool]:
     return (time.perf_counter() - begin) * 1e3, answer.startswith(b"HTTP/1.1 200")
 
 
-async def good(port: int, seconds: float) -> list[tuple[float, bool]]:
-    """The good client."""
-    end = time.perf_counter() + seconds
-    found = []
-    while time.perf_counter() < end:
-        found.append(await exchange(port, ASK))
+@dataclass
+class Period:
+    """What the good client saw during a period."""
+
+    milliseconds: list[float]
+    loop_milliseconds: list[float]
+    """CPU time of the server's event loop from each request to its answer."""
+    failed: int
+    cpu: float
+    """Of the server, in milliseconds per second."""
+
+
+async def good(port: int, process: int, seconds: float) -> Period:
+    """The good client. `process`: the server's, for its CPU time."""
+    begin, cpu = time.perf_counter(), cpu_seconds(process)
+    found = Period([], [], 0, 0.0)
+    while (elapsed := time.perf_counter() - begin) < seconds:
+        before = loop_milliseconds(process)
+        taken, ok = await exchange(port, ASK)
+        found.loop_milliseconds.append(loop_milliseconds(process) - before)
+        found.milliseconds.append(taken)
+        found.failed += not ok
         await asyncio.sleep(INTERVAL_SECONDS)
+    found.cpu = (cpu_seconds(process) - cpu) / elapsed * 1e3
     return found
+
+
+def loop_milliseconds(process: int) -> float:
+    """CPU time of the main thread, which runs the event loop."""
+    return int(Path(f"/proc/{process}/schedstat").read_text().split()[0]) / 1e6
+
+
+def cpu_seconds(process: int) -> float:
+    """User and system time of all threads."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def probe(port: int) -> list[bool]:
@@ -91,78 +155,107 @@ async def probe(port: int) -> list[bool]:
     return found
 
 
-async def attack(port: int, address: str, data: bytes, connections: int, replace_seconds: float) -> None:
+async def hostile(port: int, address: str, attack: Attack) -> None:
     """One hostile client: keep connections open, and open others in place of those that the server closes."""
     held: list[asyncio.StreamWriter] = []
+    send_at = 0.0
     for turn in itertools.count():
         held = [writer for writer in held if not writer.transport.is_closing()]
-        if len(held) < connections:
+        is_full = len(held) >= attack.connections
+        if not is_full:
             with suppress(OSError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
-                writer.write(data)
-                asyncio.get_running_loop().create_task(close_at_end(reader, writer))
-                held.append(writer)
-        if data == LARGE and turn % 10 == 0:
+                if attack.closes:
+                    writer.close()
+                else:
+                    writer.write(attack.first)
+                    asyncio.get_running_loop().create_task(close_at_end(reader, writer))
+                    held.append(writer)
+        if attack.then and time.monotonic() >= send_at:
+            send_at = time.monotonic() + attack.interval_seconds
             for writer in held:
-                writer.write(b"x")
-        await asyncio.sleep(0.001 if turn < connections else replace_seconds)
+                if not writer.transport.get_write_buffer_size():
+                    writer.write(attack.then)
+        pause = 0.001 if turn < attack.connections else attack.replace_seconds
+        await asyncio.sleep(min(pause, attack.interval_seconds))
 
 
 async def close_at_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Close the connection when the server has closed it."""
+    """Read and drop the answers; close the connection when the server has closed it."""
     with suppress(OSError):
-        await reader.read()
+        while await reader.read(65536):
+            pass
     writer.close()
 
 
 async def attack_all(port: int, kinds: list[str]) -> None:
     """All hostile clients, each with one of these kinds."""
+    os.nice(NICE)
     chosen = itertools.cycle(ATTACKS[kind] for kind in kinds)
-    await asyncio.gather(*(attack(port, address, *next(chosen)) for address in HOSTILE))
+    await asyncio.gather(*(hostile(port, address, next(chosen)) for address in HOSTILE))
 
 
-async def measure(seconds: float) -> None:
+async def measure(names: list[str], seconds: float, rounds: int) -> None:
     """Print the table."""
     this = (sys.executable, __file__)
-    server = await asyncio.create_subprocess_exec(*this, "--serve", stdout=asyncio.subprocess.PIPE)
-    assert server.stdout is not None
-    port, internal = map(int, (await server.stdout.readline()).split())
-    try:
-        await good(port, 2)
-        rows = [("alone", await good(port, seconds), [True])]
-        for name, kinds in [*((name, [name]) for name in ATTACKS), ("all of them", list(ATTACKS))]:
-            attackers = await asyncio.create_subprocess_exec(*this, "--attack", str(port), *kinds)
-            probing = asyncio.create_task(probe(internal))
-            await asyncio.sleep(5)  # until the connections are taken
-            answers = await good(port, seconds)
-            probing.cancel()
-            rows.append((name, answers, await probing))
-            attackers.kill()
-            await attackers.wait()
-    finally:
-        server.terminate()
-        await server.wait()
-    alone = _p99(rows[0][1])
     print(
-        "| clients | requests | failed | p50 ms | p99 ms | p99 ratio | probes failed |\n|---|---|---|---|---|---|---|"
+        "| attack | requests | failed | p99 alone, ms | p99, ms | ratio | probes failed | CPU, ms/s "
+        "| loop's p99 alone, ms | loop's p99, ms | ratio |"
     )
-    for name, answers, probes in rows:
-        times = [milliseconds for milliseconds, _ in answers]
-        failed = sum(not ok for _, ok in answers)
+    print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    for name in names:
+        server = await asyncio.create_subprocess_exec(*this, "--serve", stdout=asyncio.subprocess.PIPE)
+        assert server.stdout is not None
+        port, internal = map(int, (await server.stdout.readline()).split())
+        kinds = list(ATTACKS) if name == "all of them" else [name]
+        periods: list[tuple[Period, Period]] = []
+        probes: list[bool] = []
+        try:
+            await good(port, server.pid, 1)
+            for _ in range(rounds):
+                alone = await good(port, server.pid, seconds)
+                attackers = await asyncio.create_subprocess_exec(*this, "--attack", str(port), *kinds)
+                probing = asyncio.create_task(probe(internal))
+                await asyncio.sleep(WARM_UP_SECONDS)
+                periods.append((alone, await good(port, server.pid, seconds)))
+                probing.cancel()
+                probes += await probing
+                attackers.kill()
+                await attackers.wait()
+                await asyncio.sleep(1)  # until the server has closed their connections
+        finally:
+            server.terminate()
+            await server.wait()
+        failed = sum(attacked.failed for _, attacked in periods)
+        requests = sum(len(attacked.milliseconds) for _, attacked in periods)
+        cpu = statistics.median(attacked.cpu - alone.cpu for alone, attacked in periods)
+        waits = [(p99(alone.milliseconds), p99(attacked.milliseconds)) for alone, attacked in periods]
+        loop = [(p99(alone.loop_milliseconds), p99(attacked.loop_milliseconds)) for alone, attacked in periods]
         print(
-            f"| {name} | {len(answers)} | {failed} | {statistics.median(times):.1f} | {_p99(answers):.1f} "
-            f"| {_p99(answers) / alone:.1f} | {probes.count(False)} of {len(probes)} |"
+            f"| {name} | {requests} | {failed} | {_columns(waits)} | {probes.count(False)} of {len(probes)} "
+            f"| {cpu:.0f} | {_columns(loop)} |",
+            flush=True,
         )
 
 
-def _p99(answers: list[tuple[float, bool]]) -> float:
-    return statistics.quantiles((milliseconds for milliseconds, _ in answers), n=100)[98]
+def p99(values: list[float]) -> float:
+    """The 99th percentile."""
+    return statistics.quantiles(values, n=100)[98]
+
+
+def _columns(pairs: list[tuple[float, float]]) -> str:
+    """Alone, attacked and their ratio, each as the median of the rounds; the ratio with its range."""
+    ratios = [attacked / alone for alone, attacked in pairs]
+    alone, attacked = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return f"{alone:.2f} | {attacked:.2f} | {statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--serve", action="store_true", help="run the server; used by the benchmark itself")
-    parser.add_argument("--seconds", type=float, default=15, help="duration of each row")
+    parser.add_argument("--seconds", type=float, default=6, help="duration of each period")
+    parser.add_argument("--rounds", type=int, default=3, help="periods of each kind")
+    parser.add_argument("--only", nargs="+", choices=(*ATTACKS, "all of them"), help="these attacks; by default all")
     parser.add_argument("--attack", nargs="+", help="run the clients: port and kinds; used by the benchmark itself")
     given = parser.parse_args()
     if given.serve:
@@ -170,4 +263,4 @@ if __name__ == "__main__":
     elif given.attack:
         asyncio.run(attack_all(int(given.attack[0]), given.attack[1:]))
     else:
-        asyncio.run(measure(given.seconds))
+        asyncio.run(measure(given.only or [*ATTACKS, "all of them"], given.seconds, given.rounds))

@@ -33,14 +33,14 @@ class Unreadable(ValueError):
     """Data of a pod that cannot be used; the message is a clause without control characters."""
 
 
-def printable(text: str) -> str:
+def unprintable_as_spaces(text: str) -> str:
     """The text with each character that is not printable replaced by a space: control characters and line breaks, which
     forge lines of logs and move the cursor of terminals, and characters that reverse the direction of writing."""
     return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
 
 
 def read_json(data: str | bytes, *, max_bytes: int) -> Any:
-    """Parse JSON (RFC 8259, UTF-8). Texts are printable, floats finite and integers 64-bit in the result.
+    """Parse JSON (RFC 8259, UTF-8). Texts are unprintable_as_spaces, floats finite and integers 64-bit in the result.
 
     Unreadable when it is longer, nested deeper, or no JSON.
     """
@@ -50,13 +50,13 @@ def read_json(data: str | bytes, *, max_bytes: int) -> Any:
     try:
         value = from_json(data, allow_inf_nan=False)
     except ValueError as error:
-        raise Unreadable(f"it is not JSON: {printable(str(error))[:200]}") from None
+        raise Unreadable(f"it is not JSON: {unprintable_as_spaces(str(error))[:200]}") from None
     return _bounded(value, MAX_DEPTH)
 
 
 def _bounded(value: Any, depth: int) -> Any:
     if isinstance(value, str):
-        return printable(value)
+        return unprintable_as_spaces(value)
     if isinstance(value, float):
         if not math.isfinite(value) or abs(value) > MAX_FLOAT:
             raise Unreadable(f"it has a number beyond {MAX_FLOAT:g}")
@@ -71,14 +71,14 @@ def _bounded(value: Any, depth: int) -> Any:
         raise Unreadable(f"it is nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, list):
         return [_bounded(entry, depth - 1) for entry in value]
-    return {printable(name): _bounded(entry, depth - 1) for name, entry in value.items()}
+    return {unprintable_as_spaces(name): _bounded(entry, depth - 1) for name, entry in value.items()}
 
 
 def first_problem(error: ValidationError) -> str:
     """The first problem of a validation as a clause: the field and what it has to be, without its value."""
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(map(str, problem["loc"]))
-    return printable(f"{place}: {problem['msg']}" if place else problem["msg"])[:200]
+    return unprintable_as_spaces(f"{place}: {problem['msg']}" if place else problem["msg"])[:200]
 
 
 async def read_body(chunks: AsyncIterable[bytes], *, max_bytes: int) -> bytes:

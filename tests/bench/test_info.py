@@ -26,16 +26,17 @@ from tests.optimizer.report.sample import sample_manifest
 
 
 @contextmanager
-def answering(info: object, *, token: str = "") -> Iterator[str]:
+def answering(info: object, *, token: str = "", ready: bool = False) -> Iterator[str]:
     """A server that answers this at `/info` (None: 404), answers `/predict`, and has no other path; 401 to
-    clients without the token. Yields its URL."""
+    clients without the token. With `ready` also `/readyz`. Yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             found = self.path == "/info" and info is not None
-            self._answer(200 if found else 404, json.dumps(info if found else "not here"))
+            is_ready = ready and self.path == "/readyz"
+            self._answer(200 if found or is_ready else 404, json.dumps(info if found else "not here"))
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
@@ -123,6 +124,29 @@ def test_servers_of_other_kinds_are_measured(info: object, tmp_path: Path) -> No
 
     assert results.settings[0].ours.failed == 0
     assert results.settings[0].ours.latency is not None
+
+
+def test_the_info_of_a_server_with_an_internal_port_is_read_there(tmp_path: Path) -> None:
+    with answering(None, ready=True) as url, answering(ours()) as internal:
+        results = measured(url, tmp_path, info_url=f"{internal}/info")
+
+    assert results.task == "feature-extraction"
+    assert results.model == sample_manifest().model.source
+    assert not [note for note in results.notes if "not known" in note]
+
+
+def test_without_it_the_report_names_what_is_not_known(tmp_path: Path) -> None:
+    with answering(None) as url:
+        results = measured(url, tmp_path, task="feature-extraction")
+
+    assert [note for note in results.notes if "the model, the plan and its verdict are not known" in note]
+
+
+def test_an_info_url_of_another_kind_of_server_is_refused(tmp_path: Path) -> None:
+    with answering(None) as url, pytest.raises(SpecError, match="is not that of a Penstock server") as caught:
+        measured(url, tmp_path, task="feature-extraction", info_url=url)
+
+    assert caught.value.field == "info_url"
 
 
 def test_a_required_token_is_sent_and_not_stored(tmp_path: Path) -> None:

@@ -125,8 +125,9 @@ class StoreCollection:
             return ()
 
     async def _start(self, target: CollectionTarget, period: int, keep: tuple[str, ...]) -> bool:
-        """Start a job; False if another object has its name. ClusterError."""
+        """Start a job, after its NetworkPolicy exists; False if another object has its name. ClusterError."""
         key = _key(target, period)
+        await self._port.apply(policy(key.namespace, self._cache.settings))
         try:
             # Not applied: a job that the operator did not create must neither be used nor changed.
             made = await self._port.create(job(target, period, self._cache.settings, keep))
@@ -139,7 +140,6 @@ class StoreCollection:
             )
             return False
         self._cache.jobs.put(made)
-        await self._port.apply(policy(made, self._cache.settings))
         COLLECTIONS.labels("begun").inc()
         logger.info(
             "started garbage collection of the artefact store: job %s%s",

@@ -21,6 +21,7 @@ from penstock_operator.cluster.api import (
     CONFIG_MAP,
     DEPLOYMENT,
     EVENT,
+    JOB,
     KINDS,
     MODEL_ENDPOINT,
     OPTIMIZED_MODEL,
@@ -176,7 +177,7 @@ class Reconciler:
         versions: dict[Ref, int],
     ) -> ClusterError | None:
         """Delete and apply. Returns the first refusal of the API server; the remaining objects are applied
-        nevertheless.
+        nevertheless, except for a job.
 
         `models` are the OptimizedModels that the plan was made from. Endpoints share them and are reconciled
         concurrently: a plan from an older version must not overwrite a newer one. `versions` are the versions of
@@ -190,6 +191,9 @@ class Reconciler:
                 await self._port.delete(kind, ref.name, key.namespace, uid=known.uid)
         for value in planned.apply:
             place = key_of(value)
+            if value["kind"] == JOB.name and problem is not None:
+                # It needs what comes before it: its input, and the NetworkPolicy without which its network is open.
+                continue
             try:
                 if value["kind"] == OPTIMIZED_MODEL.name and place in models:
                     await self._apply(value, version=models[place].version)

@@ -30,6 +30,8 @@ from penstock_operator.plan.pod_template import (
 )
 
 STORE = "penstock-store"
+POLICY_NAME = f"{STORE}-jobs"
+_COMMON_LABELS = {NAME: STORE, MANAGED_BY: MANAGER}
 NODE_CONDITIONS = "node.kubernetes.io/"
 """Prefix of the taints of nodes that are cordoned, short of something, or not ready."""
 DIGESTS_IN_ARGUMENT = 4_000
@@ -173,11 +175,14 @@ def job(target: CollectionTarget, period: int, settings: PlanSettings, keep: Seq
     }
 
 
-def policy(made: Json, settings: PlanSettings) -> Json:
-    """The NetworkPolicy of a job's pod; `made`: the job as the API server returned it."""
-    name, namespace = made["metadata"]["name"], made["metadata"]["namespace"]
-    metadata = reaches_metadata(_account(settings), settings)
-    return network_policy(name, namespace, _labels(name), _owner(made), metadata=metadata)
+def policy(namespace: str, settings: PlanSettings) -> Json:
+    """The NetworkPolicy of the pods of all these jobs in a namespace.
+
+    It has no owner: it must exist before the first job, and stays for the next one.
+    """
+    return network_policy(
+        POLICY_NAME, namespace, _COMMON_LABELS, metadata=reaches_metadata(_account(settings), settings)
+    )
 
 
 def keep_arguments(references: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
@@ -202,9 +207,5 @@ def _account(settings: PlanSettings) -> str:
     return "" if by_namespace(settings) else settings.store_collect_account
 
 
-def _owner(made: Json) -> Json:
-    return {"apiVersion": "batch/v1", "kind": "Job", "name": made["metadata"]["name"], "uid": made["metadata"]["uid"]}
-
-
 def _labels(name: str) -> dict[str, str]:
-    return {NAME: STORE, INSTANCE: name, MANAGED_BY: MANAGER}
+    return {**_COMMON_LABELS, INSTANCE: name}

@@ -24,7 +24,7 @@ from penstock.resources.status import (
     timestamp,
     updated_conditions,
 )
-from penstock_operator.pod_data import printable
+from penstock_operator.pod_data import unprintable_as_spaces
 
 MESSAGE_LIMIT = 2048
 """Characters; the API allows 32,768, but people read these."""
@@ -279,7 +279,7 @@ def events(before: Iterable[Condition], after: Iterable[Condition]) -> tuple[Eve
 
 def clipped(message: str, limit: int = MESSAGE_LIMIT) -> str:
     """The message without control characters, shortened to `limit` characters: parts of it come from pods."""
-    message = printable(message)
+    message = unprintable_as_spaces(message)
     return message if len(message) <= limit else f"{message[: limit - 4].rstrip()} ..."
 
 

@@ -49,8 +49,8 @@ def job_policy(
         f"{model.name}-job",
         endpoint.namespace,
         model_labels(model.name),
-        _owner(facts),
         metadata=reaches_metadata(endpoint.spec.pod.service_account_name, settings),
+        owners=[_owner(facts)],
     )
 
 

@@ -6,7 +6,7 @@ credentials, and no other pod has a reason to connect to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 
 from penstock_operator.plan.endpoint import DEFAULT_ACCOUNT
@@ -38,12 +38,17 @@ def egress(*, metadata: bool) -> list[Json]:
     return [{"to": [{"namespaceSelector": {}}, *blocks]}]
 
 
-def network_policy(name: str, namespace: str, labels: Mapping[str, str], owner: Json, *, metadata: bool) -> Json:
-    """A NetworkPolicy for the pods of a job, which have these labels: no ingress, and `egress`."""
+def network_policy(
+    name: str, namespace: str, labels: Mapping[str, str], *, metadata: bool, owners: Sequence[Json] = ()
+) -> Json:
+    """A NetworkPolicy for the pods of jobs, which have these labels: no ingress, and `egress`.
+
+    It must exist before a job whose pods it selects: a pod that starts earlier has an open network for a while.
+    """
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": {"name": name, "namespace": namespace, "labels": dict(labels), "ownerReferences": [owner]},
+        "metadata": {"name": name, "namespace": namespace, "labels": dict(labels), "ownerReferences": list(owners)},
         "spec": {
             "podSelector": {"matchLabels": dict(labels)},
             # Ingress without rules denies all.

@@ -16,7 +16,7 @@ from penstock.resources.job_summary import Failure, Summary
 from penstock.resources.result import ArtefactReference
 from penstock_operator.plan.conditions import Reason, clipped
 from penstock_operator.plan.workloads import JobFacts, PodFacts
-from penstock_operator.pod_data import MESSAGE_MAX_BYTES, printable, read_json
+from penstock_operator.pod_data import MESSAGE_MAX_BYTES, read_json, unprintable_as_spaces
 
 IMAGE_PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 """Waiting reasons of a container whose image cannot be pulled."""
@@ -141,7 +141,7 @@ def _ended(job: JobFacts, pod: PodFacts, message: str) -> JobOutcome:
         try:
             summary = Summary.from_message(message, read=partial(read_json, max_bytes=MESSAGE_MAX_BYTES))
         except ArtefactError as error:
-            unread = printable(error.message)
+            unread = unprintable_as_spaces(error.message)
     if summary is not None and summary.failure is None:
         return JobSucceeded(summary)
     if summary is not None and summary.failure is not None:

@@ -21,7 +21,7 @@ from penstock_operator.loop.queue import WorkQueue
 from penstock_operator.metrics import PROBES
 from penstock_operator.plan.names import INTERNAL_PORT
 from penstock_operator.plan.workloads import HostReport, JobLog, PodFacts
-from penstock_operator.pod_data import INFO_MAX_BYTES, Unreadable, printable, read_body, read_json
+from penstock_operator.pod_data import INFO_MAX_BYTES, Unreadable, read_body, read_json, unprintable_as_spaces
 from penstock_operator.watch.cluster_cache import ClusterCache
 
 BACKOFF = Backoff(first_seconds=0.5, limit_seconds=10.0)
@@ -114,7 +114,7 @@ class PodInfoReader:
         except TimeoutError:
             return None, f"{url} does not answer within {self._timeout.total:g} s"
         except aiohttp.ClientError as error:
-            return None, printable(f"{url} cannot be reached: {error}")
+            return None, unprintable_as_spaces(f"{url} cannot be reached: {error}")
         except Unreadable as error:
             return None, f"{url} has a form that this version of the operator does not understand: {error}"
         except Exception as error:

@@ -104,7 +104,7 @@ class AccessTokens:
 
 def read_folder(folder: Path) -> tuple[tuple[str, bytes], ...]:
     """Names and tokens of a folder: each file is a token, or several of one name, one a line. OSError."""
-    return tuple((_printable(path.name), token) for path in _files(folder) for token in _lines(path))
+    return tuple((_log_field(path.name), token) for path in _files(folder) for token in _lines(path))
 
 
 def _files(folder: Path) -> list[Path]:
@@ -130,6 +130,6 @@ def _named(prefix: str, tokens: list[bytes]) -> tuple[tuple[str, bytes], ...]:
     return tuple((prefix if len(tokens) == 1 else f"{prefix}-{at}", token) for at, token in enumerate(tokens, start=1))
 
 
-def _printable(name: str) -> str:
+def _log_field(name: str) -> str:
     """For the access log, whose fields are separated by spaces."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", name)

@@ -55,7 +55,7 @@ def json_words(value: Any) -> str:
     return next((name for kind, name in names.items() if isinstance(value, kind)), f"a {type(value).__name__}")
 
 
-def printable(name: object) -> str:
+def shortened_name(name: object) -> str:
     """A name from a client, for error messages: shortened, and without characters that JSON cannot hold."""
     return str(name)[:100].encode(errors="replace").decode()
 
@@ -73,7 +73,7 @@ def _wrong(kind: FieldKind, value: Any, where: str) -> InvalidInput:
 
 
 def _unknown(name: str, where: str, known: Sequence[str]) -> InvalidInput:
-    path = f"{where}.{printable(name)}"
+    path = f"{where}.{shortened_name(name)}"
     return InvalidInput(f"{path}: there is no such field", field=path, remedy=near(str(name), known))
 
 

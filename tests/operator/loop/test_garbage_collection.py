@@ -12,7 +12,7 @@ import pytest
 
 from penstock.artefact_store import StoreUri
 from penstock_operator.cluster.api import ClusterPort, Json
-from penstock_operator.cluster.errors import Conflict
+from penstock_operator.cluster.errors import Conflict, Refused
 from penstock_operator.cluster.informer import Informer
 from penstock_operator.cluster.kubernetes import KubernetesPort, load_configuration
 from penstock_operator.loop.garbage_collection import AT_ONCE, StoreCollection, referred
@@ -105,7 +105,24 @@ def test_a_collection_runs_once_in_a_period_also_after_a_change_of_leader() -> N
     scene.now += DAY
     scene.collect()
     assert len(set(scene.cluster.names("Job"))) == 2
-    assert scene.cluster.names("NetworkPolicy") == scene.cluster.names("Job")
+    assert [value["kind"] for value in scene.cluster.applied] == ["NetworkPolicy", "Job"] * 2
+
+
+def test_no_job_starts_without_its_network_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    apply = scene.cluster.apply
+
+    async def refuse(value: Json) -> Json:
+        raise Refused("a quota", status=403)
+
+    monkeypatch.setattr(scene.cluster, "apply", refuse)
+    with pytest.raises(Refused):
+        scene.collect()
+    assert scene.cluster.applied == []
+    monkeypatch.setattr(scene.cluster, "apply", apply)
+    scene.collect()
+
+    assert len(scene.cluster.names("Job")) == 1
 
 
 def test_collections_on_many_nodes_run_a_few_at_a_time() -> None:
@@ -201,7 +218,7 @@ def test_a_job_of_that_name_that_another_client_created_is_not_used(caplog: pyte
 
     assert scene.collect() is False
     assert scene.collect() is False
-    assert scene.cluster.applied == []
+    assert scene.cluster.names("Job") == []
     events = [record.__dict__["event"] for record in caplog.records if "event" in record.__dict__]
     assert events == ["CollectionNotStarted"] * 2, "once for each node"
 

@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 
-from penstock_operator.cluster.api import ClusterPort
+from penstock_operator.cluster.api import JOB, NETWORK_POLICY, SERVICE, ClusterPort, Json
+from penstock_operator.cluster.errors import ClusterError, Refused
 from penstock_operator.cluster.store import ObjectKey
-from penstock_operator.loop.reconcile import ReconcileRequest
+from penstock_operator.loop.reconcile import Reconciler, ReconcileRequest
+from penstock_operator.plan.endpoint_plan import ReconcilePlan
 from penstock_operator.plan.names import LOG_NONCE
 from penstock_operator.settings import PREFIX, Settings
+from penstock_operator.watch.cluster_cache import ClusterCache
 from testbed.cluster import Cluster
 from testbed.fixtures import install_crds
 from testbed.kubectl import Kubectl
 from tests.operator import kubelet
+from tests.operator.objects import metadata
 from tests.operator.running import Tripwire, running
 
 LIVES = 4
@@ -279,3 +283,31 @@ def test_the_newest_endpoint_over_the_quota_gets_nothing_until_another_one_is_de
             assert await asyncio.to_thread(accepted, "second") == "Valid"
 
     asyncio.run(scenario())
+
+
+def test_a_job_is_not_created_when_its_network_policy_is_refused() -> None:
+    applied: list[str] = []
+    refused = {"NetworkPolicy"}
+
+    class Port:
+        async def apply(self, value: Json) -> Json:
+            if value["kind"] in refused:
+                raise Refused("a quota", status=403)
+            applied.append(value["kind"])
+            return value
+
+    objects = [
+        {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata("emotion", 1)}
+        for kind in (NETWORK_POLICY, JOB, SERVICE)
+    ]
+    port: Any = Port()
+    reconciler = Reconciler(port, ClusterCache(Settings.load({}).plan_settings()), identity="test")
+
+    def act() -> ClusterError | None:
+        return asyncio.run(reconciler._act(ObjectKey("a", "emotion"), ReconcilePlan(apply=tuple(objects)), {}, {}))
+
+    assert isinstance(act(), Refused)
+    assert applied == ["Service"]
+    refused.clear()
+    assert act() is None
+    assert applied == ["Service", "NetworkPolicy", "Job"]

@@ -53,8 +53,7 @@ def of_job(kube: Kube) -> tuple[Json, Json]:
 def of_collection(pod: dict[str, Any], settings: PlanSettings) -> tuple[Json, Json]:
     settings = replace(settings, store_collect_account=pod.get("serviceAccountName", ""))
     made = job(CollectionTarget(CollectionHome("a")), 7, settings, ["0" * 16])
-    made["metadata"]["uid"] = "uid"
-    return policy(made, settings), made["spec"]["template"]
+    return policy("a", settings), made["spec"]["template"]
 
 
 def cases(pod: dict[str, Any], settings: PlanSettings) -> list[tuple[Json, Json]]:

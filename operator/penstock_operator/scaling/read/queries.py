@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 from penstock.resources.scaling import PrometheusQueries
-from penstock_operator.pod_data import printable
+from penstock_operator.pod_data import unprintable_as_spaces
 from penstock_operator.scaling.decide.interpret import (
     Answer,
     Answers,
@@ -186,7 +186,9 @@ def read(body: bytes) -> Answer:
         if data["resultType"] == "scalar":
             return Vector((Element({}, float(data["result"][1])),))
         if data["resultType"] != "vector":
-            return QueryFailure(f"prometheus gave a {printable(str(data['resultType'])[:40])} instead of numbers")
+            return QueryFailure(
+                f"prometheus gave a {unprintable_as_spaces(str(data['resultType'])[:40])} instead of numbers"
+            )
         return Vector(tuple(_element(entry) for entry in data["result"]))
     except NO_ANSWER:
         return QueryFailure("what answers is no prometheus")

@@ -25,7 +25,7 @@ import aiohttp
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.metrics import SCRAPES
 from penstock_operator.plan.names import INTERNAL_PORT
-from penstock_operator.pod_data import DEMAND_MAX_BYTES, METRICS_MAX_BYTES, Unreadable, printable, read_body
+from penstock_operator.pod_data import DEMAND_MAX_BYTES, METRICS_MAX_BYTES, Unreadable, read_body, unprintable_as_spaces
 from penstock_operator.scaling.decide.measurement import Idle, Metrics, Unknown, known
 from penstock_operator.supervision import supervised
 from penstock_operator.watch.pod_reports import pod_session
@@ -178,7 +178,7 @@ class PodScraper:
         except TimeoutError:
             return f"{pod.name} does not answer within {self._timeout.total:g} s on {url}"
         except aiohttp.ClientError as error:
-            return printable(f"{pod.name} cannot be reached on {url}: {error}")
+            return unprintable_as_spaces(f"{pod.name} cannot be reached on {url}: {error}")
         except Unreadable as error:
             return f"{pod.name} gives no metrics that can be read on {url}: {error}"
 

@@ -26,7 +26,7 @@ from penstock_runtime.errors import (
 )
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response
 from penstock_runtime.serving.predictor import Answer
-from penstock_runtime.tasks.fields import FieldKind, json_words, printable
+from penstock_runtime.tasks.fields import FieldKind, json_words, shortened_name
 
 LOOKED_AT = 100
 """Fields of a body that are searched for a mistyped name: there may be a hundred thousand."""
@@ -128,16 +128,16 @@ def missing_field(name: str, unknown: Iterable[str] = ()) -> InvalidInput:
     close = closest(name, islice(unknown, LOOKED_AT))
     if close:
         return InvalidInput(
-            f"body has no field '{name}'; did you mean it instead of '{printable(close)}'?",
+            f"body has no field '{name}'; did you mean it instead of '{shortened_name(close)}'?",
             field=name,
-            remedy=f"Rename '{printable(close)}' to '{name}'",
+            remedy=f"Rename '{shortened_name(close)}' to '{name}'",
         )
     return InvalidInput(f"body has no field '{name}'", field=name, remedy=f"Add '{name}' (/docs has an example)")
 
 
 def unknown_field(name: str, free: Sequence[str], known: Sequence[str], *, what: str = "field") -> InvalidInput:
     """The error for an unknown field. `free`: known fields that were not given, suggested first for a typo."""
-    shown = printable(name)
+    shown = shortened_name(name)
     close = closest(shown, free) or closest(shown, known)
     remedy = f"Did you mean '{close}'?" if close else f"Known here: {', '.join(known) or 'none'}"
     return InvalidInput(f"there is no {what} '{shown}'", field=shown, remedy=remedy)

@@ -11,7 +11,7 @@ from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.predictor import Answer
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from penstock_runtime.settings import Settings
-from penstock_runtime.tasks.fields import printable
+from penstock_runtime.tasks.fields import shortened_name
 from penstock_runtime.tokens import Tokenizer
 
 T = TypeVar("T")
@@ -104,7 +104,8 @@ class ModelService:
         """UnsupportedRoute unless `name` is the endpoint's."""
         if name != self.status.name:
             raise UnsupportedRoute(
-                f"there is no model {printable(name)!r} here", remedy=f"This endpoint's model is {self.status.name!r}"
+                f"there is no model {shortened_name(name)!r} here",
+                remedy=f"This endpoint's model is {self.status.name!r}",
             )
 
     @property

@@ -10,20 +10,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from enum import Enum
 from functools import partial
 from typing import cast
 
 import httptools
 
-from penstock_runtime.errors import (
-    BodyTooLarge,
-    MalformedRequest,
-    NotReady,
-    Overloaded,
-    RequestError,
-    RequestTimeout,
-)
+from penstock_runtime.errors import BodyTooLarge, MalformedRequest, NotReady, Overloaded, RequestError, RequestTimeout
 from penstock_runtime.http.transport.eager import Suspended, run_eagerly
 from penstock_runtime.http.transport.head import (
     MAX_LENGTH_DIGITS,
@@ -36,6 +28,8 @@ from penstock_runtime.http.transport.head import (
 )
 from penstock_runtime.http.transport.message import Request, Response, encode
 from penstock_runtime.http.transport.pool import ClientShare, ConnectionMemory, ConnectionPool, Pipeline, UploadRate
+from penstock_runtime.http.transport.reading import ConnectionState, ReadInTurns
+from penstock_runtime.http.transport.turns import Turn
 
 LINGER_SECONDS = 2.0
 """How long the rest of a body is read and dropped after an early refusal. Closing at once would reset the connection,
@@ -44,28 +38,17 @@ LINGER_BYTES = 64 * 2**20
 NUMBERS = itertools.count(1)
 
 
-class ConnectionState(Enum):
-    """What a connection waits for: decides what its deadline means."""
-
-    IDLE = "idle"
-    HEAD = "head"
-    BODY = "body"
-    ANSWER = "answer"
-    LINGER = "linger"
-    """The request was refused; further data is dropped."""
-
-
-class Connection(asyncio.Protocol):
+class Connection(ReadInTurns):
     """One client."""
 
     __slots__ = (
-        "_body", "_body_bytes", "_dropped_bytes", "_head_bytes", "_head_cache", "_headers", "_is_advancing",
-        "_is_first", "_memory", "_scheduled", "_skips_head", "_unread_bytes", "_upload", "_url", "active", "address",
-        "client", "deadline", "expired", "expires", "number", "parser", "pipeline", "pool", "request", "state",
-        "suspended", "transport", "writable",
+        "_body", "_body_bytes", "_dropped_bytes", "_expected_bytes", "_head_bytes", "_head_cache", "_headers",
+        "_is_advancing", "_is_first", "_skips_head", "_turn", "_unread_bytes", "_upload", "_url", "active",
+        "address", "deadline", "expired", "expires", "number", "parser", "request", "state", "suspended", "writable",
     )  # fmt: skip
 
     def __init__(self, pool: ConnectionPool) -> None:
+        super().__init__()
         self.pool = pool
         self.number = next(NUMBERS)
         self.transport: asyncio.Transport | None = None
@@ -95,6 +78,8 @@ class Connection(asyncio.Protocol):
         """Received since the last piece of a body or end of a message: an incomplete head or incomplete trailers."""
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._expected_bytes = 0
+        """Length of the body being received, if its head has it."""
         self._upload = UploadRate()
         self.address = ""
         self.client = ClientShare("")
@@ -102,7 +87,7 @@ class Connection(asyncio.Protocol):
         self._memory = ConnectionMemory(pool, self.client, self)
         self._is_first = False
         """No request of the data just received has been started yet."""
-        self._scheduled: asyncio.Handle | None = None
+        self._turn: Turn | None = None
         """Starts a request that was received together with others."""
         self._is_advancing = False
         self._skips_head = False
@@ -129,23 +114,33 @@ class Connection(asyncio.Protocol):
             error = NotReady("clients have too many connections open, and all of them are in use")
             self._refuse_and_close(None, error)
 
-    def data_received(self, data: bytes) -> None:
-        """Bytes have arrived."""
+    def missing_bytes(self) -> int:
+        """See `ReadInTurns`."""
+        return self._expected_bytes - self._body_bytes if self.state is ConnectionState.BODY else 0
+
+    def receive_request(self, data: bytes) -> bool:
+        """See `ReadInTurns`."""
+        self._is_first = True
+        if self.state is not ConnectionState.IDLE or self.request is not None:
+            return False
+        cached = self._head_cache.read(data, self.pool.application.admission_version)
+        if cached is not None:
+            self._begin_cached(*cached)
+        return cached is not None
+
+    def receive(self, data: bytes) -> None:
+        """See `ReadInTurns`."""
         if self.state is ConnectionState.LINGER:
             self._dropped_bytes += len(data)
             if self._dropped_bytes > LINGER_BYTES and self.transport is not None:
                 self.transport.abort()
             return
-        self._is_first = True
-        if self.state is ConnectionState.IDLE and self.request is None:
-            cached = self._head_cache.read(data, self.pool.application.admission_version)
-            if cached is not None:
-                self._begin_cached(*cached)
-                return
         self._unread_bytes += len(data)
         if self.pipeline:
             self.pipeline.read_bytes += len(data)
         self._feed(data)
+        if self.request is not None:
+            self.count_piece(len(data))
         # Complete headers are counted elsewhere, trailers not at all: this limits heads and trailers that never end.
         if self._unread_bytes > self.pool.settings.max_header_bytes and self.parser is not None:
             self._refuse_headers()
@@ -181,8 +176,8 @@ class Connection(asyncio.Protocol):
         """The socket is closed: cancel the request in progress."""
         _ = exc
         self.pool.remove(self)
+        self.end_of_reading()
         self._cancel()
-        self._memory.clear()
         self.pipeline.clear()
         self.parser = None
         self.request = None
@@ -191,9 +186,9 @@ class Connection(asyncio.Protocol):
     def _cancel(self) -> None:
         if self.suspended is not None:
             self.suspended.cancel()
-        if self._scheduled is not None:
-            self._scheduled.cancel()
-        self.suspended = self._scheduled = None
+        if self._turn is not None:
+            self._turn.cancel()
+        self.suspended = self._turn = None
 
     def pause_writing(self) -> None:
         """The client reads more slowly than the responses are written."""
@@ -255,11 +250,12 @@ class Connection(asyncio.Protocol):
         self._body = []
         self._body_bytes = 0
         expected = None if b"transfer-encoding" in headers else int(headers.get(b"content-length") or 0)
+        self._expected_bytes = expected or 0
         try:
             check_head(headers, version)
             self.pool.application.admit(request, expected)
         except RequestError as error:
-            request.refusal = error
+            request.refusal = error.with_traceback(None)  # no cycle of references for the garbage collector
             if isinstance(error, BodyTooLarge | MalformedRequest) or b"expect" in headers:
                 self._refuse_and_close(request, error)
                 return
@@ -300,6 +296,7 @@ class Connection(asyncio.Protocol):
         self._skips_head = False
         self._unread_bytes = 0
         self.request = None
+        self.end_of_request()
         body = self._body
         request.body = body[0] if len(body) == 1 else b"".join(body)
         self._body = []
@@ -338,17 +335,17 @@ class Connection(asyncio.Protocol):
         self.state = ConnectionState.ANSWER
         # Of pipelined requests only the first starts at once: one client must not block the loop with all of them.
         # If the response may close the connection, it waits until the parser has read the requests that follow.
-        if (self._is_first or request.refusal is not None) and not self._is_ending():
+        if self._is_first and not self._is_ending():
             self._is_first = False
             self._answer(request)
         else:
-            self._scheduled = self.pool.loop.call_soon(self._answer, request)
+            self._turn = self.pool.turns.add(self.client.key, partial(self._answer, request))
 
     def _is_ending(self) -> bool:
         return self.expired or self.pool.draining
 
     def _answer(self, request: Request) -> None:
-        self._scheduled = None
+        self._turn = None
         application, refusal = self.pool.application, request.refusal
         answer = application.answer(request) if refusal is None else application.refuse(request, refusal)
         response = answer if isinstance(answer, Response) else run_eagerly(answer)
@@ -366,7 +363,8 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         # While draining, and on an expired connection, requests that were already received are answered too.
-        close = not request.keep_alive or (self._is_ending() and not self.pipeline and self.request is None)
+        waits = self.pipeline or self._unparsed or self.request is not None
+        close = not request.keep_alive or (self._is_ending() and not waits)
         transport.write(
             encode(
                 response,
@@ -480,7 +478,7 @@ class Connection(asyncio.Protocol):
     def is_idle(self) -> bool:
         """See `PooledConnection`."""
         transport = self.transport
-        is_waiting = self.state is ConnectionState.IDLE and self.request is None
+        is_waiting = self.state is ConnectionState.IDLE and self.request is None and not self._unparsed
         return is_waiting and transport is not None and not transport.get_write_buffer_size()
 
     @property
@@ -504,7 +502,7 @@ class Connection(asyncio.Protocol):
         if is_incomplete and not is_blocked:
             self._refuse_and_close(self.request, Overloaded("other clients need what this one holds"))
         self._body = []
-        self._memory.clear()
+        self.end_of_reading()
         self._close(transport)
         if is_blocked:
             transport.abort()
@@ -514,7 +512,7 @@ class Connection(asyncio.Protocol):
 
     def close_if_idle(self) -> bool:
         """Close if no request is being answered or read; false if one is."""
-        if self.state is ConnectionState.IDLE and self.transport is not None:
+        if self.state is ConnectionState.IDLE and self.transport is not None and not self._unparsed:
             self._close(self.transport)
             return True
         return self.transport is None

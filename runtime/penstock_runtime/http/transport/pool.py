@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from penstock_runtime.errors import RequestError
 from penstock_runtime.http.transport.message import Request, Response
+from penstock_runtime.http.transport.turns import ReadTurns, Turns
 from penstock_runtime.settings import HttpSettings
 
 SPARE_OPEN_FILES = 256
@@ -151,6 +152,8 @@ class ConnectionPool:
         self._client_connections = max(1, int(share * self.max_connections))
         self._client_bytes = share * settings.max_held_bytes
         self._clients: dict[str, ClientShare] = {}
+        self.turns = Turns(self.loop)
+        self.read_turns = ReadTurns(self.loop)
         self.draining = False
         """From now on the server closes each connection with its next response."""
         self.held_bytes = 0
@@ -308,19 +311,20 @@ class UploadRate:
 class Pipeline(deque[Request]):
     """Complete requests of one client that wait for the responses to earlier ones, in order."""
 
-    __slots__ = ("_is_paused", "read_bytes")
+    __slots__ = ("is_paused", "read_bytes")
 
     def __init__(self) -> None:
         super().__init__()
         self.read_bytes = 0
         """Received since the first of them."""
-        self._is_paused = False
+        self.is_paused = False
+        """So much of them that the connection is not read."""
 
     def add(self, request: Request, transport: asyncio.Transport | None) -> None:
         """Append a request; pause reading when the client has sent more than `PIPELINE_BYTES` ahead."""
         self.append(request)
-        if self.read_bytes > PIPELINE_BYTES and not self._is_paused and transport is not None:
-            self._is_paused = True
+        if self.read_bytes > PIPELINE_BYTES and not self.is_paused and transport is not None:
+            self.is_paused = True
             transport.pause_reading()
 
     def take(self, transport: asyncio.Transport | None) -> Request:
@@ -328,8 +332,8 @@ class Pipeline(deque[Request]):
         request = self.popleft()
         if not self:
             self.read_bytes = 0
-            if self._is_paused and transport is not None:
-                self._is_paused = False
+            if self.is_paused and transport is not None:
+                self.is_paused = False
                 transport.resume_reading()
         return request
 

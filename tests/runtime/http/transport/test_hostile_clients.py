@@ -13,6 +13,9 @@ import httpx
 import pytest
 
 from penstock_runtime.http.transport import pool
+from penstock_runtime.http.transport.connection import Connection
+from penstock_runtime.http.transport.reading import ReadInTurns
+from penstock_runtime.http.transport.turns import READS, ReadTurns
 from tests.runtime.http.serving import Endpoint, Gate, exchange, open_connections, post, read_answer, serving, until
 
 HOSTILE = tuple(f"127.0.0.{number}" for number in range(2, 12))
@@ -272,3 +275,86 @@ def test_a_long_path_is_not_compared_with_the_routes(monkeypatch: pytest.MonkeyP
             assert len(error.message) < 150
 
     assert [len(path) for path in compared] == [50]
+
+
+class TestTurns:
+    """Clients that keep the event loop busy."""
+
+    @pytest.mark.parametrize(("connections", "requests"), [(1, 1500), (300, 1)], ids=["one piece", "many connections"])
+    def test_requests_that_arrive_together_do_not_delay_another_client(
+        self, monkeypatch: pytest.MonkeyPatch, connections: int, requests: int
+    ) -> None:
+        parsed: list[str] = []
+        parse = Connection.on_headers_complete
+
+        def record(self: Connection) -> None:
+            parsed.append(self.address)
+            parse(self)
+
+        monkeypatch.setattr(Connection, "on_headers_complete", record)
+        with opened() as (endpoint, stack, _):
+            hostile = [stack.enter_context(connect(endpoint, HOSTILE[0])) for _ in range(connections)]
+            good = stack.enter_context(connect(endpoint))
+            wait_for_connections(endpoint, connections + 1)
+            # All data is there before the event loop reads any.
+            sent = threading.Event()
+            endpoint.loop.call_soon_threadsafe(sent.wait, 60)
+            for client in hostile:
+                client.sendall(b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n" * requests)
+            good.sendall(PROBE)
+            sent.set()
+            assert status(read_answer(good)) == 200
+            until(lambda: len(parsed) == connections * requests + 1)
+
+        assert parsed.index("127.0.0.1") < connections * requests / 2
+
+    def test_bytes_that_arrive_one_by_one_are_read_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        counts = {"reads": 0, "turns": 0}
+        receive, turn = Connection.data_received, ReadTurns._turn
+
+        def received(self: Connection, data: bytes) -> None:
+            counts["reads"] += 1
+            receive(self, data)
+
+        def turned(self: ReadTurns) -> None:
+            counts["turns"] += 1
+            turn(self)
+
+        monkeypatch.setattr(Connection, "data_received", received)
+        monkeypatch.setattr(ReadTurns, "_turn", turned)
+        with opened() as (endpoint, stack, _):
+            clients = [stack.enter_context(connect(endpoint, HOSTILE[0])) for _ in range(20)]
+            for client in clients:
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for byte in post("/predict", b'{"inputs": "a text"}'):
+                for client in clients:
+                    client.sendall(bytes([byte]))
+            answers = [status(read_answer(client)) for client in clients]
+
+        assert answers == [200] * 20
+        # Each request's first pieces, and then some in each turn.
+        assert counts["reads"] <= 3 * 20 + READS * counts["turns"]
+
+    def test_data_that_waits_for_its_turn_counts_as_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        held: list[int] = []
+        wait = ReadInTurns._wait
+
+        def record(self: ReadInTurns, data: bytes) -> bool:
+            waits = wait(self, data)
+            held.append(self.pool.held_bytes)
+            return waits
+
+        monkeypatch.setattr(ReadInTurns, "_wait", record)
+        with opened(max_held_bytes=100_000) as (endpoint, stack, _):
+            hostile = [stack.enter_context(connect(endpoint, HOSTILE[0])) for _ in range(10)]
+            wait_for_connections(endpoint, 10)
+            sent = threading.Event()
+            endpoint.loop.call_soon_threadsafe(sent.wait, 60)
+            for client in hostile:
+                client.sendall(b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n" * 600)
+            sent.set()
+            until(lambda: bool(held) and endpoint.server._listener.held_bytes == 0)  # type: ignore[union-attr]
+            (answer,) = exchange(endpoint, PROBE)
+
+        assert status(answer) == 200
+        assert 30_000 < max(held) <= 100_000
