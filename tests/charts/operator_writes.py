@@ -57,7 +57,7 @@ def made(name: str) -> Iterator[Json]:
 def made_for_the_store() -> tuple[Json, Json]:
     """A job that collects garbage in the store, and its NetworkPolicy."""
     job = collection.job(CollectionTarget(CollectionHome(NAMESPACE), "n1"), 1, COLLECTOR, ("0" * 16,))
-    return job, collection.policy({**job, "metadata": {**job["metadata"], "uid": "0"}}, COLLECTOR)
+    return job, collection.policy(NAMESPACE, COLLECTOR)
 
 
 def one(kind: str, name: str, endpoint: str = "the richest") -> Json:
