@@ -15,7 +15,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "operator")]
 
-from tools.operator_rights import CLUSTER, COLLECTION, KEDA, NAMESPACED, OWN, SECRETS, Grant, rules  # noqa: E402 - the path comes first
+from tools.operator_rights import CLUSTER, COLLECTION, GATEWAY_API, KEDA, NAMESPACED, OWN, SECRETS, Grant, rules  # noqa: E402 - the path comes first
 
 CHART = Path("charts/penstock")
 
@@ -27,6 +27,7 @@ def rbac() -> str:
         "cluster": CLUSTER,
         "namespaced": NAMESPACED,
         "keda": KEDA,
+        "gatewayApi": GATEWAY_API,
         "secrets": SECRETS,
         "own": OWN,
         "collection": COLLECTION,

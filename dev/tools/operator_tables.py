@@ -42,6 +42,7 @@ def rights() -> str:
         ("the cluster", rbac.CLUSTER),
         ("the reconciled namespaces", rbac.NAMESPACED),
         ("the reconciled namespaces, with KEDA", rbac.KEDA),
+        ("the reconciled namespaces, with the Gateway API", rbac.GATEWAY_API),
         ("the reconciled namespaces, on request", rbac.SECRETS),
         ("its own namespace", rbac.OWN),
         ("its own namespace, to collect garbage in the store", rbac.COLLECTION),

@@ -15,12 +15,12 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import TypeAdapter, ValidationError, model_validator
 
 import penstock
 from penstock.errors import SettingError, closest
 from penstock.settings import Setting, SettingsGroup, described, load, setting
-from penstock_operator.plan.installation import AllowList, PlanSettings, StoreVolume
+from penstock_operator.plan.installation import AllowList, HostRule, PlanSettings, StoreVolume
 from penstock_operator.plan.prometheus_urls import HOST_PATTERN
 
 PREFIX = "PENSTOCK_OPERATOR_"
@@ -35,6 +35,18 @@ def _pairs(setting_name: str, texts: Sequence[str]) -> tuple[tuple[str, str], ..
         if not name or not equals:
             raise ValueError(f"{setting_name} {text!r} is not NAME=VALUE")
     return tuple((name, value) for name, _, value in found)
+
+
+def _host_rules(text: str) -> tuple[HostRule, ...]:
+    """The rules of the setting exposure_hosts. ValueError shows what is wrong."""
+    if not text.strip():
+        return ()
+    try:
+        return TypeAdapter(tuple[HostRule, ...]).validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the list"
+        raise ValueError(f"exposure_hosts, {place}: {first['msg'].removeprefix('Value error, ')}") from error
 
 
 class ClusterSettings(SettingsGroup):
@@ -55,6 +67,11 @@ class ClusterSettings(SettingsGroup):
         ("penstock.dev/monitoring=true",),
         "Labels of the namespaces whose pods may read the metrics of serving pods and gateways, comma-separated "
         "NAME=VALUE: the namespace of Prometheus. The operator's own namespace always may. Empty: no other.",
+    )
+
+    gateway_api: bool = setting(
+        False,
+        "The Gateway API is installed: endpoints may have an HTTPRoute (spec.exposure.httpRoute).",
     )
 
     @model_validator(mode="after")
@@ -214,6 +231,17 @@ class PolicySettings(SettingsGroup):
     allowed_service_accounts: tuple[str, ...] = setting(
         (), "Names in spec.pod.serviceAccountName in addition to `default`, comma-separated."
     )
+    allowed_ingress_annotations: tuple[str, ...] = setting(
+        AllowList.ingress_annotations,
+        "Keys in spec.exposure.ingress.annotations, comma-separated. Annotations of an ingress controller can change "
+        "its configuration for all users: allow single keys of it, never all.",
+    )
+    exposure_hosts: str = setting(
+        "",
+        "Hosts that endpoints may use in spec.exposure, as a JSON list: "
+        '`[{"hosts": ["*.a.example.com"], "namespaces": {"matchLabels": {"team": "a"}}}]`. Empty: none, so that no '
+        "endpoint can be exposed.",
+    )
     shared_artefacts: bool = setting(
         False,
         "optimization.artefact may name any artefact of the store, also one of another namespace. Otherwise an "
@@ -232,12 +260,13 @@ class PolicySettings(SettingsGroup):
             for pattern in patterns:
                 if "*" in pattern[:-1]:
                     raise ValueError(f"{name} has {pattern!r}: * may only be the last character")
+        _ = _host_rules(self.exposure_hosts)
         return self
 
     def allow_list(self) -> AllowList:
         """The settings as plans take them."""
         lists = {name.removeprefix("allowed_"): patterns for name, patterns in self._lists().items()}
-        return AllowList(**lists, shared_artefacts=self.shared_artefacts)
+        return AllowList(**lists, shared_artefacts=self.shared_artefacts, hosts=_host_rules(self.exposure_hosts))
 
     def _lists(self) -> dict[str, tuple[str, ...]]:
         """The lists of names by field."""
@@ -448,6 +477,7 @@ class Settings(SettingsGroup):
             job_memory=self.jobs.job_memory,
             runtime_memory=self.jobs.runtime_memory,
             resync_seconds=self.work.resync_seconds,
+            gateway_api=self.cluster.gateway_api,
             keda=self.scaling.keda,
             prometheus_url=self.scaling.prometheus_url,
             allowed=self.policy.allow_list(),

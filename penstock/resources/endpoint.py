@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from penstock.errors import SpecError
 from penstock.recipe import EngineName, Precision
 from penstock.resources.base import API_VERSION, Metadata, Resource, Spec
+from penstock.resources.exposure import Exposure
 from penstock.resources.pod import Pod
 from penstock.resources.rules import Rule, TextRule
 from penstock.resources.scaling import MOST_REPLICAS, Scaling
@@ -29,6 +30,7 @@ __all__ = [
     "AccuracyBudget",
     "Auth",
     "ConfigMapKey",
+    "Exposure",
     "Gateway",
     "GatewayMode",
     "Latency",
@@ -378,6 +380,11 @@ class ModelEndpointSpec(EndpointCore):
     auth: Auth | None = Field(
         default=None,
         description="Bearer tokens that requests need. None: the endpoint is open to the cluster.",
+        json_schema_extra=CLUSTER,
+    )
+    exposure: Exposure | None = Field(
+        default=None,
+        description="Requests from outside the cluster. None: the endpoint is reached inside the cluster only.",
         json_schema_extra=CLUSTER,
     )
     scaling: Scaling = Field(default=Scaling(), json_schema_extra=CLUSTER)

@@ -12,7 +12,7 @@ from penstock_operator.plan.names import ENDPOINT, gateway_labels, runtime_label
 from penstock_operator.settings import Settings
 from tests.charts.helm import CHART, NAMESPACE, Helm, Manifest, of_kind
 from tools import make_chart
-from tools.operator_rights import CLUSTER, COLLECTION, KEDA, NAMESPACED, OWN, SECRETS, rules
+from tools.operator_rights import CLUSTER, COLLECTION, GATEWAY_API, KEDA, NAMESPACED, OWN, SECRETS, rules
 
 ROOT = Path(__file__).parents[2]
 
@@ -118,6 +118,10 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
                 "policy": {
                     "fileSources": ["/srv/models", "/data"],
                     "metadataForServiceAccounts": True,
+                    "exposure": {
+                        "hosts": [{"hosts": ["*.a.example.com"], "namespaces": {"matchLabels": {"team": "a"}}}],
+                        "annotations": ["cert-manager.io/*", "example.com/note"],
+                    },
                     "pod": {"labels": ["team", "cost/*"], "nodeSelectors": [], "serviceAccounts": ["reader"]},
                 },
                 "prometheus": {"allowedHosts": ["*.monitoring.svc", "thanos:9090"]},
@@ -131,6 +135,10 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
                 "PENSTOCK_OPERATOR_WORKERS": "16",
                 "PENSTOCK_OPERATOR_ALLOWED_FILE_PREFIXES": "/srv/models,/data",
                 "PENSTOCK_OPERATOR_METADATA_FOR_ACCOUNTS": "true",
+                "PENSTOCK_OPERATOR_EXPOSURE_HOSTS": (
+                    '[{"hosts":["*.a.example.com"],"namespaces":{"matchLabels":{"team":"a"}}}]'
+                ),
+                "PENSTOCK_OPERATOR_ALLOWED_INGRESS_ANNOTATIONS": "cert-manager.io/*,example.com/note",
                 "PENSTOCK_OPERATOR_ALLOWED_LABELS": "team,cost/*",
                 "PENSTOCK_OPERATOR_ALLOWED_NODE_SELECTORS": "",
                 "PENSTOCK_OPERATOR_ALLOWED_SERVICE_ACCOUNTS": "reader",
@@ -320,19 +328,24 @@ def test_recording_rules_come_with_the_monitors(chart: Helm) -> None:
     assert [one for one in chart.template() if one["apiVersion"].startswith("monitoring")] == []
 
 
-def test_rights_for_keda_and_for_secrets_are_granted_if_their_values_are_set(chart: Helm) -> None:
-    values: Manifest = {"keda": {"enabled": True}, "prometheus": {"readSecrets": True}}
+def test_optional_rights_are_granted_if_their_values_are_set(chart: Helm) -> None:
+    values: Manifest = {
+        "keda": {"enabled": True},
+        "gatewayApi": {"enabled": True},
+        "prometheus": {"readSecrets": True},
+    }
     everywhere = chart.template(values)
     in_one = chart.template({**values, "watchNamespaces": ["team-a"]})
 
     assert of_kind(everywhere, "ClusterRole", "penstock-operator")["rules"] == rules(
-        [*CLUSTER, *NAMESPACED, *KEDA, *SECRETS]
+        [*CLUSTER, *NAMESPACED, *KEDA, *GATEWAY_API, *SECRETS]
     )
     assert of_kind(in_one, "ClusterRole", "penstock-operator")["rules"] == rules(CLUSTER)
     watched = {one["metadata"]["namespace"]: one["rules"] for one in in_one if one["kind"] == "Role"}
-    assert watched["team-a"] == rules([*NAMESPACED, *KEDA, *SECRETS])
+    assert watched["team-a"] == rules([*NAMESPACED, *KEDA, *GATEWAY_API, *SECRETS])
     assert environment(everywhere)["PENSTOCK_OPERATOR_KEDA"] == "true"
-    assert "PENSTOCK_OPERATOR_KEDA" not in environment(chart.template())
+    assert environment(everywhere)["PENSTOCK_OPERATOR_GATEWAY_API"] == "true"
+    assert environment(chart.template()).keys().isdisjoint({"PENSTOCK_OPERATOR_KEDA", "PENSTOCK_OPERATOR_GATEWAY_API"})
 
 
 BAD: list[tuple[Manifest, str]] = [
@@ -356,6 +369,7 @@ BAD: list[tuple[Manifest, str]] = [
     ({"operator": {"resources": {"limits": {"memory": "plenty"}}}}, "memory"),
     ({"podMonitor": {"interval": "often"}}, "interval"),
     ({"policy": {"fileSources": ["/"]}}, "fileSources"),
+    ({"policy": {"exposure": {"hosts": [{"hosts": ["a.example.com"]}]}}}, "namespaces"),
     ({"policy": {"pod": {"labels": ["a,b"]}}}, "labels"),
     ({"policy": {"pod": {"tolerations": ["a*b"]}}}, "tolerations"),
     ({"prometheus": {"allowedHosts": ["http://prometheus"]}}, "allowedHosts"),

@@ -163,16 +163,16 @@ def _refused(spec: ModelEndpointSpec, allowed: AllowList) -> Iterator[tuple[str,
     for toleration in pod.tolerations:
         if toleration.key is None:
             yield "tolerations", "every taint", "policy.pod.tolerations, taint by taint,"
-        elif not is_allowed(toleration.key, allowed.tolerations, _is_well_known):
+        elif not is_allowed(toleration.key, allowed.tolerations, is_well_known):
             yield "tolerations", toleration.key, "policy.pod.tolerations"
     for key in pod.node_selector:
-        if not is_allowed(key, allowed.node_selectors, _is_well_known):
+        if not is_allowed(key, allowed.node_selectors, is_well_known):
             yield "nodeSelector", key, "policy.pod.nodeSelectors"
     for key in pod.labels:
-        if not is_allowed(key, allowed.labels, _is_well_known):
+        if not is_allowed(key, allowed.labels, is_well_known):
             yield "labels", key, "policy.pod.labels"
     for key in pod.annotations:
-        if not is_allowed(key, allowed.annotations, _is_well_known):
+        if not is_allowed(key, allowed.annotations, is_well_known):
             yield "annotations", key, "policy.pod.annotations"
     priority = pod.priority_class_name
     if priority is not None and not is_allowed(priority, allowed.priority_classes, _is_of_the_system):
@@ -196,7 +196,7 @@ def is_allowed(name: str, patterns: Sequence[str], reserved: Callable[[str], boo
     return False
 
 
-def _is_well_known(key: str) -> bool:
+def is_well_known(key: str) -> bool:
     """Whether a label, annotation or taint has a meaning for Kubernetes, or for what runs on most clusters."""
     domain, slash, _ = key.rpartition("/")
     if not slash:

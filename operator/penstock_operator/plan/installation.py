@@ -6,7 +6,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from penstock.resources.base import Spec
+from penstock.resources.exposure import HOST_PATTERN
+from penstock.resources.hardware_class import NamespaceSelector
+from penstock.resources.rules import TextRule
 
 
 @dataclass(frozen=True)
@@ -17,6 +24,21 @@ class StoreVolume:
     """A folder of every node (shared between the nodes, unless the cluster has one node)."""
     claim: str = ""
     """The name of a PersistentVolumeClaim in the namespace of the endpoint."""
+
+
+class HostRule(Spec):
+    """Hosts that the endpoints of some namespaces may use (`spec.exposure.host`)."""
+
+    hosts: tuple[
+        Annotated[
+            str,
+            TextRule(rf"(\*\.)?{HOST_PATTERN}", "{self} is not a host", "Write emotion.example.com or *.example.com"),
+        ],
+        ...,
+    ] = Field(min_length=1)
+    """Names, or `*.` and a domain for all names in it."""
+    namespaces: NamespaceSelector
+    """Required, so that a host is open to all namespaces only where `{}` is written."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +61,10 @@ class AllowList:
     priority_classes: tuple[str, ...] = ()
     service_accounts: tuple[str, ...] = ()
     """Service accounts in addition to `default`."""
+    ingress_annotations: tuple[str, ...] = ("cert-manager.io/*",)
+    """Keys of the annotations of Ingresses."""
+    hosts: tuple[HostRule, ...] = ()
+    """Hosts of Ingresses and HTTPRoutes; empty: no endpoint can be exposed."""
     shared_artefacts: bool = False
     """Endpoints may pin any artefact of the store, also one that no OptimizedModel of their namespace has."""
 
@@ -94,6 +120,8 @@ class PlanSettings:
     gateway_image: str = "localhost/penstock-gateway"
     gateway_cpu: str = "100m"
     """CPU request of a gateway pod; it has no CPU limit."""
+    gateway_api: bool = False
+    """The Gateway API is installed: the operator creates HTTPRoutes."""
     keda: bool = False
     """KEDA is installed: the operator creates ScaledObjects for endpoints in the mode KEDA."""
     prometheus_url: str = ""
