@@ -48,6 +48,7 @@ __all__ = [
     "Serving",
     "Spec",
     "Throughput",
+    "Tls",
     "Workload",
 ]
 
@@ -239,6 +240,15 @@ class Auth(Spec):
     )
 
 
+class Tls(Spec):
+    """HTTPS of the pods."""
+
+    secret_name: ObjectName = Field(
+        description="A Secret of this namespace with `tls.crt` and `tls.key`, such as cert-manager makes. The Service "
+        "then has port 443. A changed certificate is used within about a minute, without a restart."
+    )
+
+
 class Rollout(Spec):
     """How pods are replaced when the plan or the spec changes."""
 
@@ -387,6 +397,11 @@ class ModelEndpointSpec(EndpointCore):
         description="Requests from outside the cluster. None: the endpoint is reached inside the cluster only.",
         json_schema_extra=CLUSTER,
     )
+    tls: Tls | None = Field(
+        default=None,
+        description="The pods serve HTTPS. None: plain HTTP inside the cluster.",
+        json_schema_extra=CLUSTER,
+    )
     scaling: Scaling = Field(default=Scaling(), json_schema_extra=CLUSTER)
     gateway: Gateway = Field(default=Gateway(), json_schema_extra=CLUSTER)
     rollout: Rollout = Field(default=Rollout(), json_schema_extra=CLUSTER)
@@ -402,6 +417,21 @@ class ModelEndpointSpec(EndpointCore):
         default=False,
         description="true ends all pods and starts no optimisation; results are kept.",
         json_schema_extra=CLUSTER,
+    )
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        *EndpointCore.RULES,
+        Rule(
+            "!has(self.tls) || self.gateway.mode == 'Never' || "
+            "(self.gateway.mode == 'Auto' && self.scaling.minReplicas > 0)",
+            lambda it: (
+                it.tls is None
+                or it.gateway.mode is GatewayMode.NEVER
+                or (it.gateway.mode is GatewayMode.AUTO and it.scaling.min_replicas > 0)
+            ),
+            "tls is not possible with a gateway, which speaks HTTP to the pods: write gateway.mode: Never or "
+            "scaling.minReplicas: 1, or remove tls",
+        ),
     )
 
 

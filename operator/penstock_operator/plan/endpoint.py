@@ -21,7 +21,7 @@ from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
 from penstock.resources.source import ModelSource, Scheme
 from penstock_operator.plan.conditions import Finding, Reason, no, sentence
 from penstock_operator.plan.installation import AllowList, Json
-from penstock_operator.plan.names import API_VERSION, runtime_labels
+from penstock_operator.plan.names import API_VERSION, SERVICE_PORT, SERVICE_TLS_PORT, runtime_labels
 
 DEFAULT_ACCOUNT = "default"
 """The service account that pods have without `serviceAccountName`."""
@@ -86,7 +86,12 @@ class ParsedEndpoint:
     @property
     def url(self) -> str:
         """The URL of the endpoint inside the cluster."""
-        return f"http://{self.name}.{self.namespace}.svc"
+        return f"http{'' if self.spec.tls is None else 's'}://{self.name}.{self.namespace}.svc"
+
+    @property
+    def service_port(self) -> int:
+        """The port of its Service."""
+        return SERVICE_PORT if self.spec.tls is None else SERVICE_TLS_PORT
 
 
 def read_endpoint(value: Json) -> ParsedEndpoint | Finding:

@@ -16,7 +16,6 @@ from penstock.resources.exposure import ROOT, Exposure, IngressExposure, RouteEx
 from penstock_operator.plan.conditions import Finding, Reason, no, stopped, unknown, yes
 from penstock_operator.plan.endpoint import ParsedEndpoint, is_allowed, is_well_known
 from penstock_operator.plan.installation import AllowList, Json
-from penstock_operator.plan.names import SERVICE_PORT
 from penstock_operator.plan.observed import HTTP_ROUTE, INGRESS, EndpointSnapshot, HostClaim, Ref, RouteFacts
 
 GUIDE = "docs/how-to/expose-an-endpoint.md"
@@ -60,7 +59,7 @@ def expose(endpoint: ParsedEndpoint, observed: EndpointSnapshot, *, accepted: bo
 
 def ingress(endpoint: ParsedEndpoint, host: str, wanted: IngressExposure) -> Json:
     """The desired Ingress."""
-    backend: Json = {"service": {"name": endpoint.name, "port": {"number": SERVICE_PORT}}}
+    backend: Json = {"service": {"name": endpoint.name, "port": {"number": endpoint.service_port}}}
     paths: list[Json] = [{"path": ROOT, "pathType": "Prefix", "backend": backend}]
     spec: Json = {"rules": [{"host": host, "http": {"paths": paths}}]}
     if wanted.class_name is not None:
@@ -77,7 +76,7 @@ def http_route(endpoint: ParsedEndpoint, exposure: Exposure, wanted: RouteExposu
     """The desired HTTPRoute. A prefix is removed, because the runtime serves at the root."""
     rule: Json = {
         "matches": [{"path": {"type": "PathPrefix", "value": exposure.path}}],
-        "backendRefs": [{"name": endpoint.name, "port": SERVICE_PORT}],
+        "backendRefs": [{"name": endpoint.name, "port": endpoint.service_port}],
     }
     if exposure.path != ROOT:
         rewrite: Json = {"path": {"type": "ReplacePrefixMatch", "replacePrefixMatch": ROOT}}
