@@ -419,21 +419,6 @@ class ModelEndpointSpec(EndpointCore):
         json_schema_extra=CLUSTER,
     )
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        *EndpointCore.RULES,
-        Rule(
-            "!has(self.tls) || self.gateway.mode == 'Never' || "
-            "(self.gateway.mode == 'Auto' && self.scaling.minReplicas > 0)",
-            lambda it: (
-                it.tls is None
-                or it.gateway.mode is GatewayMode.NEVER
-                or (it.gateway.mode is GatewayMode.AUTO and it.scaling.min_replicas > 0)
-            ),
-            "tls is not possible with a gateway, which speaks HTTP to the pods: write gateway.mode: Never or "
-            "scaling.minReplicas: 1, or remove tls",
-        ),
-    )
-
 
 class ModelEndpoint(Resource):
     """One model and one task as one HTTP service: Penstock optimises the model on the hardware that will serve it,

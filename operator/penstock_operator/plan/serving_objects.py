@@ -175,7 +175,7 @@ def template(
     cache_volume, cache_mount = scratch("cache", CACHE)
     tmp_volume, tmp_mount = scratch("tmp", TMP)
     key_volumes, key_mounts = key_volume(endpoint)
-    tls_volumes, tls_mounts = _tls_volume(endpoint)
+    tls_volumes, tls_mounts = tls_volume(endpoint)
     memory = runtime_memory(pod, settings, result=serving.result, artefact=serving.artefact)
     values = _environment(endpoint, serving, hardware)
     if StoreUri.parse(settings.store_uri).scheme is not StoreScheme.FILE:
@@ -222,7 +222,7 @@ def key_volume(endpoint: ParsedEndpoint) -> tuple[list[Json], list[Json]]:
     return [{"name": "keys", "secret": secret}], [{"name": "keys", "mountPath": KEYS, "readOnly": True}]
 
 
-def _tls_volume(endpoint: ParsedEndpoint) -> tuple[list[Json], list[Json]]:
+def tls_volume(endpoint: ParsedEndpoint) -> tuple[list[Json], list[Json]]:
     """Volumes and mounts of the certificate. Optional, as that of the keys: the process ends with an error that names
     the remedy."""
     if endpoint.spec.tls is None:

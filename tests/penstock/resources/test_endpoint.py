@@ -176,16 +176,6 @@ BAD: list[tuple[str, object, str]] = [
     ("spec.cores", True, "spec.cores: must be a whole number (given: true)"),
     ("spec.cores", 0, "spec.cores: must be at least 1 (given: 0)"),
     ("spec.cores", 257, "spec.cores: must be at most 256 (given: 257)"),
-    (
-        "spec",
-        {"model": "hf://a/b", "task": "fill-mask", "tls": {"secretName": "x"}, "gateway": {"mode": "Always"}},
-        "tls is not possible with a gateway, which speaks HTTP to the pods: write gateway.mode: Never or",
-    ),
-    (
-        "spec",
-        {"model": "hf://a/b", "task": "fill-mask", "tls": {"secretName": "x"}, "scaling": {"minReplicas": 0}},
-        "tls is not possible with a gateway",
-    ),
     ("spec.exposure", {"host": "a.example.com"}, "exposure needs either ingress or httpRoute: write one of them"),
     (
         "spec.exposure",
