@@ -65,11 +65,11 @@ class CertificateSync:
         # A refused one is sent again after its next change only.
         self._sent = present
         if reply.endswith("Success!"):
-            logger.info("new connections get the new certificate", extra=log_event("CertificateChanged"))
+            logger.info("new connections get the new certificate", extra=log_event("GatewayCertificateChanged"))
             return
         self._send(f"abort ssl cert {self.file}")
         logger.warning(
             "HAProxy refused the changed certificate, and the one before stays in use: %s",
             reply.replace("\n", " ")[:500],
-            extra=log_event("CertificateUnusable", reason="Refused"),
+            extra=log_event("GatewayCertificateUnusable", reason="Refused"),
         )

@@ -9,8 +9,8 @@ import json
 import logging
 
 LOG_EVENTS: dict[str, tuple[str, str, str]] = {
-    "CertificateChanged": ("info", "The certificate changed; new connections get the new one.", "Nothing."),
-    "CertificateUnusable": (
+    "GatewayCertificateChanged": ("info", "The certificate changed; new connections get the new one.", "Nothing."),
+    "GatewayCertificateUnusable": (
         "warning",
         "HAProxy refused the changed certificate or its key; the one before stays in use.",
         "Compare the two files of the Secret: `openssl x509 -noout -pubkey` and `openssl pkey -pubout`.",
