@@ -48,11 +48,11 @@ def expose(endpoint: ParsedEndpoint, observed: EndpointSnapshot, *, accepted: bo
         url = exposure.url if observed.route is not None and observed.route.kind == kind else ""
         waiting = unknown(Reason.NOT_ACCEPTED, "The endpoint is exposed once its spec is accepted.")
         return ExposurePlan(waiting, delete=others, url=url)
-    wanted = (
-        ingress(endpoint, exposure.host, exposure.ingress)
-        if exposure.ingress is not None
-        else http_route(endpoint, exposure, exposure.http_route)
-    )
+    if exposure.ingress is not None:
+        wanted = ingress(endpoint, exposure.host, exposure.ingress)
+    else:
+        assert exposure.http_route is not None  # noqa: S101 - narrows for mypy: a spec has one of the two
+        wanted = http_route(endpoint, exposure, exposure.http_route)
     found = _routed(exposure, kind, observed.route)
     return ExposurePlan(found, (wanted,), others, "" if found.false else exposure.url)
 
@@ -72,7 +72,7 @@ def ingress(endpoint: ParsedEndpoint, host: str, wanted: IngressExposure) -> Jso
     return made
 
 
-def http_route(endpoint: ParsedEndpoint, exposure: Exposure, wanted: RouteExposure | None) -> Json:
+def http_route(endpoint: ParsedEndpoint, exposure: Exposure, wanted: RouteExposure) -> Json:
     """The desired HTTPRoute. A prefix is removed, because the runtime serves at the root."""
     rule: Json = {
         "matches": [{"path": {"type": "PathPrefix", "value": exposure.path}}],
@@ -81,7 +81,7 @@ def http_route(endpoint: ParsedEndpoint, exposure: Exposure, wanted: RouteExposu
     if exposure.path != ROOT:
         rewrite: Json = {"path": {"type": "ReplacePrefixMatch", "replacePrefixMatch": ROOT}}
         rule["filters"] = [{"type": "URLRewrite", "urlRewrite": rewrite}]
-    parents = [] if wanted is None else [parent.to_object() for parent in wanted.parent_refs]
+    parents = [parent.to_object() for parent in wanted.parent_refs]
     spec: Json = {"parentRefs": parents, "hostnames": [exposure.host], "rules": [rule]}
     return endpoint.owned("gateway.networking.k8s.io/v1", HTTP_ROUTE, spec)
 
