@@ -24,6 +24,7 @@ class Module:
 
 
 KEDA = Module("keda", "github.com/kedacore/keda/v2")
+GATEWAY_API = Module("gateway-api", "sigs.k8s.io/gateway-api")
 PROMETHEUS_OPERATOR = Module("prometheus-operator", "github.com/prometheus-operator/prometheus-operator")
 
 

@@ -17,7 +17,19 @@ import yaml
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "operator")]
 
-from tools.operator_rights import CLUSTER, COLLECTION, GATEWAY, KEDA, LOGS, NAMESPACED, OWN, SECRETS, Grant, rules  # noqa: E402 - the path comes first
+from tools.operator_rights import (  # noqa: E402 - the path comes first
+    CLUSTER,
+    COLLECTION,
+    GATEWAY,
+    GATEWAY_API,
+    KEDA,
+    LOGS,
+    NAMESPACED,
+    OWN,
+    SECRETS,
+    Grant,
+    rules,
+)
 
 CHART = Path("charts/penstock")
 OPERATOR_NAME = '{{ include "penstock.name" . }}'
@@ -32,6 +44,7 @@ def rbac() -> str:
         "namespaced": NAMESPACED,
         "logs": LOGS,
         "keda": KEDA,
+        "gatewayApi": GATEWAY_API,
         "secrets": SECRETS,
         "own": OWN,
         "collection": COLLECTION,

@@ -144,6 +144,7 @@ DEFINITIONS = (
             Column("P95", ".status.p95"),
             Column("Speed-up", ".status.speedUp"),
             Column("Task", ".spec.task", priority=1),
+            Column("URL", ".status.publicUrl", priority=1),
             Column("Artefact", ".status.plan.digest", priority=1),
             Column("Message", '.status.conditions[?(@.type=="Ready")].message', priority=1),
             _AGE,

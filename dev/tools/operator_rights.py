@@ -22,6 +22,8 @@ from penstock_operator.cluster.api import (
     EVENT,
     HARDWARE_CLASS,
     HORIZONTAL_POD_AUTOSCALER,
+    HTTP_ROUTE,
+    INGRESS,
     JOB,
     LEASE,
     MODEL_ENDPOINT,
@@ -109,6 +111,11 @@ NAMESPACED: tuple[Grant, ...] = (
     ),
     Grant(NETWORK_POLICY, (*_LOOK_AND_MAKE, "delete"), "to allow only requests into pods; delete as for Deployments"),
     Grant(
+        INGRESS,
+        (*_LOOK_AND_MAKE, "delete"),
+        "to expose endpoints with spec.exposure.ingress; delete when it is removed",
+    ),
+    Grant(
         SERVICE_ACCOUNT,
         (*_LOOK_AND_MAKE, "delete"),
         "to create a service account for each gateway; delete as for Deployments",
@@ -143,6 +150,11 @@ KEDA: tuple[Grant, ...] = (
     Grant(SCALED_OBJECT, (*_LOOK_AND_MAKE, "delete"), "to create the ScaledObject of endpoints with scaling.mode KEDA"),
 )
 """In the same namespaces, where KEDA is installed."""
+
+GATEWAY_API: tuple[Grant, ...] = (
+    Grant(HTTP_ROUTE, (*_LOOK_AND_MAKE, "delete"), "to expose endpoints with spec.exposure.httpRoute"),
+)
+"""In the same namespaces, where the Gateway API is installed."""
 
 SECRETS: tuple[Grant, ...] = (
     Grant(

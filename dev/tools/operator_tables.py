@@ -43,6 +43,7 @@ def rights() -> str:
         ("the reconciled namespaces", rbac.NAMESPACED),
         ("the reconciled namespaces, with `jobs.readLogs`", rbac.LOGS),
         ("the reconciled namespaces, with KEDA", rbac.KEDA),
+        ("the reconciled namespaces, with the Gateway API", rbac.GATEWAY_API),
         ("the reconciled namespaces, names in `prometheus.secretNames`", rbac.SECRETS),
         ("its own namespace", rbac.OWN),
         ("its own namespace, to collect garbage in the store", rbac.COLLECTION),

@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from penstock.settings import SettingsGroup, setting
 from penstock_operator.plan.installation import AllowList
-from penstock_operator.plan.tenants import AllowedSources, NamespaceQuota, read_rules
+from penstock_operator.plan.tenants import AllowedSources, HostRule, NamespaceQuota, read_rules
 
 
 class PolicySettings(SettingsGroup):
@@ -42,6 +42,17 @@ class PolicySettings(SettingsGroup):
     allowed_service_accounts: tuple[str, ...] = setting(
         (), "Names in spec.pod.serviceAccountName in addition to `default`, comma-separated."
     )
+    allowed_ingress_annotations: tuple[str, ...] = setting(
+        AllowList.ingress_annotations,
+        "Keys in spec.exposure.ingress.annotations, comma-separated. Annotations of an ingress controller can change "
+        "its configuration for all users: allow single keys of it, never all.",
+    )
+    exposure_hosts: str = setting(
+        "",
+        "Hosts that endpoints may use in spec.exposure, as a JSON list of rules such as "
+        '`[{"namespaceSelector": {"matchLabels": {"team": "a"}}, "hosts": ["*.a.example.com"]}]`. Empty: none, so that '
+        "no endpoint can be exposed.",
+    )
     quotas: str = setting(
         "",
         "How many cores and replicas the endpoints of a namespace may have together, as a JSON list such as "
@@ -65,6 +76,7 @@ class PolicySettings(SettingsGroup):
                 )
         _ = read_rules("allowed_sources", self.allowed_sources, AllowedSources)
         _ = read_rules("quotas", self.quotas, NamespaceQuota)
+        _ = read_rules("exposure_hosts", self.exposure_hosts, HostRule)
         for name, patterns in self._lists().items():
             for pattern in patterns:
                 if "*" in pattern[:-1]:
@@ -75,7 +87,8 @@ class PolicySettings(SettingsGroup):
         """The settings as plans take them."""
         lists = {name.removeprefix("allowed_"): patterns for name, patterns in self._lists().items()}
         sources = read_rules("allowed_sources", self.allowed_sources, AllowedSources)
-        return AllowList(**lists, sources=sources, shared_artefacts=self.shared_artefacts)
+        hosts = read_rules("exposure_hosts", self.exposure_hosts, HostRule)
+        return AllowList(**lists, sources=sources, hosts=hosts, shared_artefacts=self.shared_artefacts)
 
     def _lists(self) -> dict[str, tuple[str, ...]]:
         """The lists of names by field."""

@@ -235,8 +235,9 @@ def make_informers(
 ) -> tuple[Informer[Any], ...]:
     """A watch for each kind and namespace. Penstock's own kinds are not among them: Kopf watches them. `collection`:
     the namespace of the jobs that collect garbage in the artefact store."""
+    optional = {cache.scaled_objects, cache.http_routes}
     made = (
-        Informer(port, store, namespace=namespace, labels=MANAGED_SELECTOR, optional=store is cache.scaled_objects)
+        Informer(port, store, namespace=namespace, labels=MANAGED_SELECTOR, optional=store in optional)
         for store in cache.made
         for namespace in namespaces or ("",)
     )

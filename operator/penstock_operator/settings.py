@@ -61,6 +61,11 @@ class ClusterSettings(SettingsGroup):
         "NAME=VALUE: the namespace of Prometheus. The operator's own namespace always may. Empty: no other.",
     )
 
+    gateway_api: bool = setting(
+        False,
+        "The Gateway API is installed: endpoints may have an HTTPRoute (spec.exposure.httpRoute).",
+    )
+
     @model_validator(mode="after")
     def _labels(self) -> Self:
         _ = _pairs("monitoring_labels", self.monitoring_labels)
@@ -445,6 +450,7 @@ class Settings(SettingsGroup):
             job_memory=self.jobs.job_memory,
             runtime_memory=self.jobs.runtime_memory,
             resync_seconds=self.work.resync_seconds,
+            gateway_api=self.cluster.gateway_api,
             keda=self.scaling.keda,
             prometheus_url=self.scaling.prometheus_url,
             allowed=self.policy.allow_list(),

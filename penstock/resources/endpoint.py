@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from penstock.errors import SpecError
 from penstock.recipe import EngineName, Precision
 from penstock.resources.base import API_VERSION, Metadata, Resource, Spec
+from penstock.resources.exposure import Exposure
 from penstock.resources.pod import Pod
 from penstock.resources.rules import Rule, TextRule
 from penstock.resources.scaling import MOST_REPLICAS, Scaling
@@ -29,6 +30,7 @@ __all__ = [
     "AccuracyBudget",
     "Auth",
     "ConfigMapKey",
+    "Exposure",
     "Gateway",
     "GatewayMode",
     "Latency",
@@ -46,6 +48,7 @@ __all__ = [
     "Serving",
     "Spec",
     "Throughput",
+    "Tls",
     "Workload",
 ]
 
@@ -237,6 +240,15 @@ class Auth(Spec):
     )
 
 
+class Tls(Spec):
+    """HTTPS of the pods."""
+
+    secret_name: ObjectName = Field(
+        description="A Secret of this namespace with `tls.crt` and `tls.key`, such as cert-manager makes. The Service "
+        "then has port 443. A changed certificate is used within about a minute, without a restart."
+    )
+
+
 class Rollout(Spec):
     """How pods are replaced when the plan or the spec changes."""
 
@@ -378,6 +390,16 @@ class ModelEndpointSpec(EndpointCore):
     auth: Auth | None = Field(
         default=None,
         description="Bearer tokens that requests need. None: the endpoint is open to the cluster.",
+        json_schema_extra=CLUSTER,
+    )
+    exposure: Exposure | None = Field(
+        default=None,
+        description="Requests from outside the cluster. None: the endpoint is reached inside the cluster only.",
+        json_schema_extra=CLUSTER,
+    )
+    tls: Tls | None = Field(
+        default=None,
+        description="The pods serve HTTPS. None: plain HTTP inside the cluster.",
         json_schema_extra=CLUSTER,
     )
     scaling: Scaling = Field(default=Scaling(), json_schema_extra=CLUSTER)

@@ -33,6 +33,8 @@ class ConditionType(StrEnum):
     """Every pod has exclusive cores."""
     AVAILABLE = "Available"
     """Pods are ready."""
+    EXPOSED = "Exposed"
+    """Requests from outside the cluster are routed to the endpoint. Only with `spec.exposure`."""
     OBJECTIVE_MET = "ObjectiveMet"
     """The objective is met, as far as it was measured."""
     CURVE_CURRENT = "CurveCurrent"
@@ -171,6 +173,9 @@ class EndpointStatus(Facts):
     ready_replicas: int | None = Field(default=None, ge=0, description="Number of ready pods.")
     selector: str = Field(default="", max_length=1024, description="The labels of the pods, for the scale subresource.")
     url: str = Field(default="", max_length=512, description="URL inside the cluster.")
+    public_url: str = Field(
+        default="", max_length=1024, description="URL from outside the cluster, if the endpoint is exposed."
+    )
     p95: str = Field(default="", max_length=32, description="For people: the p95 of the plan in use, such as `14 ms`.")
     speed_up: str = Field(default="", max_length=32, description="For people: against fp32, such as `4.7x`.")
     scaling: ScalingStatus | None = None

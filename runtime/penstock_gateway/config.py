@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from penstock_gateway.certificate import CERTIFICATE
 from penstock_gateway.settings import GatewaySettings
 
 BACKEND = "replicas"
@@ -62,6 +63,8 @@ global
     setenv HOLD_SECONDS {hold}
     setenv HOLD_KEYS {"yes" if settings.keys_folder else "no"}
     lua-load {script}
+    # The key of tls.crt is in tls.key.
+    ssl-load-extra-del-ext
     hard-stop-after {settings.finish_seconds}s
 
 defaults
@@ -108,7 +111,7 @@ defaults
     }
 
 frontend requests
-    bind {settings.host}:{settings.port}
+    bind {settings.host}:{settings.port}{_tls(settings)}
     maxconn {settings.max_connections}
     {_limit(settings.max_connections_per_client)}
     tcp-request connection set-var(sess.since) date(0,ms)
@@ -194,6 +197,13 @@ frontend status
     http-request use-service prometheus-exporter if {{ path /metrics/haproxy }}
     http-request use-service lua.status
 """
+
+
+def _tls(settings: GatewaySettings) -> str:
+    """The arguments of the listening socket for HTTPS."""
+    if not settings.tls_folder:
+        return ""
+    return f" ssl crt {Path(settings.tls_folder) / CERTIFICATE} ssl-min-ver TLSv1.2 alpn http/1.1"
 
 
 def _limit(connections: int) -> str:

@@ -20,6 +20,8 @@ TIMEOUT_SECONDS = 5.0
 CHECK = "check inter 2s fastinter 500ms downinter 500ms fall 3 rise 1 observe layer4 error-limit 1 on-error mark-down"
 """A replica that refuses a connection is down at once: requests are held or go to other replicas. Health checks bring
 it back. Checks alone detect a failure slowly, since a busy replica may be slow to answer them."""
+TLS = " ssl verify none check-ssl"
+"""Replicas serve HTTPS. Their addresses come from the API server, so their certificates are not checked."""
 MAINTENANCE, DRAINING = 0x01, 0x08
 """Bits of `srv_admin_state`, set over the socket."""
 ADDED, DELETED = "New server registered.", "Server deleted."
@@ -84,7 +86,7 @@ class ServerCommand:
 
 
 def commands(
-    wanted: Mapping[str, ReplicaAddress], present: Mapping[str, ServerState], *, concurrency: int
+    wanted: Mapping[str, ReplicaAddress], present: Mapping[str, ServerState], *, concurrency: int, tls: bool = False
 ) -> list[ServerCommand]:
     """The commands that change `present` to `wanted`. New servers first, so that there is always one for requests."""
     found: list[ServerCommand] = []
@@ -93,7 +95,7 @@ def commands(
         if not server.takes_requests:
             continue
         if state is None:
-            found.append(_added(server, concurrency))
+            found.append(_added(server, concurrency, tls=tls))
         if state in {None, ServerState.LEAVING}:
             found.append(ServerCommand(name, f"enable health {BACKEND}/{name}", ServerState.LEAVING))
         if state is not ServerState.READY:
@@ -133,9 +135,11 @@ def read_states(text: str) -> dict[str, ServerState]:
     return found
 
 
-def _added(server: ReplicaAddress, concurrency: int) -> ServerCommand:
+def _added(server: ReplicaAddress, concurrency: int, *, tls: bool) -> ServerCommand:
     host = f"[{server.host}]" if ":" in server.host else server.host
-    command = f"add server {BACKEND}/{server.name} {host}:{server.port} maxconn {concurrency} {CHECK}"
+    command = (
+        f"add server {BACKEND}/{server.name} {host}:{server.port} maxconn {concurrency} {CHECK}{TLS if tls else ''}"
+    )
     # A new server is in maintenance.
     return ServerCommand(server.name, command, ServerState.LEAVING, ADDED)
 
@@ -147,8 +151,10 @@ def _set(name: str, state: ServerState) -> ServerCommand:
 class ServerSync:
     """Keeps HAProxy's servers equal to the replicas. Thread-safe: used by the watch and by the retry timer."""
 
-    def __init__(self, send: Callable[[str], str], *, concurrency: int) -> None:
+    def __init__(self, send: Callable[[str], str], *, concurrency: int, tls: bool = False) -> None:
+        """`tls`: the replicas serve HTTPS."""
         self._send = send
+        self._tls = tls
         self._concurrency = concurrency
         self._lock = threading.Lock()
         self._present: dict[str, ServerState] | None = None
@@ -174,7 +180,7 @@ class ServerSync:
             present = read_states(self._send(f"show servers state {BACKEND}"))
         certain = True
         failed: set[str] = set()
-        for command in commands(self._wanted, present, concurrency=self._concurrency):
+        for command in commands(self._wanted, present, concurrency=self._concurrency, tls=self._tls):
             if command.name in failed:
                 continue
             reply = self._send(command.text)

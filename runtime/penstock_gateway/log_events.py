@@ -9,6 +9,12 @@ import json
 import logging
 
 LOG_EVENTS: dict[str, tuple[str, str, str]] = {
+    "GatewayCertificateChanged": ("info", "The certificate changed; new connections get the new one.", "Nothing."),
+    "GatewayCertificateUnusable": (
+        "warning",
+        "HAProxy refused the changed certificate or its key; the one before stays in use.",
+        "Compare the two files of the Secret: `openssl x509 -noout -pubkey` and `openssl pkey -pubout`.",
+    ),
     "KeysChanged": ("info", "The gateway read the keys that held requests need, or read them again.", "Nothing."),
     "GatewayReady": ("info", "The gateway has its first list of replicas and accepts requests.", "Nothing."),
     "GatewayDraining": (

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from penstock_gateway.certificate import CertificateSync
 from penstock_gateway.config import configuration
 from penstock_gateway.follow import ApiServerAccess, Follower, Json
 from penstock_gateway.haproxy import HAProxySocket, ServerSync
@@ -40,12 +41,15 @@ class GatewayProcess:
     def __init__(
         self, settings: GatewaySettings, access: ApiServerAccess, *, folder: Path, haproxy: str = "haproxy"
     ) -> None:
+        """GatewayError if the certificate is missing."""
         self._settings = settings
         self._socket = folder / "haproxy.sock"
         self._file = folder / "haproxy.cfg"
         self._command = [haproxy, "-db", "-f", str(self._file)]
         self._haproxy = HAProxySocket(self._socket)
-        self._sync = ServerSync(self._haproxy.send, concurrency=settings.concurrency)
+        tls = bool(settings.tls_folder)
+        self._sync = ServerSync(self._haproxy.send, concurrency=settings.concurrency, tls=tls)
+        self._certificate = CertificateSync(Path(settings.tls_folder), self._haproxy.send) if tls else None
         self._keys = KeySync(Path(settings.keys_folder), self._haproxy.send) if settings.keys_folder else None
         self._follower = Follower(
             access, namespace=settings.namespace, service=settings.service, listener=self._on_slices
@@ -109,6 +113,8 @@ class GatewayProcess:
             self._sync.retry()
             if self._keys is not None:
                 self._keys.update()
+            if self._certificate is not None:
+                self._certificate.update()
         except (OSError, ValueError) as error:
             logger.warning("HAProxy does not answer: %s", error, extra=log_event("HAProxyUnavailable", reason=error))
 

@@ -47,12 +47,16 @@ class GatewaySettings:
     """After that: how long accepted requests may take."""
     keys_folder: str = ""
     """Folder of the keys that held requests need, a mounted Secret; empty: none. The replicas check all requests."""
+    tls_folder: str = ""
+    """Folder of `tls.crt` and `tls.key`, a mounted Secret: HTTPS from clients and to the replicas. Empty: HTTP."""
 
     def __post_init__(self) -> None:
         """Refuse values that HAProxy would refuse or misinterpret."""
-        for name in ("endpoint", "service", "namespace", "host"):
+        for name in ("endpoint", "service", "namespace", "host", "tls_folder"):
             value = getattr(self, name)
-            if not value or any(character.isspace() or character in "\"'\\#$%" for character in value):
+            if (not value and name != "tls_folder") or any(
+                character.isspace() or character in "\"'\\#$%" for character in value
+            ):
                 raise GatewayError(f"{variable(name)} is {value!r}: it must be a name without spaces or quotes.")
         for field in fields(self):
             value = getattr(self, field.name)

@@ -19,6 +19,15 @@ SERVER_EVENTS = (
         "NoTokens", "warning", "The folder of bearer tokens is empty: requests get 401. Put a key into the Secret."
     ),
     LogEvent(
+        "CertificateChanged", "info", "The certificate's files changed: new connections get the new one (`object`)."
+    ),
+    LogEvent(
+        "CertificateUnusable",
+        "warning",
+        "The changed certificate or key cannot be read, or they do not belong together; the one before stays in use.",
+        "If it repeats, compare the two files: `openssl x509 -noout -pubkey` and `openssl pkey -pubout`.",
+    ),
+    LogEvent(
         "TokenInArguments",
         "warning",
         "`--auth-token` was given: every user of the machine can read it. Use PENSTOCK_AUTH_TOKEN or a file.",

@@ -43,6 +43,12 @@ class HttpSettings(SettingsGroup):
         ge=0,
         le=65535,
     )
+    tls_certificate: Path | None = setting(
+        None,
+        "PEM file of a certificate with its chain: the port of requests then serves HTTPS (TLS 1.2 or newer) and no "
+        "HTTP. Read again within seconds when it changes, for new connections. The internal port stays HTTP.",
+    )
+    tls_key: Path | None = setting(None, "PEM file of the certificate's key, without a password.")
     backlog: int = setting(
         1024, "Connections that the kernel holds while they wait to be accepted.", unit="connections", ge=1
     )
@@ -106,6 +112,15 @@ class HttpSettings(SettingsGroup):
         unit="s",
         gt=0,
     )
+
+    @model_validator(mode="after")
+    def _certificate_and_key(self) -> Self:
+        if (self.tls_certificate is None) is not (self.tls_key is None):
+            given, missing = ("TLS_KEY", "TLS_CERTIFICATE")
+            if self.tls_key is None:
+                given, missing = missing, given
+            raise ValueError(f"{PREFIX}{given} is set without {PREFIX}{missing}: set both, or neither")
+        return self
 
     @model_validator(mode="after")
     def _two_ports(self) -> Self:

@@ -33,6 +33,12 @@ ENDPOINTS: dict[str, Callable[[], Kube]] = {
     "a cloud role": lambda: Kube(
         settings=replace(SETTINGS, allowed=ALLOWED), pod={"serviceAccountName": "cloud-reader"}
     ),
+    "an Ingress": lambda: Kube(
+        exposure={
+            "host": "emotion.example.com",
+            "ingress": {"className": "nginx", "annotations": {"cert-manager.io/cluster-issuer": "x"}},
+        }
+    ),
     "keys": lambda: Kube(auth={"secretName": "keys"}, gateway={"mode": "Always"}),
 }
 
@@ -182,6 +188,12 @@ def attacks() -> Iterator[tuple[str, Json, str]]:
     scaler = one("HorizontalPodAutoscaler", "emotion", "an HPA")
     target = changed(scaler, "spec.scaleTargetRef.name", "payments")
     yield "HPA: another Deployment", target, "scale only the Deployment of their own endpoint"
+    route, backend = one("Ingress", "emotion", "an Ingress"), "spec.rules.0.http.paths.0.backend.service.name"
+    yield "Ingress: another Service", changed(route, backend, "payments"), "lead only to the Service of their own"
+    other = {"service": {"name": "payments", "port": {"number": 80}}}
+    yield "Ingress: a default", changed(route, "spec.defaultBackend", other), "lead only to the Service of their own"
+    snippet = {"nginx.ingress.kubernetes.io/configuration-snippet": "return 200;"}
+    yield "Ingress: an annotation", changed(route, "metadata.annotations", snippet), "no annotations but those of"
     collecting = changed(made_for_the_store()[0], "metadata.namespace", "default")
     yield "collection: another namespace", collecting, "service account default"
 

@@ -14,7 +14,18 @@ from penstock_operator.plan.names import ENDPOINT, gateway_labels, runtime_label
 from penstock_operator.settings import Settings
 from tests.charts.helm import CHART, NAMESPACE, Helm, Manifest, of_kind
 from tools import make_chart
-from tools.operator_rights import CLUSTER, COLLECTION, GATEWAY, KEDA, LOGS, NAMESPACED, OWN, SECRETS, rules
+from tools.operator_rights import (
+    CLUSTER,
+    COLLECTION,
+    GATEWAY,
+    GATEWAY_API,
+    KEDA,
+    LOGS,
+    NAMESPACED,
+    OWN,
+    SECRETS,
+    rules,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -202,6 +213,10 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
                     ],
                     "quotas": [{"cores": 16}],
                     "metadataForServiceAccounts": True,
+                    "exposure": {
+                        "hosts": [{"hosts": ["*.a.example.com"], "namespaceSelector": {"matchLabels": {"team": "a"}}}],
+                        "annotations": ["cert-manager.io/*", "example.com/note"],
+                    },
                     "pod": {"labels": ["team", "cost/*"], "nodeSelectors": [], "serviceAccounts": ["reader"]},
                 },
                 "prometheus": {"allowedHosts": ["*.monitoring.svc", "thanos:9090"]},
@@ -222,6 +237,10 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
                 ),
                 "PENSTOCK_OPERATOR_QUOTAS": '[{"cores":16}]',
                 "PENSTOCK_OPERATOR_METADATA_FOR_ACCOUNTS": "true",
+                "PENSTOCK_OPERATOR_EXPOSURE_HOSTS": (
+                    '[{"hosts":["*.a.example.com"],"namespaceSelector":{"matchLabels":{"team":"a"}}}]'
+                ),
+                "PENSTOCK_OPERATOR_ALLOWED_INGRESS_ANNOTATIONS": "cert-manager.io/*,example.com/note",
                 "PENSTOCK_OPERATOR_ALLOWED_LABELS": "team,cost/*",
                 "PENSTOCK_OPERATOR_ALLOWED_NODE_SELECTORS": "",
                 "PENSTOCK_OPERATOR_ALLOWED_SERVICE_ACCOUNTS": "reader",
@@ -454,19 +473,24 @@ def test_recording_rules_come_with_the_monitors(chart: Helm) -> None:
     assert [one for one in chart.template() if one["apiVersion"].startswith("monitoring")] == []
 
 
-def test_rights_for_keda_and_for_secrets_are_granted_if_their_values_are_set(chart: Helm) -> None:
-    values: Manifest = {"keda": {"enabled": True}, "prometheus": {"secretNames": ["prometheus", "thanos"]}}
+def test_optional_rights_are_granted_if_their_values_are_set(chart: Helm) -> None:
+    values: Manifest = {
+        "keda": {"enabled": True},
+        "gatewayApi": {"enabled": True},
+        "prometheus": {"secretNames": ["prometheus", "thanos"]},
+    }
     secrets = [{**rule, "resourceNames": ["prometheus", "thanos"]} for rule in rules(SECRETS)]
     everywhere = chart.template(values)
     in_one = chart.template({**values, "watchNamespaces": ["team-a"]})
 
     all_rules = of_kind(everywhere, "ClusterRole", "penstock-operator")["rules"]
-    assert all_rules == [*rules([*CLUSTER, *NAMESPACED, *LOGS, *KEDA]), *secrets]
+    assert all_rules == [*rules([*CLUSTER, *NAMESPACED, *LOGS, *KEDA, *GATEWAY_API]), *secrets]
     assert of_kind(in_one, "ClusterRole", "penstock-operator")["rules"] == rules(CLUSTER)
     watched = {one["metadata"]["namespace"]: one["rules"] for one in in_one if one["kind"] == "Role"}
-    assert watched["team-a"] == [*rules([*NAMESPACED, *LOGS, *KEDA]), *secrets]
+    assert watched["team-a"] == [*rules([*NAMESPACED, *LOGS, *KEDA, *GATEWAY_API]), *secrets]
     assert environment(everywhere)["PENSTOCK_OPERATOR_KEDA"] == "true"
-    assert "PENSTOCK_OPERATOR_KEDA" not in environment(chart.template())
+    assert environment(everywhere)["PENSTOCK_OPERATOR_GATEWAY_API"] == "true"
+    assert environment(chart.template()).keys().isdisjoint({"PENSTOCK_OPERATOR_KEDA", "PENSTOCK_OPERATOR_GATEWAY_API"})
 
 
 def test_without_the_right_to_read_logs_the_operator_reads_none(chart: Helm) -> None:
@@ -493,7 +517,7 @@ def test_all_kinds_that_the_operator_writes_are_covered_by_an_admission_policy(c
     }
     written = {
         (grant.kind.group, grant.kind.plural)
-        for grant in (*NAMESPACED, *KEDA, *OWN, *COLLECTION)
+        for grant in (*NAMESPACED, *KEDA, *GATEWAY_API, *OWN, *COLLECTION)
         if WRITES & {*grant.verbs} and grant.kind.plural not in UNBOUND
     }
 
@@ -547,6 +571,7 @@ BAD: list[tuple[Manifest, str]] = [
     ({"policy": {"allowedSources": [{"sources": ["hf://"], "namespaces": ["a"]}]}}, "namespaces"),
     ({"policy": {"quotas": [{"namespaceSelector": {}}]}}, "quotas"),
     ({"policy": {"quotas": [{"cores": 1.5}]}}, "cores"),
+    ({"policy": {"exposure": {"hosts": [{"hosts": ["a.example.com"]}]}}}, "namespaces"),
     ({"policy": {"pod": {"labels": ["a,b"]}}}, "labels"),
     ({"policy": {"pod": {"tolerations": ["a*b"]}}}, "tolerations"),
     ({"prometheus": {"allowedHosts": ["http://prometheus"]}}, "allowedHosts"),

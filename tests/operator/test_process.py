@@ -174,7 +174,9 @@ def test_the_operator_uses_every_right_that_it_has_and_needs_no_other(
 ) -> None:
     # Texts of a ConfigMap, an optimisation that ends, a budget that comes and goes, an unused result.
     space.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "texts"}, "data": {"t": "one\ntwo\n"}})
-    settings = {"UNUSED_GRACE_SECONDS": "0", "PROGRESS_SECONDS": "0.2", **LONG_LEASE}
+    # A Lease of its own, which does not exist yet.
+    settings = {"UNUSED_GRACE_SECONDS": "0", "PROGRESS_SECONDS": "0.2", "LEASE_NAME": "rights", **LONG_LEASE}
+    settings["EXPOSURE_HOSTS"] = '[{"hosts": ["*.example.com"], "namespaceSelector": {}}]'
     operator = Operator(user, tmp_path / "operator.log", **settings)
     with started(operator):
         until(operator.leads)
@@ -199,6 +201,11 @@ def test_the_operator_uses_every_right_that_it_has_and_needs_no_other(
         left = "deployments,services,networkpolicies,serviceaccounts,rolebindings,poddisruptionbudgets"
         ours = "app.kubernetes.io/name=penstock-gateway"
         until(lambda: not space.items(left, ours), what="something of a gateway stays")
+        ingress = {"host": "emotion.example.com", "ingress": {"className": "nginx"}}
+        space.apply(endpoint("emotion", replicas=1, workload=source, scaling={"mode": "None"}, exposure=ingress))
+        until(lambda: space.items("ingresses"), what="there is no Ingress")
+        space.apply(endpoint("emotion", replicas=1, workload=source, scaling={"mode": "None"}))
+        until(lambda: not space.items("ingresses"), what="the Ingress stays")
         # Another key, suspended while its job is pending.
         space.apply(endpoint("paused", cores=2))
         until(lambda: len(space.items("jobs")) == 2)

@@ -126,7 +126,7 @@ def test_an_endpoint_with_a_key_becomes_ready(
     nodeless: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its Secret a condition names what is missing, and no request is answered; with it, it becomes ready."""
-    monkeypatch.setattr(server, "TOKEN_REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(server, "REFRESH_SECONDS", 0.05)
     install_crds(nodeless)
     nodeless.kubectl.apply(
         {"apiVersion": "penstock.dev/v1alpha1", "kind": "HardwareClass", "metadata": {"name": "any"}, "spec": {}},

@@ -90,6 +90,13 @@ def test_an_invalid_setting_is_named_with_a_remedy(environment: dict[str, str], 
         ({"STORE_HOST_PATH": "/a", "STORE_CLAIM": "b"}, "both set"),
         ({"STORE_URI": "s3://b/p", "STORE_CLAIM": "b"}, "needs none"),
         ({"EXTRA_ENV": "nothing"}, "is not NAME=VALUE"),
+        ({"EXPOSURE_HOSTS": "a.example.com"}, "exposure_hosts is not JSON: "),
+        ({"EXPOSURE_HOSTS": '[{"hosts": ["*.example.com"]}]'}, r"exposure_hosts\[0\]\.namespaceSelector: "),
+        (
+            {"EXPOSURE_HOSTS": '[{"hosts": ["*"], "namespaceSelector": {}}]'},
+            r"exposure_hosts\[0\]\.hosts\[0\]: .*is not a host",
+        ),
+        ({"ALLOWED_INGRESS_ANNOTATIONS": "a*b"}, "may only be the last character"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(environment: dict[str, str], message: str) -> None:

@@ -67,6 +67,9 @@ ENDPOINT_SLICE = ResourceKind("discovery.k8s.io", "v1", "EndpointSlice", "endpoi
 """Read by gateways only."""
 POD_DISRUPTION_BUDGET = ResourceKind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY = ResourceKind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
+INGRESS = ResourceKind("networking.k8s.io", "v1", "Ingress", "ingresses")
+HTTP_ROUTE = ResourceKind("gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes")
+"""Exists only where the Gateway API is installed."""
 HORIZONTAL_POD_AUTOSCALER = ResourceKind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 SCALED_OBJECT = ResourceKind("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects")
 """Exists only where KEDA is installed."""
@@ -90,6 +93,8 @@ KINDS: dict[str, ResourceKind] = {
         ROLE_BINDING,
         POD_DISRUPTION_BUDGET,
         NETWORK_POLICY,
+        INGRESS,
+        HTTP_ROUTE,
         HORIZONTAL_POD_AUTOSCALER,
         SCALED_OBJECT,
         LEASE,

@@ -65,6 +65,7 @@ class Controller:
             store.listen(self._on_scaled_object if store is cache.scaled_objects else self._on_made)
         cache.turns.listen(self._on_free_place)
         cache.scaled_objects.listen_served(lambda: self._add_all(("keda",)))
+        cache.http_routes.listen_served(lambda: self._add_all(("http route",)))
         cache.listen_reports(self._on_indexes)
 
     async def begin(self) -> None:
@@ -200,6 +201,9 @@ class Controller:
         for index in before - now:
             if index[0] == "model":
                 self._on_unused(index)
+            elif index[0] == "host":
+                # Another endpoint may wait for it.
+                self._add_all(index)
 
     def _on_model(self, change: StoreChange[PackedObject]) -> None:
         index = ("model", *change.key)
@@ -259,6 +263,8 @@ class Controller:
                 writer = self._cache.writer(*rest)
                 if writer is not None:
                     self.queue.add(ReconcileRequest("ModelEndpoint", writer), self._priority)
+            elif what == "host":
+                self._add_all(index)
 
     def _add_all(self, index: Index) -> None:
         found = self._cache.endpoints.of(index)

@@ -38,7 +38,8 @@ from penstock_operator.plan.names import ENDPOINT, MANAGED_BY, MANAGER
 from penstock_operator.plan.observed import EndpointSnapshot, Ref, scale_entries
 from penstock_operator.plan.optimized_model import unused_model_action
 from penstock_operator.plan.status import with_apply_failure
-from penstock_operator.watch.cluster_cache import ClusterCache, texts_source
+from penstock_operator.watch.cluster_cache import ClusterCache
+from penstock_operator.watch.index_keys import texts_source
 
 REPORTER = "penstock.dev/operator"
 REFUSED_SECONDS = 60.0

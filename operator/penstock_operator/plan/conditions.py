@@ -39,6 +39,7 @@ class Reason(StrEnum):
     Failures of an optimisation job or of a runtime bring other reasons: the names of their errors (`ModelNotFound`).
     """
 
+    ANNOTATION_NOT_ALLOWED = "AnnotationNotAllowed"
     ANSWERING = "Answering"
     APPLY_FAILED = "ApplyFailed"
     ARTEFACT_NOT_ALLOWED = "ArtefactNotAllowed"
@@ -48,11 +49,14 @@ class Reason(StrEnum):
     CRASH_LOOPING = "CrashLooping"
     DISABLED = "Disabled"
     EVICTED = "Evicted"
+    EXPOSED = "Exposed"
     FEWER_REPLICAS_WANTED = "FewerReplicasWanted"
     GATEWAY_UNAVAILABLE = "GatewayUnavailable"
     HANDING_OVER = "HandingOver"
     HARDWARE_CLASS_INVALID = "HardwareClassInvalid"
     HARDWARE_CLASS_NOT_FOUND = "HardwareClassNotFound"
+    HOST_NOT_ALLOWED = "HostNotAllowed"
+    HOST_TAKEN = "HostTaken"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     INTERRUPTED = "Interrupted"
     INVALID_CORES = "InvalidCores"
@@ -68,6 +72,7 @@ class Reason(StrEnum):
     NAME_TAKEN = "NameTaken"
     NO_CANDIDATE_WITHIN_BUDGET = "NoCandidateWithinBudget"
     NO_CURVE = "NoCurve"
+    NO_GATEWAY_API = "NoGatewayApi"
     NODE_GONE = "NodeGone"
     NO_KEDA = "NoKeda"
     NO_KEYS = "NoKeys"
@@ -114,6 +119,7 @@ class Reason(StrEnum):
     ROLLING_OUT = "RollingOut"
     ROLLOUT_QUEUED = "RolloutQueued"
     ROLLOUT_STUCK = "RolloutStuck"
+    ROUTE_REFUSED = "RouteRefused"
     SCALED_DOWN = "ScaledDown"
     SCALED_TO_ZERO = "ScaledToZero"
     SCALED_UP = "ScaledUp"
@@ -225,6 +231,7 @@ WITH_EVENTS = (
     ConditionType.ACCURACY_WITHIN_BUDGET,
     ConditionType.CORES_PINNED,
     ConditionType.AVAILABLE,
+    ConditionType.EXPOSED,
     ConditionType.OBJECTIVE_MET,
     ConditionType.METRICS_AVAILABLE,
     ConditionType.CURVE_CURRENT,

@@ -21,7 +21,7 @@ from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
 from penstock.resources.source import ModelSource, Scheme
 from penstock_operator.plan.conditions import Finding, Reason, no, sentence
 from penstock_operator.plan.installation import AllowList, Json, PlanSettings
-from penstock_operator.plan.names import API_VERSION, runtime_labels
+from penstock_operator.plan.names import API_VERSION, SERVICE_PORT, SERVICE_TLS_PORT, runtime_labels
 from penstock_operator.plan.tenants import allowed_sources, is_covered
 
 DEFAULT_ACCOUNT = "default"
@@ -87,7 +87,12 @@ class ParsedEndpoint:
     @property
     def url(self) -> str:
         """The URL of the endpoint inside the cluster."""
-        return f"http://{self.name}.{self.namespace}.svc"
+        return f"http{'' if self.spec.tls is None else 's'}://{self.name}.{self.namespace}.svc"
+
+    @property
+    def service_port(self) -> int:
+        """The port of its Service."""
+        return SERVICE_PORT if self.spec.tls is None else SERVICE_TLS_PORT
 
 
 def read_endpoint(value: Json) -> ParsedEndpoint | Finding:
@@ -202,16 +207,16 @@ def _refused(spec: ModelEndpointSpec, allowed: AllowList) -> Iterator[tuple[str,
     for toleration in pod.tolerations:
         if toleration.key is None:
             yield "tolerations", "every taint", "policy.pod.tolerations, taint by taint,"
-        elif not is_allowed(toleration.key, allowed.tolerations, _is_well_known):
+        elif not is_allowed(toleration.key, allowed.tolerations, is_well_known):
             yield "tolerations", toleration.key, "policy.pod.tolerations"
     for key in pod.node_selector:
-        if not is_allowed(key, allowed.node_selectors, _is_well_known):
+        if not is_allowed(key, allowed.node_selectors, is_well_known):
             yield "nodeSelector", key, "policy.pod.nodeSelectors"
     for key in pod.labels:
-        if not is_allowed(key, allowed.labels, _is_well_known):
+        if not is_allowed(key, allowed.labels, is_well_known):
             yield "labels", key, "policy.pod.labels"
     for key in pod.annotations:
-        if not is_allowed(key, allowed.annotations, _is_well_known):
+        if not is_allowed(key, allowed.annotations, is_well_known):
             yield "annotations", key, "policy.pod.annotations"
     priority = pod.priority_class_name
     if priority is not None and not is_allowed(priority, allowed.priority_classes, _is_of_the_system):
@@ -235,7 +240,7 @@ def is_allowed(name: str, patterns: Sequence[str], reserved: Callable[[str], boo
     return False
 
 
-def _is_well_known(key: str) -> bool:
+def is_well_known(key: str) -> bool:
     """Whether a label, annotation or taint has a meaning for Kubernetes, or for what runs on most clusters."""
     domain, slash, _ = key.rpartition("/")
     if not slash:

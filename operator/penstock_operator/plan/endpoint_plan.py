@@ -3,7 +3,7 @@
     accept      is the spec valid, and does what it names exist?
     optimise    the OptimizedModel of the spec and its next job
     choose      the artefact to serve: the result, the fp32 graph, or the present artefact
-    objects     Service, NetworkPolicy, PodDisruptionBudget, Deployment, gateway, the object that scales
+    objects     Service, NetworkPolicy, PodDisruptionBudget, Deployment, gateway, the object that scales, the route
     status      conditions and status from what the pods do and report
 
 Pure: the same observation gives the same plan. Planning again after the plan was carried out gives no further action.
@@ -21,6 +21,7 @@ from penstock.resources.scaling import ScalingMode
 from penstock_operator.plan import gateway
 from penstock_operator.plan.conditions import Event, Finding, Reason, events
 from penstock_operator.plan.endpoint import ParsedEndpoint, hardware_class, read_endpoint, usable
+from penstock_operator.plan.exposure import ExposurePlan, expose
 from penstock_operator.plan.installation import Json
 from penstock_operator.plan.job import job, job_policy
 from penstock_operator.plan.model_conditions import accepted
@@ -176,8 +177,11 @@ class _Planner:
         elif acceptance.reason == Reason.QUOTA_EXCEEDED:
             self.requeue.append(WAITING_SECONDS)
         template = self._objects(serving, count) if acceptance.true else ""
+        exposure = expose(endpoint, observed, accepted=acceptance.true)
+        self.apply += exposure.apply
+        self.delete += exposure.delete
         models = tuple(model for model in (wanted, present_model) if model is not None)
-        state = self._state(acceptance, wanted, serving, count, template=template, models=models)
+        state = self._state(acceptance, wanted, serving, count, template=template, models=models, exposure=exposure)
         return self._finished(state)
 
     def _take(self, share: QuotaShare, count: ReplicaTarget) -> None:
@@ -316,6 +320,7 @@ class _Planner:
         *,
         template: str,
         models: tuple[OptimizationState, ...],
+        exposure: ExposurePlan,
     ) -> EndpointState:
         """What the conditions and the status are computed from."""
         spec, observed = self.endpoint.spec, self.observed
@@ -352,6 +357,7 @@ class _Planner:
             verdicts=verdicts,
             missing_for_job=self._missing_for_job(wanted),
             rollout=self.rollout,
+            exposure=exposure,
         )
 
     def _ask_again(self, verdicts: Sequence[PinVerdict]) -> None:

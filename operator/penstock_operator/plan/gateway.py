@@ -25,7 +25,15 @@ from penstock_operator.plan.names import (
 )
 from penstock_operator.plan.observed import DeploymentFacts, EndpointSnapshot, Ref
 from penstock_operator.plan.pod_template import CONTAINER_SECURITY, TMP, environment, pod_security, quantity, scratch
-from penstock_operator.plan.serving_objects import KEYS, Drain, key_volume, monitors, template_hash
+from penstock_operator.plan.serving_objects import (
+    CERTIFICATE,
+    KEYS,
+    Drain,
+    key_volume,
+    monitors,
+    template_hash,
+    tls_volume,
+)
 
 CONCURRENCY_PER_CORE, LEAST_CONCURRENCY = 16, 32
 """Requests sent to a replica at a time: several times its capacity within the objective, so that an overload shows
@@ -42,6 +50,9 @@ CONNECTION_BYTES = 44 * 2**10
 stream."""
 HELD_BYTES = 56 * 2**10
 """Further memory of a held or queued request: a second buffer for the rest of a long body, and the Lua state."""
+TLS_BYTES = 64 * 2**10
+"""Further memory of an encrypted connection and of the encrypted connection to a replica that it may need: 400 clients
+with half a body took 75 KiB each in all, idle ones 16 KiB."""
 KINDS = ("ServiceAccount", "RoleBinding", "Deployment", "PodDisruptionBudget", "NetworkPolicy")
 
 
@@ -59,10 +70,12 @@ def answers(endpoint: ParsedEndpoint, gateway: DeploymentFacts | None) -> bool:
     return wanted(endpoint) and gateway is not None and not gateway.deleting and gateway.available > 0
 
 
-def memory_bytes(gateway: Gateway) -> int:
-    """Memory of a gateway pod whose connections are all in use, with as many requests held and queued as may be."""
+def memory_bytes(gateway: Gateway, *, tls: bool = False) -> int:
+    """Memory of a gateway pod whose connections are all in use, with as many requests held and queued as may be.
+    `tls`: connections are encrypted."""
     waiting = min(2 * gateway.max_held_requests, gateway.connections)
-    return BASE_BYTES + gateway.connections * CONNECTION_BYTES + waiting * HELD_BYTES
+    connection = CONNECTION_BYTES + (TLS_BYTES if tls else 0)
+    return BASE_BYTES + gateway.connections * connection + waiting * HELD_BYTES
 
 
 def objects(endpoint: ParsedEndpoint, observed: EndpointSnapshot) -> list[Json]:
@@ -166,7 +179,7 @@ def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
     name, drain = gateway_name(endpoint.name), Drain.of(endpoint.spec.rollout.drain_seconds)
     finish = gateway.hold_seconds + FINISH_SECONDS
     tmp_volume, tmp_mount = scratch("tmp", TMP)
-    memory = quantity(memory_bytes(gateway))
+    memory = quantity(memory_bytes(gateway, tls=endpoint.spec.tls is not None))
     values = {
         "ENDPOINT": endpoint.name,
         "NAMESPACE": endpoint.namespace,
@@ -185,6 +198,9 @@ def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
     key_volumes, key_mounts = key_volume(endpoint)
     if key_volumes:
         values["KEYS_FOLDER"] = KEYS
+    tls_volumes, tls_mounts = tls_volume(endpoint)
+    if tls_volumes:
+        values["TLS_FOLDER"] = CERTIFICATE
     container: Json = {
         "name": CONTAINER,
         "image": settings.gateway_image,
@@ -203,7 +219,7 @@ def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
         "securityContext": CONTAINER_SECURITY,
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [tmp_mount, *key_mounts],
+        "volumeMounts": [tmp_mount, *key_mounts, *tls_mounts],
         "livenessProbe": _probe("/healthz", every=10, failures=6),
         "readinessProbe": _probe("/readyz", every=1, failures=3),
     }
@@ -215,7 +231,7 @@ def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
         "securityContext": pod_security(settings),
         "terminationGracePeriodSeconds": drain.delay + finish + MARGIN_SECONDS,
         "containers": [container],
-        "volumes": [tmp_volume, *key_volumes],
+        "volumes": [tmp_volume, *key_volumes, *tls_volumes],
         "tolerations": [toleration.to_object() for toleration in pod.tolerations],
         "topologySpreadConstraints": [
             {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.artefact_store import StoreUri
-from penstock_operator.plan.tenants import AllowedSources, NamespaceQuota
+from penstock_operator.plan.tenants import AllowedSources, HostRule, NamespaceQuota
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,10 @@ class AllowList:
     priority_classes: tuple[str, ...] = ()
     service_accounts: tuple[str, ...] = ()
     """Service accounts in addition to `default`."""
+    ingress_annotations: tuple[str, ...] = ("cert-manager.io/*",)
+    """Keys of the annotations of Ingresses."""
+    hosts: tuple[HostRule, ...] = ()
+    """Hosts of Ingresses and HTTPRoutes; empty: no endpoint can be exposed."""
     shared_artefacts: bool = False
     """Namespaces share one store. Endpoints may pin any artefact in it, also one that no OptimizedModel of their
     namespace has."""
@@ -108,6 +112,8 @@ class PlanSettings:
     """CPU request of a gateway pod; it has no CPU limit."""
     gateway_role: str = "penstock-operator-gateway"
     """ClusterRole that lets a gateway read the endpoint slices of its namespace."""
+    gateway_api: bool = False
+    """The Gateway API is installed: the operator creates HTTPRoutes."""
     keda: bool = False
     """KEDA is installed: the operator creates ScaledObjects for endpoints in the mode KEDA."""
     prometheus_url: str = ""

@@ -36,6 +36,7 @@ HTTP_PORT = 8080
 INTERNAL_PORT = 8081
 """Port of a runtime pod's probes, metrics and `/info`. The Service does not have it."""
 SERVICE_PORT = 80
+SERVICE_TLS_PORT = 443
 GATEWAY_STATUS_PORT = 8404
 """Port of the gateway's metrics and probes, and of `/demand`."""
 

@@ -20,7 +20,6 @@ from penstock_operator.plan.names import (
     INTERNAL_PORT,
     OPTIMIZED_MODEL,
     ROLLOUT_SINCE,
-    SERVICE_PORT,
     TEMPLATE_HASH,
     gateway_selector,
     runtime_labels,
@@ -48,14 +47,18 @@ def service(endpoint: ParsedEndpoint, *, through_gateway: bool) -> Json:
 
     `through_gateway`: it selects the gateway's pods, which listen on the same port as the runtime's.
     """
+    # By number: a port name would be resolved for each pod.
+    port: Json = {"name": "http", "port": endpoint.service_port, "targetPort": HTTP_PORT, "protocol": "TCP"}
+    if endpoint.spec.tls is not None:
+        # Ingress controllers recognise either.
+        port |= {"name": "https", "appProtocol": "https"}
     return endpoint.owned(
         "v1",
         "Service",
         {
             "type": "ClusterIP",
             "selector": gateway_selector(endpoint.name) if through_gateway else runtime_selector(endpoint.name),
-            # By number: a port name would be resolved for each pod.
-            "ports": [{"name": "http", "port": SERVICE_PORT, "targetPort": HTTP_PORT, "protocol": "TCP"}],
+            "ports": [port],
         },
     )
 
@@ -109,6 +112,8 @@ def disruption_budget(endpoint: ParsedEndpoint, replicas: int) -> Json | None:
 
 KEYS = "/var/run/penstock/keys"
 """The Secret of `spec.auth` is mounted at this path."""
+CERTIFICATE = "/var/run/penstock/tls"
+"""The Secret of `spec.tls` is mounted at this path."""
 CACHE = "/var/lib/penstock/cache"
 """The artefact is downloaded to this path: an emptyDir of the pod."""
 MIN_READY_SECONDS = 2
@@ -205,6 +210,7 @@ def template(
     cache_volume, cache_mount = scratch("cache", CACHE)
     tmp_volume, tmp_mount = scratch("tmp", TMP)
     key_volumes, key_mounts = key_volume(endpoint)
+    tls_volumes, tls_mounts = tls_volume(endpoint)
     memory = runtime_memory(pod, settings, result=serving.result, artefact=serving.artefact)
     values = _environment(endpoint, serving, hardware)
     if settings.whole_store.scheme is not StoreScheme.FILE:
@@ -218,7 +224,7 @@ def template(
             {"name": "internal", "containerPort": INTERNAL_PORT, "protocol": "TCP"},
         ],
         "resources": resources(hardware, serving.cores, memory),
-        "volumeMounts": [*store.mounts, cache_mount, tmp_mount, *key_mounts],
+        "volumeMounts": [*store.mounts, cache_mount, tmp_mount, *key_mounts, *tls_mounts],
         **PROBES,
     }
     spec = pod_spec(
@@ -226,7 +232,7 @@ def template(
         hardware=hardware,
         pod=pod,
         settings=settings,
-        volumes=[*store.volumes, cache_volume, tmp_volume, *key_volumes],
+        volumes=[*store.volumes, cache_volume, tmp_volume, *key_volumes, *tls_volumes],
         spread_over=runtime_selector(endpoint.name),
     )
     spec["terminationGracePeriodSeconds"] = Drain.of(endpoint.spec.rollout.drain_seconds).grace
@@ -262,6 +268,15 @@ def key_volume(endpoint: ParsedEndpoint) -> tuple[list[Json], list[Json]]:
     return [{"name": "keys", "secret": secret}], [{"name": "keys", "mountPath": KEYS, "readOnly": True}]
 
 
+def tls_volume(endpoint: ParsedEndpoint) -> tuple[list[Json], list[Json]]:
+    """Volumes and mounts of the certificate. Optional, as that of the keys: the process ends with an error that names
+    the remedy."""
+    if endpoint.spec.tls is None:
+        return [], []
+    secret: Json = {"secretName": endpoint.spec.tls.secret_name, "optional": True, "defaultMode": 0o440}
+    return [{"name": "tls", "secret": secret}], [{"name": "tls", "mountPath": CERTIFICATE, "readOnly": True}]
+
+
 def template_hash(value: Json) -> str:
     """Hash of a template as the operator writes it: the API server's defaults must not look like changes."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
@@ -286,6 +301,9 @@ def _environment(endpoint: ParsedEndpoint, serving: ServingChoice, hardware: Har
     }
     if endpoint.spec.auth is not None:
         values["PENSTOCK_AUTH_TOKEN_FOLDER"] = KEYS
+    if endpoint.spec.tls is not None:
+        values["PENSTOCK_TLS_CERTIFICATE"] = f"{CERTIFICATE}/tls.crt"
+        values["PENSTOCK_TLS_KEY"] = f"{CERTIFICATE}/tls.key"
     if serving.max_input_tokens is not None:
         values["PENSTOCK_MAX_INPUT_TOKENS"] = str(serving.max_input_tokens)
     objective = _objective_milliseconds(endpoint, serving)

@@ -1,4 +1,4 @@
-"""Builds the status of a ModelEndpoint: its ten conditions and Ready, the served plan, scaling, pods and history.
+"""Builds the status of a ModelEndpoint: its conditions, the served plan, scaling, pods and history.
 
 `conditions_of` computes each condition as a `Finding`; `endpoint_status` writes the findings and the other fields.
 """
@@ -27,6 +27,7 @@ from penstock.resources.status import (
 from penstock_operator.plan import gateway
 from penstock_operator.plan.conditions import Finding, Reason, clipped, conditions, no, unknown, yes
 from penstock_operator.plan.endpoint import ParsedEndpoint
+from penstock_operator.plan.exposure import ExposurePlan
 from penstock_operator.plan.installation import Json
 from penstock_operator.plan.model_conditions import accuracy, model_resolved, objective, optimized, p95_text, speed_text
 from penstock_operator.plan.names import runtime_selector
@@ -57,7 +58,12 @@ MESSAGE_LIMIT = 2048
 
 NEEDED = (ConditionType.ACCEPTED, ConditionType.OPTIMIZED, ConditionType.AVAILABLE, ConditionType.CORES_PINNED)
 """Ready requires these conditions to be true."""
-NOT_DENIED = (ConditionType.MODEL_RESOLVED, ConditionType.ACCURACY_WITHIN_BUDGET, ConditionType.OBJECTIVE_MET)
+NOT_DENIED = (
+    ConditionType.MODEL_RESOLVED,
+    ConditionType.ACCURACY_WITHIN_BUDGET,
+    ConditionType.OBJECTIVE_MET,
+    ConditionType.EXPOSED,
+)
 """Ready requires these conditions not to be false. Unknown does not prevent Ready: an artefact may be pinned, or a
 measurement may have been left out.
 
@@ -88,6 +94,7 @@ class EndpointState:
     verdicts: tuple[PinVerdict, ...]
     missing_for_job: str
     """What the nodes lack for the optimisation job; empty: nothing is known to be missing."""
+    exposure: ExposurePlan
     rollout: TurnDecision | None = None
     """The place in the line of the rollout; None: there is none that needs one."""
 
@@ -124,6 +131,8 @@ def conditions_of(state: EndpointState) -> dict[str, Finding]:
             turn=state.rollout,
         ),
     }
+    if state.exposure.finding is not None:
+        found[ConditionType.EXPOSED] = state.exposure.finding
     found[ConditionType.READY] = ready(endpoint, found, state.problems)
     return found
 
@@ -146,8 +155,9 @@ def ready(endpoint: ParsedEndpoint, findings: Mapping[str, Finding], problems: S
         if not finding.true:
             return no(finding.reason, finding.message)
     for kind in NOT_DENIED:
-        if findings[kind].false:
-            return no(findings[kind].reason, findings[kind].message)
+        found = findings.get(kind)
+        if found is not None and found.false:
+            return no(found.reason, found.message)
     crashing = [problem for problem in problems if problem.crashing]
     if crashing:
         return no(crashing[0].reason, crashing[0].message)
@@ -178,6 +188,7 @@ def endpoint_status(state: EndpointState, findings: Mapping[str, Finding], befor
         ready_replicas=present.ready if present is not None else 0,
         selector=label_selector(endpoint.name),
         url=endpoint.url,
+        public_url=state.exposure.url,
         p95=p95,
         speed_up=speed_up,
         scaling=scaling_status(
@@ -204,6 +215,8 @@ def invalid_spec_status(observed: EndpointSnapshot, why: Finding) -> EndpointSta
     status = observed.endpoint.get("status") or {}
     generation = int(observed.endpoint["metadata"].get("generation") or 1)
     findings: dict[str, Finding] = {kind: unknown(Reason.NOT_ACCEPTED, why.message) for kind in ConditionType}
+    if not (observed.endpoint.get("spec") or {}).get("exposure"):
+        del findings[ConditionType.EXPOSED]
     findings[ConditionType.ACCEPTED] = why
     findings[ConditionType.READY] = no(why.reason, why.message)
     written = conditions(findings, before=status.get("conditions") or (), generation=generation, now=observed.now)

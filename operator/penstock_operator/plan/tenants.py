@@ -1,7 +1,7 @@
-"""What the administrator's rules for tenants allow in a namespace: the sources of models, and the quotas.
+"""What the administrator's rules for tenants allow in a namespace: the sources of models, the quotas, and hosts.
 
-The chart's values `policy.allowedSources` and `policy.quotas` are lists of such rules, each for the namespaces that its
-selector includes. `penstock_operator.plan.quotas` counts.
+The chart's values `policy.allowedSources`, `policy.quotas` and `policy.exposure.hosts` are lists of such rules, each
+for the namespaces that its selector includes. `penstock_operator.plan.quotas` counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Annotated, Self, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from penstock.resources.base import Spec
+from penstock.resources.exposure import HOST_PATTERN
 from penstock.resources.hardware_class import NamespaceSelector
+from penstock.resources.rules import TextRule
 from penstock.resources.source import ModelSource, Scheme
 
 SourcePrefix = Annotated[
@@ -44,6 +46,21 @@ class NamespaceQuota(Spec):
         if self.cores is None and self.replicas is None:
             raise ValueError("write cores, replicas or both")
         return self
+
+
+class HostRule(Spec):
+    """Hosts that the endpoints of some namespaces may use (`spec.exposure.host`)."""
+
+    hosts: tuple[
+        Annotated[
+            str,
+            TextRule(rf"(\*\.)?{HOST_PATTERN}", "{self} is not a host", "Write emotion.example.com or *.example.com"),
+        ],
+        ...,
+    ] = Field(min_length=1)
+    """Names, or `*.` and a domain for all names in it."""
+    namespace_selector: NamespaceSelector
+    """Required, so that a host is open to all namespaces only where `{}` is written."""
 
 
 RuleType = TypeVar("RuleType", bound=Spec)

@@ -13,12 +13,15 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
+from penstock.resources.exposure import ROOT
 from penstock.resources.optimized_model import texts_of
 from penstock_operator.cluster.api import (
     CONFIG_MAP,
     DEPLOYMENT,
     HARDWARE_CLASS,
     HORIZONTAL_POD_AUTOSCALER,
+    HTTP_ROUTE,
+    INGRESS,
     JOB,
     MODEL_ENDPOINT,
     NAMESPACE,
@@ -37,98 +40,35 @@ from penstock_operator.cluster.api import (
 )
 from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, version_of
 from penstock_operator.plan.endpoint import ParsedEndpoint, read_endpoint
+from penstock_operator.plan.exposure import hosts_of, may_use, moment_of
 from penstock_operator.plan.installation import PlanSettings
-from penstock_operator.plan.names import ENDPOINT, GATEWAY, MANAGED_BY, MANAGER, NAME, OPTIMIZER, RUNTIME, gateway_name
-from penstock_operator.plan.names import OPTIMIZED_MODEL as MODEL_LABEL
+from penstock_operator.plan.names import MANAGED_BY, MANAGER, gateway_name
 from penstock_operator.plan.observed import (
     DeploymentFacts,
     DesiredScale,
     EndpointSnapshot,
+    HostClaim,
     ModelUser,
     Neighbour,
     OptimizedModelFacts,
     Ref,
     ReplicaSetFacts,
+    RouteFacts,
     ScalerFacts,
 )
-from penstock_operator.plan.optimized_model import OWNERS, digests, wanted_name
+from penstock_operator.plan.optimized_model import OWNERS, wanted_name
 from penstock_operator.plan.workloads import HostReport, JobFacts, JobLog, PodFacts, RuntimePod
+from penstock_operator.watch.index_keys import (
+    endpoint_index,
+    model_index,
+    models_named,
+    owner_index,
+    pod_index,
+    route_index,
+    texts_source,
+)
 from penstock_operator.watch.quota_use import QuotaUse
 from penstock_operator.watch.turn_counts import Turns, open_job
-
-
-def texts_source(endpoint: Json) -> tuple[str, str] | None:
-    """Name and key of the ConfigMap that an endpoint takes its texts from; None: it names none."""
-    source = ((endpoint.get("spec") or {}).get("workload") or {}).get("textsFrom") or {}
-    name, key = source.get("configMapName"), source.get("key")
-    return (str(name), str(key)) if name and key else None
-
-
-def readiness(endpoint: Json) -> tuple[str, str]:
-    """Status and reason of its Ready condition."""
-    conditions = (endpoint.get("status") or {}).get("conditions") or []
-    ready: Json = next((entry for entry in conditions if entry.get("type") == "Ready"), {})
-    return str(ready.get("status") or "Unknown"), str(ready.get("reason") or "New")
-
-
-def models_named(endpoint: Json) -> set[str]:
-    """The OptimizedModels that its status names: the wanted one and the served one."""
-    status = endpoint.get("status") or {}
-    return {status.get("optimizedModel") or "", (status.get("plan") or {}).get("optimizedModel") or ""} - {""}
-
-
-def endpoint_index(value: Json) -> Iterator[Index]:
-    """Index keys of an endpoint: its models, class, text ConfigMap, KEDA, pinned artefact and readiness."""
-    namespace = value["metadata"].get("namespace") or ""
-    for model in sorted(models_named(value)):
-        yield ("model", namespace, model)
-    yield ("namespace", namespace)
-    yield ("class", str((value.get("spec") or {}).get("hardwareClass") or "any"))
-    source = texts_source(value)
-    if source is not None:
-        yield ("texts", namespace, source[0])
-    if ((value.get("spec") or {}).get("scaling") or {}).get("mode") == "KEDA":
-        yield ("keda",)
-    pinned = ((value.get("spec") or {}).get("optimization") or {}).get("artefact")
-    if pinned:
-        yield ("pinned", namespace, str(pinned))
-    status, reason = readiness(value)
-    yield ("ready", status, reason)
-    if status != "True":
-        yield ("unready",)
-
-
-def model_index(value: Json) -> Iterator[Index]:
-    """Index keys of an OptimizedModel: the phase and artefacts, without its progress; and each artefact."""
-    status = value.get("status") or {}
-    artefacts = digests(status)
-    yield ("stage", str(status.get("phase") or "Pending"), *artefacts)
-    for digest in sorted({*artefacts} - {""}):
-        yield ("artefact", value["metadata"].get("namespace") or "", digest)
-
-
-def owner_index(value: Json) -> Iterator[Index]:
-    """Index key of an object of the operator: the endpoint or the OptimizedModel that it belongs to."""
-    metadata = value["metadata"]
-    labels, namespace = metadata.get("labels") or {}, metadata.get("namespace") or ""
-    if labels.get(ENDPOINT):
-        yield ("endpoint", namespace, labels[ENDPOINT])
-    elif labels.get(MODEL_LABEL):
-        yield ("model", namespace, labels[MODEL_LABEL])
-
-
-def pod_index(value: Json) -> Iterator[Index]:
-    """Index keys of a pod: its owner, and the node of a runtime pod."""
-    labels = value["metadata"].get("labels") or {}
-    if labels.get(NAME) == GATEWAY and labels.get(ENDPOINT):
-        yield ("gateway", value["metadata"].get("namespace") or "", labels[ENDPOINT])
-    if labels.get(NAME) not in {RUNTIME, OPTIMIZER}:
-        return
-    yield from owner_index(value)
-    node = (value.get("spec") or {}).get("nodeName")
-    if node and labels.get(NAME) == RUNTIME:
-        yield ("node", str(node))
-
 
 MANAGED_SELECTOR = f"{MANAGED_BY}={MANAGER}"
 """Label selector of the operator's objects: no other pods are ever listed."""
@@ -185,6 +125,9 @@ class ClusterCache:
         self.jobs = Store(JOB, JobFacts.from_object, index=lambda job: (*owner_index(job), *open_job(job)))
         self.services = Store(SERVICE, _no_facts, index=owner_index)
         self.budgets = Store(POD_DISRUPTION_BUDGET, _no_facts, index=owner_index)
+        self.ingresses = Store(INGRESS, RouteFacts.from_object, index=route_index)
+        self.http_routes = Store(HTTP_ROUTE, RouteFacts.from_object, index=route_index)
+        """Watched only where the Gateway API is installed: `PlanSettings.gateway_api`."""
         self.autoscalers = Store(HORIZONTAL_POD_AUTOSCALER, ScalerFacts.from_object, index=owner_index, marker=_of_spec)
         """Including KEDA's: they carry the labels of the operator's ScaledObjects."""
         self.scaled_objects = Store(SCALED_OBJECT, ScalerFacts.from_object, index=owner_index)
@@ -272,6 +215,8 @@ class ClusterCache:
             self.policies,
             self.accounts,
             self.bindings,
+            self.ingresses,
+            *((self.http_routes,) if self.settings.gateway_api else ()),
             self.autoscalers,
             *((self.scaled_objects,) if self.settings.keda else ()),
         )
@@ -410,7 +355,27 @@ class ClusterCache:
             namespace_labels=self.namespace_labels(key.namespace),
             quota=self.quotas.seen_by(key),
             nodes=tuple(entry.facts for name in self.nodes if (entry := self.nodes.get(name))),
+            route=self._route(key, endpoint.uid),
+            host_claims=tuple(self._host_claims(key, value)),
         )
+
+    def _route(self, key: ObjectKey, uid: str) -> RouteFacts | None:
+        """The route that the operator created for the endpoint of this uid."""
+        found = (self.ingresses.facts(key), self.http_routes.facts(key))
+        return next((route for route in found if route is not None and route.owner.uid == uid), None)
+
+    def _host_claims(self, key: ObjectKey, value: Json) -> Iterator[HostClaim]:
+        """The other endpoints that ask for the host of this one and may use it."""
+        host = str(((value.get("spec") or {}).get("exposure") or {}).get("host") or "")
+        for place, entry in self.endpoints.of(("host", host)) if host else ():
+            other = entry.facts.value
+            patterns = hosts_of(self.namespace_labels(place.namespace), self.settings.allowed)
+            if place == key or "deletionTimestamp" in other["metadata"] or not may_use(host, patterns):
+                continue
+            route = self._route(place, entry.uid)
+            since = route.created if route is not None and route.host == host else None
+            path = str(other["spec"]["exposure"].get("path") or ROOT)
+            yield HostClaim(place.namespace, place.name, path, since, moment_of(other))
 
     def namespace_labels(self, namespace: str) -> Mapping[str, str]:
         """At least the label that every namespace has."""
@@ -439,6 +404,8 @@ class ClusterCache:
             self.services,
             self.budgets,
             self.policies,
+            self.ingresses,
+            self.http_routes,
             self.accounts,
             self.bindings,
         ):

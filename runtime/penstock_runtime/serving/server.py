@@ -22,6 +22,7 @@ from penstock_runtime.http.api.service import ModelService, PredictorLike
 from penstock_runtime.http.application import Application, Router
 from penstock_runtime.http.route_table import internal_routes, public_routes, routes
 from penstock_runtime.http.transport.listener import Listener
+from penstock_runtime.http.transport.tls import TlsFiles
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from penstock_runtime.settings import HttpSettings, Settings
@@ -30,7 +31,8 @@ from penstock_runtime.tasks.base import RequestLimits
 logger = logging.getLogger("penstock.server")
 
 ACCESS_FLUSH_SECONDS = 1.0
-TOKEN_REFRESH_SECONDS = 2.0
+REFRESH_SECONDS = 2.0
+"""Interval between two looks at the files of tokens and of the certificate."""
 INTERNAL_CONNECTIONS = 64
 """Open connections of the internal port: kubelet, operator, and some Prometheus servers."""
 INTERNAL_DRAIN_SECONDS = 0.5
@@ -48,6 +50,8 @@ def _internal_settings(http: HttpSettings) -> HttpSettings:
         update={
             "port": http.internal_port,
             "internal_port": None,
+            "tls_certificate": None,
+            "tls_key": None,
             "max_connections": INTERNAL_CONNECTIONS,
             "per_client_share": 1.0,
         }
@@ -71,6 +75,8 @@ class Server:
             self._internal_application = Application(internal, settings, self.metrics, wants_token=False)
             router = Router(public_routes(table), status.task, on_internal_port=internal.routes)
         self.application = Application(router, settings, self.metrics)
+        certificate, key = settings.http.tls_certificate, settings.http.tls_key
+        self._tls = None if certificate is None or key is None else TlsFiles(certificate, key)
         self._listener: Listener | None = None
         self._internal_listener: Listener | None = None
         self._stop = asyncio.Event()
@@ -92,10 +98,10 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Such as `http://127.0.0.1:8080`."""
+        """Such as `http://127.0.0.1:8080`, or with https."""
         host = self.settings.http.host
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-        return f"http://{shown}:{self.port}"
+        return f"http{'' if self._tls is None else 's'}://{shown}:{self.port}"
 
     def serve_with(self, predictor: PredictorLike, plan: Plan | None = None, manifest: Manifest | None = None) -> None:
         """Answer with this predictor from now on, and show it in `/info`, `/readyz` and the metrics."""
@@ -111,7 +117,7 @@ class Server:
 
     async def start(self) -> None:
         """Listen; HostError if the address is not available."""
-        self._listener = Listener(self.application, self.settings.http)
+        self._listener = Listener(self.application, self.settings.http, self._tls)
         self.metrics.connections = lambda: 0 if self._listener is None else len(self._listener.connections)
         await self._listener.listen()
         if self._internal_application is not None:
@@ -129,7 +135,7 @@ class Server:
             )
         if self.application.access_lines is not None:
             self._write_access_lines()
-        self._refresh_tokens()
+        self._refresh_files()
         if self.status.phase is ServerPhase.LOADING:
             logger.info(
                 "listening on %s: %s; /readyz reports readiness",
@@ -225,12 +231,16 @@ class Server:
         logger.info("drained", extra=log_event("ServerDrained", object=self.status.name))
         return cut
 
-    def _refresh_tokens(self) -> None:
-        """Read tokens again that have changed, from now on until the end."""
-        if self.application.tokens is not None:
-            self.application.tokens.refresh()
-            self.status.tokens = self.application.tokens.count
-            self._refresh = asyncio.get_running_loop().call_later(TOKEN_REFRESH_SECONDS, self._refresh_tokens)
+    def _refresh_files(self) -> None:
+        """Read tokens and certificate again that have changed, from now on until the end."""
+        tokens, tls = self.application.tokens, self._tls
+        if tokens is not None:
+            tokens.refresh()
+            self.status.tokens = tokens.count
+        if tls is not None:
+            tls.refresh()
+        if tokens is not None or tls is not None:
+            self._refresh = asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._refresh_files)
 
     def _write_access_lines(self) -> None:
         self._write_lines()

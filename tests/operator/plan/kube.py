@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from penstock.artefact_store import Digest, StoreUri
+from penstock.resources.hardware_class import NamespaceSelector
 from penstock.resources.job_summary import Failure, Summary
 from penstock.resources.result import ArtefactReference, Result
 from penstock_operator.plan import names
@@ -21,19 +22,23 @@ from penstock_operator.plan.observed import (
     DeploymentFacts,
     DesiredScale,
     EndpointSnapshot,
+    HostClaim,
     ModelUser,
     Neighbour,
     OptimizedModelFacts,
     Ref,
     ReplicaSetFacts,
+    RouteFacts,
     ScalerFacts,
 )
 from penstock_operator.plan.quotas import Amount, Claim, Limit, NamespaceUse, claim_of
+from penstock_operator.plan.tenants import HostRule
 from penstock_operator.plan.workloads import JobFacts, RuntimePod
 
 Json = dict[str, Any]
 BEGIN = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 SCALERS = {"HorizontalPodAutoscaler", "ScaledObject"}
+ROUTES = {"Ingress", "HTTPRoute"}
 SETTINGS = PlanSettings(
     runtime_image="localhost/penstock-runtime:0.2.0",
     optimizer_image="localhost/penstock-optimizer:0.2.0",
@@ -46,7 +51,9 @@ SETTINGS = PlanSettings(
         annotations=("note",),
         priority_classes=("high",),
         service_accounts=("reader",),
+        hosts=(HostRule(hosts=("*.example.com",), namespace_selector=NamespaceSelector()),),
     ),
+    gateway_api=True,
 )
 ICE_LAKE = {
     "vendor": "GenuineIntel",
@@ -176,6 +183,7 @@ class Kube:
         self.kedas: list[ScalerFacts] = []
         """What KEDA has made."""
         self.unknown_kinds: set[str] = set()
+        self.host_claims: list[HostClaim] = []
         self.other_users: dict[str, list[ModelUser]] = {}
         self.deleted: list[Ref] = []
         self._made = 0
@@ -232,6 +240,10 @@ class Kube:
                 *self.kedas,
             ),
             unknown_kinds=frozenset(self.unknown_kinds),
+            route=next(
+                (RouteFacts.from_object(value) for (kind, _), value in self.objects.items() if kind in ROUTES), None
+            ),
+            host_claims=tuple(self.host_claims),
         )
 
     def _quota(self) -> NamespaceUse | None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.resources.endpoint import Gateway
+from penstock.resources.text_fields import parse_quantity
 from penstock_gateway.config import BUFFER_BYTES
 from penstock_gateway.settings import GatewaySettings
 from penstock_operator.plan import names
@@ -271,3 +272,19 @@ def test_long_names_stay_within_what_a_service_may_be_called() -> None:
     assert len(names.gateway_name(name)) <= 63
     assert len(names.pods_service_name(name)) <= 63
     assert names.gateway_name(name) != names.gateway_name("e" * 62 + "f")
+
+
+def test_the_gateway_of_an_endpoint_with_a_certificate_serves_https() -> None:
+    gateway = {"mode": "Always", "maxConnections": 16_384}
+    plain = Kube(gateway=gateway).optimised()
+    kube = Kube(gateway=gateway, tls={"secretName": "emotion-tls"}).optimised()
+    (container,), (without,) = (
+        one.objects["Deployment", "emotion-gateway"]["spec"]["template"]["spec"]["containers"] for one in (kube, plain)
+    )
+    (mount,) = [entry for entry in container["volumeMounts"] if entry["name"] == "tls"]
+    environment = {entry["name"]: entry["value"] for entry in container["env"]}
+    limits = [parse_quantity(one["resources"]["limits"]["memory"]) for one in (container, without)]
+
+    assert environment["PENSTOCK_GATEWAY_TLS_FOLDER"] == mount["mountPath"]
+    assert limits[0] - limits[1] == 16_384 * 64 * 1024
+    assert "tls" not in {entry["name"] for entry in without["volumeMounts"]}

@@ -67,6 +67,9 @@ def edit(kube: Kube, dice: random.Random) -> None:
         {"optimization": {"mode": dice.choice(["Auto", "Disabled"]), "serveWhileOptimizing": dice.random() < 0.7}},
         {"optimization": {"whenNoCandidate": "Fail"}},
         {"pod": {"labels": {"turn": str(dice.randrange(9))}}},
+        {"exposure": {"host": f"{dice.choice('xyz')}.example.com", "ingress": {}}},
+        {"exposure": {"host": "x.example.com", "httpRoute": {"parentRefs": [{"name": "public"}]}}},
+        {"exposure": None},
         {"cores": 0},
     ]
     kube.edit(**dice.choice(changes))
@@ -124,11 +127,13 @@ HAPPENINGS: dict[str, Callable[..., None]] = {
 LIVES = st.lists(st.sampled_from(sorted(HAPPENINGS)), max_size=16)
 
 
-def check(made: ReconcilePlan) -> None:
-    """Check the invariants of every plan."""
+def check(made: ReconcilePlan, *, exposed: bool) -> None:
+    """Check the invariants of every plan. `exposed`: the spec has `exposure`."""
     EndpointStatus.model_validate(made.status)
     found = made.status["conditions"]
-    assert sorted(entry["type"] for entry in found) == sorted(kind.value for kind in ConditionType)
+    assert sorted(entry["type"] for entry in found) == sorted(
+        kind.value for kind in ConditionType if exposed or kind is not ConditionType.EXPOSED
+    )
     for entry in found:
         assert entry["message"].strip()
         assert entry["reason"]
@@ -174,9 +179,10 @@ def test_after_any_sequence_of_events_plans_settle_and_keep_their_invariants(
         HAPPENINGS[name](kube, dice)
         observed = kube.observed()
         first, second = plan(observed), plan(observed)
+        exposed = bool(kube.spec.get("exposure"))
         assert first == second, "the same observation gives the same plan"
-        check(first)
-        check(kube.reconcile())
+        check(first, exposed=exposed)
+        check(kube.reconcile(), exposed=exposed)
         if serving:
             assert deployed(kube), "a serving Deployment is never deleted"
             assert kube.artefact == serving or kube.artefact in vouched(kube)

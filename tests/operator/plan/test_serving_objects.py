@@ -225,6 +225,28 @@ def test_the_keys_are_mounted_into_the_gateway_that_holds_requests() -> None:
     assert environment["PENSTOCK_GATEWAY_KEYS_FOLDER"] == mount["mountPath"]
 
 
+def test_an_endpoint_with_a_certificate_serves_https_and_its_probes_stay_on_the_internal_port() -> None:
+    ingress = {"host": "emotion.example.com", "ingress": {}}
+    kube = Kube(tls={"secretName": "emotion-tls"}, exposure=ingress).optimised()
+    kube.reconcile()
+    pod = kube.deployment["spec"]["template"]["spec"]
+    (volume,) = [entry for entry in pod["volumes"] if "secret" in entry]
+    container = container_of(kube.deployment)
+    (mount,) = [entry for entry in container["volumeMounts"] if entry["name"] == volume["name"]]
+    rule = kube.objects["Ingress", "emotion"]["spec"]["rules"][0]
+
+    assert volume["secret"] == {"secretName": "emotion-tls", "optional": True, "defaultMode": 0o440}
+    assert env_of(kube.deployment)["PENSTOCK_TLS_CERTIFICATE"] == f"{mount['mountPath']}/tls.crt"
+    assert env_of(kube.deployment)["PENSTOCK_TLS_KEY"] == f"{mount['mountPath']}/tls.key"
+    assert kube.objects["Service", "emotion"]["spec"]["ports"] == [
+        {"name": "https", "appProtocol": "https", "port": 443, "targetPort": 8080, "protocol": "TCP"}
+    ]
+    assert rule["http"]["paths"][0]["backend"]["service"]["port"] == {"number": 443}
+    assert container["readinessProbe"]["httpGet"]["port"] == "internal"
+    assert kube.endpoint["status"]["url"] == "https://emotion.a.svc"
+    assert "secret" not in json.dumps(job_of(kube)["spec"]["template"]["spec"]["volumes"])
+
+
 def test_an_endpoint_without_auth_has_no_keys() -> None:
     kube = Kube().optimised()
     assert "PENSTOCK_AUTH_TOKEN_FOLDER" not in env_of(kube.deployment)

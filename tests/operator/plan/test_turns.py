@@ -336,7 +336,7 @@ def test_plans_settle_in_any_life_with_limits(life: list[str], seed: int) -> Non
             kube.replica_set(dice.choice(["older", kube.template_hash]), wanted=dice.randrange(2))
         begun = {name for kind, name in kube.objects if kind == "Job"}
         made = kube.reconcile()
-        check(made)
+        check(made, exposed=bool(kube.spec.get("exposure")))
         if kube.optimizations is BUSY:
             assert {name for kind, name in kube.objects if kind == "Job"} <= begun
         if made.rollout is not None:

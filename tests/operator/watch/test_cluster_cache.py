@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.observed import EndpointSnapshot, Ref
 from penstock_operator.plan.optimized_model import OWNERS, wanted_name
 from penstock_operator.plan.workloads import HostReport, JobLog, JobProgress
+from penstock_operator.policy_settings import PolicySettings
 from penstock_operator.settings import Settings
 from penstock_operator.watch.cluster_cache import ClusterCache
 from tests.operator import objects
@@ -193,3 +195,70 @@ def test_endpoints_and_models_of_ignored_namespaces_are_not_seen() -> None:
     assert not cache.endpoints.put(objects.endpoint("emotion"))
     assert not cache.models.put(objects.optimized_model("emotion"))
     assert cache.observe(KEY) is None
+
+
+HOST = "emotion.example.com"
+
+
+def ingress(name: str, version: int = 2, *, namespace: str = "a", owner: str = "", host: str = HOST) -> Json:
+    metadata = objects.metadata(name, version, {"penstock.dev/endpoint": name}, namespace=namespace)
+    metadata["ownerReferences"] = objects.controller(owner or name)
+    return {"metadata": metadata, "spec": {"rules": [{"host": host}]}}
+
+
+def exposed(name: str, version: int = 2, *, namespace: str = "a", host: str = HOST) -> Json:
+    value = objects.endpoint(name, version, exposure={"host": host, "ingress": {}})
+    value["metadata"]["namespace"] = namespace
+    return value
+
+
+@pytest.fixture
+def shared() -> ClusterCache:
+    """All namespaces but `outside` may use the host."""
+    selector = {"matchExpressions": [{"key": "closed", "operator": "DoesNotExist"}]}
+    rule = json.dumps([{"hosts": ["*.example.com"], "namespaceSelector": selector}])
+    found = ClusterCache(Settings(policy=PolicySettings(exposure_hosts=rule)).plan_settings())
+    outside = objects.metadata("outside", 1, {"closed": "yes"})
+    del outside["namespace"]
+    found.namespaces.put({"metadata": outside})
+    found.endpoints.put(exposed("emotion"))
+    return found
+
+
+def test_the_other_endpoints_with_the_host_are_seen_if_they_may_use_it(shared: ClusterCache) -> None:
+    for name, namespace, host in (
+        ("rival", "b", HOST),
+        ("elsewhere", "b", "other.example.com"),
+        ("rival", "outside", HOST),
+    ):
+        shared.endpoints.put(exposed(name, namespace=namespace, host=host))
+    shared.ingresses.put(ingress("rival", namespace="b"))
+
+    (claim,) = seen(shared).host_claims
+    assert (claim.namespace, claim.name, claim.path) == ("b", "rival", "/")
+    assert claim.routed_since is not None
+
+
+def test_an_ingress_that_the_operator_did_not_create_holds_no_host(shared: ClusterCache) -> None:
+    shared.endpoints.put(exposed("rival", namespace="b"))
+    shared.ingresses.put(ingress("rival", namespace="b", owner="something-else"))
+    shared.ingresses.put(ingress("emotion", owner="something-else"))
+
+    assert [claim.routed_since for claim in seen(shared).host_claims] == [None]
+    assert seen(shared).route is None
+
+
+def test_an_ingress_for_another_host_holds_not_this_one(shared: ClusterCache) -> None:
+    shared.endpoints.put(exposed("rival", namespace="b"))
+    shared.ingresses.put(ingress("rival", namespace="b", host="before.example.com"))
+
+    assert [claim.routed_since for claim in seen(shared).host_claims] == [None]
+
+
+def test_the_route_of_the_endpoint_is_seen(shared: ClusterCache) -> None:
+    shared.ingresses.put(ingress("emotion"))
+
+    route = seen(shared).route
+    assert route is not None
+    assert (route.kind, route.host) == ("Ingress", HOST)
+    assert Ref("Ingress", "emotion") in seen(shared).present

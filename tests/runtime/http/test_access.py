@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import itertools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,25 +19,8 @@ from penstock_runtime.http.access import AccessTokens
 from penstock_runtime.serving import server
 from penstock_runtime.settings import Settings
 from tests.runtime.http.feeding import feed
+from tests.runtime.http.secret_files import publish
 from tests.runtime.http.serving import Endpoint, Gate, make_model, post, read_answer, serving, until
-
-
-def publish(folder: Path, tokens: dict[str, str], number: int) -> None:
-    """Write a Secret as the kubelet does: files in a new folder, and a link that is replaced at once."""
-    folder.mkdir(exist_ok=True)
-    data = folder / f"..{number}"
-    data.mkdir()
-    for name, token in tokens.items():
-        (data / name).write_text(token)
-        link = folder / name
-        if not link.is_symlink():
-            link.symlink_to(Path("..data") / name)
-    draft = folder / "..data_tmp"
-    draft.symlink_to(data.name)
-    draft.replace(folder / "..data")
-    for link in folder.iterdir():
-        if link.is_symlink() and not link.exists():
-            link.unlink()
 
 
 def store(folder: Path | None = None, file: Path | None = None) -> AccessTokens:
@@ -52,7 +37,7 @@ def secret(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def endpoint(secret: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
-    monkeypatch.setattr(server, "TOKEN_REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(server, "REFRESH_SECONDS", 0.05)
     gate = Gate()
     gate.open()
     with serving(gate, auth_token_folder=secret, access_log=True) as endpoint:
@@ -127,6 +112,47 @@ def test_a_removed_token_is_refused_on_an_open_connection(endpoint: Endpoint, se
     assert found == [b"200", b"200", b"200", b"401"]
 
 
+def test_keys_that_are_rotated_under_load_fail_no_request_with_a_valid_key(endpoint: Endpoint, secret: Path) -> None:
+    """`bob` stays; `alice` gets a new key, and her client uses it once both are accepted."""
+    ends = threading.Event()
+    replaced = threading.Event()
+    statuses: dict[str, list[int]] = {"alice": [], "bob": []}
+
+    def load(name: str, before: str, after: str) -> None:
+        with httpx.Client(timeout=60) as client:
+            for _ in itertools.takewhile(lambda _: not ends.is_set(), range(100_000)):
+                token = after if replaced.is_set() else before
+                headers = {"authorization": f"Bearer {token}"}
+                answer = client.post(f"{endpoint.url}/predict", json={"inputs": "x"}, headers=headers)
+                statuses[name].append(answer.status_code)
+
+    def more_requests(count: int) -> None:
+        goals = {name: len(found) + count for name, found in statuses.items()}
+        until(lambda: all(len(statuses[name]) >= goal for name, goal in goals.items()))
+
+    threads = [
+        threading.Thread(target=load, args=arguments)
+        for arguments in (("alice", "key-a", "key-a2"), ("bob", "key-b", "key-b"))
+    ]
+    for thread in threads:
+        thread.start()
+    more_requests(20)
+    publish(secret, {"alice": "key-a", "alice-2": "key-a2", "bob": "key-b"}, 2)
+    until(lambda: status(endpoint, "key-a2") == 200)
+    replaced.set()
+    # The request in progress may still have the old key.
+    more_requests(2)
+    publish(secret, {"alice-2": "key-a2", "bob": "key-b"}, 3)
+    until(lambda: status(endpoint, "key-a") == 401)
+    more_requests(20)
+    ends.set()
+    for thread in threads:
+        thread.join(60)
+
+    assert {one for found in statuses.values() for one in found} == {200}
+    assert [status(endpoint, token) for token in ("key-a", "key-a2", "key-b")] == [401, 200, 200]
+
+
 def test_an_emptied_secret_refuses_every_request(endpoint: Endpoint, secret: Path) -> None:
     publish(secret, {}, 2)
     until(lambda: status(endpoint, "key-a") == 401)
@@ -163,7 +189,7 @@ def test_an_empty_folder_is_no_open_door(tmp_path: Path) -> None:
 def test_a_server_without_a_token_is_not_ready_until_it_has_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "TOKEN_REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(server, "REFRESH_SECONDS", 0.05)
     with serving(Gate(), auth_token_folder=tmp_path, internal_port=0) as endpoint:
         internal = f"http://127.0.0.1:{endpoint.server.internal_port}"
         before, count = httpx.get(f"{internal}/readyz"), httpx.get(f"{internal}/info").json()["access"]

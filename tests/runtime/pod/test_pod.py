@@ -247,6 +247,14 @@ class TestFailures:
             assert pod.ended() == 1
         assert "is for feature-extraction, and PENSTOCK_TASK is text-ranking" in pod.last_words["message"]
 
+    def test_a_pod_without_its_certificate_ends_with_a_remedy(self, volume: tuple[str, Digest], tmp_path: Path) -> None:
+        """The Secret of spec.tls is mounted as optional, so that this message explains what is missing."""
+        files = {"tls_certificate": str(tmp_path / "tls.crt"), "tls_key": str(tmp_path / "tls.key")}
+        with Pod(tmp_path, artefact=volume[1], store_uri=volume[0], task="feature-extraction", **files) as pod:
+            assert pod.ended() == 1
+        assert "PENSTOCK_TLS_CERTIFICATE" in pod.last_words["message"]
+        assert "kubectl create secret tls" in pod.last_words["remedy"]
+
     @pytest.mark.parametrize(
         ("variables", "words"),
         [

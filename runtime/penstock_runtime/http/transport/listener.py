@@ -11,6 +11,7 @@ from penstock.errors import HostError
 from penstock.logs import log_event
 from penstock_runtime.http.transport.connection import Connection
 from penstock_runtime.http.transport.pool import ConnectionPool, PooledConnection, RequestHandler
+from penstock_runtime.http.transport.tls import TlsFiles, TlsLayer
 from penstock_runtime.settings import HttpSettings
 
 logger = logging.getLogger("penstock.server")
@@ -24,8 +25,10 @@ SWEEP_CONNECTIONS = 64
 class Listener(ConnectionPool):
     """Accepts connections and closes them."""
 
-    def __init__(self, application: RequestHandler, settings: HttpSettings) -> None:
+    def __init__(self, application: RequestHandler, settings: HttpSettings, tls: TlsFiles | None = None) -> None:
+        """`tls`: certificate and key; None: plain HTTP."""
         super().__init__(application, settings)
+        self._tls = tls
         self.port = 0
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
@@ -39,7 +42,7 @@ class Listener(ConnectionPool):
         self.port = self._socket.getsockname()[1]
         # create_server calls listen() again: without the argument its backlog would replace ours.
         self._server = await self.loop.create_server(
-            lambda: Connection(self), sock=self._socket, backlog=self.settings.backlog
+            self._new_connection, sock=self._socket, backlog=self.settings.backlog
         )
         if self.max_connections < self.settings.max_connections:
             logger.warning(
@@ -51,6 +54,9 @@ class Listener(ConnectionPool):
             )
         self._sweep()
 
+    def _new_connection(self) -> asyncio.Protocol:
+        return Connection(self) if self._tls is None else TlsLayer(self._tls.context, Connection(self))
+
     def stop_accepting(self) -> None:
         """Close the listening socket after accepting every connection that the kernel has already completed."""
         if self._server is None or self._socket is None:
@@ -61,7 +67,7 @@ class Listener(ConnectionPool):
             except OSError:  # BlockingIOError: no more connections; others: it was closed already
                 break
             client.setblocking(False)
-            task = self.loop.create_task(self.loop.connect_accepted_socket(lambda: Connection(self), client))
+            task = self.loop.create_task(self.loop.connect_accepted_socket(self._new_connection, client))
             self._late.add(task)
             task.add_done_callback(self._late.discard)
         self._server.close()
