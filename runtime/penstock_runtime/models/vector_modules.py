@@ -44,6 +44,11 @@ class VectorModule(Protocol):
     """One of the modules."""
 
     @property
+    def kind(self) -> str:
+        """The name of its class in sentence-transformers."""
+        ...
+
+    @property
     def width(self) -> int | None:
         """Values of its vectors; None: as many as it is given."""
         ...
@@ -99,6 +104,7 @@ class LayerNormModule:
 class NormalizeModule:
     """To length 1; a zero vector stays as it is."""
 
+    kind: ClassVar[str] = "Normalize"
     width: None = None
 
     def __call__(self, vector: Float) -> Float:

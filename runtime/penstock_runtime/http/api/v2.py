@@ -294,7 +294,10 @@ def _request_schema(signature: Signature, parameters: JsonSchema) -> JsonSchema:
     tensor = {
         "type": "object",
         "properties": {
-            "name": {"enum": [spec.name for spec in signature.inputs]},
+            # A single input is accepted under any name.
+            "name": {"type": "string"}
+            if len(signature.inputs) == 1
+            else {"enum": [spec.name for spec in signature.inputs]},
             "datatype": {"const": "BYTES"},
             "shape": {"type": "array", "items": size, "minItems": 1, "maxItems": MOST_DIMENSIONS},
             "data": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
