@@ -1,6 +1,6 @@
 """The latency of one good client among ten hostile ones, against its latency alone; what the attack costs the server.
 
-    python dev/benchmarks/hostile_clients.py
+    python -m benchmarks.hostile_clients
 
 Server, hostile clients and good client run in three processes, the hostile clients at nice 19: on a machine with few
 cores they would otherwise take the processor from the good client themselves, which no server can prevent. The server

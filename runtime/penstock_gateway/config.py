@@ -12,8 +12,8 @@ from penstock_gateway.certificate import CERTIFICATE
 from penstock_gateway.settings import GatewaySettings
 
 BACKEND = "replicas"
-LONG = "long_requests"
-"""Name of the table that counts the long requests of each client; it is a backend without servers."""
+LONG, ALL_LONG = "long_requests", "all_long_requests"
+"""Names of the tables that count the long requests of each client and of all; they are backends without servers."""
 SCRIPT = Path(__file__).with_name("hold.lua")
 BUFFER_BYTES = 40_960
 """Requests of up to this size, headers and body, can be retried; longer ones only if nothing of them was sent. The
@@ -186,6 +186,9 @@ backend {BACKEND}
 backend {LONG}
     stick-table type ipv6 size {TABLE_ENTRIES} expire 30s store conn_cur
 
+backend {ALL_LONG}
+    stick-table type integer size 16 expire 30s store conn_cur
+
 frontend status
     bind {settings.host}:{settings.status_port}
     maxconn {STATUS_CONNECTIONS}
@@ -216,12 +219,19 @@ stick-table type ipv6 size {TABLE_ENTRIES} expire 30s store conn_cur,conn_rate(1
 
 
 def _limit_of_long_requests(settings: GatewaySettings) -> str:
-    """Lines of the backend: a body that is longer than the buffer occupies a place of a replica while it arrives, and
-    one client gets twice its share of the connections of these places. None for a proxy that may have most
-    connections."""
+    """Lines of the backend: a body that is longer than the buffer occupies a place of a replica while it arrives, also
+    if that is slow. One client gets twice its share of the connections of these places, and all clients together get
+    three quarters, so that shorter requests always find one. No limits for a proxy that may have most connections."""
     places = 2 * settings.concurrency * settings.max_connections_per_client // settings.max_connections
     if places >= settings.concurrency:
         return "# One client may use all places of the replicas."
+    refusal_of_all = _return(
+        429,
+        "overloaded",
+        f"as many requests over {BUFFER_BYTES // 1024} KiB arrive from all clients as may at a time",
+        f"Try again in {RETRY_FULL_SECONDS} s, or add replicas",
+        retry_after=RETRY_FULL_SECONDS,
+    )
     refusal = _return(
         429,
         "overloaded",
@@ -236,7 +246,10 @@ http-request set-var(txn.received) req.body_len
     acl partial_chunked req.body_len gt {BUFFER_BYTES * 3 // 4}
     acl chunked req.hdr(transfer-encoding) -m found
     http-request track-sc1 src table {LONG} if partial or chunked partial_chunked
-    {refusal} if {{ sc_conn_cur(1),sub(txn.places) gt 0 }}"""
+    {refusal} if {{ sc_conn_cur(1),sub(txn.places) gt 0 }}
+    http-request set-var(txn.all_places) nbsrv({BACKEND}),mul({max(1, settings.concurrency * 3 // 4)})
+    http-request track-sc2 int(0) table {ALL_LONG} if partial or chunked partial_chunked
+    {refusal_of_all} if {{ sc_conn_cur(2),sub(txn.all_places) gt 0 }}"""
 
 
 def error_body(kind: str, message: str, remedy: str) -> str:

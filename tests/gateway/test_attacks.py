@@ -151,6 +151,18 @@ def test_partial_bodies_of_one_address_do_not_delay_other_clients(rig: Rig, clie
     assert probe(gateway) == 200
 
 
+def test_partial_bodies_of_many_addresses_leave_places_for_shorter_requests(rig: Rig, clients: Clients) -> None:
+    rig.start("a")
+    gateway = rig.gateway(concurrency=8)
+    gateway.until("replicas", 1)
+    for number in range(2, 12):
+        clients.connect(gateway.port, 5, address=f"127.0.0.{number}", data=partial_body(100_000))
+
+    # Each address may have four of the eight places, and all of them together six.
+    assert post(gateway.url, timeout=20).status_code == 200
+    assert probe(gateway) == 200
+
+
 def test_a_chunked_body_that_does_not_end_counts_as_a_long_one(rig: Rig, clients: Clients) -> None:
     rig.start("a")
     gateway = rig.gateway(concurrency=4)

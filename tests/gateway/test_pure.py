@@ -305,7 +305,7 @@ def test_every_error_that_haproxy_answers_a_request_with_is_in_the_runtimes_shap
     text = configuration(GatewaySettings("emotion", "s", "default"), socket=Path("/tmp/s"))
     bodies = [json.loads(body) for body in re.findall(r"string '(\{.*?\})'", text)]
 
-    assert len(bodies) == 12
+    assert len(bodies) == 13
     for body in bodies:
         assert body.keys() == {"error", "error_type", "remedy"}
         # A clause without a full stop, as in the runtime's errors.

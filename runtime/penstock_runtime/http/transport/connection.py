@@ -29,7 +29,7 @@ from penstock_runtime.http.transport.head import (
 from penstock_runtime.http.transport.message import Request, Response, encode
 from penstock_runtime.http.transport.pool import ClientShare, ConnectionMemory, ConnectionPool, Pipeline, UploadRate
 from penstock_runtime.http.transport.reading import ConnectionState, ReadInTurns
-from penstock_runtime.http.transport.turns import Turn
+from penstock_runtime.http.transport.turns import QueuedTurn
 
 LINGER_SECONDS = 2.0
 """How long the rest of a body is read and dropped after an early refusal. Closing at once would reset the connection,
@@ -87,7 +87,7 @@ class Connection(ReadInTurns):
         self._memory = ConnectionMemory(pool, self.client, self)
         self._is_first = False
         """No request of the data just received has been started yet."""
-        self._turn: Turn | None = None
+        self._turn: QueuedTurn | None = None
         """Starts a request that was received together with others."""
         self._is_advancing = False
         self._skips_head = False

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from enum import Enum
 from typing import TYPE_CHECKING, cast
 
-from penstock_runtime.http.transport.turns import PieceCredit, Turn
+from penstock_runtime.http.transport.turns import PieceCredit, QueuedTurn
 
 if TYPE_CHECKING:
     from penstock_runtime.http.transport.pool import (
@@ -32,7 +33,7 @@ class ConnectionState(Enum):
     """The request was refused; further data is dropped."""
 
 
-class ReadInTurns(asyncio.Protocol):
+class ReadInTurns(asyncio.Protocol, ABC):
     """The reading half of a connection; the other half parses what `receive` is given."""
 
     __slots__ = ("_credit", "_memory", "_read_turn", "_unparsed", "client", "pipeline", "pool", "transport")
@@ -47,19 +48,19 @@ class ReadInTurns(asyncio.Protocol):
         self._credit = PieceCredit()
         self._unparsed = b""
         """Received, waits for its turn."""
-        self._read_turn: Turn | None = None
+        self._read_turn: QueuedTurn | None = None
 
+    @abstractmethod
     def receive_request(self, data: bytes) -> bool:
         """Whether this is exactly one request that is known already, and is started without being parsed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def receive(self, data: bytes) -> None:
         """Parse data of the client."""
-        raise NotImplementedError
 
+    @abstractmethod
     def missing_bytes(self) -> int:
         """Of a body of known length that is being received."""
-        raise NotImplementedError
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived."""

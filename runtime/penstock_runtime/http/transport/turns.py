@@ -25,7 +25,7 @@ READ_SECONDS = 0.02
 """Between two reads of such a connection; what has arrived meanwhile is read at once."""
 
 
-class Turn:
+class QueuedTurn:
     """Data or a request that waits for its turn."""
 
     __slots__ = ("start",)
@@ -45,7 +45,7 @@ class Turns:
         self._loop = loop
         self._iteration = 0.0
         self._end = 0.0
-        self._waiting: dict[str, deque[Turn]] = {}
+        self._waiting: dict[str, deque[QueuedTurn]] = {}
         """By address, in the order of their turns."""
 
     def is_free(self) -> bool:
@@ -59,9 +59,9 @@ class Turns:
             return True
         return time.perf_counter() < self._end
 
-    def add(self, client: str, start: Callable[[], None]) -> Turn:
+    def add(self, client: str, start: Callable[[], None]) -> QueuedTurn:
         """Call `start` in turn, in another iteration of the loop. It may add requests."""
-        turn = Turn(start)
+        turn = QueuedTurn(start)
         queue = self._waiting.get(client)
         if queue is None:
             queue = self._waiting[client] = deque()
