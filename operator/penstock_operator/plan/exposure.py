@@ -34,7 +34,7 @@ class ExposurePlan:
 
 
 def expose(endpoint: ParsedEndpoint, observed: EndpointSnapshot, *, accepted: bool) -> ExposurePlan:
-    """What to do for `spec.exposure`. While the spec is not accepted, a permitted route stays as it is."""
+    """What to do for `spec.exposure`. While the spec is not accepted, a route to its host stays as it is."""
     exposure = endpoint.spec.exposure
     present = [ref for kind in (INGRESS, HTTP_ROUTE) if (ref := Ref(kind, endpoint.name)) in observed.present]
     if exposure is None:
@@ -45,9 +45,11 @@ def expose(endpoint: ParsedEndpoint, observed: EndpointSnapshot, *, accepted: bo
     kind = INGRESS if exposure.ingress is not None else HTTP_ROUTE
     others = tuple(ref for ref in present if ref.kind != kind)
     if not accepted:
-        url = exposure.url if observed.route is not None and observed.route.kind == kind else ""
         waiting = unknown(Reason.NOT_ACCEPTED, "The endpoint is exposed once its spec is accepted.")
-        return ExposurePlan(waiting, delete=others, url=url)
+        if observed.route is None or (observed.route.kind, observed.route.host) != (kind, exposure.host):
+            # A route to the host of an earlier spec: only the present host was compared with what is allowed.
+            return ExposurePlan(waiting, delete=tuple(present))
+        return ExposurePlan(waiting, delete=others, url=exposure.url)
     if exposure.ingress is not None:
         wanted = ingress(endpoint, exposure.host, exposure.ingress)
     else:

@@ -298,7 +298,7 @@ def _refused(parents: Iterable[Object]) -> str:
 
 @dataclass(frozen=True)
 class HostClaim:
-    """An endpoint that asks for a host which its namespace may use."""
+    """An endpoint that asks for a host which its namespace may use, or that still has a route to it."""
 
     namespace: str
     name: str
@@ -402,4 +402,4 @@ class EndpointSnapshot:
     route: RouteFacts | None = None
     """Its Ingress or HTTPRoute."""
     host_claims: tuple[HostClaim, ...] = ()
-    """The other endpoints of the cluster that ask for the same host."""
+    """The other endpoints of the cluster that ask for the same host or have it."""

@@ -365,17 +365,24 @@ class ClusterCache:
         return next((route for route in found if route is not None and route.owner.uid == uid), None)
 
     def _host_claims(self, key: ObjectKey, value: Json) -> Iterator[HostClaim]:
-        """The other endpoints that ask for the host of this one and may use it."""
+        """The other endpoints that ask for the host of this one and may use it, or that still have a route to it."""
         host = str(((value.get("spec") or {}).get("exposure") or {}).get("host") or "")
-        for place, entry in self.endpoints.of(("host", host)) if host else ():
-            other = entry.facts.value
-            patterns = hosts_of(self.namespace_labels(place.namespace), self.settings.allowed)
-            if place == key or "deletionTimestamp" in other["metadata"] or not may_use(host, patterns):
+        stores: tuple[Store[Any], ...] = (self.endpoints, self.ingresses, self.http_routes)
+        found = {place for store in stores for place, _ in store.of(("host", host))} if host else set()
+        for place in sorted(found - {key}):
+            entry = self.endpoints.get(place)
+            if entry is None:
                 continue
+            other = entry.facts.value
+            exposure = (other.get("spec") or {}).get("exposure") or {}
+            patterns = hosts_of(self.namespace_labels(place.namespace), self.settings.allowed)
+            ends = "deletionTimestamp" in other["metadata"]
+            asks = exposure.get("host") == host and not ends and may_use(host, patterns)
             route = self._route(place, entry.uid)
             since = route.created if route is not None and route.host == host else None
-            path = str(other["spec"]["exposure"].get("path") or ROOT)
-            yield HostClaim(place.namespace, place.name, path, since, moment_of(other))
+            if asks or since is not None:
+                path = str(exposure.get("path") or ROOT)
+                yield HostClaim(place.namespace, place.name, path, since, moment_of(other))
 
     def namespace_labels(self, namespace: str) -> Mapping[str, str]:
         """At least the label that every namespace has."""

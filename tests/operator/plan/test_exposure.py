@@ -167,6 +167,16 @@ class TestObjects:
         assert condition(cluster)["reason"] == "NotAccepted"
         assert cluster.endpoint["status"]["publicUrl"] == f"http://{HOST}"
 
+    def test_a_route_to_the_host_of_an_earlier_spec_does_not_stay_while_the_spec_is_not_accepted(self) -> None:
+        """Else another namespace could get the host, and requests for it would reach both."""
+        cluster = kube()
+        cluster.reconcile()
+        cluster.edit(hardwareClass="missing", exposure={"host": "other.a.example.com", "ingress": {}})
+        cluster.reconcile()
+
+        assert routes(cluster) == []
+        assert not cluster.endpoint["status"].get("publicUrl")
+
 
 class TestHosts:
     @pytest.mark.parametrize(

@@ -255,6 +255,13 @@ def test_an_ingress_for_another_host_holds_not_this_one(shared: ClusterCache) ->
     assert [claim.routed_since for claim in seen(shared).host_claims] == [None]
 
 
+def test_an_endpoint_that_still_has_a_route_to_the_host_is_seen(shared: ClusterCache) -> None:
+    shared.endpoints.put(exposed("rival", namespace="b", host="after.example.com"))
+    shared.ingresses.put(ingress("rival", namespace="b"))
+
+    assert [claim.routed_since is not None for claim in seen(shared).host_claims] == [True]
+
+
 def test_the_route_of_the_endpoint_is_seen(shared: ClusterCache) -> None:
     shared.ingresses.put(ingress("emotion"))
 
