@@ -116,7 +116,7 @@ VALUE_SETS: dict[str, Manifest] = {
         "podMonitor": {"enabled": True, "labels": {"release": "prom"}},
         "alerts": {"enabled": True, "runbookUrl": "https://docs.example/alerts", "disabled": ["PenstockTurnsWait"]},
         "keda": {"enabled": True},
-        "prometheus": {"readSecrets": True, "allowedHosts": ["*.monitoring.svc"]},
+        "prometheus": {"secretNames": ["thanos"], "allowedHosts": ["*.monitoring.svc"]},
         "networkPolicy": {"scrapeFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]},
     },
     "placement of the operator": {

@@ -63,6 +63,7 @@ def operator_of(release: str, namespace: str, helm: Helm, plane: ControlPlane, f
     variables = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
     settings = {name.removeprefix("PENSTOCK_OPERATOR_"): value for name, value in variables.items()}
     written = plane.user(f"system:serviceaccount:{namespace}:{pod['serviceAccountName']}")
+    settings["MAX_CONCURRENT_OPTIMIZATIONS"] = "100"  # no job ends here
     # KUBECONFIG is a list of files with colons between them.
     kubeconfig = Path(shutil.copy(written, folder / f"{release}.kubeconfig"))
     operator = Operator(

@@ -571,7 +571,7 @@ BAD: list[tuple[Manifest, str]] = [
     ({"policy": {"allowedSources": [{"sources": ["hf://"], "namespaces": ["a"]}]}}, "namespaces"),
     ({"policy": {"quotas": [{"namespaceSelector": {}}]}}, "quotas"),
     ({"policy": {"quotas": [{"cores": 1.5}]}}, "cores"),
-    ({"policy": {"exposure": {"hosts": [{"hosts": ["a.example.com"]}]}}}, "namespaces"),
+    ({"policy": {"exposure": {"hosts": [{"hosts": ["a.example.com"]}]}}}, "namespaceSelector"),
     ({"policy": {"pod": {"labels": ["a,b"]}}}, "labels"),
     ({"policy": {"pod": {"tolerations": ["a*b"]}}}, "tolerations"),
     ({"prometheus": {"allowedHosts": ["http://prometheus"]}}, "allowedHosts"),

@@ -174,8 +174,7 @@ def test_the_operator_uses_every_right_that_it_has_and_needs_no_other(
 ) -> None:
     # Texts of a ConfigMap, an optimisation that ends, a budget that comes and goes, an unused result.
     space.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "texts"}, "data": {"t": "one\ntwo\n"}})
-    # A Lease of its own, which does not exist yet.
-    settings = {"UNUSED_GRACE_SECONDS": "0", "PROGRESS_SECONDS": "0.2", "LEASE_NAME": "rights", **LONG_LEASE}
+    settings = {"UNUSED_GRACE_SECONDS": "0", "PROGRESS_SECONDS": "0.2", **LONG_LEASE}
     settings["EXPOSURE_HOSTS"] = '[{"hosts": ["*.example.com"], "namespaceSelector": {}}]'
     operator = Operator(user, tmp_path / "operator.log", **settings)
     with started(operator):

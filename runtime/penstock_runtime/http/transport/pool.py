@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from penstock_runtime.errors import RequestError
 from penstock_runtime.http.transport.message import Request, Response
-from penstock_runtime.http.transport.turns import ReadTurns, Turns
+from penstock_runtime.http.transport.turns import ClientTurns, ReadTurns
 from penstock_runtime.settings import HttpSettings
 
 SPARE_OPEN_FILES = 256
@@ -152,7 +152,7 @@ class ConnectionPool:
         self._client_connections = max(1, int(share * self.max_connections))
         self._client_bytes = share * settings.max_held_bytes
         self._clients: dict[str, ClientShare] = {}
-        self.turns = Turns(self.loop)
+        self.turns = ClientTurns(self.loop)
         self.read_turns = ReadTurns(self.loop)
         self.draining = False
         """From now on the server closes each connection with its next response."""

@@ -38,7 +38,7 @@ class QueuedTurn:
         self.start = None
 
 
-class Turns:
+class ClientTurns:
     """What waits to be parsed or answered, one of each client address in turn."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

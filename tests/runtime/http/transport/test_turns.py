@@ -1,4 +1,4 @@
-"""Turns of client addresses: who is parsed and answered next, and whose tiny pieces are read next."""
+"""ClientTurns of client addresses: who is parsed and answered next, and whose tiny pieces are read next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_runtime.http.transport.turns import READS, PieceCredit, ReadTurns, Turns
+from penstock_runtime.http.transport.turns import READS, ClientTurns, PieceCredit, ReadTurns
 
 
 class ManualLoop:
@@ -52,7 +52,7 @@ def order(waiting: list[tuple[str, int]], cancelled: int | None = None) -> list[
     found: list[tuple[str, int]] = []
 
     async def run() -> None:
-        turns = Turns(asyncio.get_running_loop())
+        turns = ClientTurns(asyncio.get_running_loop())
         done = asyncio.Event()
 
         def start(client: str, number: int) -> None:
