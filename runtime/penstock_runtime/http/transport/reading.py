@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from enum import Enum
 from typing import TYPE_CHECKING, cast
@@ -45,7 +46,8 @@ class ReadInTurns(asyncio.Protocol, ABC):
     _memory: ConnectionMemory
 
     def __init__(self) -> None:
-        self._credit = PieceCredit()
+        self._credit: PieceCredit | None = None
+        """Of a request that has arrived in part."""
         self._unparsed = b""
         """Received, waits for its turn."""
         self._read_turn: QueuedTurn | None = None
@@ -64,8 +66,11 @@ class ReadInTurns(asyncio.Protocol, ABC):
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived."""
-        if self.pool.turns.is_free() or not self._wait(data):
+        turns = self.pool.turns
+        if turns.is_free() or not self._wait(data):
+            begin = time.perf_counter()
             self._read(data)
+            turns.spent_seconds += time.perf_counter() - begin
 
     def _read(self, data: bytes) -> None:
         while data and not self.receive_request(data):
@@ -95,13 +100,16 @@ class ReadInTurns(asyncio.Protocol, ABC):
 
     def count_piece(self, size: int) -> None:
         """A piece did not complete its request: if such pieces are tiny, the connection is read in turns."""
+        if self._credit is None:
+            self._credit = PieceCredit()
         if not self._credit.pays(size):
             self.pool.read_turns.wait(self.client.key, self)
 
     def end_of_request(self) -> None:
         """A request is complete: read the next one without a delay."""
-        self._credit.reset()
-        self.pool.read_turns.leave(self.client.key, self)
+        if self._credit is not None:
+            self._credit = None
+            self.pool.read_turns.leave(self.client.key, self)
 
     def end_of_reading(self) -> None:
         """Drop what has not been parsed, and what is held in memory."""

@@ -43,8 +43,11 @@ class ClientTurns:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._time = loop.time
         self._iteration = 0.0
-        self._end = 0.0
+        self.spent_seconds = 0.0
+        """On data that was parsed without a turn, in this iteration of the loop (or in one within the same
+        millisecond)."""
         self._waiting: dict[str, deque[QueuedTurn]] = {}
         """By address, in the order of their turns."""
 
@@ -52,12 +55,11 @@ class ClientTurns:
         """Nothing waits, and this iteration of the loop has time for more: no turn is needed."""
         if self._waiting:
             return False
-        iteration = self._loop.time()  # uvloop's changes between iterations only
+        iteration = self._time()  # uvloop's changes between iterations only
         if iteration != self._iteration:
             self._iteration = iteration
-            self._end = time.perf_counter() + TURN_SECONDS
-            return True
-        return time.perf_counter() < self._end
+            self.spent_seconds = 0.0
+        return self.spent_seconds < TURN_SECONDS
 
     def add(self, client: str, start: Callable[[], None]) -> QueuedTurn:
         """Call `start` in turn, in another iteration of the loop. It may add requests."""
@@ -105,10 +107,6 @@ class PieceCredit:
             return True
         self._left = 0
         return False
-
-    def reset(self) -> None:
-        """A request is complete."""
-        self._left = 1
 
 
 class ReadConnection(Protocol):
