@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from onnx import numpy_helper
 
-from penstock.errors import OptimizationError
 from penstock_optimizer.quantise.linear import attributes
 from penstock_optimizer.quantise.native_values import (
     INPUTS,
@@ -25,12 +24,14 @@ from penstock_optimizer.quantise.native_values import (
     GraphValue,
     LocalWindow,
     Mask,
+    MaskedLines,
     Part,
     TableSum,
     Where,
     by_distance,
     narrow,
     of_inputs,
+    refusal,
     side_by_side,
     spread_bias,
     window_bias,
@@ -73,7 +74,7 @@ class _Reader:
             "Add": self._add, "Sum": self._add, "Mul": self._mul, "LayerNormalization": self._norm,
             "Split": self._split, "MultiHeadAttention": self._attention, OPERATOR: self._linear8,
             "MatMul": self._linear32, "Gemm": self._linear32, "Identity": self._identity,
-            "RotaryEmbedding": self._rotary,
+            "RotaryEmbedding": self._rotary, "ReduceSum": self._sum, "Div": self._average,
         }  # fmt: skip
         for node in self._nodes:
             if id(node) in self._done:
@@ -84,7 +85,7 @@ class _Reader:
                 continue
             known = nodes.get(node.op_type)
             if known is None:
-                raise _refuse(f"the operator {node.op_type} ({node.name})")
+                raise refusal(f"the operator {node.op_type} ({node.name})")
             known(node)
         used = {name for step in self._steps for name in step.tensors.values()}
         tensors = {name: array for name, array in self._tensors.items() if name in used}
@@ -106,14 +107,14 @@ class _Reader:
                     return GraphOutput(
                         name="columns", buffer=whole.buffer, width=whole.width, per_row=False, columns=tuple(names)
                     )
-        raise _refuse(f"what the outputs are: {', '.join(names)}")
+        raise refusal(f"what the outputs are: {', '.join(names)}")
 
     # ---- inputs and tables ----
 
     def _gather(self, node: Any) -> None:
         table, by = node.input[0], self._find(node, 1)
         if table not in self._constants or len(self._constants[table].dims) != 2:
-            raise _refuse(f"{node.name}, which looks up what is no table")
+            raise refusal(f"{node.name}, which looks up what is no table")
         if by == "ids":
             self._set(node, TableSum(words=table))
         elif by == "types":
@@ -121,7 +122,7 @@ class _Reader:
         elif isinstance(by, Counted):
             self._set(node, TableSum(positions=table, padding=by.padding))
         else:
-            raise _refuse(f"{node.name}, which looks up by what is no input")
+            raise refusal(f"{node.name}, which looks up by what is no input")
 
     def _slice(self, node: Any) -> None:
         """The first positions of a table or of a bias on the scores, or the first token of each row."""
@@ -134,7 +135,7 @@ class _Reader:
             return self._set(node, replace(value, first=True))
         source = self._buffer(node, 0)
         if part != [[0], [1], [1]] or source.per != "token":
-            raise _refuse(f"{node.name}, which slices other than the first token")
+            raise refusal(f"{node.name}, which slices other than the first token")
         target = self._buffers.take(source.width, "row")
         self._step(node, "first", source=source.buffer, target=target.buffer, outputs=source.width)
         self._write(node, target, source)
@@ -146,7 +147,7 @@ class _Reader:
         table = by_distance(bias)
         where = [self._array(node.input[at]).tolist() for at in (1, 3)]
         if table is None or where != [[0, 0], [2, 3]]:
-            raise _refuse(f"{node.name}, a bias on the scores that is not one of distances")
+            raise refusal(f"{node.name}, a bias on the scores that is not one of distances")
         self._tensors[name] = table
         return Distances(name, bias.shape[2])
 
@@ -154,9 +155,9 @@ class _Reader:
         """The lines of the tokens of one id."""
         source, where = self._buffer(node, 0), self._find(node, 1)
         if not isinstance(where, Where) or not where.turned or attributes(node).get("batch_dims", 0):
-            raise _refuse(f"{node.name}, which gathers by what is no place of tokens")
+            raise refusal(f"{node.name}, which gathers by what is no place of tokens")
         if source.per != "token" or source.factors or self._chosen not in (-1, where.number):
-            raise _refuse(f"{node.name}, which gathers what is no line of tokens, or tokens of a second id")
+            raise refusal(f"{node.name}, which gathers what is no line of tokens, or tokens of a second id")
         self._chosen = where.number
         target = self._buffers.take(source.width, "chosen")
         self._step(
@@ -171,7 +172,7 @@ class _Reader:
         if isinstance(value, TableSum):
             value = self._embed(node, value)
         elif not isinstance(value, GraphValue):
-            raise _refuse(f"{node.name}, which normalises what is no sum")
+            raise refusal(f"{node.name}, which normalises what is no sum")
         target = self._buffers.take(value.width, value.per)
         epsilon = attributes(node).get("epsilon", 1e-5)
         tensors = {"weights": self._keep(node.input[1]), "bias": self._keep(node.input[2])}
@@ -183,7 +184,7 @@ class _Reader:
 
     def _embed(self, node: Any, tables: TableSum) -> GraphValue:
         if not tables.words:
-            raise _refuse(f"{node.name}, embeddings without words")
+            raise refusal(f"{node.name}, embeddings without words")
         words = self._array(tables.words)
         vectors, scales = f"{tables.words}/int16", f"{tables.words}/int16.scale"
         self._tensors[vectors], self._tensors[scales] = narrow(words)
@@ -234,7 +235,7 @@ class _Reader:
             activation = "silu"
         product = self._only_reader(last)
         if activation is None or product is None or product.op_type != "Mul" or gate not in product.input:
-            raise _refuse(f"{split.name}, parts of a product that are no gate")
+            raise refusal(f"{split.name}, parts of a product that are no gate")
         for taken in (*readers, product):
             self._take(taken)
         source = self._buffer(node, 0)
@@ -259,9 +260,9 @@ class _Reader:
         """Rotary positions, which the attention that reads the value applies."""
         value, given = self._buffer(node, 0), attributes(node)
         if self._array(node.input[1]).tolist() != [0] or given.get("interleaved") or given.get("rotary_embedding_dim"):
-            raise _refuse(f"{node.name}, rotary positions of another kind")
+            raise refusal(f"{node.name}, rotary positions of another kind")
         if value.factors or value.per != "token":
-            raise _refuse(f"{node.name}, rotary positions of what are no queries or keys")
+            raise refusal(f"{node.name}, rotary positions of what are no queries or keys")
         self._known[node.output[0]] = replace(value, rotary=(self._keep(node.input[2]), self._keep(node.input[3])))
         self._left[value.buffer] += self._readers[node.output[0]] - 1
 
@@ -282,10 +283,10 @@ class _Reader:
         if not bias and after is not None and after.op_type == "Add":
             (bias,) = [one for one in after.input if one != node.output[0]] or [""]
             if bias not in self._constants:
-                raise _refuse(f"{after.name}, which adds other than a bias")
+                raise refusal(f"{after.name}, which adds other than a bias")
             last = self._take(after)
         if source.factors or weight.ndim != 2:
-            raise _refuse(f"the product {node.name}")
+            raise refusal(f"the product {node.name}")
         added = self._keep(bias) if bias else f"no bias {len(weight)}"
         self._tensors.setdefault(added, np.zeros(len(weight), np.float32))
         last, activation = self._activation_after(last)
@@ -306,7 +307,7 @@ class _Reader:
     def _attention(self, node: Any) -> None:
         """Of three parts of one product, or of three products, whose biases may stand here."""
         if len(node.input) < 5 or not isinstance(self._find(node, 4), Mask):
-            raise _refuse(f"{node.name}, an attention without the mask")
+            raise refusal(f"{node.name}, an attention without the mask")
         given = attributes(node)
         heads = int(given["num_heads"])
         parts = [self._find(node, index) for index in range(3)]
@@ -320,11 +321,11 @@ class _Reader:
             queries, keys, values = self._together(parts)
             width = parts[0].width
         else:
-            raise _refuse(f"{node.name}, an attention of what are no products")
+            raise refusal(f"{node.name}, an attention of what are no products")
         if queries.per == "chosen" or any(one.per != "token" for one in (keys, values)):
-            raise _refuse(f"{node.name}, an attention over other than all tokens")
+            raise refusal(f"{node.name}, an attention over other than all tokens")
         if width % (heads * WIDTH // 2):
-            raise _refuse(f"heads of {width // heads} numbers, no multiple of {WIDTH // 2}")
+            raise refusal(f"heads of {width // heads} numbers, no multiple of {WIDTH // 2}")
         turned = [part.rotary if isinstance(part, GraphValue) else None for part in parts[:2]]
         if queries is keys and turned[0] is not None and turned[0] == turned[1]:
             self._rotate(node, queries.buffer, 2 * width, 2 * heads, turned[0])
@@ -333,7 +334,7 @@ class _Reader:
                 if tables is not None:
                     self._rotate(node, part.buffer, width, heads, tables)
         elif any(turned):
-            raise _refuse(f"{node.name}, rotary positions of queries or keys alone")
+            raise refusal(f"{node.name}, rotary positions of queries or keys alone")
         positions = len(self._tensors[turned[1][0]]) if turned[1] else 0
         distances = self._bias_of(node, heads, queries, positions)
         target = self._buffers.take(width, queries.per)
@@ -357,9 +358,9 @@ class _Reader:
                 self._tensors[name] = window_bias(value.reach, heads, positions)
             value = Distances(name, positions, value.first)
         if any(node.input[6:]) or not isinstance(value, Distances):
-            raise _refuse(f"{node.name}, which adds to the scores what is no bias of distances")
+            raise refusal(f"{node.name}, which adds to the scores what is no bias of distances")
         if value.first != (queries.per == "row") or len(self._tensors[value.table]) != heads:
-            raise _refuse(f"{node.name}, whose bias on the scores is for other queries")
+            raise refusal(f"{node.name}, whose bias on the scores is for other queries")
         return value
 
     def _together(self, values: Sequence[GraphValue]) -> Sequence[GraphValue]:
@@ -385,7 +386,7 @@ class _Reader:
             return
         value = self._buffer(node, 0)
         if value.per != "row":
-            raise _refuse(f"{node.name}, which takes an axis away")
+            raise refusal(f"{node.name}, which takes an axis away")
         self._known[node.output[0]] = value
         self._left[value.buffer] += self._readers[node.output[0]] - 1
 
@@ -394,7 +395,7 @@ class _Reader:
         if other is None and node.input[1] in self._constants and len(self._array(node.input[1])) == 1:
             other = TableSum(types=node.input[1])  # the only type
         if not isinstance(one, TableSum) or not isinstance(other, TableSum):
-            raise _refuse(f"the sum {node.name}")
+            raise refusal(f"the sum {node.name}")
         return self._set(
             node,
             TableSum(
@@ -408,16 +409,37 @@ class _Reader:
     def _mul(self, node: Any) -> None:
         """By a constant for each channel, which the quantiser of the row takes in."""
         value = self._buffer(node, 0)
+        if isinstance(self._find(node, 1), Mask) and value.per == "token" and not value.factors:
+            self._set(node, MaskedLines(value))
+            return
         if node.input[1] not in self._constants or value.factors:
-            raise _refuse(f"the product {node.name}")
+            raise refusal(f"the product {node.name}")
         self._known[node.output[0]] = replace(value, factors=node.input[1])
         self._left[value.buffer] += self._readers[node.output[0]] - 1
+
+    def _sum(self, node: Any) -> None:
+        """Over the tokens of each row."""
+        lines = self._find(node, 0)
+        over_tokens = self._array(node.input[1]).tolist() == [1] and not attributes(node).get("keepdims", 1)
+        if not isinstance(lines, MaskedLines) or lines.summed or not over_tokens:
+            raise refusal(f"the sum {node.name}")
+        self._set(node, replace(lines, summed=True))
+
+    def _average(self, node: Any) -> None:
+        """Over the tokens of each row that are not padding."""
+        lines = self._find(node, 0)
+        if not isinstance(lines, MaskedLines) or not lines.summed or self._find(node, 1) != "tokens of each row":
+            raise refusal(f"the quotient {node.name}")
+        source = lines.whole
+        target = self._buffers.take(source.width, "row")
+        self._step(node, "average", source=source.buffer, target=target.buffer, outputs=source.width)
+        self._write(node, target, source)
 
     def _identity(self, node: Any) -> None:
         value = self._find(node, 0)
         whole = value.whole if isinstance(value, Column) else self._buffer(node, 0)
         if whole.factors:
-            raise _refuse(f"the operator Identity ({node.name})")
+            raise refusal(f"the operator Identity ({node.name})")
         self._left[whole.buffer] += 1  # the result is not overwritten
         self._results[node.output[0]] = whole if not isinstance(value, Column) else value
 
@@ -436,7 +458,7 @@ class _Reader:
         (other,) = [name for name in after.input if name != node.output[0]] or [""]
         value = self._known.get(other)
         if not isinstance(value, GraphValue) or value.factors:
-            raise _refuse(f"the sum {after.name}")
+            raise refusal(f"the sum {after.name}")
         return self._take(after), value
 
     def _only_reader(self, node: Any) -> Any | None:
@@ -454,12 +476,12 @@ class _Reader:
     def _buffer(self, node: Any, index: int) -> GraphValue:
         value = self._find(node, index)
         if not isinstance(value, GraphValue):
-            raise _refuse(f"{node.name}, which reads what is no hidden state")
+            raise refusal(f"{node.name}, which reads what is no hidden state")
         return value
 
     def _array(self, name: str) -> Any:
         if name not in self._constants:
-            raise _refuse(f"{name}, which is no constant")
+            raise refusal(f"{name}, which is no constant")
         return numpy_helper.to_array(self._constants[name])
 
     def _is_output(self, node: Any) -> bool:
@@ -493,12 +515,5 @@ class _Reader:
         widths = {"linear8": (inputs, outputs), "linear32": (inputs,)}.get(operator, (outputs,))
         for width in widths:
             if width % WIDTH:
-                raise _refuse(f"{node.name}, whose width of {width} is no multiple of {WIDTH}")
+                raise refusal(f"{node.name}, whose width of {width} is no multiple of {WIDTH}")
         self._steps.append(GraphStep(operator=operator, outputs=outputs, inputs=inputs, **fields))
-
-
-def _refuse(what: str) -> OptimizationError:
-    return OptimizationError(
-        f"the native engine does not know {what}",
-        remedy="Let another engine serve the model: leave optimization.engines as it is",
-    )

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import OptimizationError
 from penstock_optimizer.export.operators import MASKED_SCORE
 from penstock_optimizer.quantise.linear import attributes
 from penstock_runtime.engines.native.graph_file import DISTANCES_SPARE, GraphStep
@@ -93,6 +94,14 @@ class LocalWindow:
 
 
 @dataclass(frozen=True)
+class MaskedLines:
+    """Lines of tokens, those of padding as zeros, or their sum over each row."""
+
+    whole: GraphValue
+    summed: bool = False
+
+
+@dataclass(frozen=True)
 class Part:
     """One of the equal parts of a buffer's lines: queries, keys or values, or one of the numbers."""
 
@@ -138,6 +147,10 @@ def of_inputs(node: Any, values: Sequence[Any], constant: Callable[[str], Any]) 
     """The meaning of a node's result, from the meanings of its inputs (None: a constant, or something else). None where
     the node makes nothing known of them."""
     match node.op_type, list(values):
+        case ("Unsqueeze", [Mask() as mask, None]):
+            return mask
+        case ("ReduceSum", [Mask(), None]):
+            return "tokens of each row"
         case ("Squeeze", ["length", None]) | ("Range", [None, "length", None]) | ("Unsqueeze", ["places", None]):
             return "places" if node.op_type != "Squeeze" else "length"
         case ("Sub", ["places", "places"]) | ("Abs", [LocalWindow()]):
@@ -218,3 +231,11 @@ def by_distance(bias: NDArray[Any]) -> Float | None:
         return None
     line = np.concatenate([bias[0, :, :0:-1, 0], bias[0, :, 0]], axis=1)
     return np.pad(line, ((0, 0), (0, DISTANCES_SPARE))).astype(np.float32)
+
+
+def refusal(what: str) -> OptimizationError:
+    """The error for a graph with something that the engine does not know."""
+    return OptimizationError(
+        f"the native engine does not know {what}",
+        remedy="Let another engine serve the model: leave optimization.engines as it is",
+    )

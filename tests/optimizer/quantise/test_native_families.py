@@ -147,6 +147,7 @@ def test_every_family_and_head_is_near_fp32(config_class: str, head: Head, tmp_p
         pytest.param("MPNetConfig", Head.SPAN, {"max_position_embeddings": 300}, id="more distances than buckets"),
         pytest.param("MPNetConfig", Head.ENCODER, {"num_hidden_layers": 1}, id="one layer"),
         pytest.param("ModernBertConfig", Head.SEQUENCE, {"num_labels": 1}, id="one label by one query of a window"),
+        pytest.param("ModernBertConfig", Head.SEQUENCE, {"classifier_pooling": "mean"}, id="the mean of the tokens"),
         pytest.param("ModernBertConfig", Head.ENCODER, {"num_attention_heads": 8}, id="rotary heads of 16"),
         pytest.param("ModernBertConfig", Head.ENCODER, {"num_attention_heads": 1}, id="a rotary head of 128"),
         pytest.param(

@@ -29,6 +29,7 @@ _KINDS: dict[Operator, StepKind] = {
     "first": StepKind.FIRST,
     "chosen": StepKind.CHOSEN,
     "rotate": StepKind.ROTATE,
+    "average": StepKind.AVERAGE,
 }
 _ACTIVATIONS: dict[Activation, int] = {"none": 0, "gelu": 1, "relu": 2, "tanh": 3, "gelu-tanh": 4, "silu": 5}
 

@@ -32,7 +32,7 @@ MOST_BUFFERS = 64
 DISTANCES_SPARE = 33
 """`PENSTOCK_DISTANCES_SPARE` of native.h."""
 
-Operator = Literal["embed", "norm", "linear8", "linear32", "attention", "first", "chosen", "rotate"]
+Operator = Literal["embed", "norm", "linear8", "linear32", "attention", "first", "chosen", "rotate", "average"]
 Activation = Literal["none", "gelu", "relu", "tanh", "gelu-tanh", "silu"]
 Array = NDArray[Any]
 

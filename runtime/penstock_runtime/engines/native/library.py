@@ -42,6 +42,7 @@ class StepKind(IntEnum):
     FIRST = 5
     CHOSEN = 6
     ROTATE = 7
+    AVERAGE = 8
 
 
 class PoolingKind(IntEnum):

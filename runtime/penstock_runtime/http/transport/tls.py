@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -111,7 +112,9 @@ class TlsLayer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected. Its connection counts from now on, before the handshake."""
         # uvloop's transport is another class with the same methods.
-        self._transport = TlsTransport(cast("asyncio.Transport", transport), self._session, self._outgoing)
+        self._transport = TlsTransport(
+            cast("asyncio.Transport", transport), self._session, self._outgoing, self._read_rest
+        )
         self._connection.connection_made(self._transport)
 
     def data_received(self, data: bytes) -> None:
@@ -124,6 +127,14 @@ class TlsLayer(asyncio.Protocol):
             self._connection.data_received(data)
             return
         self._incoming.write(data)
+        self._decrypt(transport)
+
+    def _read_rest(self) -> None:
+        """The connection reads again: pass on what was received before it paused."""
+        if self._transport is not None and self._transport.is_established:
+            self._decrypt(self._transport)
+
+    def _decrypt(self, transport: TlsTransport) -> None:
         try:
             if not transport.is_established:
                 self._session.do_handshake()
@@ -138,8 +149,9 @@ class TlsLayer(asyncio.Protocol):
             transport.close_socket()
 
     def _read(self, transport: TlsTransport) -> None:
-        """Pass on what can be decrypted. SSLWantReadError when the rest of a record is missing."""
-        while not transport.is_closing() and not transport.has_ended:
+        """Pass on what can be decrypted, until the connection pauses. SSLWantReadError when the rest of a record is
+        missing."""
+        while not (transport.is_closing() or transport.has_ended or transport.is_paused):
             try:
                 data = self._session.read(READ_BYTES)
             except ssl.SSLZeroReturnError:
@@ -170,9 +182,18 @@ class TlsLayer(asyncio.Protocol):
 class TlsTransport(asyncio.Transport):
     """The transport of a connection over TLS: encrypts, and leaves all else to the socket's transport."""
 
-    def __init__(self, inner: asyncio.Transport, session: ssl.SSLObject, outgoing: ssl.MemoryBIO) -> None:
+    def __init__(
+        self,
+        inner: asyncio.Transport,
+        session: ssl.SSLObject,
+        outgoing: ssl.MemoryBIO,
+        read_rest: Callable[[], None],
+    ) -> None:
+        """`read_rest` passes on what was decrypted too late for a connection that had paused."""
         super().__init__()
         self._inner = inner
+        self._read_rest = read_rest
+        self.is_paused = False
         self._session = session
         self._outgoing = outgoing
         self.is_established = False
@@ -256,9 +277,14 @@ class TlsTransport(asyncio.Transport):
         return self._inner.get_extra_info(name, default)
 
     def pause_reading(self) -> None:
-        """Read nothing more from the socket."""
+        """Read nothing more from the socket, and pass nothing on."""
+        self.is_paused = True
         self._inner.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read from the socket again."""
+        """Read from the socket again, after what it had before."""
+        if self.is_paused:
+            self.is_paused = False
+            # Not at once: the connection may be about to parse what it has received itself.
+            asyncio.get_running_loop().call_soon(self._read_rest)
         self._inner.resume_reading()

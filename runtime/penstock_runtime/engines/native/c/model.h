@@ -11,7 +11,7 @@
 #define MOST_BUFFERS 64
 
 /* The kinds of phases. A step is one phase or two: a product quantises its source, unless a phase before did. */
-enum task { EMBED, NORM, QUANTISE, LINEAR8, LINEAR32, ATTENTION, FIRST, CHOSEN, ROTATE };
+enum task { EMBED, NORM, QUANTISE, LINEAR8, LINEAR32, ATTENTION, FIRST, CHOSEN, ROTATE, AVERAGE };
 
 /* What the lines of a buffer belong to. */
 enum per { PER_TOKEN, PER_ROW, PER_CHOSEN };

@@ -1,6 +1,6 @@
 /* The interface of the native engine, which Python calls through ctypes. Plain C types, independent of Python.
 
-A model is a list of steps over buffers of floats: [rows * tokens, width], or [rows, width] from FIRST on, or [tokens of
+A model is a list of steps over buffers of floats: [rows * tokens, width], or [rows, width] from FIRST or AVERAGE on, or [tokens of
 an id in all rows, width] from CHOSEN on.
 Weights stay in the caller's memory, except those of 8-bit products, which are packed once when the model is opened. */
 #ifndef PENSTOCK_NATIVE_H
@@ -21,6 +21,7 @@ enum penstock_kind {
     PENSTOCK_FIRST = 5,     /* the first token of each row; later steps have one line for each row */
     PENSTOCK_CHOSEN = 6,    /* the tokens of one id, row by row; later steps have one line for each of them */
     PENSTOCK_ROTATE = 7,    /* rotary positions of queries and keys, in place */
+    PENSTOCK_AVERAGE = 8,   /* the mean of the unmasked tokens of each row; later steps have one line for each row */
 };
 
 enum penstock_activation {

@@ -106,6 +106,7 @@ static int check_step(struct penstock_model *m, const struct penstock_step *s, e
                declare(m, s->target, s->outputs, per);
     }
     case PENSTOCK_FIRST:
+    case PENSTOCK_AVERAGE:
         return s->outputs > 0 && !bad_buffer(m, s->source, s->outputs) && per == PER_TOKEN &&
                s->source != s->target && declare(m, s->target, s->outputs, PER_ROW);
     case PENSTOCK_CHOSEN: /* of only one id in a model */
@@ -135,7 +136,7 @@ static void find_stretches(struct penstock_model *m) {
 }
 
 static int add_steps(struct penstock_model *m, const struct penstock_step *steps, int count) {
-    static const enum task tasks[] = {EMBED, NORM, LINEAR8, LINEAR32, ATTENTION, FIRST, CHOSEN, ROTATE};
+    static const enum task tasks[] = {EMBED, NORM, LINEAR8, LINEAR32, ATTENTION, FIRST, CHOSEN, ROTATE, AVERAGE};
     char *at = m->packed;
     int layers = 0;
     for (int i = 0; i < count; i++) {

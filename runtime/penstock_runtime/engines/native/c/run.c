@@ -56,6 +56,18 @@ static int phase_grain(const struct run *run, const struct phase *phase) {
     return most > least ? most : least;
 }
 
+/* The mean of the unmasked lines (at least one), summed in numpy's order for bitwise equal results. */
+static void mean(const float *lines, const float *keep, int tokens, size_t width, float *target) {
+    int count = 0;
+    memset(target, 0, width * sizeof(float));
+    for (int t = 0; t < tokens; t++, lines += width) {
+        if (keep[t] == 0.0f) continue;
+        for (size_t i = 0; i < width; i++) target[i] += lines[i];
+        count++;
+    }
+    for (size_t i = 0; i < width; i++) target[i] /= (float)count;
+}
+
 static void embed_lines(const struct run *run, const struct penstock_step *s, int first, int last) {
     float *target = run->scratch->buffers[s->target];
     int several = s->types > 1; /* a single type is that of all tokens */
@@ -170,6 +182,13 @@ static void units(const struct run *run, const struct phase *phase, int from, in
                    buffers[s->source] + (size_t)line * (size_t)run->tokens * (size_t)s->outputs,
                    (size_t)s->outputs * sizeof(float));
         break;
+    case AVERAGE:
+        for (int line = first; line < last; line++) {
+            size_t width = (size_t)s->outputs, begin = (size_t)line * (size_t)run->tokens;
+            mean(buffers[s->source] + begin * width, scratch->keep + begin, run->tokens, width,
+                 buffers[s->target] + (size_t)line * width);
+        }
+        break;
     case CHOSEN:
         for (int line = first; line < last; line++)
             memcpy(buffers[s->target] + (size_t)line * (size_t)s->outputs,
@@ -282,18 +301,6 @@ static void run_alone(struct run *run) {
         }
     }
     if (m->pool) pool_leave_alone(m->pool);
-}
-
-/* The mean of the unmasked lines (at least one), summed in numpy's order for bitwise equal results. */
-static void mean(const float *lines, const float *keep, int tokens, size_t width, float *target) {
-    int count = 0;
-    memset(target, 0, width * sizeof(float));
-    for (int t = 0; t < tokens; t++, lines += width) {
-        if (keep[t] == 0.0f) continue;
-        for (size_t i = 0; i < width; i++) target[i] += lines[i];
-        count++;
-    }
-    for (size_t i = 0; i < width; i++) target[i] /= (float)count;
 }
 
 static void pool_rows(const struct run *run, int pooling, float *result) {
