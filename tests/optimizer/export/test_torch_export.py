@@ -182,7 +182,11 @@ def test_fusion_that_changes_the_answers_is_undone(tmp_path: Path, monkeypatch: 
 
 
 def test_a_model_that_does_not_run_on_plain_tokens_is_refused(tmp_path: Path) -> None:
-    made = make(tmp_path / "model", "T5Config", Head.ENCODER, vocab_size=61, d_model=24, num_layers=1, num_heads=3)
+    """Pegasus wants the tokens of its decoder, too."""
+    sizes = {
+        f"{part}_{size}": 1 for part in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")
+    }
+    made = make(tmp_path / "model", "PegasusConfig", Head.ENCODER, vocab_size=VOCABULARY, d_model=24, **sizes)  # type: ignore[arg-type]
 
     with pytest.raises(UnsupportedModel, match="does not run"):
         export(made.folder, Head.ENCODER, tmp_path / "out")
