@@ -18,7 +18,6 @@ event loop uses between a request of the good client and its answer, for any cli
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import os
@@ -28,6 +27,8 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import click
 
 from penstock.tasks import TaskName
 from penstock_runtime.serving.server import Server
@@ -41,6 +42,7 @@ LARGE = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 1900000\r\n\r\nx"
 CHUNKED = b"POST /predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 MISSING = b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"
 NICE = 19
+ALL = "all of them"
 INTERVAL_SECONDS = 0.02
 WARM_UP_SECONDS = 4.0
 """Until the hostile clients have taken the connections."""
@@ -207,14 +209,15 @@ async def measure(names: list[str], seconds: float, rounds: int) -> None:
         server = await asyncio.create_subprocess_exec(*this, "--serve", stdout=asyncio.subprocess.PIPE)
         assert server.stdout is not None
         port, internal = map(int, (await server.stdout.readline()).split())
-        kinds = list(ATTACKS) if name == "all of them" else [name]
+        kinds = list(ATTACKS) if name == ALL else [name]
+        chosen = [word for kind in kinds for word in ("--only", kind)]
         periods: list[tuple[Period, Period]] = []
         probes: list[bool] = []
         try:
             await good(port, server.pid, 1)
             for _ in range(rounds):
                 alone = await good(port, server.pid, seconds)
-                attackers = await asyncio.create_subprocess_exec(*this, "--attack", str(port), *kinds)
+                attackers = await asyncio.create_subprocess_exec(*this, "--attack", str(port), *chosen)
                 probing = asyncio.create_task(probe(internal))
                 await asyncio.sleep(WARM_UP_SECONDS)
                 periods.append((alone, await good(port, server.pid, seconds)))
@@ -250,17 +253,21 @@ def _columns(pairs: list[tuple[float, float]]) -> str:
     return f"{alone:.2f} | {attacked:.2f} | {statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})"
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--serve", action="store_true", help="run the server; used by the benchmark itself")
-    parser.add_argument("--seconds", type=float, default=6, help="duration of each period")
-    parser.add_argument("--rounds", type=int, default=3, help="periods of each kind")
-    parser.add_argument("--only", nargs="+", choices=(*ATTACKS, "all of them"), help="these attacks; by default all")
-    parser.add_argument("--attack", nargs="+", help="run the clients: port and kinds; used by the benchmark itself")
-    given = parser.parse_args()
-    if given.serve:
+@click.command(help=__doc__)
+@click.option("--seconds", default=6.0, show_default=True, help="Of each period.")
+@click.option("--rounds", default=3, show_default=True, help="Periods of each kind.")
+@click.option("--only", multiple=True, type=click.Choice([*ATTACKS, ALL]), help="These attacks. Default: all.")
+@click.option("--serve", "is_server", is_flag=True, hidden=True)
+@click.option("--attack", "port", type=int, hidden=True, help="The port of the server.")
+def main(*, seconds: float, rounds: int, only: tuple[str, ...], is_server: bool, port: int | None) -> None:
+    """Print a table in Markdown. The server and the hostile clients are this program, too."""
+    if is_server:
         serve()
-    elif given.attack:
-        asyncio.run(attack_all(int(given.attack[0]), given.attack[1:]))
+    elif port is not None:
+        asyncio.run(attack_all(port, [*only]))
     else:
-        asyncio.run(measure(given.only or [*ATTACKS, "all of them"], given.seconds, given.rounds))
+        asyncio.run(measure([*only] or [*ATTACKS, ALL], seconds, rounds))
+
+
+if __name__ == "__main__":
+    main()

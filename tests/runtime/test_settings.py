@@ -44,6 +44,8 @@ DEFAULTS = {
     "auth_token": None,
     "auth_token_file": None,
     "auth_token_folder": None,
+    "tls_certificate": None,
+    "tls_key": None,
     "cors_origins": (),
     "log_level": "info",
     "access_log": False,

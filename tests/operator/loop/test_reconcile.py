@@ -102,7 +102,10 @@ def state(kubectl: Kubectl) -> Any:
 
 
 _POD = re.compile(r"emotion-[0-9a-f]+-[a-z0-9]{5}")
-_ONCE = re.compile(r"lastTransitionTime|lastUsed|clusterIPs?|.*controller-uid|resourceVersion|uid")
+_ONCE = re.compile(
+    # The hash is of the pod template, which names the store of the namespace and is compared itself.
+    r"lastTransitionTime|lastUsed|clusterIPs?|.*controller-uid|resourceVersion|uid|penstock\.dev/template-hash"
+)
 
 
 def _scrubbed(value: Any, namespace: str) -> Any:

@@ -258,7 +258,7 @@ def test_a_mask_that_is_in_the_vocabulary_only_is_still_one_token(folder: Any, t
     assert ours.mask_id in ours.split(["a [MASK] day"])[0].ids
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": "1.0", "model": {"type": "Nonsense"}}'])
+@pytest.mark.parametrize("content", ["", "{", "[]"])
 def test_a_tokenizer_file_that_cannot_be_read_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(CorruptModel, match=r"tokenizer\.json is not a tokenizer that tokenizers reads"):
