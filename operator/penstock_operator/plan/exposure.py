@@ -17,6 +17,7 @@ from penstock_operator.plan.conditions import Finding, Reason, no, stopped, unkn
 from penstock_operator.plan.endpoint import ParsedEndpoint, is_allowed, is_well_known
 from penstock_operator.plan.installation import AllowList, Json
 from penstock_operator.plan.observed import HTTP_ROUTE, INGRESS, EndpointSnapshot, HostClaim, Ref, RouteFacts
+from penstock_operator.plan.workloads import moment
 
 GUIDE = "docs/how-to/expose-an-endpoint.md"
 
@@ -177,8 +178,7 @@ def _order(claim: HostClaim) -> tuple[bool, datetime, datetime, str, str]:
 
 def moment_of(value: Mapping[str, Any]) -> datetime:
     """When an object was created; the end of time if that is not known."""
-    text = (value.get("metadata") or {}).get("creationTimestamp")
-    return datetime.fromisoformat(text) if text else datetime.max.replace(tzinfo=UTC)
+    return moment((value.get("metadata") or {}).get("creationTimestamp")) or datetime.max.replace(tzinfo=UTC)
 
 
 def _routed(exposure: Exposure, kind: str, route: RouteFacts | None) -> Finding:

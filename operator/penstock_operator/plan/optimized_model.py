@@ -41,7 +41,7 @@ from penstock_operator.plan.job_outcome import (
 from penstock_operator.plan.names import API_VERSION, job_name, model_labels
 from penstock_operator.plan.observed import ModelUser, OptimizedModelFacts
 from penstock_operator.plan.turns import Line, TurnDecision, TurnKey
-from penstock_operator.plan.workloads import JobFacts
+from penstock_operator.plan.workloads import JobFacts, moment
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _without_job(
     if status.phase is Phase.FAILED:
         return initial
     if status.failure is not None and status.retry_after is not None:
-        return _after_failure(initial, jobs, None, now, settings, due=_moment(status.retry_after))
+        return _after_failure(initial, jobs, None, now, settings, due=moment(status.retry_after))
     # The same number again: that run was never created, or its job was deleted.
     return _starting(initial, max(1, status.attempts), jobs)
 
@@ -353,7 +353,7 @@ def unused_model_action(facts: OptimizedModelFacts, *, now: datetime, settings: 
         return UnusedModelAction(requeue_seconds=30.0)
     if status.phase is not Phase.READY:
         return UnusedModelAction(delete=True)
-    since = _moment(status.last_used)
+    since = moment(status.last_used)
     grace = timedelta(seconds=settings.unused_grace_seconds)
     if since is None:
         marked = status.model_copy(update={"last_used": timestamp(now)})
@@ -436,10 +436,6 @@ def failure_text(state: OptimizationState) -> str:
             f"kubectl delete optimizedmodel {state.name}."
         )
     return " ".join(filter(None, parts))
-
-
-def _moment(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
 
 
 def digests(status: Json) -> tuple[str, ...]:
