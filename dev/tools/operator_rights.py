@@ -57,7 +57,7 @@ class Grant:
 
     @property
     def resource(self) -> str:
-        """The resource as in RBAC rules: `pods`, `pods/log`."""
+        """The resource as in RBAC rules: `modelendpoints`, `modelendpoints/status`."""
         return f"{self.kind.plural}{'/' if self.subresource else ''}{self.subresource}"
 
     def rule(self, operator: str) -> Json:
@@ -131,20 +131,24 @@ NAMESPACED: tuple[Grant, ...] = (
         "to bind this role, which lets gateways list the endpoint slices of their namespace",
         names=("{operator}-gateway",),
     ),
-    Grant(
-        HORIZONTAL_POD_AUTOSCALER,
-        (*_LOOK_AND_MAKE, "delete"),
-        "to create the HPA of endpoints with scaling.mode HPA, and to watch KEDA's HPAs",
-    ),
     Grant(CONFIG_MAP, ("get",), "to read the texts that an endpoint names in workload.textsFrom"),
     Grant(EVENT, ("create",), "to post Events on endpoints"),
 )
 """In each namespace that the operator reconciles."""
 
-LOGS: tuple[Grant, ...] = (
-    Grant(POD, ("get",), "to read the progress of a job, and its fp32 artefact, from its log", "log"),
+SCALERS: tuple[Grant, ...] = (
+    Grant(HORIZONTAL_POD_AUTOSCALER, _SEE, "to know whether an HPA, or that of KEDA, works, and when it is gone"),
 )
-"""In the same namespaces, unless `jobs.readLogs` of the chart is false: RBAC cannot limit it to pods of jobs."""
+"""In the same namespaces, unless both `hpa.enabled` and `keda.enabled` of the chart are false."""
+
+HPA: tuple[Grant, ...] = (
+    Grant(
+        HORIZONTAL_POD_AUTOSCALER,
+        ("get", "create", "patch", "delete"),
+        "to create the HPA of endpoints with scaling.mode HPA",
+    ),
+)
+"""In the same namespaces, unless `hpa.enabled` of the chart is false."""
 
 KEDA: tuple[Grant, ...] = (
     Grant(SCALED_OBJECT, (*_LOOK_AND_MAKE, "delete"), "to create the ScaledObject of endpoints with scaling.mode KEDA"),

@@ -41,7 +41,8 @@ def rights() -> str:
     for where, grants in (
         ("the cluster", rbac.CLUSTER),
         ("the reconciled namespaces", rbac.NAMESPACED),
-        ("the reconciled namespaces, with `jobs.readLogs`", rbac.LOGS),
+        ("the reconciled namespaces, with `hpa.enabled` or KEDA", rbac.SCALERS),
+        ("the reconciled namespaces, with `hpa.enabled`", rbac.HPA),
         ("the reconciled namespaces, with KEDA", rbac.KEDA),
         ("the reconciled namespaces, with the Gateway API", rbac.GATEWAY_API),
         ("the reconciled namespaces, names in `prometheus.secretNames`", rbac.SECRETS),

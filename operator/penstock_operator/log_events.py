@@ -109,10 +109,12 @@ LOG_EVENTS = (
         "Report it with the traceback, and what the pod answers to `/info`.",
     ),
     LogEvent(
-        "JobLogUnreadable",
+        "JobProgressUnreadable",
         "warning",
-        "The progress of a job cannot be read from its pod's log; the result does not depend on it.",
-        "`Forbidden`: allow the operator to `get` `pods/log`; otherwise check the kubelet of the pod's node.",
+        "The progress of a job cannot be read from its pod: the endpoint shows none, and has no fp32 plan to serve "
+        "with until the job has ended. The result is not affected.",
+        "Allow connections from the operator's namespace to port 8081 of the pods of jobs: another NetworkPolicy "
+        "or a service mesh may refuse them.",
     ),
     # Reconciles.
     LogEvent("ControllerStarted", "info", "The caches are filled, and the leader reconciles all ModelEndpoints."),

@@ -25,8 +25,7 @@ METRICS_MAX_BYTES = 262_144
 DEMAND_MAX_BYTES = 64
 MESSAGE_MAX_BYTES = 16_384
 """A kubelet passes on at most 4,096 bytes of a termination message."""
-LINE_MAX_BYTES = 8192
-"""Longer lines of a job's log are skipped."""
+PROGRESS_MAX_BYTES = 8192
 
 
 class Unreadable(ValueError):

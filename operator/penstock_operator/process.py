@@ -35,7 +35,7 @@ from penstock_operator.settings import LoadSettings, Settings
 from penstock_operator.supervision import supervised
 from penstock_operator.watch import handlers
 from penstock_operator.watch.cluster_cache import MANAGED_SELECTOR, ClusterCache
-from penstock_operator.watch.pod_reports import JobLogReader, PodInfoReader, TextsReader
+from penstock_operator.watch.pod_reports import JobProgressReader, PodInfoReader, TextsReader
 
 ENDING_SECONDS = 8.0
 """Time for tasks to end. A task that takes longer is abandoned: it may not write any more."""
@@ -136,7 +136,12 @@ async def _lead(
             concurrency=settings.work.probe_concurrency,
         )
         autoscaler = make_autoscaler(port, cache, settings.scaling)
-        logs = JobLogReader(port, cache, interval_seconds=settings.work.progress_seconds)
+        progress = JobProgressReader(
+            cache,
+            interval_seconds=settings.work.progress_seconds,
+            timeout_seconds=settings.work.probe_timeout_seconds,
+            concurrency=settings.work.probe_concurrency,
+        )
         texts = TextsReader(port, cache, interval_seconds=settings.work.texts_seconds)
         collector = StoreCollection(port, cache, caches_current=lambda: health.live().ok)
         collecting = bool(settings.store.store_collect_seconds)
@@ -163,7 +168,7 @@ async def _lead(
             for name, work in (
                 ("the resync", controller.resync),
                 ("the reads of /info", pod_info.run),
-                ("the reads of job logs", logs.run),
+                ("the reads of the progress of jobs", progress.run),
                 ("the reads of text ConfigMaps", texts.run),
                 ("the garbage collection of the store", collector.run),
                 ("the autoscaler", autoscaler.run),

@@ -284,8 +284,8 @@ class WorkSettings(SettingsGroup):
     )
     progress_seconds: float = setting(
         5.0,
-        "Interval between reads of the log of a running job, for `Optimizing 7/23` and the fp32 artefact. 0: never; "
-        "new endpoints then serve once their job has ended.",
+        "Interval between reads of the progress of a running job, for `Optimizing 7/23` and the fp32 artefact. "
+        "0: never; new endpoints then serve once their job has ended.",
         unit="s",
         ge=0,
     )
@@ -328,6 +328,11 @@ class LoadSettings(SettingsGroup):
     )
     prometheus_token_file: str = setting("", "File with a bearer token for it; read again for every query.")
     prometheus_ca_file: str = setting("", "File with the CA certificates (PEM) to verify it with.")
+    hpa: bool = setting(
+        True,
+        "The operator keeps a HorizontalPodAutoscaler for endpoints in the mode HPA. Without it, create the object "
+        "that scales them yourself.",
+    )
     keda: bool = setting(
         False,
         "KEDA is installed: the operator keeps a ScaledObject for endpoints in the mode KEDA. Without it, create the "
@@ -451,6 +456,7 @@ class Settings(SettingsGroup):
             runtime_memory=self.jobs.runtime_memory,
             resync_seconds=self.work.resync_seconds,
             gateway_api=self.cluster.gateway_api,
+            hpa=self.scaling.hpa,
             keda=self.scaling.keda,
             prometheus_url=self.scaling.prometheus_url,
             allowed=self.policy.allow_list(),

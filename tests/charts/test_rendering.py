@@ -19,10 +19,11 @@ from tools.operator_rights import (
     COLLECTION,
     GATEWAY,
     GATEWAY_API,
+    HPA,
     KEDA,
-    LOGS,
     NAMESPACED,
     OWN,
+    SCALERS,
     SECRETS,
     rules,
 )
@@ -117,7 +118,9 @@ def test_generated_files_equal_the_code() -> None:
 def test_the_roles_are_the_rights_that_the_operator_needs(chart: Helm) -> None:
     manifests = chart.template()
 
-    assert of_kind(manifests, "ClusterRole", "penstock-operator")["rules"] == rules([*CLUSTER, *NAMESPACED, *LOGS])
+    assert of_kind(manifests, "ClusterRole", "penstock-operator")["rules"] == rules(
+        [*CLUSTER, *NAMESPACED, *SCALERS, *HPA]
+    )
     assert of_kind(manifests, "ClusterRole", "penstock-operator-gateway")["rules"] == rules(GATEWAY)
     assert of_kind(manifests, "Role")["rules"] == rules(OWN)
     assert environment(manifests)["PENSTOCK_OPERATOR_GATEWAY_ROLE"] == "penstock-operator-gateway"
@@ -130,8 +133,8 @@ def test_with_watched_namespaces_the_rights_are_limited_to_them(chart: Helm) -> 
     watched = {one["metadata"]["namespace"]: one["rules"] for one in manifests if one["kind"] == "Role"}
     assert watched == {
         NAMESPACE: rules(OWN),
-        "team-a": rules([*NAMESPACED, *LOGS]),
-        "team-b": rules([*NAMESPACED, *LOGS]),
+        "team-a": rules([*NAMESPACED, *SCALERS, *HPA]),
+        "team-b": rules([*NAMESPACED, *SCALERS, *HPA]),
     }
     bound = {one["metadata"]["namespace"] for one in manifests if one["kind"] == "RoleBinding"}
     assert bound == {NAMESPACE, "team-a", "team-b"}
@@ -484,21 +487,25 @@ def test_optional_rights_are_granted_if_their_values_are_set(chart: Helm) -> Non
     in_one = chart.template({**values, "watchNamespaces": ["team-a"]})
 
     all_rules = of_kind(everywhere, "ClusterRole", "penstock-operator")["rules"]
-    assert all_rules == [*rules([*CLUSTER, *NAMESPACED, *LOGS, *KEDA, *GATEWAY_API]), *secrets]
+    assert all_rules == [*rules([*CLUSTER, *NAMESPACED, *SCALERS, *HPA, *KEDA, *GATEWAY_API]), *secrets]
     assert of_kind(in_one, "ClusterRole", "penstock-operator")["rules"] == rules(CLUSTER)
     watched = {one["metadata"]["namespace"]: one["rules"] for one in in_one if one["kind"] == "Role"}
-    assert watched["team-a"] == [*rules([*NAMESPACED, *LOGS, *KEDA, *GATEWAY_API]), *secrets]
+    assert watched["team-a"] == [*rules([*NAMESPACED, *SCALERS, *HPA, *KEDA, *GATEWAY_API]), *secrets]
     assert environment(everywhere)["PENSTOCK_OPERATOR_KEDA"] == "true"
     assert environment(everywhere)["PENSTOCK_OPERATOR_GATEWAY_API"] == "true"
     assert environment(chart.template()).keys().isdisjoint({"PENSTOCK_OPERATOR_KEDA", "PENSTOCK_OPERATOR_GATEWAY_API"})
 
 
-def test_without_the_right_to_read_logs_the_operator_reads_none(chart: Helm) -> None:
-    made = chart.template({"jobs": {"readLogs": False}})
+def test_without_hpa_the_operator_has_no_right_to_hpas_and_makes_none(chart: Helm) -> None:
+    made = chart.template({"hpa": {"enabled": False}})
 
     assert of_kind(made, "ClusterRole", "penstock-operator")["rules"] == rules([*CLUSTER, *NAMESPACED])
-    assert environment(made)["PENSTOCK_OPERATOR_PROGRESS_SECONDS"] == "0"
-    assert "PENSTOCK_OPERATOR_PROGRESS_SECONDS" not in environment(chart.template())
+    assert environment(made)["PENSTOCK_OPERATOR_HPA"] == "false"
+    assert "PENSTOCK_OPERATOR_HPA" not in environment(chart.template())
+    with_keda = chart.template({"hpa": {"enabled": False}, "keda": {"enabled": True}})
+    assert of_kind(with_keda, "ClusterRole", "penstock-operator")["rules"] == rules(
+        [*CLUSTER, *NAMESPACED, *SCALERS, *KEDA]
+    )
 
 
 WRITES = {"create", "update", "patch", "delete"}

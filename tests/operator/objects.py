@@ -68,18 +68,19 @@ def replica_set(deployment: str, version: int = 3) -> Json:
     return {"metadata": metadata(f"{deployment}-1", version, ownerReferences=references), "spec": {"replicas": 1}}
 
 
-def job_pod(name: str, of: str, attempt: int = 1, version: int = 1, *, phase: str = "Running") -> Json:
-    value = _pod(name, version, names.job_labels(of, attempt), phase=phase)
+def job_pod(
+    name: str, of: str, attempt: int = 1, version: int = 1, *, phase: str = "Running", ip: str = "10.0.0.9"
+) -> Json:
+    value = _pod(name, version, names.job_labels(of, attempt), phase=phase, ip=ip)
     value["metadata"]["ownerReferences"] = controller(f"{of}-{attempt}")
     return value
 
 
-def job(of: str, attempt: int = 1, version: int = 1, *, nonce: str = "") -> Json:
+def job(of: str, attempt: int = 1, version: int = 1) -> Json:
     labels = names.job_labels(of, attempt)
-    container = {"name": names.CONTAINER, "env": [{"name": names.LOG_NONCE, "value": nonce}]}
     return {
         "metadata": metadata(f"{of}-{attempt}", version, labels, generation=1, ownerReferences=controller(of)),
-        "spec": {"template": {"spec": {"containers": [container]}}},
+        "spec": {"template": {"spec": {"containers": [{"name": names.CONTAINER}]}}},
         "status": {},
     }
 

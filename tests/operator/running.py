@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -82,8 +83,14 @@ class Tripwire(ClusterPort):
     ) -> AsyncIterator[WatchEvent]:
         return self._port.watch(kind, namespace, labels=labels, resource_version=resource_version)
 
-    async def log_tail(self, pod: str, namespace: str, *, lines: int, max_bytes: int) -> str:
-        return await self._port.log_tail(pod, namespace, lines=lines, max_bytes=max_bytes)
+
+async def become_true(condition: Callable[[], bool], task: asyncio.Future[None] | None = None) -> None:
+    """Wait for it, while the task goes on."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert task is None or not task.done(), "the task has ended"
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
 
 
 class Running:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from aiohttp import web
 
 from penstock_operator.cluster.api import POD, ClusterPort
 from penstock_operator.cluster.errors import Backoff
@@ -18,7 +16,7 @@ from penstock_operator.cluster.informer import Informer
 from penstock_operator.cluster.store import ObjectKey, Store
 from penstock_operator.metrics import REGISTRY
 from penstock_operator.plan import names
-from penstock_operator.plan.workloads import HostReport, JobLog
+from penstock_operator.plan.workloads import HostReport, JobReport
 from penstock_operator.process import make_autoscaler
 from penstock_operator.scaling.decide import Metrics, Unknown
 from penstock_operator.scaling.read import scrape
@@ -29,13 +27,13 @@ from penstock_operator.scaling.read.target import ScalingTargets
 from penstock_operator.settings import LoadSettings, Settings
 from penstock_operator.watch import pod_reports
 from penstock_operator.watch.cluster_cache import ClusterCache
-from penstock_operator.watch.pod_reports import JobLogReader, PodInfoReader
+from penstock_operator.watch.pod_reports import JobProgressReader, PodInfoReader
 from testbed.ports import some_free_ports
 from tests.operator import objects
 from tests.operator.hostile import ATTACKS, MEBIBYTE, Answer, body, hostile_pods
 from tests.operator.objects import Json
-from tests.operator.plan.kube import Kube, container, reference
-from tests.operator.scripted_api import Answer as ApiAnswer
+from tests.operator.plan.kube import Kube, container
+from tests.operator.running import become_true
 from tests.operator.scripted_api import listing, scripted, stream, thing
 
 INFO = {"host": {"cpus_allowed": [1, 2], "cores": {"granted": 1, "pinned": True}}}
@@ -58,15 +56,6 @@ def cache_with_endpoint() -> ClusterCache:
     for name in ("e", "e-gateway"):
         cache.replica_sets.put(objects.replica_set(name))
     return cache
-
-
-async def become_true(condition: Callable[[], bool], task: asyncio.Future[None] | None = None) -> None:
-    """Wait for it, while the task goes on."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert task is None or not task.done(), "the task has ended"
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
 
 
 async def read_info(cache: ClusterCache, port: int, pods: list[Json], until: Callable[[], bool]) -> None:
@@ -333,75 +322,88 @@ def test_the_autoscaler_goes_on_whatever_its_pods_answer() -> None:
     assert metrics.message.isprintable()
 
 
-def log_of(text: str) -> ApiAnswer:
-    async def give(_: web.Request) -> web.StreamResponse:
-        return web.Response(text=text)
-
-    return give
+PROGRESS = {"done": 7, "of": 23, "stage": "measuring", "message": ""}
 
 
-PROGRESS = {"event": "progress", "nonce": "n", "done": 7, "of": 23, "stage": "measuring", "message": ""}
-FORGED = {"event": "baseline", "digest": "sha256:" + "66" * 32, "uri": reference("sha256:" + "66" * 32).uri, "bytes": 1}
+def progress_of(cache: ClusterCache) -> JobReport | None:
+    return cache.job_reports.get("uid-good")
 
 
-def followed(answer: ApiAnswer, *pods: Json) -> tuple[JobLog | None, set[str]]:
-    """What is known of the log of the pod `j` once it was read, and the paths that were read."""
-
-    async def scenario() -> tuple[JobLog | None, set[str]]:
-        async with scripted(answer) as api, api.port() as port:
-            cache = ClusterCache(Settings().plan_settings())
-            task = asyncio.create_task(JobLogReader(port, cache, interval_seconds=0.01).run())
-            cache.models.put(objects.optimized_model("m"))
-            cache.jobs.put(objects.job("m", nonce="n"))
-            for pod in pods:
-                cache.pods.put(pod)
-            try:
-                await become_true(lambda: cache.logs.get("uid-j") is not None, task)
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-            return cache.logs.get("uid-j"), {seen.path for seen in api.seen}
-
-    return asyncio.run(scenario())
+async def read_progress(cache: ClusterCache, port: int, pods: list[Json], until: Callable[[], bool]) -> None:
+    """Read /progress of these pods until it is so."""
+    reader = JobProgressReader(cache, interval_seconds=0.01, timeout_seconds=30, concurrency=4, port=port)
+    task = asyncio.create_task(reader.run())
+    for name in ("bad", "good"):
+        cache.models.put(objects.optimized_model(name))
+        cache.jobs.put(objects.job(name))
+    for pod in pods:
+        cache.pods.put(pod)
+    try:
+        await become_true(until, task)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
-@pytest.mark.parametrize(
-    "attack",
-    [
-        "[" * 60_000,
-        '{"event": "progress", "nonce": "n", "done": ' + "9" * 4000 + ', "of": 1}',
-        '{"event": "progress", "nonce": "n", "done": -1, "of": NaN}',
-        '{"event": "progress", "nonce": "n", "done": 1, "of": 2, "message": "' + "x" * 9000 + '"}',
-        "\x00\x1b[2J\x9b",
-        json.dumps(FORGED),
-        json.dumps({**FORGED, "nonce": "guessed"}),
-    ],
-    ids=["nesting", "huge number", "negative number", "long line", "control characters", "forged", "wrong nonce"],
-)
-def test_an_attack_in_a_log_is_skipped_and_the_progress_is_read(attack: str) -> None:
-    text = "\n".join([attack, json.dumps(PROGRESS), attack])
-
-    log, _ = followed(log_of(text), objects.job_pod("j", "m"))
-
-    assert log is not None
-    assert log.progress is not None
-    assert log.progress.summary == "7/23"
-    assert log.baseline_digest == ""
+JOB_ATTACKS: dict[str, Answer] = {
+    **ATTACKS,
+    "a huge number": body(b'{"done": ' + b"9" * 4000 + b', "of": 1}'),
+    "a negative number": body(b'{"done": -1, "of": 2}'),
+    "a long message": body(json.dumps({**PROGRESS, "message": "x" * 9000}).encode()),
+    "a list": body(b"[]"),
+    "a baseline without a digest": body(json.dumps({**PROGRESS, "baseline": {"uri": "file:///etc"}}).encode()),
+}
 
 
-def test_the_log_of_a_pod_that_no_job_of_the_operator_created_is_not_read() -> None:
-    fake_pod = with_owner(objects.job_pod("fake", "m"), uid="uid-guessed")
+@pytest.mark.parametrize("attack", JOB_ATTACKS)
+def test_an_attack_on_the_progress_of_a_job_is_a_failed_read_and_the_other_jobs_are_read(attack: str) -> None:
+    (port,) = some_free_ports(1)
+    answers = {("127.0.0.2", port): JOB_ATTACKS[attack], ("127.0.0.3", port): body(json.dumps(PROGRESS).encode())}
+    cache = ClusterCache(Settings().plan_settings())
+    pods = [objects.job_pod("bad", "bad", ip="127.0.0.2"), objects.job_pod("good", "good", ip="127.0.0.3")]
+    with hostile_pods(answers) as servers:
+        bad = servers["127.0.0.2", port]
+        asyncio.run(read_progress(cache, port, pods, lambda: len(bad.asked) > 1 and progress_of(cache) is not None))
+        assert bad.sent_bytes < 16 * MEBIBYTE * len(bad.asked)
 
-    _, paths = followed(log_of(json.dumps(PROGRESS)), fake_pod, objects.job_pod("j", "m"))
+    assert cache.job_reports.get("uid-bad") is None
+    report = progress_of(cache)
+    assert report is not None
+    assert report.progress is not None
+    assert report.progress.summary == "7/23"
 
-    assert paths == {"/api/v1/namespaces/a/pods/j/log"}
+
+def test_control_characters_of_a_progress_do_not_reach_a_status() -> None:
+    (port,) = some_free_ports(1)
+    message = json.dumps({**PROGRESS, "message": "no\x1b[2J\n\x9b\u202e"}).encode()
+    cache = ClusterCache(Settings().plan_settings())
+    pods = [objects.job_pod("good", "good", ip="127.0.0.3")]
+    with hostile_pods({("127.0.0.3", port): body(message)}):
+        asyncio.run(read_progress(cache, port, pods, lambda: progress_of(cache) is not None))
+
+    report = progress_of(cache)
+    assert report is not None
+    assert report.progress is not None
+    assert report.progress.message.isprintable()
+
+
+def test_a_pod_that_no_job_of_the_operator_created_is_not_asked_for_its_progress() -> None:
+    (port,) = some_free_ports(1)
+    answers = {(ip, port): body(json.dumps(PROGRESS).encode()) for ip in ("127.0.0.2", "127.0.0.3")}
+    cache = ClusterCache(Settings().plan_settings())
+    fake = with_owner(objects.job_pod("fake", "good", ip="127.0.0.2"), uid="uid-guessed")
+    with hostile_pods(answers) as servers:
+        pods = [fake, objects.job_pod("good", "good", ip="127.0.0.3")]
+        asyncio.run(read_progress(cache, port, pods, lambda: progress_of(cache) is not None))
+        assert servers["127.0.0.2", port].asked == []
+        assert set(servers["127.0.0.3", port].asked) == {"/progress"}
 
 
 def test_the_result_of_a_pod_or_job_that_the_operator_did_not_create_does_not_count() -> None:
     cache = ClusterCache(Settings().plan_settings())
     cache.models.put(objects.optimized_model("m"))
-    cache.jobs.put(objects.job("m", nonce="n"))
-    forged = objects.job("m", 7, nonce="n")
+    cache.jobs.put(objects.job("m"))
+    forged = objects.job("m", 7)
     forged["metadata"]["ownerReferences"][0]["uid"] = "uid-guessed"
     cache.jobs.put(forged)
     cache.pods.put(with_owner(objects.job_pod("fake", "m"), uid="uid-guessed"))
@@ -410,17 +412,6 @@ def test_the_result_of_a_pod_or_job_that_the_operator_did_not_create_does_not_co
 
     assert model is not None
     assert [(job.attempt, job.pod) for job in model.jobs] == [(1, None)]
-
-
-def test_the_baseline_of_a_forged_line_is_not_served() -> None:
-    kube = Kube()
-    kube.reconcile()
-    kube.job_runs(7, 23)
-    kube.logs[kube.job] += "\n" + json.dumps(FORGED)
-
-    kube.reconcile()
-
-    assert ("Deployment", "emotion") not in kube.objects
 
 
 def test_texts_of_pods_have_no_control_characters_in_a_status() -> None:
@@ -438,13 +429,6 @@ def test_texts_of_pods_have_no_control_characters_in_a_status() -> None:
     assert "no " in status["pods"][0]["reason"]
     texts = [one["message"] for one in status["conditions"]] + [status["pods"][0]["reason"], status["plan"]["summary"]]
     assert all(text.isprintable() for text in texts)
-
-
-def test_each_run_of_each_model_has_its_own_nonce() -> None:
-    nonces = {names.log_nonce(uid, attempt) for uid in ("uid-a", "uid-b") for attempt in (1, 2)}
-
-    assert len(nonces) == 4
-    assert all(len(nonce) == 32 for nonce in nonces)
 
 
 def test_an_object_that_cannot_be_read_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
@@ -468,11 +452,3 @@ def test_an_object_that_cannot_be_read_does_not_end_the_watch(caplog: pytest.Log
     with caplog.at_level(logging.ERROR):
         assert asyncio.run(scenario()) == {"y", "z"}
     assert [record.__dict__["event"] for record in caplog.records] == ["ObjectSkipped"] * 2
-
-
-def test_more_of_a_log_than_was_asked_for_is_not_read() -> None:
-    async def scenario() -> str:
-        async with scripted(log_of("x" * 1_000_000)) as api, api.port() as port:
-            return await port.log_tail("j", "a", lines=5, max_bytes=1000)
-
-    assert asyncio.run(scenario()) == "x" * 1000

@@ -23,18 +23,17 @@ from penstock_operator.plan.workloads import (
     ContainerFacts,
     HostReport,
     JobFacts,
-    JobLog,
-    JobProgress,
+    JobReport,
     PodFacts,
     RuntimePod,
 )
 from penstock_operator.pod_data import (
     INFO_MAX_BYTES,
-    LINE_MAX_BYTES,
     MAX_DEPTH,
     MAX_FLOAT,
     MAX_INTEGER,
     MESSAGE_MAX_BYTES,
+    PROGRESS_MAX_BYTES,
     Unreadable,
     read_body,
     read_json,
@@ -216,47 +215,20 @@ def test_an_info_as_a_runtime_gives_it_is_a_report() -> None:
     assert (report.cpus, report.quota, report.plan) == ((4, 5, 6, 7), 2.5, "openvino-int8")
 
 
-PROGRESS = {"event": "progress", "nonce": "n", "done": 7, "of": 23, "stage": "candidates", "message": "int8"}
-BASELINE = {"event": "baseline", "nonce": "n", "digest": kubelet.DIGEST, "uri": "file:///x", "bytes": 12}
+BASELINE = {"digest": kubelet.DIGEST, "uri": "file:///x", "bytes": 12}
+PROGRESS = {"done": 7, "of": 23, "stage": "candidates", "message": "int8", "baseline": BASELINE}
 
 
-@given(st.lists(changed(PROGRESS) | changed(BASELINE), max_size=6))
-def test_a_log_of_any_lines_is_read(lines: list[bytes]) -> None:
-    log = JobLog.from_lines(b"\n".join(lines).decode(errors="replace"), "n")
+@given(changed(PROGRESS))
+def test_a_progress_is_a_report_or_a_failed_read(data: bytes) -> None:
+    report, why = attempted(lambda: JobReport.from_json(read_json(data, max_bytes=PROGRESS_MAX_BYTES)))
 
-    if log.progress is not None:
-        assert (log.progress.summary + log.progress.stage + log.progress.message).isprintable()
-        assert 0 <= log.progress.done <= MAX_INTEGER
-
-
-@given(st.lists(changed({**BASELINE, "nonce": "guessed"}), max_size=6))
-def test_a_line_without_the_nonce_of_the_job_is_no_event(lines: list[bytes]) -> None:
-    text = b"\n".join(lines).decode(errors="replace")
-
-    assert JobLog.from_lines(text, "n") == JobLog()
-    # A job of an earlier version has no nonce: then no line counts.
-    assert JobLog.from_lines(text.replace("guessed", ""), "") == JobLog()
-
-
-def test_a_model_s_text_cannot_imitate_an_event() -> None:
-    forged = json.dumps({"event": "baseline", "digest": "sha256:" + "66" * 32, "uri": "file:///forged"})
-    path = f"..\n{forged}\u2028{forged}\r{forged}"
-    event = json.dumps({**PROGRESS, "message": path}, ensure_ascii=False)
-
-    log = JobLog.from_lines(f"cannot read the module {path}\n{event}\n", "n")
-
-    assert log.baseline_digest == ""
-    assert log.progress is not None
-    assert log.progress.message.startswith("..")
-    assert log.progress.message.isprintable()
-
-
-def test_long_lines_of_a_log_are_skipped_and_the_others_read() -> None:
-    long = json.dumps({**PROGRESS, "done": 9, "message": "x" * LINE_MAX_BYTES})
-
-    log = JobLog.from_lines("\n".join(["[" * 60_000, json.dumps(PROGRESS), long]), "n")
-
-    assert log.progress == JobProgress(7, 23, "candidates", "int8")
+    assert why.isprintable()
+    if report is not None:
+        assert report.progress is not None
+        assert (report.progress.summary + report.progress.stage + report.progress.message).isprintable()
+        assert 0 <= report.progress.done <= MAX_INTEGER
+        assert report.baseline_uri.isprintable()
 
 
 SUMMARY = {"succeeded": True, "artefact": kubelet.artefact().to_object(), "result": kubelet.RESULT}

@@ -216,7 +216,7 @@ def test_the_operator_uses_every_right_that_it_has_and_needs_no_other(
 
         unused = {
             (grant.kind.name, grant.subresource, verb)
-            for grant in (*rbac.CLUSTER, *rbac.NAMESPACED, *rbac.LOGS, *rbac.OWN)
+            for grant in (*rbac.CLUSTER, *rbac.NAMESPACED, *rbac.SCALERS, *rbac.HPA, *rbac.OWN)
             for verb in grant.verbs
             if verb
             not in used(operator.get("/metrics"), f"{grant.kind}{'/' if grant.subresource else ''}{grant.subresource}")

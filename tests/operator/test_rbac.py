@@ -8,7 +8,7 @@ from penstock_operator.settings import Settings
 from penstock_operator.watch.cluster_cache import ClusterCache
 from tools import operator_rights as rbac
 
-ALL = (*rbac.CLUSTER, *rbac.NAMESPACED, *rbac.LOGS, *rbac.KEDA, *rbac.GATEWAY_API, *rbac.OWN)
+ALL = (*rbac.CLUSTER, *rbac.NAMESPACED, *rbac.SCALERS, *rbac.HPA, *rbac.KEDA, *rbac.GATEWAY_API, *rbac.OWN)
 
 
 def test_every_kind_that_is_touched_is_granted_and_no_other() -> None:

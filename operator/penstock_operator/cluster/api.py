@@ -156,6 +156,3 @@ class ClusterPort(Protocol):
 
     async def delete(self, kind: ResourceKind, name: str, namespace: str = "", *, uid: str = "") -> bool:
         """Delete in the background; False when no such object (or none with that uid) exists."""
-
-    async def log_tail(self, pod: str, namespace: str, *, lines: int, max_bytes: int) -> str:
-        """The last lines of a pod's one container; empty while there are none."""

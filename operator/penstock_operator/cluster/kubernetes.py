@@ -22,7 +22,7 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
 from penstock.errors import SettingError
-from penstock_operator.cluster.api import KINDS, POD, Json, ListPage, ResourceKind, WatchEvent
+from penstock_operator.cluster.api import KINDS, Json, ListPage, ResourceKind, WatchEvent
 from penstock_operator.cluster.errors import (
     Backoff,
     ClusterError,
@@ -226,33 +226,18 @@ class KubernetesPort:
             raise
         return True
 
-    async def log_tail(self, pod: str, namespace: str, *, lines: int, max_bytes: int) -> str:
-        """The last lines of a pod's one container; empty while there are none."""
-        query = {"tailLines": str(lines), "limitBytes": str(max_bytes)}
-        what = f"read the log of pod {_where(namespace, pod)}"
-        try:
-            body = await self._bytes(
-                "GET", POD, POD.path(namespace, pod, "log"), what, query=query, subresource="log", max_bytes=max_bytes
-            )
-        except (NotFound, Refused):
-            # 400 while the container is being created.
-            return ""
-        return body.decode(errors="replace")
-
     async def _json(self, method: str, kind: ResourceKind, path: str, what: str, **more: Any) -> Json:
         answer: Json = json.loads(await self._bytes(method, kind, path, what, **more))
         return answer
 
-    async def _bytes(
-        self, method: str, kind: ResourceKind, path: str, what: str, *, max_bytes: int | None = None, **more: Any
-    ) -> bytes:
-        """The body of the answer; of a longer one, the first `max_bytes`."""
+    async def _bytes(self, method: str, kind: ResourceKind, path: str, what: str, **more: Any) -> bytes:
+        """The body of the answer."""
         failures = 0
         while True:
             try:
                 response = await self._send(method, kind, path, what, **more)
                 try:
-                    return await (response.read() if max_bytes is None else _beginning(response, max_bytes))
+                    return await response.read()
                 except (aiohttp.ClientError, TimeoutError) as error:
                     raise Unavailable(f"{what}: {error or type(error).__name__}") from error
                 finally:
@@ -315,16 +300,6 @@ class KubernetesPort:
         finally:
             response.release()
         raise from_status(response.status, text, what=what, retry_after=response.headers.get("Retry-After", ""))
-
-
-async def _beginning(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) >= max_bytes:
-            response.close()
-            break
-    return bytes(body[:max_bytes])
 
 
 def _where(namespace: str, name: str) -> str:

@@ -296,7 +296,7 @@ class _Planner:
         wanted: Json | None = None
         url = prometheus_of(endpoint, observed.settings)
         between = self._bounds()
-        if scaling.mode is ScalingMode.HPA:
+        if scaling.mode is ScalingMode.HPA and observed.settings.hpa:
             wanted = horizontal_pod_autoscaler(endpoint, between)
         elif scaling.mode is ScalingMode.KEDA and observed.settings.keda and url:
             wanted = scaled_object(endpoint, url, between)

@@ -114,6 +114,8 @@ class PlanSettings:
     """ClusterRole that lets a gateway read the endpoint slices of its namespace."""
     gateway_api: bool = False
     """The Gateway API is installed: the operator creates HTTPRoutes."""
+    hpa: bool = True
+    """The operator creates HorizontalPodAutoscalers for endpoints in the mode HPA."""
     keda: bool = False
     """KEDA is installed: the operator creates ScaledObjects for endpoints in the mode KEDA."""
     prometheus_url: str = ""

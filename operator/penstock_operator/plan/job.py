@@ -11,7 +11,7 @@ from penstock_operator.plan.credentials import secret_variables
 from penstock_operator.plan.endpoint import ParsedEndpoint, allowed_folder
 from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.job_network import identity_variables, network_policy, reaches_metadata
-from penstock_operator.plan.names import API_VERSION, GROUP, LOG_NONCE, job_labels, job_name, log_nonce, model_labels
+from penstock_operator.plan.names import API_VERSION, GROUP, INTERNAL_PORT, job_labels, job_name, model_labels
 from penstock_operator.plan.observed import OptimizedModelFacts
 from penstock_operator.plan.optimized_model import OptimizationState
 from penstock_operator.plan.pod_template import (
@@ -44,12 +44,14 @@ GRACE_SECONDS = 30
 def job_policy(
     model: OptimizationState, facts: OptimizedModelFacts, endpoint: ParsedEndpoint, settings: PlanSettings
 ) -> Json:
-    """The NetworkPolicy of the job's pods."""
+    """The NetworkPolicy of the job's pods: only the operator reads their progress."""
+    operator = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.operator_namespace}}}
     return network_policy(
         f"{model.name}-job",
         endpoint.namespace,
         model_labels(model.name),
         metadata=reaches_metadata(endpoint.spec.pod.service_account_name, settings),
+        ingress=[{"ports": [{"port": INTERNAL_PORT, "protocol": "TCP"}], "from": [operator]}],
         owners=[_owner(facts)],
     )
 
@@ -66,7 +68,7 @@ def job(
     Applied once: a Job's template is immutable. SpecError when the class's devices are not whole.
     """
     labels = job_labels(model.name, model.start)
-    pod = _pod(model, facts, endpoint, hardware, settings)
+    pod = _pod(model, endpoint, hardware, settings)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -102,7 +104,6 @@ def job(
 
 def _pod(
     model: OptimizationState,
-    facts: OptimizedModelFacts,
     endpoint: ParsedEndpoint,
     hardware: HardwareClassSpec,
     settings: PlanSettings,
@@ -119,7 +120,8 @@ def _pod(
         **identity_variables(endpoint.spec.pod.service_account_name),
         "PENSTOCK_SPEC": f"{SPEC_FOLDER}/{SPEC_KEY}",
         "PENSTOCK_WORK": WORK,
-        LOG_NONCE: log_nonce(facts.uid, model.start),
+        "PENSTOCK_PROGRESS_HOST": "0.0.0.0",
+        "PENSTOCK_PROGRESS_PORT": str(INTERNAL_PORT),
         "HOME": WORK,
     }
     if spec.texts_digest is not None:
@@ -135,6 +137,7 @@ def _pod(
         "resources": resources(
             hardware, spec.cores, job_memory(endpoint.spec.pod, settings, factor=model.memory_factor)
         ),
+        "ports": [{"name": "progress", "containerPort": INTERNAL_PORT, "protocol": "TCP"}],
         "volumeMounts": [*store.mounts, spec_mount, work_mount, tmp_mount, *mounts],
     }
     pod = pod_spec(

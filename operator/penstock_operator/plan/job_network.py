@@ -1,7 +1,7 @@
 """The network of jobs: what their pods may reach, and whether their clients ask for the identity of the node.
 
 A job downloads what a user named, so it must not reach the metadata service of its node, which hands out the node's
-credentials, and no other pod has a reason to connect to it.
+credentials. Only the operator has a reason to connect to it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,15 @@ def egress(*, metadata: bool) -> list[Json]:
 
 
 def network_policy(
-    name: str, namespace: str, labels: Mapping[str, str], *, metadata: bool, owners: Sequence[Json] = ()
+    name: str,
+    namespace: str,
+    labels: Mapping[str, str],
+    *,
+    metadata: bool,
+    ingress: Sequence[Json] = (),
+    owners: Sequence[Json] = (),
 ) -> Json:
-    """A NetworkPolicy for the pods of jobs, which have these labels: no ingress, and `egress`.
+    """A NetworkPolicy for the pods of jobs, which have these labels: these rules of ingress, and `egress`.
 
     It must exist before a job whose pods it selects: a pod that starts earlier has an open network for a while.
     """
@@ -51,8 +57,10 @@ def network_policy(
         "metadata": {"name": name, "namespace": namespace, "labels": dict(labels), "ownerReferences": list(owners)},
         "spec": {
             "podSelector": {"matchLabels": dict(labels)},
-            # Ingress without rules denies all.
+            # Ingress without rules denies all. An empty list means the same, but the API server drops it and then
+            # treats each apply as a change.
             "policyTypes": ["Ingress", "Egress"],
+            **({"ingress": list(ingress)} if ingress else {}),
             "egress": egress(metadata=metadata),
         },
     }

@@ -28,13 +28,11 @@ RUNTIME = "penstock-runtime"
 OPTIMIZER = "penstock-optimizer"
 GATEWAY = "penstock-gateway"
 MANAGER = "penstock"
-LOG_NONCE = "PENSTOCK_LOG_NONCE"
-"""Environment variable of a job: a secret that its structured log lines carry."""
 CONTAINER = "penstock"
 """The name of the one container of every pod."""
 HTTP_PORT = 8080
 INTERNAL_PORT = 8081
-"""Port of a runtime pod's probes, metrics and `/info`. The Service does not have it."""
+"""Port of a runtime pod's probes, metrics and `/info`, which the Service does not have, and of a job's `/progress`."""
 SERVICE_PORT = 80
 SERVICE_TLS_PORT = 443
 GATEWAY_STATUS_PORT = 8404
@@ -95,11 +93,6 @@ def model_labels(optimized_model: str) -> dict[str, str]:
 def job_labels(optimized_model: str, attempt: int) -> dict[str, str]:
     """Labels of an optimisation job and its pod."""
     return {**model_labels(optimized_model), ATTEMPT: str(attempt)}
-
-
-def log_nonce(optimized_model_uid: str, attempt: int) -> str:
-    """The nonce of a job's log lines. The author of a model cannot know it: the API server draws uids at random."""
-    return hashlib.sha256(f"log of run {attempt} of {optimized_model_uid}".encode()).hexdigest()[:32]
 
 
 def job_name(optimized_model: str, attempt: int) -> str:

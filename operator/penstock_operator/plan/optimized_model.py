@@ -195,7 +195,7 @@ def _from_job(
     if isinstance(outcome, JobFailed):
         known = known.model_copy(update={"failure": outcome.failure, "progress": "", "stage": ""})
         return _after_failure(replace(initial, status=known), jobs, job.ended or now, now, settings)
-    progress = job.log.progress
+    progress = job.report.progress
     update = {
         "phase": Phase.OPTIMIZING if outcome.started else Phase.PENDING,
         "progress": progress.summary if progress is not None else "",
@@ -210,10 +210,10 @@ def _baseline(job: JobFacts, outcome: JobOutcome, store: StoreUri) -> ArtefactRe
         found = outcome.summary.baseline
     elif isinstance(outcome, JobFailed) and outcome.baseline is not None:
         found = outcome.baseline.baseline
-    if found is None and job.log.baseline_digest:
+    if found is None and job.report.baseline_digest:
         try:
             found = ArtefactReference(
-                digest=job.log.baseline_digest, uri=job.log.baseline_uri, bytes=job.log.baseline_bytes
+                digest=job.report.baseline_digest, uri=job.report.baseline_uri, bytes=job.report.baseline_bytes
             )
         except ValidationError:  # a line of another program in the same form
             return None

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.resources.text_fields import is_quantity, parse_quantity
 from penstock_operator.plan.installation import Json
-from penstock_operator.plan.names import ARTEFACT, ATTEMPT, CONTAINER, LOG_NONCE, OPTIMIZED_MODEL, TEMPLATE_HASH
+from penstock_operator.plan.names import ARTEFACT, ATTEMPT, CONTAINER, OPTIMIZED_MODEL, TEMPLATE_HASH
 from penstock_operator.pod_data import (
-    LINE_MAX_BYTES,
     MESSAGE_MAX_BYTES,
     Unreadable,
     first_problem,
-    read_json,
 )
 
 Object = Mapping[str, Any]
@@ -278,7 +276,7 @@ def number(text: str | None) -> int:
 
 @dataclass(frozen=True)
 class JobProgress:
-    """The newest progress line of a job's log."""
+    """The last step that a job reported."""
 
     done: int
     of: int
@@ -292,43 +290,41 @@ class JobProgress:
 
 
 @dataclass(frozen=True)
-class JobLog:
-    """What the tail of a job's log contains."""
+class JobReport:
+    """What the pod of a running job answers to `GET /progress`."""
 
     progress: JobProgress | None = None
     baseline_digest: str = ""
     """`sha256:...` of the fp32 artefact, once it is published."""
     baseline_uri: str = ""
     baseline_bytes: int | None = None
-    """None: the log does not state it."""
+    """None: the report does not have it."""
 
     @classmethod
-    def from_lines(cls, text: str, nonce: str) -> JobLog:
-        """Parse the JSON lines that carry the job's nonce, and skip all others: output of libraries, truncated lines,
-        and lines that a text of the model imitates. Without a nonce no line counts."""
-        log = cls()
-        # Not splitlines(), which also splits at characters that JSON texts may contain.
-        for line in text.split("\n") if nonce else ():
-            if not line.startswith("{"):
-                continue
-            try:
-                value = read_json(line, max_bytes=LINE_MAX_BYTES)
-            except Unreadable:
-                continue
-            if value.get("nonce") != nonce:
-                continue
-            done, of, digest = value.get("done"), value.get("of"), value.get("digest")
-            if value.get("event") == "progress" and _is_count(done) and _is_count(of):
-                stage, message = str(value.get("stage") or ""), str(value.get("message") or "")
-                log = replace(log, progress=JobProgress(done, of, stage, message))
-            elif value.get("event") == "baseline" and isinstance(digest, str):
-                size = value.get("bytes")
-                uri, known = str(value.get("uri") or ""), size if _is_count(size) else None
-                log = replace(log, baseline_digest=digest, baseline_uri=uri, baseline_bytes=known)
-        return log
+    def from_json(cls, value: object) -> JobReport:
+        """Extract the report from the parsed answer (`read_json`). Unreadable when it has another form."""
+        if not isinstance(value, dict):
+            raise Unreadable("it is not an object")
+        done, of = value.get("done"), value.get("of")
+        if not _is_count(done) or not _is_count(of):
+            raise Unreadable("`done` and `of` are not counts")
+        report = cls(JobProgress(done, of, str(value.get("stage") or ""), str(value.get("message") or "")))
+        baseline = value.get("baseline")
+        if baseline is None:
+            return report
+        digest = baseline.get("digest") if isinstance(baseline, dict) else None
+        if not isinstance(digest, str):
+            raise Unreadable("`baseline` has no digest")
+        size = baseline.get("bytes")
+        return replace(
+            report,
+            baseline_digest=digest,
+            baseline_uri=str(baseline.get("uri") or ""),
+            baseline_bytes=size if _is_count(size) else None,
+        )
 
 
-def _is_count(value: object) -> bool:
+def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -349,19 +345,16 @@ class JobFacts:
     deleting: bool = False
     owner: Owner = Owner()
     """The OptimizedModel that it was created for."""
-    log_nonce: str = ""
-    """What the structured lines of its log carry; empty in jobs of earlier versions."""
     pod: PodFacts | None = None
-    log: JobLog = JobLog()
+    report: JobReport = JobReport()
 
     @classmethod
-    def from_object(cls, job: Object, pod: Object | None = None, log: str = "") -> JobFacts:
-        """Extract the facts of a Job object, its (newest) pod and the tail of that pod's log."""
+    def from_object(cls, job: Object, pod: Object | None = None, report: JobReport | None = None) -> JobFacts:
+        """Extract the facts of a Job object and its (newest) pod, whose report this is."""
         metadata, status = job["metadata"], job.get("status") or {}
         true = {entry["type"]: entry for entry in status.get("conditions") or [] if entry.get("status") == "True"}
         failed = true.get("Failed") or {}
         end = true.get("Complete") or failed
-        nonce = _log_nonce(job.get("spec") or {})
         return cls(
             name=metadata["name"],
             attempt=number((metadata.get("labels") or {}).get(ATTEMPT)),
@@ -373,15 +366,6 @@ class JobFacts:
             ended=moment(end.get("lastTransitionTime")),
             deleting="deletionTimestamp" in metadata,
             owner=Owner.of(metadata),
-            log_nonce=nonce,
             pod=None if pod is None else PodFacts.from_object(pod),
-            log=JobLog.from_lines(log, nonce),
+            report=report or JobReport(),
         )
-
-
-def _log_nonce(spec: Object) -> str:
-    for container in ((spec.get("template") or {}).get("spec") or {}).get("containers") or []:
-        for variable in container.get("env") or []:
-            if variable.get("name") == LOG_NONCE:
-                return variable.get("value") or ""
-    return ""

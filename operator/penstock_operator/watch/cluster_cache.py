@@ -57,7 +57,7 @@ from penstock_operator.plan.observed import (
     ScalerFacts,
 )
 from penstock_operator.plan.optimized_model import OWNERS, wanted_name
-from penstock_operator.plan.workloads import HostReport, JobFacts, JobLog, PodFacts, RuntimePod
+from penstock_operator.plan.workloads import HostReport, JobFacts, JobReport, PodFacts, RuntimePod
 from penstock_operator.watch.index_keys import (
     endpoint_index,
     model_index,
@@ -140,8 +140,8 @@ class ClusterCache:
         self.quotas = QuotaUse(settings.quotas, self.endpoints, self.deployments, scalers, self.namespace_labels)
         self.reports: PodReports[tuple[HostReport | None, str]] = PodReports()
         """Of runtime pods: the parsed `/info`, or why it could not be read."""
-        self.logs: PodReports[JobLog] = PodReports()
-        """Of the pods of jobs."""
+        self.job_reports: PodReports[JobReport] = PodReports()
+        """Of the pods of jobs: the parsed `/progress`."""
         self.text_sources = Store(CONFIG_MAP, _no_facts, wanted=lambda key: self.endpoints.has(("texts", *key)))
         """Versions of the ConfigMaps that endpoints take texts from. Users own these ConfigMaps."""
         self.texts: dict[ObjectKey, ConfigMapTexts] = {}
@@ -168,9 +168,9 @@ class ClusterCache:
         if self.reports.put(uid, report):
             self._publish_report(pod)
 
-    def put_log(self, pod: ObjectKey, uid: str, log: JobLog) -> None:
+    def put_job_report(self, pod: ObjectKey, uid: str, report: JobReport) -> None:
         """Store the progress of a job's pod."""
-        if self.logs.put(uid, log):
+        if self.job_reports.put(uid, report):
             self._publish_report(pod)
 
     def put_scale(self, endpoint: ObjectKey, scale: DesiredScale | None) -> None:
@@ -217,7 +217,7 @@ class ClusterCache:
             self.bindings,
             self.ingresses,
             *((self.http_routes,) if self.settings.gateway_api else ()),
-            self.autoscalers,
+            *((self.autoscalers,) if self.settings.hpa or self.settings.keda else ()),
             *((self.scaled_objects,) if self.settings.keda else ()),
         )
 
@@ -390,8 +390,8 @@ class ClusterCache:
         return {"kubernetes.io/metadata.name": namespace, **(known or {})}
 
     def _job(self, job: JobFacts, pod: PodFacts | None) -> JobFacts:
-        log = self.logs.get(pod.uid) if pod is not None else None
-        return replace(job, pod=pod, log=log or JobLog())
+        report = self.job_reports.get(pod.uid) if pod is not None else None
+        return replace(job, pod=pod, report=report or JobReport())
 
     def _runtime_pod(self, pod: PodFacts) -> RuntimePod:
         report, problem = self.reports.get(pod.uid) or (None, "")

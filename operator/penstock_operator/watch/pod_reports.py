@@ -1,15 +1,17 @@
-"""Reads what the API does not have: `/info` of runtime pods, the progress of running jobs from their logs, and changes
-of the users' text ConfigMaps.
+"""Reads what the API does not have: `/info` of runtime pods, `/progress` of the pods of running jobs, and changes of
+the users' text ConfigMaps.
 
-The API has the resources that a pod requested; only the pod knows which CPUs it got. Jobs have no API token, so their
-progress is read from the tail of their logs.
+The API has the resources that a pod requested; only the pod knows which CPUs it got. Jobs have no API token to write
+their progress with.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -20,8 +22,15 @@ from penstock_operator.cluster.store import Index, ObjectKey, StoreChange
 from penstock_operator.loop.queue import WorkQueue
 from penstock_operator.metrics import PROBES
 from penstock_operator.plan.names import INTERNAL_PORT
-from penstock_operator.plan.workloads import HostReport, JobLog, PodFacts
-from penstock_operator.pod_data import INFO_MAX_BYTES, Unreadable, read_body, read_json, unprintable_as_spaces
+from penstock_operator.plan.workloads import HostReport, JobReport, PodFacts
+from penstock_operator.pod_data import (
+    INFO_MAX_BYTES,
+    PROGRESS_MAX_BYTES,
+    Unreadable,
+    read_body,
+    read_json,
+    unprintable_as_spaces,
+)
 from penstock_operator.watch.cluster_cache import ClusterCache
 
 BACKOFF = Backoff(first_seconds=0.5, limit_seconds=10.0)
@@ -29,6 +38,7 @@ BACKOFF = Backoff(first_seconds=0.5, limit_seconds=10.0)
 AGAIN_SECONDS = 600.0
 """A pod is read again after this time: a kubelet restarted with other settings may move it to other CPUs."""
 logger = logging.getLogger(__name__)
+Found = TypeVar("Found")
 
 
 def pod_session(timeout: aiohttp.ClientTimeout, *, limit: int) -> aiohttp.ClientSession:
@@ -103,29 +113,46 @@ class PodInfoReader:
         return report is None, AGAIN_SECONDS
 
     async def _ask(self, session: aiohttp.ClientSession, pod: PodFacts) -> tuple[HostReport | None, str]:
-        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
-        url = f"http://{host}:{self._port}/info"
-        try:
-            async with session.get(url, allow_redirects=False) as response:
-                if response.status != 200:
-                    return None, f"{url} answers {response.status}"
-                body = await read_body(response.content.iter_any(), max_bytes=INFO_MAX_BYTES)
-            report = HostReport.from_info(read_json(body, max_bytes=INFO_MAX_BYTES))
-        except TimeoutError:
-            return None, f"{url} does not answer within {self._timeout.total:g} s"
-        except aiohttp.ClientError as error:
-            return None, unprintable_as_spaces(f"{url} cannot be reached: {error}")
-        except Unreadable as error:
-            return None, f"{url} has a form that this version of the operator does not understand: {error}"
-        except Exception as error:
-            # The pod decides what is parsed here: a defect must not keep the other pods from being read.
-            logger.exception(
-                "the read of %s failed: this is a defect of the operator",
-                url,
-                extra=log_event("PodReadDefect", object=pod.name, reason=error),
-            )
-            return None, f"{url} cannot be read: {type(error).__name__}"
-        return report, "" if report is not None else "it has not inspected its host yet"
+        answer, problem = await _read_from_pod(
+            session, pod, self._port, "/info", HostReport.from_info, max_bytes=INFO_MAX_BYTES
+        )
+        if answer is None:
+            return None, problem or "it has not inspected its host yet"
+        return answer, ""
+
+
+async def _read_from_pod(
+    session: aiohttp.ClientSession,
+    pod: PodFacts,
+    port: int,
+    path: str,
+    parse: Callable[[Any], Found],
+    *,
+    max_bytes: int,
+) -> tuple[Found | None, str]:
+    """What `parse` makes of the JSON that the pod answers, or None and why it could not be read."""
+    host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+    url = f"http://{host}:{port}{path}"
+    try:
+        async with session.get(url, allow_redirects=False) as response:
+            if response.status != 200:
+                return None, f"{url} answers {response.status}"
+            body = await read_body(response.content.iter_any(), max_bytes=max_bytes)
+        return parse(read_json(body, max_bytes=max_bytes)), ""
+    except TimeoutError:
+        return None, f"{url} does not answer within {session.timeout.total:g} s"
+    except aiohttp.ClientError as error:
+        return None, unprintable_as_spaces(f"{url} cannot be reached: {error}")
+    except Unreadable as error:
+        return None, f"{url} has a form that this version of the operator does not understand: {error}"
+    except Exception as error:
+        # The pod decides what is parsed here: a defect must not keep the other pods from being read.
+        logger.exception(
+            "the read of %s failed: this is a defect of the operator",
+            url,
+            extra=log_event("PodReadDefect", object=pod.name, reason=error),
+        )
+        return None, f"{url} cannot be read: {type(error).__name__}"
 
 
 def _serves(indexes: tuple[Index, ...]) -> bool:
@@ -136,71 +163,84 @@ def _runs(pod: PodFacts) -> bool:
     return bool(pod.ip) and pod.phase == "Running" and not pod.deleting
 
 
-LOG_LINES = 40
-"""The baseline is logged once, early: it is remembered when it is no longer in the tail."""
-LOG_MAX_BYTES = 65_536
-LOG_CONCURRENCY = 4
+FAILURES_BEFORE_WARNING = 5
+"""A job that starts does not listen yet."""
 
 
-class JobLogReader:
-    """Keeps the job logs of the cache up to date. Makes no call while no job runs."""
+class JobProgressReader:
+    """Keeps the job reports of the cache up to date: reads `/progress` of each running job's pod at an interval."""
 
-    def __init__(self, port: ClusterPort, cache: ClusterCache, *, interval_seconds: float) -> None:
-        self._port = port
+    def __init__(
+        self,
+        cache: ClusterCache,
+        *,
+        interval_seconds: float,
+        timeout_seconds: float,
+        concurrency: int,
+        port: int = INTERNAL_PORT,
+    ) -> None:
         self._cache = cache
         self._interval_seconds = interval_seconds
-        self._queue: WorkQueue[ObjectKey] = WorkQueue()
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._concurrency = concurrency
+        self._port = port
+        self._queue: WorkQueue[ObjectKey] = WorkQueue(backoff=BACKOFF)
+        self._failures: Counter[str] = Counter()
+        """Failed reads since the last one that succeeded, by the uid of the pod."""
         cache.pods.listen(self._on_pod)
 
     async def run(self) -> None:
         """Until cancelled; reads nothing with an interval of 0."""
         if not self._interval_seconds:
             await asyncio.Event().wait()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(LOG_CONCURRENCY):
-                group.create_task(self._work())
+        async with pod_session(self._timeout, limit=self._concurrency) as session, asyncio.TaskGroup() as group:
+            for _ in range(self._concurrency):
+                group.create_task(self._work(session))
 
     def _on_pod(self, difference: StoreChange[PodFacts]) -> None:
         if difference.new is None:
             if difference.old is not None:
-                self._cache.logs.forget(difference.old.uid)
+                self._cache.job_reports.forget(difference.old.uid)
+                self._failures.pop(difference.old.uid, None)
             self._queue.forget(difference.key)
-        elif difference.new.facts.attempt and difference.new.facts.phase == "Running":
+        elif difference.new.facts.attempt and _runs(difference.new.facts):
             self._queue.add(difference.key)
 
-    async def _work(self) -> None:
+    async def _work(self, session: aiohttp.ClientSession) -> None:
         while True:
             key = await self._queue.get()
             failed, again_seconds = True, None
             try:
-                failed, again_seconds = await self._read(key)
+                failed, again_seconds = await self._read(session, key)
             finally:
                 self._queue.done(key, failed=failed, again_seconds=again_seconds)
 
-    async def _read(self, key: ObjectKey) -> tuple[bool, float | None]:
-        """Read a log. Returns as for `/info`."""
+    async def _read(self, session: aiohttp.ClientSession, key: ObjectKey) -> tuple[bool, float | None]:
+        """Read the progress of a job. Returns as for `/info`."""
         pod = self._cache.pods.facts(key)
-        if pod is None or pod.phase != "Running":
+        if pod is None or not _runs(pod):
             return False, None
-        job = self._cache.job_of(key)
-        if job is None:
+        if self._cache.job_of(key) is None:
+            # Another program's pod with the operator's labels; or its Job is not in the cache yet.
             return True, None
-        try:
-            text = await self._port.log_tail(key.name, key.namespace, lines=LOG_LINES, max_bytes=LOG_MAX_BYTES)
-        except ClusterError as error:
+        report, problem = await _read_from_pod(
+            session, pod, self._port, "/progress", JobReport.from_json, max_bytes=PROGRESS_MAX_BYTES
+        )
+        if report is not None:
+            self._failures.pop(pod.uid, None)
+            if self._cache.pods.facts(key) is not None:
+                self._cache.put_job_report(key, pod.uid, report)
+            return False, self._interval_seconds
+        self._failures[pod.uid] += 1
+        if self._failures[pod.uid] == FAILURES_BEFORE_WARNING:
             # Progress is optional: the result comes with the termination message.
             logger.warning(
                 "cannot read the progress of job pod %s: %s",
                 key,
-                error,
-                extra=log_event("JobLogUnreadable", object=str(key), reason=error),
+                problem,
+                extra=log_event("JobProgressUnreadable", object=str(key), reason=problem),
             )
-            return True, None
-        before = self._cache.logs.get(pod.uid) or JobLog()
-        now = JobLog.from_lines(text, job.log_nonce)
-        known = now if now.baseline_digest else replace(before, progress=now.progress)
-        self._cache.put_log(key, pod.uid, known if known.progress else replace(known, progress=before.progress))
-        return False, self._interval_seconds
+        return True, None
 
 
 class TextsReader:

@@ -12,7 +12,7 @@ from typing import NoReturn
 from penstock.errors import Interrupted, PenstockError
 from penstock.logs import log_event
 from penstock.resources.job_summary import Summary
-from penstock_optimizer.pod.pod_job import JobEvents, JobVariables, PodJob
+from penstock_optimizer.pod.pod_job import JobEvents, JobVariables, PodJob, serve_progress
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.pod.termination import DEFAULT_LOG, exit_code, write_termination_message
 from penstock_runtime.settings import SETTINGS
@@ -49,7 +49,8 @@ def main() -> None:
     try:
         variables = JobVariables.read(os.environ, others=[setting.variable for setting in SETTINGS])
         log = variables.termination_log
-        events.nonce = variables.log_nonce
+        if variables.progress_port is not None:
+            serve_progress(events, variables.progress_host, variables.progress_port)
         job = PodJob(variables, events)
         summary = job.run()
     except BaseException as error:  # every end has to be reported

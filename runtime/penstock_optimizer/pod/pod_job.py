@@ -6,23 +6,28 @@
     optimise                 within the spec's budget, continuing from the work folder if there is one
     publish                  the result; then the summary
 
-`JobEvents` writes one JSON object a line to standard output:
+`JobEvents` writes one JSON object a line to standard output, for people:
 
     {"event": "progress", "done": 7, "of": 23, "stage": "candidates", "message": "onnxruntime-int8-dynamic: passed"}
     {"event": "baseline", "digest": "sha256:...", "uri": "...", "bytes": 90000000}
     {"event": "artefact", "digest": "sha256:...", "uri": "...", "bytes": 110000000}
     {"event": "summary", "summary": {...}}
 
-`done` and `of` are steps of the whole; both are 0 until their number is known. Each line has the `nonce` of the job
-(`PENSTOCK_LOG_NONCE`), if it has one: the operator ignores lines without it, such as text of a model that imitates one.
+`done` and `of` are steps of the whole; both are 0 until their number is known. The operator reads the newest state by
+`GET /progress` (`serve_progress`): it has no right to read logs, and a log may have a text of a model that imitates an
+event:
+
+    {"done": 7, "of": 23, "stage": "candidates", "message": "...", "baseline": {"digest": "sha256:...", ...}}
 """
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +76,10 @@ class JobVariables(Variables):
         None,
         "File with the texts of spec.workload.textsFrom, one a line: the value of the ConfigMap's key, mounted.",
     )
-    log_nonce: str = setting(
-        "", "Secret that each event of the job's log carries, so that no other text in the log counts as an event."
+    progress_port: int | None = setting(
+        None, "Port of `GET /progress`, the newest state of the job as JSON. Not set: none.", ge=0, le=65535
     )
+    progress_host: str = setting("127.0.0.1", "Address of that port; the operator sets 0.0.0.0.")
     termination_log: Path = setting(
         DEFAULT_LOG, "File that the result or the failure is written to as JSON of at most 4,096 bytes."
     )
@@ -90,12 +96,12 @@ def to_standard_output(line: bytes) -> None:
 
 
 class JobEvents:
-    """Writes the events of a job."""
+    """Writes the events of a job, and keeps its newest state."""
 
     def __init__(self, write: Write = to_standard_output) -> None:
         self._write = write
-        self.nonce = ""
-        """Of the job; empty: none."""
+        self.state: dict[str, Any] = {"done": 0, "of": 0, "stage": "", "message": "", "baseline": None}
+        """As `/progress` has it: JSON values. Replaced as a whole, so that another thread may read it."""
         self._step, self._steps = 0, 0
         self._moved = 0.0
 
@@ -106,7 +112,9 @@ class JobEvents:
 
     def stage(self, stage: str, message: str) -> None:
         """Write the current activity, between steps."""
-        self._write_event("progress", done=self._step, of=self._steps, stage=stage, message=message)
+        progress = {"done": self._step, "of": self._steps, "stage": stage, "message": _text(message)}
+        self.state = {**self.state, **progress}
+        self._write_event("progress", **progress)
 
     def transfer(self, stage: str, verb: str) -> Callable[[Transfer], None]:
         """A callback that writes the progress of a download or upload, such as `download` and `fetching`."""
@@ -123,15 +131,62 @@ class JobEvents:
 
     def published(self, event: str, published: Published) -> None:
         """Write that an artefact is in the store; `event` is `baseline` or `artefact`."""
-        self._write_event(event, digest=str(published.digest), uri=published.uri, bytes=published.bytes)
+        artefact = {"digest": str(published.digest), "uri": published.uri, "bytes": published.bytes}
+        if event == "baseline":
+            self.state = {**self.state, "baseline": artefact}
+        self._write_event(event, **artefact)
 
     def summary(self, summary: Summary) -> None:
         """Write the result of the job."""
         self._write_event("summary", summary=json.loads(summary.to_message()))
 
     def _write_event(self, event: str, **fields: Any) -> None:
-        nonce = {"nonce": self.nonce} if self.nonce else {}
-        self._write(json_line({"event": event, **nonce, **fields}).encode() + b"\n")
+        self._write(json_line({"event": event, **fields}).encode() + b"\n")
+
+
+MESSAGE_CHARACTERS = 1000
+
+
+def _text(message: str) -> str:
+    """At most 1,000 characters, all of them in UTF-8: a file's name may have bytes that are not."""
+    return message[:MESSAGE_CHARACTERS].encode("utf-8", "replace").decode()
+
+
+REQUEST_SECONDS = 5.0
+"""A client of `/progress` gets this long for its request: one is answered at a time."""
+
+
+def serve_progress(events: JobEvents, host: str, port: int) -> HTTPServer:
+    """Serve `GET /progress` in a thread that ends with the process. HostError when the port cannot be opened."""
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = REQUEST_SECONDS
+
+        def do_GET(self) -> None:
+            found = self.path == "/progress"
+            body = json_line(events.state if found else {"error": "there is only /progress"}).encode()
+            self.send_response(200 if found else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing: the log has the events of the job."""
+
+    class Server(HTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            """Nothing: a client that goes away is no event of the job."""
+
+    try:
+        server = Server((host, port), Handler)
+    except OSError as error:
+        raise HostError(
+            f"the port {port} of the progress cannot be opened ({error.strerror})",
+            remedy="Set PENSTOCK_PROGRESS_PORT to a free port, or leave it unset",
+        ) from error
+    threading.Thread(target=server.serve_forever, name="progress", daemon=True).start()
+    return server
 
 
 ATTEMPTS = 8

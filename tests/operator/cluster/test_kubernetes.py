@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from penstock_operator.cluster import kubernetes as adapter
 from penstock_operator.cluster.api import (
@@ -256,23 +255,6 @@ def test_an_event_of_two_megabytes_is_read() -> None:
     found, _ = ask(changes, stream(large))
 
     assert len(found[0].object["data"]) == 2_000_000
-
-
-@pytest.mark.parametrize("status", [400, 404])
-def test_a_container_that_has_not_begun_has_no_log(status: int) -> None:
-    found, _ = ask(lambda port: port.log_tail("x", "a", lines=5, max_bytes=100), problem(status, "is waiting to start"))
-
-    assert found == ""
-
-
-def test_the_tail_of_a_log_is_bounded() -> None:
-    async def text(_: web.Request) -> web.StreamResponse:
-        return web.Response(text="one\ntwo\n")
-
-    found, api = ask(lambda port: port.log_tail("x", "a", lines=5, max_bytes=100), text)
-
-    assert found == "one\ntwo\n"
-    assert api.seen[0].query == {"tailLines": "5", "limitBytes": "100"}
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 410, 413, 415, 422, 429, 500, 502, 503, 504])

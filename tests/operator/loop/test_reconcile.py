@@ -15,7 +15,6 @@ from penstock_operator.cluster.errors import ClusterError, Refused
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.loop.reconcile import Reconciler, ReconcileRequest
 from penstock_operator.plan.endpoint_plan import ReconcilePlan
-from penstock_operator.plan.names import LOG_NONCE
 from penstock_operator.settings import PREFIX, Settings
 from penstock_operator.watch.cluster_cache import ClusterCache
 from testbed.cluster import Cluster
@@ -114,8 +113,6 @@ def _scrubbed(value: Any, namespace: str) -> Any:
             key: _scrubbed(one, namespace)
             for key, one in value.items()
             if not isinstance(key, str) or not _ONCE.fullmatch(key)
-            # Made from the uid of the OptimizedModel.
-            if key != "value" or value.get("name") != LOG_NONCE
         }
     if isinstance(value, list):
         return [_scrubbed(one, namespace) for one in value]

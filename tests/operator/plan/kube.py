@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -33,7 +32,7 @@ from penstock_operator.plan.observed import (
 )
 from penstock_operator.plan.quotas import Amount, Claim, Limit, NamespaceUse, claim_of
 from penstock_operator.plan.tenants import HostRule
-from penstock_operator.plan.workloads import JobFacts, RuntimePod
+from penstock_operator.plan.workloads import JobFacts, JobReport, RuntimePod
 
 Json = dict[str, Any]
 BEGIN = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -171,7 +170,7 @@ class Kube:
         self.objects: dict[tuple[str, str], Json] = {}
         self.pods: dict[str, Json] = {}
         self.infos: dict[str, Json] = {}
-        self.logs: dict[str, str] = {}
+        self.job_reports: dict[str, JobReport] = {}
         self.neighbours: list[Neighbour] = []
         self.conflicting: set[Ref] = set()
         self.nodes: list[Json] = []
@@ -264,7 +263,7 @@ class Kube:
         for (kind, job_name), job in sorted(self.objects.items()):
             if kind == "Job" and job["metadata"]["labels"][names.OPTIMIZED_MODEL] == name:
                 pod = self.pods.get(f"{job_name}-pod")
-                jobs.append(JobFacts.from_object(job, pod, self.logs.get(job_name, "")))
+                jobs.append(JobFacts.from_object(job, pod, self.job_reports.get(job_name)))
         status = self.endpoint["status"]
         users = list(self.other_users.get(name, []))
         if name in {status.get("optimizedModel"), (status.get("plan") or {}).get("optimizedModel")}:
@@ -343,17 +342,15 @@ class Kube:
         return max(jobs, key=lambda name: int(name.rpartition("-")[2]))
 
     def job_runs(self, done: int = 7, of: int = 23, *, baseline: bool = False) -> None:
-        """Its pod runs and has logged its progress."""
+        """Its pod runs and reports its progress."""
         job = self.objects["Job", self.job]
         (container_of_job,) = job["spec"]["template"]["spec"]["containers"]
         values = {entry["name"]: entry.get("value") for entry in container_of_job["env"]}
-        nonce, store = values[names.LOG_NONCE], StoreUri.parse(values["PENSTOCK_STORE_URI"])
-        progress = {"event": "progress", "done": done, "of": of, "stage": "candidates", "message": "int8"}
-        uri = reference(BASELINE, store=store).uri
-        published = {"event": "baseline", "digest": BASELINE, "uri": uri, "bytes": 260000000}
-        events = [published, progress] if baseline else [progress]
-        lines = [json.dumps({**event, "nonce": nonce}) for event in events]
-        self.logs[self.job] = "loading weights ...\n" + "\n".join(lines) + '\n{"event": "prog'
+        uri = reference(BASELINE, store=StoreUri.parse(values["PENSTOCK_STORE_URI"])).uri
+        published = {"digest": BASELINE, "uri": uri, "bytes": 260000000} if baseline else None
+        self.job_reports[self.job] = JobReport.from_json(
+            {"done": done, "of": of, "stage": "candidates", "message": "int8", "baseline": published}
+        )
         self.job_pod(phase="Running", containerStatuses=[container(running=True)])
 
     def job_pod(self, **status: Any) -> None:

@@ -81,7 +81,7 @@ def test_two_endpoints_write_the_same_status_of_the_model_that_they_share() -> N
     first.job_runs(baseline=True)
     second = Kube(name="two")
     second.objects = first.objects
-    second.pods, second.logs = first.pods, first.logs
+    second.pods, second.job_reports = first.pods, first.job_reports
     one, two = first.plan(), second.plan()
     assert one.optimized_status == two.optimized_status
 
@@ -162,11 +162,11 @@ def test_an_invalid_status_is_rebuilt_from_the_jobs() -> None:
     assert kube.objects["OptimizedModel", name]["status"]["phase"] == "Ready"
 
 
-def test_a_baseline_line_without_a_digest_is_ignored() -> None:
+def test_a_baseline_whose_digest_is_none_is_not_served() -> None:
     kube = Kube()
     kube.reconcile()
     kube.job_runs()
-    kube.logs[kube.job] += '\n{"event": "baseline", "digest": "latest", "uri": "file:///x"}\n'
+    kube.job_reports[kube.job] = replace(kube.job_reports[kube.job], baseline_digest="latest", baseline_uri="file:///x")
     kube.reconcile()
     assert ("Deployment", "emotion") not in kube.objects
 

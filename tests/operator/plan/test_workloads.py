@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from penstock_operator.plan.conditions import Finding, clipped, no, sentence, yes
 from penstock_operator.plan.observed import DeploymentFacts, OptimizedModelFacts, ReplicaSetFacts
 from penstock_operator.plan.pod_conditions import cpu_list
-from penstock_operator.plan.workloads import HostReport, JobFacts, JobLog, PodFacts, moment
+from penstock_operator.plan.workloads import HostReport, JobFacts, JobReport, PodFacts, moment
 from penstock_operator.pod_data import Unreadable
 from tests.operator.plan.kube import Json, info
 
@@ -46,24 +45,19 @@ def test_new_objects_without_a_status_are_understood() -> None:
     assert DeploymentFacts.from_object({"metadata": metadata, "spec": {"replicas": 0, "template": {}}}).wanted == 0
 
 
-def test_the_newest_progress_line_counts_and_other_lines_are_ignored() -> None:
-    lines = [
-        "Some library prints hello",
-        '{"event": "progress", "nonce": "n", "done": 1, "of": 23}',
-        '{"event": "baseline", "nonce": "n", "digest": "sha256:b", "uri": "file:///b", "bytes": 12}',
-        "[1, 2]",
-        '{"event": "progress", "nonce": "n", "done": 7, "of": 23, "stage": "candidates", "message": "int8"}',
-        '{"event": "progress", "nonce": "n", "done": 8, "o',
-    ]
-    log = JobLog.from_lines("\n".join(lines), "n")
-    assert log.progress is not None
-    assert (log.progress.summary, log.progress.stage) == ("7/23", "candidates")
-    assert (log.baseline_digest, log.baseline_uri, log.baseline_bytes) == ("sha256:b", "file:///b", 12)
+def test_a_report_of_a_job_has_its_progress_and_its_baseline() -> None:
+    baseline = {"digest": "sha256:b", "uri": "file:///b", "bytes": 12}
+    report = JobReport.from_json({"done": 7, "of": 23, "stage": "candidates", "message": "int8", "baseline": baseline})
+    assert report.progress is not None
+    assert (report.progress.summary, report.progress.stage) == ("7/23", "candidates")
+    assert (report.baseline_digest, report.baseline_uri, report.baseline_bytes) == ("sha256:b", "file:///b", 12)
+    assert JobReport.from_json({"done": 1, "of": 23, "baseline": None}).baseline_digest == ""
 
 
-@given(st.lists(ANYTHING, max_size=5), st.text(max_size=40))
-def test_no_log_can_stop_the_operator(values: list[object], tail: str) -> None:
-    assert isinstance(JobLog.from_lines("\n".join([*(json.dumps(value) for value in values), tail]), "n"), JobLog)
+@given(ANYTHING | st.fixed_dictionaries({"done": ANYTHING, "of": ANYTHING}, optional={"baseline": ANYTHING}))
+def test_no_report_of_a_job_can_stop_the_operator(value: object) -> None:
+    with suppress(Unreadable):
+        assert isinstance(JobReport.from_json(value), JobReport)
 
 
 @given(st.dictionaries(st.sampled_from(["host", "plan", "artefact", "x"]), ANYTHING))

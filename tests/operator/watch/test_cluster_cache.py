@@ -11,7 +11,7 @@ from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.observed import EndpointSnapshot, Ref
 from penstock_operator.plan.optimized_model import OWNERS, wanted_name
-from penstock_operator.plan.workloads import HostReport, JobLog, JobProgress
+from penstock_operator.plan.workloads import HostReport, JobProgress, JobReport
 from penstock_operator.policy_settings import PolicySettings
 from penstock_operator.settings import Settings
 from penstock_operator.watch.cluster_cache import ClusterCache
@@ -68,7 +68,7 @@ def test_the_models_that_have_a_pinned_artefact_are_seen_and_no_others(cache: Cl
     assert {model.name for model in seen(cache).optimized_models} == {"result", "graph"}
 
 
-def test_a_job_comes_with_its_newest_pod_and_that_pods_log(cache: ClusterCache) -> None:
+def test_a_job_comes_with_its_newest_pod_and_that_pods_report(cache: ClusterCache) -> None:
     cache.models.put(objects.optimized_model("new"))
     cache.jobs.put(objects.job("new", 2))
     cache.jobs.put(objects.job("new", 1, version=2))
@@ -76,8 +76,8 @@ def test_a_job_comes_with_its_newest_pod_and_that_pods_log(cache: ClusterCache) 
     evicted["metadata"]["creationTimestamp"] = "2026-11-21T18:00:00Z"
     cache.pods.put(evicted)
     cache.pods.put(objects.job_pod("p-new", "new", 2))
-    log = JobLog(JobProgress(7, 23))
-    cache.put_log(ObjectKey("a", "p-new"), "uid-p-new", log)
+    report = JobReport(JobProgress(7, 23))
+    cache.put_job_report(ObjectKey("a", "p-new"), "uid-p-new", report)
 
     (model,) = seen(cache).optimized_models
 
@@ -85,7 +85,7 @@ def test_a_job_comes_with_its_newest_pod_and_that_pods_log(cache: ClusterCache) 
     assert model.jobs[0].pod is None
     assert model.jobs[1].pod is not None
     assert model.jobs[1].pod.name == "p-new"
-    assert model.jobs[1].log == log
+    assert model.jobs[1].report == report
 
 
 def test_pods_come_with_their_reports_and_neighbours_are_those_on_the_same_node(cache: ClusterCache) -> None:

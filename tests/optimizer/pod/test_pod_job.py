@@ -12,19 +12,25 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
 from penstock.artefact_store import Digest, StoreUri
-from penstock.errors import SettingError, SpecError, TextsChanged
+from penstock.errors import HostError, SettingError, SpecError, TextsChanged
 from penstock.manifest import Manifest
 from penstock.resources.job_summary import LIMIT_BYTES, Summary
 from penstock.resources.optimized_model import texts_digest
+from penstock_operator.plan.workloads import JobProgress, JobReport
+from penstock_operator.pod_data import PROGRESS_MAX_BYTES, read_json
 from penstock_optimizer.job.progress import ProgressEvent, Stage
-from penstock_optimizer.pod.pod_job import JobEvents, JobVariables, read_endpoint
+from penstock_optimizer.pod import pod_job
+from penstock_optimizer.pod.pod_job import JobEvents, JobVariables, read_endpoint, serve_progress
 from penstock_runtime.host import read_host
 from penstock_runtime.models.fetching import FetchProgress as Transfer
 from penstock_runtime.store import Published, open_store
+from testbed.ports import some_free_ports
 from tests.optimizer.end_to_end.small_model import HIDDEN, write_small_bert
 from tests.runtime.models.folders import write_pickle
 from tests.runtime.models.hub_server import running_hub
@@ -64,6 +70,12 @@ def job(work: Path, given: dict[str, Any], **variables: object) -> Pod:
     (work / "spec.json").write_text(json.dumps(given))
     own = {"spec": work / "spec.json", "store_uri": f"file://{work / 'store'}", "work": work / "work"}
     return Pod(work, *JOB, **{**own, **variables})
+
+
+def asked(port: int, path: str) -> Any:
+    """The parsed answer, within the operator's bounds."""
+    with urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as response:
+        return read_json(response.read(), max_bytes=PROGRESS_MAX_BYTES)
 
 
 def summary(pod: Pod) -> Summary:
@@ -364,15 +376,56 @@ class TestLines:
 
         assert [(line["done"], line["of"]) for line in written] == [(0, 0), (7, 23), (7, 23)]
 
-    def test_each_line_has_the_nonce_of_the_job(self) -> None:
+    def test_each_event_is_one_line(self) -> None:
         written: list[bytes] = []
         lines = JobEvents(written.append)
-        lines.nonce = "n"
         lines.stage("export", "a\nb\x9b\u2028\udc80")
         lines.published("baseline", Published(digest=Digest("0" * 64), uri="file:///x", bytes=1))
 
-        assert [json.loads(line)["nonce"] for line in written] == ["n", "n"]
         assert all(line.isascii() and line.endswith(b"\n") and line[:-1].decode().isprintable() for line in written)
+
+    def test_the_newest_state_is_served_and_read_by_the_operator(self) -> None:
+        events = JobEvents(lambda _: None)
+        server = serve_progress(events, "127.0.0.1", 0)
+        port = server.server_address[1]
+        try:
+            first = asked(port, "/progress")
+            events.progress(
+                ProgressEvent(Stage.CANDIDATES, 3, 9, "a\nb\x9b\u2028\udc80" + "x" * 9000, step=7, steps=23)
+            )
+            long = JobReport.from_json(asked(port, "/progress"))
+            events.published("baseline", Published(digest=Digest("0" * 64), uri="file:///x", bytes=1))
+            events.stage("candidates", "another")
+            events.published("artefact", Published(digest=Digest("1" * 64), uri="file:///y", bytes=1))
+            second = asked(port, "/progress")
+            with pytest.raises(HTTPError, match="404"):
+                asked(port, "/")
+        finally:
+            server.shutdown()
+            server.server_close()
+
+        assert JobReport.from_json(first) == JobReport(JobProgress(0, 0))
+        assert long.progress is not None
+        assert (long.progress.summary, len(long.progress.message)) == ("7/23", 1000)
+        baseline = ("sha256:" + "0" * 64, "file:///x", 1)
+        assert JobReport.from_json(second) == JobReport(JobProgress(7, 23, "candidates", "another"), *baseline)
+
+    def test_a_client_that_sends_nothing_does_not_keep_others_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(pod_job, "REQUEST_SECONDS", 0.05)
+        server = serve_progress(JobEvents(lambda _: None), "127.0.0.1", 0)
+        port = server.server_address[1]
+        try:
+            with socket.create_connection(("127.0.0.1", port)):
+                assert asked(port, "/progress")["done"] == 0
+        finally:
+            server.shutdown()
+            server.server_close()
+
+    def test_a_port_that_is_in_use_is_named(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(HostError, match=f"port {port} of the progress cannot be opened"):
+                serve_progress(JobEvents(lambda _: None), "127.0.0.1", port)
 
     def test_bytes_are_reported_at_intervals_and_at_the_end(self) -> None:
         written: list[dict[str, Any]] = []
@@ -387,10 +440,11 @@ class TestLines:
 
 
 def test_an_interrupted_job_that_has_not_begun_reports_it_too(model: Path, tmp_path: Path) -> None:
-    with job(tmp_path, spec(model), log_nonce="n") as pod:
+    (port,) = some_free_ports(1)
+    with job(tmp_path, spec(model), progress_port=port) as pod:
         pod.wait_for('"stage": "start"')
+        assert asked(port, "/progress")["stage"] in {"start", "download", "export"}
         assert pod.end(signal.SIGINT) == TRY_AGAIN
-    assert {event["nonce"] for event in pod.events} == {"n"}
     reported = summary(pod)
     assert reported.failure is not None
     assert "SIGINT" in reported.failure.message
