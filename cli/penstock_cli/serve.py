@@ -53,6 +53,7 @@ from penstock_runtime.serving.server import Server, request_limits
 from penstock_runtime.serving.status import OptimizationProgress, ServerStatus
 from penstock_runtime.settings import Settings
 from penstock_runtime.store.daemon_thread import any_daemon_running, in_daemon_thread
+from penstock_runtime.tasks.prompts import of_routes
 
 logger = logging.getLogger("penstock.serve")
 
@@ -123,7 +124,8 @@ class ServeSession:
         fact("cores", f"{grant.cores} of {len(self._host.cores)}, memory {describe_memory(self._host)}")
         for finding in grant.findings:
             logger.info("%s", finding, extra=log_event("CoreFinding", object=name))
-        status = ServerStatus(name, task, host=self._host, grant=grant)
+        prompts = self._endpoint.spec.serving.prompts if self._endpoint is not None else None
+        status = ServerStatus(name, task, host=self._host, grant=grant, route_prompts=of_routes(prompts))
         server = Server(status, self._settings)
         await server.start()
         return await serve_while(server, self._work(server, grant), partial(self._report_failure, server))
@@ -214,6 +216,7 @@ class ServeSession:
                 cores=grant.cores,
                 max_tokens=serving.max_input_tokens if serving is not None else None,
                 truncate=serving.truncate if serving is not None else True,
+                prompts=serving.prompts if serving is not None else None,
                 limits=request_limits(self._settings),
             )
         )

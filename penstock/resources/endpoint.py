@@ -17,6 +17,7 @@ from penstock.recipe import EngineName, Precision
 from penstock.resources.base import API_VERSION, Metadata, Resource, Spec
 from penstock.resources.exposure import Exposure
 from penstock.resources.pod import Pod
+from penstock.resources.prompts import PROMPT_TASKS, Prompts
 from penstock.resources.rules import Rule, TextRule
 from penstock.resources.scaling import MOST_REPLICAS, Scaling
 from penstock.resources.source import NO_WAY_UP_CEL, SOURCE_FORMS, SOURCE_PATTERN, ModelSource, Scheme
@@ -43,9 +44,11 @@ __all__ = [
     "Optimization",
     "OptimizationMode",
     "Pod",
+    "Prompts",
     "Rollout",
     "Scaling",
     "Serving",
+    "ServingLimits",
     "Spec",
     "Throughput",
     "Tls",
@@ -213,13 +216,22 @@ class Optimization(Spec):
     )
 
 
-class Serving(Spec):
-    """Limits of the server that depend on the endpoint rather than on the process."""
+class ServingLimits(Spec):
+    """Limits of inputs, which the optimisation depends on too."""
 
     max_input_tokens: int | None = Field(
         default=None, ge=1, le=1_000_000, description="Longer inputs are cut or refused. None: the model's."
     )
     truncate: bool = Field(default=True, description="Cut over-long inputs; false answers them with 422.")
+
+
+class Serving(ServingLimits):
+    """Properties of the server that depend on the endpoint rather than on the process."""
+
+    prompts: Prompts | None = Field(
+        default=None,
+        description="Prompts for feature-extraction, sentence-similarity and text-ranking (there, before the query).",
+    )
 
 
 class ModelCredentials(Spec):
@@ -363,7 +375,7 @@ class EndpointCore(Spec):
     objective: Objective = Objective()
     workload: Workload = Workload()
     optimization: Optimization = Optimization()
-    serving: Serving = Serving()
+    serving: ServingLimits = ServingLimits()
     model_credentials: ModelCredentials | None = Field(
         default=None,
         description="Credentials of the download. A local run takes them from its environment variables.",
@@ -387,6 +399,7 @@ class EndpointCore(Spec):
 class ModelEndpointSpec(EndpointCore):
     """What to serve, on which hardware, and with which objective."""
 
+    serving: Serving = Serving()
     auth: Auth | None = Field(
         default=None,
         description="Bearer tokens that requests need. None: the endpoint is open to the cluster.",
@@ -417,6 +430,16 @@ class ModelEndpointSpec(EndpointCore):
         default=False,
         description="true ends all pods and starts no optimisation; results are kept.",
         json_schema_extra=CLUSTER,
+    )
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        *EndpointCore.RULES,
+        Rule(
+            f"!has(self.serving) || !has(self.serving.prompts) || self.task in {[task.value for task in PROMPT_TASKS]}",
+            lambda it: it.serving.prompts is None or it.task in PROMPT_TASKS,
+            f"serving.prompts are for {', '.join(PROMPT_TASKS)}, and task is {{task}}: remove serving.prompts",
+            field_path=".serving",
+        ),
     )
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field
 
 from penstock.resources.base import AnyMetadata, Facts, Resource, Spec
-from penstock.resources.endpoint import EndpointCore, ModelEndpointSpec
+from penstock.resources.endpoint import EndpointCore, ModelEndpointSpec, Serving, ServingLimits
 from penstock.resources.job_summary import Failure
 from penstock.resources.result import ArtefactReference, Result
 from penstock.resources.rules import Rule
@@ -64,10 +64,12 @@ class OptimizedModelSpec(EndpointCore):
 
     @classmethod
     def of(cls, endpoint: ModelEndpointSpec, toolchain: Toolchain, *, texts_digest: str | None = None) -> Self:
-        """The spec for an endpoint, without what the result does not depend on: serving during the optimisation, and
-        the order of engines and precisions."""
+        """The spec for an endpoint, without what the result does not depend on: serving during the optimisation,
+        prompts, and the order of engines and precisions."""
         optimization = endpoint.optimization
         core = {name: getattr(endpoint, name) for name in EndpointCore.model_fields}
+        limits = {name: getattr(endpoint.serving, name) for name in ServingLimits.model_fields}
+        core["serving"] = ServingLimits(**limits)
         core["optimization"] = optimization.model_copy(
             update={
                 "engines": tuple(sorted(set(optimization.engines))),
@@ -79,7 +81,8 @@ class OptimizedModelSpec(EndpointCore):
 
     def endpoint_spec(self) -> ModelEndpointSpec:
         """The spec as an endpoint, for the optimiser; fields that only concern pods have their defaults."""
-        return ModelEndpointSpec(**{name: getattr(self, name) for name in EndpointCore.model_fields})
+        core = {name: getattr(self, name) for name in EndpointCore.model_fields}
+        return ModelEndpointSpec(**core | {"serving": Serving(**self.serving.model_dump())})
 
 
 def optimized_model_key(spec: OptimizedModelSpec) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from penstock.artefact_store import Digest, StoreScheme
 from penstock.resources.hardware_class import HardwareClassSpec
+from penstock.resources.prompts import PROMPT_TASKS
 from penstock.resources.status import timestamp
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
@@ -299,6 +300,9 @@ def _environment(endpoint: ParsedEndpoint, serving: ServingChoice, hardware: Har
         "PENSTOCK_DRAIN_DELAY_SECONDS": str(drain.delay),
         "PENSTOCK_DRAIN_LIMIT_SECONDS": str(drain.limit),
     }
+    prompts = endpoint.spec.serving.prompts
+    if prompts is not None and serving.task in PROMPT_TASKS:
+        values["PENSTOCK_PROMPTS"] = json.dumps(prompts.to_object(), ensure_ascii=False, sort_keys=True)
     if endpoint.spec.auth is not None:
         values["PENSTOCK_AUTH_TOKEN_FOLDER"] = KEYS
     if endpoint.spec.tls is not None:

@@ -46,6 +46,7 @@ from penstock_runtime.store import open_store
 from penstock_runtime.store.daemon_thread import in_daemon_thread
 from penstock_runtime.store.fetch import digest_of
 from penstock_runtime.store.remote import Retries
+from penstock_runtime.tasks.prompts import of_routes
 
 logger = logging.getLogger("penstock.pod")
 
@@ -78,7 +79,7 @@ class PodServing:
             folder = await in_daemon_thread(self._folder)
             manifest = Manifest.load(folder)
             task, cores = manifest.task, cores or manifest.cores
-        status = ServerStatus(variables.name, task, host=self._host)
+        status = ServerStatus(variables.name, task, host=self._host, route_prompts=of_routes(variables.prompts))
         status.message = "the artefact is being fetched" if folder is None else "the model is loading"
         if cores is not None:
             # Fail before anything else if the machine has too few cores.
@@ -175,6 +176,7 @@ class PodServing:
             cores=grant.cores,
             max_tokens=variables.max_input_tokens,
             truncate=variables.truncate,
+            prompts=variables.prompts,
             limits=request_limits(self._settings),
             any_isa=True,  # checked before
         )

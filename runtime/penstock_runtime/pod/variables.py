@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
+from penstock.resources.prompts import Prompts
 from penstock.settings import setting
 from penstock.tasks import TaskName
 from penstock_runtime.pod.termination import DEFAULT_LOG
@@ -48,6 +49,11 @@ class PodVariables(Variables):
         None, "Longer inputs are cut or refused. None: the model's limit.", unit="tokens", ge=1
     )
     truncate: bool = setting(True, "Cut over-long inputs; false answers them with 422.")
+    prompts: Prompts | None = setting(
+        None,
+        'Prompts, as JSON like `serving.prompts` of a ModelEndpoint: `{"texts": {"query": "query: "}, "default": '
+        '"query"}`. None: those of the model\'s own files.',
+    )
     allow_other_isa: bool = setting(
         False,
         "Serve a plan that was measured and judged on processors of another instruction set all the same. Its answers "
@@ -55,6 +61,11 @@ class PodVariables(Variables):
     )
     termination_log: Path = setting(DEFAULT_LOG, "File for the error that ended the process, as JSON.")
     model: str = setting("", "A model is not served without being optimised first: this only leads to saying how.")
+
+    @field_validator("prompts", mode="before")
+    @classmethod
+    def _parse_prompts(cls, value: object) -> object:
+        return Prompts.model_validate_json(value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _tells_what_to_serve(self) -> Self:

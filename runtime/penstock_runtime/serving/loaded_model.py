@@ -11,6 +11,7 @@ from penstock.errors import ArtefactError, OtherInstructionSet
 from penstock.hardware import Isa
 from penstock.manifest import GraphIO, Manifest
 from penstock.recipe import EngineName, Plan
+from penstock.resources.prompts import Prompts
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.routed import RoutedEngine
@@ -106,10 +107,12 @@ def load_artefact(
     truncate: bool = True,
     limits: RequestLimits = DEFAULT_LIMITS,
     any_isa: bool = False,
+    prompts: Prompts | None = None,
 ) -> LoadedModel:
     """Load one of an artefact's two models for this machine.
 
-    `cores` to use (None: the plan's); `max_tokens`, `truncate` and `limits` as for `make_task`.
+    `cores` to use (None: the plan's); `max_tokens`, `truncate`, `limits` and `prompts` as for
+    `make_task`.
     ArtefactError: a file is missing or altered, or the graph does not load. OtherInstructionSet: the chosen plan was
     made for another one, and `any_isa` is not given (the fp32 baseline runs on any). HostError when there is not enough
     memory. Errors of the model's own files as `ModelFolder.open` and `make_task`.
@@ -126,7 +129,9 @@ def load_artefact(
         needed += _needed_bytes(short[0], short_plan) - _WORKING_BYTES
     require_memory(host.memory, needed, f"serving {plan.recipe.name}")
     model_folder = ModelFolder.open(folder, weights=False)
-    task = make_task(manifest.task, model_folder, max_tokens=max_tokens, truncate=truncate, limits=limits)
+    task = make_task(
+        manifest.task, model_folder, max_tokens=max_tokens, truncate=truncate, limits=limits, prompts=prompts
+    )
     longest = min(max_tokens or manifest.model.max_tokens, model_folder.max_tokens)
     model = load_graph(task, folder / served.path, served.io, plan, short=short, manifest=manifest, max_tokens=longest)
     model.which = which

@@ -74,6 +74,8 @@ class ServerStatus:
     """Number of accepted bearer tokens; None: requests need none."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """Limits that come with the model, such as `max_input_tokens`."""
+    route_prompts: Mapping[str, str] = field(default_factory=dict)
+    """The name of the default prompt of each route that has one of its own, by path."""
 
     def candidate(self) -> CandidateFacts | None:
         """The optimisation's facts about the recipe being served."""

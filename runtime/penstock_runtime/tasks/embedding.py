@@ -14,19 +14,12 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import CorruptModel
-from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.vector_modules import DenseModule, LayerNormModule, VectorModule
 from penstock_runtime.rows import POOLED, AnyPooling, Float, Outputs, Pooling, Poolings, Row
-from penstock_runtime.tasks.fields import FieldKind, Text, near
 from penstock_runtime.tasks.fitting import Fitter
+from penstock_runtime.tasks.prompts import PromptTexts
 from penstock_runtime.tasks.scores import finite
-
-PROMPT: dict[str, tuple[FieldKind, Any]] = {"prompt_name": (Text("the name of a prompt"), None)}
-PROMPT_NOTES = {
-    "prompt_name": "The prompt of the model (config_sentence_transformers.json) to put before each text. "
-    "Default: the model's default prompt, mostly none."
-}
 
 
 @dataclass(frozen=True)
@@ -34,8 +27,7 @@ class Embedding:
     """The model's prompts, and the outputs of rows to vectors."""
 
     fitter: Fitter
-    prompts: Mapping[str, str]
-    default_prompt: str
+    prompts: PromptTexts
     own_pooling: AnyPooling | None
     """By the model's files; None: a plain transformers model."""
     include_prompt: bool
@@ -46,12 +38,10 @@ class Embedding:
     """Values of a token's vector, if config.json has it."""
 
     @classmethod
-    def of(cls, fitter: Fitter, folder: ModelFolder) -> Embedding:
+    def of(cls, fitter: Fitter, folder: ModelFolder, prompts: PromptTexts) -> Embedding:
         """Of a model folder. Errors as of its `pooling` and `vector_modules`; CorruptModel if widths do not fit."""
         pooling, modules = folder.pooling, folder.vector_modules
-        made = cls(
-            fitter, folder.prompts, folder.default_prompt, pooling, folder.include_prompt, modules, width(folder.config)
-        )
+        made = cls(fitter, prompts, pooling, folder.include_prompt, modules, width(folder.config))
         made._check_widths(folder.path)
         return made
 
@@ -94,18 +84,6 @@ class Embedding:
         for module in self.modules:
             vector = module(vector)
         return vector
-
-    def prompt(self, name: str | None) -> str:
-        """The prompt of this name; InvalidInput if the model has none."""
-        if name is None:
-            return self.default_prompt
-        if name not in self.prompts:
-            raise InvalidInput(
-                f"parameters.prompt_name: this model has no prompt {name[:100]!r}",
-                field="parameters.prompt_name",
-                remedy=near(name, list(self.prompts)) if self.prompts else "Leave it out: the model has no prompts",
-            )
-        return self.prompts[name]
 
     @staticmethod
     def reduce(row: Row, outputs: Outputs) -> Float:

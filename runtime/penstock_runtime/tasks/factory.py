@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 from penstock.errors import SpecError, UnsupportedModel
+from penstock.resources.prompts import Prompts
 from penstock.tasks import HEAD_OF_TASK, Head, TaskName
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tasks import (
@@ -43,14 +44,16 @@ MODULES: dict[TaskName, ModuleType] = {
 }
 
 _CLASSES: dict[TaskName, Callable[[Fitter, ModelFolder, RequestLimits], Task]] = {
-    TaskName.FEATURE_EXTRACTION: FeatureExtraction,
-    TaskName.SENTENCE_SIMILARITY: SentenceSimilarity,
-    TaskName.TEXT_RANKING: TextRanking,
     TaskName.TEXT_CLASSIFICATION: TextClassification,
     TaskName.TOKEN_CLASSIFICATION: TokenClassification,
     TaskName.QUESTION_ANSWERING: QuestionAnswering,
     TaskName.FILL_MASK: FillMask,
     TaskName.ZERO_SHOT_CLASSIFICATION: ZeroShotClassification,
+}
+_WITH_PROMPTS: dict[TaskName, Callable[[Fitter, ModelFolder, RequestLimits, Prompts | None], Task]] = {
+    TaskName.FEATURE_EXTRACTION: FeatureExtraction,
+    TaskName.SENTENCE_SIMILARITY: SentenceSimilarity,
+    TaskName.TEXT_RANKING: TextRanking,
 }
 
 _PAIRS = {
@@ -77,14 +80,15 @@ def make_task(
     max_tokens: int | None = None,
     truncate: bool = True,
     limits: RequestLimits = DEFAULT_LIMITS,
+    prompts: Prompts | None = None,
 ) -> Task:
     """The task `name` of the model in `folder`.
 
     `max_tokens`: longer inputs are truncated, or refused if `truncate` is false; None: the model's own limit. Requests
-    may override `truncate` (`parameters.truncate`).
+    may override `truncate` (`parameters.truncate`). `prompts`: those of the endpoint, for the tasks that have prompts.
 
-    UnsupportedModel if the folder's model cannot do the task; SpecError if `max_tokens` is over the model's limit;
-    CorruptModel for invalid tokenizer files.
+    UnsupportedModel if the folder's model cannot do the task; SpecError if `max_tokens` is over the model's limit, or
+    `prompts` names a prompt that does not exist; CorruptModel for invalid tokenizer files.
     """
     _check_head(name, folder)
     if max_tokens is not None and max_tokens > folder.max_tokens:
@@ -95,6 +99,8 @@ def make_task(
         )
     tokenizer = Tokenizer.load(folder)
     fitter = Fitter(tokenizer, max_tokens or folder.max_tokens, truncate=truncate, pairs=name in _PAIRS)
+    if name in _WITH_PROMPTS:
+        return _WITH_PROMPTS[name](fitter, folder, limits, prompts)
     return _CLASSES[name](fitter, folder, limits)
 
 

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from penstock.resources.prompts import Prompts
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import AnyPooling, Float, Outputs, Pooling, Row
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, NUMBER_BYTES, Prepared, RequestLimits
-from penstock_runtime.tasks.embedding import PROMPT, PROMPT_NOTES, Embedding, normalise, shorten
+from penstock_runtime.tasks.embedding import Embedding, normalise, shorten
 from penstock_runtime.tasks.fields import (
     Boolean,
     Choice,
@@ -32,6 +33,7 @@ from penstock_runtime.tasks.fields import (
     parse_parameters,
 )
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
+from penstock_runtime.tasks.prompts import PROMPT, PROMPT_NOTES, PromptTexts
 from penstock_runtime.tokens import Pieces
 
 WIDEST = 65_536
@@ -138,9 +140,15 @@ class FeatureExtraction:
 
     name = TaskName.FEATURE_EXTRACTION
 
-    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        fitter: Fitter,
+        folder: ModelFolder,
+        limits: RequestLimits = DEFAULT_LIMITS,
+        prompts: Prompts | None = None,
+    ) -> None:
         self.tokenizer = fitter.tokenizer
-        self._embedding = Embedding.of(fitter, folder)
+        self._embedding = Embedding.of(fitter, folder, PromptTexts.of(folder, prompts))
         self._normalize = folder.normalize
         self._dimensions = folder.dimensions
         self._rule = fitter.rule
@@ -159,7 +167,7 @@ class FeatureExtraction:
     def _wanted(self, parameters: Mapping[str, Any]) -> Wanted:
         values = parse_parameters(parameters, PARAMETERS)
         embedding = self._embedding
-        prefix = embedding.prompt(values["prompt_name"])
+        prefix = embedding.prompts.text(values["prompt_name"])
         own, pooling = self._pooling_of(values["pooling"], prefix)
         width = embedding.own_width if own else embedding.pooled_width(pooling)
         dimensions = self._dimensions if values["dimensions"] is None else values["dimensions"]
@@ -200,7 +208,7 @@ class FeatureExtraction:
         """InvalidInput for ids that the model does not have, and if the model needs a prompt before its texts."""
         if prefix:
             raise InvalidInput(
-                "inputs are token ids, and this model puts a prompt before its texts",
+                "inputs are token ids, and a prompt is put before the texts of this request",
                 field="inputs",
                 remedy="Send texts",
             )

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from penstock.resources.prompts import Prompts
 from penstock.tasks import TaskName
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import AnyPooling, Float, Outputs, Row
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits
-from penstock_runtime.tasks.embedding import PROMPT, PROMPT_NOTES, Embedding, shorten
+from penstock_runtime.tasks.embedding import Embedding, shorten
 from penstock_runtime.tasks.fields import JsonSchema, ListOf, Object, Text, body_schema, parse_parameters
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
+from penstock_runtime.tasks.prompts import PROMPT, PROMPT_NOTES, PromptTexts
 
 PARAMETERS = Object(required={}, optional={**PROMPT, **TRUNCATION}, notes={**PROMPT_NOTES, **TRUNCATION_NOTES})
 EXAMPLES = (
@@ -64,9 +66,15 @@ class SentenceSimilarity:
 
     name = TaskName.SENTENCE_SIMILARITY
 
-    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        fitter: Fitter,
+        folder: ModelFolder,
+        limits: RequestLimits = DEFAULT_LIMITS,
+        prompts: Prompts | None = None,
+    ) -> None:
         self.tokenizer = fitter.tokenizer
-        self._embedding = Embedding.of(fitter, folder)
+        self._embedding = Embedding.of(fitter, folder, PromptTexts.of(folder, prompts))
         self._dimensions = folder.dimensions
         self._rule = fitter.rule
         self._inputs = inputs(limits)
@@ -75,7 +83,7 @@ class SentenceSimilarity:
         """See `Task`."""
         values = parse_parameters(parameters, PARAMETERS)
         given = self._inputs.parse(inputs, "inputs")
-        prefix = self._embedding.prompt(values["prompt_name"])
+        prefix = self._embedding.prompts.text(values["prompt_name"])
         texts = [given["source_sentence"], *given["sentences"]]
         return SimilarityRequest(
             texts=[prefix + text for text in texts] if prefix else texts,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import UnsupportedModel
+from penstock.resources.prompts import Prompts
 from penstock.tasks import TaskName
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float, Outputs, Row
@@ -30,6 +31,7 @@ from penstock_runtime.tasks.fields import (
     parse_parameters,
 )
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
+from penstock_runtime.tasks.prompts import PROMPT, PROMPT_NOTES, PromptTexts
 from penstock_runtime.tasks.scores import descending, finite, sigmoid
 
 PARAMETERS = Object(
@@ -38,6 +40,7 @@ PARAMETERS = Object(
         "raw_scores": (Boolean(), None),
         "return_text": (Boolean(), False),
         "top_k": (Integer(1, 1_000_000), None),
+        **PROMPT,
         **TRUNCATION,
     },
     notes={
@@ -45,6 +48,7 @@ PARAMETERS = Object(
         "model's own files name Identity as its activation function.",
         "return_text": "Repeat each text with its score (not for pairs).",
         "top_k": "Only this many texts, the best first (not for pairs). Default: all.",
+        "prompt_name": PROMPT_NOTES["prompt_name"].replace("each text", "the query", 1),
         **TRUNCATION_NOTES,
     },
 )
@@ -111,7 +115,13 @@ class TextRanking:
 
     name = TaskName.TEXT_RANKING
 
-    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        fitter: Fitter,
+        folder: ModelFolder,
+        limits: RequestLimits = DEFAULT_LIMITS,
+        prompts: Prompts | None = None,
+    ) -> None:
         if folder.num_labels != 1:
             raise UnsupportedModel(
                 f"{folder.path} has {folder.num_labels} labels; a ranking model has one, the score",
@@ -120,7 +130,7 @@ class TextRanking:
         self.tokenizer = fitter.tokenizer
         self._fitter = fitter
         self._inputs = inputs(limits)
-        self._prompt = folder.default_prompt
+        self._prompts = PromptTexts.of(folder, prompts)
         # With any other function the sigmoid stays: scores from 0 to 1.
         self._raw_pairs = (folder.activation or "").rpartition(".")[2] == "Identity"
 
@@ -129,12 +139,13 @@ class TextRanking:
         values = parse_parameters(parameters, PARAMETERS)
         given = self._inputs.parse(inputs, "inputs")
         ranked = isinstance(given, dict)
+        prompt = self._prompts.text(values["prompt_name"])
         if ranked:
-            query = self._prompt + given["query"]
+            query = prompt + given["query"]
             pairs = [(query, text) for text in given["texts"]]
             where = [f"inputs.texts[{index}]" for index in range(len(pairs))]
         else:
-            pairs = [(self._prompt + first, second) for first, second in given]
+            pairs = [(prompt + first, second) for first, second in given]
             where = [f"inputs[{index}]" for index in range(len(pairs))]
         raw = values["raw_scores"]
         return RankingRequest(

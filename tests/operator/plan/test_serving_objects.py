@@ -137,6 +137,17 @@ def test_the_environment_has_all_settings_of_the_runtime() -> None:
     }
 
 
+def test_pods_get_the_prompts_of_the_endpoint() -> None:
+    from penstock_runtime.pod.variables import PodVariables
+
+    prompts = {"texts": {"query": "frage: ", "none": ""}, "default": "query", "routes": {"/embed": "none"}}
+    environment = env_of(Kube(task="feature-extraction", serving={"prompts": prompts}).optimised().deployment)
+
+    parsed = PodVariables.read(environment, others=list(environment)).prompts
+    assert parsed is not None
+    assert parsed.to_object() == prompts
+
+
 def test_runtime_and_job_parse_the_variables_of_their_pods() -> None:
     from penstock_optimizer.pod.pod_job import JobVariables
     from penstock_runtime.pod.variables import PodVariables

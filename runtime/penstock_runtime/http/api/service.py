@@ -66,6 +66,9 @@ class ModelService:
         predictor = self.predictor
         if predictor is None:
             raise NotReady(self.status.message, retry_after_seconds=5)
+        if self.status.route_prompts and parameters.get("prompt_name") is None and request.route is not None:
+            prompt = self.status.route_prompts.get(request.route.path)
+            parameters = parameters if prompt is None else {**parameters, "prompt_name": prompt}
         answer = await predictor.predict(
             inputs,
             parameters,
