@@ -120,7 +120,7 @@ deploy: images testbed ## Install the chart with these images on the cluster tha
 	  $$helm upgrade --install penstock charts/penstock --wait \
 	  --namespace penstock-system --create-namespace \
 	  --set images.optimizer.repository=localhost/penstock-optimizer-demo --set images.pullPolicy=Never \
-	  --set operator.resources.requests.cpu=0
+	  --set operator.resources.requests.cpu=0 --set store.hostPath.enabled=true
 
 .PHONY: crds
 crds: $(VENV)/.unit ## Write crds/ and the parts of the chart that come from the code

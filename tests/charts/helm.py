@@ -14,6 +14,8 @@ RELEASE = "penstock"
 NAMESPACE = "penstock-system"
 
 Manifest = dict[str, Any]
+ONE_NODE: Manifest = {"hostPath": {"enabled": True}}
+"""The store of a cluster with one node. The chart has no default."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,22 @@ class Helm:
         return run
 
     def template(self, values: Manifest | None = None, *words: str) -> list[Manifest]:
-        """What an installation with these values would apply."""
+        """What an installation with these values would apply; with a folder of the nodes if they choose no store."""
+        store = (values or {}).get("store", {})
+        chosen = any(part.get("enabled") for part in store.values() if isinstance(part, dict))
+        values = {**(values or {}), "store": store if chosen else merged(ONE_NODE, store)}
         output = self.run("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *words, values=values).stdout
         return [document for document in yaml.safe_load_all(output) if document]
+
+
+def merged(first: Manifest, second: Manifest) -> Manifest:
+    """Both values; where both have one, that of the second counts."""
+    both = {
+        name: merged(first[name], second[name])
+        for name in first.keys() & second.keys()
+        if isinstance(first[name], dict) and isinstance(second[name], dict)
+    }
+    return {**first, **second, **both}
 
 
 def of_kind(manifests: list[Manifest], kind: str, name: str | None = None) -> Manifest:

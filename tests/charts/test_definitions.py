@@ -13,7 +13,7 @@ import yaml
 
 from testbed.control_plane import ControlPlane
 from testbed.kubectl import Kubectl
-from tests.charts.helm import CHART, NAMESPACE, Helm, Manifest
+from tests.charts.helm import CHART, NAMESPACE, ONE_NODE, Helm, Manifest
 from tools.make_chart import template_of
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +105,11 @@ def test_taking_ownership_upgrades_the_definitions_and_keeps_the_endpoints(upgra
 def test_later_upgrades_need_no_flag_and_the_main_chart_can_follow(upgraded: Helm, kubectl: Kubectl) -> None:
     install(upgraded)
 
-    upgraded.run("upgrade", "penstock", str(CHART), "--namespace", NAMESPACE)
+    run = upgraded.run("upgrade", "penstock", str(CHART), "--namespace", NAMESPACE, check=False)
+    assert run.returncode != 0
+    assert "store: choose where optimised models are stored" in run.stderr
+
+    upgraded.run("upgrade", "penstock", str(CHART), "--namespace", NAMESPACE, values={"store": ONE_NODE})
 
     assert accepts_the_new_field(kubectl)
     assert kubectl.within(NAMESPACE).get("deployment", "penstock-operator")["spec"]["replicas"] == 2

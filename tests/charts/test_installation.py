@@ -13,7 +13,7 @@ import yaml
 from penstock_operator.plan.names import API_VERSION
 from testbed.control_plane import ControlPlane
 from testbed.kubectl import Kubectl, KubectlError
-from tests.charts.helm import CHART, NAMESPACE, RELEASE, Helm
+from tests.charts.helm import CHART, NAMESPACE, ONE_NODE, RELEASE, Helm
 from tests.charts.operator_writes import ATTACKS, ENDPOINTS, VALUES, changed, made, made_for_the_store, one, refusal
 
 EXAMPLE = Path(__file__).parents[2] / "examples/sentence-embedding.yaml"
@@ -29,7 +29,15 @@ def kubectl(private_control_plane: ControlPlane) -> Kubectl:
 def installed(chart: Helm, private_control_plane: ControlPlane) -> Helm:
     """helm for that control plane, where the chart is installed."""
     here = replace(chart, kubeconfig=private_control_plane.kubeconfig)
-    here.run("install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace", values=VALUES)
+    here.run(
+        "install",
+        RELEASE,
+        str(CHART),
+        "--namespace",
+        NAMESPACE,
+        "--create-namespace",
+        values={**VALUES, "store": ONE_NODE},
+    )
     return here
 
 
@@ -215,7 +223,7 @@ def test_an_upgrade_changes_what_its_values_change(installed: Helm, kubectl: Kub
         str(CHART),
         "--namespace",
         NAMESPACE,
-        values={"replicas": 1, "hardwareClasses": {"inf1": False}},
+        values={"replicas": 1, "hardwareClasses": {"inf1": False}, "store": ONE_NODE},
     )
 
     assert kubectl.get("deployment", "penstock-operator")["spec"]["replicas"] == 1
@@ -229,6 +237,21 @@ def test_the_notes_say_what_to_do_next(installed: Helm) -> None:
 
     assert "kubectl apply -f examples/sentence-embedding.yaml" in notes
     assert "helm upgrade --install penstock-crds" in notes
+    assert "This cluster has" not in notes
+
+
+def test_the_notes_warn_of_a_folder_of_the_node_on_a_cluster_with_several_nodes(
+    installed: Helm, kubectl: Kubectl
+) -> None:
+    for name in ("one", "two"):
+        kubectl.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+    try:
+        words = ("upgrade", RELEASE, str(CHART), "--namespace", NAMESPACE, "--dry-run=server")
+        notes = installed.run(*words, values={"store": ONE_NODE}).stdout
+    finally:
+        kubectl("delete", "node", "one", "two")
+
+    assert "This cluster has 2 nodes. If they do not share this folder" in notes
 
 
 def test_the_definitions_can_be_upgraded_as_the_notes_say(installed: Helm, kubectl: Kubectl) -> None:

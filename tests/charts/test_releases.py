@@ -20,7 +20,7 @@ from penstock.resources.source import ModelSource
 from penstock_operator.plan.tenants import AllowedSources, allowed_sources, is_covered, read_rules
 from testbed.control_plane import ControlPlane
 from testbed.kubectl import Kubectl, KubectlError
-from tests.charts.helm import CHART, NAMESPACE, RELEASE, Helm, Manifest
+from tests.charts.helm import CHART, NAMESPACE, ONE_NODE, RELEASE, Helm, Manifest
 from tests.operator.test_process import LONG_LEASE, Operator, started, until
 
 pytestmark = pytest.mark.slow
@@ -43,10 +43,11 @@ def releases(chart: Helm, private_control_plane: ControlPlane) -> Helm:
     for name in (*OF_SECOND, "team-c"):
         private_control_plane.kubectl("create", "namespace", name)
     install = ("install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace")
-    here.run(*install, values={"ignoreNamespaces": [*OF_SECOND]})
+    here.run(*install, values={"ignoreNamespaces": [*OF_SECOND], "store": ONE_NODE})
     classes = yaml.safe_load((CHART / "values.yaml").read_text())["hardwareClasses"]
     values = {
         "watchNamespaces": [*OF_SECOND],
+        "store": ONE_NODE,
         "hardwareClasses": dict.fromkeys(classes, False),
         "images": {"optimizer": {"repository": "registry.example/of-the-team"}},
     }
@@ -141,7 +142,7 @@ def test_the_release_of_two_namespaces_has_rights_in_these_only(
 
 def test_a_release_with_a_name_that_is_taken_changes_nothing(releases: Helm) -> None:
     install = ("install", RELEASE, str(CHART), "--namespace", "another", "--create-namespace")
-    run = releases.run(*install, values={"watchNamespaces": ["team-c"]}, check=False)
+    run = releases.run(*install, values={"watchNamespaces": ["team-c"], "store": ONE_NODE}, check=False)
 
     assert run.returncode != 0
     assert "cannot be imported into the current release" in run.stderr
@@ -186,7 +187,7 @@ def limited(releases: Helm, private_control_plane: ControlPlane, kubectl: Kubect
     before["metadata"] = {"name": "before", "namespace": "default"}
     kubectl("apply", "--namespace", "default", "--filename", "-", text=json.dumps(before))
     kubectl("label", "namespace", "team-c", "team=c")
-    values = {"ignoreNamespaces": [*OF_SECOND], "policy": POLICY}
+    values = {"ignoreNamespaces": [*OF_SECOND], "store": ONE_NODE, "policy": POLICY}
     releases.run("upgrade", RELEASE, str(CHART), "--namespace", NAMESPACE, values=values)
     # Policies take effect some time after they are written; each release has its own.
     until(lambda: refusal(kubectl, "default", model="hf://other/bert"), what="the first release's policy")

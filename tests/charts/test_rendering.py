@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -597,8 +598,8 @@ def test_bad_values_are_refused_by_name(chart: Helm, values: Manifest, word: str
 @pytest.mark.parametrize(
     ("store", "word"),
     [
-        ({"hostPath": {"enabled": False}}, "not none"),
-        ({"claim": {"enabled": True}}, "not hostPath and claim"),
+        ({"hostPath": {"enabled": True}, "claim": {"enabled": True}}, "not hostPath and claim"),
+        ({"s3": {"enabled": True, "uri": "s3://models"}, "claim": {"enabled": True}}, "not claim and s3"),
     ],
 )
 def test_exactly_one_store_must_be_set(chart: Helm, store: Manifest, word: str) -> None:
@@ -606,6 +607,18 @@ def test_exactly_one_store_must_be_set(chart: Helm, store: Manifest, word: str) 
 
     assert run.returncode != 0
     assert f"exactly one of hostPath, claim and s3 is enabled, {word}" in run.stderr
+
+
+def test_an_installation_without_a_store_lists_the_choices_and_each_of_them_works(chart: Helm) -> None:
+    run = chart.run("template", "penstock", str(CHART), check=False)
+    choices = re.findall(r"^ *--set (\S+)", run.stderr, re.MULTILINE)
+
+    assert run.returncode != 0
+    assert "store: choose where optimised models are stored" in run.stderr
+    assert [choice.split(".")[1] for choice in choices] == ["hostPath", "claim", "s3"]
+    for choice in choices:
+        made = chart.run("template", "penstock", str(CHART), "--set", choice.replace("NAME", "artefacts")).stdout
+        Settings.load(environment([one for one in yaml.safe_load_all(made) if one]))
 
 
 def test_values_and_schema_have_the_same_keys() -> None:

@@ -79,9 +79,9 @@ def installation(
             for archive in archives:
                 machine_cluster.load_image(archive)
         # The nodes are this machine, and its own folder of artefacts is none of ours.
-        store = {"hostPath": {"path": str(tmp_path_factory.mktemp("store"))}} if machine_cluster.machine else {}
+        path = {"path": str(tmp_path_factory.mktemp("store"))} if machine_cluster.machine else {}
         helm_here = Helm(helm, machine_cluster.kubeconfig)
-        values = {**VALUES, "store": store}
+        values = {**VALUES, "store": {"hostPath": {"enabled": True, **path}}}
         with installed(machine_cluster, helm_here, values, stays=STARTED_BY_TESTS.exists()) as installation:
             yield installation
 

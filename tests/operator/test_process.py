@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from penstock_operator.plan import names
 from testbed.cluster import Cluster
 from testbed.control_plane import ControlPlane
 from testbed.kubectl import Kubectl
-from tests.charts.helm import CHART, NAMESPACE, RELEASE, Helm
+from tests.charts.helm import CHART, NAMESPACE, ONE_NODE, RELEASE, Helm
 from tests.operator import kubelet
 from tests.operator.hostile import ATTACKS, Answer, hostile_pods
 from tools import operator_rights as rbac
@@ -101,7 +102,7 @@ def cluster(private_control_plane: ControlPlane, helm: Path) -> Cluster:
     """A control plane of this module's own with the chart: its rights, its admission policies and its classes. The
     chart's operators have no node to run on."""
     Helm(helm, private_control_plane.kubeconfig).run(
-        "install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace"
+        *("install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace"), values={"store": ONE_NODE}
     )
     found = Cluster(private_control_plane.kubeconfig, private_control_plane.kubectl)
     until(lambda: found.kubectl.items("modelendpoints") == [])
@@ -416,6 +417,63 @@ def test_an_endpoint_can_be_deleted_without_an_operator_and_leaves_no_objects(
         what=str([(item["kind"], item["metadata"]["name"]) for item in space.items(kinds)]),
     )
     assert len(space.items("optimizedmodels")) == 1
+
+
+RESTORE_PAGE = Path(__file__).parents[2] / "docs/how-to/back-up-and-restore.md"
+
+
+def commands_of(part: str) -> str:
+    """The first block of kubectl commands after this heading of the page."""
+    after = RESTORE_PAGE.read_text(encoding="utf-8").partition(f"# {part}\n")[2]
+    (block,) = re.findall(r"^ *```\n( *kubectl .*?)^ *```$", after, re.MULTILINE | re.DOTALL)[:1]
+    return textwrap.dedent(block)
+
+
+def test_restored_endpoints_serve_their_old_plans_without_a_new_optimisation(
+    cluster: Cluster, user: Path, space: Kubectl, tmp_path: Path
+) -> None:
+    def run(commands: str, *, may_fail: bool = False) -> None:
+        """In the test's namespace instead of all."""
+        # A multi-call binary knows by its name what to be.
+        assert space.executable.name == "kubectl"
+        words = f'"{space.executable}" --kubeconfig "{space.kubeconfig}" --namespace {space.namespace}'
+        kubectl = f'kubectl() {{ {words} "$@"; }}'
+        script = f"set -euo pipefail\n{kubectl}\n{commands.replace('--all-namespaces', '')}"
+        subprocess.run(["bash", "-c", script], cwd=tmp_path, check=not may_fail, timeout=120)
+
+    operator = Operator(user, tmp_path / "operator.log", **LONG_LEASE)
+    with started(operator):
+        until(operator.leads)
+        space.apply(endpoint("emotion"))
+        kubelet.succeed(space, kubelet.pod_of_job(space))
+        until(lambda: space.items("deployments"))
+        space.apply(endpoint("waiting", cores=2))
+        until(lambda: len(space.items("optimizedmodels")) == 2)
+        run(commands_of("1. OptimizedModels"))
+        (before,) = (one for one in space.items("optimizedmodels") if "artefact" in one["status"])
+        assert operator.end() == 0
+
+    space("delete", "modelendpoint,optimizedmodel", "--all")
+    until(lambda: space.items("deployments,jobs,optimizedmodels") == [])
+    run(commands_of("Restore"), may_fail=True)  # as the page has it: the unfinished one may be gone already
+    # The garbage collection of Kubernetes.
+    until(lambda: len(space.items("optimizedmodels")) == 1, what="the unfinished optimisation stays")
+
+    with started(again := Operator(user, tmp_path / "again.log", **LONG_LEASE)):
+        until(again.leads)
+        space.apply(endpoint("emotion"))
+        until(lambda: space.items("deployments"), what="the restored endpoint is not served")
+        assert space.items("jobs") == []
+        (after,) = space.items("optimizedmodels")
+        assert after["metadata"]["uid"] != before["metadata"]["uid"]
+        assert after["status"]["artefact"] == before["status"]["artefact"]
+
+        run(commands_of("Move to another store"))
+
+        (moved,) = space.items("optimizedmodels")
+        assert moved["status"]["artefact"]["uri"].startswith("s3://bucket/prefix/namespaces/")
+        assert moved["status"]["result"] == before["status"]["result"]
+        assert again.end() == 0
 
 
 MEMORY_LIMIT_MEBIBYTES = 250

@@ -50,8 +50,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if .Values.store.hostPath.enabled }}{{ $kinds = append $kinds "hostPath" }}{{ end }}
 {{- if .Values.store.claim.enabled }}{{ $kinds = append $kinds "claim" }}{{ end }}
 {{- if .Values.store.s3.enabled }}{{ $kinds = append $kinds "s3" }}{{ end }}
-{{- if ne (len $kinds) 1 }}
-{{- fail (printf "store: exactly one of hostPath, claim and s3 is enabled, not %s: set the others' enabled to false" (ternary "none" (join " and " $kinds) (empty $kinds))) }}
+{{- if empty $kinds }}
+{{- fail (printf `store: choose where optimised models are stored, with one of
+  --set store.hostPath.enabled=true    the folder %s of the node: for one node, or a folder that all nodes share
+  --set store.claim.enabled=true       a PersistentVolumeClaim %s (ReadWriteMany) in each namespace with endpoints
+  --set store.s3.enabled=true,store.s3.uri=s3://bucket/prefix,store.s3.secretName=NAME    an object store
+Version 0.2 used hostPath if nothing was chosen. docs/how-to/install.md compares them.
+` .Values.store.hostPath.path .Values.store.claim.name) }}
+{{- else if gt (len $kinds) 1 }}
+{{- fail (printf "store: exactly one of hostPath, claim and s3 is enabled, not %s: set enabled of the others to false" (join " and " $kinds)) }}
 {{- end }}
 {{- first $kinds }}
 {{- end }}

@@ -1,11 +1,12 @@
-"""`python -m penstock_runtime.store`: list the artefact store, and delete artefacts that are not referenced any more.
+"""`python -m penstock_runtime.store`: list or copy the artefact store, delete artefacts that are not referenced any more.
 
     python -m penstock_runtime.store list
+    python -m penstock_runtime.store copy --to s3://bucket/prefix
     python -m penstock_runtime.store collect --keep sha256:... --older-than-seconds 86400
     python -m penstock_runtime.store collect --keep team-a/sha256:... --older-than-seconds 86400
     python -m penstock_runtime.store collect --keep-file keep.json --older-than-seconds 86400
 
-Both commands include the stores of namespaces within the store. A command that would keep nothing deletes nothing.
+All commands include the stores of namespaces within the store. A command that would keep nothing deletes nothing.
 The store is PENSTOCK_STORE_URI, or --store. One JSON object a line.
 """
 
@@ -21,7 +22,7 @@ from pathlib import Path
 from penstock.artefact_store import StoreUri
 from penstock.errors import PenstockError, SettingError
 from penstock_runtime.pod.termination import exit_code
-from penstock_runtime.store import Stored, open_store
+from penstock_runtime.store import ArtefactStore, Stored, open_store
 from penstock_runtime.store.store import KeepList
 
 
@@ -31,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", default=os.environ.get("PENSTOCK_STORE_URI", ""), metavar="URI")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="all artefacts, and the remains of aborted publishes")
+    copy = commands.add_parser("copy", help="copy all complete artefacts into another store; print what was copied")
+    copy.add_argument(
+        "--to", required=True, metavar="URI", help="what it has is not copied again, and nothing is deleted"
+    )
     collect = commands.add_parser(
         "collect", help="delete what is not kept and is older than this; print what was deleted"
     )
@@ -57,24 +62,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     field="--keep",
                     remedy="Name an artefact to keep; to delete all, delete the folder or the bucket's prefix",
                 )
+        target = open_store(StoreUri.parse(given.to)) if given.command == "copy" else None
         stores = list(open_store(StoreUri.parse(given.store)).stores())
     except PenstockError as error:
         return _failed(error)
     code = 0
     for namespace, store in stores:
         try:
-            if given.command == "list":
-                found = store.entries()
-            else:
+            if given.command == "collect":
                 found = store.collect(keep.in_store(namespace), older_than_seconds=given.older_than_seconds)
+            else:
+                found = store.entries()
         except PenstockError as error:
             # The jobs of a namespace must not be able to stop the collection of the others.
             failed = _failed(error)
             code = code or failed
             continue
         for stored in found:
-            print(_line(namespace, stored))
+            if target is not None:
+                failed = _copied(namespace, store, stored, target)
+                code = code or failed
+            else:
+                print(_line(namespace, stored))
     return code
+
+
+def _copied(namespace: str, store: ArtefactStore, stored: Stored, target: ArtefactStore) -> int:
+    """Copy one artefact, unless it is incomplete; 0 or the exit code of its error."""
+    if not stored.complete:
+        return 0
+    try:
+        published = store.copy(stored.digest, target.of_namespace(namespace))
+    except PenstockError as error:
+        return _failed(error)
+    if not published.found:
+        print(_line(namespace, stored), flush=True)
+    return 0
 
 
 def _failed(error: PenstockError) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -86,11 +87,27 @@ class ArtefactStore:
         """This store under an empty name, and the store of each namespace within it."""
         yield "", self
         for namespace in self.backend.namespaces():
-            yield namespace, ArtefactStore(self.backend.of_namespace(namespace))
+            yield namespace, self.of_namespace(namespace)
 
     def entries(self) -> tuple[Stored, ...]:
         """All artefacts and parts of artefacts in the store, by digest, without those in stores of namespaces."""
         return tuple(sorted(self.backend.entries(), key=lambda stored: (stored.digest, stored.name)))
+
+    def copy(self, digest: Digest, target: ArtefactStore) -> Published:
+        """Copy an artefact with its report into another store, verified on the way; errors as `fetch` and `publish`.
+
+        It is on this machine's disk meanwhile (TMPDIR).
+        """
+        with tempfile.TemporaryDirectory(prefix="penstock-copy-") as work:
+            folder = self.fetch(digest, Path(work))
+            size = self.backend.sizes(digest).get(REPORT_NAME)
+            if size is not None:
+                (folder / REPORT_NAME).write_bytes(self.backend.read(digest, REPORT_NAME, 0, max(size, 1)))
+            return target.publish(folder)
+
+    def of_namespace(self, namespace: str) -> ArtefactStore:
+        """The store of a namespace within this one; this one for an empty name."""
+        return ArtefactStore(self.backend.of_namespace(namespace)) if namespace else self
 
     def delete(self, digest: Digest) -> bool:
         """Delete an artefact; False if there was none."""

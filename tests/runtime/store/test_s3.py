@@ -230,6 +230,51 @@ def test_artefacts_that_are_not_kept_are_collected(s3: S3, store: ArtefactStore,
     assert (other / "x.txt").exists()
 
 
+def test_a_store_is_backed_up_from_a_folder_to_a_bucket_and_restored_from_there(
+    s3: S3, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = StoreUri.parse(f"file://{tmp_path}/store")
+    digests = {
+        namespace: open_store(lost).of_namespace(namespace).publish(write_artefact(tmp_path / key, key=key)).digest
+        for namespace, key in (("", "a"), ("team-a", "b"), ("team-b", "b"))
+    }
+    (tmp_path / "store" / f".{'0' * 64}-draft").mkdir()
+
+    def copied(source: StoreUri, target: StoreUri) -> list[tuple[str, str]]:
+        assert main(["--store", str(source), "copy", "--to", str(target)]) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        return [(line.get("namespace", ""), line["digest"]) for line in lines]
+
+    expected = [(namespace, str(digest)) for namespace, digest in digests.items()]
+    assert copied(lost, URI) == expected
+    assert copied(lost, URI) == []
+    before = {path.name: names(path) for path in (tmp_path / "store").iterdir() if len(path.name) == 64}
+    shutil.rmtree(tmp_path / "store")
+
+    assert copied(URI, lost) == expected
+
+    for namespace, digest in digests.items():
+        folder = open_store(lost).of_namespace(namespace).fetch(digest, tmp_path / f"cache-{namespace}")
+        assert fault(folder, digest) == ""
+    assert {path.name: names(path) for path in (tmp_path / "store").iterdir() if len(path.name) == 64} == before
+    assert "report.html" in before[digests[""].hexadecimal]
+
+
+def test_a_backup_reports_a_damaged_artefact_and_copies_the_others(
+    s3: S3, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = open_store(StoreUri.parse(f"file://{tmp_path}/store"))
+    good, bad = (source.publish(write_artefact(tmp_path / key, key=key)).digest for key in "ab")
+    (tmp_path / "store" / bad.hexadecimal / "tokenizer.json").write_text("altered")
+
+    assert main(["--store", str(source.uri), "copy", "--to", str(URI)]) == 1
+
+    shown = capsys.readouterr()
+    assert [json.loads(line)["digest"] for line in shown.out.splitlines()] == [str(good)]
+    assert f"{bad.hexadecimal}/tokenizer.json is not the file that was published" in shown.err
+    assert [one.digest for one in open_store(URI, retries=FEW).entries()] == [good]
+
+
 def errors_of_both(tmp_path: Path, artefact: Path) -> Iterator[PenstockError]:
     """Errors of a publisher and a runtime."""
     with pytest.raises(PenstockError) as caught:
