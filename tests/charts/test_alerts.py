@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +12,9 @@ import pytest
 import yaml
 
 from testbed.build import binary
-from testbed.ports import some_free_ports
-from testbed.tools import PROMETHEUS, PROMTOOL
+from testbed.tools import PROMTOOL
 from tests.charts.helm import CHART, Helm, Manifest, of_kind
+from tests.charts.prometheus import running_prometheus
 
 ROOT = Path(__file__).parents[2]
 FILE = CHART / "files/alerts.yaml"
@@ -179,35 +176,17 @@ def test_every_metric_of_an_alert_is_one_that_penstock_has() -> None:
     assert missing == set()
 
 
-def answer(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=30) as response:
-        return json.load(response)
-
-
 def test_a_prometheus_evaluates_every_expression(tmp_path: Path) -> None:
-    (port,) = some_free_ports(1)
     config = {"global": {"evaluation_interval": "1s"}, "rule_files": [str(FILE)]}
-    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
-    words = [f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            [binary(PROMETHEUS), *words, f"--web.listen-address=127.0.0.1:{port}"], stderr=log, stdout=log
-        )
-    try:
+    with running_prometheus(tmp_path, config) as prometheus:
         deadline = time.monotonic() + 60
         while True:
-            try:
-                groups = answer(f"http://127.0.0.1:{port}/api/v1/rules")["data"]["groups"]
-            except (OSError, urllib.error.URLError):
-                groups = []
+            groups = prometheus.get("rules")["groups"]
             found = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
             if found and "unknown" not in found.values():
                 break
-            assert time.monotonic() < deadline, (found, (tmp_path / "log").read_text()[-2000:])
+            assert time.monotonic() < deadline, found
             time.sleep(0.1)
-    finally:
-        process.kill()
-        process.wait(30)
 
     assert found == dict.fromkeys(RULES, "ok")
 

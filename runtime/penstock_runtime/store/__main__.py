@@ -1,4 +1,4 @@
-"""`python -m penstock_runtime.store`: list or copy the artefact store, delete artefacts that are not referenced any more.
+"""`python -m penstock_runtime.store`: list or copy the artefact store, or delete artefacts that nothing refers to.
 
     python -m penstock_runtime.store list
     python -m penstock_runtime.store copy --to s3://bucket/prefix
