@@ -525,7 +525,7 @@ def test_all_kinds_that_the_operator_writes_are_covered_by_an_admission_policy(c
     }
     written = {
         (grant.kind.group, grant.kind.plural)
-        for grant in (*NAMESPACED, *KEDA, *GATEWAY_API, *OWN, *COLLECTION)
+        for grant in (*NAMESPACED, *HPA, *KEDA, *GATEWAY_API, *OWN, *COLLECTION)
         if WRITES & {*grant.verbs} and grant.kind.plural not in UNBOUND
     }
 
