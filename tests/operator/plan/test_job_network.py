@@ -87,10 +87,14 @@ def test_the_administrator_may_open_the_metadata_service_to_pods_with_a_service_
         assert [address for address in METADATA if reaches(found, address)] == []
 
 
-def test_nothing_connects_to_a_job() -> None:
-    for found, _ in (of_job(Kube().optimised()), of_collection({}, S3)):
-        assert "Ingress" in found["spec"]["policyTypes"]
-        assert "ingress" not in found["spec"]
+def test_only_the_operator_connects_to_a_job_and_nothing_to_a_collection() -> None:
+    (job, _), (collection, _) = of_job(Kube().optimised()), of_collection({}, S3)
+    operator = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "penstock-system"}}}
+
+    assert "Ingress" in job["spec"]["policyTypes"]
+    assert job["spec"]["ingress"] == [{"ports": [{"port": 8081, "protocol": "TCP"}], "from": [operator]}]
+    assert "Ingress" in collection["spec"]["policyTypes"]
+    assert "ingress" not in collection["spec"]
 
 
 def test_the_policy_is_applied_before_the_job_and_deleted_with_the_optimized_model() -> None:
