@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -53,8 +54,8 @@ def pod_session(timeout: aiohttp.ClientTimeout, *, limit: int) -> aiohttp.Client
     )
 
 
-class PodInfoReader:
-    """Keeps the reports of the cache up to date: reads `/info` of each runtime pod once, and again after changes."""
+class _PodReader(ABC):
+    """Reads the pods in its queue over HTTP, each again after an interval or after a failure."""
 
     def __init__(
         self, cache: ClusterCache, *, timeout_seconds: float, concurrency: int, port: int = INTERNAL_PORT
@@ -64,8 +65,6 @@ class PodInfoReader:
         self._concurrency = concurrency
         self._port = port
         self._queue: WorkQueue[ObjectKey] = WorkQueue(backoff=BACKOFF)
-        self._asked: dict[str, tuple[int, bool]] = {}
-        """Restarts and readiness of the pod at its last read, by uid."""
         cache.pods.listen(self._on_pod)
 
     async def run(self) -> None:
@@ -73,6 +72,35 @@ class PodInfoReader:
         async with pod_session(self._timeout, limit=self._concurrency) as session, asyncio.TaskGroup() as group:
             for _ in range(self._concurrency):
                 group.create_task(self._work(session))
+
+    async def _work(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            key = await self._queue.get()
+            failed, again_seconds = True, None
+            try:
+                failed, again_seconds = await self._read(session, key)
+            finally:
+                self._queue.done(key, failed=failed, again_seconds=again_seconds)
+
+    @abstractmethod
+    def _on_pod(self, difference: StoreChange[PodFacts]) -> None:
+        """A pod was added, changed or removed: queue or forget it."""
+
+    @abstractmethod
+    async def _read(self, session: aiohttp.ClientSession, key: ObjectKey) -> tuple[bool, float | None]:
+        """Read a pod, and store what it reports. Returns whether to try again after a back-off, and otherwise after how
+        many seconds (None: only when it is queued again)."""
+
+
+class PodInfoReader(_PodReader):
+    """Keeps the reports of the cache up to date: reads `/info` of each runtime pod once, and again after changes."""
+
+    def __init__(
+        self, cache: ClusterCache, *, timeout_seconds: float, concurrency: int, port: int = INTERNAL_PORT
+    ) -> None:
+        self._asked: dict[str, tuple[int, bool]] = {}
+        """Restarts and readiness of the pod at its last read, by uid."""
+        super().__init__(cache, timeout_seconds=timeout_seconds, concurrency=concurrency, port=port)
 
     def _on_pod(self, difference: StoreChange[PodFacts]) -> None:
         if difference.new is None:
@@ -87,18 +115,7 @@ class PodInfoReader:
         if self._asked.get(pod.uid) != (pod.container.restarts, pod.ready):
             self._queue.add(difference.key)
 
-    async def _work(self, session: aiohttp.ClientSession) -> None:
-        while True:
-            key = await self._queue.get()
-            failed, again_seconds = True, None
-            try:
-                failed, again_seconds = await self._read(session, key)
-            finally:
-                self._queue.done(key, failed=failed, again_seconds=again_seconds)
-
     async def _read(self, session: aiohttp.ClientSession, key: ObjectKey) -> tuple[bool, float | None]:
-        """Read a pod, and store its report or why there is none. Returns whether to try again after a back-off, and
-        otherwise after how many seconds."""
         pod = self._cache.pods.facts(key)
         if pod is None or not _runs(pod):
             return False, None
@@ -167,7 +184,7 @@ FAILURES_BEFORE_WARNING = 5
 """A job that starts does not listen yet."""
 
 
-class JobProgressReader:
+class JobProgressReader(_PodReader):
     """Keeps the job reports of the cache up to date: reads `/progress` of each running job's pod at an interval."""
 
     def __init__(
@@ -179,23 +196,16 @@ class JobProgressReader:
         concurrency: int,
         port: int = INTERNAL_PORT,
     ) -> None:
-        self._cache = cache
         self._interval_seconds = interval_seconds
-        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-        self._concurrency = concurrency
-        self._port = port
-        self._queue: WorkQueue[ObjectKey] = WorkQueue(backoff=BACKOFF)
         self._failures: Counter[str] = Counter()
         """Failed reads since the last one that succeeded, by the uid of the pod."""
-        cache.pods.listen(self._on_pod)
+        super().__init__(cache, timeout_seconds=timeout_seconds, concurrency=concurrency, port=port)
 
     async def run(self) -> None:
         """Until cancelled; reads nothing with an interval of 0."""
         if not self._interval_seconds:
             await asyncio.Event().wait()
-        async with pod_session(self._timeout, limit=self._concurrency) as session, asyncio.TaskGroup() as group:
-            for _ in range(self._concurrency):
-                group.create_task(self._work(session))
+        await super().run()
 
     def _on_pod(self, difference: StoreChange[PodFacts]) -> None:
         if difference.new is None:
@@ -206,17 +216,7 @@ class JobProgressReader:
         elif difference.new.facts.attempt and _runs(difference.new.facts):
             self._queue.add(difference.key)
 
-    async def _work(self, session: aiohttp.ClientSession) -> None:
-        while True:
-            key = await self._queue.get()
-            failed, again_seconds = True, None
-            try:
-                failed, again_seconds = await self._read(session, key)
-            finally:
-                self._queue.done(key, failed=failed, again_seconds=again_seconds)
-
     async def _read(self, session: aiohttp.ClientSession, key: ObjectKey) -> tuple[bool, float | None]:
-        """Read the progress of a job. Returns as for `/info`."""
         pod = self._cache.pods.facts(key)
         if pod is None or not _runs(pod):
             return False, None
