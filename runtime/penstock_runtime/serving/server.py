@@ -23,6 +23,7 @@ from penstock_runtime.http.application import Application, Router
 from penstock_runtime.http.route_table import internal_routes, public_routes, routes
 from penstock_runtime.http.transport.listener import Listener
 from penstock_runtime.http.transport.tls import TlsFiles
+from penstock_runtime.serving.generator import Generator
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from penstock_runtime.settings import HttpSettings, Settings
@@ -107,6 +108,8 @@ class Server:
         """Answer with this predictor from now on, and show it in `/info`, `/readyz` and the metrics."""
         self.service.predictor = predictor
         self.metrics.queue_depth = predictor.queue_depth
+        if isinstance(predictor, Generator):
+            self.metrics.generation.state = predictor.state
         self.status.plan = plan or self.status.plan
         self.status.manifest = manifest or self.status.manifest
         if self.status.phase is ServerPhase.LOADING:

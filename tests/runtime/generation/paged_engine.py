@@ -89,7 +89,8 @@ class PagedEngine:
         keys, values = self._cache[0, places[: position + 1]], self._cache[1, places[: position + 1]]
         scores = keys @ query / WIDTH
         weights = np.exp(scores - scores.max())
-        return inputs + weights @ values / weights.sum()
+        hidden: NDArray[np.float64] = inputs + weights @ values / weights.sum()
+        return hidden
 
     def close(self) -> None:
         self.closed = True

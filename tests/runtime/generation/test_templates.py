@@ -17,7 +17,7 @@ CHAT = [
     {"role": "assistant", "content": " 4 "},
     {"role": "user", "content": "Why? ä 中"},
 ]
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
         "function": {
@@ -27,7 +27,7 @@ TOOLS = [
         },
     }
 ]
-CALLS = [
+CALLS: list[dict[str, Any]] = [
     {"role": "user", "content": "Weather in Köln?"},
     {
         "role": "assistant",

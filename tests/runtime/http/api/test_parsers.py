@@ -258,7 +258,10 @@ def test_responses_are_valid_http(body: bytes, status: int, head_only: bool, con
             seen["body"] += piece
 
     response = Response(body, status=status, headers=b"x-one: 1\r\nx-two: 2\r\n")
-    written = encode(response, identifier=b"7", date=b"now", head_only=head_only, connection=connection)
+    request = Request("HEAD" if head_only else "GET")
+    request.identifier = b"7"
+    request.keep_alive_by_header = connection == b"keep-alive"
+    written = encode(response, request, b"now", close=connection == b"close")
     parser = httptools.HttpResponseParser(Reader())
     parser.feed_data(written)
 
