@@ -9,17 +9,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock.errors import CorruptModel
 from penstock.manifest import Manifest
 from penstock.recipe import Plan
-from penstock_runtime.generation.engine import StepEngine
+from penstock_runtime.generation.engine import Row, StepEngine
 from penstock_runtime.generation.templates import ChatTemplate, special_tokens, template_source
+from penstock_runtime.host import Host
 from penstock_runtime.models.files import read_optional
+from penstock_runtime.serving.loaded_model import Which, check_isa, fit_plan
 from penstock_runtime.tokens import Tokenizer
 from penstock_runtime.tokens.backend import component
 
 GENERATION_CONFIG = "generation_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
+WARM_UP_TOKENS = 32
+WARM_UP_ROWS = 8
 SAMPLING_DEFAULTS = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 """Fields of generation_config.json that are defaults of requests."""
 
@@ -40,11 +46,19 @@ class GenerationModel:
     manifest: Manifest | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Of the engine, for `/info`."""
+    findings: tuple[str, ...] = ()
+    """Deviations from the plan, as sentences for the user."""
 
     @cached_property
     def byte_level(self) -> bool:
         """Whether characters of the vocabulary are bytes, as in GPT-2, Llama 3 and Qwen."""
         return "ByteLevel" in json.dumps(component(self.tokenizer.backend.decoder))
+
+    @cached_property
+    def special_tokens(self) -> frozenset[int]:
+        """Tokens that are no text."""
+        added = self.tokenizer.backend.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special tokens."""
@@ -79,6 +93,59 @@ def read_generation_model(path: Path, engine: StepEngine, config: Mapping[str, A
         _end_tokens(tokenizer, generation, config, specials),
         {name: generation[name] for name in SAMPLING_DEFAULTS if generation.get(name) is not None},
     )
+
+
+def load_generation_artefact(
+    folder: Path, which: Which, host: Host, *, cores: int | None = None, any_isa: bool = False
+) -> GenerationModel:
+    """Load one of the two models of an artefact for text-generation, with as much cache as the memory allows.
+
+    Errors as `load_artefact`.
+    """
+    # Imports serving code, and the library of its engine.
+    from penstock_runtime.generation.open import open_generation_engine
+
+    manifest = Manifest.load(folder)
+    if which == "chosen" and not any_isa:
+        check_isa(folder, manifest.cpu.isa, host.cpu.isa)
+    served = manifest.chosen if which == "chosen" else manifest.baseline
+    plan, findings = fit_plan(served.plan, cores)
+    memory = host.memory
+    is_known = memory.total != 0 or memory.limit is not None
+    engine = open_generation_engine(folder, cores, memory.available if is_known else None, which)
+    try:
+        model = read_generation_model(folder, engine)
+        warm_up(engine)
+    except BaseException:
+        engine.close()
+        raise
+    model.plan, model.manifest, model.findings = plan, manifest, (*findings, *model.tokenizer.findings)
+    recipe = plan.recipe
+    model.facts = {"name": recipe.engine.value, "precision": recipe.precision.value, "which": which}
+    return model
+
+
+def warm_up(engine: StepEngine) -> None:
+    """Run a prompt and steps of one and of several sequences, so that kernels are compiled and buffers allocated.
+
+    CorruptModel if the logits are not finite numbers; InferenceFailed if the engine does not run.
+    """
+    size = min(WARM_UP_TOKENS, engine.context - 1)
+    needed = -(-(size + 1) // engine.block_size)
+    rows = max(1, min(WARM_UP_ROWS, engine.blocks // needed))
+    blocks = np.arange(rows * needed, dtype=np.int32).reshape(rows, needed)
+    prompt, next_token = np.ones(size, dtype=np.int32), np.ones(1, dtype=np.int32)
+    used = -(-size // engine.block_size)
+    for count in dict.fromkeys((1, rows)):
+        for logits in (
+            engine.step([Row(prompt, 0, blocks[row, :used], 1) for row in range(count)]),
+            engine.step([Row(next_token, size, blocks[row], 1) for row in range(count)]),
+        ):
+            if not np.isfinite(logits).all():
+                raise CorruptModel(
+                    "the model gives NaN or infinity as logits",
+                    remedy="Look for such values in the weights, and fetch the model again",
+                )
 
 
 def _end_tokens(
