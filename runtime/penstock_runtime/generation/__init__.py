@@ -1,0 +1,5 @@
+"""Text generation: sequences, sampling and texts of tokens are pure; engines compute the logits of the next tokens.
+
+`scheduler` decides what each step computes, `sampling` chooses tokens, `detokeniser` turns them into text, `loop` runs
+the steps on one thread. Engines implement `engine.StepEngine`.
+"""
