@@ -26,6 +26,7 @@ COMMANDS = {
     "serve": "Serve a model: fp32 at once, the optimised plan when it is found.",
     "optimize": "Make the artefact only: model, evidence, report.",
     "bench": "Measure an endpoint: cores x lengths x batches.",
+    "plan": "Compare hardware for an endpoint: latency, replicas, cost.",
     "simulate": "Replay load against autoscalers: ours, HPA, KEDA, Knative's.",
     "status": "Show the endpoints of a cluster.",
     "why": "Explain why an endpoint of a cluster is not ready.",
