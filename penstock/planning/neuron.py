@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock.planning.published import FAMILIES, Mode, ModelShape, PublishedRow, family_of
+from penstock.planning.published import FAMILIES, Mode, ModelShape, PublishedFigure, family_of
 
 NOT_RUN = "not yet run on a device"
 """The sentence in every output about Neuron."""
@@ -39,7 +39,7 @@ class Generation(StrEnum):
         return CORES_PER_INF1_DEVICE if self is Generation.INF1 else 2
 
 
-class Goal(StrEnum):
+class NeuronGoal(StrEnum):
     """What to rank by."""
 
     LATENCY = "latency"
@@ -132,10 +132,10 @@ class NeuronFigure:
 
 
 def published_figures(
-    rows: Iterable[PublishedRow], generation: Generation, granted: int, shape: ModelShape, tokens: int
+    rows: Iterable[PublishedFigure], generation: Generation, granted: int, shape: ModelShape, tokens: int
 ) -> tuple[NeuronFigure, ...]:
     """Figures of published rows for this family, number of cores and length, the fastest row of each candidate."""
-    by_candidate: dict[NeuronCandidate, list[PublishedRow]] = {}
+    by_candidate: dict[NeuronCandidate, list[PublishedFigure]] = {}
     for row in rows:
         family = family_of(row.model)
         same = row.hardware_class == generation.value and row.instance_cores == granted and row.tokens == tokens
@@ -223,7 +223,7 @@ def _in_flight(cores: int) -> float:
 
 
 def figures_for(
-    rows: Iterable[PublishedRow], generation: Generation, granted: int, shape: ModelShape, tokens: int
+    rows: Iterable[PublishedFigure], generation: Generation, granted: int, shape: ModelShape, tokens: int
 ) -> tuple[NeuronFigure, ...]:
     """Published figures, and estimates for the candidates that have none."""
     published = published_figures(rows, generation, granted, shape, tokens)
@@ -232,7 +232,7 @@ def figures_for(
     return (*published, *(figure for figure in estimates if figure.candidate not in known))
 
 
-def rank(figures: Iterable[NeuronFigure], goal: Goal, *, per_hour: float = 1.0) -> tuple[NeuronFigure, ...]:
+def rank(figures: Iterable[NeuronFigure], goal: NeuronGoal, *, per_hour: float = 1.0) -> tuple[NeuronFigure, ...]:
     """The figures, best first. `per_hour`: the price of the granted cores; it matters only between numbers of cores.
 
     Published figures come before estimated ones that are less than 5 % better: an estimate is not more exact.
@@ -243,7 +243,7 @@ def rank(figures: Iterable[NeuronFigure], goal: Goal, *, per_hour: float = 1.0) 
 
     def key(figure: NeuronFigure) -> tuple[float, ...]:
         margin = 1.05 if figure.basis is Basis.ESTIMATED else 1.0
-        if goal is Goal.LATENCY:
+        if goal is NeuronGoal.LATENCY:
             return (figure.latency_milliseconds * margin, cost(figure))
         return (cost(figure) * margin, figure.latency_milliseconds)
 

@@ -27,7 +27,7 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True)
-class PublishedRow:
+class PublishedFigure:
     """One published measurement."""
 
     hardware_class: str
@@ -64,14 +64,14 @@ class PublishedRow:
         return "ONE core" not in self.remark
 
 
-def parse_rows(lines: Iterable[str]) -> tuple[PublishedRow, ...]:
+def parse_rows(lines: Iterable[str]) -> tuple[PublishedFigure, ...]:
     """The rows of a CSV file in the form of `published_encoders.csv`. ValueError or KeyError for another form."""
 
     def number(text: str) -> float | None:
         return float(text) if text else None
 
     return tuple(
-        PublishedRow(
+        PublishedFigure(
             hardware_class=row["hardware_class"],
             instance=row["instance"],
             model=row["model"],
@@ -95,7 +95,7 @@ def parse_rows(lines: Iterable[str]) -> tuple[PublishedRow, ...]:
 
 
 @cache
-def published_rows() -> tuple[PublishedRow, ...]:
+def published_rows() -> tuple[PublishedFigure, ...]:
     """The rows in this package."""
     text = resources.files("penstock.planning").joinpath("published_encoders.csv").read_text(encoding="utf-8")
     return parse_rows(text.splitlines())

@@ -6,8 +6,9 @@ model and headroom. Two costs are given:
     reserved   whole nodes for the replicas of the peak, all month
     used       the share of nodes that the replicas of the mean load take, as an autoscaled endpoint on shared nodes
 
-Every figure has an interval, from the interval of its evidence. Offers are ranked by the cost at the slow end of the
-interval: an estimate wins only if it is cheaper even when it is wrong by as much as it may be.
+Every figure has an interval, from the interval of its evidence. Measured offers are judged as measured, published and
+estimated ones at the slow end of their interval: an estimate wins only if it is cheaper even when it is wrong by as
+much as it may be.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Sizing:
 
 
 @dataclass(frozen=True)
-class Row:
+class OfferRow:
     """One offer in the comparison."""
 
     offer: Offer
@@ -109,35 +110,40 @@ class Row:
     """Why it is chosen, or why it lost."""
 
     @property
+    def ranked(self) -> Sizing | None:
+        """What is judged: of an estimate or a publication the slow end, of a measurement the figure itself."""
+        return self.slow if self.evidence is not None and _is_rough(self.evidence) else self.sizing
+
+    @property
     def name(self) -> str:
         """Class and cores."""
         return f"{self.offer.hardware_class}, {self.offer.cores}"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class HardwareComparison:
     """All offers, the best first."""
 
     load: Load
-    rows: tuple[Row, ...]
+    rows: tuple[OfferRow, ...]
     nearest: str = ""
     """What would be feasible, where nothing is."""
     notes: tuple[str, ...] = field(default=())
 
     @property
-    def best(self) -> Row | None:
+    def best(self) -> OfferRow | None:
         """The chosen one; None when nothing meets the objective."""
         return next((row for row in self.rows if row.is_feasible and not row.offer.not_chosen), None)
 
 
-def compare(offers: Iterable[Offer], load: Load, *, notes: Sequence[str] = ()) -> Comparison:
+def compare(offers: Iterable[Offer], load: Load, *, notes: Sequence[str] = ()) -> HardwareComparison:
     """The comparison. ValueError for a load without requests, or with a peak under its mean."""
     if not (load.mean > 0 and load.peak >= load.mean and load.p95_milliseconds > 0):
         raise ValueError("the mean must be over 0, the peak at least the mean, and the p95 over 0")
     rows = sorted((_row(offer, load) for offer in offers), key=_order)
     best = next((row for row in rows if row.is_feasible and not row.offer.not_chosen), None)
     explained = tuple(_explained(row, best, load) for row in rows)
-    return Comparison(load, explained, "" if best else _nearest(explained, load), tuple(notes))
+    return HardwareComparison(load, explained, "" if best else _nearest(explained, load), tuple(notes))
 
 
 def size(evidence: Evidence, node: Node, load: Load, *, speed: float = 1.0) -> Sizing | None:
@@ -171,9 +177,9 @@ def _feasible(sizing: Sizing | None, load: Load) -> bool:
     return not late and (load.most_replicas is None or sizing.replicas_peak <= load.most_replicas)
 
 
-def _row(offer: Offer, load: Load) -> Row:
+def _row(offer: Offer, load: Load) -> OfferRow:
     """The best evidence and node of an offer."""
-    best: Row | None = None
+    best: OfferRow | None = None
     for evidence in offer.evidence:
         for node in offer.nodes:
             sizing = size(evidence, node, load)
@@ -181,30 +187,29 @@ def _row(offer: Offer, load: Load) -> Row:
                 continue
             slow = size(evidence, node, load, speed=evidence.interval.low)
             fast = size(evidence, node, load, speed=evidence.interval.high)
-            # An estimate or publication must meet the objective at the slow end as well; a measurement as measured.
-            judged = slow if evidence.origin in {Origin.ESTIMATED, Origin.PUBLISHED} else sizing
-            row = Row(offer, evidence, node, sizing, slow, fast, _feasible(judged, load))
+            row = OfferRow(offer, evidence, node, sizing, slow, fast)
+            row = replace(row, is_feasible=_feasible(row.ranked, load))
             if best is None or _order(row) < _order(best):
                 best = row
-    return best or Row(offer)
+    return best or OfferRow(offer)
 
 
-def _order(row: Row) -> tuple[float, ...]:
-    sizing, slow = row.sizing, row.slow or row.sizing
-    if sizing is None or slow is None:
+def _order(row: OfferRow) -> tuple[float, ...]:
+    sizing, ranked = row.sizing, row.ranked
+    if sizing is None or ranked is None:
         return (2, 0, 0)
     if row.is_feasible:
-        return (0, slow.reserved_per_month, slow.used_per_month, sizing.p95_peak)
+        return (0, ranked.reserved_per_month, ranked.used_per_month, sizing.p95_peak)
     return (1, sizing.p95_mean, sizing.reserved_per_month)
 
 
-def _explained(row: Row, best: Row | None, load: Load) -> Row:
-    return Row(
+def _explained(row: OfferRow, best: OfferRow | None, load: Load) -> OfferRow:
+    return OfferRow(
         row.offer, row.evidence, row.node, row.sizing, row.slow, row.fast, row.is_feasible, _why(row, best, load)
     )
 
 
-def _why(row: Row, best: Row | None, load: Load) -> str:
+def _why(row: OfferRow, best: OfferRow | None, load: Load) -> str:
     sizing = row.sizing
     if sizing is None:
         if row.offer.problem:
@@ -217,7 +222,7 @@ def _why(row: Row, best: Row | None, load: Load) -> str:
             if row.evidence and _is_rough(row.evidence)
             else (runner_up)
         )
-    judged = (row.slow or sizing) if row.evidence is not None and _is_rough(row.evidence) else sizing
+    judged = row.ranked or sizing
     if not judged.within_objective or max(judged.p95_mean, judged.p95_peak) > load.p95_milliseconds:
         if judged is not sizing and sizing.within_objective:
             return f"{_origin(row)}: may miss the p95 of {load.p95_milliseconds:g} ms; measure it on this class"
@@ -231,7 +236,7 @@ def _why(row: Row, best: Row | None, load: Load) -> str:
     return _dearer(row, sizing, best, best.sizing)
 
 
-def _dearer(row: Row, sizing: Sizing, best: Row, chosen: Sizing) -> str:
+def _dearer(row: OfferRow, sizing: Sizing, best: OfferRow, chosen: Sizing) -> str:
     fast = row.fast or sizing
     if sizing.reserved_per_month > chosen.reserved_per_month * 1.005:
         times = sizing.reserved_per_month / chosen.reserved_per_month
@@ -250,11 +255,11 @@ def _is_rough(evidence: Evidence) -> bool:
     return evidence.origin in {Origin.ESTIMATED, Origin.PUBLISHED}
 
 
-def _origin(row: Row) -> str:
+def _origin(row: OfferRow) -> str:
     return row.evidence.origin.value if row.evidence is not None else "unknown"
 
 
-def _nearest(rows: Sequence[Row], load: Load) -> str:
+def _nearest(rows: Sequence[OfferRow], load: Load) -> str:
     """What is feasible next to the objective: a later p95, or more replicas."""
     judged = [row for row in rows if row.sizing is not None and row.evidence is not None and row.node is not None]
     if not judged:
@@ -271,9 +276,9 @@ def _nearest(rows: Sequence[Row], load: Load) -> str:
     return _later(judged, load)
 
 
-def _later(rows: Sequence[Row], load: Load) -> str:
+def _later(rows: Sequence[OfferRow], load: Load) -> str:
     """The earliest p95 that any offer keeps at this load."""
-    found: list[tuple[float, float, Row]] = []
+    found: list[tuple[float, float, OfferRow]] = []
     for row in rows:
         assert row.evidence is not None and row.node is not None  # noqa: S101, PT018 - of the judged rows
         speed = row.evidence.interval.low if _is_rough(row.evidence) else 1.0

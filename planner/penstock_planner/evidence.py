@@ -250,13 +250,13 @@ def of_file(text: str, *, name: str) -> tuple[Evidence, ...]:
                 remedy=remedy,
             )
         caveats = [*one.caveats]
-        error = one.error
+        off = one.error
         if one.points:
             curve = CapacityCurve(points=tuple(map(_point, one.points)))
         elif one.latency_milliseconds is not None and one.throughput is not None:
             curve = curve_of_closed_loop(one.throughput, one.latency_milliseconds, batch=one.batch)
             caveats.append("latency under load estimated by a queueing formula")
-            error = max(error, CLOSED_LOOP_ERROR)
+            off = max(off, CLOSED_LOOP_ERROR)
         else:
             raise SettingError(
                 f"{name}: measurements.{index} has throughput and no latencyMilliseconds", field=name, remedy=remedy
@@ -269,7 +269,7 @@ def of_file(text: str, *, name: str) -> tuple[Evidence, ...]:
                 curve=curve,
                 origin=Origin.GIVEN,
                 basis=printable(one.source),
-                interval=Interval.around(error),
+                interval=Interval.around(off),
                 caveats=tuple(map(printable, caveats)),
             )
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from penstock.hardware import CpuIdentity
 from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, Basis, Generation, NeuronFigure, figures_for
 from penstock.planning.prices import InstancePrice, PriceList
-from penstock.planning.published import Mode, ModelShape, PublishedRow, family_of
+from penstock.planning.published import Mode, ModelShape, PublishedFigure, family_of
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock_planner.compare import Node, Offer
 from penstock_planner.evidence import CLOSED_LOOP_ERROR, Evidence, Interval, Origin, curve_of_closed_loop, faster, wider
@@ -75,7 +75,7 @@ class OfferInputs:
     classes: Mapping[str, HardwareClassSpec]
     prices: PriceList
     evidence: tuple[Evidence, ...] = ()
-    published: tuple[PublishedRow, ...] = ()
+    published: tuple[PublishedFigure, ...] = ()
     shape: ModelShape | None = None
     """Of the model; None: no published figures and no estimates for accelerators."""
     tokens: int = 128
@@ -213,7 +213,7 @@ def _of_neuron(figure: NeuronFigure, name: str) -> Evidence:
     )
 
 
-def _gpu(rows: Iterable[PublishedRow], name: str, shape: ModelShape, tokens: int) -> tuple[Evidence, ...]:
+def _gpu(rows: Iterable[PublishedFigure], name: str, shape: ModelShape, tokens: int) -> tuple[Evidence, ...]:
     found = []
     for row in rows:
         family = family_of(row.model)

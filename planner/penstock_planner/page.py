@@ -27,7 +27,7 @@ from penstock_optimizer.report.charts import (
     x_axis,
     y_axis,
 )
-from penstock_planner.compare import Comparison, Row, Sizing
+from penstock_planner.compare import HardwareComparison, OfferRow, Sizing
 from penstock_planner.evidence import as_json
 
 HEADS = (
@@ -42,12 +42,12 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def judged(comparison: Comparison) -> tuple[Row, ...]:
+def judged(comparison: HardwareComparison) -> tuple[OfferRow, ...]:
     """The rows with figures."""
     return tuple(row for row in comparison.rows if row.sizing is not None)
 
 
-def unjudged(comparison: Comparison) -> tuple[str, ...]:
+def unjudged(comparison: HardwareComparison) -> tuple[str, ...]:
     """The offers without figures, by their reason."""
     found: dict[str, list[str]] = {}
     for row in comparison.rows:
@@ -56,14 +56,14 @@ def unjudged(comparison: Comparison) -> tuple[str, ...]:
     return tuple(f"{'; '.join(names)}: {why}" for why, names in found.items())
 
 
-def origin_text(row: Row) -> str:
+def origin_text(row: OfferRow) -> str:
     """Where the figures of a row come from; of Inferentia with the sentence that nothing was run."""
     if row.evidence is None:
         return ""
     return f"{row.evidence.origin.value}{f', {NOT_RUN}' if NOT_RUN in row.offer.caveats else ''}"
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: OfferRow) -> tuple[str, ...]:
     """The cells of one row, in the order of `HEADS`."""
     name, cores = row.offer.hardware_class, str(row.offer.cores)
     sizing, evidence, node = row.sizing, row.evidence, row.node
@@ -73,8 +73,8 @@ def cells(row: Row) -> tuple[str, ...]:
         name,
         cores,
         evidence.plan,
-        f"{short(sizing.p95_mean)} to {short(sizing.p95_peak)}",
-        f"{sizing.replicas_mean} to {sizing.replicas_peak}",
+        _span(short(sizing.p95_mean), short(sizing.p95_peak)),
+        _span(str(sizing.replicas_mean), str(sizing.replicas_peak)),
         node.name,
         f"{sizing.reserved_per_month:,.0f}{_range(row)}",
         f"{sizing.used_per_month:,.0f}",
@@ -85,19 +85,24 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _range(row: Row) -> str:
+def _span(mean: str, peak: str) -> str:
+    """Of the mean and of the peak; once if they are equal."""
+    return mean if mean == peak else f"{mean} to {peak}"
+
+
+def _range(row: OfferRow) -> str:
     """The interval of the reserved cost; empty where it has one value."""
     low, high = cost_interval(row)
     return "" if math.isclose(low, high) else f" ({low:,.0f} to {high:,.0f})"
 
 
-def cost_interval(row: Row) -> tuple[float, float]:
+def cost_interval(row: OfferRow) -> tuple[float, float]:
     """Lowest and highest reserved cost of a month within the interval of the evidence; the row must have a sizing."""
     found = [one.reserved_per_month for one in (row.sizing, row.slow, row.fast) if one is not None]
     return min(found), max(found)
 
 
-def caveats(comparison: Comparison) -> tuple[str, ...]:
+def caveats(comparison: HardwareComparison) -> tuple[str, ...]:
     """What limits the figures, by class, each once."""
     found: dict[str, list[str]] = {}
     for row in comparison.rows:
@@ -108,7 +113,7 @@ def caveats(comparison: Comparison) -> tuple[str, ...]:
     return tuple(f"{', '.join(classes)}: {text}" for text, classes in found.items())
 
 
-def _load_json(comparison: Comparison) -> dict[str, Any]:
+def _load_json(comparison: HardwareComparison) -> dict[str, Any]:
     load = comparison.load
     return {
         "mean_requests_per_second": load.mean,
@@ -129,7 +134,7 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def as_dict(comparison: Comparison) -> dict[str, Any]:
+def as_dict(comparison: HardwareComparison) -> dict[str, Any]:
     """The whole comparison as JSON values."""
     return {
         "load": _load_json(comparison),
@@ -156,12 +161,12 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def json_text(comparison: Comparison) -> str:
+def json_text(comparison: HardwareComparison) -> str:
     """`as_dict`, as indented text."""
     return json.dumps(as_dict(comparison), indent=2, ensure_ascii=False) + "\n"
 
 
-def csv_text(comparison: Comparison) -> str:
+def csv_text(comparison: HardwareComparison) -> str:
     """A line for each row, with `COLUMNS`; figures are empty where there are none."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -184,18 +189,19 @@ def csv_text(comparison: Comparison) -> str:
     return buffer.getvalue()
 
 
-def headline(comparison: Comparison) -> str:
+def headline(comparison: HardwareComparison) -> str:
     """The outcome in a sentence."""
     load, best = comparison.load, comparison.best
     asked = f"{load.mean:g} requests/s, {load.peak:g} at the peak, p95 within {load.p95_milliseconds:g} ms"
     if best is None or best.sizing is None or best.node is None or best.evidence is None:
         return f"Nothing meets the objective ({asked}); {comparison.nearest}"
     sizing = best.sizing
+    replicas = _span(str(sizing.replicas_mean), str(sizing.replicas_peak))
     count = math.ceil(sizing.replicas_peak / best.node.replicas)
     nodes = "" if best.node.is_share else f" on {count} {best.node.name}"
     return (
-        f"{best.name} core(s), {best.evidence.plan} ({origin_text(best)}): {sizing.replicas_mean} to "
-        f"{sizing.replicas_peak} replicas{nodes}, p95 {short(sizing.p95_peak)} ms at the peak, "
+        f"{best.name} core(s), {best.evidence.plan} ({origin_text(best)}): "
+        f"{replicas} replica(s){nodes}, p95 {short(sizing.p95_peak)} ms at the peak, "
         f"${sizing.reserved_per_month:,.0f} a month reserved, ${sizing.used_per_month:,.0f} used ({asked})"
     )
 
@@ -219,7 +225,7 @@ tr.chosen td { font-weight: 600; } tr.out { color: var(--soft); }
 """
 
 
-def chart(comparison: Comparison) -> str:
+def chart(comparison: HardwareComparison) -> str:
     """Reserved cost of a month over the p95 at the peak, both logarithmic; empty if no row has figures."""
     drawn = [
         (row, row.sizing) for row in comparison.rows if row.sizing is not None and row.sizing.reserved_per_month > 0
@@ -254,7 +260,7 @@ def chart(comparison: Comparison) -> str:
     return svg("Cost of a month over p95 latency", parts)
 
 
-def html_page(comparison: Comparison, *, title: str) -> str:
+def html_page(comparison: HardwareComparison, *, title: str) -> str:
     """The comparison as a page."""
     rows = "".join(_table_row(comparison, row) for row in judged(comparison))
     heads = "".join(f"<th>{escape(head)}</th>" for head in HEADS)
@@ -273,13 +279,13 @@ def html_page(comparison: Comparison, *, title: str) -> str:
     )
 
 
-def _table_row(comparison: Comparison, row: Row) -> str:
+def _table_row(comparison: HardwareComparison, row: OfferRow) -> str:
     best = comparison.best
     kind = "chosen" if best is not None and row.offer is best.offer else "" if row.is_feasible else "out"
     return f'<tr class="{kind}">' + "".join(f"<td>{escape(cell)}</td>" for cell in cells(row)) + "</tr>"
 
 
-def _sources(comparison: Comparison) -> tuple[str, ...]:
+def _sources(comparison: HardwareComparison) -> tuple[str, ...]:
     return tuple(f"{row.name}: {row.evidence.basis}" for row in comparison.rows if row.evidence is not None)
 
 

@@ -20,10 +20,10 @@ from penstock.planning.prices import load_prices, shipped_prices
 from penstock.planning.published import FAMILIES, family_of, published_rows
 from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpointSpec
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
-from penstock_cli.cluster.planning import ClusterPlan, load_of_week, read_cluster
 from penstock_cli.options import FiniteRange, PositiveIntegers
+from penstock_cli.planning.objects import ClusterPlan, load_of_week, read_cluster
 from penstock_cli.screen import console, fact
-from penstock_planner.compare import Comparison, Load, compare
+from penstock_planner.compare import HardwareComparison, Load, compare
 from penstock_planner.evidence import Evidence, of_file, of_manifest
 from penstock_planner.ledger import DEFAULT_LEDGER, error_text, read_ledger
 from penstock_planner.offers import GPU, OfferInputs, class_of_cpu, offers
@@ -60,7 +60,7 @@ class Names(click.ParamType[tuple[str, ...]]):
 
 
 @dataclass(frozen=True)
-class Subject:
+class PlannedEndpoint:
     """The endpoint to plan for, and what is known of its measurements."""
 
     name: str
@@ -159,7 +159,7 @@ def command(target: str, **options: Any) -> None:
     else:
         click.echo(_TEXTS[output](comparison), nl=False)
     if options["verify"]:
-        from penstock_cli.verification import verify_plan
+        from penstock_cli.planning.verification import verify_plan
 
         verify_plan(
             comparison, subject.spec, url=options["verify"], replicas=options["verify_replicas"],
@@ -167,14 +167,14 @@ def command(target: str, **options: Any) -> None:
         )  # fmt: skip
 
 
-_TEXTS: dict[str, Callable[[Comparison], str]] = {
+_TEXTS: dict[str, Callable[[HardwareComparison], str]] = {
     "json": json_text,
     "csv": csv_text,
     "html": partial(html_page, title="Hardware for the endpoint"),
 }
 
 
-def _inputs(subject: Subject, options: dict[str, Any]) -> OfferInputs:
+def _inputs(subject: PlannedEndpoint, options: dict[str, Any]) -> OfferInputs:
     prices, family = options["prices"], options["family"]
     return OfferInputs(
         classes=HARDWARE_CLASSES if subject.cluster is None else subject.cluster.classes,
@@ -186,16 +186,16 @@ def _inputs(subject: Subject, options: dict[str, Any]) -> OfferInputs:
     )
 
 
-def _subject(target: str, namespace: str, context: str) -> Subject:
+def _subject(target: str, namespace: str, context: str) -> PlannedEndpoint:
     """The file, or the endpoint of the cluster with that name."""
     if Path(target).is_file() or target.endswith((".yaml", ".yml", ".json")):
         endpoint = ModelEndpoint.from_file(Path(target))
-        return Subject(endpoint.metadata.name, endpoint.spec)
+        return PlannedEndpoint(endpoint.metadata.name, endpoint.spec)
     cluster = read_cluster(target, namespace, context)
-    return Subject(target, cluster.spec, cluster)
+    return PlannedEndpoint(target, cluster.spec, cluster)
 
 
-def _load(subject: Subject, options: dict[str, Any]) -> tuple[Load, list[str]]:
+def _load(subject: PlannedEndpoint, options: dict[str, Any]) -> tuple[Load, list[str]]:
     rate, peak, p95, prometheus = options["rate"], options["peak"], options["p95_milliseconds"], options["prometheus"]
     notes = []
     if rate is None and subject.cluster is not None:
@@ -243,7 +243,7 @@ def _bucket(spec: ModelEndpointSpec) -> int:
     """The compiled length for the mean length of the workload: a power of two from 32."""
     lengths = spec.workload.sequence_lengths
     mean = sum(lengths) / len(lengths) if lengths else DEFAULT_TOKENS
-    return max(32, 2 ** math.ceil(math.log2(max(mean, 1))))
+    return max(32, 1 << math.ceil(math.log2(max(mean, 1))))
 
 
 def _this_processor() -> CpuIdentity | None:
@@ -255,7 +255,7 @@ def _this_processor() -> CpuIdentity | None:
         return None  # without the runtime, nothing was measured here
 
 
-def _evidence(subject: Subject, store: Path, given: Path | None) -> tuple[Evidence, ...]:
+def _evidence(subject: PlannedEndpoint, store: Path, given: Path | None) -> tuple[Evidence, ...]:
     found: list[Evidence] = []
     if subject.cluster is not None:
         found += subject.cluster.evidence
@@ -304,7 +304,7 @@ def _default_classes(inputs: OfferInputs) -> tuple[str, ...]:
     return found
 
 
-def _present_class(subject: Subject, comparison: Comparison) -> tuple[str, ...]:
+def _present_class(subject: PlannedEndpoint, comparison: HardwareComparison) -> tuple[str, ...]:
     """Whether another class is cheaper than the endpoint's own."""
     spec, best = subject.spec, comparison.best
     own = next(
@@ -331,7 +331,7 @@ def _present_class(subject: Subject, comparison: Comparison) -> tuple[str, ...]:
     return (text,)
 
 
-def _print_table(comparison: Comparison) -> None:
+def _print_table(comparison: HardwareComparison) -> None:
     fact("plan", headline(comparison))
     table = Table(*HEADS, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for row in judged(comparison):

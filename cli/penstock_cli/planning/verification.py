@@ -17,7 +17,7 @@ from penstock_cli.screen import fact
 from penstock_operator.scaling.decide import Service
 from penstock_optimizer.load.generator import LoadResult, LoadSpec, OpenLoop, run_load
 from penstock_optimizer.load.workload import LengthMix, workload_bodies
-from penstock_planner.compare import Comparison, Row
+from penstock_planner.compare import HardwareComparison, OfferRow
 from penstock_planner.ledger import LedgerEntry, append_entry, error_text, read_ledger
 from penstock_planner.offers import class_of_cpu
 
@@ -28,7 +28,7 @@ EVERYDAY_MAXIMUM = 512
 
 
 def verify_plan(
-    comparison: Comparison,
+    comparison: HardwareComparison,
     spec: ModelEndpointSpec,
     *,
     url: str,
@@ -95,8 +95,11 @@ def _base(url: str) -> str:
 
 
 def _row_of(
-    comparison: Comparison, spec: ModelEndpointSpec, info: ServerInfo | None, classes: Mapping[str, HardwareClassSpec]
-) -> Row | None:
+    comparison: HardwareComparison,
+    spec: ModelEndpointSpec,
+    info: ServerInfo | None,
+    classes: Mapping[str, HardwareClassSpec],
+) -> OfferRow | None:
     cpu = info.host.cpu if info is not None and info.host is not None else None
     names = [name for name in (class_of_cpu(classes, cpu) if cpu is not None else None, spec.hardware_class) if name]
     for name in names:
@@ -125,7 +128,7 @@ def _measure(base: str, spec: ModelEndpointSpec, info: ServerInfo | None, *, rat
     )  # fmt: skip
 
 
-def _print(entry: LedgerEntry, row: Row, result: LoadResult) -> None:
+def _print(entry: LedgerEntry, row: OfferRow, result: LoadResult) -> None:
     fact("verified", f"{row.name} core(s), {entry.plan}, at {entry.requests_per_second:.3g} requests/s")
     fact("predicted", f"p95 {entry.predicted_p95_milliseconds:.3g} ms ({entry.origin})")
     interval = f"{entry.measured_p95_low:.3g} to {entry.measured_p95_high:.3g}"
