@@ -46,6 +46,7 @@ COPY operator operator
 COPY runtime runtime
 COPY bench bench
 COPY simulator simulator
+COPY planner planner
 ARG SOURCE_DATE_EPOCH=1795219200
 RUN --mount=type=bind,source=dev/images/inside,target=/media sh /media/install-project /opt/penstock-code
 

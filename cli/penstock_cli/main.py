@@ -26,6 +26,7 @@ COMMANDS = {
     "serve": "Serve a model: fp32 at once, the optimised plan when it is found.",
     "optimize": "Make the artefact only: model, evidence, report.",
     "bench": "Measure an endpoint: cores x lengths x batches.",
+    "plan": "Compare hardware for an endpoint: latency, replicas, cost.",
     "simulate": "Replay load against autoscalers: ours, HPA, KEDA, Knative's.",
     "status": "Show the endpoints of a cluster.",
     "why": "Explain why an endpoint of a cluster is not ready.",
@@ -34,8 +35,8 @@ COMMANDS = {
 }
 """Command -> description. Each is `command` of the module of the same name. The descriptions are here so that
 `penstock --help` imports none of these modules, and no engine."""
-ABOUT_A_CLUSTER = frozenset({"status", "why", "convert"})
-"""Commands whose modules are in the folder `cluster`."""
+FOLDERS = {"status": "cluster.", "why": "cluster.", "convert": "cluster.", "plan": "planning."}
+"""Commands whose modules are in a folder of their own."""
 HEAVY = frozenset({"serve", "optimize", "bench"})
 """Commands that run models."""
 
@@ -52,8 +53,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         try:
-            folder = "cluster." if cmd_name in ABOUT_A_CLUSTER else ""
-            command = importlib.import_module(f"penstock_cli.{folder}{cmd_name}").command
+            command = importlib.import_module(f"penstock_cli.{FOLDERS.get(cmd_name, '')}{cmd_name}").command
         except ModuleNotFoundError as error:
             raise (_not_installed(error, cmd_name) or error) from error
         assert isinstance(command, click.Command)  # noqa: S101 - true for every module in COMMANDS

@@ -10,7 +10,13 @@ _OPTIMIZER = ("onnx",)
 """Packages that every optimisation needs. Looked up, not imported: a process that only serves does not load them."""
 PACKAGES_OF_THE_COMMAND = ("click", "rich")
 """Packages of the command line itself."""
-_EXTRAS = {"serve": "optimizer", "optimize": "optimizer", "bench": "optimizer", "simulate": "simulator"}
+_EXTRAS = {
+    "serve": "optimizer",
+    "optimize": "optimizer",
+    "bench": "optimizer",
+    "simulate": "simulator",
+    "plan": "runtime",
+}
 """Command -> the extra with the packages that it imports. `runtime`, which `optimizer` includes, serves artefacts."""
 
 

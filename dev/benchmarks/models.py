@@ -1,4 +1,4 @@
-"""The models of the benchmarks: the real MiniLM, and DistilBERT and MPNet of the published sizes with random weights.
+"""The models of the benchmarks: the real MiniLM, and DistilBERT, BERT and MPNet of the published sizes, random weights.
 
 Folders are made once, in ~/.cache/penstock/benchmarks (PENSTOCK_BENCHMARKS names another folder).
 """
@@ -85,6 +85,11 @@ def distilbert() -> Path:
     return _made_once("distilbert-66m", _write_distilbert)
 
 
+def bert() -> Path:
+    """BERT-base, 110 M random weights, two labels, the same vocabulary."""
+    return _made_once("bert-base-110m", _write_bert)
+
+
 def distilbert_with_spans() -> Path:
     """The same with a head for question answering."""
     return _made_once("distilbert-66m-spans", lambda folder: _write_distilbert(folder, head="QuestionAnswering"))
@@ -123,6 +128,13 @@ def _write_distilbert(folder: Path, head: str = "SequenceClassification") -> Non
 
     config = transformers.DistilBertConfig(num_labels=2, id2label={0: "NEGATIVE", 1: "POSITIVE"})
     _write_random(folder, getattr(transformers, f"DistilBertFor{head}"), config)
+
+
+def _write_bert(folder: Path) -> None:
+    import transformers
+
+    config = transformers.BertConfig(num_labels=2, id2label={0: "NEGATIVE", 1: "POSITIVE"})
+    _write_random(folder, transformers.BertForSequenceClassification, config)
 
 
 def _write_mpnet(folder: Path) -> None:

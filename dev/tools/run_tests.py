@@ -27,6 +27,7 @@ COMPUTING_TESTS = (
     "tests/golden",
     "tests/operator/scaling/decide",
     "tests/simulator",
+    "tests/planner",
     "tests/optimizer/export",
     "tests/optimizer/guard",
     "tests/optimizer/pod",

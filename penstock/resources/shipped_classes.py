@@ -47,6 +47,15 @@ _SIZES = {
     **dict.fromkeys(("c7g", "m7g", "r7g", "c7gd", "m7gd", "r7gd"),
                     "medium large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge metal"),
     "c7gn": "medium large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge metal",
+    **dict.fromkeys(("c8i", "m8i", "r8i"),
+                    "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 32xlarge 48xlarge 96xlarge "
+                    "metal-48xl metal-96xl"),
+    **dict.fromkeys(("c8a", "m8a", "r8a"),
+                    "medium large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge metal-24xl "
+                    "metal-48xl"),
+    **dict.fromkeys(("c8g", "m8g", "r8g", "c8gd", "m8gd", "r8gd"),
+                    "medium large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge metal-24xl "
+                    "metal-48xl"),
     "inf1": "xlarge 2xlarge 6xlarge 24xlarge",
     "inf2": "xlarge 8xlarge 24xlarge 48xlarge",
 }  # fmt: skip
@@ -112,6 +121,9 @@ _ICE_LAKE = Processors(vendor=_INTEL, family=6, models=(106, 108))
 _CASCADE_LAKE = Processors(vendor=_INTEL, family=6, models=(85,))
 _SAPPHIRE_RAPIDS = Processors(vendor=_INTEL, family=6, models=(143, 207))
 _ZEN4 = Processors(vendor=_AMD, family=25, models=(*range(0x10, 0x20), *range(0xA0, 0xB0)))
+_GRANITE_RAPIDS = Processors(vendor=_INTEL, family=6, models=(173, 174))
+_ZEN5 = Processors(vendor=_AMD, family=26, models=(*range(0x20),))
+_NEOVERSE_V2 = Processors(vendor="0x41", family=8, models=(0xD4F,))
 _NEOVERSE_V1 = Processors(vendor="0x41", family=8, models=(0xD40,))
 
 HARDWARE_CLASSES: dict[str, HardwareClassSpec] = {
@@ -162,6 +174,19 @@ HARDWARE_CLASSES: dict[str, HardwareClassSpec] = {
         isa=Isa.AMX,
         processors=(_SAPPHIRE_RAPIDS,),
     ),
+    "graniterapids": HardwareClassSpec(
+        description="Intel Xeon 6 with P-cores (Granite Rapids): AMX.",
+        architecture=Architecture.AMD64,
+        node_selector_terms=(
+            # Machines of GKE's C4 are Emerald Rapids or Granite Rapids under one label: there, NFD labels decide.
+            *_ec2("c8i", "m8i", "r8i"),
+            _nfd(_INTEL, 6, _GRANITE_RAPIDS.models, _flag("AMXINT8"), _flag("AMXTILE")),
+        ),
+        tolerations=(_ON_DEDICATED_POOLS,),
+        threads_per_core=2,
+        isa=Isa.AMX,
+        processors=(_GRANITE_RAPIDS,),
+    ),
     "zen4": HardwareClassSpec(
         description="AMD EPYC of the 4th generation (Zen 4) with two threads a core: AVX-512 with VNNI and bf16.",
         architecture=Architecture.AMD64,
@@ -188,6 +213,30 @@ HARDWARE_CLASSES: dict[str, HardwareClassSpec] = {
         isa=Isa.AVX512_BF16,
         processors=(_ZEN4,),
     ),
+    "zen5": HardwareClassSpec(
+        description="AMD EPYC of the 5th generation (Zen 5) with two threads a core: AVX-512 with VNNI and bf16.",
+        architecture=Architecture.AMD64,
+        node_selector_terms=(
+            _gke("c4d"),
+            _nfd(_AMD, 26, _ZEN5.models, _flag("AVX512BF16"), _threads(several=True)),
+        ),
+        tolerations=(_ON_DEDICATED_POOLS,),
+        threads_per_core=2,
+        isa=Isa.AVX512_BF16,
+        processors=(_ZEN5,),
+    ),
+    "zen5-full-cores": HardwareClassSpec(
+        description="AMD EPYC of the 5th generation (Zen 5) where a CPU is a whole core, as on EC2.",
+        architecture=Architecture.AMD64,
+        node_selector_terms=(
+            *_ec2("c8a", "m8a", "r8a"),
+            _nfd(_AMD, 26, _ZEN5.models, _flag("AVX512BF16"), _threads(several=False)),
+        ),
+        tolerations=(_ON_DEDICATED_POOLS,),
+        threads_per_core=1,
+        isa=Isa.AVX512_BF16,
+        processors=(_ZEN5,),
+    ),
     "graviton3": HardwareClassSpec(
         description="AWS Graviton 3 (Neoverse V1): 8-bit and bf16 matrix products.",
         architecture=Architecture.ARM64,
@@ -196,6 +245,15 @@ HARDWARE_CLASSES: dict[str, HardwareClassSpec] = {
         threads_per_core=1,
         isa=Isa.NEON_I8MM,
         processors=(_NEOVERSE_V1,),
+    ),
+    "graviton4": HardwareClassSpec(
+        description="AWS Graviton 4 (Neoverse V2): 8-bit and bf16 matrix products.",
+        architecture=Architecture.ARM64,
+        node_selector_terms=_ec2("c8g", "m8g", "r8g", "c8gd", "m8gd", "r8gd"),
+        tolerations=(_ON_DEDICATED_POOLS, _ON_ARM_POOLS),
+        threads_per_core=1,
+        isa=Isa.NEON_I8MM,
+        processors=(_NEOVERSE_V2,),
     ),
     "inf1": HardwareClassSpec(
         description="AWS Inferentia: devices of 4 NeuronCores.",

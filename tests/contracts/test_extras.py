@@ -21,7 +21,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "runtime": ("penstock", "penstock_runtime"),
     "optimizer": ("penstock", "penstock_runtime", "penstock_optimizer"),
     "operator": ("penstock", "penstock_operator"),
-    "simulator": ("penstock", "penstock_simulator"),
+    "simulator": ("penstock", "penstock_simulator", "penstock_planner"),
     "cli,optimizer,simulator": ("penstock_cli", "penstock_bench"),
 }
 """What must be importable with each extra; the empty one is the base installation."""

@@ -60,6 +60,7 @@ def test_heavy_library_is_imported_in_its_place_only(library: str) -> None:
             "operator",
             "bench",
             "simulator",
+            "planner",
         ],
         cwd=ROOT,
         capture_output=True,

@@ -15,6 +15,7 @@ PACKAGES = (
     "runtime/penstock_gateway",
     "bench/penstock_bench",
     "simulator/penstock_simulator",
+    "planner/penstock_planner",
 )
 MOST_LOOSE_MODULES = 12
 """In the root of a package, `__init__.py` and `__main__.py` not counted."""

@@ -40,7 +40,7 @@ def node(name: str = "n", **labels: str) -> NodeFacts:
 
 
 def on(instance: str, name: str = "n", **more: Fraction) -> NodeFacts:
-    arch = "arm64" if instance.startswith("c7g") else "amd64"
+    arch = "arm64" if instance.startswith(("c7g", "c8g")) else "amd64"
     devices = {"aws.amazon.com/neuron": more["neuron"]} if "neuron" in more else {}
     return NodeFacts(name, {"kubernetes.io/arch": arch, EC2: instance}, allocatable={**ROOM, **devices})
 
@@ -74,6 +74,10 @@ BELONGS: list[tuple[NodeFacts, set[str]]] = [
     (on("c7i-flex.2xlarge"), set()),
     (on("m7a.large"), {"zen4-full-cores"}),
     (on("c7g.xlarge"), {"graviton3"}),
+    (on("c8i.2xlarge"), {"graniterapids"}),
+    (on("c8i-flex.2xlarge"), set()),
+    (on("m8a.large"), {"zen5-full-cores"}),
+    (on("c8g.xlarge"), {"graviton4"}),
     (on("c6g.xlarge"), set()),
     (on("inf1.xlarge", neuron=Fraction(1)), {"inf1"}),
     (on("inf2.24xlarge", neuron=Fraction(2)), {"inf2"}),
@@ -88,6 +92,8 @@ BELONGS: list[tuple[NodeFacts, set[str]]] = [
     (gke("c2"), {"cascadelake"}),
     (gke("c3"), {"sapphirerapids"}),
     (gke("c3d"), {"zen4"}),
+    (gke("c4d"), {"zen5"}),
+    (gke("c4"), set()),  # Emerald Rapids or Granite Rapids
     (nfd("Intel", 6, 106, VNNI), {"icelake"}),
     (nfd("Intel", 6, 85, VNNI), {"cascadelake"}),
     (nfd("Intel", 6, 85), set()),  # Skylake
@@ -97,6 +103,10 @@ BELONGS: list[tuple[NodeFacts, set[str]]] = [
     (nfd("Intel", 6, 143, VNNI), set()),  # the hypervisor hides AMX
     (nfd("AMD", 25, 17, "AVX512BF16"), {"zen4"}),
     (nfd("AMD", 25, 17, "AVX512BF16", threads="false"), {"zen4-full-cores"}),
+    (nfd("Intel", 6, 173, VNNI, "AMXINT8", "AMXTILE"), {"graniterapids"}),
+    (nfd("AMD", 26, 2, "AVX512BF16"), {"zen5"}),
+    (nfd("AMD", 26, 17, "AVX512BF16", threads="false"), {"zen5-full-cores"}),
+    (nfd("AMD", 26, 68, "AVX512BF16"), set()),  # a desktop
     (nfd("AMD", 25, 1), set()),  # Zen 3
 ]  # fmt: skip
 

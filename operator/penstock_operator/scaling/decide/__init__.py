@@ -15,7 +15,7 @@ A library without IO and clock: time is an argument. Of Kubernetes it knows only
 from penstock_operator.scaling.decide.decision import Cause, Decision, DecisionCondition, Observation
 from penstock_operator.scaling.decide.demand import Demand
 from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Unknown, Value, known
-from penstock_operator.scaling.decide.replicas import decide
+from penstock_operator.scaling.decide.replicas import decide, replicas_for_load
 from penstock_operator.scaling.decide.service import Service
 from penstock_operator.scaling.decide.settings import ScalingSettings, WhenMissing
 from penstock_operator.scaling.decide.state import Peak, Started, State, dump_handover, restore_handover
@@ -40,5 +40,6 @@ __all__ = [
     "decide",
     "dump_handover",
     "known",
+    "replicas_for_load",
     "restore_handover",
 ]

@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 
 from penstock_operator.scaling.decide import memory
 from penstock_operator.scaling.decide.decision import Cause, Decision, DecisionCondition, Observation
-from penstock_operator.scaling.decide.demand import Capacity, Demand, demand_of, proven, rate_to_keep, rate_to_plan
+from penstock_operator.scaling.decide.demand import (
+    Capacity,
+    Demand,
+    demand_of,
+    proven,
+    rate_to_keep,
+    rate_to_plan,
+    with_reserve,
+)
 from penstock_operator.scaling.decide.explain import explain, number
 from penstock_operator.scaling.decide.measurement import Metrics, Unknown, Value, known
 from penstock_operator.scaling.decide.service import Service
@@ -49,6 +57,15 @@ def decide(
     return (decision, state) if settings.min_replicas > 0 else _around_zero(inputs, decision, state)
 
 
+def replicas_for_load(service: Service, rate: float, headroom: float) -> int:
+    """The replicas that `decide` asks for at a steady load (requests/s) without bounds; at least one for any load."""
+    return max(_whole_replicas(service, with_reserve(rate, headroom, service.capacity()), 1.0), 1 if rate > 0 else 0)
+
+
+def _whole_replicas(service: Service, rate: float, slowdown: float) -> int:
+    return math.ceil(service.replicas_for(rate, slowdown=slowdown) - ROUNDING)
+
+
 @dataclass(frozen=True, slots=True)
 class _Choice:
     replicas: int
@@ -77,7 +94,7 @@ class _Inputs:
         """Replicas that take `rate` (requests/s, reserve included) and work off a backlog (requests)."""
         assert self.service is not None  # noqa: S101 - called with a known service only
         rate += backlog / self.settings.drain_seconds
-        replicas = math.ceil(self.service.replicas_for(rate, slowdown=self.slowdown) - ROUNDING)
+        replicas = _whole_replicas(self.service, rate, self.slowdown)
         if replicas <= 1 and self.seen.metrics.quiet:
             return 0  # the averages take minutes to decay, and would keep the last replica for as long
         return max(replicas, 1 if rate > 0 else 0)

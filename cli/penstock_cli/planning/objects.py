@@ -1,0 +1,123 @@
+"""What `penstock plan NAME` reads of a cluster: the endpoint, hardware classes, OptimizedModels, and its past load."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from penstock.errors import PenstockError
+from penstock.resources.base import API_VERSION
+from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
+from penstock.resources.hardware_class import HardwareClassSpec
+from penstock.resources.optimized_model import OptimizedModelStatus
+from penstock_cli.cluster.kubectl import ClusterReader, Json
+from penstock_planner.evidence import Evidence, of_result
+
+SECONDS = 30.0
+"""No query of Prometheus takes longer."""
+MOST_ANSWER_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """An endpoint of a cluster and what its plan is made from."""
+
+    namespace: str
+    spec: ModelEndpointSpec
+    classes: dict[str, HardwareClassSpec]
+    evidence: tuple[Evidence, ...]
+    requests_per_second: float | None
+    """The load that the autoscaler read last."""
+
+
+def read_cluster(name: str, namespace: str, context: str) -> ClusterPlan:
+    """Read all of it through kubectl. PenstockError when there is no such endpoint, or kubectl fails."""
+    kubectl = ClusterReader(namespace, context)
+    endpoint = kubectl.get("modelendpoints.penstock.dev", name)
+    if endpoint is None:
+        raise PenstockError(
+            f"there is no file {name}, and no ModelEndpoint {name} in this namespace",
+            remedy="Give a YAML file, or a name that penstock status --all-namespaces lists",
+        )
+    return cluster_plan(
+        endpoint,
+        classes=kubectl.items("hardwareclasses.penstock.dev"),
+        models=kubectl.items("optimizedmodels.penstock.dev"),
+    )
+
+
+def cluster_plan(endpoint: Json, *, classes: Sequence[Json], models: Sequence[Json]) -> ClusterPlan:
+    """The plan's inputs from these objects. Objects that another version wrote and this one cannot read are left out.
+
+    SpecError when the endpoint itself cannot be read.
+    """
+    metadata = endpoint["metadata"]
+    value = {"apiVersion": API_VERSION, "kind": "ModelEndpoint", "metadata": {"name": metadata["name"]}}
+    spec = ModelEndpoint.from_object({**value, "spec": endpoint["spec"]}).spec
+    known = {}
+    for one in classes:
+        try:
+            known[str(one["metadata"]["name"])] = HardwareClassSpec.model_validate(one.get("spec") or {})
+        except ValidationError:
+            continue
+    evidence = []
+    for model in models:
+        wanted = model.get("spec") or {}
+        if (wanted.get("model"), wanted.get("task")) != (spec.model, spec.task.value):
+            continue
+        try:
+            result = OptimizedModelStatus.model_validate(model.get("status") or {}).result
+        except ValidationError:
+            continue
+        if result is not None:
+            found = of_result(result, str(wanted.get("hardwareClass", "any")), name=str(model["metadata"]["name"]))
+            evidence += [found] if found is not None else []
+    scaling = (endpoint.get("status") or {}).get("scaling") or {}
+    rate = scaling.get("requestsPerSecond")
+    return ClusterPlan(
+        namespace=str(metadata.get("namespace", "default")),
+        spec=spec,
+        classes=known,
+        evidence=tuple(evidence),
+        requests_per_second=float(rate) if isinstance(rate, int | float) else None,
+    )
+
+
+def week_queries(namespace: str, name: str) -> tuple[str, str]:
+    """PromQL for the mean and the highest request rate of an endpoint's pods in the last seven days."""
+    pods = f"{re.escape(name)}-[a-z0-9]{{1,10}}-[a-z0-9]{{5}}".replace("\\", "\\\\")
+    rate = f'sum(rate(penstock_requests_total{{namespace="{namespace}",pod=~"{pods}"}}[5m]))'
+    return f"avg_over_time({rate}[7d:5m])", f"max_over_time({rate}[7d:5m])"
+
+
+def load_of_week(url: str, namespace: str, name: str) -> tuple[float, float]:
+    """Mean and highest request rate of the last week from a Prometheus; PenstockError when it does not tell."""
+    mean, highest = (_query(url, query) for query in week_queries(namespace, name))
+    return mean, max(mean, highest)
+
+
+def _query(url: str, query: str) -> float:
+    if not url.startswith(("http://", "https://")):
+        raise PenstockError(f"{url} is no URL of a Prometheus", remedy="Give --prometheus http://host:9090")
+    asked = f"{url.rstrip('/')}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+    try:
+        with urllib.request.urlopen(asked, timeout=SECONDS) as answer:
+            result = json.loads(answer.read(MOST_ANSWER_BYTES))["data"]["result"]
+            return float(result[0]["value"][1])
+    except IndexError:
+        raise PenstockError(
+            f"{url} has no requests of this endpoint in the last week",
+            remedy="Give --rate, or the Prometheus that scrapes the pods",
+        ) from None
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+        raise PenstockError(
+            f"{url} did not answer the query ({error})", remedy="Check the URL of Prometheus, or give --rate"
+        ) from error

@@ -1,0 +1,346 @@
+"""`penstock plan`: compares hardware for an endpoint by cost and latency, from what was measured and published."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from penstock.artefact_store import DEFAULT_STORE
+from penstock.errors import ArtefactError, SettingError, SpecError, printable
+from penstock.hardware import CpuIdentity
+from penstock.manifest import MANIFEST_NAME, Manifest
+from penstock.planning.prices import load_prices, shipped_prices
+from penstock.planning.published import FAMILIES, family_of, published_rows
+from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpointSpec
+from penstock.resources.shipped_classes import HARDWARE_CLASSES
+from penstock_cli.options import FiniteRange, PositiveIntegers
+from penstock_cli.planning.objects import ClusterPlan, load_of_week, read_cluster
+from penstock_cli.screen import console, fact
+from penstock_planner.compare import HardwareComparison, Load, compare
+from penstock_planner.evidence import Evidence, of_file, of_manifest
+from penstock_planner.ledger import DEFAULT_LEDGER, error_text, read_ledger
+from penstock_planner.offers import GPU, OfferInputs, class_of_cpu, offers
+from penstock_planner.page import (
+    HEADS,
+    caveats,
+    cells,
+    csv_text,
+    headline,
+    html_page,
+    json_text,
+    judged,
+    unjudged,
+)
+
+DEFAULT_CORES = (1, 2, 4)
+DEFAULT_TOKENS = 65
+"""Mean length of the default workload: log-normal, median 44, p95 186."""
+
+
+class Names(click.ParamType[tuple[str, ...]]):
+    """`icelake,inf1`: names separated by commas."""
+
+    name = "names"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """The names as a tuple."""
+        if isinstance(value, tuple):
+            return value
+        names = tuple(dict.fromkeys(part.strip() for part in str(value).split(",") if part.strip()))
+        if not names:
+            self.fail(f"{value!r} names no hardware class: write it like icelake,zen4", param, ctx)
+        return names
+
+
+@dataclass(frozen=True)
+class PlannedEndpoint:
+    """The endpoint to plan for, and what is known of its measurements."""
+
+    name: str
+    spec: ModelEndpointSpec
+    cluster: ClusterPlan | None = None
+    """None: a file."""
+
+
+@click.command
+@click.argument("target", metavar="FILE|NAME")
+@click.option("--rate", type=FiniteRange(min=0, min_open=True), help="Requests per second, on average over a month.")
+@click.option("--peak", type=FiniteRange(min=0, min_open=True), help="Highest rate that lasts. Default: --rate.")
+@click.option(
+    "--p95",
+    "p95_milliseconds",
+    type=FiniteRange(min=0, min_open=True),
+    help="p95 in milliseconds. Default: objective.latency of the endpoint.",
+)
+@click.option("--classes", type=Names(), help="Hardware classes to compare. Default: all with a price.")
+@click.option(
+    "--cores",
+    type=PositiveIntegers(),
+    default=",".join(map(str, DEFAULT_CORES)),
+    show_default=True,
+    help="Cores of a replica to compare, besides those that were measured.",
+)
+@click.option(
+    "--prices",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="YAML file of prices, instead of the shipped one.",
+)
+@click.option(
+    "--measurements",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="YAML file with further measurements, such as of GPUs.",
+)
+@click.option("--family", type=click.Choice(sorted(FAMILIES)), help="Kind of model, if its name does not tell.")
+@click.option(
+    "--store",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=DEFAULT_STORE,
+    envvar="PENSTOCK_STORE",
+    show_default=True,
+    show_envvar=True,
+    help="Folder of artefacts, whose capacity curves are used.",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Choice(["table", "json", "csv", "html"]),
+    default="table",
+    show_default=True,
+    help="Form of the result, on standard output.",
+)
+@click.option("--namespace", "-n", default="", help="Of NAME. Default: that of the current context.")
+@click.option("--context", default="", help="The context of the kubeconfig. Default: the current one.")
+@click.option("--prometheus", metavar="URL", default="", help="Prometheus with the load of NAME in the last week.")
+@click.option("--verify", metavar="URL", default="", help="Measure the server there, and compare with the plan.")
+@click.option(
+    "--verify-replicas", type=click.IntRange(min=1), default=1, show_default=True, help="Replicas behind that URL."
+)
+@click.option(
+    "--verify-seconds", type=FiniteRange(min=1), default=10.0, show_default=True, help="Duration of the measurement."
+)
+@click.option(
+    "--ledger",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=DEFAULT_LEDGER,
+    show_default=True,
+    help="File with the predictions that were measured.",
+)
+def command(target: str, **options: Any) -> None:
+    """Compare hardware for an endpoint: latency, replicas and cost of each class and number of cores.
+
+    FILE is a ModelEndpoint: its artefacts in --store, the shipped classes and prices are used. NAME is an endpoint of
+    the cluster: its classes, prices and OptimizedModels are used, through kubectl with your rights.
+
+    Replicas are those that the autoscaler would ask for. Reserved cost is of whole nodes for the peak, used cost of the
+    share of nodes that the mean load takes. Each figure is measured, published or estimated, with its interval.
+    """
+    subject = _subject(target, options["namespace"], options["context"])
+    ledger = options["ledger"].expanduser()
+    load, notes = _load(subject, options)
+    inputs = _inputs(subject, options)
+    if inputs.shape is None:
+        notes.append("the kind of model is not known from its name: give --family for published figures")
+    notes += [f"prices: {inputs.prices.summary} ({inputs.prices.source})"]
+    notes += filter(None, [error_text(read_ledger(ledger))])
+    names = options["classes"] or _default_classes(inputs)
+    comparison = compare(offers(inputs, names, options["cores"], chosen=options["classes"] or ()), load, notes=notes)
+    if subject.cluster is not None:
+        comparison = replace(comparison, notes=(*_present_class(subject, comparison), *comparison.notes))
+    output = options["output"]
+    if output == "table":
+        _print_table(comparison)
+    else:
+        click.echo(_TEXTS[output](comparison), nl=False)
+    if options["verify"]:
+        from penstock_cli.planning.verification import verify_plan
+
+        verify_plan(
+            comparison, subject.spec, url=options["verify"], replicas=options["verify_replicas"],
+            seconds=options["verify_seconds"], classes=inputs.classes, ledger=ledger, quiet=output != "table",
+        )  # fmt: skip
+
+
+_TEXTS: dict[str, Callable[[HardwareComparison], str]] = {
+    "json": json_text,
+    "csv": csv_text,
+    "html": partial(html_page, title="Hardware for the endpoint"),
+}
+
+
+def _inputs(subject: PlannedEndpoint, options: dict[str, Any]) -> OfferInputs:
+    prices, family = options["prices"], options["family"]
+    return OfferInputs(
+        classes=HARDWARE_CLASSES if subject.cluster is None else subject.cluster.classes,
+        prices=shipped_prices() if prices is None else load_prices(prices),
+        evidence=_evidence(subject, options["store"], options["measurements"]),
+        published=published_rows(),
+        shape=FAMILIES[family] if family is not None else family_of(subject.spec.model),
+        tokens=_bucket(subject.spec),
+    )
+
+
+def _subject(target: str, namespace: str, context: str) -> PlannedEndpoint:
+    """The file, or the endpoint of the cluster with that name."""
+    if Path(target).is_file() or target.endswith((".yaml", ".yml", ".json")):
+        endpoint = ModelEndpoint.from_file(Path(target))
+        return PlannedEndpoint(endpoint.metadata.name, endpoint.spec)
+    cluster = read_cluster(target, namespace, context)
+    return PlannedEndpoint(target, cluster.spec, cluster)
+
+
+def _load(subject: PlannedEndpoint, options: dict[str, Any]) -> tuple[Load, list[str]]:
+    rate, peak, p95, prometheus = options["rate"], options["peak"], options["p95_milliseconds"], options["prometheus"]
+    notes = []
+    if rate is None and subject.cluster is not None:
+        if prometheus:
+            rate, highest = load_of_week(prometheus, subject.cluster.namespace, subject.name)
+            notes.append(f"load of the last week: {rate:.3g} requests/s on average, {highest:.3g} at the peak")
+            peak = highest if peak is None else peak
+        else:
+            rate = subject.cluster.requests_per_second
+            if rate:
+                notes.append(f"load at present: {rate:.3g} requests/s; give --prometheus for that of the last week")
+    if not rate:
+        raise SettingError(
+            "the load is not known", field="--rate", remedy="Give --rate, the requests per second, such as --rate 200"
+        )
+    if p95 is None:
+        latency = subject.spec.objective.latency
+        if latency is None:
+            raise SettingError(
+                "the endpoint has no objective.latency",
+                field="--p95",
+                remedy="Give --p95 in milliseconds, such as --p95 50",
+            )
+        p95 = latency.p95_milliseconds
+    peak = rate if peak is None else peak
+    if peak < rate:
+        raise SettingError(f"--peak {peak:g} is under --rate {rate:g}", field="--peak", remedy="Raise --peak")
+    spec = subject.spec
+    scaling, gateway = spec.scaling, spec.gateway
+    pooled = gateway.mode is GatewayMode.ALWAYS or (gateway.mode is GatewayMode.AUTO and scaling.min_replicas == 0)
+    load = Load(
+        mean=rate,
+        peak=peak,
+        p95_milliseconds=p95,
+        headroom=scaling.headroom,
+        # In a file, maxReplicas is often the default: it limits only where it was written.
+        most_replicas=scaling.max_replicas if "max_replicas" in scaling.model_fields_set else None,
+        least_replicas=max(scaling.min_replicas, 1),
+        pooled=pooled,
+    )
+    return load, notes
+
+
+def _bucket(spec: ModelEndpointSpec) -> int:
+    """The compiled length for the mean length of the workload: a power of two from 32."""
+    lengths = spec.workload.sequence_lengths
+    mean = sum(lengths) / len(lengths) if lengths else DEFAULT_TOKENS
+    return max(32, 1 << math.ceil(math.log2(max(mean, 1))))
+
+
+def _this_processor() -> CpuIdentity | None:
+    try:
+        from penstock_runtime.host import read_host
+
+        return read_host().cpu
+    except (ModuleNotFoundError, OSError):
+        return None  # without the runtime, nothing was measured here
+
+
+def _evidence(subject: PlannedEndpoint, store: Path, given: Path | None) -> tuple[Evidence, ...]:
+    found: list[Evidence] = []
+    if subject.cluster is not None:
+        found += subject.cluster.evidence
+    else:
+        found += _of_store(subject.spec, store, _this_processor())
+    if given is not None:
+        try:
+            text = given.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingError(
+                f"{given} cannot be read ({error})", field="--measurements", remedy="Give a readable YAML file"
+            ) from error
+        found += of_file(text, name=str(given))
+    return tuple(found)
+
+
+def _of_store(spec: ModelEndpointSpec, store: Path, here: CpuIdentity | None) -> list[Evidence]:
+    """The newest artefact of this model and task for each class and number of cores."""
+    newest: dict[tuple[str, int], tuple[str, Evidence]] = {}
+    for path in sorted(store.glob(f"*/{MANIFEST_NAME}")):
+        try:
+            manifest = Manifest.load(path.parent)
+        except ArtefactError:
+            continue  # an interrupted or foreign folder; penstock optimize reports it
+        if (manifest.model.source, manifest.task) != (spec.model, spec.task):
+            continue
+        name = class_of_cpu(HARDWARE_CLASSES, manifest.cpu) or "any"
+        evidence = of_manifest(manifest, name, here=here, folder=str(path.parent))
+        key = (name, manifest.cores)
+        if evidence is not None and (key not in newest or newest[key][0] < manifest.created):
+            newest[key] = (manifest.created, evidence)
+    return [evidence for _, evidence in newest.values()]
+
+
+def _default_classes(inputs: OfferInputs) -> tuple[str, ...]:
+    """Classes with a price; GPUs too. One that was measured and has none is kept, to state that."""
+    priced = [name for name, spec in inputs.classes.items() if spec.price is not None or name in inputs.prices.classes]
+    gpus = [name for name in inputs.prices.classes if name.startswith(GPU)]
+    measured = [one.hardware_class for one in inputs.evidence]
+    found = tuple(dict.fromkeys([*priced, *gpus, *measured]))
+    if not found:
+        raise SpecError(
+            "no hardware class has a price",
+            remedy="Set price.perCoreHour of the classes, or give --prices",
+        )
+    return found
+
+
+def _present_class(subject: PlannedEndpoint, comparison: HardwareComparison) -> tuple[str, ...]:
+    """Whether another class is cheaper than the endpoint's own."""
+    spec, best = subject.spec, comparison.best
+    own = next(
+        (
+            row
+            for row in comparison.rows
+            if (row.offer.hardware_class, row.offer.cores) == (spec.hardware_class, spec.cores)
+        ),
+        None,
+    )
+    if own is None or own.sizing is None:
+        return (f"the endpoint's own hardware ({spec.hardware_class}, {spec.cores} core(s)) has no figures here",)
+    if best is None or best.sizing is None:
+        return ()
+    if best.offer is own.offer:
+        return (f"the endpoint's class {spec.hardware_class} with {spec.cores} core(s) is the cheapest",)
+    saved = own.sizing.reserved_per_month - best.sizing.reserved_per_month
+    state = "" if own.is_feasible else ", and misses the objective"
+    text = (
+        f"{best.name} core(s) would be cheaper than the endpoint's {spec.hardware_class}, {spec.cores}{state}: "
+        f"{best.sizing.reserved_per_month:,.0f} against {own.sizing.reserved_per_month:,.0f} a month reserved "
+        f"({saved:,.0f} less)"
+    )
+    return (text,)
+
+
+def _print_table(comparison: HardwareComparison) -> None:
+    fact("plan", headline(comparison))
+    table = Table(*HEADS, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for row in judged(comparison):
+        style = "bold" if row is comparison.best else "" if row.is_feasible else "dim"
+        table.add_row(*map(printable, cells(row)), style=style)
+    console.print(table)
+    for text in unjudged(comparison):
+        fact("unknown", text)
+    for text in caveats(comparison):
+        fact("limit", text)
+    for text in comparison.notes:
+        fact("note", text)

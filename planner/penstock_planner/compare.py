@@ -1,0 +1,299 @@
+"""Compares offers for a load: p95, replicas, cost, and why each offer that is not chosen lost. Pure.
+
+Replicas at the mean and at the peak are those that the autoscaler asks for at a steady load, from the same capacity
+model and headroom. Two costs are given:
+
+    reserved   whole nodes for the replicas of the peak, all month
+    used       the share of nodes that the replicas of the mean load take, as an autoscaled endpoint on shared nodes
+
+Every figure has an interval, from the interval of its evidence. Measured offers are judged as measured, published and
+estimated ones at the slow end of their interval: an estimate wins only if it is cheaper even when it is wrong by as
+much as it may be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from penstock.planning.prices import per_million, per_month
+from penstock_operator.scaling.decide import Service, replicas_for_load
+from penstock_planner.evidence import Evidence, Origin, faster
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the endpoint must serve."""
+
+    mean: float
+    """Requests per second, on average over a month; over 0."""
+    peak: float
+    """The highest rate that lasts; at least the mean."""
+    p95_milliseconds: float
+    headroom: float = 0.75
+    """`spec.scaling.headroom`."""
+    most_replicas: int | None = None
+    """`spec.scaling.maxReplicas`, if it limits the plan."""
+    least_replicas: int = 1
+    pooled: bool = False
+    """Requests go through a gateway to the least busy replica."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that replicas are bought on."""
+
+    name: str
+    """Instance type; `a core` where a class has a price for each core."""
+    per_hour: float
+    replicas: int
+    """Replicas of the offer that fit on one."""
+    is_share: bool = False
+    """The price is of a replica, not of a node: nodes are shared with other workloads."""
+
+    def reserved_per_hour(self, replicas: int) -> float:
+        """Whole nodes for this many replicas."""
+        return math.ceil(replicas / self.replicas) * self.per_hour
+
+    def used_per_hour(self, replicas: float) -> float:
+        """The share of nodes that they take."""
+        return replicas / self.replicas * self.per_hour
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A hardware class with a number of cores: what is known of it, and the nodes to buy it on."""
+
+    hardware_class: str
+    cores: int
+    evidence: tuple[Evidence, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    problem: str = ""
+    """Why it cannot be judged, such as a missing price."""
+    remedy: str = ""
+    caveats: tuple[str, ...] = ()
+    not_chosen: str = ""
+    """Why it is only shown for comparison, such as a GPU, which Penstock has no runtime for."""
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """One piece of evidence on one kind of node at one speed within its interval."""
+
+    replicas_mean: int
+    replicas_peak: int
+    p95_mean: float
+    p95_peak: float
+    reserved_per_month: float
+    used_per_month: float
+    reserved_per_million: float
+    used_per_million: float
+    capacity: float
+    """Requests/s of one replica within the objective."""
+    within_objective: bool
+
+
+@dataclass(frozen=True)
+class OfferRow:
+    """One offer in the comparison."""
+
+    offer: Offer
+    evidence: Evidence | None = None
+    node: Node | None = None
+    sizing: Sizing | None = None
+    slow: Sizing | None = None
+    """At the slow end of the interval."""
+    fast: Sizing | None = None
+    is_feasible: bool = False
+    why: str = ""
+    """Why it is chosen, or why it lost."""
+
+    @property
+    def ranked(self) -> Sizing | None:
+        """What is judged: of an estimate or a publication the slow end, of a measurement the figure itself."""
+        return self.slow if self.evidence is not None and _is_rough(self.evidence) else self.sizing
+
+    @property
+    def name(self) -> str:
+        """Class and cores."""
+        return f"{self.offer.hardware_class}, {self.offer.cores}"
+
+
+@dataclass(frozen=True)
+class HardwareComparison:
+    """All offers, the best first."""
+
+    load: Load
+    rows: tuple[OfferRow, ...]
+    nearest: str = ""
+    """What would be feasible, where nothing is."""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def best(self) -> OfferRow | None:
+        """The chosen one; None when nothing meets the objective."""
+        return next((row for row in self.rows if row.is_feasible and not row.offer.not_chosen), None)
+
+
+def compare(offers: Iterable[Offer], load: Load, *, notes: Sequence[str] = ()) -> HardwareComparison:
+    """The comparison. ValueError for a load without requests, or with a peak under its mean."""
+    if not (load.mean > 0 and load.peak >= load.mean and load.p95_milliseconds > 0):
+        raise ValueError("the mean must be over 0, the peak at least the mean, and the p95 over 0")
+    rows = sorted((_row(offer, load) for offer in offers), key=_order)
+    best = next((row for row in rows if row.is_feasible and not row.offer.not_chosen), None)
+    explained = tuple(_explained(row, best, load) for row in rows)
+    return HardwareComparison(load, explained, "" if best else _nearest(explained, load), tuple(notes))
+
+
+def size(evidence: Evidence, node: Node, load: Load, *, speed: float = 1.0) -> Sizing | None:
+    """Replicas, p95 and cost for a load on one kind of node; None when the curve has no rate that is kept up with."""
+    service = Service.from_curve(
+        faster(evidence.curve, speed), p95_objective_milliseconds=load.p95_milliseconds, pooled=load.pooled
+    )
+    if service is None:
+        return None
+    mean = max(replicas_for_load(service, load.mean, load.headroom), load.least_replicas, 1)
+    peak = max(replicas_for_load(service, load.peak, load.headroom), mean)
+    reserved, used = node.reserved_per_hour(peak), node.used_per_hour(mean)
+    return Sizing(
+        replicas_mean=mean,
+        replicas_peak=peak,
+        p95_mean=service.p95_of(load.mean, mean),
+        p95_peak=service.p95_of(load.peak, peak),
+        reserved_per_month=per_month(reserved),
+        used_per_month=per_month(used),
+        reserved_per_million=per_million(reserved, load.mean),
+        used_per_million=per_million(used, load.mean),
+        capacity=service.rate,
+        within_objective=service.within_objective,
+    )
+
+
+def _feasible(sizing: Sizing | None, load: Load) -> bool:
+    if sizing is None or not sizing.within_objective:
+        return False
+    late = max(sizing.p95_mean, sizing.p95_peak) > load.p95_milliseconds
+    return not late and (load.most_replicas is None or sizing.replicas_peak <= load.most_replicas)
+
+
+def _row(offer: Offer, load: Load) -> OfferRow:
+    """The best evidence and node of an offer."""
+    best: OfferRow | None = None
+    for evidence in offer.evidence:
+        for node in offer.nodes:
+            sizing = size(evidence, node, load)
+            if sizing is None:
+                continue
+            slow = size(evidence, node, load, speed=evidence.interval.low)
+            fast = size(evidence, node, load, speed=evidence.interval.high)
+            row = OfferRow(offer, evidence, node, sizing, slow, fast)
+            row = replace(row, is_feasible=_feasible(row.ranked, load))
+            if best is None or _order(row) < _order(best):
+                best = row
+    return best or OfferRow(offer)
+
+
+def _order(row: OfferRow) -> tuple[float, ...]:
+    sizing, ranked = row.sizing, row.ranked
+    if sizing is None or ranked is None:
+        return (2, 0, 0)
+    if row.is_feasible:
+        return (0, ranked.reserved_per_month, ranked.used_per_month, sizing.p95_peak)
+    return (1, sizing.p95_mean, sizing.reserved_per_month)
+
+
+def _explained(row: OfferRow, best: OfferRow | None, load: Load) -> OfferRow:
+    return OfferRow(
+        row.offer, row.evidence, row.node, row.sizing, row.slow, row.fast, row.is_feasible, _why(row, best, load)
+    )
+
+
+def _why(row: OfferRow, best: OfferRow | None, load: Load) -> str:
+    sizing = row.sizing
+    if sizing is None:
+        if row.offer.problem:
+            return f"{row.offer.problem}. {row.offer.remedy}" if row.offer.remedy else row.offer.problem
+        return "no rate was measured that a replica keeps up with. Optimise again with more time"
+    if best is not None and row.offer is best.offer:
+        runner_up = "cheapest within the objective"
+        return (
+            f"{runner_up}, even at the slow end of its interval"
+            if row.evidence and _is_rough(row.evidence)
+            else (runner_up)
+        )
+    judged = row.ranked or sizing
+    if not judged.within_objective or max(judged.p95_mean, judged.p95_peak) > load.p95_milliseconds:
+        if judged is not sizing and sizing.within_objective:
+            return f"{_origin(row)}: may miss the p95 of {load.p95_milliseconds:g} ms; measure it on this class"
+        return f"misses the p95: {sizing.p95_mean:.3g} ms at the mean load, {load.p95_milliseconds:g} ms allowed"
+    if load.most_replicas is not None and judged.replicas_peak > load.most_replicas:
+        return f"needs {judged.replicas_peak} replicas at the peak, scaling.maxReplicas is {load.most_replicas}"
+    if row.offer.not_chosen:
+        return f"for comparison: {row.offer.not_chosen}"
+    if best is None or best.sizing is None:
+        return ""
+    return _dearer(row, sizing, best, best.sizing)
+
+
+def _dearer(row: OfferRow, sizing: Sizing, best: OfferRow, chosen: Sizing) -> str:
+    fast = row.fast or sizing
+    if sizing.reserved_per_month > chosen.reserved_per_month * 1.005:
+        times = sizing.reserved_per_month / chosen.reserved_per_month
+        more = f"costs {times:.2f} times as much" if times < 10 else f"costs {times:.0f} times as much"
+        if fast.reserved_per_month < chosen.reserved_per_month:
+            return f"{more}, and is {_origin(row)}: at the fast end of its interval it would be cheaper; measure it"
+        return more
+    if row.evidence is not None and sizing.reserved_per_month < chosen.reserved_per_month * 0.995:
+        return f"looks cheaper, and is {_origin(row)}: not at the slow end of its interval; measure it"
+    if sizing.used_per_month > chosen.used_per_month * 1.005:
+        return f"same reserved cost, used cost {sizing.used_per_month / chosen.used_per_month:.2f} times as high"
+    return f"same cost as {best.name}"
+
+
+def _is_rough(evidence: Evidence) -> bool:
+    return evidence.origin in {Origin.ESTIMATED, Origin.PUBLISHED}
+
+
+def _origin(row: OfferRow) -> str:
+    return row.evidence.origin.value if row.evidence is not None else "unknown"
+
+
+def _nearest(rows: Sequence[OfferRow], load: Load) -> str:
+    """What is feasible next to the objective: a later p95, or more replicas."""
+    judged = [row for row in rows if row.sizing is not None and row.evidence is not None and row.node is not None]
+    if not judged:
+        return "nothing can be judged: measure a class (penstock optimize), or give --measurements and --prices"
+    limited = [row for row in judged if row.sizing and row.sizing.within_objective and load.most_replicas is not None]
+    in_time = [row for row in limited if row.sizing and row.sizing.p95_peak <= load.p95_milliseconds]
+    if in_time:
+        row = min(in_time, key=lambda one: one.sizing.replicas_peak if one.sizing else 0)
+        assert row.sizing is not None  # noqa: S101 - of those above
+        return (
+            f"nearest: {row.name} core(s) with scaling.maxReplicas {row.sizing.replicas_peak}, "
+            f"{row.sizing.reserved_per_month:,.0f} a month reserved"
+        )
+    return _later(judged, load)
+
+
+def _later(rows: Sequence[OfferRow], load: Load) -> str:
+    """The earliest p95 that any offer keeps at this load."""
+    found: list[tuple[float, float, OfferRow]] = []
+    for row in rows:
+        assert row.evidence is not None and row.node is not None  # noqa: S101, PT018 - of the judged rows
+        speed = row.evidence.interval.low if _is_rough(row.evidence) else 1.0
+        p95s = sorted({point.p95_milliseconds / speed for point in row.evidence.curve.points})
+        for p95 in p95s:
+            # A little over the measured value, as a whole number of milliseconds above 10.
+            asked = math.ceil(p95) if p95 > 10 else math.ceil(p95 * 10) / 10
+            if asked <= load.p95_milliseconds:
+                continue
+            changed = replace(load, p95_milliseconds=asked)
+            sizing = size(row.evidence, row.node, changed, speed=speed)
+            if sizing is not None and _feasible(sizing, changed):
+                found.append((asked, sizing.reserved_per_month, row))
+                break
+    if not found:
+        return "no offer keeps up with this load at any p95 within its replicas"
+    asked, cost, row = min(found, key=lambda one: (one[0], one[1]))
+    return f"nearest: {row.name} core(s) with a p95 of {asked:g} ms, {cost:,.0f} a month reserved"

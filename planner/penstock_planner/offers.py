@@ -1,0 +1,309 @@
+"""Offers from hardware classes, prices and evidence: the nodes that hold a replica, and what is known of it.
+
+An offer is a hardware class with a number of cores. Its evidence is measured or given; where there is none, published
+figures count, and then estimates. Inferentia and GPUs have published and estimated figures only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from penstock.hardware import CpuIdentity
+from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, Basis, Generation, NeuronFigure, figures_for
+from penstock.planning.prices import InstancePrice, PriceList
+from penstock.planning.published import Mode, ModelShape, PublishedFigure, family_of
+from penstock.resources.hardware_class import HardwareClassSpec
+from penstock_planner.compare import Node, Offer
+from penstock_planner.evidence import CLOSED_LOOP_ERROR, Evidence, Interval, Origin, curve_of_closed_loop, faster, wider
+
+GPU = "gpu-"
+"""Beginning of the names of GPU classes in a price list. Penstock has no GPU runtime: they are for comparison."""
+NODE_RESERVE = 1
+"""Physical cores of each node that are kept for the kubelet, the system and daemons, as `reservedSystemCPUs`."""
+GPU_CAVEATS = (
+    "published GPU figures are of the device or of one process: HTTP and tokenisation are not included",
+    "the PyTorch figures of 2021 are half of what TensorRT reaches on the same T4",
+    "int8 figures are left out: their accuracy was not compared with fp32",
+)
+NEURON_CAVEATS = (
+    NOT_RUN,
+    "published Neuron figures are of one process: HTTP and tokenisation are not included and may limit the rate",
+)
+
+
+@dataclass(frozen=True)
+class CorePeak:
+    """Arithmetic of one physical core."""
+
+    int8: float
+    """8-bit multiply-accumulates in a cycle."""
+    fp32: float
+    """fp32 multiply-accumulates in a cycle."""
+    gigahertz: float
+    """Sustained, of the cloud's instances."""
+
+    def ratio_to(self, other: CorePeak) -> Interval:
+        """Speed against another processor: between the ratios of their int8 and of their fp32 arithmetic."""
+        clock = self.gigahertz / other.gigahertz
+        ratios = sorted((self.int8 / other.int8 * clock, self.fp32 / other.fp32 * clock))
+        return Interval(ratios[0], ratios[1])
+
+
+CORE_PEAKS = {
+    "cascadelake": CorePeak(128, 32, 3.1),
+    "icelake": CorePeak(128, 32, 3.2),
+    "sapphirerapids": CorePeak(1024, 32, 3.0),
+    "graniterapids": CorePeak(1024, 32, 3.2),
+    "zen4": CorePeak(64, 16, 3.5),
+    "zen4-full-cores": CorePeak(64, 16, 3.5),
+    "zen5": CorePeak(128, 32, 4.0),
+    "zen5-full-cores": CorePeak(128, 32, 4.0),
+    "graviton3": CorePeak(128, 16, 2.6),
+    "graviton4": CorePeak(128, 16, 2.8),
+}
+"""From the optimisation guides of Intel, AMD and Arm: width and number of the dot-product and FMA pipes, and AMX."""
+MOST_SCALED = 0.2
+"""An estimate for another number of cores is off by up to this share."""
+
+
+@dataclass(frozen=True)
+class OfferInputs:
+    """Everything that offers are made from."""
+
+    classes: Mapping[str, HardwareClassSpec]
+    prices: PriceList
+    evidence: tuple[Evidence, ...] = ()
+    published: tuple[PublishedFigure, ...] = ()
+    shape: ModelShape | None = None
+    """Of the model; None: no published figures and no estimates for accelerators."""
+    tokens: int = 128
+    """The compiled length that the endpoint's texts fit into."""
+
+
+def class_of_cpu(classes: Mapping[str, HardwareClassSpec], cpu: CpuIdentity) -> str | None:
+    """The class that this processor belongs to, by itself or, where a hypervisor hides it, by its instruction set.
+
+    Classes without a promise about the processor (such as `any`) do not count.
+    """
+    promising = {name: spec for name, spec in classes.items() if spec.isa is not None}
+    for name, spec in promising.items():
+        if not spec.objection(cpu, name=name):
+            return name
+    if cpu.microarchitecture:
+        return None
+    return next((name for name, spec in promising.items() if spec.isa is cpu.isa), None)
+
+
+def offers(
+    inputs: OfferInputs, names: Sequence[str], cores: Sequence[int], *, chosen: Sequence[str] = ()
+) -> tuple[Offer, ...]:
+    """An offer for each class and each of these numbers of cores, and for those that were measured.
+
+    Inferentia is offered in whole devices: of the sizes with published or fitted figures. A GPU class has one GPU. Inf1
+    is for comparison only unless the user names it in `chosen`; GPUs always.
+    """
+    found = []
+    for name in names:
+        measured = {one.cores for one in inputs.evidence if one.hardware_class == name}
+        spec = inputs.classes.get(name)
+        if name.startswith(GPU):
+            counts = measured or {1}
+        elif spec is not None and spec.neuron is not None:
+            counts = measured | ({4, 16} if name == Generation.INF1.value else {spec.neuron.cores_per_device})
+        else:
+            counts = measured | set(cores)
+        made = [_offer(inputs, name, spec, count) for count in sorted(counts)]
+        found += [replace(offer, not_chosen=_not_chosen(name, chosen)) for offer in made]
+    return tuple(found)
+
+
+def _not_chosen(name: str, chosen: Sequence[str]) -> str:
+    if name.startswith(GPU):
+        return "Penstock has no GPU runtime"
+    if name == Generation.INF1.value and name not in chosen:
+        return f"{INF1_UNSUPPORTED}; name it in --classes to choose it"
+    return ""
+
+
+def _offer(inputs: OfferInputs, name: str, spec: HardwareClassSpec | None, cores: int) -> Offer:
+    caveats: tuple[str, ...] = ()
+    if name.startswith(GPU):
+        caveats = GPU_CAVEATS
+    elif spec is not None and spec.neuron is not None:
+        caveats = NEURON_CAVEATS + ((INF1_UNSUPPORTED,) if name == Generation.INF1.value else ())
+    offer = Offer(name, cores, caveats=caveats)
+    if spec is None and not name.startswith(GPU):
+        return replace(
+            offer, problem=f"there is no hardware class {name}", remedy="List the classes: kubectl get hardwareclasses"
+        )
+    nodes = _nodes(inputs.prices, name, spec, cores)
+    if not nodes:
+        return replace(
+            offer,
+            problem=f"no price of a node for {cores} core(s) of {name}",
+            remedy="Set price.perCoreHour of the class, or add instance types to --prices",
+        )
+    evidence = _evidence(inputs, name, spec, cores)
+    if not evidence:
+        return replace(
+            offer,
+            nodes=nodes,
+            problem=f"nothing is known of this model on {name}",
+            remedy="Run penstock optimize on such a node, or give --measurements",
+        )
+    return replace(offer, nodes=nodes, evidence=evidence)
+
+
+def _nodes(prices: PriceList, name: str, spec: HardwareClassSpec | None, cores: int) -> tuple[Node, ...]:
+    if spec is not None and spec.price is not None:
+        return (Node(f"{cores} x a core", spec.price.per_core_hour * cores, 1, is_share=True),)
+    found = []
+    for instance, price in prices.classes.get(name, {}).items():
+        fitting = _replicas_on(price, name, spec, cores)
+        if fitting > 0:
+            found.append(Node(instance, price.per_hour, fitting))
+    return tuple(found)
+
+
+def _replicas_on(price: InstancePrice, name: str, spec: HardwareClassSpec | None, cores: int) -> int:
+    if spec is None or name.startswith(GPU):
+        return max(price.devices, 1) // cores
+    if spec.neuron is not None:
+        devices = cores // spec.neuron.cores_per_device
+        host = devices * spec.neuron.host_cpus_per_device
+        return min(price.devices // devices, price.cpus // host) if devices else 0
+    return (price.cpus // spec.threads_per_core - NODE_RESERVE) // cores
+
+
+def _evidence(inputs: OfferInputs, name: str, spec: HardwareClassSpec | None, cores: int) -> tuple[Evidence, ...]:
+    own = tuple(one for one in inputs.evidence if (one.hardware_class, one.cores) == (name, cores))
+    if own:
+        return own
+    shape = inputs.shape
+    if shape is not None and spec is not None and spec.neuron is not None:
+        rows, tokens = inputs.published, inputs.tokens
+        return (
+            tuple(_of_neuron(figure, name) for figure in figures_for(rows, Generation(name), cores, shape, tokens))
+            if name in set(Generation)
+            else ()
+        )
+    if shape is not None and name.startswith(GPU):
+        return _gpu(inputs.published, name, shape, inputs.tokens)
+    return (
+        _scaled_cores(inputs, name, cores) or _published_cpu(inputs, name, cores) or _scaled_class(inputs, name, cores)
+    )
+
+
+def _of_neuron(figure: NeuronFigure, name: str) -> Evidence:
+    low, high = figure.lowest_per_second, figure.highest_per_second
+    interval = Interval.around(CLOSED_LOOP_ERROR)
+    if low is not None and high is not None and low < high:
+        interval = Interval(min(low / figure.per_second, 1 - 0.1), max(high / figure.per_second, 1 + 0.1))
+    return Evidence(
+        hardware_class=name,
+        cores=figure.cores,
+        plan=figure.candidate.summary,
+        curve=curve_of_closed_loop(figure.per_second, figure.latency_milliseconds, batch=figure.candidate.batch),
+        origin=Origin.PUBLISHED if figure.basis is Basis.PUBLISHED else Origin.ESTIMATED,
+        basis=figure.evidence,
+        interval=interval,
+        caveats=(NOT_RUN, "latency under load estimated by a queueing formula"),
+    )
+
+
+def _gpu(rows: Iterable[PublishedFigure], name: str, shape: ModelShape, tokens: int) -> tuple[Evidence, ...]:
+    found = []
+    for row in rows:
+        family = family_of(row.model)
+        if row.hardware_class != name or family is None or family.family != shape.family or row.precision == "int8":
+            continue
+        if row.mode is not Mode.GPU or row.tokens < tokens:
+            continue
+        curve = curve_of_closed_loop(row.per_second, row.latency_milliseconds, batch=row.batch)
+        caveats = [f"published at {row.tokens} tokens"] + ([row.remark] if row.remark else [])
+        found.append(
+            Evidence(
+                name, 1, f"{row.software}, {row.precision}, batch {row.batch}", curve, Origin.PUBLISHED,
+                f"{row.model}: {row.source}", Interval.around(CLOSED_LOOP_ERROR), tuple(caveats),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _published_cpu(inputs: OfferInputs, name: str, cores: int) -> tuple[Evidence, ...]:
+    """Published rows of a CPU class for this number of cores, of the shortest length that covers the endpoint's."""
+    shape = inputs.shape
+    if shape is None:
+        return ()
+    rows = [
+        row
+        for row in inputs.published
+        if row.mode is Mode.CPU and (row.hardware_class, row.instance_cores) == (name, cores)
+        and row.tokens >= inputs.tokens
+        and (family := family_of(row.model)) is not None and family.family == shape.family
+    ]  # fmt: skip
+    nearest = min((row.tokens for row in rows), default=0)
+    return tuple(
+        Evidence(
+            name, cores, f"{row.software}, {row.precision}",
+            curve_of_closed_loop(row.per_second, row.latency_milliseconds), Origin.PUBLISHED,
+            f"{row.model} at {row.tokens} tokens: {row.source}", Interval.around(CLOSED_LOOP_ERROR),
+            (row.remark, "the software of the publication, not Penstock"),
+        )
+        for row in rows
+        if row.tokens == nearest
+    )  # fmt: skip
+
+
+def _scaled_cores(inputs: OfferInputs, name: str, cores: int) -> tuple[Evidence, ...]:
+    """An estimate from the nearest measured number of cores of the same class."""
+    measured = [one for one in inputs.evidence if one.hardware_class == name]
+    if not measured:
+        return ()
+    source = min(measured, key=lambda one: (abs(math.log(cores / one.cores)), one.cores))
+    factor = cores / source.cores
+    # Fewer cores run a long text more slowly as well; more cores are not counted to make it faster.
+    curve = wider(source.curve, factor) if factor > 1 else faster(source.curve, factor)
+    return (
+        replace(
+            source,
+            cores=cores,
+            curve=curve,
+            origin=Origin.ESTIMATED,
+            basis=f"in proportion to the cores, from {source.cores} measured ({source.basis})",
+            interval=source.interval.times(Interval.around(MOST_SCALED)),
+        ),
+    )
+
+
+def _scaled_class(inputs: OfferInputs, name: str, cores: int) -> tuple[Evidence, ...]:
+    """An estimate from the class that was measured, by the arithmetic of a core."""
+    peak = CORE_PEAKS.get(name)
+    sources = [one for one in inputs.evidence if one.hardware_class in CORE_PEAKS]
+    if peak is None or not sources:
+        return ()
+    source = min(sources, key=lambda one: (abs(math.log(cores / one.cores)), one.cores))
+    ratio = peak.ratio_to(CORE_PEAKS[source.hardware_class])
+    # The middle of a ratio is its geometric mean.
+    middle = math.sqrt(ratio.low * ratio.high)
+    factor = cores / source.cores
+    curve = wider(source.curve, factor) if factor > 1 else faster(source.curve, factor)
+    interval = source.interval.times(Interval(ratio.low / middle, ratio.high / middle))
+    if factor != 1:
+        interval = interval.times(Interval.around(MOST_SCALED))
+    return (
+        replace(
+            source,
+            hardware_class=name,
+            cores=cores,
+            plan=f"as on {source.hardware_class}",
+            curve=faster(curve, middle),
+            origin=Origin.ESTIMATED,
+            basis=f"from {source.cores} core(s) of {source.hardware_class}, {ratio.low:.2g} to {ratio.high:.2g} times "
+            "as fast by the int8 and fp32 arithmetic of a core",
+            interval=interval,
+            caveats=(),
+        ),
+    )

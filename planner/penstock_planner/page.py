@@ -1,0 +1,295 @@
+"""A comparison as cells of a table, JSON, CSV, and a self-contained HTML page without scripts."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from penstock.planning.neuron import NOT_RUN
+from penstock_optimizer.report.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    linear_ticks,
+    log_scale,
+    log_ticks,
+    marker,
+    short,
+    svg,
+    x_axis,
+    y_axis,
+)
+from penstock_planner.compare import HardwareComparison, OfferRow, Sizing
+from penstock_planner.evidence import as_json
+
+HEADS = (
+    "class", "cores", "plan", "p95 ms", "replicas", "node", "$/month reserved", "$/month used", "$/M reserved",
+    "$/M used", "figures", "outcome",
+)  # fmt: skip
+COLUMNS = (
+    "hardware_class", "cores", "feasible", "plan", "node", "p95_mean_milliseconds", "p95_peak_milliseconds",
+    "capacity_per_replica", "replicas_mean", "replicas_peak", "reserved_per_month", "used_per_month",
+    "reserved_per_million", "used_per_million", "reserved_per_month_low", "reserved_per_month_high", "origin", "basis",
+    "why",
+)  # fmt: skip
+
+
+def judged(comparison: HardwareComparison) -> tuple[OfferRow, ...]:
+    """The rows with figures."""
+    return tuple(row for row in comparison.rows if row.sizing is not None)
+
+
+def unjudged(comparison: HardwareComparison) -> tuple[str, ...]:
+    """The offers without figures, by their reason."""
+    found: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        if row.sizing is None:
+            found.setdefault(row.why, []).append(row.name)
+    return tuple(f"{'; '.join(names)}: {why}" for why, names in found.items())
+
+
+def origin_text(row: OfferRow) -> str:
+    """Where the figures of a row come from; of Inferentia with the sentence that nothing was run."""
+    if row.evidence is None:
+        return ""
+    return f"{row.evidence.origin.value}{f', {NOT_RUN}' if NOT_RUN in row.offer.caveats else ''}"
+
+
+def cells(row: OfferRow) -> tuple[str, ...]:
+    """The cells of one row, in the order of `HEADS`."""
+    name, cores = row.offer.hardware_class, str(row.offer.cores)
+    sizing, evidence, node = row.sizing, row.evidence, row.node
+    if sizing is None or evidence is None or node is None:
+        return (name, cores, "", "", "", "", "", "", "", "", "", row.why)
+    return (
+        name,
+        cores,
+        evidence.plan,
+        _span(short(sizing.p95_mean), short(sizing.p95_peak)),
+        _span(str(sizing.replicas_mean), str(sizing.replicas_peak)),
+        node.name,
+        f"{sizing.reserved_per_month:,.0f}{_range(row)}",
+        f"{sizing.used_per_month:,.0f}",
+        f"{sizing.reserved_per_million:.3g}",
+        f"{sizing.used_per_million:.3g}",
+        origin_text(row),
+        row.why,
+    )
+
+
+def _span(mean: str, peak: str) -> str:
+    """Of the mean and of the peak; once if they are equal."""
+    return mean if mean == peak else f"{mean} to {peak}"
+
+
+def _range(row: OfferRow) -> str:
+    """The interval of the reserved cost; empty where it has one value."""
+    low, high = cost_interval(row)
+    return "" if math.isclose(low, high) else f" ({low:,.0f} to {high:,.0f})"
+
+
+def cost_interval(row: OfferRow) -> tuple[float, float]:
+    """Lowest and highest reserved cost of a month within the interval of the evidence; the row must have a sizing."""
+    found = [one.reserved_per_month for one in (row.sizing, row.slow, row.fast) if one is not None]
+    return min(found), max(found)
+
+
+def caveats(comparison: HardwareComparison) -> tuple[str, ...]:
+    """What limits the figures, by class, each once."""
+    found: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        for text in (*row.offer.caveats, *(row.evidence.caveats if row.evidence else ())):
+            classes = found.setdefault(text, [])
+            if row.offer.hardware_class not in classes:
+                classes.append(row.offer.hardware_class)
+    return tuple(f"{', '.join(classes)}: {text}" for text, classes in found.items())
+
+
+def _load_json(comparison: HardwareComparison) -> dict[str, Any]:
+    load = comparison.load
+    return {
+        "mean_requests_per_second": load.mean,
+        "peak_requests_per_second": load.peak,
+        "p95_milliseconds": load.p95_milliseconds,
+        "headroom": load.headroom,
+        "max_replicas": load.most_replicas,
+    }
+
+
+def _sizing_json(sizing: Sizing | None) -> dict[str, Any] | None:
+    if sizing is None:
+        return None
+    return {name: _rounded(value) for name, value in vars(sizing).items()}
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def as_dict(comparison: HardwareComparison) -> dict[str, Any]:
+    """The whole comparison as JSON values."""
+    return {
+        "load": _load_json(comparison),
+        "chosen": next((index for index, row in enumerate(comparison.rows) if row is comparison.best), None),
+        "nearest": comparison.nearest,
+        "notes": list(comparison.notes),
+        "caveats": list(caveats(comparison)),
+        "rows": [
+            {
+                "hardware_class": row.offer.hardware_class,
+                "cores": row.offer.cores,
+                "feasible": row.is_feasible,
+                "why": row.why,
+                "plan": row.evidence.plan if row.evidence else None,
+                "node": row.node.name if row.node else None,
+                "figures": _sizing_json(row.sizing),
+                "at_slow_end": _sizing_json(row.slow),
+                "at_fast_end": _sizing_json(row.fast),
+                "evidence": as_json(row.evidence) if row.evidence else None,
+                "caveats": list(row.offer.caveats),
+            }
+            for row in comparison.rows
+        ],
+    }
+
+
+def json_text(comparison: HardwareComparison) -> str:
+    """`as_dict`, as indented text."""
+    return json.dumps(as_dict(comparison), indent=2, ensure_ascii=False) + "\n"
+
+
+def csv_text(comparison: HardwareComparison) -> str:
+    """A line for each row, with `COLUMNS`; figures are empty where there are none."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in comparison.rows:
+        sizing, evidence = row.sizing, row.evidence
+        values: list[Any] = [row.offer.hardware_class, row.offer.cores, str(row.is_feasible).lower()]
+        if sizing is None or evidence is None or row.node is None:
+            values += [""] * (len(COLUMNS) - len(values) - 1)
+        else:
+            low, high = cost_interval(row)
+            values += [
+                evidence.plan, row.node.name, _rounded(sizing.p95_mean), _rounded(sizing.p95_peak),
+                _rounded(sizing.capacity), sizing.replicas_mean, sizing.replicas_peak,
+                _rounded(sizing.reserved_per_month), _rounded(sizing.used_per_month),
+                _rounded(sizing.reserved_per_million), _rounded(sizing.used_per_million), _rounded(low),
+                _rounded(high), origin_text(row), evidence.basis,
+            ]  # fmt: skip
+        writer.writerow([*values, row.why])
+    return buffer.getvalue()
+
+
+def headline(comparison: HardwareComparison) -> str:
+    """The outcome in a sentence."""
+    load, best = comparison.load, comparison.best
+    asked = f"{load.mean:g} requests/s, {load.peak:g} at the peak, p95 within {load.p95_milliseconds:g} ms"
+    if best is None or best.sizing is None or best.node is None or best.evidence is None:
+        return f"Nothing meets the objective ({asked}); {comparison.nearest}"
+    sizing = best.sizing
+    replicas = _span(str(sizing.replicas_mean), str(sizing.replicas_peak))
+    count = math.ceil(sizing.replicas_peak / best.node.replicas)
+    nodes = "" if best.node.is_share else f" on {count} {best.node.name}"
+    return (
+        f"{best.name} core(s), {best.evidence.plan} ({origin_text(best)}): "
+        f"{replicas} replica(s){nodes}, p95 {short(sizing.p95_peak)} ms at the peak, "
+        f"${sizing.reserved_per_month:,.0f} a month reserved, ${sizing.used_per_month:,.0f} used ({asked})"
+    )
+
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: light-dark(#1b1f24, #e6e8ea); --soft: light-dark(#667, #99a);
+  --line: light-dark(#dde1e6, #33383f); --card: light-dark(#fff, #191d22); --good: light-dark(#167c3a, #58c878);
+  --out: light-dark(#9aa3ad, #5b636d); --limit: light-dark(#b3261e, #ff8a80); }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: light-dark(#f4f6f8, #101317); margin: 0; }
+main { max-width: 1100px; margin: 0 auto; padding: 1.5rem 1rem; }
+section, header { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 1rem 1.25rem;
+  margin: 0 0 1rem; }
+h1, h2 { line-height: 1.2; margin: 0 0 .4rem; } p { margin: .3rem 0; } .soft { color: var(--soft); }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; }
+th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+tr.chosen td { font-weight: 600; } tr.out { color: var(--soft); }
+.chart { width: 100%; max-width: 700px; } .chart text { font-size: 11px; fill: var(--soft); }
+.grid { stroke: var(--line); } .limit { stroke: var(--limit); stroke-dasharray: 4 3; }
+.chart .limit-label { fill: var(--limit); } .whisker { stroke: var(--soft); }
+.mark { fill: var(--ink); } .mark.chosen { fill: var(--good); } .mark.out { fill: var(--out); }
+"""
+
+
+def chart(comparison: HardwareComparison) -> str:
+    """Reserved cost of a month over the p95 at the peak, both logarithmic; empty if no row has figures."""
+    drawn = [
+        (row, row.sizing) for row in comparison.rows if row.sizing is not None and row.sizing.reserved_per_month > 0
+    ]
+    if not drawn:
+        return ""
+    limit = comparison.load.p95_milliseconds
+    x = log_scale([*(sizing.p95_peak for _, sizing in drawn), limit], LEFT, WIDTH - RIGHT)
+    costs = [value for row, _ in drawn for value in cost_interval(row)]
+    y = log_scale(costs, HEIGHT - BOTTOM, TOP, margin=0.08)
+    ticks = log_ticks(y.low, y.high)
+    if len(ticks) < 2:
+        ticks = linear_ticks(y.low, y.high, most=4)
+    parts = [y_axis(y, ticks, "$ a month, reserved"), x_axis(x, log_ticks(x.low, x.high), "p95 ms at the peak")]
+    at = x(limit)
+    parts.append(
+        f'<line class="limit" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+        f'<text class="limit-label" text-anchor="middle" x="{at:.1f}" y="{TOP - 6}">objective</text>'
+    )
+    styles = {name: index for index, name in enumerate(dict.fromkeys(row.offer.hardware_class for row, _ in drawn))}
+    best = comparison.best
+    for row, sizing in drawn:
+        low, high = cost_interval(row)
+        px, py = x(sizing.p95_peak), y(sizing.reserved_per_month)
+        kind = "chosen" if best is not None and row.offer is best.offer else "" if row.is_feasible else "out"
+        title = f"{row.name}: {short(sizing.p95_peak)} ms, ${sizing.reserved_per_month:,.0f} a month; {row.why}"
+        parts.append(
+            f'<line class="whisker" x1="{px:.1f}" x2="{px:.1f}" y1="{y(low):.1f}" y2="{y(high):.1f}"/>'
+            + marker(styles[row.offer.hardware_class], px, py, size=4.5, classes=kind, title=title)
+            + f'<text x="{px + 7:.1f}" y="{py + 4:.1f}">{escape(row.name)}</text>'
+        )
+    return svg("Cost of a month over p95 latency", parts)
+
+
+def html_page(comparison: HardwareComparison, *, title: str) -> str:
+    """The comparison as a page."""
+    rows = "".join(_table_row(comparison, row) for row in judged(comparison))
+    heads = "".join(f"<th>{escape(head)}</th>" for head in HEADS)
+    return (
+        "<!doctype html>\n"
+        '<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>"
+        f"<header><h1>{escape(title)}</h1><p>{escape(headline(comparison))}</p></header>"
+        f"<section><h2>Cost over latency</h2>{chart(comparison)}"
+        '<p class="soft">Lines are the intervals of the figures.</p></section>'
+        f'<section><h2>Hardware</h2><div class="scroll"><table><tr>{heads}</tr>{rows}</table></div></section>'
+        f"{_list('Without figures', unjudged(comparison))}"
+        f"{_list('Limits of the figures', caveats(comparison))}{_list('Notes', comparison.notes)}"
+        f"{_list('Sources', _sources(comparison))}</main></body></html>\n"
+    )
+
+
+def _table_row(comparison: HardwareComparison, row: OfferRow) -> str:
+    best = comparison.best
+    kind = "chosen" if best is not None and row.offer is best.offer else "" if row.is_feasible else "out"
+    return f'<tr class="{kind}">' + "".join(f"<td>{escape(cell)}</td>" for cell in cells(row)) + "</tr>"
+
+
+def _sources(comparison: HardwareComparison) -> tuple[str, ...]:
+    return tuple(f"{row.name}: {row.evidence.basis}" for row in comparison.rows if row.evidence is not None)
+
+
+def _list(name: str, texts: Sequence[str]) -> str:
+    if not texts:
+        return ""
+    return f"<section><h2>{escape(name)}</h2><ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul></section>"

@@ -1,0 +1,274 @@
+"""`penstock plan`: its forms, what it reads, and what it measures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.manifest import Manifest
+from penstock_cli.planning.objects import cluster_plan, load_of_week, week_queries
+from penstock_planner.evidence import Origin
+from penstock_planner.ledger import read_ledger
+from tests.cli.endpoints import invoke, write_endpoint
+from tests.planner.cases import CURVE
+
+OBJECTIVE = {"latency": {"p95Milliseconds": 50}}
+MEASURED = """
+measurements:
+  - hardwareClass: icelake
+    source: a test
+    plan: native-int8
+    points: [{requestsPerSecond: 20, p95Milliseconds: 10}, {requestsPerSecond: 80, p95Milliseconds: 40}]
+"""
+
+
+@pytest.fixture
+def emotion(tmp_path: Path) -> Path:
+    return write_endpoint(
+        tmp_path / "emotion.yaml", "hf://bhadresh-savani/distilbert-base-uncased-emotion@main",
+        task="text-classification", objective=OBJECTIVE,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """Options that keep the test away from the files of the user."""
+    measured = tmp_path / "measured.yaml"
+    measured.write_text(MEASURED)
+    return [
+        "--store", str(tmp_path / "store"), "--ledger", str(tmp_path / "ledger.jsonl"), "--measurements", str(measured),
+    ]  # fmt: skip
+
+
+def test_the_table_has_the_choice_the_losers_and_the_limits(emotion: Path, words: list[str]) -> None:
+    done = invoke("plan", emotion, "--rate", "50", "--peak", "100", "--classes", "icelake,inf2,gpu-t4", *words)
+
+    assert done.exit_code == 0, done.output
+    assert "plan       icelake, 1 core(s), native-int8 (given): 1 to 2 replica(s) on 1 c6i.2xlarge, " in done.output
+    assert "cheapest within the objective" in done.output
+    assert "unknown    gpu-t4, 1: nothing is known of this model on gpu-t4." in done.output
+    assert "inf2: not yet run on a device" in done.output
+    assert "prices: USD, us-east-1, prices of 2026-07-20" in done.output
+
+
+def test_json_and_csv_have_the_same_rows(emotion: Path, words: list[str]) -> None:
+    asked = ["plan", emotion, "--rate", "200", *words, "--output"]
+    value = json.loads(invoke(*asked, "json").output)
+    rows = list(csv.DictReader(io.StringIO(invoke(*asked, "csv").output)))
+
+    assert [(row["hardware_class"], row["cores"]) for row in value["rows"]] == [
+        (row["hardware_class"], int(row["cores"])) for row in rows
+    ]
+    assert {row["hardware_class"] for row in rows} >= {"icelake", "graviton4", "zen5-full-cores", "inf1", "gpu-l4"}
+    assert value["load"]["peak_requests_per_second"] == 200
+
+
+def test_the_page_is_one_file_with_the_plot(emotion: Path, words: list[str]) -> None:
+    page = invoke("plan", emotion, "--rate", "200", *words, "--output", "html").output
+
+    assert page.startswith("<!doctype html>")
+    assert "Cost of a month over p95 latency" in page
+
+
+def test_artefacts_of_the_store_are_the_evidence(artefact: Path, tiny: Path, tmp_path: Path, words: list[str]) -> None:
+    place = tmp_path / "store" / "made"
+    shutil.copytree(artefact, place)
+    manifest = Manifest.load(artefact).model_copy(update={"capacity": CURVE})
+    (place / "manifest.json").write_text(manifest.model_dump_json())
+    (tmp_path / "store" / "broken").mkdir()
+    (tmp_path / "store" / "broken" / "manifest.json").write_text("{")
+    file = write_endpoint(tmp_path / "tiny.yaml", tiny)
+    assert manifest.model.source == f"file://{tiny}"
+    prices = tmp_path / "prices.yaml"
+    classes = (
+        "{icelake: &nodes {n: {perHour: 1, cpus: 8}}, sapphirerapids: *nodes, zen4: *nodes, zen5: *nodes, any: *nodes}"
+    )
+    prices.write_text(f"date: 2026-01-01\nclasses: {classes}\n")
+
+    done = invoke("plan", file, "--rate", "100", "--p95", "50", "--prices", prices, *words, "--output", "json")
+
+    rows = json.loads(done.output)["rows"]
+    origins = [row["evidence"]["origin"] for row in rows if row["evidence"] and str(place) in row["evidence"]["basis"]]
+    assert Origin.MEASURED_HERE.value in origins
+
+
+@pytest.mark.parametrize(
+    ("words_of_test", "problem"),
+    [
+        ([], "the load is not known. Give --rate"),
+        (["--rate", "5", "--peak", "4"], "--peak 4 is under --rate 5"),
+        (["--rate", "5", "--prices", "none.yaml"], "none.yaml cannot be read"),
+        (["--rate", "5", "--measurements", "none.yaml"], "none.yaml cannot be read"),
+    ],
+)
+def test_wrong_options_are_one_sentence(emotion: Path, words_of_test: list[str], problem: str) -> None:
+    done = invoke("plan", emotion, *words_of_test)
+
+    assert done.exit_code == 1
+    assert f"error: {problem}" in done.stderr
+
+
+def test_an_objective_is_needed(tiny: Path, tmp_path: Path) -> None:
+    done = invoke("plan", write_endpoint(tmp_path / "e.yaml", tiny), "--rate", "5")
+
+    assert (done.exit_code, "the endpoint has no objective.latency. Give --p95" in done.stderr) == (1, True)
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A model server without `/info`, and a Prometheus."""
+
+    protocol_version = "HTTP/1.1"
+    value = "12.5"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self._answer(200, [{"label": "joy", "score": 1.0}])
+
+    def do_GET(self) -> None:
+        if not self.path.startswith("/api/v1/query?"):
+            self._answer(404, {})
+            return
+        series = [{"metric": {}, "value": [0, self.value]}] if self.value else []
+        self._answer(200, {"status": "success", "data": {"resultType": "vector", "result": series}})
+
+    def _answer(self, status: int, value: object) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the base class
+        """Nothing: the test reads no log."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    made.daemon_threads = True
+    thread = threading.Thread(target=made.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{made.server_address[1]}"
+    finally:
+        made.shutdown()
+        thread.join()
+        made.server_close()
+
+
+def test_a_plan_is_verified_and_kept_in_the_ledger(
+    emotion: Path, words: list[str], server: str, tmp_path: Path
+) -> None:
+    asked = ["plan", emotion, "--rate", "30", "--classes", "icelake", "--cores", "1", *words]
+
+    done = invoke(*asked, "--verify", server, "--verify-seconds", "1")
+
+    assert done.exit_code == 0, done.output
+    (entry,) = read_ledger(tmp_path / "ledger.jsonl")
+    assert (entry.hardware_class, entry.cores, entry.origin) == ("icelake", 1, "given")
+    assert entry.requests_per_second == pytest.approx(30)
+    assert entry.predicted_p95_milliseconds == pytest.approx(15)
+    assert entry.refused_share == 0
+    assert re.search(r"predicted  p95 15 ms \(given\)\nmeasured   p95 [\d.e+]+ ms", done.output)
+    # Later plans state how far past ones were off.
+    assert "1 prediction measured so far: the p95 differed by" in invoke(*asked).output
+
+
+def test_a_server_that_does_not_answer_is_an_error(emotion: Path, words: list[str]) -> None:
+    done = invoke("plan", emotion, "--rate", "30", "--classes", "icelake", *words, "--verify", "http://127.0.0.1:9")
+
+    assert done.exit_code == 1
+    assert "nothing answers at http://127.0.0.1:9" in done.stderr
+
+
+def test_the_load_of_the_last_week_comes_from_prometheus(server: str) -> None:
+    assert load_of_week(server, "default", "emotion") == (12.5, 12.5)
+
+
+def test_the_queries_are_about_the_pods_of_the_endpoint() -> None:
+    mean, highest = week_queries("team", "my-emotion")
+
+    assert 'namespace="team",pod=~"my-emotion-[a-z0-9]{1,10}-[a-z0-9]{5}"' in mean.replace("\\\\", "")
+    assert (mean[:14], highest[:14], mean[-7:]) == ("avg_over_time(", "max_over_time(", "[7d:5m])"[-7:])
+
+
+def point(rate: float, p95: float) -> dict[str, float]:
+    return {"requestsPerSecond": rate, "completedPerSecond": rate, "p95Milliseconds": p95}
+
+
+def cluster_objects() -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
+    spec = {"model": "hf://a/distilbert@main", "task": "text-classification", "hardwareClass": "dear", "cores": 1}
+    endpoint = {
+        "metadata": {"name": "emotion", "namespace": "team", "resourceVersion": "7"},
+        "spec": {**spec, "objective": OBJECTIVE, "scaling": {"maxReplicas": 90}},
+        "status": {"scaling": {"desired": 2, "requestsPerSecond": 120.0}},
+    }
+    classes = [
+        {"metadata": {"name": name}, "spec": {"price": {"perCoreHour": price}}}
+        for name, price in (("dear", 0.08), ("cheap", 0.05))
+    ]
+    result = {
+        "plan": {
+            "summary": "native-int8, 1x1 threads", "engine": "native", "precision": "int8-static", "streams": 1,
+            "threadsPerStream": 1, "batching": "single",
+        },
+        "accuracy": {"withinBudget": True},
+        "cpu": {"vendor": "x", "family": 1, "model": 1, "stepping": 1, "modelName": "A CPU", "isa": "avx2"},
+        "cores": 1,
+        "capacity": {"p95ObjectiveMilliseconds": 50, "points": [point(20, 10), point(80, 50)]},
+    }  # fmt: skip
+    models = [
+        {"metadata": {"name": f"m{index}"}, "spec": {**spec, **changed}, "status": {"phase": "Ready", "result": result}}
+        for index, changed in enumerate(
+            [{}, {"hardwareClass": "cheap"}, {"model": "hf://a/other@main"}, {"task": "fill-mask"}]
+        )
+    ]
+    return endpoint, classes, [*models, {"metadata": {"name": "new"}, "spec": spec}]
+
+
+def test_a_cluster_gives_its_classes_prices_models_and_load() -> None:
+    endpoint, classes, models = cluster_objects()
+
+    found = cluster_plan(endpoint, classes=classes, models=models)
+
+    assert (found.namespace, found.requests_per_second) == ("team", 120)
+    assert sorted(found.classes) == ["cheap", "dear"]
+    assert [(one.hardware_class, one.basis) for one in found.evidence] == [
+        ("dear", "OptimizedModel m0, A CPU"), ("cheap", "OptimizedModel m1, A CPU"),
+    ]  # fmt: skip
+
+
+def test_the_cheaper_class_of_a_cluster_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint, classes, models = cluster_objects()
+    for name, value in (("one", endpoint), ("classes", {"items": classes}), ("models", {"items": models})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(value))
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(
+        '#!/bin/sh\ncase "$*" in *modelendpoints*) f=one;; *hardwareclasses*) f=classes;; *) f=models;; esac\n'
+        f"cat {tmp_path}/$f.json\n"
+    )
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    done = invoke(
+        "plan", "emotion", "--namespace", "team", "--cores", "1", "--ledger", tmp_path / "l",
+        environment={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+    )  # fmt: skip
+
+    assert done.exit_code == 0, done.output
+    assert "load at present: 120 requests/s; give --prometheus for that of the last week" in done.output
+    # Two replicas of 0.08 and of 0.05 an hour.
+    assert (
+        "cheap, 1 core(s) would be cheaper than the endpoint's dear, 1: 73 against 117 a month reserved (44 less)"
+        in done.output
+    )

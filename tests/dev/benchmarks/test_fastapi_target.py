@@ -1,0 +1,55 @@
+"""The published target of BERT behind FastAPI, on the measured curves that the benchmark wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.fastapi_target import DOLLARS, P95_MILLISECONDS, RATE, is_reached, plan
+from penstock_planner.compare import HardwareComparison
+from penstock_planner.evidence import of_file
+from penstock_planner.offers import NODE_RESERVE
+
+MEASURED = Path(__file__).parents[3] / "dev" / "benchmarks" / "fastapi_target.yaml"
+
+
+def planned(family: str) -> HardwareComparison:
+    models = yaml.safe_load(MEASURED.read_text(encoding="utf-8"))["models"]
+    (model,) = [one for one in models if one["family"] == family]
+    return plan(family, of_file(yaml.safe_dump({"measurements": model["measurements"]}), name=MEASURED.name))
+
+
+def test_the_target_is_that_of_the_publication() -> None:
+    assert (RATE, P95_MILLISECONDS, DOLLARS) == (100, 100, 250)
+
+
+def test_distilbert_reaches_the_target() -> None:
+    comparison = planned("distilbert")
+    best = comparison.best
+
+    assert is_reached(comparison)
+    assert best is not None
+    assert best.sizing is not None
+    assert (best.offer.hardware_class, best.sizing.replicas_peak) == ("sapphirerapids", 1)
+    assert best.sizing.reserved_per_month == pytest.approx(130.3, abs=0.1)
+    assert best.sizing.p95_peak < 100
+
+
+def test_bert_base_keeps_rate_and_latency_and_costs_eleven_dollars_more() -> None:
+    best = planned("bert-base").best
+
+    assert best is not None
+    assert best.sizing is not None
+    assert best.sizing.p95_peak < 100
+    # Three replicas of one core, and one core for the system: the smallest such node is c7i.2xlarge.
+    assert (best.sizing.replicas_peak, best.node and best.node.name, NODE_RESERVE) == (3, "c7i.2xlarge", 1)
+    assert best.sizing.reserved_per_month == pytest.approx(260.6, abs=0.1)
+
+
+@pytest.mark.parametrize("family", ["distilbert", "bert-base"])
+def test_each_family_of_instances_is_compared(family: str) -> None:
+    judged = {row.offer.hardware_class for row in planned(family).rows if row.sizing is not None}
+
+    assert judged == {"icelake", "sapphirerapids", "zen4-full-cores", "graviton3"}
