@@ -29,6 +29,8 @@ class Head(StrEnum):
     TOKEN = "token-classification"  # noqa: S105 - not a password
     SPAN = "question-answering"
     MASKED_LM = "masked-lm"
+    SPARSE = "sparse"
+    """A masked language model whose scores are pooled: a weight for each token of the vocabulary (SPLADE)."""
 
 
 HEAD_OF_TASK = {
@@ -41,4 +43,4 @@ HEAD_OF_TASK = {
     TaskName.FILL_MASK: Head.MASKED_LM,
     TaskName.ZERO_SHOT_CLASSIFICATION: Head.SEQUENCE,
 }
-"""The head that a task needs."""
+"""The head that a task needs; feature-extraction with a sparse model needs `Head.SPARSE`."""

@@ -96,16 +96,8 @@ class Embedding:
         return vector
 
     def prompt(self, name: str | None) -> str:
-        """The prompt of this name; InvalidInput if the model has none."""
-        if name is None:
-            return self.default_prompt
-        if name not in self.prompts:
-            raise InvalidInput(
-                f"parameters.prompt_name: this model has no prompt {name[:100]!r}",
-                field="parameters.prompt_name",
-                remedy=near(name, list(self.prompts)) if self.prompts else "Leave it out: the model has no prompts",
-            )
-        return self.prompts[name]
+        """As `prompt_of`."""
+        return prompt_of(name, self.prompts, self.default_prompt)
 
     @staticmethod
     def reduce(row: Row, outputs: Outputs) -> Float:
@@ -118,6 +110,19 @@ class Embedding:
             return pooled.copy()
         vectors = outputs["last_hidden_state"]
         return finite(np.array(vectors)) if row.pooling is None else pool(vectors, row.pooling)
+
+
+def prompt_of(name: str | None, prompts: Mapping[str, str], default: str) -> str:
+    """The prompt of this name, the default without one; InvalidInput if the model has none."""
+    if name is None:
+        return default
+    if name not in prompts:
+        raise InvalidInput(
+            f"parameters.prompt_name: this model has no prompt {name[:100]!r}",
+            field="parameters.prompt_name",
+            remedy=near(name, list(prompts)) if prompts else "Leave it out: the model has no prompts",
+        )
+    return prompts[name]
 
 
 def pool(vectors: Float, pooling: AnyPooling) -> Float:
