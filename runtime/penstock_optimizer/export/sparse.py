@@ -26,7 +26,7 @@ MAXIMUM_AXES_SINCE = 18
 (LOGITS,) = GRAPH_OUTPUTS[Head.MASKED_LM]
 
 
-class Writer(Protocol):
+class NodeWriter(Protocol):
     """Appends to a graph, as `Graph` does."""
 
     def node(self, operator: str, inputs: list[str], name: str, **attributes: Any) -> str:
@@ -38,7 +38,7 @@ class Writer(Protocol):
         ...
 
 
-def write_weights(writer: Writer, logits: str, mask: str, pooling: SparsePooling, *, opset: int = OPSET) -> str:
+def write_weights(writer: NodeWriter, logits: str, mask: str, pooling: SparsePooling, *, opset: int = OPSET) -> str:
     """Append the nodes from `logits` [batch, tokens, vocabulary] to weights [batch, vocabulary].
 
     `mask`: int64 [batch, tokens, 1], 1 a token and 0 padding; empty if padding cannot change the maximum.
@@ -56,14 +56,16 @@ def write_weights(writer: Writer, logits: str, mask: str, pooling: SparsePooling
     return _logarithm(writer, largest, one, pooling)
 
 
-def _logarithm(writer: Writer, x: str, one: str, pooling: SparsePooling) -> str:
+def _logarithm(writer: NodeWriter, x: str, one: str, pooling: SparsePooling) -> str:
     x = writer.node("Relu", [x], "weights/Relu")
     for _ in range(2 if pooling.twice else 1):
         x = writer.node("Log", [writer.node("Add", [x, one], "weights/Add")], "weights/Log")
     return x
 
 
-def _with_axes(writer: Writer, operator: str, x: str, axis: int, *, since: int, opset: int, **attributes: Any) -> str:
+def _with_axes(
+    writer: NodeWriter, operator: str, x: str, axis: int, *, since: int, opset: int, **attributes: Any
+) -> str:
     if opset < since:
         return writer.node(operator, [x], f"weights/{operator}", axes=[axis], **attributes)
     axes = writer.constant(np.array([axis], np.int64), f"weights.at.{axis}")
@@ -97,14 +99,14 @@ class _Appended:
         self._nodes = 0
 
     def node(self, operator: str, inputs: list[str], name: str, **attributes: Any) -> str:
-        """See `Writer`."""
+        """See `NodeWriter`."""
         self._nodes += 1
         output = f"penstock/{name}.{self._nodes}"
         self._graph.node.append(helper.make_node(operator, inputs, [output], name=output, **attributes))
         return output
 
     def constant(self, array: NDArray[Any], name: str) -> str:
-        """See `Writer`."""
+        """See `NodeWriter`."""
         unique = f"penstock/{name}"
         if unique not in self._constants:
             self._constants.add(unique)
