@@ -51,6 +51,7 @@ GRAPH_OUTPUTS: dict[Head, dict[str, Axes]] = {
     Head.SPAN: {"start_logits": Axes.TOKENS, "end_logits": Axes.TOKENS},
     Head.MASKED_LM: {"logits": Axes.MASKS},
     Head.CAUSAL_LM: {"logits": Axes.TOKENS},
+    Head.SPARSE: {"weights": Axes.ROW},
 }
 """Outputs of the graphs that Penstock builds. The ONNX file of a model can differ (masked-lm: TOKENS); see GraphIO."""
 

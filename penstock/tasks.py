@@ -31,6 +31,8 @@ class Head(StrEnum):
     SPAN = "question-answering"
     MASKED_LM = "masked-lm"
     CAUSAL_LM = "causal-lm"
+    SPARSE = "sparse"
+    """A masked language model whose scores are pooled: a weight for each token of the vocabulary (SPLADE)."""
 
 
 HEAD_OF_TASK = {
@@ -44,7 +46,7 @@ HEAD_OF_TASK = {
     TaskName.ZERO_SHOT_CLASSIFICATION: Head.SEQUENCE,
     TaskName.TEXT_GENERATION: Head.CAUSAL_LM,
 }
-"""The head that a task needs."""
+"""The head that a task needs; feature-extraction with a sparse model needs `Head.SPARSE`."""
 
 ENCODER_TASKS = tuple(task for task in TaskName if task is not TaskName.TEXT_GENERATION)
 """Tasks that run each text once, in batches; text-generation runs a step for each token."""

@@ -18,7 +18,7 @@ from typing import Any
 from penstock.errors import UnsupportedModel
 from penstock.manifest import Verdict
 from penstock.recipe import Plan, Precision, Recipe
-from penstock.tasks import HEAD_OF_TASK, Head
+from penstock.tasks import Head
 from penstock_optimizer.candidate import gemm, measure
 from penstock_optimizer.candidate.measure import BorrowedEngine, EngineCache, resident_bytes, shapes
 from penstock_optimizer.candidate.runner import CandidateContext
@@ -39,7 +39,7 @@ from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.predictor import Predictor
 from penstock_runtime.settings import QueueSettings
 from penstock_runtime.tasks.base import Task
-from penstock_runtime.tasks.factory import make_task
+from penstock_runtime.tasks.factory import head_of, make_task
 from penstock_runtime.tokens import Tokenizer
 
 MIX_REQUESTS = 48
@@ -83,7 +83,7 @@ class Candidate:
         from penstock_optimizer.export import Flavour, export
 
         begin = time.perf_counter()
-        exported = export(self._folder, HEAD_OF_TASK[self._context.task], Path(out), flavour=Flavour(flavour))
+        exported = export(self._folder, head_of(self._context.task, self._folder), Path(out), flavour=Flavour(flavour))
         return ExportedFacts(
             graph=str(exported.path),
             io=exported.io,
@@ -275,7 +275,8 @@ class Candidate:
         mask = self._tokenizer.mask_id
         ids = [token for prepared in gate.prepare(self._task, self._judging[:60]) for token in prepared.rows[0].ids]
         plain = [token for token in ids if token != mask]
-        return [mask, *plain] if HEAD_OF_TASK[self._context.task] is Head.MASKED_LM and mask is not None else plain
+        head = head_of(self._context.task, self._folder)
+        return [mask, *plain] if head is Head.MASKED_LM and mask is not None else plain
 
     @cached_property
     def _bodies(self) -> tuple[RequestBody, ...]:

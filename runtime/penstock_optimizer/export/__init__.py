@@ -5,23 +5,31 @@ It is built from the weights, or it is the model's own, or it is exported throug
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from penstock.errors import CorruptModel, UnsupportedModel
+from penstock.manifest import GRAPH_OUTPUTS
 from penstock.tasks import Head
 from penstock_optimizer.export.build import build
+from penstock_optimizer.export.encoder import MaskFiller, SparseWeights
 from penstock_optimizer.export.exported import CLASS_ENDINGS, Exported, check_head
 from penstock_optimizer.export.families import FAMILIES
 from penstock_optimizer.export.operators import Flavour
 from penstock_optimizer.export.own_graph import take_own_graph
 from penstock_optimizer.export.reader import NotBuildable
+from penstock_optimizer.export.sparse import pool_file
 from penstock_optimizer.export.torch_export import export_with_torch
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.sentence import SparsePooling
 
 __all__ = ["Exported", "Flavour", "export"]
 
 GRAPH_NAME = "model.onnx"
+Exporter = Callable[[ModelFolder, Head, Path], Exported]
 
 
 def export(folder: ModelFolder, head: Head, out: Path, *, flavour: Flavour = Flavour.FUSED) -> Exported:
@@ -42,14 +50,15 @@ def export(folder: ModelFolder, head: Head, out: Path, *, flavour: Flavour = Fla
     out.mkdir(parents=True, exist_ok=True)
     path = out / GRAPH_NAME
     if not folder.safetensors:
-        return take_own_graph(folder, head, path)
+        return _take(take_own_graph, folder, head, path)
     try:
         return _build(folder, head, path, flavour)
     except NotBuildable as reason:
         if folder.onnx is not None:
-            return take_own_graph(folder, head, path)
+            return _take(take_own_graph, folder, head, path)
         try:
-            return export_with_torch(folder, head, path, flavour, str(reason))
+            by_torch = partial(export_with_torch, flavour=flavour, why=str(reason))
+            return _take(by_torch, folder, head, path)
         except (CorruptModel, UnsupportedModel) as error:
             meant = _type_of_the_architecture(folder)
             if meant in {None, folder.model_type}:
@@ -60,6 +69,15 @@ def export(folder: ModelFolder, head: Head, out: Path, *, flavour: Flavour = Fla
                 remedy="Take config.json from the same revision of the model as the weights, or write "
                 f"model_type: {meant} where that is what the weights are",
             ) from error
+
+
+def _take(exporter: Exporter, folder: ModelFolder, head: Head, path: Path) -> Exported:
+    """Export with `exporter`, which knows all heads but `Head.SPARSE`: the nodes of that one are appended."""
+    if head is not Head.SPARSE:
+        return exporter(folder, head, path)
+    exported = exporter(folder, Head.MASKED_LM, path)
+    pool_file(path, folder.sparse or SparsePooling())
+    return replace(exported, io=exported.io.model_copy(update={"outputs": dict(GRAPH_OUTPUTS[head])}))
 
 
 def _type_of_the_architecture(folder: ModelFolder) -> str | None:
@@ -77,6 +95,9 @@ def _build(folder: ModelFolder, head: Head, path: Path, flavour: Flavour) -> Exp
     family = family_type(folder)
     check_head(folder, head)
     encoder = family.encoder()
-    graph, io = build(encoder, family.top(head, encoder), flavour)
+    top = family.top(Head.MASKED_LM if head is Head.SPARSE else head, encoder)
+    if head is Head.SPARSE and isinstance(top, MaskFiller):
+        top = SparseWeights(top, folder.sparse or SparsePooling())
+    graph, io = build(encoder, top, flavour)
     graph.save(path)
     return Exported(path, io, graph.fused_nodes(), "builder", family.parameters)

@@ -24,12 +24,14 @@ from penstock_optimizer.export.encoder import (
     MaskFiller,
     Pooled,
     Positions,
+    SparseWeights,
     TokenClassifier,
     Top,
     Transform,
 )
 from penstock_optimizer.export.graph import Graph
 from penstock_optimizer.export.operators import Context, Flavour, Fused, Operators, Plain
+from penstock_optimizer.export.sparse import WEIGHTS, write_weights
 from penstock_runtime.rows import Float
 
 ROWS = ["batch", "tokens"]
@@ -196,6 +198,9 @@ def _write_top(operators: Operators, encoder: Encoder, top: Top, states: str) ->
     if isinstance(top, MaskFiller):
         _write_mask_filler(operators, top, states)
         return Head.MASKED_LM
+    if isinstance(top, SparseWeights):
+        _write_sparse(operators, top, states)
+        return Head.SPARSE
     if top.transform is not None:
         states = _write_transform(operators, states, top.transform, Operators.dense)
     logits = operators.dense(states, top.out, "head.out")
@@ -237,6 +242,24 @@ def _write_mask_filler(operators: Operators, top: MaskFiller, states: str) -> No
     x = graph.node("GatherND", [states, where], "head/GatherND")
     x = _write_transform(operators, x, top.transform, _gemm)
     graph.output("logits", _gemm(operators, x, top.out, "head.out"), ["masks", len(top.out.weight)])
+
+
+def _write_sparse(operators: Operators, top: SparseWeights, states: str) -> None:
+    """All tokens' states go through the vocabulary: [batch, vocabulary]."""
+    graph, out = operators.graph, top.scores.out
+    mask = graph.node("Unsqueeze", ["attention_mask", graph.integers([2], "at.2")], "head/Unsqueeze")
+    if not top.pooling.sums:
+        # Padding repeats the first token, which changes no maximum: cheaper than to mask the scores.
+        real = graph.node("Cast", [mask], "head/Cast", to=TensorProto.BOOL)
+        states = graph.node("Where", [real, states, _first(graph, states, 1, "head/first")], "head/Where")
+        mask = ""
+    # Products of two axes: the vocabulary's weights are used as they are stored, which may be with the word vectors.
+    width = top.scores.transform.dense.weight.shape[1]
+    lines = graph.node("Reshape", [states, graph.integers([-1, width], "head.lines")], "head/lines")
+    scores = _gemm(operators, _write_transform(operators, lines, top.scores.transform, _gemm), out, "head.out")
+    shape = [graph.node("Shape", ["input_ids"], "head/Shape"), graph.integers([len(out.weight)], "head.vocabulary")]
+    scores = graph.node("Reshape", [scores, graph.node("Concat", shape, "head/shape", axis=0)], "head/scores")
+    graph.output(WEIGHTS, write_weights(graph, scores, mask, top.pooling), ["batch", len(out.weight)])
 
 
 def _gemm(operators: Operators, x: str, dense: Dense, name: str) -> str:

@@ -14,6 +14,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock_runtime.models.sentence import SparsePooling
 from penstock_runtime.rows import Float
 
 
@@ -236,5 +237,13 @@ class MaskFiller:
     mask_id: int
 
 
-Top = Classifier | TokenClassifier | SpanClassifier | MaskFiller | None
+@dataclass(frozen=True, eq=False)
+class SparseWeights:
+    """The scores of a masked language model for all tokens of a text, pooled to a weight for each of the vocabulary."""
+
+    scores: MaskFiller
+    pooling: SparsePooling
+
+
+Top = Classifier | TokenClassifier | SpanClassifier | MaskFiller | SparseWeights | None
 """The head on the encoder; None: none."""

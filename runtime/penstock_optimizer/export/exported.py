@@ -34,6 +34,7 @@ CLASS_ENDINGS: Mapping[Head, tuple[str, ...]] = {
     Head.TOKEN: ("ForTokenClassification",),
     Head.SPAN: ("ForQuestionAnswering",),
     Head.MASKED_LM: ("ForMaskedLM", "ForPreTraining", "WithLMHead"),
+    Head.SPARSE: ("ForMaskedLM", "ForPreTraining", "WithLMHead"),
 }
 """How transformers' classes with a head are called; `architectures` of config.json names one of them."""
 

@@ -212,7 +212,7 @@ class Family:
                 return TokenClassifier(reader.top.dense("classifier", hidden, self.labels))
             case Head.SPAN:
                 return SpanClassifier(reader.top.dense("qa_outputs", hidden, 2))
-            case Head.MASKED_LM:
+            case Head.MASKED_LM | Head.SPARSE:
                 return self.mask_filler(encoder, self.mask_names)
             case Head.CAUSAL_LM:
                 raise NotImplementedError("encoders do not generate text")

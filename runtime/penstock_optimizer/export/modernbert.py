@@ -150,7 +150,7 @@ class ModernBert(Family):
                 return TokenClassifier(reader.top.dense("classifier", hidden, self.labels), transform)
             case Head.SPAN:
                 return SpanClassifier(reader.top.dense("classifier", hidden, 2), transform)
-            case Head.MASKED_LM:
+            case Head.MASKED_LM | Head.SPARSE:
                 if reader.flag("decoder_bias", default=True):
                     out = self.vocabulary(encoder.embeddings.words, self.mask_names)
                 else:

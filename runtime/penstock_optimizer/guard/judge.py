@@ -18,6 +18,8 @@ from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import TaskName
 from penstock_optimizer.guard import agreement
 from penstock_optimizer.guard.agreement import bootstrap_lower, wilson_lower
+from penstock_runtime.rows import Float
+from penstock_runtime.tasks.sparse_vectors import SparseVector
 
 
 @dataclass(frozen=True)
@@ -202,13 +204,17 @@ def _mean(name: str, values: Sequence[float], budget: float) -> Metric:
 
 def _embeddings(case: _Case) -> tuple[Metric, ...]:
     """For one vector a text, or the matrix of its token vectors."""
-    before = [np.asarray(one) for observed in case.reference for one in observed.reduced]
-    after = [np.asarray(one) for observed in case.candidate for one in observed.reduced]
+    before = [_vector(one) for observed in case.reference for one in observed.reduced]
+    after = [_vector(one) for observed in case.candidate for one in observed.reduced]
     metrics = list(_cosines(case.stated_cosine, agreement.cosines(before, after)))
     if len({vector.shape for vector in before}) == 1:  # pooled
         kept = agreement.neighbour_overlap(before, after, NEIGHBOURS)
         metrics.append(_mean("neighbour_overlap", kept.tolist(), MIN_NEIGHBOUR_OVERLAP))
     return tuple(metrics)
+
+
+def _vector(reduced: Any) -> Float:
+    return reduced.dense() if isinstance(reduced, SparseVector) else np.asarray(reduced)
 
 
 def _cosines(stated: float | None, cosines: agreement.Vector) -> tuple[Metric, ...]:

@@ -25,7 +25,6 @@ from penstock.logs import log_event
 from penstock.manifest import SCHEMA_VERSION, CandidateFacts, Manifest, ModelFacts, ServedModel
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec, OptimizationMode
 from penstock.resources.source import Scheme
-from penstock.tasks import HEAD_OF_TASK
 from penstock_optimizer.candidate.runner import CandidateContext
 from penstock_optimizer.candidate.work_folder import WorkFolder
 from penstock_optimizer.guard.judge import unused_budgets
@@ -39,7 +38,7 @@ from penstock_runtime.models.fetching import ignore_progress
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import fetch_model
 from penstock_runtime.serving.verification import verify_files
-from penstock_runtime.tasks.factory import make_task
+from penstock_runtime.tasks.factory import head_of, make_task
 from penstock_runtime.tokens import Tokenizer
 
 SHORT = 16
@@ -237,7 +236,7 @@ class Job:
                 source=self.spec.model,
                 digest=self.digest,
                 architecture=self.folder.architecture or self.folder.model_type,
-                head=HEAD_OF_TASK[self.spec.task],
+                head=head_of(self.spec.task, self.folder),
                 parameters=parameters,
                 max_tokens=self.max_tokens,
             ),

@@ -20,7 +20,6 @@ from penstock.errors import NoCandidateWithinBudget, OptimizationError
 from penstock.manifest import CandidateFacts, Manifest, Outcome, ReasonCode, ServedGraph, ServedModel
 from penstock.recipe import Batching, Plan, Recipe
 from penstock.resources.endpoint import ModelEndpoint, NoCandidate, OptimizationMode
-from penstock.tasks import HEAD_OF_TASK
 from penstock_optimizer.candidate.gemm import EncoderShape, gemm_shares
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.runner import ProcessRunner
@@ -61,6 +60,7 @@ from penstock_optimizer.search.space import PlanLimits, WideFrom, first_plan
 from penstock_runtime.host.disk import translate_full_disk
 from penstock_runtime.models.fetching import OnProgress as OnTransfer
 from penstock_runtime.models.fetching import ignore_progress as no_transfer
+from penstock_runtime.tasks.factory import head_of
 
 __all__ = ["PreparedArtefact", "optimise", "prepare"]
 
@@ -362,7 +362,9 @@ class Optimisation:
         return self._manifest(exported, result, measured)
 
     def _gemm(self, exported: ExportedFacts, chosen: CandidateFacts, plan: Plan) -> Any:
-        shape = EncoderShape.of(self._job.folder.config, head=HEAD_OF_TASK[self._job.spec.task], how=exported.how)
+        shape = EncoderShape.of(
+            self._job.folder.config, head=head_of(self._job.spec.task, self._job.folder), how=exported.how
+        )
         left = self._budget.left() - WRITING_SECONDS
         if shape is None or not chosen.latency or left < 1.0:
             return ()

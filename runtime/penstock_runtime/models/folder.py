@@ -30,7 +30,7 @@ from penstock_runtime.models.files import (
 from penstock_runtime.models.graph import check_data, check_graph, graph_data
 from penstock_runtime.models.limits import position_limit, tokenizer_limit
 from penstock_runtime.models.safetensors import INDEX, SINGLE, TensorInfo, check_shards, shard_files
-from penstock_runtime.models.sentence import LIMIT_FILES, SETTINGS, SentenceModules
+from penstock_runtime.models.sentence import LIMIT_FILES, SETTINGS, SentenceModules, SparsePooling
 from penstock_runtime.models.vector_modules import VectorModule
 from penstock_runtime.rows import AnyPooling
 
@@ -173,6 +173,14 @@ class ModelFolder:
     def include_prompt(self) -> bool:
         """False if the tokens of a prompt do not count in the pooling. UnsupportedModel as `pooling`."""
         return self._sentence.include_prompt()
+
+    @cached_property
+    def sparse(self) -> SparsePooling | None:
+        """The pooling of a SPLADE model by sentence-transformers' modules; None: its vectors are dense.
+
+        UnsupportedModel for other modules next to it.
+        """
+        return self._sentence.sparse()
 
     @cached_property
     def vector_modules(self) -> tuple[VectorModule, ...]:

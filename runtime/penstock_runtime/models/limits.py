@@ -66,6 +66,7 @@ _LOAD = frozenset({
 """Load options of a tokenizer that may change the tokens; harmless if tokenizer_config.json has the same value."""
 
 _SINGLE_TEXT_TASK = "feature-extraction"
+_SINGLE_TEXT_TASKS = (_SINGLE_TEXT_TASK, "fill-mask")
 _OUTPUTS = ("last_hidden_state", "logits")
 
 
@@ -79,7 +80,7 @@ def text_limit(path: Path, values: Mapping[str, Any]) -> int | None:
     """
     called, loaded = _called(path, values), _loaded(path, values)
     # For single texts, `only_first` truncates as the default does.
-    single = values.get("transformer_task", _SINGLE_TEXT_TASK) == _SINGLE_TEXT_TASK
+    single = values.get("transformer_task", _SINGLE_TEXT_TASK) in _SINGLE_TEXT_TASKS
     for key, harmless in _CALL.items():
         if key in called and called[key] not in harmless and not (single and called[key] == "only_first"):
             raise _unsupported(path, f"processing_kwargs has {key}: {called[key]!r}")

@@ -22,8 +22,11 @@ _POOLINGS = {
     "mean_sqrt_len_tokens": Pooling.MEAN_SQRT_LEN,
     "weightedmean": Pooling.WEIGHTED_MEAN,
 }
-_SPARSE = frozenset({"SpladePooling", "SparseAutoEncoder", "CSRSparsity", "SparseStaticEmbedding", "MLMTransformer"})
+_SPLADE = "SpladePooling"
+_SPARSE = frozenset({_SPLADE, "SparseAutoEncoder", "CSRSparsity", "SparseStaticEmbedding", "MLMTransformer"})
 """Modules of sentence-transformers' SparseEncoder."""
+_MASKED_LM_TASK = "fill-mask"
+"""`transformer_task` of a Transformer module with a masked language model."""
 _AFTER_POOLING = ("Dense", "LayerNorm", "Normalize")
 _LEGACY_KEYS = {
     "pooling_mode_cls_token": "cls",
@@ -65,6 +68,19 @@ class Module:
 
 
 @dataclass(frozen=True)
+class SparsePooling:
+    """How the logits of a masked language model become a weight for each token of the vocabulary (SPLADE).
+
+    log(1 + max(0, logit)), then the largest over the text's tokens: Formal et al., "SPLADE v2", arXiv 2109.10086.
+    """
+
+    sums: bool = False
+    """The sum over the text's tokens instead of the largest ("SPLADE", arXiv 2107.05720)."""
+    twice: bool = False
+    """The logarithm is applied twice (`log1p_relu`; OpenSearch's models, arXiv 2504.14839)."""
+
+
+@dataclass(frozen=True)
 class SentenceModules:
     """The modules of a model folder in order; empty for a plain transformers model."""
 
@@ -77,6 +93,8 @@ class SentenceModules:
     default_prompt: str = ""
     dimensions: int | None = None
     """`truncate_dim`: the number of leading values of a vector that are kept."""
+    transformer_task: object = None
+    """Of the Transformer module; None: not stated, or a folder without modules."""
     activation: object = None
     """`activation_fn`: the function that a CrossEncoder was saved with; not checked."""
     files: tuple[Path, ...] = ()
@@ -109,6 +127,7 @@ class SentenceModules:
             prompts=prompts,
             default_prompt=default_prompt,
             dimensions=positive_number(path / SETTINGS, own, "truncate_dim"),
+            transformer_task=limits.get("transformer_task"),
             activation=own.get("activation_fn") if modules and own.get("model_type") == "CrossEncoder" else None,
             files=tuple(files),
         )
@@ -128,6 +147,32 @@ class SentenceModules:
             )
         kinds = tuple(_POOLINGS[mode] for mode in modes)
         return kinds[0] if len(kinds) == 1 else Poolings(kinds)
+
+    def sparse(self) -> SparsePooling | None:
+        """The pooling of a SPLADE model: Transformer (or MLMTransformer) and SpladePooling; None for other models.
+
+        UnsupportedModel for other modules next to SpladePooling, and for a pooling that is not known.
+        """
+        if not any(module.kind == _SPLADE for module in self.modules):
+            return None
+        first, *steps = [module for module in self.modules if module.kind != _IDLE_WHEN_SERVING]
+        masked = first.kind == "MLMTransformer" or self.transformer_task == _MASKED_LM_TASK
+        if first.folder or first.kind not in {"Transformer", "MLMTransformer"} or not masked or len(steps) != 1:
+            kinds = ", ".join(module.kind for module in self.modules)
+            raise UnsupportedModel(
+                f"{self.path}/modules.json has {kinds}; a sparse model has a masked language model at the top, and "
+                f"{_SPLADE} after it",
+                remedy="Save the model again with the SparseEncoder of sentence-transformers 5",
+            )
+        name = f"{steps[0].folder}/config.json".lstrip("/")
+        values = read_optional(self.path, name)
+        strategy, activation = values.get("pooling_strategy", "max"), values.get("activation_function", "relu")
+        if strategy not in {"max", "sum"} or activation not in {"relu", "log1p_relu"}:
+            raise UnsupportedModel(
+                f"{self.path}/{name}: pooling_strategy {strategy!r} with activation_function {activation!r}",
+                remedy="Served are max and sum, with relu and log1p_relu; use a model with these",
+            )
+        return SparsePooling(sums=strategy == "sum", twice=activation == "log1p_relu")
 
     def include_prompt(self) -> bool:
         """False if the tokens of a prompt do not count in the pooling."""
@@ -170,9 +215,15 @@ class SentenceModules:
             return None
         sparse = next((module for module in self.modules if module.kind in _SPARSE), None)
         if sparse is not None:
+            kinds = {module.kind for module in self.modules}
+            remedy = (
+                "Serve it with task: feature-extraction, which answers with sparse vectors"
+                if _SPLADE in kinds
+                else f"Use a model with dense vectors, or one whose sparse vectors come from {_SPLADE}"
+            )
             raise UnsupportedModel(
-                f"{self.path}/modules.json has a {sparse.kind} module, of sparse vectors, which are not served",
-                remedy="Use a model with dense vectors for feature-extraction or sentence-similarity",
+                f"{self.path}/modules.json has a {sparse.kind} module, of sparse vectors; dense ones are needed here",
+                remedy=remedy,
             )
         first, *rest = self.modules
         if first.kind != "Transformer" or first.folder:

@@ -27,6 +27,7 @@ from penstock_runtime.tasks.fill_mask import FillMask
 from penstock_runtime.tasks.fitting import Fitter
 from penstock_runtime.tasks.question_answering import QuestionAnswering
 from penstock_runtime.tasks.sentence_similarity import SentenceSimilarity
+from penstock_runtime.tasks.sparse_vectors import SparseVectors
 from penstock_runtime.tasks.text_classification import TextClassification
 from penstock_runtime.tasks.text_ranking import TextRanking
 from penstock_runtime.tasks.token_classification import TokenClassification
@@ -72,8 +73,16 @@ _ARCHITECTURES: dict[Head, tuple[str, ...]] = {
     Head.TOKEN: ("ForTokenClassification",),
     Head.SPAN: ("ForQuestionAnswering", "ForQuestionAnsweringSimple"),
     Head.MASKED_LM: ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel"),
+    Head.SPARSE: ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel"),
 }
 """Suffixes of the architecture names with each head. Every architecture has an encoder."""
+
+
+def head_of(name: TaskName, folder: ModelFolder) -> Head:
+    """The head that the task needs with this model. UnsupportedModel as `ModelFolder.sparse`."""
+    if name is TaskName.FEATURE_EXTRACTION and folder.sparse is not None:
+        return Head.SPARSE
+    return HEAD_OF_TASK[name]
 
 
 def make_task(
@@ -102,6 +111,8 @@ def make_task(
         )
     tokenizer = Tokenizer.load(folder)
     fitter = Fitter(tokenizer, max_tokens or folder.max_tokens, truncate=truncate, pairs=name in _PAIRS)
+    if head_of(name, folder) is Head.SPARSE:
+        return SparseVectors(fitter, folder, limits, prompts)
     if name in _WITH_PROMPTS:
         return _WITH_PROMPTS[name](fitter, folder, limits, prompts)
     return _CLASSES[name](fitter, folder, limits)
@@ -120,7 +131,7 @@ def response_schema(name: TaskName) -> JsonSchema:
 
 
 def _check_head(name: TaskName, folder: ModelFolder) -> None:
-    wanted = _ARCHITECTURES.get(HEAD_OF_TASK[name])
+    wanted = _ARCHITECTURES.get(head_of(name, folder))
     if wanted is None or not folder.architecture or folder.architecture.endswith(wanted):
         return
     fitting = [

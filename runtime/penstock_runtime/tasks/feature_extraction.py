@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,27 @@ WIDEST = 65_536
 AUTO = "auto"
 """The pooling that returns one vector for each text with every model."""
 
+
+class SparseFormat(StrEnum):
+    """The form of sparse vectors in an answer."""
+
+    PAIRS = "pairs"
+    """A list of {"index", "value"}, as text-embeddings-inference."""
+    TOKENS = "tokens"
+    """A table of tokens and weights, as OpenSearch."""
+    ARRAYS = "arrays"
+    """{"indices", "values"}, as Qdrant."""
+    DENSE = "dense"
+    """All weights in one list, as long as the vocabulary."""
+
+
 PARAMETERS = Object(
     required={},
     optional={
         "normalize": (Boolean(), None),
         "dimensions": (Integer(1, WIDEST), None),
         "pooling": (Choice(("none", AUTO, *(str(pooling) for pooling in Pooling))), None),
+        "sparse_format": (Choice(tuple(map(str, SparseFormat))), None),
         **PROMPT,
         **TRUNCATION,
     },
@@ -59,6 +75,9 @@ PARAMETERS = Object(
         "pooling": "How token vectors become one, without the model's modules after its own pooling; none gives them "
         "all; auto: by the model's own files, mean where they "
         "have none, as in sentence-transformers. Default: by the model's own files, all where they have none.",
+        "sparse_format": "For models with sparse vectors only, and then instead of the three above. pairs: "
+        '[{"index", "value"}] for each text; tokens: {token: value}; arrays: {"indices", "values"}; dense: all values '
+        "in one list. Default: pairs.",
         **PROMPT_NOTES,
         **TRUNCATION_NOTES,
     },
@@ -81,16 +100,37 @@ def request_schema(limits: RequestLimits = DEFAULT_LIMITS) -> JsonSchema:
 
 
 def response_schema() -> JsonSchema:
-    """The answer: one vector for each text, or a matrix [1, tokens, width] for each text of a model without pooling."""
+    """The answer: one vector for each text, or a matrix [1, tokens, width] for each text of a model without pooling; of
+    a model with sparse vectors one of the forms of `sparse_format`."""
     vectors = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
     return {
-        "description": "One vector for each text; without pooling a vector for each token of each text",
+        "description": "One vector for each text; without pooling a vector for each token of each text; of a model "
+        "with sparse vectors one of the forms of sparse_format",
         "anyOf": [
             vectors,
             {"type": "array", "items": vectors},
             {"type": "array", "items": {"type": "array", "items": vectors}},
+            *sparse_response_schema()["anyOf"][:-1],
         ],
         "examples": [[[0.0354, -0.0178, 0.0563]]],
+    }
+
+
+def sparse_response_schema() -> JsonSchema:
+    """Sparse vectors: one for each text, by ascending index, in the forms of `SparseFormat` in their order."""
+    index, number = {"type": "integer", "minimum": 0}, {"type": "number"}
+    pair = {"type": "object", "properties": {"index": index, "value": number}, "required": ["index", "value"]}
+    numbers = {"type": "array", "items": number}
+    arrays = {
+        "type": "object",
+        "properties": {"indices": {"type": "array", "items": index}, "values": numbers},
+        "required": ["indices", "values"],
+    }
+    forms = ({"type": "array", "items": pair}, {"type": "object", "additionalProperties": number}, arrays, numbers)
+    return {
+        "description": "For each text the tokens with a weight, or another form (sparse_format)",
+        "anyOf": [{"type": "array", "items": form} for form in forms],
+        "examples": [[[{"index": 2003, "value": 0.9556}, {"index": 3899, "value": 1.2074}]]],
     }
 
 
@@ -161,11 +201,18 @@ class FeatureExtraction:
         wanted = self._by_default if parameters == {} else self._wanted(parameters)
         given = inputs if isinstance(inputs, TokenIds) else self._inputs.parse(inputs, "inputs")
         if isinstance(given, TokenIds):
-            return EmbeddingRequest(self._pieces(given, wanted.prefix), given.single, wanted)
-        return EmbeddingRequest(_prefixed(given, wanted.prefix), isinstance(given, str), wanted)
+            size = self._embedding.fitter.tokenizer.embedded_size
+            return EmbeddingRequest(pieces_of(given, wanted.prefix, size), given.single, wanted)
+        return EmbeddingRequest(prefixed(given, wanted.prefix), isinstance(given, str), wanted)
 
     def _wanted(self, parameters: Mapping[str, Any]) -> Wanted:
         values = parse_parameters(parameters, PARAMETERS)
+        if values["sparse_format"] is not None:
+            raise InvalidInput(
+                "this model gives dense vectors, and the request asks for sparse ones",
+                field="parameters.sparse_format",
+                remedy="Ask for dense ones (/predict without sparse_format, /embed), or serve a SPLADE model",
+            )
         embedding = self._embedding
         prefix = embedding.prompts.text(values["prompt_name"])
         own, pooling = self._pooling_of(values["pooling"], prefix)
@@ -204,28 +251,6 @@ class FeatureExtraction:
             return True, self._embedding.own_pooling_after(prefix)
         return False, None if asked in {None, "none"} else Pooling(asked)
 
-    def _pieces(self, given: TokenIds, prefix: str) -> list[Pieces]:
-        """InvalidInput for ids that the model does not have, and if the model needs a prompt before its texts."""
-        if prefix:
-            raise InvalidInput(
-                "inputs are token ids, and a prompt is put before the texts of this request",
-                field="inputs",
-                remedy="Send texts",
-            )
-        size = self._embedding.fitter.tokenizer.embedded_size
-        for index, ids in enumerate(given.texts):
-            # For all ids at once: a body may hold a million.
-            if min(ids) >= 0 and max(ids) < size:
-                continue
-            position, one = next((place, one) for place, one in enumerate(ids) if not 0 <= one < size)
-            path = f"inputs[{position}]" if given.single else f"inputs[{index}][{position}]"
-            raise InvalidInput(
-                f"{path} is {one}; this model's tokens are 0 to {size - 1}",
-                field=path,
-                remedy="Use the tokenizer of this model, or send texts",
-            )
-        return [Pieces(ids) for ids in given.texts]
-
     def prepare(self, request: EmbeddingRequest) -> Prepared:
         """See `Task`."""
         where = ["inputs"] if request.single else [f"inputs[{index}]" for index in range(len(request.texts))]
@@ -260,6 +285,27 @@ class FeatureExtraction:
         return matrices[0] if request.single else matrices
 
 
-def _prefixed(given: str | list[str], prefix: str) -> list[str]:
+def pieces_of(given: TokenIds, prefix: str, size: int) -> list[Pieces]:
+    """The texts. InvalidInput for ids that are not below `size`, and if the model needs a prompt before its texts."""
+    if prefix:
+        raise InvalidInput(
+            "inputs are token ids, and this model puts a prompt before its texts", field="inputs", remedy="Send texts"
+        )
+    for index, ids in enumerate(given.texts):
+        # For all ids at once: a body may hold a million.
+        if min(ids) >= 0 and max(ids) < size:
+            continue
+        position, one = next((place, one) for place, one in enumerate(ids) if not 0 <= one < size)
+        path = f"inputs[{position}]" if given.single else f"inputs[{index}][{position}]"
+        raise InvalidInput(
+            f"{path} is {one}; this model's tokens are 0 to {size - 1}",
+            field=path,
+            remedy="Use the tokenizer of this model, or send texts",
+        )
+    return [Pieces(ids) for ids in given.texts]
+
+
+def prefixed(given: str | list[str], prefix: str) -> list[str]:
+    """A list of the texts, each after the prompt."""
     texts = [given] if isinstance(given, str) else given
     return [prefix + text for text in texts] if prefix else texts

@@ -31,6 +31,7 @@ from penstock_runtime.serving.server import Server, request_limits
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 from penstock_runtime.tasks import Task, make_task
+from penstock_runtime.tasks.factory import head_of
 
 WIDTH = 16
 WORDS = """
@@ -125,9 +126,9 @@ TIMINGS = Timings(
 class Model:
     """A predictor whose forward pass is arithmetic on token ids."""
 
-    def __init__(self, task: Task, labels: int, vocabulary: int) -> None:
+    def __init__(self, task: Task, head: Head, labels: int, vocabulary: int) -> None:
         self.task = task
-        self._head = HEAD_OF_TASK[task.name]
+        self._head = head
         self._labels = labels
         self._vocabulary = vocabulary
         self.deadlines: list[float | None] = []
@@ -174,10 +175,21 @@ class Model:
                 return {"logits": values(self._labels)}
             case Head.SPAN:
                 return {"start_logits": values(2)[:, 0], "end_logits": values(2)[:, 1]}
+            case Head.SPARSE:
+                return {"weights": values(self._vocabulary).max(axis=0).clip(0)}
             case Head.MASKED_LM:
                 return {"logits": values(self._vocabulary)[[i for i, one in enumerate(row.ids) if one == 4]]}
             case Head.CAUSAL_LM:
                 raise NotImplementedError("see small_generation_model")
+
+
+def write_sparse_folder(path: Path) -> Path:
+    """The files of a model with sparse vectors."""
+    write_folder(path, TaskName.FILL_MASK)
+    modules = [("", "MLMTransformer"), ("1_SpladePooling", "SpladePooling")]
+    entries = [{"path": where, "type": f"sentence_transformers.models.{kind}"} for where, kind in modules]
+    (path / "modules.json").write_text(json.dumps(entries))
+    return path
 
 
 def make_model(path: Path, task: TaskName, settings: Settings | None = None) -> Model:
@@ -189,7 +201,7 @@ def model_of(path: Path, task: TaskName, settings: Settings | None = None) -> Mo
     """A model for the task, from existing files."""
     folder = ModelFolder.open(path, weights=False)
     made = make_task(task, folder, limits=request_limits(settings or Settings()))
-    return Model(made, labels=len(LABELS.get(task, (0, 0))), vocabulary=folder.config["vocab_size"])
+    return Model(made, head_of(task, folder), len(LABELS.get(task, (0, 0))), folder.config["vocab_size"])
 
 
 class Gate:

@@ -243,7 +243,7 @@ class TestSentenceModules:
         )
         assert ModelFolder.open(folder).pooling is Pooling.CLS
 
-    @pytest.mark.parametrize("kind", ["SpladePooling", "SparseAutoEncoder"])
+    @pytest.mark.parametrize("kind", ["SparseAutoEncoder"])
     def test_sparse_vectors_are_refused_with_the_reason(self, kind: str, tmp_path: Path) -> None:
         folder = ModelFolder.open(sentence_folder(tmp_path, {}, kind))
         with pytest.raises(UnsupportedModel, match=f"has a {kind} module, of sparse vectors") as caught:

@@ -17,7 +17,7 @@ MADE_FOR = {
 }
 
 
-@pytest.mark.parametrize("head", Head)
+@pytest.mark.parametrize("head", MADE_FOR)
 @pytest.mark.parametrize("name", ENCODER_TASKS)
 def test_a_task_is_made_for_models_with_its_head_only(name: TaskName, head: Head, built: Build) -> None:
     folder = built(MADE_FOR[head], BERT).folder()

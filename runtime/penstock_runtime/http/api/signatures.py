@@ -88,6 +88,12 @@ def _single(tensors: Mapping[str, list[str]], name: str) -> str:
 
 def _vectors(value: Any, count: int) -> list[OutputTensor]:
     if isinstance(value, list):
+        if not isinstance(value[0], np.ndarray):
+            raise InvalidInput(
+                "this model's vectors are sparse, and a tensor holds dense ones",
+                field="parameters.sparse_format",
+                remedy="Set the parameter sparse_format to dense, or send the request to /embed_sparse",
+            )
         if len(value) > 1:
             raise InvalidInput(
                 "vectors of single tokens fit into a tensor for one text only",

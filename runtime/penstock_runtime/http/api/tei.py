@@ -1,14 +1,16 @@
-"""The API of text-embeddings-inference: `/embed`, `/embed_all`, `/rerank`, `/similarity`, `/tokenize`, `/decode`.
+"""The API of text-embeddings-inference: `/embed`, `/embed_all`, `/embed_sparse`, `/rerank`, `/similarity`, `/tokenize`,
+`/decode`.
 
 As there, fields that are not known are ignored: its clients send those of newer versions and of similar servers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +25,8 @@ from penstock_runtime.tasks import feature_extraction, sentence_similarity, text
 from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.fields import Boolean, Either, FieldKind, JsonSchema, ListOf, Object, Others, Text
 from penstock_runtime.tokens import Tokenizer
+
+T = TypeVar("T")
 
 TAG = "text-embeddings-inference"
 TOKEN_BYTES = 80
@@ -43,7 +47,7 @@ class Tei:
         }
         self.embed_body = Object(
             required={"inputs": TextsOrIds(limits)},
-            optional={**every, **defaults},
+            optional={**without(every, "sparse_format"), **defaults},
             notes={
                 **notes,
                 "normalize": "Make vectors of length 1. Default: true; with pooling none it must be left out.",
@@ -54,8 +58,22 @@ class Tei:
         )
         self.embed_all_body = Object(
             required={"inputs": TextsOrIds(limits)},
-            optional={name: kind for name, kind in every.items() if name not in {"normalize", "pooling", "dimensions"}},
+            optional=without(every, "normalize", "pooling", "dimensions", "sparse_format"),
             notes=notes,
+            others=Others.IGNORED,
+        )
+        self.embed_sparse_body = Object(
+            required={"inputs": TextsOrIds(limits)},
+            optional={
+                **without(every, "normalize", "pooling", "dimensions"),
+                "sparse_format": (every["sparse_format"][0], str(feature_extraction.SparseFormat.PAIRS)),
+            },
+            notes={
+                **notes,
+                "sparse_format": 'pairs: [{"index", "value"}] for each text, as text-embeddings-inference; tokens: '
+                '{token: value}, as OpenSearch takes it; arrays: {"indices", "values"}, as Qdrant takes it; dense: '
+                "all values in one list.",
+            },
             others=Others.IGNORED,
         )
         self.tokenize_body = Object(
@@ -106,6 +124,14 @@ class Tei:
         # Of one text [1, tokens, width]; of several a list of these.
         value = [matrix[0] for matrix in answer.value] if isinstance(answer.value, list) else answer.value
         return answer_response(answer, value)
+
+    async def embed_sparse(self, request: Request) -> Response:
+        """`/embed_sparse`: a weight for each token of the vocabulary, without those that are 0."""
+        body = checked(self.embed_sparse_body, read_json(request))
+        inputs = body.pop("inputs")
+        with fields_named(ROOT):
+            answer = await self._service.predict(request, inputs, given(body))
+        return answer_response(answer, answer.value)
 
     async def rerank(self, request: Request) -> Response:
         """`/rerank`: the texts by relevance to the query."""
@@ -213,6 +239,11 @@ def given(parameters: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if value is not None}
 
 
+def without(kinds: Mapping[str, T], *names: str) -> dict[str, T]:
+    """The fields but these."""
+    return {name: kind for name, kind in kinds.items() if name not in names}
+
+
 def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     """Their table."""
     tei = Tei(service, limits)
@@ -229,6 +260,12 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
             tasks=frozenset({TaskName.FEATURE_EXTRACTION}), inference=True,
             request=tei.embed_all_body.schema() | {"examples": [{"inputs": ["a text", "another one"]}]},
             response={"type": "array", "items": {"type": "array", "items": scores}},
+        ),
+        Route(
+            "POST", "/embed_sparse", tei.embed_sparse, "Texts to sparse vectors", TAG,
+            tasks=frozenset({TaskName.FEATURE_EXTRACTION}), inference=True,
+            request=tei.embed_sparse_body.schema() | {"examples": [{"inputs": ["a text", "another one"]}]},
+            response=feature_extraction.sparse_response_schema(),
         ),
         Route(
             "POST", "/rerank", tei.rerank, "How well texts answer a query", TAG,

@@ -15,7 +15,7 @@ from penstock.tasks import ENCODER_TASKS, TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.http.api.tei import TOKEN_BYTES, tokens_of
 from penstock_runtime.tasks.base import RequestLimits
-from tests.runtime.http.serving import WIDTH, Endpoint, model_of, serving, write_folder
+from tests.runtime.http.serving import WIDTH, Endpoint, model_of, serving, write_folder, write_sparse_folder
 
 EndpointOf = Callable[[TaskName], Endpoint]
 
@@ -37,6 +37,89 @@ def unnormalised(tmp_path_factory: pytest.TempPathFactory) -> Any:
     modules.write_text(modules.read_text().partition(', {"idx": 2')[0] + "]")
     with serving(model_of(folder, TaskName.FEATURE_EXTRACTION)) as endpoint:
         yield endpoint
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An endpoint with sparse vectors."""
+    folder = write_sparse_folder(tmp_path_factory.mktemp("sparse"))
+    with serving(model_of(folder, TaskName.FEATURE_EXTRACTION)) as endpoint:
+        yield endpoint
+
+
+class TestSparseVectors:
+    def test_embed_sparse_gives_pairs_for_each_text(self, sparse: Endpoint) -> None:
+        one = httpx.post(f"{sparse.url}/embed_sparse", json={"inputs": "a text", "more": 1}).json()
+        two = httpx.post(f"{sparse.url}/embed_sparse", json={"inputs": ["a text", "cheese"]}).json()
+        predicted = httpx.post(f"{sparse.url}/predict", json={"inputs": ["a text", "cheese"]}).json()
+
+        assert two[0] == one[0]
+        assert predicted == two
+        indices = [pair["index"] for pair in one[0]]
+        assert indices == sorted(set(indices))
+        assert all(pair["value"] > 0 for pair in one[0])
+
+    def test_the_forms_have_the_same_weights(self, sparse: Endpoint) -> None:
+        def ask(form: str) -> Any:
+            body = {"inputs": ["a text", "cheese"], "sparse_format": form}
+            return httpx.post(f"{sparse.url}/embed_sparse", json=body).json()
+
+        for pairs, tokens, arrays, dense in zip(*map(ask, ("pairs", "tokens", "arrays", "dense")), strict=True):
+            indices = [pair["index"] for pair in pairs]
+            values = [pair["value"] for pair in pairs]
+            names = httpx.post(f"{sparse.url}/decode", json={"ids": [[one] for one in indices]}).json()
+            assert arrays == {"indices": indices, "values": values}
+            assert list(tokens.values()) == values
+            assert {name for name in names if name} <= set(tokens)
+            assert [value for value in dense if value] == values
+
+    def test_token_ids_are_taken(self, sparse: Endpoint) -> None:
+        tokens = httpx.post(f"{sparse.url}/tokenize", json={"inputs": "a text", "add_special_tokens": False}).json()
+        body = {"inputs": [[token["id"] for token in tokens[0]]]}
+
+        answer = httpx.post(f"{sparse.url}/embed_sparse", json=body).json()
+
+        assert answer == httpx.post(f"{sparse.url}/embed_sparse", json={"inputs": "a text"}).json()
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/embed", {"inputs": "a text"}),
+            ("/embed_all", {"inputs": "a text"}),
+            ("/v1/embeddings", {"input": "a text"}),
+            ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
+        ],
+    )
+    def test_routes_for_dense_vectors_name_the_sparse_one(
+        self, sparse: Endpoint, path: str, body: dict[str, Any]
+    ) -> None:
+        answer = httpx.post(sparse.url + path, json=body)
+
+        assert answer.status_code == 422
+        assert "this model gives sparse vectors" in answer.text
+        assert "/embed_sparse" in answer.text
+
+    def test_a_dense_model_refuses_the_route(self, unnormalised: Endpoint) -> None:
+        answer = httpx.post(f"{unnormalised.url}/embed_sparse", json={"inputs": "a text"})
+
+        assert answer.status_code == 422
+        assert "this model gives dense vectors" in answer.json()["error"]
+
+    def test_a_tensor_holds_dense_values(self, sparse: Endpoint) -> None:
+        name = httpx.get(f"{sparse.url}/v1/models").json()["data"][0]["id"]
+        url = f"{sparse.url}/v2/models/{name}/infer"
+        inputs = [{"name": "text", "shape": [2], "datatype": "BYTES", "data": ["a text", "cheese"]}]
+
+        refused = httpx.post(url, json={"inputs": inputs})
+        answer = httpx.post(url, json={"inputs": inputs, "parameters": {"sparse_format": "dense"}}).json()
+
+        assert refused.status_code == 422
+        assert "sparse_format" in refused.text
+        (tensor,) = answer["outputs"]
+        dense = httpx.post(
+            f"{sparse.url}/embed_sparse", json={"inputs": ["a text", "cheese"], "sparse_format": "dense"}
+        )
+        np.testing.assert_allclose(np.reshape(tensor["data"], tensor["shape"]), dense.json(), atol=1e-6)
 
 
 class TestUnknownFields:
