@@ -49,7 +49,7 @@ def test_a_stream_ends_on_its_model_while_another_one_takes_over(tmp_path: Path)
         first.gate.release()
         await old.read()
         replacing = asyncio.create_task(generator.replace(small_generation_model(tmp_path / "b", second)))
-        while generator.model.engine is first:
+        while generator.model.engine is first:  # noqa: ASYNC110 - the task runs until its first wait
             await asyncio.sleep(0)
         new = await tokens(generator.generate(PROMPT, [job()]))
         assert not replacing.done()
@@ -105,7 +105,7 @@ def test_a_closed_request_frees_its_blocks(tmp_path: Path) -> None:
         assert generator.facts()["sequences"]["running"] >= 1
         generation.close()
         generation.close()
-        while generator.facts()["cache"]["blocks_in_use"]:
+        while generator.facts()["cache"]["blocks_in_use"]:  # noqa: ASYNC110 - set by the engine's thread
             await asyncio.sleep(0.01)
         await generator.drain()
 
