@@ -102,11 +102,20 @@ def _indices(tokens: Collection[int], size: int) -> NDArray[np.intp]:
 
 
 def sample(
-    logits: Logits, parameters: SamplingParameters, history: History, position: int, choice: int = 0
+    logits: Logits,
+    parameters: SamplingParameters,
+    history: History,
+    position: int,
+    choice: int = 0,
+    *,
+    allowed: NDArray[np.bool_] | None = None,
 ) -> SampledToken:
     """The next token. `logits`: float32 [vocabulary], not changed. `position`: number of generated tokens before it.
-    `choice`: number of the continuation, if a request has several."""
+    `choice`: number of the continuation, if a request has several. `allowed`: tokens to choose from, [vocabulary], at
+    least one; None: all."""
     scores = history.penalise(logits, parameters) if parameters.changes_logits else logits
+    if allowed is not None:
+        scores = np.where(allowed, scores, np.float32(-np.inf))
     if parameters.greedy:
         token = int(np.argmax(scores))
     else:
@@ -167,7 +176,8 @@ def _largest(values: Logits, count: int) -> NDArray[np.intp]:
     else:
         candidates = np.arange(len(values))
     found = values[candidates]
-    return candidates[found >= np.partition(found, len(found) - count)[len(found) - count]]
+    largest: NDArray[np.intp] = candidates[found >= np.partition(found, len(found) - count)[len(found) - count]]
+    return largest
 
 
 def _pick(weights: Logits, number: float) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,6 +141,30 @@ class TestChat:
         assert answer.usage.total_tokens == 512
         assert answer.choices[0].finish_reason == "length"
 
+    def test_an_answer_follows_a_json_schema_also_in_a_stream(self, client: openai.OpenAI) -> None:
+        schema = {
+            "type": "object",
+            "properties": {"colour": {"enum": ["red", "green"]}, "count": {"type": "integer", "maximum": 99}},
+            "required": ["colour", "count"],
+            "additionalProperties": False,
+        }
+        form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+        answer = chat(client, response_format=form, n=3, temperature=2, seed=1, max_tokens=250)
+        values = [json.loads(choice.message.content) for choice in answer.choices]
+        assert all(value["colour"] in {"red", "green"} and value["count"] <= 99 for value in values)
+        assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+        chunks = chat(client, response_format=form, temperature=2, seed=1, max_tokens=250, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert text == answer.choices[0].message.content
+        anything = chat(client, response_format={"type": "json_object"}, temperature=0, max_tokens=200)
+        assert anything.choices[0].message.content.startswith("{")
+
+    def test_an_answer_matches_a_regular_expression(self, client: openai.OpenAI) -> None:
+        body = {"guided_regex": "[0-9]{3}-(ab|cd)+x"}
+        choice = chat(client, extra_body=body, temperature=1, seed=2, max_tokens=100).choices[0]
+        assert re.fullmatch(body["guided_regex"], choice.message.content)
+        assert choice.finish_reason == "stop"
+
     def test_content_may_come_in_parts(self, client: openai.OpenAI) -> None:
         parts: Any = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
         answer = client.chat.completions.create(model="smol", messages=parts, max_tokens=12, temperature=0)
@@ -161,9 +186,12 @@ class TestChat:
     ("body", "status", "field"),
     [
         ({"messages": MESSAGES, "tools": [{"type": "function"}]}, 400, "tools"),
-        ({"messages": MESSAGES, "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"messages": MESSAGES, "response_format": {"type": "grammar"}}, 400, "response_format.type"),
+        ({"messages": MESSAGES, "response_format": {"type": "json_schema"}}, 422, "response_format.json_schema.schema"),
+        ({"messages": MESSAGES, "guided_json": {"type": "nonsense"}}, 422, "guided_json"),
+        ({"messages": MESSAGES, "guided_regex": "("}, 422, "guided_regex"),
         ({"messages": MESSAGES, "functions": [{}]}, 400, "functions"),
-        ({"messages": MESSAGES, "guided_regex": "a+"}, 400, "guided_regex"),
+        ({"messages": MESSAGES, "guided_choice": ["a"]}, 400, "guided_choice"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": "x" * 600}]}, 400, "messages"),
         ({"messages": MESSAGES, "max_tokens": 600}, 400, "messages"),
