@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput, PromptTooLong, RequestError, UnsupportedOption
+from penstock_runtime.generation.grammar import GrammarState
 from penstock_runtime.generation.loop import Delta, FinishReason, JobRequest
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.generation.token_text import token_bytes
@@ -19,7 +21,18 @@ from penstock_runtime.http.transport.message import ErrorFormat, Request, Respon
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.serving.generator import Continuation, Generation
 from penstock_runtime.tasks.base import RequestLimits
-from penstock_runtime.tasks.fields import Boolean, Either, FieldKind, Integer, JsonSchema, ListOf, Object, Others, Text
+from penstock_runtime.tasks.fields import (
+    Boolean,
+    Choice,
+    Either,
+    FieldKind,
+    Integer,
+    JsonSchema,
+    ListOf,
+    Object,
+    Others,
+    Text,
+)
 from penstock_runtime.tasks.text_generation import (
     MESSAGES_LIMIT,
     MOST_CHOICES,
@@ -31,6 +44,7 @@ from penstock_runtime.tasks.text_generation import (
     STOPS,
     TEMPERATURE,
     TOP_K,
+    AnyText,
     Number,
     Prompt,
     refuse_unsupported,
@@ -44,8 +58,12 @@ DEFAULT_COMPLETION_TOKENS = 16
 """Of `/v1/completions`, as OpenAI's."""
 TASKS = frozenset({TaskName.TEXT_GENERATION})
 DONE = b"data: [DONE]\n\n"
-FINISH = {FinishReason.END_TOKEN: "stop", FinishReason.STOP_STRING: "stop", FinishReason.LENGTH: "length"}
+FINISH = dict.fromkeys(FinishReason, "stop") | {FinishReason.LENGTH: "length"}
 ROLES = ("system", "developer", "user", "assistant", "tool")
+PARTS = ListOf(Object({"type": Text()}, others=Others.KEPT), MESSAGES_LIMIT, words="a list of parts")
+CHAT_MESSAGE = Object(
+    {"role": Choice(ROLES)}, {"content": (Either((AnyText(), PARTS)), None)}, others=Others.KEPT, words="a message"
+)
 ANY = Object({}, others=Others.KEPT)
 BIASES = Object({}, others=Others.KEPT, words="an object of token ids and biases")
 
@@ -65,6 +83,9 @@ COMMON: dict[str, tuple[FieldKind, Any]] = {
     "n": (Integer(1, MOST_CHOICES), 1),
     "stream": (Boolean(), False),
     "stream_options": (Object({}, {"include_usage": (Boolean(), False)}, others=Others.IGNORED), None),
+    "response_format": (Object({"type": Text()}, others=Others.KEPT), None),
+    "guided_json": (ANY, None),
+    "guided_regex": (Text("a regular expression"), None),
     "user": (Text("the name of a user"), None),
 }
 NOTES = {
@@ -76,10 +97,13 @@ NOTES = {
     "logit_bias": "Added to the scores of tokens, by token id; -100 to 100.",
     "seed": "The same seed gives the same answer.",
     "n": "The number of answers.",
+    "response_format": "text, json_object, or json_schema with a schema: the answer is JSON in this form.",
+    "guided_json": "Not part of OpenAI's API: a JSON schema of the answer.",
+    "guided_regex": "Not part of OpenAI's API: a regular expression that the answer matches.",
     "user": "Not used.",
 }
 CHAT_BODY = Object(
-    {"messages": ListOf(Object({"role": Text()}, others=Others.KEPT, words="a message"), MESSAGES_LIMIT)},
+    {"messages": ListOf(CHAT_MESSAGE, MESSAGES_LIMIT, words="a list of messages")},
     {
         **COMMON,
         "max_completion_tokens": (Integer(1, MOST_TOKENS), None),
@@ -101,7 +125,6 @@ COMPLETION_BODY = Object(
     others=Others.IGNORED,
 )
 UNSUPPORTED: Mapping[str, Sequence[Any]] = {
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -110,8 +133,6 @@ UNSUPPORTED: Mapping[str, Sequence[Any]] = {
     "audio": (),
     "prediction": (),
     "web_search_options": (),
-    "guided_json": (),
-    "guided_regex": (),
     "guided_grammar": (),
     "guided_choice": (),
     "structured_outputs": (),
@@ -162,7 +183,7 @@ class OpenAIText(GenerationApi):
         top = (body["top_logprobs"] or 0) if body["logprobs"] else None
         if body["top_logprobs"] is not None and not body["logprobs"]:
             raise InvalidInput("top_logprobs needs logprobs", field="top_logprobs", remedy="Send logprobs: true")
-        job = _job(body, model, body["max_completion_tokens"] or body["max_tokens"] or 0, top)
+        job = await _job(body, model, body["max_completion_tokens"] or body["max_tokens"] or 0, top)
         with _field_named("messages"):
             started = await self._start(request, Prompt(text, special=False), job, body["n"])
         frame = self._frame("chatcmpl-", request, model)
@@ -187,7 +208,7 @@ class OpenAIText(GenerationApi):
                     field="prompt",
                     remedy="Use the tokenizer of this model",
                 )
-        job = _job(body, model, body["max_tokens"] or DEFAULT_COMPLETION_TOKENS, body["logprobs"])
+        job = await _job(body, model, body["max_tokens"] or DEFAULT_COMPLETION_TOKENS, body["logprobs"])
         with _field_named("prompt"):
             asked = Prompt(prompt, special=True) if isinstance(prompt, str) else prompt
             started = await self._start(request, asked, job, body["n"])
@@ -381,20 +402,13 @@ class _field_named:  # noqa: N801 - used like a function
 
 def _message(value: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A message as chat templates take it: the content as one text."""
-    role = value["role"]
-    if role not in ROLES:
-        raise InvalidInput(
-            f"{where}.role is {role[:100]!r}", field=f"{where}.role", remedy=f"Send one of {', '.join(ROLES)}"
-        )
-    content = value.get("content")
+    role, content = value["role"], value["content"]
     if isinstance(content, list):
         content = "\n".join(_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
     elif content is None and role == "assistant":
         content = ""
-    elif not isinstance(content, str):
+    elif content is None:
         raise InvalidInput(f"{where}.content must be a text", field=f"{where}.content", remedy="Send a text")
-    if content:
-        Text().parse(content, f"{where}.content")
     # Models were trained with the older name.
     return {**value, "role": "system" if role == "developer" else role, "content": content}
 
@@ -411,11 +425,12 @@ def _part(part: Any, where: str) -> str:
         raise InvalidInput(
             f"{where} must be a part with a text", field=where, remedy='Send {"type": "text", "text": …}'
         )
-    text: str = part["text"]
-    return text
+    return AnyText().parse(part["text"], f"{where}.text")
 
 
-def _job(body: Mapping[str, Any], model: GenerationModel, max_tokens: int, top_logprobs: int | None) -> JobRequest:
+async def _job(
+    body: Mapping[str, Any], model: GenerationModel, max_tokens: int, top_logprobs: int | None
+) -> JobRequest:
     names = (
         "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     )  # fmt: skip
@@ -429,6 +444,34 @@ def _job(body: Mapping[str, Any], model: GenerationModel, max_tokens: int, top_l
         sampling=sampling(values, seed=body["seed"], top_logprobs=top_logprobs),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         end_tokens=model.end_tokens,
+        # In a thread: large schemas take a while.
+        grammar=await asyncio.to_thread(_grammar, body, model) if _has_form(body) else None,
+    )
+
+
+def _has_form(body: Mapping[str, Any]) -> bool:
+    given = body["response_format"]
+    is_other = given is not None and given["type"] != "text"
+    return is_other or body["guided_json"] is not None or body["guided_regex"] is not None
+
+
+def _grammar(body: Mapping[str, Any], model: GenerationModel) -> GrammarState:
+    """The form of the answer."""
+    given = body["response_format"]
+    if body["guided_regex"] is not None:
+        return model.grammars.of_regex(body["guided_regex"], "guided_regex")
+    if body["guided_json"] is not None:
+        return model.grammars.of_json_schema(body["guided_json"], "guided_json")
+    if given["type"] == "json_object":
+        return model.grammars.of_json_schema({"type": "object"}, "response_format")
+    if given["type"] == "json_schema":
+        schema = given.get("json_schema")
+        field = "response_format.json_schema.schema"
+        return model.grammars.of_json_schema(schema.get("schema") if isinstance(schema, dict) else None, field)
+    raise UnsupportedOption(
+        f"response_format.type is {given['type'][:100]!r}",
+        field="response_format.type",
+        remedy="Send text, json_object or json_schema",
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import PromptTooLong, RequestError, UnsupportedOption
+from penstock_runtime.generation.grammar import GrammarState
 from penstock_runtime.generation.loop import Delta, FinishReason, JobRequest
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.http.api.bodies import answer_response, checked, dumps, error_response, read_json
@@ -38,6 +40,7 @@ DEFAULT_TOKENS = 100
 FINISH = {
     FinishReason.END_TOKEN: "eos_token",
     FinishReason.STOP_STRING: "stop_sequence",
+    FinishReason.GRAMMAR: "eos_token",
     FinishReason.LENGTH: "length",
 }
 SAMPLES = ("temperature", "top_k", "top_p")
@@ -59,12 +62,14 @@ PARAMETERS = Object(
         "details": (Boolean(), False),
         "top_n_tokens": (Integer(0, MOST_LOGPROBS), None),
         "truncate": (Integer(1, 2**31 - 1), None),
+        "grammar": (Object({"type": Text()}, others=Others.KEPT), None),
     },
     notes={
         "do_sample": "false: always the most probable token, unless temperature, top_k or top_p is given.",
         "stop": "Texts that end the continuation; the text ends with it.",
         "stop_sequences": "The older name of stop.",
         "details": "Add the tokens with their probabilities, and the reason of the end.",
+        "grammar": "The form of the text: type json with a schema as value, or type regex with an expression.",
         "truncate": "Keep this number of the prompt's last tokens.",
     },
     others=Others.KEPT,
@@ -79,7 +84,6 @@ UNSUPPORTED: Mapping[str, Sequence[Any]] = {
     "adapter_id": (),
     "best_of": (1,),
     "decoder_input_details": (False,),
-    "grammar": (),
     "typical_p": (1, 1.0),
     "watermark": (False,),
 }
@@ -170,6 +174,7 @@ class Tgi(GenerationApi):
             stop=(*values["stop"], *values["stop_sequences"]),
             include_stop=True,
             end_tokens=model.end_tokens,
+            grammar=None if values["grammar"] is None else await asyncio.to_thread(_grammar, values["grammar"], model),
         )
         seed = parameters.seed if do_sample else None
         asked = Asked(body["inputs"], values, seed, TokenWriter(model), model)
@@ -177,6 +182,23 @@ class Tgi(GenerationApi):
         if values["truncate"] is not None:
             prompt = (await generator.tokens(Prompt(body["inputs"], special=True)))[-values["truncate"] :]
         return asked, prompt, job
+
+
+def _grammar(given: Mapping[str, Any], model: GenerationModel) -> GrammarState:
+    """The form of the text."""
+    kind, value = given["type"], given.get("value")
+    if kind == "regex":
+        return model.grammars.of_regex(value, "parameters.grammar.value")
+    if kind == "json":
+        return model.grammars.of_json_schema(value, "parameters.grammar.value")
+    if kind == "json_schema":
+        schema = value.get("schema") if isinstance(value, dict) else None
+        return model.grammars.of_json_schema(schema, "parameters.grammar.value.schema")
+    raise UnsupportedOption(
+        f"parameters.grammar.type is {kind[:100]!r}",
+        field="parameters.grammar.type",
+        remedy="Send json, json_schema or regex",
+    )
 
 
 class _Stream(EventStream):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +29,8 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 
 @pytest.fixture(scope="module")
 def client(endpoint: Endpoint) -> Iterator[openai.OpenAI]:
-    with httpx.Client(verify=False) as transport:
-        yield openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="x", max_retries=0, http_client=transport)
+    with openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="x", max_retries=0) as made:
+        yield made
 
 
 def post(endpoint: Endpoint, path: str, body: Any, **headers: str) -> httpx.Response:
@@ -66,8 +67,7 @@ class TestChat:
 
     def test_the_async_client_streams(self, endpoint: Endpoint, client: openai.OpenAI) -> None:
         async def run() -> str:
-            async with httpx.AsyncClient(verify=False) as transport:
-                other = openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key="x", http_client=transport)
+            async with openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key="x") as other:
                 stream = await other.chat.completions.create(
                     model="smol", messages=MESSAGES, max_tokens=12, temperature=0, stream=True
                 )
@@ -141,6 +141,30 @@ class TestChat:
         assert answer.usage.total_tokens == 512
         assert answer.choices[0].finish_reason == "length"
 
+    def test_an_answer_follows_a_json_schema_also_in_a_stream(self, client: openai.OpenAI) -> None:
+        schema = {
+            "type": "object",
+            "properties": {"colour": {"enum": ["red", "green"]}, "count": {"type": "integer", "maximum": 99}},
+            "required": ["colour", "count"],
+            "additionalProperties": False,
+        }
+        form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+        answer = chat(client, response_format=form, n=3, temperature=2, seed=1, max_tokens=250)
+        values = [json.loads(choice.message.content) for choice in answer.choices]
+        assert all(value["colour"] in {"red", "green"} and value["count"] <= 99 for value in values)
+        assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+        chunks = chat(client, response_format=form, temperature=2, seed=1, max_tokens=250, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert text == answer.choices[0].message.content
+        anything = chat(client, response_format={"type": "json_object"}, temperature=0, max_tokens=200)
+        assert anything.choices[0].message.content.startswith("{")
+
+    def test_an_answer_matches_a_regular_expression(self, client: openai.OpenAI) -> None:
+        body = {"guided_regex": "[0-9]{3}-(ab|cd)+x"}
+        choice = chat(client, extra_body=body, temperature=1, seed=2, max_tokens=100).choices[0]
+        assert re.fullmatch(body["guided_regex"], choice.message.content)
+        assert choice.finish_reason == "stop"
+
     def test_content_may_come_in_parts(self, client: openai.OpenAI) -> None:
         parts: Any = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
         answer = client.chat.completions.create(model="smol", messages=parts, max_tokens=12, temperature=0)
@@ -148,17 +172,26 @@ class TestChat:
 
     def test_a_prompt_that_begins_like_an_earlier_one_is_not_computed_again(self, client: openai.OpenAI) -> None:
         messages: Any = [{"role": "user", "content": "A text of more than a few blocks of the cache " * 3}]
-        usages = [client.chat.completions.create(model="smol", messages=messages, max_tokens=1).usage for _ in range(2)]
-        assert [one.prompt_tokens_details.cached_tokens > 0 for one in usages] == [False, True]  # type: ignore[union-attr]
+        cached = []
+        for _ in range(2):
+            answer = client.chat.completions.create(model="smol", messages=messages, max_tokens=1)
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens_details is not None
+            cached.append(answer.usage.prompt_tokens_details.cached_tokens)
+        assert cached[0] == 0
+        assert cached[1]
 
 
 @pytest.mark.parametrize(
     ("body", "status", "field"),
     [
         ({"messages": MESSAGES, "tools": [{"type": "function"}]}, 400, "tools"),
-        ({"messages": MESSAGES, "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"messages": MESSAGES, "response_format": {"type": "grammar"}}, 400, "response_format.type"),
+        ({"messages": MESSAGES, "response_format": {"type": "json_schema"}}, 422, "response_format.json_schema.schema"),
+        ({"messages": MESSAGES, "guided_json": {"type": "nonsense"}}, 422, "guided_json"),
+        ({"messages": MESSAGES, "guided_regex": "("}, 422, "guided_regex"),
         ({"messages": MESSAGES, "functions": [{}]}, 400, "functions"),
-        ({"messages": MESSAGES, "guided_regex": "a+"}, 400, "guided_regex"),
+        ({"messages": MESSAGES, "guided_choice": ["a"]}, 400, "guided_choice"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": "x" * 600}]}, 400, "messages"),
         ({"messages": MESSAGES, "max_tokens": 600}, 400, "messages"),
