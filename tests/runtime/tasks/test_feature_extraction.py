@@ -171,7 +171,7 @@ def test_auto_gives_a_vector_for_each_text_whatever_the_model(minilm: Built, bui
 @pytest.mark.parametrize(
     ("options", "field", "message"),
     [
-        ({"prompt_name": "querry"}, "parameters.prompt_name", "has no prompt 'querry'"),
+        ({"prompt_name": "querry"}, "parameters.prompt_name", "there is no prompt 'querry'"),
         ({"dimensions": 33}, "parameters.dimensions", "this model's vectors have 32"),
         ({"pooling": "none", "normalize": True}, "parameters.normalize", "for pooled vectors"),
         ({"pooling": "none", "dimensions": 3}, "parameters.dimensions", "for pooled vectors"),

@@ -119,7 +119,7 @@ def test_wrong_inputs_are_named(name: TaskName, inputs: Any, field: str, message
         (FEATURES, "dimensions", math.nan, "not the number nan", ""),
         (FEATURES, "dimensions", True, "not true", ""),
         (FEATURES, "dimensions", "3", "not a text", ""),
-        (FEATURES, "prompt_name", "query", "has no prompt 'query'", "the model has no prompts"),
+        (FEATURES, "prompt_name", "query", "there is no prompt 'query'", "this endpoint has no prompts"),
         (FEATURES, "prompt_name", "", "is empty", ""),
         (FEATURES, "\ud800", 1, "there is no such field", ""),
         (FEATURES, "x" * 1000, 1, "there is no such field", ""),
@@ -345,7 +345,7 @@ def test_any_request_is_answered_or_refused(name: TaskName, built: Build, data: 
 
 
 DOCUMENTED = (
-    "has no prompt",
+    "there is no prompt",
     "this model's vectors have",
     "is for pooled vectors",
     "needs entities to merge",

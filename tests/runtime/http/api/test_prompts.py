@@ -15,7 +15,7 @@ import pytest
 
 from penstock.errors import SpecError
 from penstock.resources.prompts import PROMPT_ROUTES, PROMPT_TASKS, Prompts
-from penstock.tasks import TaskName
+from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_runtime.http.route_table import routes
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tasks.base import DEFAULT_LIMITS
@@ -33,7 +33,7 @@ def endpoint_with(path: Path, prompts: Prompts, task: TaskName) -> Iterator[Endp
     """A server of a model whose files have no prompts."""
     folder = ModelFolder.open(write_folder(path, task), weights=False)
     made = make_task(task, folder, prompts=prompts)
-    with serving(Model(made, labels=1, vocabulary=folder.config["vocab_size"]), task) as endpoint:
+    with serving(Model(made, HEAD_OF_TASK[task], labels=1, vocabulary=folder.config["vocab_size"]), task) as endpoint:
         endpoint.server.status.route_prompts = of_routes(prompts)
         yield endpoint
 
