@@ -99,7 +99,7 @@ class Decoder:
     @property
     def hidden(self) -> int:
         """Width between layers."""
-        return self.embeddings.shape[1]
+        return int(self.embeddings.shape[1])
 
     @property
     def parameters(self) -> int:

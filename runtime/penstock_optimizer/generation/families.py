@@ -215,22 +215,30 @@ def _rope(reader: Reader, settings: Mapping[str, Any], head_size: int, context: 
         case "default":
             return Rope(plain), context
         case "linear":
-            return Rope(plain / np.float32(settings["factor"])), context
+            return Rope(plain / np.float32(_setting(reader, settings, "factor"))), context
         case "llama3":
-            return Rope(_llama3(plain, settings)), context
+            return Rope(_llama3(reader, plain, settings)), context
         case "longrope" | "su":
             return _long_rope(reader, plain, settings, context)
         case _:
             raise NotBuildable(f"its rotary positions are scaled by {kind!r}")
 
 
-def _llama3(plain: Float, settings: Mapping[str, Any]) -> Float:
+def _setting(reader: Reader, settings: Mapping[str, Any], key: str) -> float:
+    """A positive number of the scaling; CorruptModel if it is anything else."""
+    value = settings.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise reader.invalid(f"rope_scaling has the {key} {value!r}; rope_scaling", settings, "complete")
+    return float(value)
+
+
+def _llama3(reader: Reader, plain: Float, settings: Mapping[str, Any]) -> Float:
     """Llama 3.1's scaling: long wavelengths are divided by `factor`, middle ones interpolated.
 
     Source: transformers' `_compute_llama3_parameters`.
     """
-    factor, low, high = (float(settings[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
-    original = float(settings["original_max_position_embeddings"])
+    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    factor, low, high, original = (_setting(reader, settings, key) for key in keys)
     wavelength = (np.float32(2 * math.pi) / plain).astype(np.float32)
     scaled = np.where(wavelength > original / low, plain / np.float32(factor), plain)
     smooth = ((np.float32(original) / wavelength - np.float32(low)) / np.float32(high - low)).astype(np.float32)
@@ -242,9 +250,10 @@ def _llama3(plain: Float, settings: Mapping[str, Any]) -> Float:
 def _long_rope(reader: Reader, plain: Float, settings: Mapping[str, Any], context: int) -> tuple[Rope, int]:
     """LongRoPE within the original context, where its short factors apply. Beyond that, transformers changes the
     frequencies of a sequence while it grows, which a cache of rotated keys cannot follow."""
-    original = int(settings.get("original_max_position_embeddings") or reader.config.get(
-        "original_max_position_embeddings", context
-    ))
+    original = int(
+        settings.get("original_max_position_embeddings")
+        or reader.config.get("original_max_position_embeddings", context)
+    )
     factors = np.asarray(settings.get("short_factor"), np.float32)
     if factors.shape != plain.shape:
         raise reader.invalid("short_factor", settings.get("short_factor"), f"a list of {len(plain)} numbers")

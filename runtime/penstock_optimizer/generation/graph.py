@@ -18,6 +18,7 @@ import openvino as ov
 from openvino import PartialShape, Type
 from openvino import opset13 as op
 
+from penstock.manifest import DecoderFacts
 from penstock_optimizer.export.encoder import Activation, Dense
 from penstock_optimizer.generation.decoder import Decoder, DecoderLayer, Rope, Scale
 from penstock_optimizer.generation.weights import Storage, stored
@@ -25,7 +26,21 @@ from penstock_optimizer.generation.weights import Storage, stored
 
 def write_graph(decoder: Decoder, storage: Storage, path: Path) -> None:
     """Write `path` (.xml) and its `.bin`. The head and the embeddings are stored in 8 bits at least."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     ov.save_model(_Writer(decoder, storage).model(), str(path), compress_to_fp16=False)
+
+
+def decoder_facts(decoder: Decoder) -> DecoderFacts:
+    """What the engine needs besides the graph."""
+    return DecoderFacts(
+        vocabulary=decoder.vocabulary,
+        context=decoder.context,
+        heads=decoder.heads,
+        key_heads=decoder.key_heads,
+        head_size=decoder.head_size,
+        scales=tuple(layer.scale for layer in decoder.layers),
+        windows=tuple(layer.window or 0 for layer in decoder.layers),
+    )
 
 
 class _Writer:
@@ -67,8 +82,9 @@ class _Writer:
     def _layer(self, layer: DecoderLayer, x: Any, index: int) -> Any:
         decoder = self._decoder
         read = self._norm(x, layer.attention_norm)
-        query = self._heads(read, layer.query, decoder.heads, layer.query_norm, layer.rope, f"layer.{index}.query")
-        key = self._heads(read, layer.key, decoder.key_heads, layer.key_norm, layer.rope, f"layer.{index}.key")
+        rope, name = layer.rope, f"layer.{index}"
+        query = self._heads(read, layer.query, decoder.heads, norm=layer.query_norm, rope=rope, name=f"{name}.query")
+        key = self._heads(read, layer.key, decoder.key_heads, norm=layer.key_norm, rope=rope, name=f"{name}.key")
         value = self._dense(read, layer.value, f"layer.{index}.value")
         for name, node, heads in (
             ("query", query, decoder.heads),
@@ -95,7 +111,7 @@ class _Writer:
             inner = self._norm(inner, layer.expanded_norm)
         return op.add(x, inner)
 
-    def _heads(self, x: Any, dense: Dense, heads: int, norm: Scale | None, rope: Rope | None, name: str) -> Any:
+    def _heads(self, x: Any, dense: Dense, heads: int, *, norm: Scale | None, rope: Rope | None, name: str) -> Any:
         """Queries or keys, [tokens, 1, heads, head size]."""
         split = op.reshape(self._dense(x, dense, name), _ints(0, 0, heads, self._decoder.head_size), special_zero=True)
         if norm is not None:
@@ -106,7 +122,7 @@ class _Writer:
         return op.transpose(turned, _ints(0, 2, 1, 3))
 
     def _turned(self, x: Any, rope: Rope) -> Any:
-        """x [tokens, heads, 1, head size] with its first 2 x half numbers turned by the positions' angles."""
+        """Queries or keys [tokens, heads, 1, head size], the first 2 x half numbers turned by the positions' angles."""
         cos, sin = self._angle(rope)
         half = len(rope.frequencies)
         rest = None
@@ -193,4 +209,3 @@ def _int(value: int) -> Any:
 
 def _float(value: float) -> Any:
     return op.constant(np.array(value, np.float32))
-

@@ -19,26 +19,15 @@ from openvino import _pyopenvino as binding
 from openvino import opset13 as op
 
 from penstock.errors import ArtefactError
+from penstock.manifest import DecoderFacts
+from penstock.recipe import BF16_REST, CACHE_U8, Precision, Recipe
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.generation.engine import Row
 
 BLOCK_SIZE = 32
 """Tokens in a block: the only size that the CPU plugin has."""
-
-
-@dataclass(frozen=True)
-class DecoderFacts:
-    """What the graph file does not tell, and the loaded graph needs."""
-
-    vocabulary: int
-    context: int
-    heads: int
-    key_heads: int
-    head_size: int
-    scales: tuple[float, ...]
-    """Factor of the products of queries and keys, for each layer."""
-    windows: tuple[int, ...]
-    """Tokens that a token attends to at most, for each layer; 0: all."""
+ACTIVATION_GROUP = 32
+"""Activations of a token that share a scale."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +41,15 @@ class EngineOptions:
     """Of keys and values in the cache: `f32`, `bf16` or `u8`."""
     group: int = 0
     """Activations that share a scale where products are computed in 8 bits; 0: products in `precision`."""
+
+    @classmethod
+    def of(cls, recipe: Recipe, threads: int) -> EngineOptions:
+        """The options of a recipe."""
+        is_bf16 = recipe.precision is Precision.BF16 or BF16_REST in recipe.options
+        precision = "bf16" if is_bf16 else "f32"
+        is_rowwise = recipe.precision in {Precision.INT8_ROWWISE, Precision.INT4_ROWWISE}
+        cache = "u8" if CACHE_U8 in recipe.options else precision
+        return cls(threads, precision, cache, ACTIVATION_GROUP if is_rowwise else 0)
 
 
 class OpenVinoStepEngine:
@@ -118,6 +116,13 @@ class OpenVinoStepEngine:
         """See `StepEngine`."""
         self._request = None
         self._caches = {}
+
+
+def block_bytes(facts: DecoderFacts, options: EngineOptions) -> int:
+    """Bytes of a block of the cache, in all layers. The plugin keeps a scale and a zero point, 8 bytes, for each head
+    of a token in 8 bits."""
+    number = {"f32": 4 * facts.head_size, "bf16": 2 * facts.head_size, "u8": facts.head_size + 8}[options.cache]
+    return 2 * len(facts.scales) * BLOCK_SIZE * facts.key_heads * number
 
 
 def load(path: Path, facts: DecoderFacts, options: EngineOptions, *, blocks: int) -> OpenVinoStepEngine:

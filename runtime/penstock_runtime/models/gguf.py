@@ -169,7 +169,8 @@ def _nibbles(packed: Bytes) -> Bytes:
 
 def _fifth_bits(blocks: Bytes, at: int) -> Bytes:
     """The 32 bits at this byte of each block, as 0 or 16, [blocks, 32]."""
-    return np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") << 4
+    bits: Bytes = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") * np.uint8(16)
+    return bits
 
 
 def _q4_0(raw: Bytes) -> Float:
@@ -222,7 +223,8 @@ def _q5_k(raw: Bytes) -> Float:
     packed = blocks[:, 48:].reshape(-1, 4, 1, 32)
     low = np.concatenate([packed & 15, packed >> 4], axis=2).reshape(-1, 8, 32)
     fifth = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[None, :, None] & 1) << 4
-    return (scales * (low | fifth).astype(np.float32) - minima).reshape(-1)
+    expanded: Float = (scales * (low | fifth).astype(np.float32) - minima).reshape(-1)
+    return expanded
 
 
 def _q6_k(raw: Bytes) -> Float:
@@ -233,11 +235,13 @@ def _q6_k(raw: Bytes) -> Float:
     high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3) << 4
     values = (low | high).astype(np.float32).reshape(-1, 16, 16) - 32
     scales = _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return (scales[:, :, None] * values).reshape(-1)
+    expanded: Float = (scales[:, :, None] * values).reshape(-1)
+    return expanded
 
 
 def _bfloat(raw: Bytes) -> Float:
-    return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    widened: Float = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    return widened
 
 
 _FORMATS: Mapping[int, _Format] = {

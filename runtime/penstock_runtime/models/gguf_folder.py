@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,7 @@ class _Model:
         hidden = self._number(f"{name}.embedding_length")
         tokens = self._list("tokenizer.ggml.tokens")
         size = self._number(f"{name}.attention.key_length", hidden // max(heads, 1))
+        context = self._number(f"{name}.context_length")
         config = {
             "architectures": [_CLASSES[name]],
             "model_type": name,
@@ -123,7 +125,7 @@ class _Model:
             "num_key_value_heads": self._number(f"{name}.attention.head_count_kv", heads),
             "head_dim": size,
             "hidden_act": "silu",
-            "max_position_embeddings": self._number(f"{name}.context_length"),
+            "max_position_embeddings": context,
             "rms_norm_eps": self._decimal(f"{name}.attention.layer_norm_rms_epsilon"),
             "rope_theta": self._decimal(f"{name}.rope.freq_base", 10_000.0),
             "attention_bias": name == "qwen2",
@@ -131,7 +133,7 @@ class _Model:
             "torch_dtype": "float32",
             **self._token_ids(),
         }
-        scaling = self._rope_scaling(config["max_position_embeddings"])
+        scaling = self._rope_scaling(context)
         return config if scaling is None else config | {"rope_scaling": scaling}
 
     def _rope_scaling(self, context: int) -> dict[str, Any] | None:
@@ -151,11 +153,11 @@ class _Model:
 
     def tensors(self) -> Mapping[str, tuple[tuple[int, ...], Callable[[], Float]]]:
         """Shape and reader of each tensor, under its name in transformers."""
-        found: dict[str, tuple[tuple[int, ...], Callable[[], Float]]] = {}
-        for name, tensor in self.file.tensors.items():
-            if name != _FREQUENCIES:
-                found[self._renamed(name)] = (tensor.shape, lambda name=name: self._read(name))
-        return found
+        return {
+            self._renamed(name): (tensor.shape, partial(self._read, name))
+            for name, tensor in self.file.tensors.items()
+            if name != _FREQUENCIES
+        }
 
     def _renamed(self, name: str) -> str:
         if name in _TOP_NAMES:
