@@ -50,6 +50,7 @@ GRAPH_OUTPUTS: dict[Head, dict[str, Axes]] = {
     Head.TOKEN: {"logits": Axes.TOKENS},
     Head.SPAN: {"start_logits": Axes.TOKENS, "end_logits": Axes.TOKENS},
     Head.MASKED_LM: {"logits": Axes.MASKS},
+    Head.CAUSAL_LM: {"logits": Axes.TOKENS},
 }
 """Outputs of the graphs that Penstock builds. The ONNX file of a model can differ (masked-lm: TOKENS); see GraphIO."""
 

@@ -16,6 +16,7 @@ class TaskName(StrEnum):
     QUESTION_ANSWERING = "question-answering"
     FILL_MASK = "fill-mask"
     ZERO_SHOT_CLASSIFICATION = "zero-shot-classification"
+    TEXT_GENERATION = "text-generation"
 
 
 class Head(StrEnum):
@@ -29,6 +30,7 @@ class Head(StrEnum):
     TOKEN = "token-classification"  # noqa: S105 - not a password
     SPAN = "question-answering"
     MASKED_LM = "masked-lm"
+    CAUSAL_LM = "causal-lm"
 
 
 HEAD_OF_TASK = {
@@ -40,5 +42,9 @@ HEAD_OF_TASK = {
     TaskName.QUESTION_ANSWERING: Head.SPAN,
     TaskName.FILL_MASK: Head.MASKED_LM,
     TaskName.ZERO_SHOT_CLASSIFICATION: Head.SEQUENCE,
+    TaskName.TEXT_GENERATION: Head.CAUSAL_LM,
 }
 """The head that a task needs."""
+
+ENCODER_TASKS = tuple(task for task in TaskName if task is not TaskName.TEXT_GENERATION)
+"""Tasks that run each text once, in batches; text-generation runs a step for each token."""

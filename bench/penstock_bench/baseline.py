@@ -71,6 +71,9 @@ def make_answer(folder: ModelFolder, task: TaskName) -> Answer:
         case TaskName.TOKEN_CLASSIFICATION | TaskName.FILL_MASK | TaskName.ZERO_SHOT_CLASSIFICATION:
             apply = _pipeline(task.value, folder)
             return lambda inputs, parameters: apply(inputs, batch_size=_size(inputs), **parameters)
+        case TaskName.TEXT_GENERATION:
+            generate = _pipeline(task.value, folder)
+            return lambda inputs, parameters: generate(inputs, **parameters)
 
 
 def _size(inputs: Any) -> int:

@@ -46,9 +46,9 @@ from penstock_cli.screen import TRANSFER_SECONDS, console, fact, screen_log
 from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.models.fetching import FetchProgress as Transfer
-from penstock_runtime.serving.lifecycle import replace_model, serve_while, start_model
-from penstock_runtime.serving.loaded_model import LoadedModel, Which, load_artefact
-from penstock_runtime.serving.predictor import Predictor
+from penstock_runtime.serving.generation_model import load_generation_artefact
+from penstock_runtime.serving.lifecycle import AnyModel, AnyPredictor, replace_model, serve_while, start_model
+from penstock_runtime.serving.loaded_model import Which, load_artefact
 from penstock_runtime.serving.server import Server, request_limits
 from penstock_runtime.serving.status import OptimizationProgress, ServerStatus
 from penstock_runtime.settings import Settings
@@ -67,6 +67,7 @@ SAMPLE = {
     TaskName.ZERO_SHOT_CLASSIFICATION: (
         '{"inputs": "I like you.", "parameters": {"candidate_labels": ["love", "politics"]}}'
     ),
+    TaskName.TEXT_GENERATION: '{"messages": [{"role": "user", "content": "Who are you?"}], "stream": true}',
 }
 """A request body of each task, for the curl line."""
 
@@ -203,14 +204,22 @@ class ServeSession:
             artefact = await self._optimize(server, self._options.target, grant)
             await self._take_over(server, predictor, artefact, grant)
 
-    async def _load(self, artefact: Path, which: Which, grant: CoreGrant) -> LoadedModel:
+    async def _load(self, artefact: Path, which: Which, grant: CoreGrant) -> AnyModel:
         serving = self._endpoint.spec.serving if self._endpoint is not None else None
+        host = self._host.with_present_memory()
+        if Manifest.load(artefact).task is TaskName.TEXT_GENERATION:
+            generation = await in_daemon_thread(
+                partial(load_generation_artefact, artefact, which, host, cores=grant.cores)
+            )
+            for finding in generation.findings:
+                fact("note", finding)
+            return generation
         model = await in_daemon_thread(
             partial(
                 load_artefact,
                 artefact,
                 which,
-                host=self._host.with_present_memory(),
+                host=host,
                 cores=grant.cores,
                 max_tokens=serving.max_input_tokens if serving is not None else None,
                 truncate=serving.truncate if serving is not None else True,
@@ -266,7 +275,7 @@ class ServeSession:
         server.status.optimization = None
         return artefact
 
-    async def _take_over(self, server: Server, predictor: Predictor, artefact: Path, grant: CoreGrant) -> None:
+    async def _take_over(self, server: Server, predictor: AnyPredictor, artefact: Path, grant: CoreGrant) -> None:
         """Change to the chosen plan. The old one finishes the requests that it is processing."""
         model = await self._load(artefact, "chosen", grant)
         if await replace_model(server, predictor, model):
@@ -290,8 +299,10 @@ class ServeSession:
         fact("serving", f"{server.url}{note}", style="bold")
         where = f" on port {server.internal_port}" if server.internal_port else ""
         fact("", f"a playground for the browser at {server.url}/, metrics at /metrics, what is served at /info{where}")
-        body = SAMPLE[server.status.task].replace("'", "'\\''")
-        command = f"curl -i {server.url}/predict -H 'content-type: application/json' -d '{body}'"
+        task = server.status.task
+        body = SAMPLE[task].replace("'", "'\\''")
+        route = "N {}/v1/chat/completions" if task is TaskName.TEXT_GENERATION else "i {}/predict"
+        command = f"curl -{route.format(server.url)} -H 'content-type: application/json' -d '{body}'"
         console.print(f"\n  {command}\n", markup=False)
 
 

@@ -24,7 +24,7 @@ import uvloop
 from penstock_bench.floor import load_chosen
 from penstock_bench.server import MeasuredServer, free_port
 from penstock_runtime.engines.base import Engine
-from penstock_runtime.http.transport.message import Response, encode
+from penstock_runtime.http.transport.message import Request, Response, encode
 from penstock_runtime.rows import Batch
 
 NAME = "bare"
@@ -87,7 +87,7 @@ async def serve(artefact: Path, port: int, lengths: Sequence[int]) -> None:
     (output, *_) = [next(iter(engine.run(batch).values())) for batch in rows.values()]
     # As long as a real answer: one vector as wide as the model.
     body = orjson.dumps(output.reshape(-1, output.shape[-1])[0], option=orjson.OPT_SERIALIZE_NUMPY)
-    answer = encode(Response(body), date=formatdate(usegmt=True).encode())
+    answer = encode(Response(body), Request(), formatdate(usegmt=True).encode(), close=False)
     # A collection pauses for milliseconds.
     gc.disable()
     server = await asyncio.get_running_loop().create_server(lambda: Connection(engine, rows, answer), "127.0.0.1", port)

@@ -4,6 +4,8 @@ RequestError                  error_type, status, field, remedy
 ├── InvalidInput              422 validation
 ├── MalformedBody             400 malformed
 ├── MalformedRequest          400 bad_request (HTTP itself)
+├── PromptTooLong             400 context_length_exceeded
+├── UnsupportedOption         400 unsupported_option
 ├── Unauthorized              401 unauthorized
 ├── UnsupportedRoute          404 not_found
 ├── MethodNotAllowed          405 method (allow)
@@ -48,6 +50,20 @@ class MalformedBody(RequestError):
 
     status = 400
     error_type = "malformed"
+
+
+class PromptTooLong(RequestError):
+    """Prompt and continuation have more tokens than the model's context or the memory for its cache can ever hold."""
+
+    status = 400
+    error_type = "context_length_exceeded"
+
+
+class UnsupportedOption(RequestError):
+    """The API has this field or value, and this server does not support it."""
+
+    status = 400
+    error_type = "unsupported_option"
 
 
 class BodyTooLarge(RequestError):

@@ -209,6 +209,33 @@ class CacheSettings(SettingsGroup):
     )
 
 
+class GenerationSettings(SettingsGroup):
+    """Text generation."""
+
+    max_sequences: int = setting(
+        64,
+        "Sequences that generate at the same time; others wait. Each one more makes every step a little slower, and "
+        "all together faster.",
+        unit="sequences",
+        ge=1,
+        le=4096,
+    )
+    target_gap_milliseconds: float = setting(
+        50.0,
+        "Prompts are computed in chunks, next to the tokens of running streams. The chunks are as large as this time "
+        "between two tokens of a stream allows, by the measured speed; a smaller target delays the first tokens of "
+        "other requests.",
+        unit="ms",
+        gt=0,
+    )
+    prefix_reuse: bool = setting(
+        True,
+        "Keep the cache of finished sequences while its memory is not needed, so that a prompt that begins like an "
+        "earlier one of the same token is computed from there. With several tokens, tenants share nothing: a cache is "
+        "reused only for requests with the token that filled it.",
+    )
+
+
 class DrainSettings(SettingsGroup):
     """How the process ends on SIGTERM or SIGINT."""
 
@@ -352,6 +379,7 @@ class Settings(SettingsGroup):
     limits: LimitSettings = LimitSettings()
     queue: QueueSettings = QueueSettings()
     caches: CacheSettings = CacheSettings()
+    generation: GenerationSettings = GenerationSettings()
     drain: DrainSettings = DrainSettings()
     access: AccessSettings = AccessSettings()
     log: LogSettings = LogSettings()

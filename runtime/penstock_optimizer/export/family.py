@@ -214,6 +214,8 @@ class Family:
                 return SpanClassifier(reader.top.dense("qa_outputs", hidden, 2))
             case Head.MASKED_LM:
                 return self.mask_filler(encoder, self.mask_names)
+            case Head.CAUSAL_LM:
+                raise NotImplementedError("encoders do not generate text")
 
     def mask_id(self) -> int:
         """The very token that the fill-mask task looks for."""

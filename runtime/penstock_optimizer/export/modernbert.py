@@ -135,8 +135,8 @@ class ModernBert(Family):
     def top(self, head: Head, encoder: Encoder) -> Top:
         """Every head starts with dense, activation and norm."""
         reader, hidden = self.reader, encoder.hidden
-        if head is Head.ENCODER:
-            return None
+        if head is Head.ENCODER or head is Head.CAUSAL_LM:
+            return super().top(head, encoder)
         transform = Transform(
             dense=reader.top.dense("head.dense", hidden, hidden, bias=reader.flag("classifier_bias", default=False)),
             activation=reader.activation("classifier_activation", "gelu"),

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,7 +18,8 @@ from penstock_runtime.errors import ClientGone, MethodNotAllowed, RequestError, 
 from penstock_runtime.http.access import AccessTokens
 from penstock_runtime.http.api.bodies import error_response
 from penstock_runtime.http.transport.head import body_too_large
-from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
+from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route, StreamingResponse
+from penstock_runtime.http.transport.streaming import ByteStream
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.settings import Settings
 
@@ -116,6 +118,29 @@ def allowed(methods: Mapping[str, Route]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
+class _CountedStream:
+    """A stream that reports its end: 499 if the client had gone by then, else 200, and the bytes that were sent."""
+
+    def __init__(self, stream: ByteStream, ended: Callable[[int, int], None]) -> None:
+        self._stream = stream
+        self._ended = ended
+        self._bytes = 0
+        self._status = ClientGone.status
+
+    async def read(self) -> bytes:
+        """The next piece."""
+        piece = await self._stream.read()
+        self._bytes += len(piece)
+        if not piece:
+            self._status = 200
+        return piece
+
+    def close(self) -> None:
+        """No more is read."""
+        self._stream.close()
+        self._ended(self._status, self._bytes)
+
+
 class Application:
     """Answers requests with the handlers of a router."""
 
@@ -192,22 +217,28 @@ class Application:
         return self._finish(request, self._error(request, error))
 
     def _finish(self, request: Request, response: Response) -> Response:
-        """Count a response; called once for each request."""
+        """Count a response, a streaming one at its end; called once for each request."""
+        if isinstance(response, StreamingResponse):
+            response.stream = _CountedStream(response.stream, partial(self._count, request))
+        else:
+            self._count(request, response.status, len(response.body))
+        if self._origins:
+            response.headers += self._cors(request)
+        return response
+
+    def _count(self, request: Request, status: int, sent_bytes: int) -> None:
         route = request.route
         seconds = time.perf_counter() - request.received
         metrics = self.metrics
         metrics.in_flight -= 1
         label = UNKNOWN if route is None else route.path
-        metrics.finished(label, response.status, seconds, inference=route is not None and route.inference)
-        if self._origins:
-            response.headers += self._cors(request)
+        metrics.finished(label, status, seconds, inference=route is not None and route.inference)
         if self.access_lines is not None:
             self.access_lines.append(
-                f"{request.method} {request.path} {response.status} {seconds * 1000:.3f}ms "
-                f"{len(request.body)}B>{len(response.body)}B {request.identifier.decode('ascii')} "
+                f"{request.method} {request.path} {status} {seconds * 1000:.3f}ms "
+                f"{len(request.body)}B>{sent_bytes}B {request.identifier.decode('ascii')} "
                 f"{request.address or '-'} {request.token or '-'}"
             )
-        return response
 
     def _failed(self, request: Request, error: Exception) -> Response:
         if isinstance(error, RequestError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock_runtime.http.api import cohere, hosting, openai, predict, tei, v2
+from penstock_runtime.http.api import cohere, hosting, openai, openai_text, predict, tei, tgi, v2
 from penstock_runtime.http.api.health import HealthRoutes
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.pages.documents import Documents
@@ -23,8 +23,10 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     table = (
         *predict.routes(service, limits),
         *tei.routes(service, limits),
+        *tgi.routes(service),
         *hosting.routes(service, health, limits),  # before the models of OpenAI, whose pattern has its path as well
         *openai.routes(service, limits),
+        *openai_text.routes(service, limits),
         *cohere.routes(service, limits),
         *v2.routes(service, health, limits),
         Route(

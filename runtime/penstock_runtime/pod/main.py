@@ -37,8 +37,9 @@ from penstock_runtime.logs import configure_logs
 from penstock_runtime.models.fetching import FetchProgress, OnProgress
 from penstock_runtime.pod.termination import DEFAULT_LOG, exit_code, failure_message, write_termination_message
 from penstock_runtime.pod.variables import PodVariables
-from penstock_runtime.serving.lifecycle import serve_while, start_model
-from penstock_runtime.serving.loaded_model import LoadedModel, load_artefact
+from penstock_runtime.serving.generation_model import load_generation_artefact
+from penstock_runtime.serving.lifecycle import AnyModel, serve_while, start_model
+from penstock_runtime.serving.loaded_model import load_artefact
 from penstock_runtime.serving.server import Server, request_limits
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import SETTINGS, Settings
@@ -126,7 +127,10 @@ class PodServing:
         await start_model(server, model)
         seconds = time.monotonic() - self._begun
         logger.info(
-            "serving %s after %.1f s", model.plan.summary, seconds, extra=log_event("ModelServed", object=status.name)
+            "serving %s after %.1f s",
+            (model.plan or manifest.chosen.plan).summary,
+            seconds,
+            extra=log_event("ModelServed", object=status.name),
         )
 
     # Run in threads
@@ -166,8 +170,10 @@ class PodServing:
 
         return progress
 
-    def _load(self, folder: Path, grant: CoreGrant) -> LoadedModel:
+    def _load(self, folder: Path, grant: CoreGrant) -> AnyModel:
         variables = self._variables
+        if Manifest.load(folder).task is TaskName.TEXT_GENERATION:
+            return load_generation_artefact(folder, "chosen", self._host, cores=grant.cores, any_isa=True)
         return load_artefact(
             folder,
             "chosen",

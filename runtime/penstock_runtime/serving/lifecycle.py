@@ -13,9 +13,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from penstock_runtime.errors import NotReady
+from penstock_runtime.serving.generation_model import GenerationModel
+from penstock_runtime.serving.generator import Generator
 from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.predictor import Predictor
-from penstock_runtime.serving.server import Server
+from penstock_runtime.serving.server import Server, request_limits
+
+AnyModel = LoadedModel | GenerationModel
+AnyPredictor = Predictor | Generator
 
 
 async def serve_while(
@@ -49,12 +54,24 @@ async def serve_while(
     return cut
 
 
-async def start_model(server: Server, model: LoadedModel) -> Predictor:
+async def start_model(server: Server, model: AnyModel) -> AnyPredictor:
     """Warm up the first model and answer with it from then on.
 
     InferenceFailed if it does not run, CorruptModel if its outputs are not finite numbers.
     """
     settings = server.settings
+    if isinstance(model, GenerationModel):
+        generator = Generator(
+            model,
+            server.metrics.generation,
+            queue=settings.queue,
+            settings=settings.generation,
+            limits=request_limits(settings),
+        )
+        freeze_garbage_collector()
+        server.status.limits = {"max_total_tokens": generator.longest}
+        server.serve_with(generator, model.plan, model.manifest)
+        return generator
     predictor = Predictor(model, server.metrics, queue=settings.queue, caches=settings.caches)
     await predictor.warm_up()
     freeze_garbage_collector()
@@ -63,13 +80,19 @@ async def start_model(server: Server, model: LoadedModel) -> Predictor:
     return predictor
 
 
-async def replace_model(server: Server, predictor: Predictor, model: LoadedModel) -> bool:
+async def replace_model(server: Server, predictor: AnyPredictor, model: AnyModel) -> bool:
     """Warm up another model and answer with it from then on; false if the server is draining.
 
     Requests in progress are finished by the old model. Errors as `start_model`: the old model stays.
     """
     try:
-        await predictor.replace(model)
+        match predictor, model:
+            case Generator() as generator, GenerationModel() as fresh:
+                await generator.replace(fresh)
+            case Predictor() as encoder, LoadedModel() as loaded:
+                await encoder.replace(loaded)
+            case _:
+                raise TypeError(f"a model of another task cannot take over from {type(predictor).__name__}")
     except NotReady:
         return False
     server.serve_with(predictor, model.plan, model.manifest)

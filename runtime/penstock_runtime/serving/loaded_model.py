@@ -117,7 +117,7 @@ def load_artefact(
     manifest = Manifest.load(folder)
     served = manifest.chosen if which == "chosen" else manifest.baseline
     if which == "chosen" and not any_isa:
-        _check_isa(folder, manifest.cpu.isa, host.cpu.isa)
+        check_isa(folder, manifest.cpu.isa, host.cpu.isa)
     verify_files(folder, manifest, served)
     plan, findings = fit_plan(served.plan, cores)
     short = (folder / served.short.path, served.short.io) if served.short is not None else None
@@ -159,7 +159,8 @@ def fit_plan(plan: Plan, cores: int | None) -> tuple[Plan, tuple[str, ...]]:
     return fitted, (finding,)
 
 
-def _check_isa(folder: Path, made_on: Isa, here: Isa) -> None:
+def check_isa(folder: Path, made_on: Isa, here: Isa) -> None:
+    """OtherInstructionSet if an artefact was made on a processor of another class than this one."""
     if made_on is not here:
         raise OtherInstructionSet(
             f"the plan of {folder} was measured and judged on {made_on.value}, and this processor is {here.value}",

@@ -8,18 +8,19 @@ histogram) and turned into metric families when Prometheus asks.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
 from penstock import __version__
 from penstock_runtime.host import read_throttling
+from penstock_runtime.serving.generation_metrics import GenerationMetrics
 from penstock_runtime.serving.predictor import Answer
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
+from penstock_runtime.serving.tally import Tally
 
 SECONDS = (
     0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
@@ -30,37 +31,6 @@ NOT_READY = 503
 """Refused at once, to be answered by another replica: excluded from the request durations."""
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 TOKENS = (8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096, 8192)
-
-
-class Tally:
-    """A histogram for one writing thread. A reader may see an incomplete observation; the next scrape has it."""
-
-    __slots__ = ("_counts", "_sum", "bounds")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(sorted(set(bounds)))
-        self._counts = [0] * (len(self.bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count one value; a value on a bound belongs below it, as Prometheus' `le` means."""
-        self._counts[bisect_left(self.bounds, value)] += 1
-        self._sum += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts by upper bound."""
-        total = 0
-        result: list[tuple[str, float]] = []
-        for bound, count in zip((*self.bounds, float("inf")), self._counts, strict=True):
-            total += count
-            result.append(("+Inf" if bound == float("inf") else repr(float(bound)), total))
-        return result
-
-    def family(self, name: str, documentation: str) -> HistogramMetricFamily:
-        """The metric family for Prometheus."""
-        family = HistogramMetricFamily(name, documentation)
-        family.add_metric([], self.buckets(), self._sum)
-        return family
 
 
 def with_objective(bounds: Iterable[float], objective_milliseconds: float | None) -> tuple[float, ...]:
@@ -93,6 +63,7 @@ class ServerMetrics:
         self._batch_rows = Tally(ROWS)
         self._batch_tokens = {"real": 0, "padding": 0}
         self._cache: dict[tuple[str, str], int] = {}
+        self.generation = GenerationMetrics()
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
@@ -150,6 +121,7 @@ class ServerMetrics:
         """All families (the client library's interface of a collector)."""
         yield from self._request_families()
         yield from self._batch_families()
+        yield from self.generation.families()
         yield from self._state_families()
 
     def _request_families(self) -> Iterator[Metric]:

@@ -18,11 +18,13 @@ from penstock.errors import HostError
 from penstock.logs import log_event
 from penstock.manifest import Manifest
 from penstock.recipe import Plan
+from penstock_runtime.errors import NotReady
 from penstock_runtime.http.api.service import ModelService, PredictorLike
 from penstock_runtime.http.application import Application, Router
 from penstock_runtime.http.route_table import internal_routes, public_routes, routes
 from penstock_runtime.http.transport.listener import Listener
 from penstock_runtime.http.transport.tls import TlsFiles
+from penstock_runtime.serving.generator import Generator
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from penstock_runtime.settings import HttpSettings, Settings
@@ -33,6 +35,8 @@ logger = logging.getLogger("penstock.server")
 ACCESS_FLUSH_SECONDS = 1.0
 REFRESH_SECONDS = 2.0
 """Interval between two looks at the files of tokens and of the certificate."""
+STREAM_END_SECONDS = 1.0
+"""How long before the limit of the drain streams are ended, so that their last event still arrives."""
 INTERNAL_CONNECTIONS = 64
 """Open connections of the internal port: kubelet, operator, and some Prometheus servers."""
 INTERNAL_DRAIN_SECONDS = 0.5
@@ -107,6 +111,8 @@ class Server:
         """Answer with this predictor from now on, and show it in `/info`, `/readyz` and the metrics."""
         self.service.predictor = predictor
         self.metrics.queue_depth = predictor.queue_depth
+        if isinstance(predictor, Generator):
+            self.metrics.generation.state = predictor.state
         self.status.plan = plan or self.status.plan
         self.status.manifest = manifest or self.status.manifest
         if self.status.phase is ServerPhase.LOADING:
@@ -200,6 +206,7 @@ class Server:
         assert self._listener is not None  # noqa: S101 - serve() has started it
         if drain.drain_delay_seconds and self._was_ready:
             await asyncio.sleep(drain.drain_delay_seconds)
+        streams = loop.call_at(end - STREAM_END_SECONDS, self._end_streams)
         cut = await self._listener.close(
             idle_seconds=drain.drain_idle_seconds, limit_seconds=max(0.0, end - loop.time())
         )
@@ -220,6 +227,7 @@ class Server:
                     drain.drain_limit_seconds,
                     extra=log_event("ModelStillRunning", object=self.status.name),
                 )
+        streams.cancel()
         if self._internal_listener is not None:
             # Last, so that probes are answered as long as requests are.
             left = min(INTERNAL_DRAIN_SECONDS, max(0.0, end - loop.time()))
@@ -230,6 +238,12 @@ class Server:
         self._write_lines()
         logger.info("drained", extra=log_event("ServerDrained", object=self.status.name))
         return cut
+
+    def _end_streams(self) -> None:
+        """End the texts that are still being generated, with an error that their clients can read."""
+        if isinstance(self.service.predictor, Generator):
+            error = NotReady("the server ended before the text was complete", remedy="Send the request again")
+            self.service.predictor.interrupt(error)
 
     def _refresh_files(self) -> None:
         """Read tokens and certificate again that have changed, from now on until the end."""

@@ -14,6 +14,7 @@ from penstock_runtime.tasks import (
     question_answering,
     sentence_similarity,
     text_classification,
+    text_generation,
     text_ranking,
     token_classification,
     zero_shot_classification,
@@ -40,6 +41,7 @@ MODULES: dict[TaskName, ModuleType] = {
     TaskName.QUESTION_ANSWERING: question_answering,
     TaskName.FILL_MASK: fill_mask,
     TaskName.ZERO_SHOT_CLASSIFICATION: zero_shot_classification,
+    TaskName.TEXT_GENERATION: text_generation,
 }
 
 _CLASSES: dict[TaskName, Callable[[Fitter, ModelFolder, RequestLimits], Task]] = {
@@ -62,6 +64,7 @@ _PAIRS = {
 """Tasks whose rows may hold two texts."""
 
 _ARCHITECTURES: dict[Head, tuple[str, ...]] = {
+    Head.CAUSAL_LM: ("ForCausalLM", "LMHeadModel"),
     Head.SEQUENCE: ("ForSequenceClassification",),
     Head.TOKEN: ("ForTokenClassification",),
     Head.SPAN: ("ForQuestionAnswering", "ForQuestionAnsweringSimple"),

@@ -176,6 +176,8 @@ class Model:
                 return {"start_logits": values(2)[:, 0], "end_logits": values(2)[:, 1]}
             case Head.MASKED_LM:
                 return {"logits": values(self._vocabulary)[[i for i, one in enumerate(row.ids) if one == 4]]}
+            case Head.CAUSAL_LM:
+                raise NotImplementedError("see small_generation_model")
 
 
 def make_model(path: Path, task: TaskName, settings: Settings | None = None) -> Model:

@@ -17,14 +17,14 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.tasks import TaskName
+from penstock.tasks import ENCODER_TASKS, TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.tasks import Prepared, RequestLimits, Task, request_schema, response_schema
 from tests.examples import examples
 from tests.runtime.tasks.conftest import Build
 from tests.runtime.tasks.families import BERT, SMALL, Built, Runner
 
-EVERY = list(TaskName)
+EVERY = list(ENCODER_TASKS)
 FEATURES = TaskName.FEATURE_EXTRACTION
 SIMILARITY = TaskName.SENTENCE_SIMILARITY
 RANKING = TaskName.TEXT_RANKING

@@ -157,12 +157,14 @@ def _responses(route: Route, *, wants_token: bool) -> dict[str, Any]:
     content = {route.content_type: _content(route.response)}
     if route.binary:
         content["application/octet-stream"] = {"schema": {}}
+    if route.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
     success: dict[str, Any] = {"description": "The answer", "content": content}
     if route.inference:
         success["headers"] = {
             header: {
                 "description": text,
-                "required": True,
+                "required": not route.streams,
                 "schema": {"type": "integer" if header.endswith("tokens") else "number", "minimum": 0},
             }
             for header, text in TIMINGS.items()

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from penstock.tasks import TaskName
-from penstock_runtime.errors import InvalidInput
+from penstock_runtime.errors import InvalidInput, PromptTooLong, UnsupportedOption
 from penstock_runtime.http.api.bodies import answer_response, missing_field, not_an_object, read_json, unknown_field
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import Request, Response, Route
@@ -17,6 +17,7 @@ from penstock_runtime.tasks.factory import request_schema, response_schema
 from penstock_runtime.tasks.fields import JsonSchema
 
 TAG = "Hugging Face"
+GENERATION_ERRORS = (PromptTooLong, UnsupportedOption)
 OPTIONS = ("use_cache", "wait_for_model", "use_gpu", "dont_load_model")
 """Options of Hugging Face's hosted API. Its clients send them; they have no effect here."""
 
@@ -131,6 +132,8 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
         Route(
             "POST", path, predict.predict, f"Ask the model: {task.value}", TAG, inference=True,
             request=envelope.document(), response=response_schema(task),
+            errors=GENERATION_ERRORS if task is TaskName.TEXT_GENERATION else (),
         )
-        for path in ("/predict", "/")
+        # On the root, text-generation answers as text-generation-inference does.
+        for path in (("/predict",) if task is TaskName.TEXT_GENERATION else ("/predict", "/"))
     )  # fmt: skip

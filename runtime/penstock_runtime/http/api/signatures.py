@@ -149,5 +149,6 @@ SIGNATURES: dict[TaskName, Signature] = {
         {r"inputs\[(\d+)\]\.question": "question", r"inputs(?:\[(\d+)\]\.context)?": "context"},
     ),
     TaskName.FILL_MASK: Signature((TEXT,), (ANSWER,), _texts, _json, TEXTS),
+    TaskName.TEXT_GENERATION: Signature((TEXT,), (ANSWER,), _texts, _json, TEXTS),
 }  # fmt: skip
 """Signatures by task."""

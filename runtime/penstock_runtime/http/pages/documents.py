@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from importlib import resources
 
+from penstock.tasks import TaskName
 from penstock_runtime.http.api.bodies import dumps
 from penstock_runtime.http.api.openapi import document
 from penstock_runtime.http.api.service import ModelService
@@ -65,7 +66,8 @@ class Documents:
         self.routes: Sequence[Route] = ()
         """The routes of the document; set when all routes are known."""
         self._document: bytes | None = None
-        self.playground = StaticPage("playground.html")
+        is_chat = service.status.task is TaskName.TEXT_GENERATION
+        self.playground = StaticPage("chat.html" if is_chat else "playground.html")
         self.reference = StaticPage("reference.html")
 
     def openapi(self, _: Request) -> Response:

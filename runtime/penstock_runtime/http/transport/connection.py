@@ -26,9 +26,10 @@ from penstock_runtime.http.transport.head import (
     not_http,
     read_head,
 )
-from penstock_runtime.http.transport.message import Request, Response, encode
+from penstock_runtime.http.transport.message import Request, Response, StreamingResponse, encode
 from penstock_runtime.http.transport.pool import ClientShare, ConnectionMemory, ConnectionPool, Pipeline, UploadRate
 from penstock_runtime.http.transport.reading import ConnectionState, ReadInTurns
+from penstock_runtime.http.transport.streaming import StreamWriter
 from penstock_runtime.http.transport.turns import QueuedTurn
 
 LINGER_SECONDS = 2.0
@@ -64,8 +65,8 @@ class Connection(ReadInTurns):
         """Being read."""
         self.active: Request | None = None
         """Being answered."""
-        self.suspended: Suspended[Response] | None = None
-        """The active request's handler, while it waits."""
+        self.suspended: Suspended[Response] | StreamWriter | None = None
+        """The active request's handler, while it waits, or its response, while it is streamed."""
         self.pipeline = Pipeline()
         self.writable = True
         self._head_cache = HeadCache()
@@ -200,6 +201,8 @@ class Connection(ReadInTurns):
         """The client has read enough of the responses."""
         self.writable = True
         self._memory.update_unsent(self.transport)
+        if isinstance(self.suspended, StreamWriter):
+            self.suspended.resume()
         if self.active is None and self.state is not ConnectionState.LINGER:
             self._advance()
 
@@ -356,26 +359,29 @@ class Connection(ReadInTurns):
             self._respond(request, response)
 
     def _respond(self, request: Request, response: Response) -> None:
-        self.active = None
-        self.suspended = None
+        self.active = self.suspended = None
         self._memory.add(-len(request.body))
         transport = self.transport
+        stream = response.stream if isinstance(response, StreamingResponse) else None
         if transport is None or transport.is_closing():
+            if stream is not None:
+                stream.close()
             return
         # While draining, and on an expired connection, requests that were already received are answered too.
         waits = self.pipeline or self._unparsed or self.request is not None
         close = not request.keep_alive or (self._is_ending() and not waits)
-        transport.write(
-            encode(
-                response,
-                identifier=request.identifier,
-                date=self.pool.date,
-                head_only=request.method == "HEAD",
-                connection=b"close" if close else b"keep-alive" if request.keep_alive_by_header else b"",
-            )
-        )
-        if close:
-            self._close(transport)
+        transport.write(encode(response, request, self.pool.date, close=close))
+        if stream is None:
+            self._end_response(close=close)
+            return
+        self.active = request
+        self.suspended = StreamWriter(transport, stream, lambda: self.writable, chunked=request.chunked)
+        self.suspended.start(self.pool.loop, partial(self._end_response, close=close or not request.chunked))
+
+    def _end_response(self, *, close: bool) -> None:
+        self.active = self.suspended = None
+        if close and self.transport is not None:
+            self._close(self.transport)
         elif self.writable:
             self._advance()
 
@@ -387,12 +393,8 @@ class Connection(ReadInTurns):
         while self.pipeline and self.active is None and self.writable and not self._is_closing():
             self._start(self.pipeline.take(self.transport))
         self._is_advancing = False
-        if (
-            self.active is None
-            and self.writable
-            and self.state is not ConnectionState.LINGER
-            and not self._is_closing()
-        ):
+        is_free = self.active is None and self.writable and not self._is_closing()
+        if is_free and self.state is not ConnectionState.LINGER:
             self._await_request()
 
     def _is_closing(self) -> bool:
@@ -440,11 +442,7 @@ class Connection(ReadInTurns):
         if transport is None or transport.is_closing():
             return
         response = self.pool.application.refuse(request, error)
-        refused = request or Request()
-        date, head_only = self.pool.date, refused.method == "HEAD"
-        transport.write(
-            encode(response, identifier=refused.identifier, date=date, head_only=head_only, connection=b"close")
-        )
+        transport.write(encode(response, request or Request(), self.pool.date, close=True))
         transport.write_eof()
 
     def sweep(self, now: float) -> None:

@@ -33,6 +33,7 @@ def read_head(request: Request, parser: httptools.HttpRequestParser, version: st
     headers = request.headers
     if version == "1.0":
         request.keep_alive_by_header = request.keep_alive
+        request.chunked = False
         headers.pop(b"expect", None)  # HTTP/1.0 has no interim response
     identifier = headers.get(b"x-request-id", b"")
     if len(identifier) <= IDENTIFIER_LIMIT and identifier.isascii():

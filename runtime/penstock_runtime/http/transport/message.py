@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import RequestError
+from penstock_runtime.http.transport.streaming import ByteStream
 
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 JSON = b"application/json"
@@ -22,6 +23,7 @@ class Request:
         "address",
         "body",
         "caller",
+        "chunked",
         "client",
         "headers",
         "identifier",
@@ -52,6 +54,8 @@ class Request:
         """HTTP/1.0 with a keep-alive header: the response then has one, too."""
         self.caller = 0
         """Number of its connection."""
+        self.chunked = True
+        """The response may be sent in chunks: the client does not speak HTTP/1.0."""
         self.client = ""
         """Whose share of the limits it counts to: the client's address, or its network."""
         self.address = ""
@@ -75,6 +79,7 @@ class Request:
         request.keep_alive = self.keep_alive
         request.keep_alive_by_header = self.keep_alive_by_header
         request.caller = self.caller
+        request.chunked = self.chunked
         request.client = self.client
         request.address = self.address
         request.token = self.token
@@ -110,25 +115,46 @@ class Response:
         """Header lines, such as b"allow: GET\\r\\nx: y\\r\\n"."""
 
 
-def encode(
-    response: Response, *, identifier: bytes = b"", date: bytes = b"", head_only: bool = False, connection: bytes = b""
-) -> bytes:
-    """The bytes on the wire.
+EVENT_STREAM = b"text/event-stream"
 
-    `head_only`: the response to HEAD, with the length of the body but without the body. `connection`: `close`,
-    `keep-alive`, or empty for the default, keep-alive.
+
+class StreamingResponse(Response):
+    """A response whose body is made while it is sent: server-sent events."""
+
+    __slots__ = ("stream",)
+
+    def __init__(self, stream: ByteStream, *, headers: bytes = b"") -> None:
+        # Proxies such as nginx would otherwise collect the events.
+        super().__init__(
+            content_type=EVENT_STREAM, headers=b"cache-control: no-cache\r\nx-accel-buffering: no\r\n" + headers
+        )
+        self.stream = stream
+
+
+def encode(response: Response, request: Request, date: bytes, *, close: bool) -> bytes:
+    """The bytes on the wire; of a streaming response its head.
+
+    The response to HEAD has the length of the body but not the body. `close`: the connection is closed after it.
     """
     status = response.status
     parts = [STATUS_LINES[status]]
-    if status not in {204, 304}:
+    has_body = status not in {204, 304}
+    if isinstance(response, StreamingResponse):
+        has_body = False
+        framing = b"transfer-encoding: chunked\r\n" if request.chunked else b""
+        parts.append(b"content-type: %b\r\n%b" % (response.content_type, framing))
+        close = close or not request.chunked
+    elif has_body:
         parts.append(b"content-type: %b\r\ncontent-length: %d\r\n" % (response.content_type, len(response.body)))
     parts.append(response.headers)
-    if identifier:
-        parts.append(b"x-request-id: %b\r\n" % identifier)
-    if connection:
-        parts.append(b"connection: %b\r\n" % connection)
+    if request.identifier:
+        parts.append(b"x-request-id: %b\r\n" % request.identifier)
+    if close:
+        parts.append(b"connection: close\r\n")
+    elif request.keep_alive_by_header:
+        parts.append(b"connection: keep-alive\r\n")
     parts.append(b"date: %b\r\n\r\n" % date)
-    if not head_only and status not in {204, 304}:
+    if has_body and request.method != "HEAD":
         parts.append(response.body)
     return b"".join(parts)
 
@@ -178,6 +204,8 @@ class Route:
     response: Mapping[str, Any] = field(default_factory=dict)
     """JSON schema of the 200 answer."""
     content_type: str = "application/json"
+    streams: bool = False
+    """Its 200 response is text/event-stream if the request asks for it."""
     binary: bool = False
     """Its 200 response is application/octet-stream if the request asks for it."""
     errors: tuple[type[RequestError], ...] = ()

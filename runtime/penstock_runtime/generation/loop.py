@@ -1,0 +1,310 @@
+"""The thread that runs an engine: schedules steps, samples tokens, turns them into text, and publishes them.
+
+The event loop submits and cancels jobs through a queue of commands, which is read before each step: a cancelled job
+takes part in no further step. After each step all new tokens are published with one call.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.logs import log_event
+from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, NotReady, RequestError
+from penstock_runtime.generation import scheduler
+from penstock_runtime.generation.detokeniser import Detokeniser, StopStrings
+from penstock_runtime.generation.engine import StepEngine
+from penstock_runtime.generation.sampling import History, SampledToken, SamplingParameters, sample
+from penstock_runtime.generation.scheduler import DEFAULT_SEQUENCES, ChunkBudget, Scheduler, Step
+
+logger = logging.getLogger("penstock.generation")
+
+TARGET_GAP_SECONDS = 0.05
+"""Prompt chunks are as large as this time between two tokens of a running stream allows."""
+
+
+class FinishReason(StrEnum):
+    """Why a continuation ended."""
+
+    END_TOKEN = "end token"  # noqa: S105 - not a password
+    STOP_STRING = "stop string"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """One continuation of one prompt."""
+
+    prompt: Sequence[int]
+    max_tokens: int
+    """At least 1; prompt and these tokens fit into the engine's context and pool."""
+    sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    """The stop string is part of the text."""
+    end_tokens: frozenset[int] = frozenset()
+    choice: int = 0
+    tenant: str = ""
+    deadline: float = float("inf")
+    """It is dropped unless it has started by then, `perf_counter` seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a step adds to a continuation."""
+
+    text: str = ""
+    """May be empty: a character or a possible stop string is not complete."""
+    token: SampledToken | None = None
+    finish: FinishReason | None = None
+    error: RequestError | None = None
+    """The job ended without a finish reason."""
+    reused_tokens: int = 0
+    """Tokens of the prompt that were in the cache."""
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A continuation in progress. Of the loop's thread, but for `request`."""
+
+    request: JobRequest
+    sequence: scheduler.Sequence
+    detokeniser: Detokeniser
+    stops: StopStrings
+    history: History
+    arrived: float
+    last_token: float = 0.0
+    """When the last token was sampled, `perf_counter` seconds; 0 before the first."""
+    generated: int = 0
+
+
+class LoopObserver(Protocol):
+    """Is called by the loop's thread."""
+
+    def first_token(self, seconds: float) -> None:
+        """From the arrival of a job to its first token."""
+        ...
+
+    def next_token(self, seconds: float) -> None:
+        """Between two tokens of a job."""
+        ...
+
+    def step(self, step: Step, seconds: float) -> None:
+        """A step was computed."""
+        ...
+
+    def reused(self, tokens: int) -> None:
+        """Tokens of a prompt were found in the cache."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoopState:
+    """The loop after its last step."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_in_use: int = 0
+    blocks_kept: int = 0
+    preemptions: int = 0
+    prompt_tokens_per_second: float = 0.0
+    """Of the last steps that computed prompts; 0 before the first."""
+
+
+class GenerationLoop:
+    """Runs jobs on an engine until it is closed. `submit`, `cancel`, `interrupt` and `close` are for any thread."""
+
+    def __init__(
+        self,
+        engine: StepEngine,
+        decode: Callable[[Sequence[int]], str],
+        publish: Callable[[list[tuple[Job, Delta]]], None],
+        observer: LoopObserver,
+        *,
+        max_sequences: int = DEFAULT_SEQUENCES,
+        target_gap_seconds: float = TARGET_GAP_SECONDS,
+        reuse: bool = True,
+    ) -> None:
+        self.engine = engine
+        self._decode = decode
+        self._publish = publish
+        self._observer = observer
+        self._scheduler = Scheduler(engine.blocks, engine.block_size, max_sequences=max_sequences, reuse=reuse)
+        self._budget = ChunkBudget(target_gap_seconds)
+        self._jobs: dict[scheduler.Sequence, Job] = {}
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._events: list[tuple[Job, Delta]] = []
+        self._numbers = iter(range(2**62))
+        self._number_lock = threading.Lock()
+        self._closing = False
+        self.state = LoopState()
+        self._preemptions = 0
+        self._prompt_rate = 0.0
+        self._thread = threading.Thread(target=self._run, name="penstock-generation", daemon=True)
+        self._thread.start()
+
+    @property
+    def longest(self) -> int:
+        """The largest number of tokens of prompt and continuation together."""
+        return min(self.engine.context, self._scheduler.capacity)
+
+    def submit(self, request: JobRequest) -> Job:
+        """Start a continuation; its deltas are published."""
+        with self._number_lock:
+            number = next(self._numbers)
+        sequence = scheduler.Sequence(
+            number, list(request.prompt), len(request.prompt) + request.max_tokens, request.tenant
+        )
+        stops = StopStrings(request.stop, include=request.include_stop)
+        job = Job(request, sequence, Detokeniser(self._decode), stops, History(request.prompt), perf_counter())
+        self._commands.put(lambda: self._add(job))
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """End a job; nothing more is published for it. Does nothing if it has ended."""
+        self._commands.put(lambda: self._remove(job))
+
+    def interrupt(self, error: RequestError) -> None:
+        """End all jobs with this error."""
+        self._commands.put(lambda: self._fail(list(self._jobs.values()), error))
+
+    def close(self) -> None:
+        """End the thread after the current step and close the engine. Jobs in progress end with NotReady."""
+
+        def close() -> None:
+            self._closing = True
+
+        self.interrupt(NotReady("the server is shutting down"))
+        self._commands.put(close)
+        self._thread.join()
+
+    # The loop's thread
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._read_commands()
+            self._drop_late()
+            if self._jobs:
+                self._step()
+            self._flush()
+        self.engine.close()
+
+    def _read_commands(self) -> None:
+        if not self._jobs:
+            self._commands.get()()
+        while not self._commands.empty():
+            self._commands.get()()
+
+    def _add(self, job: Job) -> None:
+        if self._closing:
+            self._events.append((job, Delta(error=NotReady("the server is shutting down"))))
+            return
+        self._scheduler.add(job.sequence)
+        self._jobs[job.sequence] = job
+
+    def _remove(self, job: Job) -> None:
+        if self._jobs.pop(job.sequence, None) is not None:
+            self._scheduler.remove(job.sequence)
+
+    def _fail(self, jobs: Sequence[Job], error: RequestError) -> None:
+        for job in jobs:
+            self._remove(job)
+            self._events.append((job, Delta(text=_rest(job), error=error)))
+
+    def _drop_late(self) -> None:
+        now = perf_counter()
+        late = [one for one in self._scheduler.waiting if not one.started and self._jobs[one].request.deadline < now]
+        if late:
+            error = DeadlineExceeded(
+                "the request had not started by its deadline", remedy="Allow more time, or add replicas"
+            )
+            self._fail([self._jobs[one] for one in late], error)
+
+    def _step(self) -> None:
+        generating = sum(one.missing == 1 for one in self._scheduler.running)
+        step = self._scheduler.plan(self._budget.tokens(generating))
+        self._preemptions += step.preempted
+        began = perf_counter()
+        try:
+            logits = self.engine.step(step.engine_rows())
+            sampled = [self._sample(one, logits[index]) for index, one in enumerate(step.sampled)]
+        except Exception as error:  # engines raise what their libraries do
+            logger.exception(
+                "a step of %d tokens failed", step.tokens, extra=log_event("GenerationFailed", reason=error)
+            )
+            failed = InferenceFailed("the engine failed on this request", remedy="The server's log has the details")
+            self._fail([self._jobs[row.sequence] for row in step.rows], failed)
+            return
+        self._scheduler.commit(step, [one.token for one in sampled])
+        seconds = perf_counter() - began
+        self._budget.observe(step.prompt_tokens, generating, seconds)
+        if step.prompt_tokens:
+            self._prompt_rate = step.prompt_tokens / seconds
+        self._observer.step(step, seconds)
+        for sequence, token in zip(step.sampled, sampled, strict=True):
+            self._add_token(self._jobs[sequence], token)
+
+    def _sample(self, sequence: scheduler.Sequence, logits: NDArray[np.float32]) -> SampledToken:
+        job = self._jobs[sequence]
+        if not np.isfinite(logits.max()):
+            raise ValueError("the logits of the next token are not finite numbers")
+        return sample(logits, job.request.sampling, job.history, job.generated, job.request.choice)
+
+    def _add_token(self, job: Job, token: SampledToken) -> None:
+        request, now = job.request, perf_counter()
+        is_first = job.generated == 0
+        if is_first:
+            self._observer.first_token(now - job.arrived)
+            self._observer.reused(job.sequence.reused)
+        else:
+            self._observer.next_token(now - job.last_token)
+        job.last_token = now
+        job.generated += 1
+        job.history.add(token.token)
+        finish: FinishReason | None = None
+        text = ""
+        if token.token in request.end_tokens:
+            finish = FinishReason.END_TOKEN
+        else:
+            text = job.stops.push(job.detokeniser.push(token.token))
+            if job.stops.found is not None:
+                finish = FinishReason.STOP_STRING
+        if finish is None and job.generated >= request.max_tokens:
+            finish = FinishReason.LENGTH
+        if finish is not None:
+            text += _rest(job)
+            if job.stops.found is not None and finish is FinishReason.LENGTH:
+                finish = FinishReason.STOP_STRING
+            self._remove(job)
+        reused = job.sequence.reused if is_first else 0
+        self._events.append((job, Delta(text, token, finish, reused_tokens=reused)))
+
+    def _flush(self) -> None:
+        pool = self._scheduler.pool
+        self.state = LoopState(
+            len(self._scheduler.running),
+            len(self._scheduler.waiting),
+            pool.in_use,
+            pool.kept,
+            self._preemptions,
+            self._prompt_rate,
+        )
+        if self._events:
+            events, self._events = self._events, []
+            self._publish(events)
+
+
+def _rest(job: Job) -> str:
+    """What detokeniser and stop strings held back, at the end of a continuation."""
+    if job.stops.found is not None:
+        return ""
+    return job.stops.push(job.detokeniser.finish()) + job.stops.finish()

@@ -1,0 +1,166 @@
+"""Chooses the next token of a sequence from its logits. Pure: the result depends on the arguments alone.
+
+The random number of a token comes from a counter-based generator of (seed, choice, position), so that a seeded request
+gets the same tokens whatever other requests run at the same time. The order of the steps is that of transformers'
+`generate`: repetition penalty, (presence and frequency penalty, logit bias,) temperature, top_k, top_p, min_p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Logits = NDArray[np.float32]
+GREEDIEST = 1e-5
+"""Temperatures below this are taken as 0: the division would overflow float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    """How tokens are chosen."""
+
+    temperature: float = 1.0
+    """0: always the most probable token."""
+    top_p: float = 1.0
+    """Only the most probable tokens that together have this probability; 1: all."""
+    top_k: int = 0
+    """Only this number of the most probable tokens; 0: all."""
+    min_p: float = 0.0
+    """Only tokens with at least this share of the highest probability; 0: all."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits of tokens in prompt and continuation, and multiplies negative ones; 1: none."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of each token that occurs in the continuation."""
+    frequency_penalty: float = 0.0
+    """Subtracted for each time that a token occurs in the continuation."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these tokens."""
+    seed: int = 0
+    """64 bits, unsigned."""
+    top_logprobs: int | None = None
+    """The number of most probable tokens to report for each token; None: no probabilities at all."""
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is taken."""
+        return self.temperature < GREEDIEST or self.top_k == 1
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether penalties or biases apply."""
+        return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty or self.logit_bias)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A chosen token."""
+
+    token: int
+    logprob: float | None = None
+    """Natural logarithm of its probability in the model's own distribution, before penalties and temperature."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The most probable tokens of that distribution, with their logarithms."""
+
+
+class History:
+    """The tokens of one sequence, counted for the penalties."""
+
+    def __init__(self, prompt: Collection[int]) -> None:
+        self._seen = set(prompt)
+        self._counts: dict[int, int] = {}
+
+    def add(self, token: int) -> None:
+        """A token was generated."""
+        self._seen.add(token)
+        self._counts[token] = self._counts.get(token, 0) + 1
+
+    def penalise(self, logits: Logits, parameters: SamplingParameters) -> Logits:
+        """A copy of the logits with penalties and biases."""
+        changed = logits.copy()
+        if parameters.repetition_penalty != 1:
+            seen = _indices(self._seen, len(logits))
+            values = changed[seen]
+            penalty = np.float32(parameters.repetition_penalty)
+            changed[seen] = np.where(values < 0, values * penalty, values / penalty)
+        if (parameters.presence_penalty or parameters.frequency_penalty) and self._counts:
+            used = _indices(self._counts, len(logits))
+            counts = np.array([self._counts[int(token)] for token in used], dtype=np.float32)
+            changed[used] -= parameters.presence_penalty + parameters.frequency_penalty * counts
+        for token, bias in parameters.logit_bias.items():
+            changed[token] += np.float32(bias)
+        return changed
+
+
+def _indices(tokens: Collection[int], size: int) -> NDArray[np.intp]:
+    found = np.fromiter(tokens, dtype=np.intp, count=len(tokens))
+    return found[found < size]
+
+
+def sample(
+    logits: Logits, parameters: SamplingParameters, history: History, position: int, choice: int = 0
+) -> SampledToken:
+    """The next token. `logits`: float32 [vocabulary], not changed. `position`: number of generated tokens before it.
+    `choice`: number of the continuation, if a request has several."""
+    scores = history.penalise(logits, parameters) if parameters.changes_logits else logits
+    if parameters.greedy:
+        token = int(np.argmax(scores))
+    else:
+        tokens, probabilities = distribution(scores, parameters)
+        token = int(tokens[_pick(probabilities, uniform(parameters.seed, choice, position))])
+    if parameters.top_logprobs is None:
+        return SampledToken(token)
+    return _with_probabilities(logits, token, parameters.top_logprobs)
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """A random number from 0 to 1 (excluded) that depends on the arguments only: Philox, by Salmon et al. 2011."""
+    key, counter = np.array([seed, choice], dtype=np.uint64), np.array([0, 0, 0, position], dtype=np.uint64)
+    return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
+
+
+def distribution(scores: Logits, parameters: SamplingParameters) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """The tokens that may be chosen, by falling probability (of equal ones the lowest number first), and their
+    probabilities, whose sum is 1."""
+    scaled = scores / np.float32(parameters.temperature)
+    highest = scaled.max()
+    tokens: NDArray[np.intp] = np.arange(len(scaled))
+    if 0 < parameters.top_k < len(scaled):
+        # As transformers: tokens equal to the last of the `top_k` stay as well.
+        least = np.partition(scaled, len(scaled) - parameters.top_k)[len(scaled) - parameters.top_k]
+        tokens = np.flatnonzero(scaled >= least)
+        scaled = scaled[tokens]
+    weights = np.exp(scaled - highest, dtype=np.float64)
+    weights /= weights.sum()
+    if parameters.top_p < 1:
+        # Tokens below this probability have less than 1 - top_p together: the chosen ones are among the others.
+        likely = weights >= (1 - parameters.top_p) / len(weights)
+        tokens, weights = tokens[likely], weights[likely]
+        order = np.argsort(-weights, kind="stable")
+        tokens, weights = tokens[order], weights[order]
+        before = np.cumsum(weights) - weights
+        kept = max(1, int(np.count_nonzero(before < parameters.top_p)))
+        tokens, weights = tokens[:kept], weights[:kept]
+    if parameters.min_p > 0:
+        likely = weights >= parameters.min_p * weights.max()
+        tokens, weights = tokens[likely], weights[likely]
+    return tokens, weights / weights.sum()
+
+
+def _pick(probabilities: NDArray[np.float64], number: float) -> int:
+    index = int(np.searchsorted(np.cumsum(probabilities), number, side="right"))
+    return min(index, len(probabilities) - 1)
+
+
+def _with_probabilities(logits: Logits, token: int, count: int) -> SampledToken:
+    highest = float(logits.max())
+    total = highest + float(np.log(np.exp(logits - np.float32(highest), dtype=np.float64).sum()))
+    top: tuple[tuple[int, float], ...] = ()
+    if count:
+        count = min(count, len(logits))
+        likeliest = np.argpartition(-logits, count - 1)[:count]
+        likeliest = likeliest[np.lexsort((likeliest, -logits[likeliest]))]
+        top = tuple((int(one), float(logits[one]) - total) for one in likeliest)
+    return SampledToken(token, float(logits[token]) - total, top)

@@ -1,0 +1,159 @@
+"""Renders chat templates: the jinja2 templates of tokenizer_config.json, with what transformers offers them.
+
+Templates come with models, so they run in jinja2's immutable sandbox: they reach neither attributes of Python objects
+nor files, and cannot change what they are given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2.exceptions import SecurityError
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from penstock.errors import CorruptModel
+from penstock_runtime.errors import InvalidInput
+
+LONGEST_RENDERED = 16 * 2**20
+"""Characters. No context is longer; a template that loops would fill the memory."""
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}`: marks the text of the assistant for training; its content is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an attribute of instances
+
+    def parse(self, parser: Parser) -> Node | list[Node]:
+        """The nodes inside of the tag."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """One template with the special tokens of its model."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        """`special_tokens`: such as `bos_token`. CorruptModel if the template has a syntax error."""
+        self.source = source
+        self._special_tokens = dict(special_tokens or {})
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise CorruptModel(
+                f"the chat template has an error in line {error.lineno}: {error.message}",
+                remedy="Correct chat_template in tokenizer_config.json",
+            ) from error
+
+    @cached_property
+    def uses_tools(self) -> bool:
+        """Whether the template renders the definitions of tools."""
+        return "tools" in self.source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt of a conversation. `variables`: further ones, which a template may know (`enable_thinking`).
+
+        InvalidInput if the template refuses the messages: with its own words, if it has any.
+        """
+        context: dict[str, Any] = {
+            **self._special_tokens,
+            **(variables or {}),
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        pieces: list[str] = []
+        size = 0
+        try:
+            for piece in self._template.generate(context):
+                pieces.append(piece)
+                size += len(piece)
+                if size > LONGEST_RENDERED:
+                    raise InvalidInput(
+                        f"the chat template makes more than {LONGEST_RENDERED} characters of the messages",
+                        field="messages",
+                        remedy="Send fewer or shorter messages",
+                    )
+        except SecurityError as error:
+            raise InvalidInput(
+                f"the model's chat template does what its sandbox forbids: {error}",
+                field="messages",
+                remedy="Report it to the endpoint's owner: the template is part of the model",
+            ) from error
+        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidInput(
+                f"the model's chat template refuses the messages: {error}",
+                field="messages",
+                remedy="Send messages in the order and with the roles that this model was trained with",
+            ) from error
+        return "".join(pieces)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """jinja2's own filter escapes characters for HTML, which models were not trained with."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> str:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    """Templates show the local date, as in transformers."""
+    return datetime.now().strftime(form)  # noqa: DTZ005
+
+
+def template_source(tokenizer_config: Mapping[str, Any], separate: str | None = None) -> str | None:
+    """The source of the default template; None if there is none. `separate`: content of chat_template.jinja, which
+    has precedence.
+
+    Older files have a list of named templates, of which `default` is taken.
+    """
+    if separate is not None:
+        return separate
+    found = tokenizer_config.get("chat_template")
+    if isinstance(found, list):
+        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that templates may use, by name, such as `bos_token`."""
+    found = {}
+    for name, value in tokenizer_config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            found[name] = content
+    return found

@@ -1,0 +1,168 @@
+"""A text-generation model as the server uses it: engine, tokenizer, chat template, and the defaults of its files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import CorruptModel
+from penstock.manifest import Manifest
+from penstock.recipe import Plan
+from penstock_runtime.generation.engine import Row, StepEngine
+from penstock_runtime.generation.templates import ChatTemplate, special_tokens, template_source
+from penstock_runtime.host import Host
+from penstock_runtime.models.files import read_optional
+from penstock_runtime.serving.loaded_model import Which, check_isa, fit_plan
+from penstock_runtime.tokens import Tokenizer
+from penstock_runtime.tokens.backend import component
+
+GENERATION_CONFIG = "generation_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+WARM_UP_TOKENS = 32
+WARM_UP_ROWS = 8
+SAMPLING_DEFAULTS = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+"""Fields of generation_config.json that are defaults of requests."""
+
+
+@dataclass(eq=False)
+class GenerationModel:
+    """All that answers need."""
+
+    engine: StepEngine
+    tokenizer: Tokenizer
+    template: ChatTemplate | None = None
+    """None: the model has none, and cannot chat."""
+    end_tokens: frozenset[int] = frozenset()
+    """Tokens that end a continuation."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Of `SAMPLING_DEFAULTS`, those that the model's files have."""
+    plan: Plan | None = None
+    manifest: Manifest | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Of the engine, for `/info`."""
+    findings: tuple[str, ...] = ()
+    """Deviations from the plan, as sentences for the user."""
+
+    @cached_property
+    def byte_level(self) -> bool:
+        """Whether characters of the vocabulary are bytes, as in GPT-2, Llama 3 and Qwen."""
+        return "ByteLevel" in json.dumps(component(self.tokenizer.backend.decoder))
+
+    @cached_property
+    def special_tokens(self) -> frozenset[int]:
+        """Tokens that are no text."""
+        added = self.tokenizer.backend.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without special tokens."""
+        return str(self.tokenizer.backend.decode(list(tokens), skip_special_tokens=True))
+
+    def encode_prompt(self, text: str, *, with_special_tokens: bool) -> list[int]:
+        """The tokens of a prompt. Special tokens in the text count as such: chat templates write them.
+
+        `with_special_tokens`: those that the tokenizer adds to every text, such as the token of its beginning.
+        """
+        ids: list[int] = self.tokenizer.backend.encode(text, add_special_tokens=with_special_tokens).ids
+        return ids
+
+
+def read_generation_model(path: Path, engine: StepEngine, config: Mapping[str, Any] | None = None) -> GenerationModel:
+    """The model in a folder with tokenizer.json, and if it has them, tokenizer_config.json, chat_template.jinja and
+    generation_config.json. `config`: its config.json.
+
+    CorruptModel for files that cannot be read.
+    """
+    config = read_optional(path, "config.json") or {} if config is None else config
+    settings = read_optional(path, "tokenizer_config.json") or {}
+    generation = read_optional(path, GENERATION_CONFIG) or {}
+    tokenizer = Tokenizer.open(path, path / "tokenizer.json", config)
+    separate = path / TEMPLATE_FILE
+    source = template_source(settings, separate.read_text(encoding="utf-8") if separate.is_file() else None)
+    specials = special_tokens(settings)
+    return GenerationModel(
+        engine,
+        tokenizer,
+        None if source is None else ChatTemplate(source, specials),
+        _end_tokens(tokenizer, generation, config, specials),
+        {name: generation[name] for name in SAMPLING_DEFAULTS if generation.get(name) is not None},
+    )
+
+
+def load_generation_artefact(
+    folder: Path, which: Which, host: Host, *, cores: int | None = None, any_isa: bool = False
+) -> GenerationModel:
+    """Load one of the two models of an artefact for text-generation, with as much cache as the memory allows.
+
+    Errors as `load_artefact`.
+    """
+    # Imports serving code, and the library of its engine.
+    from penstock_runtime.generation.open import open_generation_engine
+
+    manifest = Manifest.load(folder)
+    if which == "chosen" and not any_isa:
+        check_isa(folder, manifest.cpu.isa, host.cpu.isa)
+    served = manifest.chosen if which == "chosen" else manifest.baseline
+    plan, findings = fit_plan(served.plan, cores)
+    memory = host.memory
+    is_known = memory.total != 0 or memory.limit is not None
+    engine = open_generation_engine(folder, cores, memory.available if is_known else None, which)
+    try:
+        model = read_generation_model(folder, engine)
+        warm_up(engine)
+    except BaseException:
+        engine.close()
+        raise
+    model.plan, model.manifest, model.findings = plan, manifest, (*findings, *model.tokenizer.findings)
+    recipe = plan.recipe
+    model.facts = {"name": recipe.engine.value, "precision": recipe.precision.value, "which": which}
+    return model
+
+
+def warm_up(engine: StepEngine) -> None:
+    """Run a prompt and steps of one and of several sequences, so that kernels are compiled and buffers allocated.
+
+    CorruptModel if the logits are not finite numbers; InferenceFailed if the engine does not run.
+    """
+    size = min(WARM_UP_TOKENS, engine.context - 1)
+    needed = -(-(size + 1) // engine.block_size)
+    rows = max(1, min(WARM_UP_ROWS, engine.blocks // needed))
+    blocks = np.arange(rows * needed, dtype=np.int32).reshape(rows, needed)
+    prompt, next_token = np.ones(size, dtype=np.int32), np.ones(1, dtype=np.int32)
+    used = -(-size // engine.block_size)
+    for count in dict.fromkeys((1, rows)):
+        for logits in (
+            engine.step([Row(prompt, 0, blocks[row, :used], 1) for row in range(count)]),
+            engine.step([Row(next_token, size, blocks[row], 1) for row in range(count)]),
+        ):
+            if not np.isfinite(logits).all():
+                raise CorruptModel(
+                    "the model gives NaN or infinity as logits",
+                    remedy="Look for such values in the weights, and fetch the model again",
+                )
+
+
+def _end_tokens(
+    tokenizer: Tokenizer, generation: Mapping[str, Any], config: Mapping[str, Any], specials: Mapping[str, str]
+) -> frozenset[int]:
+    """As transformers: those of generation_config.json, else of config.json; and the tokenizer's own."""
+    found: set[int] = set()
+    for source in (generation, config):
+        value = source.get("eos_token_id")
+        if value is not None:
+            values = value if isinstance(value, list) else [value]
+            if not all(isinstance(one, int) and 0 <= one < tokenizer.vocabulary_size for one in values):
+                raise CorruptModel(
+                    f"eos_token_id is {json.dumps(value)}, and the vocabulary has {tokenizer.vocabulary_size} tokens",
+                    remedy="Correct it in generation_config.json or config.json",
+                )
+            found.update(values)
+            break
+    own = tokenizer.id_of(specials["eos_token"]) if "eos_token" in specials else None
+    return frozenset(found if own is None else {*found, own})

@@ -1,0 +1,99 @@
+"""A small text-generation model for the tests of the server: bytes as tokens, on the paged engine in numpy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from penstock.tasks import TaskName
+from penstock_runtime.serving.generation_model import GenerationModel, read_generation_model
+from penstock_runtime.serving.generator import Generator
+from penstock_runtime.serving.server import Server, request_limits
+from penstock_runtime.serving.status import ServerStatus
+from penstock_runtime.settings import Settings
+from tests.runtime.generation.paged_engine import PagedEngine
+from tests.runtime.http.serving import Endpoint
+
+END = "<|im_end|>"
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
+    "'\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def write_generation_folder(path: Path, *, template: str | None = TEMPLATE, **generation: Any) -> Path:
+    """Tokenizer and settings; tokens 0 to 255 are bytes. `generation`: of generation_config.json."""
+    path.mkdir(parents=True, exist_ok=True)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({character: index for index, character in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken(END, special=True)])
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings: dict[str, Any] = {"eos_token": END, "tokenizer_class": "PreTrainedTokenizerFast"}
+    if template is not None:
+        settings["chat_template"] = template
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 258}))
+    (path / "generation_config.json").write_text(json.dumps(generation))
+    return path
+
+
+def small_engine(**sizes: int) -> PagedEngine:
+    """An engine with the vocabulary of the folder."""
+    return PagedEngine(**{"vocabulary": 258, "context": 512, "block_size": 16, "blocks": 64, **sizes})
+
+
+def small_generation_model(path: Path, engine: PagedEngine | None = None, **folder: Any) -> GenerationModel:
+    """The model of a new folder."""
+    return read_generation_model(write_generation_folder(path, **folder), engine or small_engine())
+
+
+@contextmanager
+def serving_generation(model: GenerationModel, **flags: Any) -> Iterator[Endpoint]:
+    """A server for the model on a free port in a thread of its own; it is drained at the end."""
+    settings = Settings.load({}, {"port": 0, "drain_idle_seconds": 0.0, "drain_limit_seconds": 20.0, **flags})
+    started = threading.Event()
+    made: list[Any] = []
+    cut: list[int] = []
+
+    async def main() -> None:
+        server = Server(ServerStatus("smol", TaskName.TEXT_GENERATION), settings)
+        generator = Generator(
+            model,
+            server.metrics.generation,
+            queue=settings.queue,
+            settings=settings.generation,
+            limits=request_limits(settings),
+        )
+        server.serve_with(generator)
+        await server.start()
+        made.extend((server, asyncio.get_running_loop(), generator))
+        started.set()
+        cut.append(await server.serve(signals=False))
+
+    def run() -> None:
+        try:
+            uvloop.run(main())
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=run, name="server")
+    thread.start()
+    assert started.wait(60)
+    endpoint = Endpoint(made[0], made[1], thread, made[2], cut)
+    try:
+        yield endpoint
+    finally:
+        if thread.is_alive():
+            endpoint.stop()
+        thread.join(60)
+        assert not thread.is_alive(), "the server did not end"

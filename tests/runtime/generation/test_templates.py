@@ -1,0 +1,200 @@
+"""Chat templates, compared with transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.errors import CorruptModel
+from penstock_runtime.errors import InvalidInput
+from penstock_runtime.generation.templates import ChatTemplate, special_tokens, template_source
+
+USER = [{"role": "user", "content": "Hello <b>&amp;</b> \n there"}]
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 2+2?"},
+    {"role": "assistant", "content": " 4 "},
+    {"role": "user", "content": "Why? ä 中"},
+]
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Weather of a <city>",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+]
+CALLS: list[dict[str, Any]] = [
+    {"role": "user", "content": "Weather in Köln?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}],
+    },
+    {"role": "tool", "name": "weather", "content": "rain"},
+]
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+
+TEMPLATES = {
+    "chatml with a default system message (SmolLM2)": (
+        "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+        "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
+        "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
+    "headers with a date (Llama 3)": (
+        "{{- bos_token }}\n{%- if not date_string is defined %}\n    {%- if strftime_now is defined %}\n"
+        "        {%- set date_string = strftime_now('%d %b %Y') %}\n    {%- else %}\n"
+        "        {%- set date_string = '26 Jul 2024' %}\n    {%- endif %}\n{%- endif %}\n"
+        "{%- if messages[0]['role'] == 'system' %}\n    {%- set system_message = messages[0]['content']|trim %}\n"
+        "    {%- set messages = messages[1:] %}\n{%- else %}\n    {%- set system_message = '' %}\n{%- endif %}\n"
+        "{{- '<|start_header_id|>system<|end_header_id|>\n\n' }}\n{{- 'Today Date: ' + date_string + '\n\n' }}\n"
+        "{{- system_message }}\n{{- '<|eot_id|>' }}\n{%- for message in messages %}\n"
+        "    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim "
+        "+ '<|eot_id|>' }}\n{%- endfor %}\n{%- if add_generation_prompt %}\n"
+        "    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}\n{%- endif %}\n"
+    ),
+    "tools and calls (Qwen 2.5)": (
+        "{%- if tools %}\n    {{- '<|im_start|>system\\n' }}\n    {%- if messages[0]['role'] == 'system' %}\n"
+        "        {{- messages[0]['content'] }}\n    {%- endif %}\n    {{- '\\n\\n# Tools\\n\\n<tools>' }}\n"
+        "    {%- for tool in tools %}\n        {{- '\\n' }}\n        {{- tool | tojson }}\n    {%- endfor %}\n"
+        "    {{- '\\n</tools><|im_end|>\\n' }}\n{%- endif %}\n{%- for message in messages %}\n"
+        "    {%- if message.role == 'assistant' and message.tool_calls %}\n"
+        "        {{- '<|im_start|>' + message.role }}\n        {%- for tool_call in message.tool_calls %}\n"
+        "            {%- if tool_call.function is defined %}\n"
+        "                {%- set tool_call = tool_call.function %}\n            {%- endif %}\n"
+        '            {{- \'\\n<tool_call>\\n{"name": "\' }}\n            {{- tool_call.name }}\n'
+        '            {{- \'", "arguments": \' }}\n            {{- tool_call.arguments | tojson }}\n'
+        "            {{- '}\\n</tool_call>' }}\n        {%- endfor %}\n        {{- '<|im_end|>\\n' }}\n"
+        "    {%- elif message.role == 'tool' %}\n        {{- '<|im_start|>user\\n<tool_response>\\n' }}\n"
+        "        {{- message.content }}\n        {{- '\\n</tool_response><|im_end|>\\n' }}\n    {%- else %}\n"
+        "        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}\n"
+        "    {%- endif %}\n{%- endfor %}\n{%- if add_generation_prompt %}\n"
+        "    {{- '<|im_start|>assistant\\n' }}\n    {%- if enable_thinking is defined and enable_thinking is false %}\n"
+        "        {{- '<think>\\n\\n</think>\\n\\n' }}\n    {%- endif %}\n{%- endif %}\n"
+    ),
+    "turns that must alternate (Gemma)": (
+        "{{ bos_token }}{%- if messages[0]['role'] == 'system' -%}{%- set first = messages[0]['content'] + '\n\n' -%}"
+        "{%- set rest = messages[1:] -%}{%- else -%}{%- set first = '' -%}{%- set rest = messages -%}{%- endif -%}"
+        "{%- for message in rest -%}{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}"
+        "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{%- endif -%}"
+        "{%- if (message['role'] == 'assistant') -%}{%- set role = 'model' -%}{%- else -%}"
+        "{%- set role = message['role'] -%}{%- endif -%}{{ '<start_of_turn>' + role + '\n' + (first if loop.first "
+        "else '') }}{%- if message['content'] is string -%}{{ message['content'] | trim }}"
+        "{%- elif message['content'] is iterable -%}{%- for item in message['content'] -%}"
+        "{%- if item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endif -%}{%- endfor -%}{%- endif -%}"
+        "{{ '<end_of_turn>\n' }}{%- endfor -%}{%- if add_generation_prompt -%}{{'<start_of_turn>model\n'}}{%- endif -%}"
+    ),
+    "instructions (Mistral)": (
+        "{%- if messages[0]['role'] == 'system' %}{%- set system_message = messages[0]['content'] %}"
+        "{%- set loop_messages = messages[1:] %}{%- else %}{%- set loop_messages = messages %}{%- endif %}"
+        "{%- set ns = namespace(index=0) %}{{- bos_token }}{%- for message in loop_messages %}"
+        "{%- if message['role'] == 'user' %}{%- if loop.last and system_message is defined %}"
+        "{{- '[INST] ' + system_message + '\n\n' + message['content'] + '[/INST]' }}{%- else %}"
+        "{{- '[INST] ' + message['content'] + '[/INST]' }}{%- endif %}{%- set ns.index = ns.index + 1 %}"
+        "{%- elif message['role'] == 'assistant' %}{{- ' ' + message['content']|trim + eos_token}}{%- else %}"
+        "{{- raise_exception('Only user and assistant roles are supported') }}{%- endif %}{%- endfor %}"
+    ),
+    "markers (Phi)": (
+        "{% for message in messages %}{% if message['role'] == 'system' and message['content'] %}"
+        "{{'<|system|>\n' + message['content'] + '<|end|>\n'}}{% elif message['role'] == 'user' %}"
+        "{{'<|user|>\n' + message['content'] + '<|end|>\n'}}{% elif message['role'] == 'assistant' %}"
+        "{{'<|assistant|>\n' + message['content'] + '<|end|>\n'}}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
+    ),
+    "blocks, a generation tag and loop controls": (
+        "{% for message in messages %}\n    {% if message['role'] == 'system' %}\n        {% continue %}\n"
+        "    {% endif %}\n    {% if message['role'] == 'assistant' %}\n    {% generation %}\n"
+        "<a>{{ message['content'] }}</a>\n    {% endgeneration %}\n    {% else %}\n<u>{{ message['content'] }}</u>\n"
+        "    {% endif %}\n{% endfor %}\n{{ messages | tojson(indent=2) }}"
+    ),
+}
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", list(TEMPLATES))
+@pytest.mark.parametrize("generates", [True, False])
+def test_a_conversation_is_rendered_as_by_transformers(name: str, generates: bool) -> None:
+    from jinja2 import TemplateError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    cases: list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any]]] = [
+        (USER, None, {}),
+        (CHAT, None, {}),
+        (CALLS, TOOLS, {"enable_thinking": False}),
+        ([{"role": "user", "content": [{"type": "text", "text": " in parts "}]}], None, {}),
+        ([{"role": "assistant", "content": "first"}, *USER], None, {}),
+    ]
+    source = TEMPLATES[name]
+    ours = ChatTemplate(source, SPECIAL)
+    compared = 0
+    for messages, tools, variables in cases:
+        try:
+            (theirs,), _ = render_jinja_template(
+                [messages], tools, None, source, add_generation_prompt=generates, **SPECIAL, **variables
+            )
+        except (TemplateError, TypeError):
+            with pytest.raises(InvalidInput):
+                ours.render(messages, tools=tools, add_generation_prompt=generates, variables=variables)
+            continue
+        assert ours.render(messages, tools=tools, add_generation_prompt=generates, variables=variables) == theirs
+        compared += 1
+    assert compared >= 2
+
+
+def test_a_template_that_refuses_gives_its_reason() -> None:
+    template = ChatTemplate(TEMPLATES["turns that must alternate (Gemma)"], SPECIAL)
+    with pytest.raises(InvalidInput, match="roles must alternate") as error:
+        template.render([{"role": "assistant", "content": "x"}])
+    assert error.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{{ messages[0].content.nothing.more }}",
+        "{{ raise_exception('no') }}",
+        "{{ 'a' + 1 }}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_a_template_reaches_nothing_outside_of_its_sandbox(source: str) -> None:
+    with pytest.raises(InvalidInput, match="chat template"):
+        ChatTemplate(source).render(USER)
+
+
+def test_a_template_that_renders_without_end_is_stopped() -> None:
+    source = "{% for i in range(99999) %}{% for j in range(99999) %}" + "x" * 1000 + "{% endfor %}{% endfor %}"
+    with pytest.raises(InvalidInput, match="more than"):
+        ChatTemplate(source).render(USER)
+
+
+def test_a_syntax_error_is_an_error_of_the_model() -> None:
+    with pytest.raises(CorruptModel, match="error in line 2"):
+        ChatTemplate("{{ 1 }}\n{% endfor %}")
+
+
+@pytest.mark.parametrize(
+    ("config", "separate", "expected"),
+    [
+        ({"chat_template": "a"}, None, "a"),
+        ({"chat_template": "a"}, "b", "b"),
+        ({"chat_template": [{"name": "x", "template": "c"}, {"name": "default", "template": "d"}]}, None, "d"),
+        ({"chat_template": [{"name": "x", "template": "c"}]}, None, None),
+        ({"chat_template": 5}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_the_default_template_is_taken(config: dict[str, Any], separate: str | None, expected: str | None) -> None:
+    assert template_source(config, separate) == expected
+
+
+def test_special_tokens_are_texts_or_objects() -> None:
+    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None, "add_bos_token": True}
+    assert special_tokens(config) == {"bos_token": "<s>", "eos_token": "</s>"}

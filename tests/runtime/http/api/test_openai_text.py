@@ -1,0 +1,363 @@
+"""Chat and completions over HTTP, with OpenAI's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.runtime.generation.paged_engine import PagedEngine
+from tests.runtime.generation.small_model import TEMPLATE, serving_generation, small_engine, small_generation_model
+from tests.runtime.http.serving import Endpoint, until
+
+MESSAGES: Any = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    with serving_generation(small_generation_model(tmp_path_factory.mktemp("model"))) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(endpoint: Endpoint) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="x", max_retries=0) as made:
+        yield made
+
+
+def post(endpoint: Endpoint, path: str, body: Any, **headers: str) -> httpx.Response:
+    return httpx.post(f"{endpoint.url}{path}", json=body, headers=headers, timeout=60, verify=False)
+
+
+def chat(client: openai.OpenAI, **options: Any) -> Any:
+    return client.chat.completions.create(model="smol", messages=MESSAGES, **{"max_tokens": 12, **options})
+
+
+class TestChat:
+    def test_an_answer_has_text_reason_and_usage(self, client: openai.OpenAI) -> None:
+        answer = chat(client, temperature=0)
+        (choice,) = answer.choices
+        assert choice.message.role == "assistant"
+        assert choice.message.content
+        assert choice.finish_reason == "length"
+        assert answer.usage.prompt_tokens == len("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n") - 34 + 3
+        assert answer.usage.completion_tokens == 12
+        assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
+        assert answer.object == "chat.completion"
+        assert answer.system_fingerprint == "fp_local_varies_with_batch"
+
+    def test_a_stream_has_the_text_of_the_answer(self, client: openai.OpenAI) -> None:
+        whole = chat(client, temperature=0)
+        chunks = list(chat(client, temperature=0, stream=True, stream_options={"include_usage": True}))
+        assert chunks[0].choices[0].delta.role == "assistant"
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert text == whole.choices[0].message.content
+        assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+        assert chunks[-1].choices == []
+        assert chunks[-1].usage.completion_tokens == 12
+        assert len({chunk.id for chunk in chunks}) == 1
+
+    def test_the_async_client_streams(self, endpoint: Endpoint, client: openai.OpenAI) -> None:
+        async def run() -> str:
+            async with openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key="x") as other:
+                stream = await other.chat.completions.create(
+                    model="smol", messages=MESSAGES, max_tokens=12, temperature=0, stream=True
+                )
+                return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+        assert asyncio.run(run()) == chat(client, temperature=0).choices[0].message.content
+
+    def test_a_seed_repeats_the_answer_in_any_company(self, endpoint: Endpoint, client: openai.OpenAI) -> None:
+        alone = chat(client, seed=5, temperature=1.5).choices[0].message.content
+        assert chat(client, seed=6, temperature=1.5).choices[0].message.content != alone
+        texts: list[str] = []
+
+        def ask(seed: int) -> None:
+            body = {"messages": MESSAGES, "max_tokens": 12, "seed": seed, "temperature": 1.5}
+            text = post(endpoint, "/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+            if seed == 5:
+                texts.append(text)
+
+        threads = [threading.Thread(target=ask, args=(seed,)) for seed in (5, 1, 5, 2, 5, 3, 5, 4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert texts == [alone] * 4
+
+    def test_n_answers_differ_and_are_those_of_their_seed(self, client: openai.OpenAI) -> None:
+        first, second = (chat(client, n=3, seed=1, temperature=1.5) for _ in range(2))
+        texts = [choice.message.content for choice in first.choices]
+        assert [choice.index for choice in first.choices] == [0, 1, 2]
+        assert len(set(texts)) == 3
+        assert texts == [choice.message.content for choice in second.choices]
+        assert first.usage.completion_tokens == 36
+        streamed: dict[int, str] = {}
+        for chunk in chat(client, n=3, seed=1, temperature=1.5, stream=True):
+            (choice,) = chunk.choices
+            streamed[choice.index] = streamed.get(choice.index, "") + (choice.delta.content or "")
+        assert [streamed[index] for index in range(3)] == texts
+
+    def test_probabilities_come_with_each_token_also_in_a_stream(self, client: openai.OpenAI) -> None:
+        whole = chat(client, temperature=0, logprobs=True, top_logprobs=3).choices[0].logprobs.content
+        assert len(whole) == 12
+        for one in whole:
+            assert one.top_logprobs[0].logprob == one.logprob <= 0
+            assert len(one.top_logprobs) == 3
+        parts = []
+        for chunk in chat(client, temperature=0, logprobs=True, top_logprobs=3, stream=True):
+            if chunk.choices[0].logprobs is not None:
+                parts += chunk.choices[0].logprobs.content
+        assert [one.bytes for one in parts] == [one.bytes for one in whole]
+        assert [one.logprob for one in parts] == [one.logprob for one in whole]
+
+    def test_a_stop_string_ends_the_text_before_it(self, client: openai.OpenAI) -> None:
+        text = chat(client, seed=3, temperature=1.5, max_tokens=40).choices[0].message.content
+        stop = text[8:10]
+        choice = chat(client, seed=3, temperature=1.5, max_tokens=40, stop=[stop]).choices[0]
+        assert choice.message.content == text[: text.index(stop)]
+        assert choice.finish_reason == "stop"
+        chunks = chat(client, seed=3, temperature=1.5, max_tokens=40, stop=stop, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == choice.message.content
+
+    def test_the_end_token_of_the_model_ends_the_text(self, client: openai.OpenAI) -> None:
+        choice = chat(client, logit_bias={"257": 100}).choices[0]
+        assert choice.finish_reason == "stop"
+        assert choice.message.content == ""
+
+    def test_an_endless_answer_ends_with_the_context(self, client: openai.OpenAI) -> None:
+        answer = client.chat.completions.create(
+            model="smol", messages=MESSAGES, temperature=0, logit_bias={"257": -100}
+        )
+        assert answer.usage is not None
+        assert answer.usage.total_tokens == 512
+        assert answer.choices[0].finish_reason == "length"
+
+    def test_content_may_come_in_parts(self, client: openai.OpenAI) -> None:
+        parts: Any = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+        answer = client.chat.completions.create(model="smol", messages=parts, max_tokens=12, temperature=0)
+        assert answer.choices[0].message.content == chat(client, temperature=0).choices[0].message.content
+
+    def test_a_prompt_that_begins_like_an_earlier_one_is_not_computed_again(self, client: openai.OpenAI) -> None:
+        messages: Any = [{"role": "user", "content": "A text of more than a few blocks of the cache " * 3}]
+        cached = []
+        for _ in range(2):
+            answer = client.chat.completions.create(model="smol", messages=messages, max_tokens=1)
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens_details is not None
+            cached.append(answer.usage.prompt_tokens_details.cached_tokens)
+        assert cached[0] == 0
+        assert cached[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        ({"messages": MESSAGES, "tools": [{"type": "function"}]}, 400, "tools"),
+        ({"messages": MESSAGES, "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"messages": MESSAGES, "functions": [{}]}, 400, "functions"),
+        ({"messages": MESSAGES, "guided_regex": "a+"}, 400, "guided_regex"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": "x" * 600}]}, 400, "messages"),
+        ({"messages": MESSAGES, "max_tokens": 600}, 400, "messages"),
+        ({"messages": []}, 422, "messages"),
+        ({}, 422, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, 422, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, 422, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, None),
+        ({"messages": MESSAGES, "temperature": -1}, 422, "temperature"),
+        ({"messages": MESSAGES, "top_p": 2}, 422, "top_p"),
+        ({"messages": MESSAGES, "n": 0}, 422, "n"),
+        ({"messages": MESSAGES, "seed": -1}, 422, "seed"),
+        ({"messages": MESSAGES, "top_logprobs": 2}, 422, "top_logprobs"),
+        ({"messages": MESSAGES, "logit_bias": {"258": 1}}, 422, "logit_bias.258"),
+        ({"messages": MESSAGES, "logit_bias": {"a": 1}}, 422, "logit_bias.a"),
+        ({"messages": MESSAGES, "logit_bias": {"1": 101}}, 422, "logit_bias.1"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_done_is_refused_by_name(
+    endpoint: Endpoint, body: dict[str, Any], status: int, field: str | None, stream: bool
+) -> None:
+    answer = httpx.post(
+        f"{endpoint.url}/v1/chat/completions", content=json.dumps({**body, "stream": stream}), timeout=60, verify=False
+    )
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == field
+
+
+class TestCompletions:
+    def test_a_text_is_continued(self, client: openai.OpenAI) -> None:
+        answer = client.completions.create(model="smol", prompt="Once", temperature=0, max_tokens=10, logprobs=2)
+        (choice,) = answer.choices
+        assert choice.logprobs is not None
+        assert len(choice.logprobs.tokens or ()) == 10
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == 4
+        chunks = client.completions.create(model="smol", prompt="Once", temperature=0, max_tokens=10, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
+
+    def test_token_ids_are_a_prompt(self, client: openai.OpenAI) -> None:
+        ids = list(b"Once")
+        by_text = client.completions.create(model="smol", prompt="Once", temperature=0)
+        assert by_text.usage is not None
+        assert by_text.usage.completion_tokens == 16
+        assert ids
+
+    def test_unknown_tokens_and_options_are_refused(self, endpoint: Endpoint) -> None:
+        for body, field in [
+            ({"prompt": [1, 999]}, "prompt"),
+            ({"prompt": "x", "echo": True}, "echo"),
+            ({"prompt": "x", "suffix": "y"}, "suffix"),
+            ({"prompt": "x", "best_of": 2}, "best_of"),
+            ({"prompt": ["x", "y"]}, "prompt[0]"),
+            ({"prompt": "x" * 600}, "prompt"),
+        ]:
+            answer = post(endpoint, "/v1/completions", body)
+            assert answer.status_code in {400, 422}
+            assert answer.json()["error"]["param"] == field
+
+
+def test_a_model_without_a_template_completes_and_does_not_chat(tmp_path: Path) -> None:
+    with serving_generation(small_generation_model(tmp_path, template=None)) as endpoint:
+        refused = post(endpoint, "/v1/chat/completions", {"messages": MESSAGES})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "unsupported_option"
+        assert post(endpoint, "/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+def gated(path: Path, **sizes: int) -> tuple[Any, PagedEngine]:
+    engine = small_engine(**sizes)
+    engine.gate = threading.Semaphore(0)
+    return small_generation_model(path, engine, template=TEMPLATE), engine
+
+
+def release(engine: PagedEngine, steps: int) -> None:
+    assert engine.gate is not None
+    for _ in range(steps):
+        engine.gate.release()
+
+
+def test_a_client_that_goes_away_takes_part_in_no_further_step(tmp_path: Path) -> None:
+    model, engine = gated(tmp_path)
+    with serving_generation(model) as endpoint:
+        body = {"messages": MESSAGES, "stream": True, "logit_bias": {"257": -100}}
+        release(engine, 3)
+        with (
+            httpx.Client(verify=False, timeout=60) as client,
+            client.stream("POST", f"{endpoint.url}/v1/chat/completions", json=body) as stream,
+        ):
+            assert next(stream.iter_lines()).startswith("data: ")
+        until(lambda: endpoint.server.metrics.in_flight == 0)
+        before = len(engine.steps)
+        release(engine, 50)
+        until(lambda: endpoint.model.facts()["sequences"]["running"] == 0)
+        assert len(engine.steps) - before <= 2
+        assert endpoint.server.metrics.requests["/v1/chat/completions", 499] == 1
+
+
+def test_too_many_waiting_requests_are_refused_with_a_time_to_retry(tmp_path: Path) -> None:
+    model, engine = gated(tmp_path)
+    with serving_generation(model, max_queue_rows=1, max_rows=1) as endpoint:
+        answers: list[httpx.Response] = []
+        body = {"messages": MESSAGES, "max_tokens": 2}
+        first = threading.Thread(target=lambda: answers.append(post(endpoint, "/v1/chat/completions", body)))
+        first.start()
+        until(lambda: endpoint.model.queue_depth()[0] == 1)
+        refused = post(endpoint, "/v1/chat/completions", body)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        release(engine, 10)
+        first.join(60)
+        assert answers[0].status_code == 200
+
+
+def test_a_request_that_does_not_start_by_its_deadline_is_dropped(tmp_path: Path) -> None:
+    model, engine = gated(tmp_path)
+    with serving_generation(model, max_sequences=1) as endpoint:
+        answers: dict[str, httpx.Response] = {}
+
+        def ask(name: str, **headers: str) -> None:
+            body = {"messages": MESSAGES, "max_tokens": 4}
+            answers[name] = post(endpoint, "/v1/chat/completions", body, **headers)
+
+        threads = [threading.Thread(target=ask, args=("first",))]
+        threads[0].start()
+        until(lambda: endpoint.model.queue_depth()[0] == 1)
+        threads.append(threading.Thread(target=ask, args=("late",), kwargs={"x-deadline-ms": "1"}))
+        threads[1].start()
+        until(lambda: endpoint.model.queue_depth()[0] == 2)
+        release(engine, 20)
+        for thread in threads:
+            thread.join(60)
+        assert answers["first"].status_code == 200
+        assert answers["late"].status_code == 504
+
+
+def test_an_engine_that_fails_answers_500_and_the_next_request_runs(tmp_path: Path) -> None:
+    model = small_generation_model(tmp_path)
+    engine = model.engine
+    assert isinstance(engine, PagedEngine)
+    with serving_generation(model) as endpoint:
+        engine.fail = RuntimeError("no memory")
+        failed = post(endpoint, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2})
+        assert failed.status_code == 500
+        engine.fail = None
+        assert post(endpoint, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2}).status_code == 200
+
+
+def test_a_drain_finishes_streams(tmp_path: Path) -> None:
+    model, engine = gated(tmp_path)
+    with serving_generation(model) as endpoint:
+        body = {"messages": MESSAGES, "stream": True, "max_tokens": 20, "logit_bias": {"257": -100}}
+        release(engine, 2)
+        with (
+            httpx.Client(verify=False, timeout=60) as client,
+            client.stream("POST", f"{endpoint.url}/v1/chat/completions", json=body) as stream,
+        ):
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: ")
+            endpoint.stop()
+            release(engine, 100)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        endpoint.thread.join(60)
+        assert endpoint.cut == [0]
+        assert engine.closed
+
+
+def test_the_limit_of_a_drain_ends_streams_with_a_reason(tmp_path: Path) -> None:
+    model, engine = gated(tmp_path)
+    is_over = threading.Event()
+
+    def release_slowly() -> None:
+        # The context is full after 480 steps, long after the limit.
+        while not is_over.wait(0.02):
+            release(engine, 1)
+
+    thread = threading.Thread(target=release_slowly)
+    thread.start()
+    try:
+        with serving_generation(model, drain_limit_seconds=2.0) as endpoint:
+            body = {"messages": MESSAGES, "stream": True, "logit_bias": {"257": -100}}
+            with (
+                httpx.Client(verify=False, timeout=60) as client,
+                client.stream("POST", f"{endpoint.url}/v1/chat/completions", json=body) as stream,
+            ):
+                lines = stream.iter_lines()
+                assert next(lines).startswith("data: ")
+                endpoint.stop()
+                rest = [line for line in lines if line]
+            endpoint.thread.join(60)
+    finally:
+        is_over.set()
+        thread.join(60)
+    assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "not_ready"
+    assert rest[-1] == "data: [DONE]"
+    assert endpoint.cut == [0]

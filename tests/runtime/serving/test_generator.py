@@ -1,0 +1,183 @@
+"""The generator: replacement of a running model, metrics, facts, and loading from an artefact's folder."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.errors import CorruptModel
+from penstock.tasks import TaskName
+from penstock_runtime.errors import NotReady, PromptTooLong
+from penstock_runtime.generation.loop import FinishReason, JobRequest
+from penstock_runtime.generation.sampling import SamplingParameters
+from penstock_runtime.serving.generation_model import warm_up
+from penstock_runtime.serving.generator import Generation, Generator
+from penstock_runtime.serving.metrics import ServerMetrics
+from penstock_runtime.serving.status import ServerStatus
+from tests.runtime.generation.paged_engine import PagedEngine
+from tests.runtime.generation.small_model import small_engine, small_generation_model, write_generation_folder
+
+GREEDY = SamplingParameters(temperature=0)
+PROMPT = list(b"Once upon a time")
+
+
+def job(max_tokens: int = 8) -> JobRequest:
+    return JobRequest((), max_tokens, GREEDY)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 120))  # type: ignore[arg-type]
+
+
+async def tokens(generation: Generation) -> list[int]:
+    (one,) = await generation.read_all()
+    return [sampled.token for sampled in one.tokens]
+
+
+def test_a_stream_ends_on_its_model_while_another_one_takes_over(tmp_path: Path) -> None:
+    async def test() -> None:
+        first, second = small_engine(), small_engine(seed=1)
+        first.gate = threading.Semaphore(0)
+        generator = Generator(small_generation_model(tmp_path / "a", first))
+        old = generator.generate(PROMPT, [job()])
+        first.gate.release()
+        await old.read()
+        replacing = asyncio.create_task(generator.replace(small_generation_model(tmp_path / "b", second)))
+        while generator.model.engine is first:  # noqa: ASYNC110 - the task runs until its first wait
+            await asyncio.sleep(0)
+        new = await tokens(generator.generate(PROMPT, [job()]))
+        assert not replacing.done()
+        assert not first.closed
+        for _ in range(20):
+            first.gate.release()
+        rest = await tokens(old)
+        await replacing
+        assert first.closed
+        assert new != rest
+        alone = Generator(small_generation_model(tmp_path / "c", small_engine()))
+        assert await tokens(alone.generate(PROMPT, [job()])) == rest
+        await alone.drain()
+        await generator.drain()
+        assert second.closed
+        with pytest.raises(NotReady):
+            generator.generate(PROMPT, [job()])
+
+    run(test)
+
+
+@pytest.mark.parametrize(("prompt", "max_tokens"), [(512, 1), (512, 0), (500, 13), (0, 1)])
+def test_what_can_never_fit_is_refused_at_once(tmp_path: Path, prompt: int, max_tokens: int) -> None:
+    async def test() -> None:
+        generator = Generator(small_generation_model(tmp_path))
+        with pytest.raises(PromptTooLong):
+            generator.generate([1] * prompt, [job(max_tokens)])
+        assert generator.queue_depth() == (0, 0)
+        await generator.drain()
+
+    run(test)
+
+
+def test_a_small_pool_limits_the_length_and_not_the_number_of_requests(tmp_path: Path) -> None:
+    async def test() -> None:
+        generator = Generator(small_generation_model(tmp_path, small_engine(blocks=4)))
+        assert generator.longest == 64
+        alone = await tokens(generator.generate(PROMPT, [job(40)]))
+        together = [generator.generate(PROMPT, [job(40)]) for _ in range(6)]
+        assert [await tokens(one) for one in together] == [alone] * 6
+        assert generator.facts()["sequences"]["preemptions"] >= 1
+        assert generator.facts()["cache"]["blocks_in_use"] == 0
+        await generator.drain()
+
+    run(test)
+
+
+def test_a_closed_request_frees_its_blocks(tmp_path: Path) -> None:
+    async def test() -> None:
+        generator = Generator(small_generation_model(tmp_path))
+        generation = generator.generate(PROMPT, [job(400)] * 3)
+        await generation.read()
+        assert generator.facts()["sequences"]["running"] >= 1
+        generation.close()
+        generation.close()
+        while generator.facts()["cache"]["blocks_in_use"]:  # noqa: ASYNC110 - set by the engine's thread
+            await asyncio.sleep(0.01)
+        await generator.drain()
+
+    run(test)
+
+
+def test_the_metrics_count_tokens_and_times(tmp_path: Path) -> None:
+    async def test() -> None:
+        metrics = ServerMetrics(ServerStatus("smol", TaskName.TEXT_GENERATION))
+        generator = Generator(small_generation_model(tmp_path), metrics.generation)
+        metrics.generation.state = generator.state
+        for _ in range(2):
+            assert len(await tokens(generator.generate(PROMPT * 2, [job(5)]))) == 5
+        text = metrics.exposition("")[0].decode()
+        for line in (
+            "penstock_first_token_seconds_count 2.0",
+            "penstock_token_seconds_count 8.0",
+            'penstock_generation_tokens_total{kind="generated"} 10.0',
+            'penstock_generation_tokens_total{kind="cached"} 16.0',
+            'penstock_cache_blocks{state="used"} 0.0',
+            'penstock_sequences{state="waiting"} 0.0',
+            "penstock_preemptions_total 0.0",
+        ):
+            assert line in text
+        await generator.drain()
+
+    run(test)
+
+
+def test_the_defaults_of_the_models_files_apply(tmp_path: Path) -> None:
+    async def test() -> None:
+        model = small_generation_model(tmp_path, eos_token_id=[10, 257], do_sample=False, max_new_tokens=3)
+        assert model.end_tokens == {10, 257}
+        generator = Generator(model)
+        first, second = [(await generator.predict("Once", {})).value for _ in range(2)]
+        assert first == second
+        await generator.drain()
+
+    run(test)
+
+
+def test_an_end_token_outside_of_the_vocabulary_is_an_error_of_the_model(tmp_path: Path) -> None:
+    with pytest.raises(CorruptModel, match="eos_token_id"):
+        small_generation_model(tmp_path, eos_token_id=258)
+
+
+def test_the_warm_up_runs_prompts_and_steps_and_finds_nan(tmp_path: Path) -> None:
+    engine = small_engine(blocks=5)
+    warm_up(engine)
+    assert [len(step) for step in engine.steps] == [1, 1]
+    engine = small_engine()
+    warm_up(engine)
+    assert [len(step) for step in engine.steps] == [1, 1, 8, 8]
+
+    class Broken(PagedEngine):
+        def step(self, rows: Any) -> Any:
+            return super().step(rows) * np.float32("nan")
+
+    with pytest.raises(CorruptModel, match="NaN"):
+        warm_up(Broken())
+    assert write_generation_folder(tmp_path).is_dir()
+
+
+def test_a_stop_string_may_be_cut_from_the_last_tokens(tmp_path: Path) -> None:
+    async def test() -> None:
+        generator = Generator(small_generation_model(tmp_path))
+        sampling = SamplingParameters(seed=4, temperature=1.5)
+        (whole,) = await generator.generate(PROMPT, [JobRequest((), 20, sampling)]).read_all()
+        stop = whole.text[4:7]
+        (ended,) = await generator.generate(PROMPT, [JobRequest((), 20, sampling, stop=(stop,))]).read_all()
+        assert ended.text == whole.text[: whole.text.index(stop)]
+        assert ended.finish is FinishReason.STOP_STRING
+        await generator.drain()
+
+    run(test)
