@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from penstock.resources.source import ModelSource
-from penstock_optimizer.generation.families import read_decoder
-from penstock_optimizer.generation.graph import decoder_facts, write_graph
+from penstock_optimizer.generation.decoder_families import read_decoder
+from penstock_optimizer.generation.decoder_graph import decoder_facts, write_graph
 from penstock_optimizer.generation.weights import Storage
 from penstock_runtime.generation.engine import Row
 from penstock_runtime.generation.openvino_engine import EngineOptions, load

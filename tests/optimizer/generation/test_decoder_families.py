@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.errors import CorruptModel, UnsupportedModel
-from penstock_optimizer.generation.families import read_decoder
-from penstock_optimizer.generation.graph import decoder_facts, write_graph
+from penstock_optimizer.generation.decoder_families import read_decoder
+from penstock_optimizer.generation.decoder_graph import decoder_facts, write_graph
 from penstock_optimizer.generation.weights import Storage
 from penstock_runtime.generation.engine import Row, StepEngine
 from penstock_runtime.generation.openvino_engine import EngineOptions, load
