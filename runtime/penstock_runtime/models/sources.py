@@ -54,8 +54,10 @@ def fetch_model(
             filesystem = open_filesystem(source)
             folder = ObjectFetch(source, filesystem, cache, graph=graph, retries=retries, report=on_progress).run()
     if _is_gguf(folder):
-        on_progress(FetchProgress(str(source), folder.name, 0, 0, f"expanding {folder.name}"))
+        name, size = folder.name, folder.stat().st_size
+        on_progress(FetchProgress(str(source), name, 0, size))
         folder = gguf_folder.unpack(folder, cache)
+        on_progress(FetchProgress(str(source), name, size, size))
     return ModelFolder.open(folder)
 
 

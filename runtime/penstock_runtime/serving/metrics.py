@@ -121,7 +121,7 @@ class ServerMetrics:
         """All families (the client library's interface of a collector)."""
         yield from self._request_families()
         yield from self._batch_families()
-        yield from self.generation.decoder_families()
+        yield from self.generation.families()
         yield from self._state_families()
 
     def _request_families(self) -> Iterator[Metric]:
