@@ -9,6 +9,7 @@ from functools import partial
 from penstock.tasks import TaskName
 from penstock_runtime import errors
 from penstock_runtime.errors import RequestError
+from penstock_runtime.generation.loop import LoopState
 from penstock_runtime.http.api.openapi import TIMINGS, sentence
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.route_table import routes
@@ -53,6 +54,7 @@ def variables_table(variables: type[Variables]) -> str:
 def metrics_table() -> str:
     """A row for every metric of the registry."""
     metrics = ServerMetrics(ServerStatus("name", TaskName.FEATURE_EXTRACTION))
+    metrics.generation.state = lambda: (LoopState(), 0)
     rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     for family in metrics.registry.collect():
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
@@ -66,7 +68,10 @@ METRIC_LABELS = {
     "penstock_rejected": ("reason",),
     "penstock_batch_tokens": ("kind",),
     "penstock_cache": ("cache", "result"),
+    "penstock_cache_blocks": ("state",),
     "penstock_cores": ("kind",),
+    "penstock_generation_tokens": ("kind",),
+    "penstock_sequences": ("state",),
     "penstock_served": ("endpoint", "isa", "key", "recipe", "short_recipe", "streams", "task", "verdict", "version"),
 }
 """A family without samples does not list its labels; a test compares this with families that have samples."""

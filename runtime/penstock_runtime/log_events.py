@@ -78,6 +78,31 @@ SERVER_EVENTS = (
         "Follow the message; `RowFailed` before it has the cause if the engine failed.",
     ),
     LogEvent(
+        "GenerationFailed",
+        "error",
+        "A step of the engine of text generation failed; the requests that took part were answered with 500.",
+        "Look at the reason. Restart the pod if it repeats; report it with the traceback.",
+    ),
+    LogEvent(
+        "LogitsNotFinite",
+        "error",
+        "The model gave NaN or infinity for a token; its request was answered with 500.",
+        "Look for such values in the weights, or choose another precision.",
+    ),
+    LogEvent(
+        "SamplingFailed",
+        "error",
+        "A token could not be chosen, for example because the grammar of the request became too complex; the request "
+        "was answered with 500.",
+        "Look at the reason; report it with the traceback if it is no grammar.",
+    ),
+    LogEvent(
+        "StreamDefect",
+        "error",
+        "A response was cut off while it was streamed, because of a defect of the server.",
+        "Report it with the traceback.",
+    ),
+    LogEvent(
         "RequestDefect",
         "error",
         "A request was answered with 500 because of a defect of the server; the object is the request id.",

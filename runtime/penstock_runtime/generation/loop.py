@@ -23,6 +23,7 @@ from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, NotReady,
 from penstock_runtime.generation import scheduler
 from penstock_runtime.generation.detokeniser import Detokeniser, StopStrings
 from penstock_runtime.generation.engine import StepEngine
+from penstock_runtime.generation.grammar import GrammarState
 from penstock_runtime.generation.sampling import History, SampledToken, SamplingParameters, sample
 from penstock_runtime.generation.scheduler import DEFAULT_SEQUENCES, ChunkBudget, Scheduler, Step
 
@@ -31,12 +32,17 @@ logger = logging.getLogger("penstock.generation")
 TARGET_GAP_SECONDS = 0.05
 """Prompt chunks are as large as this time between two tokens of a running stream allows."""
 
+NO_TOKEN = 0
+"""In place of the token of a job that ends because it has none."""
+
 
 class FinishReason(StrEnum):
     """Why a continuation ended."""
 
     END_TOKEN = "end token"  # noqa: S105 - not a password
     STOP_STRING = "stop string"
+    GRAMMAR = "grammar"
+    """The text has the form that was asked for, and nothing may follow."""
     LENGTH = "length"
 
 
@@ -47,6 +53,8 @@ class JobRequest:
     prompt: Sequence[int]
     max_tokens: int
     """At least 1; prompt and these tokens fit into the engine's context and pool."""
+    is_default_limit: bool = False
+    """`max_tokens` was not asked for: fewer if not as many fit."""
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -54,6 +62,8 @@ class JobRequest:
     end_tokens: frozenset[int] = frozenset()
     choice: int = 0
     tenant: str = ""
+    grammar: GrammarState | None = None
+    """The form of the text; each job has a copy of its own."""
     deadline: float = float("inf")
     """It is dropped unless it has started by then, `perf_counter` seconds."""
 
@@ -82,6 +92,7 @@ class Job:
     stops: StopStrings
     history: History
     arrived: float
+    grammar: GrammarState | None = None
     last_token: float = 0.0
     """When the last token was sampled, `perf_counter` seconds; 0 before the first."""
     generated: int = 0
@@ -165,7 +176,9 @@ class GenerationLoop:
             number, list(request.prompt), len(request.prompt) + request.max_tokens, request.tenant
         )
         stops = StopStrings(request.stop, include=request.include_stop)
-        job = Job(request, sequence, Detokeniser(self._decode), stops, History(request.prompt), perf_counter())
+        grammar = None if request.grammar is None else request.grammar.copy()
+        history = History(request.prompt)
+        job = Job(request, sequence, Detokeniser(self._decode), stops, history, perf_counter(), grammar)
         self._commands.put(lambda: self._add(job))
         return job
 
@@ -236,28 +249,38 @@ class GenerationLoop:
         began = perf_counter()
         try:
             logits = self.engine.step(step.engine_rows())
-            sampled = [self._sample(one, logits[index]) for index, one in enumerate(step.sampled)]
         except Exception as error:  # engines raise what their libraries do
             logger.exception(
                 "a step of %d tokens failed", step.tokens, extra=log_event("GenerationFailed", reason=error)
             )
-            failed = InferenceFailed("the engine failed on this request", remedy="The server's log has the details")
-            self._fail([self._jobs[row.sequence] for row in step.rows], failed)
+            self._fail([self._jobs[row.sequence] for row in step.rows], _failed())
             return
-        self._scheduler.commit(step, [one.token for one in sampled])
+        sampled = [self._sample(self._jobs[one], logits[index]) for index, one in enumerate(step.sampled)]
+        self._scheduler.commit(step, [NO_TOKEN if one is None else one.token for one in sampled])
         seconds = perf_counter() - began
         self._budget.observe(step.prompt_tokens, generating, seconds)
         if step.prompt_tokens:
             self._prompt_rate = step.prompt_tokens / seconds
         self._observer.step(step, seconds)
         for sequence, token in zip(step.sampled, sampled, strict=True):
-            self._add_token(self._jobs[sequence], token)
+            job = self._jobs[sequence]
+            if token is None:
+                self._fail([job], _failed())
+            else:
+                self._add_token(job, token)
 
-    def _sample(self, sequence: scheduler.Sequence, logits: NDArray[np.float32]) -> SampledToken:
-        job = self._jobs[sequence]
+    def _sample(self, job: Job, logits: NDArray[np.float32]) -> SampledToken | None:
+        """The next token of a job; None if it has none, which concerns no other job."""
+        request = job.request
         if not np.isfinite(logits.max()):
-            raise ValueError("the logits of the next token are not finite numbers")
-        return sample(logits, job.request.sampling, job.history, job.generated, job.request.choice)
+            logger.error("the logits of a token are not finite numbers", extra=log_event("LogitsNotFinite"))
+            return None
+        try:
+            allowed = None if job.grammar is None else job.grammar.allowed()
+            return sample(logits, request.sampling, job.history, job.generated, request.choice, allowed=allowed)
+        except Exception as error:  # of the grammar's library, and defects
+            logger.exception("a token could not be chosen", extra=log_event("SamplingFailed", reason=error))
+            return None
 
     def _add_token(self, job: Job, token: SampledToken) -> None:
         request, now = job.request, perf_counter()
@@ -278,11 +301,13 @@ class GenerationLoop:
             text = job.stops.push(job.detokeniser.push(token.token))
             if job.stops.found is not None:
                 finish = FinishReason.STOP_STRING
+            elif job.grammar is not None and job.grammar.accept(token.token):
+                finish = FinishReason.GRAMMAR
         if finish is None and job.generated >= request.max_tokens:
             finish = FinishReason.LENGTH
         if finish is not None:
             text += _rest(job)
-            if job.stops.found is not None and finish is FinishReason.LENGTH:
+            if job.stops.found is not None and finish is not FinishReason.END_TOKEN:
                 finish = FinishReason.STOP_STRING
             self._remove(job)
         reused = job.sequence.reused if is_first else 0
@@ -301,6 +326,10 @@ class GenerationLoop:
         if self._events:
             events, self._events = self._events, []
             self._publish(events)
+
+
+def _failed() -> InferenceFailed:
+    return InferenceFailed("the engine failed on this request", remedy="The server's log has the details")
 
 
 def _rest(job: Job) -> str:

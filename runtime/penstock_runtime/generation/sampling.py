@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 Logits = NDArray[np.float32]
 GREEDIEST = 1e-5
 """Temperatures below this are taken as 0: the division would overflow float32."""
+CHUNK = 64
+"""Values that are summed, or whose maximum is taken, before a search among the results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +102,26 @@ def _indices(tokens: Collection[int], size: int) -> NDArray[np.intp]:
 
 
 def sample(
-    logits: Logits, parameters: SamplingParameters, history: History, position: int, choice: int = 0
+    logits: Logits,
+    parameters: SamplingParameters,
+    history: History,
+    position: int,
+    choice: int = 0,
+    *,
+    allowed: NDArray[np.bool_] | None = None,
 ) -> SampledToken:
     """The next token. `logits`: float32 [vocabulary], not changed. `position`: number of generated tokens before it.
-    `choice`: number of the continuation, if a request has several."""
+    `choice`: number of the continuation, if a request has several. `allowed`: tokens to choose from, [vocabulary], at
+    least one; None: all."""
     scores = history.penalise(logits, parameters) if parameters.changes_logits else logits
+    if allowed is not None:
+        scores = np.where(allowed, scores, np.float32(-np.inf))
     if parameters.greedy:
         token = int(np.argmax(scores))
     else:
-        tokens, probabilities = distribution(scores, parameters)
-        token = int(tokens[_pick(probabilities, uniform(parameters.seed, choice, position))])
+        tokens, weights = _weights(scores, parameters)
+        token = _pick(weights, uniform(parameters.seed, choice, position))
+        token = token if tokens is None else int(tokens[token])
     if parameters.top_logprobs is None:
         return SampledToken(token)
     return _with_probabilities(logits, token, parameters.top_logprobs)
@@ -122,45 +134,73 @@ def uniform(seed: int, choice: int, position: int) -> float:
 
 
 def distribution(scores: Logits, parameters: SamplingParameters) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """The tokens that may be chosen, by falling probability (of equal ones the lowest number first), and their
-    probabilities, whose sum is 1."""
-    scaled = scores / np.float32(parameters.temperature)
-    highest = scaled.max()
-    tokens: NDArray[np.intp] = np.arange(len(scaled))
-    if 0 < parameters.top_k < len(scaled):
+    """The tokens that may be chosen, and their probabilities, whose sum is 1."""
+    tokens, weights = _weights(scores, parameters)
+    return np.arange(len(weights)) if tokens is None else tokens, weights / weights.sum(dtype=np.float64)
+
+
+def _weights(scores: Logits, parameters: SamplingParameters) -> tuple[NDArray[np.intp] | None, Logits]:
+    """The tokens that may be chosen (None: all), and numbers in proportion to their probabilities.
+
+    A vocabulary has up to 150,000 tokens: everything over all of them is a single pass in float32.
+    """
+    tokens: NDArray[np.intp] | None = None
+    if 0 < parameters.top_k < len(scores):
         # As transformers: tokens equal to the last of the `top_k` stay as well.
-        least = np.partition(scaled, len(scaled) - parameters.top_k)[len(scaled) - parameters.top_k]
-        tokens = np.flatnonzero(scaled >= least)
-        scaled = scaled[tokens]
-    weights = np.exp(scaled - highest, dtype=np.float64)
-    weights /= weights.sum()
+        tokens = _largest(scores, parameters.top_k)
+        scores = scores[tokens]
+    scaled = scores / np.float32(parameters.temperature)
+    weights: Logits = np.exp(scaled - scaled.max())
     if parameters.top_p < 1:
+        total = float(weights.sum(dtype=np.float64))
         # Tokens below this probability have less than 1 - top_p together: the chosen ones are among the others.
-        likely = weights >= (1 - parameters.top_p) / len(weights)
-        tokens, weights = tokens[likely], weights[likely]
-        order = np.argsort(-weights, kind="stable")
-        tokens, weights = tokens[order], weights[order]
-        before = np.cumsum(weights) - weights
-        kept = max(1, int(np.count_nonzero(before < parameters.top_p)))
+        likely = np.flatnonzero(weights >= np.float32((1 - parameters.top_p) * total / len(weights)))
+        order = likely[np.argsort(-weights[likely], kind="stable")]
+        tokens, weights = order if tokens is None else tokens[order], weights[order]
+        shares = np.cumsum(weights, dtype=np.float64)
+        kept = max(1, int(np.count_nonzero(shares - weights < parameters.top_p * total)))
         tokens, weights = tokens[:kept], weights[:kept]
     if parameters.min_p > 0:
-        likely = weights >= parameters.min_p * weights.max()
-        tokens, weights = tokens[likely], weights[likely]
-    return tokens, weights / weights.sum()
+        likely = np.flatnonzero(weights >= np.float32(parameters.min_p) * weights.max())
+        tokens, weights = likely if tokens is None else tokens[likely], weights[likely]
+    return tokens, weights
 
 
-def _pick(probabilities: NDArray[np.float64], number: float) -> int:
-    index = int(np.searchsorted(np.cumsum(probabilities), number, side="right"))
-    return min(index, len(probabilities) - 1)
+def _largest(values: Logits, count: int) -> NDArray[np.intp]:
+    """The indices of all values that are not below the `count`-th largest, in order."""
+    full = len(values) // CHUNK * CHUNK
+    if count <= full // CHUNK:
+        # At least `count` values are not below the `count`-th largest of the chunks' maxima.
+        maxima = values[:full].reshape(-1, CHUNK).max(axis=1)
+        candidates = np.flatnonzero(values >= np.partition(maxima, len(maxima) - count)[len(maxima) - count])
+    else:
+        candidates = np.arange(len(values))
+    found = values[candidates]
+    largest: NDArray[np.intp] = candidates[found >= np.partition(found, len(found) - count)[len(found) - count]]
+    return largest
+
+
+def _pick(weights: Logits, number: float) -> int:
+    """The index at which the sum of the weights exceeds `number` times the sum of all."""
+    full = len(weights) // CHUNK * CHUNK
+    sums = np.append(
+        weights[:full].reshape(-1, CHUNK).sum(axis=1, dtype=np.float64), weights[full:].sum(dtype=np.float64)
+    )
+    ends = np.cumsum(sums)
+    target = number * ends[-1]
+    chunk = min(int(np.searchsorted(ends, target, side="right")), len(ends) - 1)
+    start = chunk * CHUNK
+    inside = np.cumsum(weights[start : start + CHUNK], dtype=np.float64) + (ends[chunk - 1] if chunk else 0.0)
+    index = start + int(np.searchsorted(inside, target, side="right"))
+    return min(index, len(weights) - 1)
 
 
 def _with_probabilities(logits: Logits, token: int, count: int) -> SampledToken:
     highest = float(logits.max())
-    total = highest + float(np.log(np.exp(logits - np.float32(highest), dtype=np.float64).sum()))
+    total = highest + float(np.log(np.exp(logits - np.float32(highest)).sum(dtype=np.float64)))
     top: tuple[tuple[int, float], ...] = ()
     if count:
-        count = min(count, len(logits))
-        likeliest = np.argpartition(-logits, count - 1)[:count]
-        likeliest = likeliest[np.lexsort((likeliest, -logits[likeliest]))]
-        top = tuple((int(one), float(logits[one]) - total) for one in likeliest)
+        likeliest = _largest(logits, min(count, len(logits)))
+        order = likeliest[np.argsort(-logits[likeliest], kind="stable")][:count]
+        top = tuple((int(one), float(logits[one]) - total) for one in order)
     return SampledToken(token, float(logits[token]) - total, top)

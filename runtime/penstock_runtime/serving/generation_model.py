@@ -15,6 +15,7 @@ from penstock.errors import CorruptModel
 from penstock.manifest import Manifest
 from penstock.recipe import Plan
 from penstock_runtime.generation.engine import Row, StepEngine
+from penstock_runtime.generation.grammar import Grammars
 from penstock_runtime.generation.templates import ChatTemplate, special_tokens, template_source
 from penstock_runtime.host import Host
 from penstock_runtime.models.files import read_optional
@@ -53,6 +54,11 @@ class GenerationModel:
     def byte_level(self) -> bool:
         """Whether characters of the vocabulary are bytes, as in GPT-2, Llama 3 and Qwen."""
         return "ByteLevel" in json.dumps(component(self.tokenizer.backend.decoder))
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Grammars over the model's tokens. Takes some tenths of a second the first time."""
+        return Grammars(self.tokenizer.backend.to_str(), self.engine.vocabulary, self.end_tokens)
 
     @cached_property
     def special_tokens(self) -> frozenset[int]:

@@ -64,6 +64,22 @@ class Number:
         return {"type": "number", "minimum": self.minimum, "maximum": self.maximum}
 
 
+@dataclass(frozen=True)
+class AnyText:
+    """A text that can be written as UTF-8, and may be empty."""
+
+    words: str = "a text"
+    python: type = str
+
+    def parse(self, value: Any, where: str) -> str:
+        """The text."""
+        return "" if value == "" else Text().parse(value, where)
+
+    def schema(self) -> JsonSchema:
+        """A string."""
+        return {"type": "string"}
+
+
 STOPS = ListOf(Text(), MOST_STOPS, at_least=0)
 """Stop strings."""
 SEED = Integer(0, LARGEST_SEED)
@@ -184,6 +200,7 @@ def parse_request(
     job = JobRequest(
         prompt=(),
         max_tokens=values["max_new_tokens"],
+        is_default_limit=given["max_new_tokens"] is None,
         sampling=sampling(values, seed=given["seed"]),
         stop=(stops,) if isinstance(stops, str) else tuple(stops),
         include_stop=True,

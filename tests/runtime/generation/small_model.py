@@ -58,7 +58,7 @@ def small_generation_model(path: Path, engine: PagedEngine | None = None, **fold
 
 
 @contextmanager
-def serving_generation(model: GenerationModel, **flags: Any) -> Iterator[Endpoint]:
+def serving_generation(model: GenerationModel, name: str = "smol", **flags: Any) -> Iterator[Endpoint]:
     """A server for the model on a free port in a thread of its own; it is drained at the end."""
     settings = Settings.load({}, {"port": 0, "drain_idle_seconds": 0.0, "drain_limit_seconds": 20.0, **flags})
     started = threading.Event()
@@ -66,7 +66,7 @@ def serving_generation(model: GenerationModel, **flags: Any) -> Iterator[Endpoin
     cut: list[int] = []
 
     async def main() -> None:
-        server = Server(ServerStatus("smol", TaskName.TEXT_GENERATION), settings)
+        server = Server(ServerStatus(name, TaskName.TEXT_GENERATION), settings)
         generator = Generator(
             model,
             server.metrics.generation,

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_runtime.generation.sampling import History, SamplingParameters, distribution, sample, uniform
+from penstock_runtime.generation.sampling import (
+    History,
+    SamplingParameters,
+    _largest,
+    _pick,
+    distribution,
+    sample,
+    uniform,
+)
 
 LOGITS = np.array([0.0, 1.0, 3.0, 2.0, -1.0], dtype=np.float32)
 NO_HISTORY = History(())
@@ -147,3 +155,19 @@ def test_the_distribution_is_that_of_transformers(parameters: dict[str, float]) 
     found = np.zeros(500)
     found[tokens] = probabilities
     assert np.abs(found - expected).max() < 1e-6
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-9, 9, width=16), min_size=1, max_size=400), st.data())
+def test_a_search_in_chunks_finds_what_a_plain_one_finds(values: list[float], data: st.DataObject) -> None:
+    scores = np.array(values, dtype=np.float32)
+    count = data.draw(st.integers(1, len(values)))
+    least = np.sort(scores)[-count]
+    assert _largest(scores, count).tolist() == np.flatnonzero(scores >= least).tolist()
+    weights = np.exp(scores)
+    number = data.draw(st.floats(0, 1, exclude_max=True))
+    ends = np.cumsum(weights, dtype=np.float64)
+    picked = _pick(weights, number)
+    below = ends[picked - 1] if picked else 0.0
+    assert below <= number * ends[-1] * (1 + 1e-9) + 1e-12
+    assert number * ends[-1] <= ends[picked] * (1 + 1e-9) + 1e-12

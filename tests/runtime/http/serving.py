@@ -67,6 +67,7 @@ REQUESTS: dict[TaskName, dict[str, Any]] = {
         "inputs": "i have a problem with my phone",
         "parameters": {"candidate_labels": ["urgent", "phone"]},
     },
+    TaskName.TEXT_GENERATION: {"inputs": "once upon a time", "parameters": {"max_new_tokens": 4}},
 }
 """A valid request for each task."""
 

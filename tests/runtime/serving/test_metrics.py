@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InferenceFailed, NotReady, Overloaded, RequestError
+from penstock_runtime.generation.loop import LoopState
 from penstock_runtime.host import read_host
 from penstock_runtime.serving.metrics import SECONDS, ServerMetrics, with_objective
 from penstock_runtime.serving.predictor import Answer
@@ -143,6 +144,7 @@ def full_metrics() -> ServerMetrics:
     metrics.answered(Answer(None, TIMINGS, tokens=7, truncated=0))
     metrics.batch(rows=3, real_tokens=30, padded_tokens=33)
     metrics.cache("tokens", hit=True)
+    metrics.generation.state = lambda: (LoopState(), 8)
     return metrics
 
 

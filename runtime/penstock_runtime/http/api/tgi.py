@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import PromptTooLong, RequestError, UnsupportedOption
+from penstock_runtime.generation.grammar import GrammarState
 from penstock_runtime.generation.loop import Delta, FinishReason, JobRequest
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.http.api.bodies import answer_response, checked, dumps, error_response, read_json
 from penstock_runtime.http.api.generation import EventStream, GenerationApi, generator_of
-from penstock_runtime.http.api.openai_text import MOST_LOGPROBS, TokenWriter
+from penstock_runtime.http.api.openai_answers import TokenWriter
+from penstock_runtime.http.api.openai_requests import MOST_LOGPROBS
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
 from penstock_runtime.serving.generation_model import GenerationModel
@@ -38,6 +41,7 @@ DEFAULT_TOKENS = 100
 FINISH = {
     FinishReason.END_TOKEN: "eos_token",
     FinishReason.STOP_STRING: "stop_sequence",
+    FinishReason.GRAMMAR: "eos_token",
     FinishReason.LENGTH: "length",
 }
 SAMPLES = ("temperature", "top_k", "top_p")
@@ -45,7 +49,7 @@ SAMPLES = ("temperature", "top_k", "top_p")
 PARAMETERS = Object(
     {},
     {
-        "max_new_tokens": (TOKENS, DEFAULT_TOKENS),
+        "max_new_tokens": (TOKENS, None),
         "do_sample": (Boolean(), False),
         "temperature": (TEMPERATURE, None),
         "top_k": (TOP_K, None),
@@ -59,12 +63,15 @@ PARAMETERS = Object(
         "details": (Boolean(), False),
         "top_n_tokens": (Integer(0, MOST_LOGPROBS), None),
         "truncate": (Integer(1, 2**31 - 1), None),
+        "grammar": (Object({"type": Text()}, others=Others.KEPT), None),
     },
     notes={
+        "max_new_tokens": f"Tokens to generate; default {DEFAULT_TOKENS}, or fewer if they do not fit.",
         "do_sample": "false: always the most probable token, unless temperature, top_k or top_p is given.",
         "stop": "Texts that end the continuation; the text ends with it.",
         "stop_sequences": "The older name of stop.",
         "details": "Add the tokens with their probabilities, and the reason of the end.",
+        "grammar": "The form of the text: type json with a schema as value, or type regex with an expression.",
         "truncate": "Keep this number of the prompt's last tokens.",
     },
     others=Others.KEPT,
@@ -79,7 +86,6 @@ UNSUPPORTED: Mapping[str, Sequence[Any]] = {
     "adapter_id": (),
     "best_of": (1,),
     "decoder_input_details": (False,),
-    "grammar": (),
     "typical_p": (1, 1.0),
     "watermark": (False,),
 }
@@ -165,11 +171,13 @@ class Tgi(GenerationApi):
         )
         job = JobRequest(
             prompt=(),
-            max_tokens=values["max_new_tokens"],
+            max_tokens=values["max_new_tokens"] or DEFAULT_TOKENS,
+            is_default_limit=values["max_new_tokens"] is None,
             sampling=parameters,
             stop=(*values["stop"], *values["stop_sequences"]),
             include_stop=True,
             end_tokens=model.end_tokens,
+            grammar=None if values["grammar"] is None else await asyncio.to_thread(_grammar, values["grammar"], model),
         )
         seed = parameters.seed if do_sample else None
         asked = Asked(body["inputs"], values, seed, TokenWriter(model), model)
@@ -177,6 +185,23 @@ class Tgi(GenerationApi):
         if values["truncate"] is not None:
             prompt = (await generator.tokens(Prompt(body["inputs"], special=True)))[-values["truncate"] :]
         return asked, prompt, job
+
+
+def _grammar(given: Mapping[str, Any], model: GenerationModel) -> GrammarState:
+    """The form of the text."""
+    kind, value = given["type"], given.get("value")
+    if kind == "regex":
+        return model.grammars.of_regex(value, "parameters.grammar.value")
+    if kind == "json":
+        return model.grammars.of_json_schema(value, "parameters.grammar.value")
+    if kind == "json_schema":
+        schema = value.get("schema") if isinstance(value, dict) else None
+        return model.grammars.of_json_schema(schema, "parameters.grammar.value.schema")
+    raise UnsupportedOption(
+        f"parameters.grammar.type is {kind[:100]!r}",
+        field="parameters.grammar.type",
+        remedy="Send json, json_schema or regex",
+    )
 
 
 class _Stream(EventStream):

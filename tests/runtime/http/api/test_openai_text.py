@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,6 +141,30 @@ class TestChat:
         assert answer.usage.total_tokens == 512
         assert answer.choices[0].finish_reason == "length"
 
+    def test_an_answer_follows_a_json_schema_also_in_a_stream(self, client: openai.OpenAI) -> None:
+        schema = {
+            "type": "object",
+            "properties": {"colour": {"enum": ["red", "green"]}, "count": {"type": "integer", "maximum": 99}},
+            "required": ["colour", "count"],
+            "additionalProperties": False,
+        }
+        form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+        answer = chat(client, response_format=form, n=3, temperature=2, seed=1, max_tokens=250)
+        values = [json.loads(choice.message.content) for choice in answer.choices]
+        assert all(value["colour"] in {"red", "green"} and value["count"] <= 99 for value in values)
+        assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+        chunks = chat(client, response_format=form, temperature=2, seed=1, max_tokens=250, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert text == answer.choices[0].message.content
+        anything = chat(client, response_format={"type": "json_object"}, temperature=0, max_tokens=200)
+        assert anything.choices[0].message.content.startswith("{")
+
+    def test_an_answer_matches_a_regular_expression(self, client: openai.OpenAI) -> None:
+        body = {"guided_regex": "[0-9]{3}-(ab|cd)+x"}
+        choice = chat(client, extra_body=body, temperature=1, seed=2, max_tokens=100).choices[0]
+        assert re.fullmatch(body["guided_regex"], choice.message.content)
+        assert choice.finish_reason == "stop"
+
     def test_content_may_come_in_parts(self, client: openai.OpenAI) -> None:
         parts: Any = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
         answer = client.chat.completions.create(model="smol", messages=parts, max_tokens=12, temperature=0)
@@ -160,10 +185,15 @@ class TestChat:
 @pytest.mark.parametrize(
     ("body", "status", "field"),
     [
-        ({"messages": MESSAGES, "tools": [{"type": "function"}]}, 400, "tools"),
-        ({"messages": MESSAGES, "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+        ({"messages": MESSAGES, "tools": [{"type": "function"}]}, 422, "tools[0].function"),
+        ({"messages": MESSAGES, "tool_choice": "required"}, 400, "tool_choice"),
+        ({"messages": MESSAGES, "response_format": {"type": "grammar"}}, 400, "response_format.type"),
+        ({"messages": MESSAGES, "response_format": {"type": "json_schema"}}, 422, "response_format.json_schema.schema"),
+        ({"messages": MESSAGES, "guided_json": {"type": "nonsense"}}, 422, "guided_json"),
+        ({"messages": MESSAGES, "guided_regex": "("}, 422, "guided_regex"),
         ({"messages": MESSAGES, "functions": [{}]}, 400, "functions"),
-        ({"messages": MESSAGES, "guided_regex": "a+"}, 400, "guided_regex"),
+        ({"messages": MESSAGES, "guided_choice": ["a"]}, 400, "guided_choice"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": "x" * 600}]}, 400, "messages"),
         ({"messages": MESSAGES, "max_tokens": 600}, 400, "messages"),
@@ -231,6 +261,45 @@ def test_a_model_without_a_template_completes_and_does_not_chat(tmp_path: Path) 
         assert refused.status_code == 400
         assert refused.json()["error"]["code"] == "unsupported_option"
         assert post(endpoint, "/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+TOOL_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }} Write <tool_call>{% endif %}{% for message in messages %}{{ message.role }}: "
+    "{{ message.content }}{% for call in message.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}"
+    "{% endfor %}"
+)
+CALL = {"name": "weather", "arguments": {"city": "Rome"}}
+
+
+def test_a_call_of_a_tool_is_separated_from_the_text_also_in_a_stream(tmp_path: Path) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    # The model is random: an expression makes it write a call.
+    form = {"guided_regex": re.escape(f"Well.<tool_call>{json.dumps(CALL)}</tool_call>")}
+    with (
+        serving_generation(small_generation_model(tmp_path, template=TOOL_TEMPLATE)) as endpoint,
+        openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        choice = chat(client, tools=tools, extra_body=form, max_tokens=200).choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "Well."
+        (call,) = choice.message.tool_calls
+        assert call.function.name == "weather"
+        assert json.loads(call.function.arguments) == CALL["arguments"]
+        deltas = [chunk.choices[0] for chunk in chat(client, tools=tools, extra_body=form, max_tokens=200, stream=True)]
+        assert "".join(one.delta.content or "" for one in deltas) == "Well."
+        (streamed,) = [one.delta.tool_calls[0] for one in deltas if one.delta.tool_calls]
+        assert (streamed.index, streamed.function.name) == (0, "weather")
+        assert streamed.function.arguments == call.function.arguments
+        assert deltas[-1].finish_reason == "tool_calls"
+        messages: Any = [
+            *MESSAGES,
+            choice.message.model_dump(),
+            {"role": "tool", "content": "sun", "tool_call_id": "1"},
+        ]
+        again = client.chat.completions.create(model="x", messages=messages, tools=tools, max_tokens=2)
+        assert again.choices[0].finish_reason == "length"
+        ignored = chat(client, tools=tools, tool_choice="none", extra_body=form, max_tokens=200).choices[0]
+        assert ignored.message.tool_calls is None
 
 
 def gated(path: Path, **sizes: int) -> tuple[Any, PagedEngine]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,6 +56,13 @@ class TestHuggingFaceHub:
         client = InferenceClient(model=endpoint.url)
         assert client.text_generation("Once", max_new_tokens=2, return_full_text=True).startswith("Once")
 
+    def test_a_grammar_gives_the_form_of_the_text(self, endpoint: Endpoint) -> None:
+        client = InferenceClient(model=endpoint.url)
+        number: Any = {"type": "regex", "value": "[0-9]{5}"}
+        assert client.text_generation("Once", max_new_tokens=20, grammar=number).isdecimal()
+        schema: Any = {"type": "json", "value": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}}
+        assert isinstance(json.loads(client.text_generation("Once", max_new_tokens=60, grammar=schema)), list)
+
     def test_a_conversation_is_answered_also_as_a_stream(self, endpoint: Endpoint) -> None:
         client = InferenceClient(base_url=f"{endpoint.url}/v1")
         messages: Any = [{"role": "user", "content": "Hello"}]
@@ -69,7 +77,7 @@ class TestHuggingFaceHub:
     ("parameters", "field"),
     [
         ({"watermark": True}, "watermark"),
-        ({"grammar": {"type": "regex", "value": "a"}}, "grammar"),
+        ({"grammar": {"type": "lark", "value": "a"}}, "parameters.grammar.type"),
         ({"typical_p": 0.5}, "typical_p"),
         ({"best_of": 2}, "best_of"),
         ({"adapter_id": "x"}, "adapter_id"),
