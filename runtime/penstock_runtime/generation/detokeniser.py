@@ -84,6 +84,11 @@ class StopStrings:
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
+    @property
+    def held(self) -> str:
+        """What is held back at present."""
+        return self._held
+
     def finish(self) -> str:
         """What was held back, when the text ends without a stop string."""
         rest, self._held = self._held, ""

@@ -15,7 +15,7 @@ from penstock_runtime.errors import InvalidInput
 LONGEST_GRAMMAR = 100_000
 """Characters of a schema or an expression."""
 
-JSON_OPTIONS = {"whitespace_pattern": r"[ \n]{0,16}"}
+WHITESPACE = r"[ \n]{0,16}"
 """Small models otherwise fill the answer with spaces, which JSON allows anywhere."""
 
 
@@ -59,7 +59,7 @@ class Grammars:
         text = json.dumps(schema)
         self._check_length(text, field)
         try:
-            grammar = llguidance.LLMatcher.grammar_from_json_schema(text, defaults=JSON_OPTIONS)
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
         except ValueError as error:
             raise _invalid(field, str(error)) from None
         return self._start(grammar, field)

@@ -53,6 +53,8 @@ class JobRequest:
     prompt: Sequence[int]
     max_tokens: int
     """At least 1; prompt and these tokens fit into the engine's context and pool."""
+    is_default_limit: bool = False
+    """`max_tokens` was not asked for: fewer if not as many fit."""
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stop: tuple[str, ...] = ()
     include_stop: bool = False

@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock.errors import CorruptModel
 from penstock_runtime.errors import InvalidInput
+from penstock_runtime.generation.tool_calls import ToolForm, tool_form
 
 LONGEST_RENDERED = 16 * 2**20
 """Characters. No context is longer; a template that loops would fill the memory."""
@@ -53,9 +54,9 @@ class ChatTemplate:
             ) from error
 
     @cached_property
-    def uses_tools(self) -> bool:
-        """Whether the template renders the definitions of tools."""
-        return "tools" in self.source
+    def tool_form(self) -> ToolForm | None:
+        """How the model writes calls of tools; None if its template does not know tools."""
+        return tool_form(self.source)
 
     def render(
         self,

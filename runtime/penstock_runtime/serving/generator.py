@@ -230,7 +230,7 @@ class Generator:
         if self._draining:
             raise NotReady("the server is shutting down", remedy="Try again: another replica will answer")
         served = self._served
-        limits = [self._limit(len(prompt), request.max_tokens) for request in requests]
+        limits = [self._limit(len(prompt), request) for request in requests]
         self._check_admission(len(prompt) * len(requests), len(requests))
         generation = Generation(self, served, len(prompt), len(requests))
         wait = self._queue.deadline_seconds if deadline_seconds is None else deadline_seconds
@@ -246,9 +246,10 @@ class Generator:
         )
         return generation
 
-    def _limit(self, prompt: int, max_tokens: int) -> int:
+    def _limit(self, prompt: int, request: JobRequest) -> int:
         """The number of tokens to generate; `max_tokens` 0: as many as fit."""
         room = self.longest - prompt
+        max_tokens = min(request.max_tokens, max(1, room)) if request.is_default_limit else request.max_tokens
         if prompt == 0:
             raise PromptTooLong("the prompt has no tokens", remedy="Send a prompt with at least one token")
         if room < max(1, max_tokens):

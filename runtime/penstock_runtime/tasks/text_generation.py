@@ -200,6 +200,7 @@ def parse_request(
     job = JobRequest(
         prompt=(),
         max_tokens=values["max_new_tokens"],
+        is_default_limit=given["max_new_tokens"] is None,
         sampling=sampling(values, seed=given["seed"]),
         stop=(stops,) if isinstance(stops, str) else tuple(stops),
         include_stop=True,

@@ -14,7 +14,8 @@ from penstock_runtime.generation.loop import Delta, FinishReason, JobRequest
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.http.api.bodies import answer_response, checked, dumps, error_response, read_json
 from penstock_runtime.http.api.generation import EventStream, GenerationApi, generator_of
-from penstock_runtime.http.api.openai_text import MOST_LOGPROBS, TokenWriter
+from penstock_runtime.http.api.openai_answers import TokenWriter
+from penstock_runtime.http.api.openai_requests import MOST_LOGPROBS
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
 from penstock_runtime.serving.generation_model import GenerationModel
@@ -48,7 +49,7 @@ SAMPLES = ("temperature", "top_k", "top_p")
 PARAMETERS = Object(
     {},
     {
-        "max_new_tokens": (TOKENS, DEFAULT_TOKENS),
+        "max_new_tokens": (TOKENS, None),
         "do_sample": (Boolean(), False),
         "temperature": (TEMPERATURE, None),
         "top_k": (TOP_K, None),
@@ -65,6 +66,7 @@ PARAMETERS = Object(
         "grammar": (Object({"type": Text()}, others=Others.KEPT), None),
     },
     notes={
+        "max_new_tokens": f"Tokens to generate; default {DEFAULT_TOKENS}, or fewer if they do not fit.",
         "do_sample": "false: always the most probable token, unless temperature, top_k or top_p is given.",
         "stop": "Texts that end the continuation; the text ends with it.",
         "stop_sequences": "The older name of stop.",
@@ -169,7 +171,8 @@ class Tgi(GenerationApi):
         )
         job = JobRequest(
             prompt=(),
-            max_tokens=values["max_new_tokens"],
+            max_tokens=values["max_new_tokens"] or DEFAULT_TOKENS,
+            is_default_limit=values["max_new_tokens"] is None,
             sampling=parameters,
             stop=(*values["stop"], *values["stop_sequences"]),
             include_stop=True,

@@ -185,7 +185,9 @@ class TestChat:
 @pytest.mark.parametrize(
     ("body", "status", "field"),
     [
-        ({"messages": MESSAGES, "tools": [{"type": "function"}]}, 400, "tools"),
+        ({"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+        ({"messages": MESSAGES, "tools": [{"type": "function"}]}, 422, "tools[0].function"),
+        ({"messages": MESSAGES, "tool_choice": "required"}, 400, "tool_choice"),
         ({"messages": MESSAGES, "response_format": {"type": "grammar"}}, 400, "response_format.type"),
         ({"messages": MESSAGES, "response_format": {"type": "json_schema"}}, 422, "response_format.json_schema.schema"),
         ({"messages": MESSAGES, "guided_json": {"type": "nonsense"}}, 422, "guided_json"),
@@ -259,6 +261,45 @@ def test_a_model_without_a_template_completes_and_does_not_chat(tmp_path: Path) 
         assert refused.status_code == 400
         assert refused.json()["error"]["code"] == "unsupported_option"
         assert post(endpoint, "/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+TOOL_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }} Write <tool_call>{% endif %}{% for message in messages %}{{ message.role }}: "
+    "{{ message.content }}{% for call in message.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}"
+    "{% endfor %}"
+)
+CALL = {"name": "weather", "arguments": {"city": "Rome"}}
+
+
+def test_a_call_of_a_tool_is_separated_from_the_text_also_in_a_stream(tmp_path: Path) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    # The model is random: an expression makes it write a call.
+    form = {"guided_regex": re.escape(f"Well.<tool_call>{json.dumps(CALL)}</tool_call>")}
+    with (
+        serving_generation(small_generation_model(tmp_path, template=TOOL_TEMPLATE)) as endpoint,
+        openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        choice = chat(client, tools=tools, extra_body=form, max_tokens=200).choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "Well."
+        (call,) = choice.message.tool_calls
+        assert call.function.name == "weather"
+        assert json.loads(call.function.arguments) == CALL["arguments"]
+        deltas = [chunk.choices[0] for chunk in chat(client, tools=tools, extra_body=form, max_tokens=200, stream=True)]
+        assert "".join(one.delta.content or "" for one in deltas) == "Well."
+        (streamed,) = [one.delta.tool_calls[0] for one in deltas if one.delta.tool_calls]
+        assert (streamed.index, streamed.function.name) == (0, "weather")
+        assert streamed.function.arguments == call.function.arguments
+        assert deltas[-1].finish_reason == "tool_calls"
+        messages: Any = [
+            *MESSAGES,
+            choice.message.model_dump(),
+            {"role": "tool", "content": "sun", "tool_call_id": "1"},
+        ]
+        again = client.chat.completions.create(model="x", messages=messages, tools=tools, max_tokens=2)
+        assert again.choices[0].finish_reason == "length"
+        ignored = chat(client, tools=tools, tool_choice="none", extra_body=form, max_tokens=200).choices[0]
+        assert ignored.message.tool_calls is None
 
 
 def gated(path: Path, **sizes: int) -> tuple[Any, PagedEngine]:

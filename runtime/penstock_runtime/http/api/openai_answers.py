@@ -1,0 +1,259 @@
+"""Answers of OpenAI's API for text generation: whole ones, and the events of streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock_runtime.errors import RequestError
+from penstock_runtime.generation.loop import Delta, FinishReason
+from penstock_runtime.generation.sampling import SampledToken
+from penstock_runtime.generation.token_text import token_bytes
+from penstock_runtime.generation.tool_calls import ToolCall, ToolCallFinder, ToolForm
+from penstock_runtime.http.api.bodies import error_response
+from penstock_runtime.http.api.generation import EventStream, event, usage
+from penstock_runtime.http.transport.message import ErrorFormat
+from penstock_runtime.serving.generation_model import GenerationModel
+from penstock_runtime.serving.generator import Continuation, Generation
+
+DONE = b"data: [DONE]\n\n"
+FINISH = dict.fromkeys(FinishReason, "stop") | {FinishReason.LENGTH: "length"}
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What all objects of one answer have in common."""
+
+    identifier: str
+    created: int
+    model: str
+    fingerprint: str
+
+    def of(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        """An object of the API."""
+        return {
+            "id": self.identifier,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": choices,
+            **more,
+        }
+
+
+class ChatAnswer:
+    """Answers of `/v1/chat/completions`."""
+
+    whole_kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def __init__(
+        self, model: GenerationModel, frame: Frame, *, with_logprobs: bool, tools: ToolForm | None = None
+    ) -> None:
+        """`tools`: the form of calls to look for in the text; None: it is text."""
+        self._tokens = TokenWriter(model)
+        self._frame = frame
+        self._with_logprobs = with_logprobs
+        self._tools = tools
+        self._finders: dict[int, ToolCallFinder] = {}
+
+    def whole(self, frame: Frame, ended: Sequence[Continuation], generation: Generation) -> dict[str, Any]:
+        """The whole answer."""
+        choices = [
+            {
+                "index": one.choice,
+                "message": self._message(one),
+                "logprobs": self._logprobs(one.tokens),
+                "finish_reason": self._finish(one),
+            }
+            for one in ended
+        ]
+        return frame.of(self.whole_kind, choices, usage=usage(generation))
+
+    def _message(self, one: Continuation) -> dict[str, Any]:
+        text, calls = self._separate(one, one.text)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text or None, "tool_calls": calls}
+        return message
+
+    def _separate(self, one: Continuation, text: str) -> tuple[str, list[dict[str, Any]]]:
+        """Text and calls of new text."""
+        if self._tools is None:
+            return text, []
+        finder = self._finders.setdefault(one.choice, ToolCallFinder(self._tools))
+        number = finder.found
+        text, calls = finder.push(text)
+        if one.finish is not None:
+            rest, last = finder.finish()
+            text, calls = text + rest, calls + last
+        return text, [self._call(one, number + index, call) for index, call in enumerate(calls)]
+
+    def _call(self, one: Continuation, number: int, call: ToolCall) -> dict[str, Any]:
+        identifier = f"call_{self._frame.identifier.removeprefix('chatcmpl-')}_{one.choice}_{number}"
+        return {
+            "id": identifier,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+
+    def _finish(self, one: Continuation) -> str | None:
+        finder = self._finders.get(one.choice)
+        return "tool_calls" if finder is not None and finder.found else _finish(one)
+
+    def opening(self, choice: int) -> dict[str, Any] | None:
+        """The first part of a choice in a stream; None: there is none."""
+        delta = {"role": "assistant", "content": ""}
+        return {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def part(self, one: Continuation) -> dict[str, Any] | None:
+        """What is new of a choice, in a stream; None: nothing."""
+        logprobs = self._logprobs(_tokens(one.new))
+        finder = self._finders.get(one.choice)
+        number = 0 if finder is None else finder.found
+        text, calls = self._separate(one, one.new_text)
+        if not text and not calls and logprobs is None:
+            return None
+        delta: dict[str, Any] = {"content": text} if text or not calls else {}
+        if calls:
+            delta["tool_calls"] = [{"index": number + index, **call} for index, call in enumerate(calls)]
+        return {"index": one.choice, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+
+    def ending(self, one: Continuation) -> dict[str, Any]:
+        """The last part of a choice in a stream: the reason of its end."""
+        return {"index": one.choice, "delta": {}, "logprobs": None, "finish_reason": self._finish(one)}
+
+    def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
+        if not self._with_logprobs or not tokens:
+            return {"content": [], "refusal": None} if self._with_logprobs and tokens else None
+        content = [
+            {
+                **self._tokens.entry(one.token, one.logprob),
+                "top_logprobs": [self._tokens.entry(token, logprob) for token, logprob in one.top],
+            }
+            for one in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+
+class CompletionAnswer:
+    """Answers of `/v1/completions`."""
+
+    whole_kind = chunk_kind = "text_completion"
+
+    def __init__(self, model: GenerationModel, *, with_logprobs: bool) -> None:
+        self._tokens = TokenWriter(model)
+        self._with_logprobs = with_logprobs
+        self._offsets: dict[int, int] = {}
+
+    def whole(self, frame: Frame, ended: Sequence[Continuation], generation: Generation) -> dict[str, Any]:
+        """The whole answer."""
+        choices = [self._choice(one, one.text, one.tokens, _finish(one)) for one in ended]
+        return frame.of(self.whole_kind, choices, usage=usage(generation))
+
+    def opening(self, choice: int) -> dict[str, Any] | None:
+        """The first part of a choice in a stream; None: there is none."""
+        _ = choice
+        return None
+
+    def part(self, one: Continuation) -> dict[str, Any] | None:
+        """What is new of a choice, in a stream; None: nothing."""
+        tokens = _tokens(one.new)
+        if not one.new_text and not (self._with_logprobs and tokens):
+            return None
+        return self._choice(one, one.new_text, tokens, None)
+
+    def ending(self, one: Continuation) -> dict[str, Any]:
+        """The last part of a choice in a stream: the reason of its end."""
+        return {"index": one.choice, "text": "", "logprobs": None, "finish_reason": _finish(one)}
+
+    def _choice(
+        self, one: Continuation, text: str, tokens: Sequence[SampledToken], finish: str | None
+    ) -> dict[str, Any]:
+        logprobs = self._logprobs(one, tokens) if self._with_logprobs else None
+        return {"index": one.choice, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+    def _logprobs(self, one: Continuation, tokens: Sequence[SampledToken]) -> dict[str, Any]:
+        texts = [self._tokens.text(each.token) for each in tokens]
+        offset = self._offsets.get(one.choice, 0)
+        offsets = []
+        for text in texts:
+            offsets.append(offset)
+            offset += len(text)
+        self._offsets[one.choice] = offset
+        return {
+            "tokens": texts,
+            "token_logprobs": [each.logprob for each in tokens],
+            "top_logprobs": [{self._tokens.text(token): value for token, value in each.top} for each in tokens],
+            "text_offset": offsets,
+        }
+
+
+class TokenWriter:
+    """The text of single tokens of a model, in the form of the API."""
+
+    def __init__(self, model: GenerationModel) -> None:
+        self._backend = model.tokenizer.backend
+        self._byte_level = model.byte_level
+
+    def text(self, token: int) -> str:
+        """The text of a token; U+FFFD where it is a part of a character."""
+        return token_bytes(self._backend, token, byte_level=self._byte_level).decode(errors="replace")
+
+    def entry(self, token: int, logprob: float | None) -> dict[str, Any]:
+        """A token with its bytes and logarithm."""
+        content = token_bytes(self._backend, token, byte_level=self._byte_level)
+        return {"token": content.decode(errors="replace"), "logprob": logprob, "bytes": list(content)}
+
+
+class AnswerStream(EventStream):
+    """The events of both routes."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        frame: Frame,
+        writer: ChatAnswer | CompletionAnswer,
+        options: Mapping[str, Any] | None,
+    ) -> None:
+        super().__init__(generation)
+        self._frame = frame
+        self._writer = writer
+        self._with_usage = bool(options and options["include_usage"])
+        self._opened: set[int] = set()
+
+    def events(self, changed: Sequence[Continuation]) -> list[bytes]:
+        """See `EventStream`."""
+        choices: list[dict[str, Any] | None] = []
+        for one in changed:
+            if one.choice not in self._opened:
+                self._opened.add(one.choice)
+                choices.append(self._writer.opening(one.choice))
+            choices.append(self._writer.part(one))
+            if one.finish is not None:
+                choices.append(self._writer.ending(one))
+        return [self._chunk([choice]) for choice in choices if choice is not None]
+
+    def last(self) -> list[bytes]:
+        """See `EventStream`."""
+        if not self._with_usage:
+            return [DONE]
+        return [event(self._frame.of(self._writer.chunk_kind, [], usage=usage(self._generation))), DONE]
+
+    def failed(self, error: RequestError) -> bytes:
+        """See `EventStream`."""
+        return b"data: %b\n\n%b" % (error_response(error, ErrorFormat.OPENAI).body, DONE)
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
+        more = {"usage": None} if self._with_usage else {}
+        return event(self._frame.of(self._writer.chunk_kind, choices, **more))
+
+
+def _tokens(deltas: Sequence[Delta]) -> list[SampledToken]:
+    return [delta.token for delta in deltas if delta.token is not None]
+
+
+def _finish(one: Continuation) -> str | None:
+    return None if one.finish is None else FINISH[one.finish]

@@ -1,0 +1,75 @@
+"""Calls of tools in generated text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock_runtime.generation.tool_calls import ToolCall, ToolCallFinder, ToolForm, tool_form
+
+RAIN = ToolCall("weather", '{"city": "Köln"}')
+SUN = ToolCall("time", "{}")
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+OTHER = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+
+
+def found(form: ToolForm, text: str, size: int) -> tuple[str, list[ToolCall]]:
+    finder = ToolCallFinder(form)
+    content, calls = "", []
+    for at in range(0, len(text), size):
+        piece, new = finder.push(text[at : at + size])
+        content += piece
+        calls += new
+    rest, last = finder.finish()
+    assert finder.found == len(calls) + len(last)
+    return content + rest, calls + last
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 500])
+@pytest.mark.parametrize(
+    ("form", "text", "content", "calls"),
+    [
+        (ToolForm.TAGGED, CALL, "", [RAIN]),
+        (ToolForm.TAGGED, f"Let me look.{CALL}", "Let me look.", [RAIN]),
+        (ToolForm.TAGGED, f"{CALL}\n{OTHER}", "", [RAIN, SUN]),
+        (ToolForm.TAGGED, CALL.removesuffix("</tool_call>"), "", [RAIN]),
+        (ToolForm.TAGGED, "a < b and <tool", "a < b and <tool", []),
+        (ToolForm.TAGGED, "<tool_call>no JSON</tool_call>", "<tool_call>no JSON</tool_call>", []),
+        (ToolForm.TAGGED, "<tool_call>cut", "<tool_call>cut", []),
+        (ToolForm.WHOLE, '{"name": "weather", "parameters": {"city": "Köln"}}', "", [RAIN]),
+        (ToolForm.WHOLE, ' [{"name": "weather", "arguments": {"city": "Köln"}}, {"name": "time"}]', "", [RAIN, SUN]),
+        (ToolForm.WHOLE, "Hello {you}", "Hello {you}", []),
+        (ToolForm.WHOLE, "{not JSON", "{not JSON", []),
+        (ToolForm.WHOLE, '{"a": 1}', '{"a": 1}', []),
+    ],
+)
+def test_text_and_calls_are_separated(
+    form: ToolForm, text: str, content: str, calls: list[ToolCall], size: int
+) -> None:
+    assert found(form, text, size) == (content, calls)
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from('ab<>{}"tool_call/ \n')), st.integers(1, 9), st.sampled_from(ToolForm))
+def test_text_without_a_call_is_given_as_it_is(text: str, size: int, form: ToolForm) -> None:
+    content, calls = found(form, text, size)
+    assert calls or content == text or (form is ToolForm.TAGGED and content.strip() == text.strip())
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text(max_size=4), st.integers(), max_size=3), st.text("ab ", max_size=9), st.integers(1, 9))
+def test_a_call_has_its_arguments_whatever_the_pieces(arguments: dict[str, int], before: str, size: int) -> None:
+    text = f"{before}<tool_call>{json.dumps({'name': 'f', 'arguments': arguments})}</tool_call>"
+    _, (call,) = found(ToolForm.TAGGED, text, size)
+    assert json.loads(call.arguments) == arguments
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [("{{ messages }}", None), ("{{ tools }} <tool_call>", ToolForm.TAGGED), ("{{ tools }}", ToolForm.WHOLE)],
+)
+def test_the_form_comes_from_the_template(template: str, form: ToolForm | None) -> None:
+    assert tool_form(template) is form
