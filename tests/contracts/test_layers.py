@@ -16,7 +16,12 @@ HEAVY = {
         "runtime/penstock_optimizer/quantise/",
         "runtime/penstock_optimizer/export/",
     },
-    "openvino": {"runtime/penstock_runtime/engines/openvino.py", "runtime/penstock_optimizer/quantise/"},
+    "openvino": {
+        "runtime/penstock_runtime/engines/openvino.py",
+        "runtime/penstock_runtime/generation/openvino_engine.py",
+        "runtime/penstock_optimizer/quantise/",
+        "runtime/penstock_optimizer/generation/",
+    },
     "torch": {"runtime/penstock_optimizer/export/"},
 }
 """Where each heavy library may be imported: one place each (a quantiser is tied to its engine's library)."""

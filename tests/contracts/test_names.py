@@ -20,6 +20,7 @@ MOST_LOOSE_MODULES = 12
 """In the root of a package, `__init__.py` and `__main__.py` not counted."""
 
 SAME_KIND = {
+    "Row": "a row of a batch of texts, and a row of a step of text generation",
     "Request": "each task module has its checked request",
     "LogSettings": "the same settings group, of the two processes that have one",
     "Settings": "all settings of a process; the operator and the runtime have one each",
@@ -33,6 +34,7 @@ PENDING_CLASSES: set[str] = set()
 
 SAME_KIND_OF_MODULE = {
     "base.py": "the base classes of the modules in the same folder",
+    "engine.py": "the native engine, and the interface of engines of text generation",
     "settings.py": "the settings of that part",
     "variables.py": "the environment variables of that process",
 }

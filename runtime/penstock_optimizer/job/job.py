@@ -25,9 +25,10 @@ from penstock.logs import log_event
 from penstock.manifest import SCHEMA_VERSION, CandidateFacts, Manifest, ModelFacts, ServedModel
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec, OptimizationMode
 from penstock.resources.source import Scheme
-from penstock.tasks import HEAD_OF_TASK
+from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.candidate.runner import CandidateContext
 from penstock_optimizer.candidate.work_folder import WorkFolder
+from penstock_optimizer.generation.decoder_families import read_decoder
 from penstock_optimizer.guard.judge import unused_budgets
 from penstock_optimizer.job.artefact import has_drafts, remove_drafts
 from penstock_optimizer.load.workload import LengthMix, mix_of_texts, sends_texts
@@ -287,7 +288,11 @@ class Job:
 
     def check(self) -> None:
         """Check that the model can do the task with this tokenizer and these limits, before anything is written. Errors
-        as for `make_task`."""
+        as for `make_task` and `read_decoder`."""
+        if self.spec.task is TaskName.TEXT_GENERATION:
+            read_decoder(self.folder)
+            Tokenizer.load(self.folder)
+            return
         make_task(self.spec.task, self.folder, max_tokens=self.max_tokens)
 
     def findings(self) -> Sequence[str]:

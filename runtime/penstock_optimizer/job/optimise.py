@@ -20,7 +20,7 @@ from penstock.errors import NoCandidateWithinBudget, OptimizationError
 from penstock.manifest import CandidateFacts, Manifest, Outcome, ReasonCode, ServedGraph, ServedModel
 from penstock.recipe import Batching, Plan, Recipe
 from penstock.resources.endpoint import ModelEndpoint, NoCandidate, OptimizationMode
-from penstock.tasks import HEAD_OF_TASK
+from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.candidate.gemm import EncoderShape, gemm_shares
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.runner import ProcessRunner
@@ -41,6 +41,7 @@ from penstock_optimizer.job.artefact import (
     speed_up,
     write_artefact,
 )
+from penstock_optimizer.job.generation import GenerationOptimisation, prepare_generation
 from penstock_optimizer.job.job import Job
 from penstock_optimizer.job.plan_search import PlanSearch, is_exhaustive
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressEvent, ProgressReporter, Stage, ignore_progress
@@ -109,7 +110,10 @@ def prepare(
     if job.prepared() is None:
         job.check()
         with translate_full_disk(store, what=STORE):
-            prepare_baseline(job)
+            if job.spec.task is TaskName.TEXT_GENERATION:
+                prepare_generation(job)
+            else:
+                prepare_baseline(job)
     return PreparedArtefact(job.baseline, finished=False)
 
 
@@ -142,7 +146,8 @@ def optimise(
         with translate_full_disk(store, what=STORE), locked(job.lock(""), waiting=waiting):
             found = job.finished(more_than_seconds=seconds)
             if found is None:
-                Optimisation(job, seconds, on_progress).run()
+                is_generation = job.spec.task is TaskName.TEXT_GENERATION
+                (GenerationOptimisation if is_generation else Optimisation)(job, seconds, on_progress).run()
                 return job.artefact
     _tidy(job, found)
     facts = {"artefact": str(job.artefact), "found": True, "seconds": time.monotonic() - begin}

@@ -1,17 +1,81 @@
-"""Opens the engine of an artefact of text generation."""
+"""Opens the engine of an artefact of text generation, with a pool of cache blocks that fits into the memory."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
-from penstock.errors import ArtefactError
+from penstock.errors import ArtefactError, HostError
+from penstock.manifest import Manifest
 from penstock_runtime.generation.engine import StepEngine
+from penstock_runtime.serving.loaded_model import Which, fit_plan
+from penstock_runtime.serving.verification import verify_files
+
+if TYPE_CHECKING:
+    from penstock.manifest import DecoderFacts
+
+LOADING_FACTOR = 2.2
+"""Peak memory of loading per byte of the graph's files, which are mapped: file and packed weights."""
+WORKING_BYTES = 256 * 2**20
+"""Libraries, Python, logits and the sums of a step."""
+POOL_SHARE = 0.75
+"""Of the memory that remains, for the pool: the rest is for requests, and for what libraries keep."""
+MOST_POOL_BYTES = 4 * 2**30
+"""The pool is not made larger than this, but for one sequence of the longest context."""
 
 
 def open_generation_engine(
-    folder: Path, cores: int | None = None, memory: int | None = None, which: Literal["chosen", "baseline"] = "chosen"
+    folder: Path, cores: int | None = None, memory: int | None = None, which: Which = "chosen"
 ) -> StepEngine:
-    """Load the graph of an artefact's plan for `cores` cores. `memory`: bytes that weights and cache may take."""
-    _ = cores, memory, which
-    raise ArtefactError(f"{folder} is for text-generation, for which this version has no engine")
+    """Load the graph of an artefact's plan for `cores` cores (None: the plan's).
+
+    `memory`: bytes that weights and pool may take, for example what is left of the container's limit; None: without a
+    limit. The pool of cache blocks gets what remains after the weights, within bounds.
+
+    ArtefactError: a file is missing or altered, the artefact is of another task, or the graph does not load. HostError:
+    the memory does not suffice for the weights and one block.
+    """
+    # The library takes a second to import, and servers of other tasks do not need it.
+    from penstock_runtime.generation import openvino_engine
+
+    manifest = Manifest.load(folder)
+    if manifest.decoder is None:
+        raise ArtefactError(
+            f"{folder} is an artefact for {manifest.task.value}, not for text-generation",
+            remedy="Serve it with its own task, or run penstock optimize with task: text-generation",
+        )
+    served = manifest.chosen if which == "chosen" else manifest.baseline
+    verify_files(folder, manifest, served)
+    plan, _ = fit_plan(served.plan, cores)
+    options = openvino_engine.EngineOptions.of(plan.recipe, plan.streams * plan.threads_per_stream)
+    graph = folder / served.path
+    files = sum(file.stat().st_size for file in graph.parent.iterdir() if file.is_file())
+    blocks = pool_blocks(
+        manifest.decoder,
+        block_size=openvino_engine.BLOCK_SIZE,
+        block_bytes=openvino_engine.block_bytes(manifest.decoder, options),
+        weights_bytes=files,
+        memory=memory,
+    )
+    return openvino_engine.load(graph, manifest.decoder, options, blocks=blocks)
+
+
+def pool_blocks(
+    facts: DecoderFacts, *, block_size: int, block_bytes: int, weights_bytes: int, memory: int | None
+) -> int:
+    """Cache blocks for a model whose graph has `weights_bytes`. HostError when there is no room for one."""
+    longest = math.ceil(facts.context / block_size)
+    most = max(MOST_POOL_BYTES // block_bytes, longest)
+    if memory is None:
+        return most
+    left = memory - int(weights_bytes * LOADING_FACTOR) - WORKING_BYTES
+    fitting = int(left * POOL_SHARE) // block_bytes
+    if fitting < 1:
+        needed = int(weights_bytes * LOADING_FACTOR) + WORKING_BYTES + math.ceil(block_bytes / POOL_SHARE)
+        raise HostError(
+            f"{memory / 2**20:.0f} MiB of memory do not suffice for the weights and the cache of text generation, "
+            f"which need {needed / 2**20:.0f} MiB at least",
+            remedy="Give the process more memory, or take a smaller model",
+        )
+    return min(most, fitting)

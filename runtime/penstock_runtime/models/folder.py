@@ -49,7 +49,9 @@ TOKENIZER_FILES = (
 SLOW_TEXT_FILES = ("vocab.txt", "vocab.json", "merges.txt")
 SLOW_FILES = (*SLOW_TEXT_FILES, "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
 """Files of tokenizers without a tokenizer.json. They are not read, and not copied into artefacts."""
-MODEL_FILES = ("config.json", "modules.json", SETTINGS)
+GENERATION_FILES = ("generation_config.json", "chat_template.jinja")
+"""Defaults of requests, and the form of conversations, of models that generate text."""
+MODEL_FILES = ("config.json", "modules.json", SETTINGS, *GENERATION_FILES)
 """Together with the tokenizer's files, the weights and the modules' `config.json`, all files that affect an answer."""
 SETTINGS_FILES = frozenset({*MODEL_FILES, *TOKENIZER_FILES, *LIMIT_FILES})
 """The files at the top of a folder that are read if present. `modules.json` names the folders of the modules."""

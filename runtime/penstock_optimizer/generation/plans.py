@@ -1,0 +1,103 @@
+"""Lists the recipes of text generation for a processor, and chooses the best of the measured ones. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.hardware import Isa
+from penstock.manifest import CandidateFacts, GenerationSpeed, Outcome
+from penstock.recipe import BF16_REST, CACHE_U8, EngineName, Plan, Precision, Recipe
+from penstock.resources.endpoint import Objective, Optimization
+from penstock_optimizer.generation.weights import Storage
+
+FP32 = Recipe(engine=EngineName.OPENVINO, precision=Precision.FP32)
+"""The reference, and the first answer."""
+NEAR = 0.05
+"""Times this close count as equal, so that the second criterion decides."""
+STORAGE = {
+    Precision.FP32: Storage.FP32,
+    Precision.BF16: Storage.FP32,
+    Precision.INT8_WEIGHTS: Storage.INT8,
+    Precision.INT8_ROWWISE: Storage.INT8,
+    Precision.INT4_WEIGHTS: Storage.INT4,
+    Precision.INT4_ROWWISE: Storage.INT4,
+}
+"""How the graph of a precision stores its weights."""
+
+
+def candidates(isa: Isa, optimization: Optimization) -> tuple[list[Recipe], list[tuple[Recipe, str]]]:
+    """The recipes to try besides fp32, the most promising first, and those left out with the reason."""
+    tried, skipped = [], []
+    for precision, options in (
+        (Precision.INT4_WEIGHTS, ()),
+        (Precision.INT8_ROWWISE, ()),
+        (Precision.INT4_ROWWISE, ()),
+        (Precision.INT8_WEIGHTS, (BF16_REST,)),
+        (Precision.INT4_WEIGHTS, (BF16_REST,)),
+        (Precision.BF16, ()),
+        (Precision.INT8_ROWWISE, (CACHE_U8,)),
+        (Precision.INT4_WEIGHTS, (CACHE_U8,)),
+        (Precision.INT8_WEIGHTS, ()),
+    ):
+        recipe = Recipe(engine=EngineName.OPENVINO, precision=precision, options=options)
+        reason = _why_not(recipe, isa, optimization)
+        if reason is None:
+            tried.append(recipe)
+        else:
+            skipped.append((recipe, reason))
+    return tried, skipped
+
+
+def _why_not(recipe: Recipe, isa: Isa, optimization: Optimization) -> str | None:
+    if recipe.engine not in optimization.engines:
+        return f"optimization.engines leaves {recipe.engine.value} out"
+    if recipe.precision not in optimization.precisions:
+        return f"optimization.precisions leaves {recipe.precision.value} out"
+    if (recipe.precision is Precision.BF16 or BF16_REST in recipe.options) and not isa.has_bf16:
+        return f"{isa.value} has no native bf16: it would be emulated, slower than fp32"
+    if recipe.precision in {Precision.INT8_ROWWISE, Precision.INT4_ROWWISE} and not isa.has_int8_dot:
+        return f"{isa.value} has no 8-bit dot product"
+    return None
+
+
+def plan_of(recipe: Recipe, cores: int) -> Plan:
+    """All cores work on each step."""
+    return Plan(recipe=recipe, streams=1, threads_per_stream=cores)
+
+
+def answer_milliseconds(speed: GenerationSpeed) -> float:
+    """The time of one client's whole answer."""
+    return speed.first_token_milliseconds + (speed.output_tokens - 1) * speed.next_token_p50_milliseconds
+
+
+def best(measured: Sequence[CandidateFacts], objective: Objective) -> CandidateFacts:
+    """The best of candidates with a speed. With an objective on throughput alone by tokens per second, otherwise by the
+    time of one client's answer; where these are within `NEAR`, the other one decides."""
+    by_rate_first = objective.throughput is not None and objective.latency is None
+
+    def costs(facts: CandidateFacts) -> tuple[float, float]:
+        assert facts.generation is not None  # noqa: S101 - the caller gives measured ones
+        alone, shared = answer_milliseconds(facts.generation), 1 / facts.generation.tokens_per_second
+        return (shared, alone) if by_rate_first else (alone, shared)
+
+    lowest = min(costs(facts)[0] for facts in measured)
+    near = [facts for facts in measured if costs(facts)[0] <= lowest * (1 + NEAR)]
+    return min(near, key=lambda facts: costs(facts)[1])
+
+
+def concluded(measured: Sequence[CandidateFacts], chosen: CandidateFacts) -> tuple[CandidateFacts, ...]:
+    """The candidates with their final outcomes and reasons."""
+    assert chosen.generation is not None  # noqa: S101 - the caller gives a measured one
+    own = answer_milliseconds(chosen.generation)
+    settled = []
+    for facts in measured:
+        if facts.recipe == chosen.recipe:
+            settled.append(facts.settled(Outcome.CHOSEN, "best for the objective within the accuracy budget"))
+        elif facts.recipe != FP32 and facts.outcome is Outcome.SLOWER and facts.generation is not None:
+            alone = answer_milliseconds(facts.generation) / own
+            shared = chosen.generation.tokens_per_second / facts.generation.tokens_per_second
+            reason = f"{alone:.2f} times the time of an answer, {shared:.2f} times the time of a shared token"
+            settled.append(facts.settled(Outcome.SLOWER, reason))
+        else:
+            settled.append(facts)
+    return tuple(settled)

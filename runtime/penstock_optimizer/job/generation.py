@@ -1,0 +1,335 @@
+"""Optimises an endpoint for text generation: the fp32 artefact, candidates with their verdicts and times, the artefact.
+
+Everything runs in this process, unlike the candidates of encoders: they are few, and of one engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from penstock.errors import ArtefactError, NoCandidateWithinBudget
+from penstock.manifest import (
+    GRAPH_OUTPUTS,
+    CandidateFacts,
+    GenerationSpeed,
+    GraphIO,
+    Manifest,
+    Metric,
+    Outcome,
+    ReasonCode,
+    ServedModel,
+)
+from penstock.recipe import Recipe
+from penstock.resources.endpoint import NoCandidate, OptimizationMode
+from penstock.tasks import Head
+from penstock_optimizer.candidate.work_folder import locked
+from penstock_optimizer.generation import drive, plans
+from penstock_optimizer.generation.agreement_of_logits import GenerationBudget, compare, judge_texts
+from penstock_optimizer.generation.decoder import Decoder
+from penstock_optimizer.generation.decoder_families import read_decoder
+from penstock_optimizer.generation.decoder_graph import decoder_facts, write_graph
+from penstock_optimizer.generation.prompts import judging_prompts
+from penstock_optimizer.guard.judge import unused_budgets
+from penstock_optimizer.job.artefact import graph_path, write_artefact
+from penstock_optimizer.job.job import Job
+from penstock_optimizer.job.progress import OnProgressEvent, Stage, StepCounter, settled_message
+from penstock_runtime.errors import InferenceFailed
+from penstock_runtime.generation.openvino_engine import BLOCK_SIZE, EngineOptions, OpenVinoStepEngine, load
+from penstock_runtime.rows import Float
+
+PROMPTS, CONTINUATION = 64, 16
+"""Prompts of the guard, and the tokens after each of them that are compared."""
+LEAST_PROMPTS = 16
+LONGEST_PROMPT = 192
+"""Tokens of a prompt of the guard; the rest is cut off."""
+JUDGING_SHARE = 0.15
+"""Of the time budget, for the continuations of the fp32 model. Slower models are judged on fewer prompts."""
+DEFAULT_PROMPT, OUTPUT = 128, 32
+"""Tokens of the prompt and of the answer that are timed."""
+PROMPT_LENGTHS = (32, 128, 512)
+COMPANY = 4
+"""Prompts that are continued alone and together."""
+WRITING_SECONDS = 5.0
+"""Reserved for the artefact and the report."""
+GRAPH = "model.xml"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the fp32 model gives on the texts of the guard."""
+
+    texts: list[drive.Forced]
+    logits: list[Float]
+
+
+def prepare_generation(job: Job) -> Manifest:
+    """Write the fp32 artefact, unless it exists."""
+    with locked(job.lock("baseline."), waiting=lambda: None):
+        return job.prepared() or GenerationOptimisation(job, 0.0, lambda _: None).write_baseline()
+
+
+class GenerationOptimisation:
+    """One run."""
+
+    def __init__(self, job: Job, seconds: float, on_progress: OnProgressEvent) -> None:
+        self._job = job
+        self._seconds = seconds
+        self._begin = time.monotonic()
+        self._searches = job.spec.optimization.mode is OptimizationMode.AUTO
+        self._tried, self._skipped = plans.candidates(job.host.cpu.isa, job.spec.optimization)
+        count = 1 + (len(self._tried) if self._searches else 0)
+        self._events = StepCounter(on_progress, {Stage.EXPORT: 1, Stage.CANDIDATES: count, Stage.REPORT: 1})
+        self._graphs: dict[Recipe, Path] = {}
+
+    @cached_property
+    def _decoder(self) -> Decoder:
+        return read_decoder(self._job.folder)
+
+    @cached_property
+    def _prompts(self) -> list[drive.Tokens]:
+        longest = max(min(LONGEST_PROMPT, self._context - CONTINUATION - 1), 1)
+        return [
+            np.array(prompt[:longest], np.int32)
+            for prompt in judging_prompts(self._job.folder, self._job.spec.workload.texts, PROMPTS)
+        ]
+
+    @property
+    def _context(self) -> int:
+        return min(self._decoder.context, self._job.max_tokens)
+
+    @property
+    def _left(self) -> float:
+        return self._seconds - (time.monotonic() - self._begin)
+
+    def write_baseline(self) -> Manifest:
+        """Write the fp32 artefact."""
+        begin = time.monotonic()
+        graph = self._graph(plans.FP32)
+        facts = CandidateFacts(
+            recipe=plans.FP32,
+            outcome=Outcome.CHOSEN,
+            reason="the fp32 graph as it was made",
+            build_seconds=time.monotonic() - begin,
+            size_bytes=_size(graph),
+        )
+        found = ["Nothing was measured yet: this is the fp32 graph as it was made."]
+        manifest = self._manifest([facts], facts, found)
+        return write_artefact(
+            self._job.baseline, manifest, folder=self._job.folder, graphs={plans.FP32: self._graph(plans.FP32)}
+        )
+
+    def run(self) -> Manifest:
+        """Try all candidates within the time budget, and write the artefact."""
+        job = self._job
+        self._events.advance(Stage.EXPORT, "writing the fp32 graph", facts={"budget_seconds": self._seconds}, by=0)
+        prepare_generation(job)
+        self._events.advance(Stage.EXPORT, f"{self._decoder.parameters / 1e6:.0f} M weights")
+        reference, facts = self._reference()
+        measured = [self._settled(facts)]
+        if self._searches:
+            measured += [self._settled(self._try(recipe, reference)) for recipe in self._tried]
+            measured += [
+                CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason=reason)
+                for recipe, reason in self._skipped
+            ]
+        self._require_candidate(measured)
+        passed = [one for one in measured if one.outcome in {Outcome.REFERENCE, Outcome.SLOWER}]
+        chosen = plans.best(passed, job.spec.objective)
+        manifest = self._manifest(plans.concluded(measured, chosen), chosen, self._findings(measured, chosen))
+        manifest = manifest.model_copy(
+            update={
+                "seconds": time.monotonic() - self._begin,
+                "budget_seconds": self._seconds,
+                "cut_short": any(one.reason_code.is_out_of_time for one in measured),
+                "speed_up": _speed_up(facts, chosen),
+            }
+        )
+        graphs = {recipe: self._graph(recipe) for recipe in {chosen.recipe, plans.FP32}}
+        written = write_artefact(job.artefact, manifest, folder=job.folder, graphs=graphs)
+        job.work.remove()
+        self._events.advance(Stage.REPORT, str(job.artefact / "report.html"))
+        done = {"artefact": str(job.artefact), "found": False, "seconds": manifest.seconds}
+        self._events.advance(Stage.DONE, manifest.chosen.plan.summary, facts=done, by=0)
+        return written
+
+    # candidates
+
+    def _reference(self) -> tuple[Reference, CandidateFacts]:
+        """The fp32 model's continuations and times."""
+        begin = time.monotonic()
+        graph = self._graph(plans.FP32)
+        engine = self._open(plans.FP32)
+        try:
+            speed = self._speed(engine)
+            each = (time.monotonic() - begin) / 4
+            count = int(np.clip(self._seconds * JUDGING_SHARE / max(each, 1e-3), LEAST_PROMPTS, len(self._prompts)))
+            prompts = self._prompts[:count]
+            found = drive.continue_greedily(engine, prompts, CONTINUATION)
+            latency = drive.measure_prompts(engine, self._lengths)
+        finally:
+            engine.close()
+        texts = [drive.Forced(prompt, tokens) for prompt, (tokens, _) in zip(prompts, found, strict=True)]
+        facts = CandidateFacts(
+            recipe=plans.FP32,
+            outcome=Outcome.REFERENCE,
+            reason="the others are compared with it",
+            latency=latency,
+            generation=speed,
+            build_seconds=time.monotonic() - begin,
+            size_bytes=_size(graph),
+        )
+        return Reference(texts, [logits for _, logits in found]), facts
+
+    def _try(self, recipe: Recipe, reference: Reference) -> CandidateFacts:
+        if self._left < WRITING_SECONDS:
+            blank = CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason="")
+            return blank.settled(Outcome.SKIPPED, ReasonCode.NO_TURN)
+        self._events.advance(Stage.CANDIDATES, recipe.name, by=0)
+        begin = time.monotonic()
+        facts = CandidateFacts(recipe=recipe, outcome=Outcome.FAILED, reason="")
+        try:
+            graph = self._graph(recipe)
+            facts = facts.model_copy(update={"build_seconds": time.monotonic() - begin, "size_bytes": _size(graph)})
+            engine = self._open(recipe)
+        except (ArtefactError, RuntimeError, MemoryError) as error:
+            return facts.settled(Outcome.FAILED, f"it does not load: {error}")
+        try:
+            found = drive.forced_logits(engine, reference.texts)
+            compared = [
+                compare(expected, actual, text.continuation)
+                for expected, actual, text in zip(reference.logits, found, reference.texts, strict=True)
+            ]
+            company = drive.same_in_company(engine, self._prompts[:COMPANY], CONTINUATION)
+            verdict = judge_texts(compared, company, self._budget)
+            facts = facts.model_copy(update={"verdict": verdict})
+            if not verdict.passed:
+                return facts.settled(Outcome.REJECTED, verdict.reason)
+            speed = self._speed(engine)
+            latency = drive.measure_prompts(engine, self._lengths)
+        except InferenceFailed as error:
+            return facts.settled(Outcome.FAILED, f"it does not run: {error}")
+        finally:
+            engine.close()
+        facts = facts.model_copy(update={"generation": speed, "latency": latency})
+        return facts.settled(Outcome.SLOWER, ReasonCode.WITHIN_BUDGET)
+
+    @property
+    def _budget(self) -> GenerationBudget:
+        share = self._job.spec.optimization.accuracy.min_agreement
+        return GenerationBudget() if share is None else GenerationBudget(same_best=share)
+
+    @property
+    def _prompt_tokens(self) -> int:
+        """The median prompt of the workload."""
+        stated = sorted(self._job.spec.workload.sequence_lengths)
+        length = stated[len(stated) // 2] if stated else DEFAULT_PROMPT
+        return max(min(length, self._context - OUTPUT), 1)
+
+    @property
+    def _output_tokens(self) -> int:
+        return max(min(OUTPUT, self._context - self._prompt_tokens), 2)
+
+    @property
+    def _lengths(self) -> list[int]:
+        return sorted({min(length, self._context) for length in (*PROMPT_LENGTHS, self._prompt_tokens)})
+
+    def _speed(self, engine: OpenVinoStepEngine) -> GenerationSpeed:
+        prompt = np.resize(np.concatenate(self._prompts), self._prompt_tokens).astype(np.int32)
+        return drive.measure_speed(engine, prompt, self._output_tokens)
+
+    def _open(self, recipe: Recipe) -> OpenVinoStepEngine:
+        longest = max(LONGEST_PROMPT + CONTINUATION, self._prompt_tokens + self._output_tokens)
+        blocks = max(drive.blocks_needed(BLOCK_SIZE, longest), drive.blocks_needed(BLOCK_SIZE, self._lengths[-1], 1))
+        options = EngineOptions.of(recipe, self._job.grant.cores)
+        return load(self._graph(recipe), decoder_facts(self._decoder), options, blocks=blocks)
+
+    def _graph(self, recipe: Recipe) -> Path:
+        """The graph of a recipe. Recipes that differ in their arithmetic alone share it."""
+        storage = plans.STORAGE[recipe.precision]
+        path = self._job.work.path / "graphs" / storage.value / GRAPH
+        if recipe == plans.FP32 and not path.is_file() and self._job.baseline.is_dir():
+            path = self._job.baseline / graph_path(recipe, Path(GRAPH))
+        if not path.is_file():
+            write_graph(self._decoder, storage, path)
+        return path
+
+    def _settled(self, facts: CandidateFacts) -> CandidateFacts:
+        """Report the outcome of a candidate."""
+        found = {"candidate": facts.model_dump(mode="json")}
+        self._events.advance(Stage.CANDIDATES, settled_message(facts), facts=found)
+        return facts
+
+    def _require_candidate(self, measured: Sequence[CandidateFacts]) -> None:
+        """With `whenNoCandidate: Fail`, raise an error unless a candidate besides fp32 may be served."""
+        others = [one for one in measured if one.recipe != plans.FP32]
+        wants_one = self._job.spec.optimization.when_no_candidate is NoCandidate.FAIL and self._searches
+        if not wants_one or any(one.outcome is Outcome.SLOWER for one in others):
+            return
+        listed = "; ".join(f"{one.recipe.name}: {one.reason}" for one in others)
+        raise NoCandidateWithinBudget(
+            f"no candidate is within the accuracy budget, and whenNoCandidate is Fail ({listed})",
+            remedy="Raise spec.optimization.budgetSeconds, widen spec.optimization.accuracy, allow more precisions, or "
+            "set whenNoCandidate: ServeFP32",
+        )
+
+    def _findings(self, measured: Sequence[CandidateFacts], chosen: CandidateFacts) -> list[str]:
+        found = []
+        late = sum(one.reason_code.is_out_of_time for one in measured)
+        if late:
+            found.append(f"The time budget ended before {late} candidates had a turn: a larger one tries them.")
+        company = next(
+            (metric.value for metric in _metrics(chosen) if metric.name == "same_in_company"),
+            None,
+        )
+        if company is not None and company < 1:
+            found.append(
+                "With this plan an answer may depend on the requests that run at the same time, also with a seed or at "
+                f"temperature 0: {company:.0%} of the tokens were the same alone and in company."
+            )
+        found.append("The capacity of a replica was not measured: text generation has no capacity curve yet.")
+        return [*found, *unused_budgets(self._job.spec.task, self._job.spec.optimization.accuracy)]
+
+    # the artefact
+
+    def _manifest(
+        self, measured: Sequence[CandidateFacts], chosen: CandidateFacts, findings: Sequence[str]
+    ) -> Manifest:
+        decoder = decoder_facts(self._decoder)
+        manifest = self._job.manifest(
+            self._decoder.parameters,
+            chosen=self._served(chosen.recipe),
+            baseline=self._served(plans.FP32),
+            candidates=measured,
+            findings=findings,
+        )
+        workload = f"prompts of {self._prompt_tokens} tokens, answers of {self._output_tokens}"
+        decoder = decoder.model_copy(update={"context": self._context})
+        return manifest.model_copy(update={"decoder": decoder, "workload": workload})
+
+    def _served(self, recipe: Recipe) -> ServedModel:
+        io = GraphIO(inputs=("input_ids",), outputs=dict(GRAPH_OUTPUTS[Head.CAUSAL_LM]))
+        return ServedModel(
+            path=graph_path(recipe, Path(GRAPH)), io=io, plan=plans.plan_of(recipe, self._job.grant.cores)
+        )
+
+
+def _metrics(facts: CandidateFacts) -> tuple[Metric, ...]:
+    return facts.verdict.metrics if facts.verdict is not None else ()
+
+
+def _size(graph: Path) -> int:
+    return sum(file.stat().st_size for file in graph.parent.iterdir())
+
+
+def _speed_up(reference: CandidateFacts, chosen: CandidateFacts) -> dict[int, float]:
+    """Time of a prompt with fp32 over that with the chosen plan, by tokens."""
+    return {
+        tokens: reference.milliseconds[tokens] / chosen.milliseconds[tokens]
+        for tokens in sorted(reference.milliseconds.keys() & chosen.milliseconds.keys())
+    }

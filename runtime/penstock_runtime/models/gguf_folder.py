@@ -1,0 +1,343 @@
+"""Turns a GGUF file into a model folder: config.json, safetensors in float32, tokenizer and chat template.
+
+The folder is written once into the cache, under the digest of the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import CorruptModel, UnsupportedModel
+from penstock_runtime.models.gguf import GgufFile
+from penstock_runtime.models.safetensors import SINGLE
+from penstock_runtime.rows import Float
+
+SUFFIX = ".gguf"
+_CONTROL, _USER_DEFINED = 3, 4
+"""Types of tokens in the file that the tokenizer looks for before it splits a text."""
+
+
+def unpack(path: Path, cache: Path) -> Path:
+    """The folder that holds the model of a GGUF file, written now or before.
+
+    CorruptModel for a damaged file; UnsupportedModel for architectures, tensors and tokenizers that are not read here.
+    """
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    target = cache / "gguf" / digest[:32]
+    if target.is_dir():
+        return target
+    model = _Model(GgufFile.open(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        draft.chmod(0o755)
+        for name, content in model.settings().items():
+            (draft / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        _write_safetensors(draft / SINGLE, model)
+        try:
+            draft.replace(target)
+        except OSError:
+            # Another process was faster.
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target
+
+
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_TOP_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""Architectures that are read: those of the file and the class of transformers."""
+_FREQUENCIES = "rope_freqs.weight"
+"""Divisors of the frequencies of rotary positions (Llama 3)."""
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The model of a file, under the names of transformers."""
+
+    file: GgufFile
+
+    def settings(self) -> dict[str, Any]:
+        """The JSON files of the folder, by name."""
+        return {
+            "config.json": self.config(),
+            "tokenizer.json": self.tokenizer(),
+            "tokenizer_config.json": self._tokenizer_config(),
+            "generation_config.json": {**self._token_ids(), "eos_token_id": self._ends()},
+        }
+
+    @property
+    def architecture(self) -> str:
+        name = self._text("general.architecture")
+        if name not in _CLASSES:
+            raise UnsupportedModel(
+                f"{self.file.path} has the architecture {name}, which is not read from GGUF",
+                remedy=f"Use its safetensors, or a model of one of {', '.join(sorted(_CLASSES))}",
+            )
+        return name
+
+    def config(self) -> dict[str, Any]:
+        """config.json"""
+        name = self.architecture
+        heads = self._number(f"{name}.attention.head_count")
+        hidden = self._number(f"{name}.embedding_length")
+        tokens = self._list("tokenizer.ggml.tokens")
+        size = self._number(f"{name}.attention.key_length", hidden // max(heads, 1))
+        context = self._number(f"{name}.context_length")
+        config = {
+            "architectures": [_CLASSES[name]],
+            "model_type": name,
+            "vocab_size": len(tokens),
+            "hidden_size": hidden,
+            "intermediate_size": self._number(f"{name}.feed_forward_length"),
+            "num_hidden_layers": self._number(f"{name}.block_count"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": self._number(f"{name}.attention.head_count_kv", heads),
+            "head_dim": size,
+            "hidden_act": "silu",
+            "max_position_embeddings": context,
+            "rms_norm_eps": self._decimal(f"{name}.attention.layer_norm_rms_epsilon"),
+            "rope_theta": self._decimal(f"{name}.rope.freq_base", 10_000.0),
+            "attention_bias": name == "qwen2",
+            "tie_word_embeddings": "output.weight" not in self.file.tensors,
+            "torch_dtype": "float32",
+            **self._token_ids(),
+        }
+        scaling = self._rope_scaling(context)
+        return config if scaling is None else config | {"rope_scaling": scaling}
+
+    def _rope_scaling(self, context: int) -> dict[str, Any] | None:
+        name = self.architecture
+        kind = self.file.metadata.get(f"{name}.rope.scaling.type", "none")
+        if _FREQUENCIES in self.file.tensors:
+            # The file has the divisors themselves, not the rule that made them.
+            return {
+                "rope_type": "longrope",
+                "short_factor": self.file.read(_FREQUENCIES).tolist(),
+                "original_max_position_embeddings": context,
+                "attention_factor": 1.0,
+            }
+        if kind == "linear":
+            return {"rope_type": "linear", "factor": self._decimal(f"{name}.rope.scaling.factor")}
+        return None if kind == "none" else {"rope_type": kind}
+
+    def tensors(self) -> Mapping[str, tuple[tuple[int, ...], Callable[[], Float]]]:
+        """Shape and reader of each tensor, under its name in transformers."""
+        return {
+            self._renamed(name): (tensor.shape, partial(self._read, name))
+            for name, tensor in self.file.tensors.items()
+            if name != _FREQUENCIES
+        }
+
+    def _renamed(self, name: str) -> str:
+        if name in _TOP_NAMES:
+            return _TOP_NAMES[name]
+        parts = name.split(".")
+        if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER_NAMES:
+            return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{parts[3]}"
+        raise UnsupportedModel(
+            f"{self.file.path} has a tensor {name}, which models of this architecture do not have",
+            remedy="Use the model's safetensors",
+        )
+
+    def _read(self, name: str) -> Float:
+        """A tensor. llama.cpp stores queries and keys of Llama with the two numbers that a rotation turns side by side;
+        transformers has them half a head apart."""
+        array = self.file.read(name)
+        part = name.split(".")[2] if name.startswith("blk.") else ""
+        if self.architecture != "llama" or part not in {"attn_q", "attn_k"}:
+            return array
+        config = self.config()
+        heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
+        if len(array) % (2 * heads):
+            raise self._corrupt(f"{name} has {len(array)} rows for {heads} heads")
+        paired = array.reshape(heads, len(array) // heads // 2, 2, *array.shape[1:])
+        return np.ascontiguousarray(paired.swapaxes(1, 2).reshape(array.shape))
+
+    def tokenizer(self) -> dict[str, Any]:
+        """tokenizer.json, for byte-level BPE."""
+        if (kind := self._text("tokenizer.ggml.model")) != "gpt2":
+            raise UnsupportedModel(
+                f"{self.file.path} has a tokenizer of the kind {kind}, which is not read from GGUF",
+                remedy="Use the model's safetensors, with its tokenizer.json",
+            )
+        tokens, merges = self._list("tokenizer.ggml.tokens"), self._list("tokenizer.ggml.merges")
+        kinds = self.file.metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+        if len(kinds) != len(tokens):
+            raise self._corrupt(f"it has {len(tokens)} tokens and {len(kinds)} types of tokens")
+        normalizer, splitting = self._splitting(self._text("tokenizer.ggml.pre", "default"))
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+        return {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [
+                _added(index, text, special=kind == _CONTROL)
+                for index, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
+                if kind in {_CONTROL, _USER_DEFINED}
+            ],
+            "normalizer": normalizer,
+            "pre_tokenizer": splitting,
+            "post_processor": self._beginning(tokens),
+            "decoder": byte_level | {"add_prefix_space": True},
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": None,
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "ignore_merges": self._text("tokenizer.ggml.pre", "default") == "llama-bpe",
+                "vocab": {text: index for index, text in enumerate(tokens)},
+                "merges": [merge.split(" ", 1) for merge in merges],
+            },
+        }
+
+    def _splitting(self, name: str) -> tuple[Any, Any]:
+        """Normalizer and pre-tokenizer for llama.cpp's name of the way in which texts are split."""
+        words = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+        if name in {"gpt-2", "default"}:
+            return None, words
+        if name == "smollm":
+            digits = {"type": "Digits", "individual_digits": True}
+            return None, {"type": "Sequence", "pretokenizers": [digits, words]}
+        if name not in _PATTERNS:
+            raise UnsupportedModel(
+                f"{self.file.path} splits texts as {name}, which is not read from GGUF",
+                remedy="Use the model's safetensors, with its tokenizer.json",
+            )
+        split = {"type": "Split", "pattern": {"Regex": _PATTERNS[name]}, "behavior": "Isolated", "invert": False}
+        steps = [split, words | {"use_regex": False}]
+        return {"type": "NFC"} if name == "qwen2" else None, {"type": "Sequence", "pretokenizers": steps}
+
+    def _beginning(self, tokens: list[str]) -> Any:
+        """The step that adds the first token, if the model wants one."""
+        first = self._token_ids().get("bos_token_id")
+        if first is None or not self.file.metadata.get("tokenizer.ggml.add_bos_token", False):
+            return None
+        text = tokens[first]
+        special, single = {"SpecialToken": {"id": text, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+        return {
+            "type": "TemplateProcessing",
+            "single": [special, single],
+            "pair": [special, single, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {text: {"id": text, "ids": [first], "tokens": [text]}},
+        }
+
+    def _tokenizer_config(self) -> dict[str, Any]:
+        tokens, ids = self._list("tokenizer.ggml.tokens"), self._token_ids()
+        template = self.file.metadata.get("tokenizer.chat_template")
+        named = {key.removesuffix("_id"): tokens[number] for key, number in ids.items()}
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **named,
+            "model_max_length": self._number(f"{self.architecture}.context_length"),
+            "clean_up_tokenization_spaces": False,
+            **({"chat_template": template} if isinstance(template, str) else {}),
+        }
+
+    def _token_ids(self) -> dict[str, int]:
+        names = {"bos_token_id": "bos", "eos_token_id": "eos", "unk_token_id": "unknown", "pad_token_id": "padding"}
+        count = len(self._list("tokenizer.ggml.tokens"))
+        ids = {key: self.file.metadata.get(f"tokenizer.ggml.{name}_token_id") for key, name in names.items()}
+        for key, value in ids.items():
+            if value is not None and not (isinstance(value, int) and 0 <= value < count):
+                raise self._corrupt(f"{key} is {value!r}, of {count} tokens")
+        return {key: value for key, value in ids.items() if value is not None}
+
+    def _ends(self) -> list[int]:
+        """The tokens that end an answer: of the text and, in chat models, of a turn."""
+        turn = self.file.metadata.get("tokenizer.ggml.eot_token_id")
+        ends = [self._token_ids().get("eos_token_id"), turn]
+        return sorted({end for end in ends if isinstance(end, int)})
+
+    def _number(self, key: str, default: int | None = None) -> int:
+        value = self.file.metadata.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self._corrupt(f"{key} is {value!r}, not a number from 1")
+        return value
+
+    def _decimal(self, key: str, default: float | None = None) -> float:
+        value = self.file.metadata.get(key, default)
+        if not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise self._corrupt(f"{key} is {value!r}, not a positive number")
+        # float32 in the file: 1e-5 is read as 9.999999747378752e-06, which torch rounds to the same float32.
+        return float(value)
+
+    def _text(self, key: str, default: str = "") -> str:
+        value = self.file.metadata.get(key, default)
+        if not isinstance(value, str):
+            raise self._corrupt(f"{key} is {value!r}, not a text")
+        return value
+
+    def _list(self, key: str) -> list[str]:
+        value = self.file.metadata.get(key)
+        if not isinstance(value, list) or not value or not all(isinstance(entry, str) for entry in value):
+            raise self._corrupt(f"{key} is not a list of texts")
+        return value
+
+    def _corrupt(self, what: str) -> CorruptModel:
+        return CorruptModel(f"{self.file.path}: {what}", remedy="Fetch the model again")
+
+
+_PATTERNS = {
+    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
+    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+"""Patterns of the models' own tokenizer.json, by llama.cpp's name of them."""
+
+
+def _added(index: int, text: str, *, special: bool) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": index, "content": text, **flags, "special": special}
+
+
+def _write_safetensors(path: Path, model: _Model) -> None:
+    """Write all tensors as float32, one at a time."""
+    tensors = model.tensors()
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (shape, _) in tensors.items():
+        begin, end = end, end + 4 * int(np.prod(shape))
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    raw = json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 8)
+    with path.open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        for _, read in tensors.values():
+            file.write(read().astype("<f4", copy=False).tobytes())
+        file.flush()
+        os.fsync(file.fileno())

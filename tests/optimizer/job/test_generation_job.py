@@ -1,0 +1,119 @@
+"""An endpoint of text generation from the GGUF file to the artefact that a server opens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.errors import ArtefactError, HostError
+from penstock.manifest import Manifest, Outcome
+from penstock.resources.endpoint import ModelEndpoint
+from penstock_optimizer.job import generation
+from penstock_optimizer.job.optimise import optimise, prepare
+from penstock_runtime.generation.engine import Row, StepEngine
+from penstock_runtime.generation.open import open_generation_engine
+from tests.runtime.models.gguf_files import write_gguf
+
+pytestmark = pytest.mark.slow
+
+BUDGET_SECONDS = 3600.0
+"""Not reached: the run ends when all candidates have had a turn."""
+
+
+def endpoint(model: Path) -> ModelEndpoint:
+    return ModelEndpoint.model_validate(
+        {
+            "apiVersion": "penstock.dev/v1alpha1",
+            "kind": "ModelEndpoint",
+            "metadata": {"name": "chat"},
+            "spec": {"model": f"file://{model}", "task": "text-generation", "cores": 1},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """The fp32 artefact as it was when it was prepared, the finished artefact, and the store."""
+    root = tmp_path_factory.mktemp("generation")
+    write_gguf(root / "model.gguf")
+    chat = endpoint(root / "model.gguf")
+    prepared = prepare(chat, store=root / "store", models=root / "models")
+    assert not prepared.finished
+    # The finished artefact replaces it.
+    prepared.artefact.rename(root / "baseline")
+    with pytest.MonkeyPatch.context() as patch:
+        # Eight prompts show as much of a random model as 64.
+        patch.setattr(generation, "PROMPTS", 8)
+        patch.setattr(generation, "LEAST_PROMPTS", 8)
+        patch.setattr(generation, "CONTINUATION", 4)
+        finished = optimise(chat, store=root / "store", models=root / "models", budget_seconds=BUDGET_SECONDS)
+    return root / "baseline", finished, root
+
+
+def first_logits(engine: StepEngine) -> np.ndarray:
+    try:
+        return engine.step([Row(np.array([5, 6, 7], np.int32), 0, np.array([0], np.int32), 1)])[0]
+    finally:
+        engine.close()
+
+
+def test_the_fp32_artefact_can_be_served_before_the_search(folders: tuple[Path, Path, Path]) -> None:
+    manifest = Manifest.load(folders[0])
+    assert manifest.chosen == manifest.baseline
+    assert manifest.decoder is not None
+    assert np.isfinite(first_logits(open_generation_engine(folders[0]))).all()
+
+
+def test_the_search_judges_and_times_every_candidate(folders: tuple[Path, Path, Path]) -> None:
+    manifest = Manifest.load(folders[1])
+    tried = [one for one in manifest.candidates if one.outcome not in {Outcome.SKIPPED, Outcome.REFERENCE}]
+    assert tried
+    assert not [one.reason for one in tried if one.outcome is Outcome.FAILED]
+    for one in tried:
+        assert one.verdict is not None or one.recipe == manifest.baseline.plan.recipe
+        assert (one.generation is None) == (one.outcome is Outcome.REJECTED)
+    assert not manifest.cut_short
+    assert sum(one.outcome is Outcome.CHOSEN for one in manifest.candidates) == 1
+    assert (folders[1] / "report.html").is_file()
+
+
+def test_the_artefact_holds_tokenizer_template_and_defaults(folders: tuple[Path, Path, Path]) -> None:
+    files = Manifest.load(folders[1]).files
+    assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"} <= files.keys()
+
+
+def test_the_baseline_of_the_finished_artefact_gives_the_same_logits(folders: tuple[Path, Path, Path]) -> None:
+    before = first_logits(open_generation_engine(folders[0]))
+    after = first_logits(open_generation_engine(folders[1], which="baseline"))
+    np.testing.assert_array_equal(before, after)
+
+
+def test_a_second_run_finds_the_artefact(folders: tuple[Path, Path, Path]) -> None:
+    _, finished, root = folders
+    again = prepare(endpoint(root / "model.gguf"), store=root / "store", models=root / "models")
+    assert (again.finished, again.artefact) == (True, finished)
+
+
+def test_the_pool_takes_what_the_memory_leaves(folders: tuple[Path, Path, Path]) -> None:
+    small = open_generation_engine(folders[0], memory=300 * 2**20)
+    large = open_generation_engine(folders[0], memory=600 * 2**20)
+    assert 1 <= small.blocks < large.blocks
+    for engine in (small, large):
+        engine.close()
+
+
+def test_too_little_memory_is_an_error_that_states_what_is_needed(folders: tuple[Path, Path, Path]) -> None:
+    with pytest.raises(HostError, match="which need 257 MiB at least"):
+        open_generation_engine(folders[0], memory=2**20)
+
+
+def test_a_changed_graph_is_refused(folders: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(folders[0], tmp_path / "copy")
+    graph = tmp_path / "copy" / Manifest.load(folders[0]).chosen.path
+    graph.with_suffix(".bin").write_bytes(b"other weights")
+    with pytest.raises(ArtefactError, match=r"is not the file that was optimised"):
+        open_generation_engine(tmp_path / "copy")
