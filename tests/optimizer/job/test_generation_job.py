@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from penstock.errors import ArtefactError, HostError
 from penstock.manifest import Manifest, Outcome
@@ -52,9 +53,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     return root / "baseline", finished, root
 
 
-def first_logits(engine: StepEngine) -> np.ndarray:
+def first_logits(engine: StepEngine) -> NDArray[np.float32]:
     try:
-        return engine.step([Row(np.array([5, 6, 7], np.int32), 0, np.array([0], np.int32), 1)])[0]
+        logits: NDArray[np.float32] = engine.step([Row(np.array([5, 6, 7], np.int32), 0, np.array([0], np.int32), 1)])[0]
+        return logits
     finally:
         engine.close()
 
