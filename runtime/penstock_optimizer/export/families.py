@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_optimizer.export.deberta import DebertaV2
+from penstock_optimizer.export.decoders import EuroBert, Llama, Mistral, Qwen2, Qwen3
 from penstock_optimizer.export.encoder import Activation, Embeddings, Encoder, Layer, Positions
 from penstock_optimizer.export.family import DEFAULTS, ClassifierNames, Family, LayerNames, MaskNames
+from penstock_optimizer.export.gemma import Gemma3
 from penstock_optimizer.export.gte import Gte
 from penstock_optimizer.export.modernbert import ModernBert
 from penstock_optimizer.export.nomic import NomicBert
@@ -204,11 +206,17 @@ FAMILIES: Mapping[str, type[Family]] = {
     "distilbert": DistilBert,
     "electra": Electra,
     "ernie": Ernie,
+    "eurobert": EuroBert,
+    "gemma3_text": Gemma3,
     "gte": Gte,
+    "llama": Llama,
+    "mistral": Mistral,
     "modernbert": ModernBert,
     "mpnet": MPNet,
     "new": Gte,
     "nomic_bert": NomicBert,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
     "roberta": Roberta,
     "xlm-roberta": Roberta,
 }

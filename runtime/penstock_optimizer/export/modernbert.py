@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from penstock.tasks import Head
 from penstock_optimizer.export.encoder import (
+    EVERY_TOKEN,
     Classifier,
     Dense,
     Embeddings,
@@ -19,12 +20,12 @@ from penstock_optimizer.export.encoder import (
     MaskFiller,
     Norm,
     Pooled,
-    Positions,
     Rotary,
     SpanClassifier,
     TokenClassifier,
     Top,
     Transform,
+    View,
 )
 from penstock_optimizer.export.family import DEFAULTS, Family, MaskNames, parts
 from penstock_optimizer.export.rotary import check_unscaled, rotary, table
@@ -62,7 +63,7 @@ class ModernBert(Family):
         """Words alone."""
         words = self.reader.body.table("embeddings.tok_embeddings", self.integer("vocab_size"), self.hidden)
         norm = self._norm("embeddings.norm")
-        return Embeddings(words, None, None, norm, Positions.INDEX, padding_id=0)
+        return Embeddings(words, None, None, norm)
 
     def encoder(self) -> Encoder:
         """The model without its head."""
@@ -124,7 +125,7 @@ class ModernBert(Family):
             down=reader.body.dense(f"{name}.mlp.Wo", inner, hidden, bias=in_network),
             feed_forward_norm=self._norm(f"{name}.mlp_norm"),
             rotary=angles,
-            window=reader.integer("local_attention", WINDOW) // 2 if kind == LOCAL else None,
+            view=View(window=reader.integer("local_attention", WINDOW) // 2) if kind == LOCAL else EVERY_TOKEN,
         )
 
     def _norm(self, name: str, *, in_head: bool = False) -> Norm:

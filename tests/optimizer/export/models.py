@@ -85,6 +85,22 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 }
 """Configuration class to the fields of the smallest model that has all that the family has."""
 
+DECODER: Mapping[str, Any] = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, **SPECIAL_TOKENS}
+DECODERS: Mapping[str, Mapping[str, Any]] = {
+    "LlamaConfig": DECODER,
+    "MistralConfig": {**DECODER, "sliding_window": 6},
+    "Qwen2Config": {**DECODER, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    "Qwen3Config": {**DECODER, "head_dim": 8},
+    "Gemma3TextConfig": {
+        **DECODER,
+        "head_dim": 8,
+        "query_pre_attn_scalar": 5,
+        "sliding_window": 6,
+        "sliding_window_pattern": 2,
+    },
+}
+"""The same for decoders, which have no masked language model."""
+
 
 @dataclass(frozen=True)
 class Made:
