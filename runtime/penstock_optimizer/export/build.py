@@ -131,6 +131,7 @@ def _write_cross_attention(
 def _write_decoder(operators: Operators, encoder: Encoder, decoder: Decoder, states: str) -> str:
     """The decoder's hidden states, whose tokens are the encoder's, moved on by one."""
     graph = operators.graph
+    operators = type(operators)(graph, decoder.heads)
     zero, one, end = (graph.integers([value], f"at.{value}") for value in (0, 1, -1))
     first = graph.node("Slice", ["input_ids", zero, one, one], "decoder/first")
     first = graph.node("Mul", [first, graph.integers(0, "decoder.zero")], "decoder/zero")

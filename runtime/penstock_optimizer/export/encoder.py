@@ -213,7 +213,7 @@ class Layer:
     view: View = EVERY_TOKEN
     """Layers with equal ones share what is computed from it."""
     query_norm: AnyNorm | None = None
-    """Of each head's queries, [width of a head], or of all together, [width of all]; before rotary positions."""
+    """Of each head's queries, [width of a head], before rotary positions."""
     key_norm: AnyNorm | None = None
     """The same for keys."""
     attention_output_norm: AnyNorm | None = None
@@ -258,6 +258,7 @@ class Decoder:
     """Takes the place of the first token."""
     embeddings: Embeddings
     layers: tuple[Layer, ...]
+    heads: int
 
 
 @dataclass(frozen=True, eq=False)

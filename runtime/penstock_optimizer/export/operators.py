@@ -195,11 +195,6 @@ class Operators(ABC):
         """Heads of keys and values, which may be fewer than those of queries."""
         return layer.key.weight.shape[0] // self.head_width(layer)
 
-    def projected(self, x: str, dense: Dense, norm: AnyNorm | None, name: str) -> str:
-        """X W^T + b, normalised if the norm is one of all heads together."""
-        product = self.dense(x, dense, name)
-        return self.norm(product, norm, name) if norm is not None and len(norm.weight) == len(dense.weight) else product
-
     def split_heads(self, x: str, heads: int, width: int, name: str, *, turned: bool = False) -> str:
         """From [batch, tokens, heads * width] to [batch, heads, tokens, width]; `turned`: width before tokens."""
         shape = self.graph.integers([0, 0, heads, width], f"attention.split.{heads}")
@@ -282,10 +277,13 @@ class Fused(Operators):
     def _attention_of_products(self, queries: str, x: str, layer: Layer, context: Context, name: str) -> str:
         """MultiHeadAttention, where something happens between it and the three products."""
         heads, width = self.key_heads(layer), self.head_width(layer)
-        query = self.projected(queries, layer.query, layer.query_norm, f"{name}.query")
-        key = self.projected(x, layer.key, layer.key_norm, f"{name}.key")
-        query = self._normed_heads(query, layer.query_norm, width, f"{name}.query")
-        key = self._normed_heads(key, layer.key_norm, width, f"{name}.key")
+        query, key = (
+            self._normed_heads(self.dense(source, dense, f"{name}.{part}"), norm, width, f"{name}.{part}")
+            for part, source, dense, norm in (
+                ("query", queries, layer.query, layer.query_norm),
+                ("key", x, layer.key, layer.key_norm),
+            )
+        )
         value, bias = self.dense(x, layer.value, f"{name}.value"), context.bias
         if layer.rotary is not None:
             key = self._rotated(key, layer.rotary, heads, f"{name}.key")
@@ -305,7 +303,7 @@ class Fused(Operators):
 
     def _normed_heads(self, x: str, norm: AnyNorm | None, width: int, name: str) -> str:
         """[batch, tokens, heads * width], each head normalised by itself."""
-        if norm is None or len(norm.weight) != width:
+        if norm is None:
             return x
         split = self.graph.node("Reshape", [x, self.graph.integers([0, 0, -1, width], "heads.split")], f"{name}/heads")
         normed = self.norm(split, norm, name)
@@ -358,19 +356,17 @@ class Plain(Operators):
             ("value", x, layer.value, None, heads),
         )
         query, key, value = (
-            self._normed_heads(
-                self.split_heads(
-                    self.projected(source, dense, norm, f"{name}.{part}"),
+            self.norm(self.split_heads(product, count, width, place, turned=turned), norm, place)
+            for product, count, norm, place, turned in (
+                (
+                    self.dense(source, dense, f"{name}.{part}"),
                     count,
-                    width,
+                    norm,
                     f"{name}.{part}",
-                    turned=plain_key and part == "key",
-                ),
-                norm,
-                width,
-                f"{name}.{part}",
+                    plain_key and part == "key",
+                )
+                for part, source, dense, norm, count in parts
             )
-            for part, source, dense, norm, count in parts
         )
         if layer.rotary is not None:
             key = self._rotated(key, layer.rotary, f"{name}.key")
@@ -394,10 +390,6 @@ class Plain(Operators):
         mixed = graph.node("Transpose", [mixed], f"{name}/Transpose", perm=[0, 2, 1, 3])
         shape = graph.integers([0, 0, self.heads * width], "attention.joined")
         return graph.node("Reshape", [mixed, shape], f"{name}/Reshape")
-
-    def _normed_heads(self, x: str, norm: AnyNorm | None, width: int, name: str) -> str:
-        """[batch, heads, tokens, width], each head normalised by itself."""
-        return x if norm is None or len(norm.weight) != width else self.norm(x, norm, name)
 
     def _repeated(self, x: str, heads: int, name: str) -> str:
         """From [batch, heads, tokens, width] to as many heads as queries have, each several times in a row."""

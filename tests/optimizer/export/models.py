@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,13 @@ DECODERS: Mapping[str, Mapping[str, Any]] = {
         "sliding_window_pattern": 2,
     },
 }
-"""The same for decoders, which have no masked language model."""
+"""The same for decoders."""
+HEADS: Mapping[str, Sequence[Head]] = {
+    **dict.fromkeys(FAMILIES, tuple(Head)),
+    **dict.fromkeys(DECODERS, (Head.ENCODER, Head.SEQUENCE, Head.TOKEN, Head.SPAN)),
+    "Gemma3TextConfig": (Head.ENCODER, Head.SEQUENCE),
+}
+"""The heads that transformers has for a family."""
 
 
 @dataclass(frozen=True)
@@ -122,15 +128,20 @@ class Made:
         path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
-def make(path: Path, config_class: str, head: Head, *, seed: int = 0, shard: str = "5GB", **fields: Any) -> Made:
-    """A model with random weights, saved to `path`."""
+def make(
+    path: Path, config_class: str, head: Head, *, seed: int = 0, shard: str = "5GB", auto: str = "", **fields: Any
+) -> Made:
+    """A model with random weights, saved to `path`; `auto`: a class for it, if not that of the head."""
     if head is Head.SPAN:
         fields["num_labels"] = 2  # start and end
     config = getattr(transformers, config_class)(**fields)
     with warnings.catch_warnings():
         # transformers' DeBERTa uses it when it is imported.
         warnings.filterwarnings("ignore", ".torch.jit.script. is deprecated", FutureWarning)
-        model = getattr(transformers, AUTO_CLASS[head]).from_config(config, attn_implementation="eager").eval()
+        make_model = (
+            getattr(transformers, auto)._from_config if auto else getattr(transformers, AUTO_CLASS[head]).from_config
+        )
+        model = make_model(config, attn_implementation="eager").eval()
     shake(model, seed)
     model.save_pretrained(path, max_shard_size=shard)
     write_tokenizer(path)

@@ -9,15 +9,12 @@ import pytest
 from penstock.tasks import Head
 from penstock_optimizer.export import Flavour, export
 from tests.optimizer.export.judge import ENGINE_OF, assert_equals_torch, rows
-from tests.optimizer.export.models import DECODERS, FAMILIES, make
+from tests.optimizer.export.models import DECODERS, FAMILIES, HEADS, make
 
 pytestmark = pytest.mark.parity
 
 
-CASES = [
-    *((config_class, head) for config_class in FAMILIES for head in Head),
-    *((config_class, head) for config_class in DECODERS for head in Head if head is not Head.MASKED_LM),
-]
+CASES = [(config_class, head) for config_class, heads in HEADS.items() for head in heads]
 
 
 @pytest.mark.parametrize(("config_class", "head"), CASES)
