@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+import numpy as np
+
 from penstock.tasks import Head
 from penstock_optimizer.export.encoder import (
     Activation,
@@ -34,6 +36,7 @@ from penstock_optimizer.export.exported import no_head
 from penstock_optimizer.export.family import Family
 from penstock_optimizer.export.reader import NotBuildable
 from penstock_optimizer.export.rotary import stated_rotary
+from penstock_runtime.tokens.tokenizer import Tokenizer
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """In `layer_types`."""
@@ -275,6 +278,19 @@ class Qwen3(Qwen2):
         """By one field."""
         attention = self.reader.flag("attention_bias", default=False)
         return attention, attention, False
+
+    def top(self, head: Head, encoder: Encoder) -> Top:
+        """As others, and the head of Qwen3-Reranker: the logit of the next token yes, less that of no."""
+        if head is not Head.SEQUENCE or not self.folder.ranks_by_words:
+            return super().top(head, encoder)
+        tokenizer, words = Tokenizer.load(self.folder), encoder.embeddings.words
+        answers = tokenizer.id_of("yes"), tokenizer.id_of("no")
+        if answers[0] is None or answers[1] is None:
+            raise no_head(self.folder, head)
+        tied = self.reader.flag("tie_word_embeddings", default=False)
+        table = words if tied else self.reader.top.table("lm_head", *words.shape)
+        weight = table[answers[0]] - table[answers[1]]
+        return Classifier(None, Dense(weight[np.newaxis], None), Pooled.LAST)
 
 
 class EuroBert(Llama):

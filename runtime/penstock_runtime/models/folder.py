@@ -213,6 +213,16 @@ class ModelFolder:
         names = (_text(name) for name in (self._sentence.activation, by_config))
         return next((name for name in names if name.startswith("torch.")), None)
 
+    @property
+    def ranks_by_words(self) -> bool:
+        """True for a language model that may rank texts by its next word, yes or no (Qwen3-Reranker)."""
+        return self.architecture == "Qwen3ForCausalLM"
+
+    @property
+    def ranking_answers(self) -> tuple[object, object] | None:
+        """The ids of the tokens for yes and no by sentence-transformers' module LogitScore; None without it."""
+        return self._sentence.answers()
+
     @cached_property
     def safetensors(self) -> tuple[Path, ...]:
         """Weight files in shard order; empty if there are none, or if they need the model's own code."""

@@ -129,6 +129,14 @@ class SentenceModules:
         kinds = tuple(_POOLINGS[mode] for mode in modes)
         return kinds[0] if len(kinds) == 1 else Poolings(kinds)
 
+    def answers(self) -> tuple[object, object] | None:
+        """The tokens whose logits a LogitScore module compares (unchecked values); None without such a module."""
+        for module in self.modules:
+            if module.kind == "LogitScore" and module.folder:
+                values = read_optional(self.path, f"{module.folder}/config.json")
+                return values.get("true_token_id"), values.get("false_token_id")
+        return None
+
     def include_prompt(self) -> bool:
         """False if the tokens of a prompt do not count in the pooling."""
         steps = self._steps()

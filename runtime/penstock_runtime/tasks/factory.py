@@ -114,6 +114,8 @@ def _check_head(name: TaskName, folder: ModelFolder) -> None:
     wanted = _ARCHITECTURES.get(HEAD_OF_TASK[name])
     if wanted is None or not folder.architecture or folder.architecture.endswith(wanted):
         return
+    if name is TaskName.TEXT_RANKING and folder.ranks_by_words:
+        return
     fitting = [
         task.value
         for task, head in HEAD_OF_TASK.items()

@@ -31,6 +31,8 @@ class TokenizerClass:
     """True if the post-processor's `add_prefix_space` and `trim_offsets` are set too (both of byte-level BPE)."""
     prefix_space: bool | None = False
     """Default of `add_prefix_space` of byte-level BPE; None: as in tokenizer.json."""
+    ends: bool = False
+    """True if the post-processor is replaced: `add_bos_token` (default true) and `add_eos_token` (default false)."""
     types: bool = True
     """True if the model gets token types, unless the settings list the inputs (`model_input_names`)."""
 
@@ -102,9 +104,17 @@ CLASSES: Mapping[str, TokenizerClass] = {
     ),
     "Funnel": TokenizerClass(names=_XLNET, folds=_FOLDS),
     "GPT2": TokenizerClass(names=_END_OF_TEXT, types=False),
+    "Gemma": TokenizerClass(
+        names={"unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"},
+        ends=True,
+        types=False,
+    ),
     "Herbert": TokenizerClass(names=_HERBERT),
     "LED": _BART,
     "LayoutLM": _WORD_PIECE,
+    "Llama": TokenizerClass(
+        names={"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}, prefix_space=None, ends=True, types=False
+    ),
     "Longformer": _BYTE_LEVEL,
     "Lxmert": _WORD_PIECE,
     "MPNet": TokenizerClass(
@@ -144,9 +154,11 @@ _MODELS = {
     "Funnel": "funnel",
     "GPT2": "blip-2 dbrx emu3 exaone4 flex_olmo gpt2 gpt_bigcode gpt_neo gptj instructblip instructblipvideo minimax "
     "olmo3 opt starcoder2",
+    "Gemma": "gemma gemma2 gemma3 gemma3_text t5gemma",
     "Herbert": "herbert",
     "LED": "led",
     "LayoutLM": "layoutlm",
+    "Llama": "arcee diffllama jetmoe llama mistral mixtral phi3",
     "Longformer": "longformer",
     "Lxmert": "lxmert",
     "MPNet": "mpnet",
