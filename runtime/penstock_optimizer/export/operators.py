@@ -189,11 +189,11 @@ class Operators(ABC):
 
     def head_width(self, layer: Layer) -> int:
         """Values of a head."""
-        return layer.query.weight.shape[0] // self.heads
+        return len(layer.query.weight) // self.heads
 
     def key_heads(self, layer: Layer) -> int:
         """Heads of keys and values, which may be fewer than those of queries."""
-        return layer.key.weight.shape[0] // self.head_width(layer)
+        return len(layer.key.weight) // self.head_width(layer)
 
     def split_heads(self, x: str, heads: int, width: int, name: str, *, turned: bool = False) -> str:
         """From [batch, tokens, heads * width] to [batch, heads, tokens, width]; `turned`: width before tokens."""

@@ -11,10 +11,14 @@ import torch
 import transformers
 
 from penstock.errors import UnsupportedModel
-from penstock.tasks import Head
+from penstock.tasks import Head, TaskName
 from penstock_optimizer.export import export
+from penstock_runtime.batching.collate import collate
+from penstock_runtime.engines.grid import feed
+from penstock_runtime.tasks import make_task
 from tests.optimizer.export.judge import ENGINE_OF, Arrays, assert_equals_torch, rows
 from tests.optimizer.export.models import SPECIAL_TOKENS, VOCABULARY, Made, make
+from tests.runtime.tasks.families import roberta_tokenizer
 
 pytestmark = pytest.mark.parity
 
@@ -84,6 +88,28 @@ def test_bart_classifies_texts_with_different_numbers_of_end_tokens_in_one_batch
         exported = export(made.folder, Head.SEQUENCE, tmp_path / flavour, flavour=flavour)
         found = engine(exported.path, exported.io)(batch)["logits"]
         np.testing.assert_allclose(found, np.concatenate(expected), rtol=0, atol=2e-5)
+
+
+def test_bart_answers_zero_shot_classification_as_transformers(tmp_path: Path) -> None:
+    labels = {0: "contradiction", 1: "neutral", 2: "entailment"}
+    fields = {**BART, "vocab_size": 600, "id2label": labels, "label2id": {name: at for at, name in labels.items()}}
+    fields |= {"eos_token_id": 2, "bos_token_id": 0, "decoder_start_token_id": 2, "num_labels": 3}
+    made = make(tmp_path / "model", "BartConfig", Head.SEQUENCE, **fields)
+    tokenizer = roberta_tokenizer()
+    tokenizer.save_pretrained(made.path)
+    judge = transformers.pipeline("zero-shot-classification", model=made.model, tokenizer=tokenizer, device="cpu")
+    text, options = "The train to London is late.", {"candidate_labels": ["travel", "food"], "multi_label": True}
+    expected = judge(text, **options)
+    task = make_task(TaskName.ZERO_SHOT_CLASSIFICATION, made.folder)
+    prepared = task.prepare(task.parse(text, options))
+
+    for flavour, engine in ENGINE_OF.items():
+        exported = export(made.folder, Head.SEQUENCE, tmp_path / flavour, flavour=flavour)
+        logits = engine(exported.path, exported.io)(feed(collate(prepared.rows), exported.io.inputs))["logits"]
+        reduced = [task.reduce(row, {"logits": one}) for row, one in zip(prepared.rows, logits, strict=True)]
+        found = task.assemble(prepared, reduced)
+        assert found["labels"] == expected["labels"]
+        np.testing.assert_allclose(found["scores"], expected["scores"], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("head", [Head.SEQUENCE, Head.TOKEN])

@@ -90,10 +90,10 @@ def hidden_states(folder: ModelFolder, batch: Arrays, prefix: str) -> torch.Tens
 def answers(folder: ModelFolder, batch: Arrays, head: Head) -> NDArray[Any]:
     states = hidden_states(folder, batch, "" if head is Head.ENCODER else "bert.")
     if head is Head.ENCODER:
-        return (states * torch.from_numpy(batch["attention_mask"])[..., None]).numpy()
+        return np.asarray(states * torch.from_numpy(batch["attention_mask"])[..., None])
     weights = {name: tensor.double() for name, tensor in load_file(folder.path / "model.safetensors").items()}
     pooled = torch.tanh(states[:, 0] @ weights["bert.pooler.dense.weight"].T + weights["bert.pooler.dense.bias"])
-    return (pooled @ weights["classifier.weight"].T + weights["classifier.bias"]).numpy()
+    return np.asarray(pooled @ weights["classifier.weight"].T + weights["classifier.bias"])
 
 
 @pytest.mark.parametrize("head", [Head.ENCODER, Head.SEQUENCE])

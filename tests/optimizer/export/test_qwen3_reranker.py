@@ -16,6 +16,7 @@ from penstock.errors import UnsupportedModel
 from penstock.tasks import Head, TaskName
 from penstock_optimizer.export import export
 from penstock_runtime.batching.collate import collate
+from penstock_runtime.engines.grid import feed
 from penstock_runtime.tasks import make_task
 from penstock_runtime.tasks.text_ranking import AFTER, BEFORE
 from tests.optimizer.export.judge import ENGINE_OF
@@ -69,7 +70,7 @@ def test_scores_are_those_of_the_model_card(tied: bool, tmp_path: Path) -> None:
 
     for flavour, engine in ENGINE_OF.items():
         exported = export(made.folder, Head.SEQUENCE, tmp_path / flavour, flavour=flavour)
-        logits = engine(exported.path, exported.io)(collate(prepared.rows))["logits"]
+        logits = engine(exported.path, exported.io)(feed(collate(prepared.rows), exported.io.inputs))["logits"]
 
         reduced = [task.reduce(row, {"logits": one}) for row, one in zip(prepared.rows, logits, strict=True)]
         np.testing.assert_allclose(task.assemble(prepared, reduced), by_the_model_card(made), rtol=0, atol=1e-5)
