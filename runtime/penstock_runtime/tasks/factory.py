@@ -89,7 +89,7 @@ def make_task(
     _check_head(name, folder)
     if max_tokens is not None and max_tokens > folder.max_tokens:
         raise SpecError(
-            f"serving.maxInputTokens is {max_tokens}; the model's own files allow {folder.max_tokens} tokens",
+            f"serving.maxInputTokens is {max_tokens}; this model takes up to {folder.max_tokens} tokens",
             field="spec.serving.maxInputTokens",
             remedy=f"Set it to {folder.max_tokens} or less, or leave it out",
         )
