@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-import numpy as np
-
 from penstock.tasks import Head
 from penstock_optimizer.export.encoder import (
     Activation,
@@ -101,9 +99,9 @@ class Bart(Family):
         body, hidden = self.reader.body, self.hidden
         rows = self.integer("max_position_embeddings") + POSITIONS_SKIPPED
         positions = body.table(f"{half}.embed_positions", rows, hidden)[POSITIONS_SKIPPED:]
-        if self.reader.flag("scale_embedding", default=False):
-            words = words * np.float32(math.sqrt(hidden))
-        return Embeddings(words, positions, None, body.norm(f"{half}.layernorm_embedding", hidden, self.epsilon))
+        scaled = self.reader.flag("scale_embedding", default=False)
+        norm = body.norm(f"{half}.layernorm_embedding", hidden, self.epsilon)
+        return Embeddings(words, positions, None, norm, scale=math.sqrt(hidden) if scaled else 1.0)
 
     def _half_layers(self, half: str) -> tuple[Layer, ...]:
         return tuple(

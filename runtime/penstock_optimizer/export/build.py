@@ -170,6 +170,8 @@ def _has_type_input(embeddings: Embeddings) -> bool:
 def _write_embeddings(operators: Operators, embeddings: Embeddings, ids: str, name: str) -> str:
     graph = operators.graph
     words = graph.node("Gather", [graph.constant(embeddings.words, f"{name}.words"), ids], f"{name}/words")
+    if embeddings.scale != 1:
+        words = graph.node("Mul", [words, graph.number(embeddings.scale, "words.scale")], f"{name}/scale")
     others = _write_others(graph, embeddings)
     if others:
         x = operators.add_norm(words, others, embeddings.norm, name)

@@ -109,6 +109,8 @@ class Embeddings:
     position_kind: Positions = Positions.INDEX
     padding_id: int = 0
     """Only for cumulative positions."""
+    scale: float = 1.0
+    """Of the word vectors."""
     projection: Dense | None = None
     """[hidden, width]"""
 

@@ -20,7 +20,7 @@ from penstock_optimizer.export.rotary import rotary_of, stated_rotary, table
 THETAS = {FULL: ("rope_theta", 1_000_000.0), SLIDING: ("rope_local_base_freq", 10_000.0)}
 """Where transformers 4 has the base of the angles, and its default."""
 PATTERN = 6
-"""Default of `sliding_window_pattern`: every so many layers, one has no window."""
+"""Default of `sliding_window_pattern`: the last of this number of layers has no window."""
 
 
 class Gemma3(Llama):
@@ -62,8 +62,7 @@ class Gemma3(Llama):
 
     def embeddings(self) -> Embeddings:
         """Words alone, times the root of the width."""
-        embeddings = super().embeddings()
-        return replace(embeddings, words=embeddings.words * np.float32(math.sqrt(self.hidden)))
+        return replace(super().embeddings(), scale=math.sqrt(self.hidden))
 
     def norm(self, name: str, width: int = 0) -> RootMeanSquareNorm:
         """Their weights are the distances from 1."""

@@ -78,7 +78,7 @@ class T5(Family):
             raise self.reader.invalid(
                 "feed_forward_proj", stated, "the name of an activation, with gated- before it or not"
             )
-        if stated == "gated-gelu":  # which is another GELU than its name says
+        if stated == "gated-gelu":  # the approximation, by an exception in transformers
             name = "gelu_new"
         known = self.reader.activation_named("feed_forward_proj", name)
         return bool(kind), known

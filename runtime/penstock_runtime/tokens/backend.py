@@ -63,8 +63,8 @@ def open_backend(
     _match_prefix_space(backend, config, kind)
     _match_normalizer(backend, config, kind)
     _match_post_processor(backend, config, kind)
-    if kind.ends:
-        backend.post_processor = _ends(path, backend, config, specials)
+    if kind.ends is not None:
+        backend.post_processor = _ends(path, backend, config, specials, kind.ends)
     if lower_case and not _lowers(component(backend.normalizer)):
         first = normalizers.Lowercase()
         backend.normalizer = first if backend.normalizer is None else normalizers.Sequence([first, backend.normalizer])
@@ -209,14 +209,16 @@ def _match_post_processor(backend: Any, config: Mapping[str, Any], kind: Tokeniz
         )
 
 
-def _ends(path: Path, backend: Any, config: Mapping[str, Any], specials: Mapping[str, int]) -> Any:
-    """The post-processor of Llama's and Gemma's classes: a first and a last token of each text, as the settings say.
+def _ends(
+    path: Path, backend: Any, config: Mapping[str, Any], specials: Mapping[str, int], defaults: tuple[bool, bool]
+) -> Any:
+    """The post-processor of Llama's and Gemma's classes: a first and a last token of each text, by the settings.
 
     CorruptModel if such a token is not known.
     """
     wanted = {
-        "bos_token": _stated(config, "add_bos_token", default=True),
-        "eos_token": _stated(config, "add_eos_token", default=False),
+        "bos_token": _stated(config, "add_bos_token", default=defaults[0]),
+        "eos_token": _stated(config, "add_eos_token", default=defaults[1]),
     }
     found = {role: specials.get(role) for role, is_added in wanted.items() if is_added}
     for role, number in found.items():

@@ -78,6 +78,18 @@ def test_classes_of_decoders_add_the_first_and_last_token_that_they_state(
     assert ours.pair.fill(first, second) == judge("a day", "new york")["input_ids"]
 
 
+def test_the_last_token_of_gte_qwen2_is_added_without_its_code(tmp_path: Path) -> None:
+    """Its pooling reads that token, and its tokenizer.json lacks it."""
+    own = {"AutoTokenizer": ["tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast"]}
+    settings = {"tokenizer_class": "Qwen2Tokenizer", "auto_map": own, "eos_token": "</s>", "add_eos_token": True}
+    path = write(ROBERTA, tmp_path, settings)
+
+    ours = Tokenizer.open(path, path / "tokenizer.json", {"model_type": "qwen2"})
+
+    (pieces,) = ours.split(["a day"])
+    assert ours.single.fill(pieces.ids) == [*pieces.ids, 2]
+
+
 def test_a_first_token_that_is_not_known_is_an_error(tmp_path: Path) -> None:
     path = write(BERT, tmp_path, {"tokenizer_class": "LlamaTokenizer", "bos_token": None})
 
