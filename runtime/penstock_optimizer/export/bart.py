@@ -14,9 +14,10 @@ from typing import ClassVar
 from penstock.tasks import Head
 from penstock_optimizer.export.encoder import (
     Activation,
+    AttentionRange,
     Classifier,
     CrossAttention,
-    Decoder,
+    DecoderHalf,
     Dense,
     Embeddings,
     Encoder,
@@ -27,7 +28,6 @@ from penstock_optimizer.export.encoder import (
     SpanClassifier,
     Top,
     Transform,
-    View,
 )
 from penstock_optimizer.export.exported import no_head
 from penstock_optimizer.export.family import Family
@@ -71,7 +71,7 @@ class Bart(Family):
     def encoder(self) -> Encoder:
         """Both halves."""
         words = self._words()
-        decoder = Decoder(
+        decoder = DecoderHalf(
             start_id=self.reader.integer("decoder_start_token_id", self.defaults["decoder_start_token_id"], least=0),
             embeddings=self._half_embeddings("decoder", words),
             layers=self._half_layers("decoder"),
@@ -131,7 +131,9 @@ class Bart(Family):
         if half == "encoder":
             return layer
         norm = body.norm(f"{name}.encoder_attn_layer_norm", hidden, self.epsilon)
-        return replace(layer, view=View(causal=True), cross=CrossAttention(*products("encoder_attn"), norm))
+        return replace(
+            layer, attends_to=AttentionRange(causal=True), cross=CrossAttention(*products("encoder_attn"), norm)
+        )
 
     def top(self, head: Head, encoder: Encoder) -> Top:
         """The layers of this head."""

@@ -13,12 +13,13 @@ from onnx import TensorProto
 
 from penstock.manifest import GRAPH_OUTPUTS, GraphIO
 from penstock.tasks import Head
+from penstock_optimizer.export.attention_range import Contexts
 from penstock_optimizer.export.distances import DistanceScores
 from penstock_optimizer.export.encoder import (
     Classifier,
     Convolution,
     CrossAttention,
-    Decoder,
+    DecoderHalf,
     Dense,
     Embeddings,
     Encoder,
@@ -33,7 +34,6 @@ from penstock_optimizer.export.encoder import (
 )
 from penstock_optimizer.export.graph import Graph
 from penstock_optimizer.export.operators import Context, Flavour, Fused, Operators, Plain
-from penstock_optimizer.export.views import Contexts
 from penstock_runtime.rows import Float
 
 ROWS = ["batch", "tokens"]
@@ -66,7 +66,9 @@ def _write_encoder(operators: Operators, encoder: Encoder, *, first_only: bool) 
         last = index == len(encoder.layers) - 1
         convolution = encoder.convolution if index == 0 else None
         only = first_only and last and convolution is None
-        x = _write_layer(operators, encoder, layer, x, contexts.of(layer.view), name=f"layer.{index}", first_only=only)
+        x = _write_layer(
+            operators, encoder, layer, x, contexts.of(layer.attends_to), name=f"layer.{index}", first_only=only
+        )
         if convolution is not None:
             x = _write_convolution(operators, convolution, embedded, x)
             x = _first(operators.graph, x, 1, "convolution/first") if first_only and last else x
@@ -128,7 +130,7 @@ def _write_cross_attention(
     return operators.add_norm(operators.dense(mixed, cross.output, f"{name}.output"), x, cross.norm, f"{name}.output")
 
 
-def _write_decoder(operators: Operators, encoder: Encoder, decoder: Decoder, states: str) -> str:
+def _write_decoder(operators: Operators, encoder: Encoder, decoder: DecoderHalf, states: str) -> str:
     """The decoder's hidden states, whose tokens are the encoder's, moved on by one."""
     graph = operators.graph
     operators = type(operators)(graph, decoder.heads)
@@ -142,7 +144,7 @@ def _write_decoder(operators: Operators, encoder: Encoder, decoder: Decoder, sta
     every = _write_context(operators, encoder)
     contexts, encoded = Contexts(operators, every), Encoded(states, every)
     for index, layer in enumerate(decoder.layers):
-        name, context = f"decoder.layer.{index}", contexts.of(layer.view)
+        name, context = f"decoder.layer.{index}", contexts.of(layer.attends_to)
         x = _write_layer(operators, encoder, layer, x, context, name=name, first_only=False, encoded=encoded)
     return x
 

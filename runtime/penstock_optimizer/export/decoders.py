@@ -16,6 +16,7 @@ from penstock.tasks import Head
 from penstock_optimizer.export.encoder import (
     Activation,
     AnyNorm,
+    AttentionRange,
     Classifier,
     Dense,
     Embeddings,
@@ -30,7 +31,6 @@ from penstock_optimizer.export.encoder import (
     TokenClassifier,
     Top,
     Transform,
-    View,
 )
 from penstock_optimizer.export.exported import no_head
 from penstock_optimizer.export.family import Family
@@ -114,13 +114,13 @@ class Llama(Family):
         attention = self.reader.flag("attention_bias", default=False)
         return attention, attention, self.reader.flag("mlp_bias", default=False)
 
-    def view(self, _index: int) -> View:
+    def attends_to(self, _index: int) -> AttentionRange:
         """Which tokens the tokens attend to in a layer."""
-        return View(causal=self.causal)
+        return AttentionRange(causal=self.causal)
 
-    def windowed(self, window: int) -> View:
+    def windowed(self, window: int) -> AttentionRange:
         """A token attends to `window` tokens, itself among them."""
-        return View(window=window - 1 if window < self.longest else None, causal=self.causal)
+        return AttentionRange(window=window - 1 if window < self.longest else None, causal=self.causal)
 
     def kinds(self, default: list[str]) -> list[str]:
         """The attention of each layer by `layer_types`."""
@@ -188,7 +188,7 @@ class Llama(Family):
             down=body.dense(f"{name}.mlp.down_proj", inner, hidden, bias=in_network),
             feed_forward_norm=self.norm(f"{name}.post_attention_layernorm"),
             rotary=angles,
-            view=self.view(index),
+            attends_to=self.attends_to(index),
             query_norm=head_norm("q"),
             key_norm=head_norm("k"),
         )
@@ -225,10 +225,10 @@ class Mistral(Llama):
         """There are none."""
         return False, False, False
 
-    def view(self, _index: int) -> View:
+    def attends_to(self, _index: int) -> AttentionRange:
         """All layers have the window, if there is one."""
         if "sliding_window" in self.reader.config and self.reader.config["sliding_window"] is None:
-            return View(causal=self.causal)
+            return AttentionRange(causal=self.causal)
         return self.windowed(self.reader.integer("sliding_window", self.default_window))
 
 
@@ -249,7 +249,7 @@ class Qwen2(Llama):
         """Queries, keys and values always have them."""
         return True, False, False
 
-    def view(self, index: int) -> View:
+    def attends_to(self, index: int) -> AttentionRange:
         """The last layers may have a window."""
         reader, layers = self.reader, self.integer("num_hidden_layers")
         slides = (
@@ -258,7 +258,7 @@ class Qwen2(Llama):
         first = reader.integer("max_window_layers", 28, least=0)
         kinds = self.kinds([SLIDING if slides and layer >= first else FULL for layer in range(layers)])
         if kinds[index] == FULL or not slides:
-            return View(causal=self.causal)
+            return AttentionRange(causal=self.causal)
         if not self.causal:
             raise NotBuildable("it has windows and is not causal")
         return self.windowed(reader.integer("sliding_window", 4096))

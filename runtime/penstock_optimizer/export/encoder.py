@@ -168,7 +168,7 @@ class Convolution:
 
 
 @dataclass(frozen=True)
-class View:
+class AttentionRange:
     """Which tokens a token attends to, and what depends on their distance."""
 
     window: int | None = None
@@ -189,7 +189,7 @@ class CrossAttention:
     norm: Norm
 
 
-EVERY_TOKEN = View()
+EVERY_TOKEN = AttentionRange()
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +212,7 @@ class Layer:
     """Not None: its product is multiplied with the activated `up` (GeGLU, SwiGLU)."""
     rotary: Rotary | None = None
     distances: DistanceVectors | None = None
-    view: View = EVERY_TOKEN
+    attends_to: AttentionRange = EVERY_TOKEN
     """Layers with equal ones share what is computed from it."""
     query_norm: AnyNorm | None = None
     """Of each head's queries, [width of a head], before rotary positions."""
@@ -243,7 +243,7 @@ class Encoder:
     """Next to the first layer."""
     final_norm: AnyNorm | None = None
     """After the last layer of a pre-norm encoder; None: the encoder is post-norm."""
-    decoder: Decoder | None = None
+    decoder: DecoderHalf | None = None
     """Reads the encoder's hidden states; its own are then those of the model."""
 
     @property
@@ -253,7 +253,7 @@ class Encoder:
 
 
 @dataclass(frozen=True, eq=False)
-class Decoder:
+class DecoderHalf:
     """The second half of an encoder with a decoder (BART), over the same tokens, moved on by one."""
 
     start_id: int

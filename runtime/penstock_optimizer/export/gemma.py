@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from penstock_optimizer.export.decoders import FULL, SLIDING, Llama
-from penstock_optimizer.export.encoder import Embeddings, Encoder, Layer, RootMeanSquareNorm, Rotary, View
+from penstock_optimizer.export.encoder import AttentionRange, Embeddings, Encoder, Layer, RootMeanSquareNorm, Rotary
 from penstock_optimizer.export.reader import NotBuildable
 from penstock_optimizer.export.rotary import rotary_of, stated_rotary, table
 
@@ -73,10 +73,10 @@ class Gemma3(Llama):
         pattern, layers = self.reader.integer("sliding_window_pattern", PATTERN), self.integer("num_hidden_layers")
         return self.kinds([SLIDING if (layer + 1) % pattern else FULL for layer in range(layers)])
 
-    def view(self, index: int) -> View:
+    def attends_to(self, index: int) -> AttentionRange:
         """A window on one side or, where the model is not causal, half of it on each."""
         if self._kinds()[index] == FULL:
-            return View(causal=self.causal)
+            return AttentionRange(causal=self.causal)
         window = self.reader.integer("sliding_window", 4096)
         return self.windowed(window if self.causal else window // 2 + 1)
 

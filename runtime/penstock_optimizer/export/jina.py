@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock_optimizer.export.encoder import Activation, Embeddings, Encoder, Layer, Slopes, View
+from penstock_optimizer.export.encoder import Activation, AttentionRange, Embeddings, Encoder, Layer, Slopes
 from penstock_optimizer.export.family import ClassifierNames, Family, MaskNames, parts
 from penstock_optimizer.export.reader import NotBuildable
 from penstock_runtime.rows import Float
@@ -37,8 +37,8 @@ class JinaBert(Family):
         if stated not in GATED:
             raise NotBuildable(f"its feed_forward_type is {stated}")
         encoder = super().encoder()
-        view = View(bias=Slopes(slopes(encoder.heads)))
-        layers = tuple(replace(layer, view=view) for layer in encoder.layers)
+        reach = AttentionRange(bias=Slopes(slopes(encoder.heads)))
+        layers = tuple(replace(layer, attends_to=reach) for layer in encoder.layers)
         return replace(encoder, layers=layers, activation=GATED[stated])
 
     def embeddings(self) -> Embeddings:

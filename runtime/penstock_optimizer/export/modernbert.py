@@ -12,6 +12,7 @@ from typing import ClassVar
 from penstock.tasks import Head
 from penstock_optimizer.export.encoder import (
     EVERY_TOKEN,
+    AttentionRange,
     Classifier,
     Dense,
     Embeddings,
@@ -25,7 +26,6 @@ from penstock_optimizer.export.encoder import (
     TokenClassifier,
     Top,
     Transform,
-    View,
 )
 from penstock_optimizer.export.family import DEFAULTS, Family, MaskNames, parts
 from penstock_optimizer.export.rotary import check_unscaled, rotary, table
@@ -114,6 +114,7 @@ class ModernBert(Family):
         inner = self.integer("intermediate_size")
         query, key, value = parts(reader.body.dense(f"{name}.attn.Wqkv", hidden, 3 * hidden, bias=in_attention), 3)
         up, gate = parts(reader.body.dense(f"{name}.mlp.Wi", hidden, 2 * inner, bias=in_network), 2)
+        window = reader.integer("local_attention", WINDOW) // 2
         return Layer(
             query=query,
             key=key,
@@ -125,7 +126,7 @@ class ModernBert(Family):
             down=reader.body.dense(f"{name}.mlp.Wo", inner, hidden, bias=in_network),
             feed_forward_norm=self._norm(f"{name}.mlp_norm"),
             rotary=angles,
-            view=View(window=reader.integer("local_attention", WINDOW) // 2) if kind == LOCAL else EVERY_TOKEN,
+            attends_to=AttentionRange(window) if kind == LOCAL else EVERY_TOKEN,
         )
 
     def _norm(self, name: str, *, in_head: bool = False) -> Norm:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from penstock.tasks import Head
 from penstock_optimizer.export.encoder import (
     Activation,
+    AttentionRange,
     Dense,
     DistanceBias,
     Embeddings,
@@ -23,7 +24,6 @@ from penstock_optimizer.export.encoder import (
     RootMeanSquareNorm,
     TokenClassifier,
     Top,
-    View,
 )
 from penstock_optimizer.export.family import Family
 from penstock_optimizer.export.reader import NotBuildable
@@ -116,7 +116,7 @@ class T5(Family):
             gate=body.dense(f"{network}.{gate}", hidden, inner, bias=False) if gate else None,
             down=body.dense(f"{network}.wo", inner, hidden, bias=False),
             feed_forward_norm=self._norm(f"{name}.1.layer_norm"),
-            view=View(bias=bias),
+            attends_to=AttentionRange(bias=bias),
         )
 
     def top(self, head: Head, encoder: Encoder) -> Top:

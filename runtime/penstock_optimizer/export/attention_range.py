@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from penstock_optimizer.export.encoder import EVERY_TOKEN, DistanceBias, Slopes, View
+from penstock_optimizer.export.encoder import EVERY_TOKEN, AttentionRange, DistanceBias, Slopes
 from penstock_optimizer.export.operators import MASKED_SCORE, Context, Operators
 
 
 class Contexts:
-    """The context of every view, written once for all layers that have it."""
+    """The context of every attention range, written once for all layers that have it."""
 
     def __init__(self, operators: Operators, every: Context) -> None:
         """`every`: the context of layers whose tokens attend to all."""
@@ -18,40 +18,40 @@ class Contexts:
         self._written = {EVERY_TOKEN: every}
         self._found: dict[str, str] = {}
 
-    def of(self, view: View) -> Context:
-        """The context of layers with this view."""
-        if view not in self._written:
+    def of(self, attention_range: AttentionRange) -> Context:
+        """The context of layers with this range."""
+        if attention_range not in self._written:
             terms = []
-            if view.window is not None:
-                terms.append(self._beyond(self._away(), view.window, f"window.{view.window}"))
-            if view.causal:
+            if attention_range.window is not None:
+                terms.append(self._beyond(self._away(), attention_range.window, f"window.{attention_range.window}"))
+            if attention_range.causal:
                 terms.append(self._beyond(self._ahead(), 0, "causal"))
-            if isinstance(view.bias, DistanceBias):
-                terms.append(self._looked_up(view.bias))
-            elif view.bias is not None:
-                terms.append(self._sloping(view.bias))
+            if isinstance(attention_range.bias, DistanceBias):
+                terms.append(self._looked_up(attention_range.bias))
+            elif attention_range.bias is not None:
+                terms.append(self._sloping(attention_range.bias))
             bias = terms[0]
             for term in terms[1:]:
-                bias = self._graph.node("Add", [bias, term], "view/Add")
-            self._written[view] = self._operators.with_bias(self._written[EVERY_TOKEN], bias)
-        return self._written[view]
+                bias = self._graph.node("Add", [bias, term], "range/Add")
+            self._written[attention_range] = self._operators.with_bias(self._written[EVERY_TOKEN], bias)
+        return self._written[attention_range]
 
     def _ahead(self) -> str:
         """int64 [tokens, tokens]: place of the key less place of the query."""
         if "ahead" not in self._found:
             graph = self._graph
-            length = graph.node("Shape", ["input_ids"], "view/Shape", start=1, end=2)
-            scalar = graph.node("Squeeze", [length, graph.integers([0], "zero")], "view/tokens")
-            ends = graph.integers(0, "view.start"), scalar, graph.integers(1, "one")
-            places = graph.node("Range", ends, "view/Range")
-            column = graph.node("Unsqueeze", [places, graph.integers([1], "at.1")], "view/queries")
-            self._found["ahead"] = graph.node("Sub", [places, column], "view/Sub")
+            length = graph.node("Shape", ["input_ids"], "range/Shape", start=1, end=2)
+            scalar = graph.node("Squeeze", [length, graph.integers([0], "zero")], "range/tokens")
+            ends = graph.integers(0, "range.start"), scalar, graph.integers(1, "one")
+            places = graph.node("Range", ends, "range/Range")
+            column = graph.node("Unsqueeze", [places, graph.integers([1], "at.1")], "range/queries")
+            self._found["ahead"] = graph.node("Sub", [places, column], "range/Sub")
         return self._found["ahead"]
 
     def _away(self) -> str:
         """int64 [tokens, tokens]: the distance of query and key."""
         if "away" not in self._found:
-            self._found["away"] = self._graph.node("Abs", [self._ahead()], "view/Abs")
+            self._found["away"] = self._graph.node("Abs", [self._ahead()], "range/Abs")
         return self._found["away"]
 
     def _beyond(self, distances: str, limit: int, name: str) -> str:
