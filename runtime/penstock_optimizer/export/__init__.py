@@ -17,7 +17,7 @@ from penstock.tasks import Head
 from penstock_optimizer.export.build import build
 from penstock_optimizer.export.encoder import MaskFiller, SparseWeights
 from penstock_optimizer.export.exported import CLASS_ENDINGS, Exported, check_head
-from penstock_optimizer.export.families import FAMILIES
+from penstock_optimizer.export.families import FAMILIES, family_of
 from penstock_optimizer.export.operators import Flavour
 from penstock_optimizer.export.own_graph import take_own_graph
 from penstock_optimizer.export.reader import NotBuildable
@@ -39,7 +39,8 @@ def export(folder: ModelFolder, head: Head, out: Path, *, flavour: Flavour = Fla
     CorruptModel names the file and the tensor or field that is missing or does not fit. UnsupportedModel names what no
     way here can take, and what to install where that helps.
     """
-    if head is Head.SEQUENCE and folder.onnx is None and folder.config.get("is_encoder_decoder") is True:
+    without_family = folder.onnx is None and family_of(folder) is None
+    if head is Head.SEQUENCE and without_family and folder.config.get("is_encoder_decoder") is True:
         raise UnsupportedModel(
             f"{folder.path} is an encoder with a decoder ({folder.model_type or 'no model_type'}): its "
             f"{head.value} head reads the last end-of-text token of each row, and only takes rows with the same number "
@@ -89,7 +90,7 @@ def _type_of_the_architecture(folder: ModelFolder) -> str | None:
 
 
 def _build(folder: ModelFolder, head: Head, path: Path, flavour: Flavour) -> Exported:
-    family_type = FAMILIES.get(folder.model_type)
+    family_type = family_of(folder)
     if family_type is None:
         raise NotBuildable(f"its model_type is {folder.model_type or 'not stated'}")
     family = family_type(folder)

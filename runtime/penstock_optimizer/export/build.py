@@ -7,19 +7,23 @@ Node and weight names tell where they belong: `embeddings`, `layer.N.attention`,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from onnx import TensorProto
 
 from penstock.manifest import GRAPH_OUTPUTS, GraphIO
 from penstock.tasks import Head
+from penstock_optimizer.export.attention_range import Contexts
 from penstock_optimizer.export.distances import DistanceScores
 from penstock_optimizer.export.encoder import (
     Classifier,
     Convolution,
+    CrossAttention,
+    DecoderHalf,
     Dense,
     Embeddings,
     Encoder,
+    Last,
     Layer,
     MaskFiller,
     Pooled,
@@ -48,33 +52,52 @@ def build(encoder: Encoder, top: Top, flavour: Flavour) -> tuple[Graph, GraphIO]
         graph.input(name, ROWS)
     first_only = isinstance(top, Classifier) and top.pooled is Pooled.FIRST
     states = _write_encoder(operators, encoder, first_only=first_only)
+    if encoder.decoder is not None:
+        states = _write_decoder(operators, encoder, encoder.decoder, states)
     head = _write_top(operators, encoder, top, states)
     return graph, GraphIO(inputs=tuple(inputs), outputs=dict(GRAPH_OUTPUTS[head]))
 
 
 def _write_encoder(operators: Operators, encoder: Encoder, *, first_only: bool) -> str:
     """The hidden states [batch, tokens, hidden]; of the first token alone when that is all that will be read."""
-    x = embedded = _write_embeddings(operators, encoder.embeddings)
+    x = embedded = _write_embeddings(operators, encoder.embeddings, "input_ids", "embeddings")
     every = _write_context(operators, encoder)
-    contexts: dict[int | None, Context] = {None: every}
-    for window in sorted({layer.window for layer in encoder.layers if layer.window is not None}):
-        contexts[window] = operators.window(every, window)
+    contexts = Contexts(operators, every)
     for index, layer in enumerate(encoder.layers):
         # No later layer reads the other tokens: their queries, output projection and feed-forward are saved.
         last = index == len(encoder.layers) - 1
         convolution = encoder.convolution if index == 0 else None
         only = first_only and last and convolution is None
-        x = _write_layer(operators, encoder, layer, x, contexts[layer.window], name=f"layer.{index}", first_only=only)
+        x = _write_layer(
+            operators, encoder, layer, x, contexts.of(layer.attends_to), name=f"layer.{index}", first_only=only
+        )
         if convolution is not None:
             x = _write_convolution(operators, convolution, embedded, x)
             x = _first(operators.graph, x, 1, "convolution/first") if first_only and last else x
     return operators.norm(x, encoder.final_norm, "final")
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """What a decoder reads of the encoder."""
+
+    states: str
+    context: Context
+    """Of attention to all tokens."""
+
+
 def _write_layer(
-    operators: Operators, encoder: Encoder, layer: Layer, x: str, context: Context, *, name: str, first_only: bool
+    operators: Operators,
+    encoder: Encoder,
+    layer: Layer,
+    x: str,
+    context: Context,
+    *,
+    name: str,
+    first_only: bool,
+    encoded: Encoded | None = None,
 ) -> str:
-    """The hidden states after a layer; of the first token alone with `first_only`."""
+    """The hidden states after a layer; of the first token alone with `first_only`. `encoded`: for a decoder's layer."""
     graph, before = operators.graph, encoder.final_norm is not None
     read = operators.norm(x, layer.attention_norm, f"{name}.attention") if before else x
     queries, residual = read, x
@@ -87,12 +110,45 @@ def _write_layer(
     mixed = operators.attention(queries, read, layer, context, f"{name}.attention")
     mixed = operators.dense(mixed, layer.output, f"{name}.output")
     if before:
+        mixed = operators.norm(mixed, layer.attention_output_norm, f"{name}.attention.output")
         x = operators.add(mixed, residual, f"{name}.output/residual")
         read = operators.norm(x, layer.feed_forward_norm, f"{name}.output")
-        return operators.add(operators.feed_forward(read, layer, encoder.activation, name), x, f"{name}.down/residual")
+        inner = operators.feed_forward(read, layer, encoder.activation, name)
+        inner = operators.norm(inner, layer.feed_forward_output_norm, f"{name}.down.output")
+        return operators.add(inner, x, f"{name}.down/residual")
     x = operators.add_norm(mixed, residual, layer.attention_norm, f"{name}.output")
+    if layer.cross is not None and encoded is not None:
+        x = _write_cross_attention(operators, layer, layer.cross, x, encoded, name=f"{name}.cross")
     inner = operators.feed_forward(x, layer, encoder.activation, name)
     return operators.add_norm(inner, x, layer.feed_forward_norm, f"{name}.down")
+
+
+def _write_cross_attention(
+    operators: Operators, layer: Layer, cross: CrossAttention, x: str, encoded: Encoded, *, name: str
+) -> str:
+    """norm(x + attention of the decoder's tokens to the encoder's hidden states)"""
+    crossing = replace(layer, query=cross.query, key=cross.key, value=cross.value)
+    mixed = operators.attention(x, encoded.states, crossing, encoded.context, name)
+    return operators.add_norm(operators.dense(mixed, cross.output, f"{name}.output"), x, cross.norm, f"{name}.output")
+
+
+def _write_decoder(operators: Operators, encoder: Encoder, decoder: DecoderHalf, states: str) -> str:
+    """The decoder's hidden states, whose tokens are the encoder's, moved on by one."""
+    graph = operators.graph
+    operators = type(operators)(graph, decoder.heads)
+    zero, one, end = (graph.integers([value], f"at.{value}") for value in (0, 1, -1))
+    first = graph.node("Slice", ["input_ids", zero, one, one], "decoder/first")
+    first = graph.node("Mul", [first, graph.integers(0, "decoder.zero")], "decoder/zero")
+    first = graph.node("Add", [first, graph.integers(decoder.start_id, "decoder.start")], "decoder/start")
+    others = graph.node("Slice", ["input_ids", zero, end, one], "decoder/others")
+    ids = graph.node("Concat", [first, others], "decoder/ids", axis=1)
+    x = _write_embeddings(operators, decoder.embeddings, ids, "decoder.embeddings")
+    every = _write_context(operators, encoder)
+    contexts, encoded = Contexts(operators, every), Encoded(states, every)
+    for index, layer in enumerate(decoder.layers):
+        name, context = f"decoder.layer.{index}", contexts.of(layer.attends_to)
+        x = _write_layer(operators, encoder, layer, x, context, name=name, first_only=False, encoded=encoded)
+    return x
 
 
 def _write_convolution(operators: Operators, convolution: Convolution, embedded: str, x: str) -> str:
@@ -115,18 +171,18 @@ def _has_type_input(embeddings: Embeddings) -> bool:
     return embeddings.types is not None and len(embeddings.types) > 1
 
 
-def _write_embeddings(operators: Operators, embeddings: Embeddings) -> str:
+def _write_embeddings(operators: Operators, embeddings: Embeddings, ids: str, name: str) -> str:
     graph = operators.graph
-    words = graph.node(
-        "Gather", [graph.constant(embeddings.words, "embeddings.words"), "input_ids"], "embeddings/words"
-    )
+    words = graph.node("Gather", [graph.constant(embeddings.words, f"{name}.words"), ids], f"{name}/words")
+    if embeddings.scale != 1:
+        words = graph.node("Mul", [words, graph.number(embeddings.scale, "words.scale")], f"{name}/scale")
     others = _write_others(graph, embeddings)
     if others:
-        x = operators.add_norm(words, others, embeddings.norm, "embeddings")
+        x = operators.add_norm(words, others, embeddings.norm, name)
     else:
-        x = operators.norm(words, embeddings.norm, "embeddings")
+        x = operators.norm(words, embeddings.norm, name)
     if embeddings.projection is not None:
-        x = operators.dense(x, embeddings.projection, "embeddings.projection")
+        x = operators.dense(x, embeddings.projection, f"{name}.projection")
     return x
 
 
@@ -191,9 +247,7 @@ def _write_top(operators: Operators, encoder: Encoder, top: Top, states: str) ->
         graph.output("last_hidden_state", states, [*ROWS, encoder.hidden])
         return Head.ENCODER
     if isinstance(top, Classifier):
-        pooled = _write_pooled(graph, states, top.pooled)
-        pooled = _write_transform(operators, pooled, top.transform, _gemm)
-        graph.output("logits", _gemm(operators, pooled, top.out, "head.out"), ["batch", len(top.out.weight)])
+        graph.output("logits", _write_classifier(operators, top, states), ["batch", len(top.out.weight)])
         return Head.SEQUENCE
     if isinstance(top, MaskFiller):
         _write_mask_filler(operators, top, states)
@@ -201,8 +255,7 @@ def _write_top(operators: Operators, encoder: Encoder, top: Top, states: str) ->
     if isinstance(top, SparseWeights):
         _write_sparse(operators, top, states)
         return Head.SPARSE
-    if top.transform is not None:
-        states = _write_transform(operators, states, top.transform, Operators.dense)
+    states = _write_transform(operators, states, top.transform, Operators.dense)
     logits = operators.dense(states, top.out, "head.out")
     if isinstance(top, TokenClassifier):
         graph.output("logits", logits, [*ROWS, len(top.out.weight)])
@@ -214,11 +267,27 @@ def _write_top(operators: Operators, encoder: Encoder, top: Top, states: str) ->
     return Head.SPAN
 
 
-def _write_pooled(graph: Graph, states: str, pooled: Pooled) -> str:
+def _write_classifier(operators: Operators, top: Classifier, states: str) -> str:
+    """[batch, labels]"""
+    if top.pooled is Pooled.LATE:
+        states = _write_transform(operators, states, top.transform, Operators.dense)
+        return _write_mean(operators.graph, operators.dense(states, top.out, "head.out"))
+    pooled = _write_pooled(operators.graph, states, top)
+    return _gemm(operators, _write_transform(operators, pooled, top.transform, _gemm), top.out, "head.out")
+
+
+def _write_pooled(graph: Graph, states: str, top: Classifier) -> str:
     """[batch, hidden]"""
+    if top.pooled is Pooled.FIRST:
+        return graph.node("Squeeze", [states, graph.integers([1], "at.1")], "head/first")
+    if top.pooled is Pooled.LAST:
+        return graph.node("GatherND", [states, _write_last(graph, top.last)], "head/last", batch_dims=1)
+    return _write_mean(graph, states)
+
+
+def _write_mean(graph: Graph, states: str) -> str:
+    """[batch, width]: over the tokens that are not padding."""
     axis = graph.integers([1], "at.1")
-    if pooled is Pooled.FIRST:
-        return graph.node("Squeeze", [states, axis], "head/first")
     real = graph.node("Cast", ["attention_mask"], "head/Cast", to=TensorProto.FLOAT)
     shares = graph.node("Unsqueeze", [real, graph.integers([2], "at.2")], "head/Unsqueeze")
     total = graph.node("ReduceSum", [graph.node("Mul", [states, shares], "head/Mul"), axis], "head/sum", keepdims=0)
@@ -226,9 +295,29 @@ def _write_pooled(graph: Graph, states: str, pooled: Pooled) -> str:
     return graph.node("Div", [total, count], "head/mean")
 
 
+def _write_last(graph: Graph, last: Last | None) -> str:
+    """int64 [batch, 1]: the place of the token to read; the first one where there is none."""
+    counted = "attention_mask"
+    if last is not None:
+        counted = graph.node("Equal", ["input_ids", graph.integers(last.token_id, "head.last_id")], "head/Equal")
+        counted = graph.node("Not", [counted], "head/Not") if last.other else counted
+        counted = graph.node("Cast", [counted], "head/counted", to=TensorProto.INT64)
+        counted = graph.node("Mul", [counted, "attention_mask"], "head/real")
+    ends = graph.integers(0, "head.start"), _scalar_length(graph), graph.integers(1, "one")
+    places = graph.node("Mul", [graph.node("Range", ends, "head/Range"), counted], "head/places")
+    return graph.node("ReduceMax", [places], "head/place", axes=[1], keepdims=1)
+
+
+def _scalar_length(graph: Graph) -> str:
+    """int64 []: tokens."""
+    return graph.node("Squeeze", [_length(graph), graph.integers([0], "zero")], "head/length")
+
+
 def _write_transform(
-    operators: Operators, x: str, transform: Transform, product: Callable[[Operators, str, Dense, str], str]
+    operators: Operators, x: str, transform: Transform | None, product: Callable[[Operators, str, Dense, str], str]
 ) -> str:
+    if transform is None:
+        return x
     x = operators.activation(product(operators, x, transform.dense, "head.dense"), transform.activation, "head.dense")
     return operators.norm(x, transform.norm, "head")
 
@@ -254,7 +343,7 @@ def _write_sparse(operators: Operators, top: SparseWeights, states: str) -> None
         states = graph.node("Where", [real, states, _first(graph, states, 1, "head/first")], "head/Where")
         mask = ""
     # Products of two axes: the vocabulary's weights are used as they are stored, which may be with the word vectors.
-    width = top.scores.transform.dense.weight.shape[1]
+    width = (out if top.scores.transform is None else top.scores.transform.dense).weight.shape[1]
     lines = graph.node("Reshape", [states, graph.integers([-1, width], "head.lines")], "head/lines")
     scores = _gemm(operators, _write_transform(operators, lines, top.scores.transform, _gemm), out, "head.out")
     shape = [graph.node("Shape", ["input_ids"], "head/Shape"), graph.integers([len(out.weight)], "head.vocabulary")]

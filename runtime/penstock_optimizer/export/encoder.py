@@ -76,6 +76,17 @@ class Norm:
     epsilon: float
 
 
+@dataclass(frozen=True, eq=False)
+class RootMeanSquareNorm:
+    """Values divided by their root mean square over the last axis (RMSNorm)."""
+
+    weight: Float
+    epsilon: float
+
+
+AnyNorm = Norm | RootMeanSquareNorm
+
+
 class Positions(StrEnum):
     """How a token's row in the position table is found."""
 
@@ -95,10 +106,12 @@ class Embeddings:
     """[positions, width]; None when positions enter in the attention only."""
     types: Float | None
     """[types, width]; None when the model has none."""
-    norm: Norm
-    position_kind: Positions
-    padding_id: int
+    norm: AnyNorm | None
+    position_kind: Positions = Positions.INDEX
+    padding_id: int = 0
     """Only for cumulative positions."""
+    scale: float = 1.0
+    """Of the word vectors."""
     projection: Dense | None = None
     """[hidden, width]"""
 
@@ -127,6 +140,23 @@ class DistanceVectors:
 
 
 @dataclass(frozen=True, eq=False)
+class DistanceBias:
+    """Added to the scores of each head by the distance from query to key (T5)."""
+
+    table: Float
+    """[heads, 2 * furthest + 1]: for each distance, key less query, from -furthest to furthest; it counts as that when
+    it is more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slopes:
+    """The distance times the slope of the head, subtracted from the scores (ALiBi)."""
+
+    slopes: Float
+    """[heads]"""
+
+
+@dataclass(frozen=True, eq=False)
 class Convolution:
     """Over neighbouring tokens of the embeddings; activated, added to the first layer's result and normalised."""
 
@@ -138,26 +168,62 @@ class Convolution:
     norm: Norm
 
 
+@dataclass(frozen=True)
+class AttentionRange:
+    """Which tokens a token attends to, and what depends on their distance."""
+
+    window: int | None = None
+    """The longest distance between a token and those that it attends to; None: any."""
+    causal: bool = False
+    """It attends to itself and to the tokens before it."""
+    bias: DistanceBias | Slopes | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class CrossAttention:
+    """Of a decoder's layer, over the encoder's hidden states; after the layer's own attention."""
+
+    query: Dense
+    key: Dense
+    value: Dense
+    output: Dense
+    norm: Norm
+
+
+EVERY_TOKEN = AttentionRange()
+
+
 @dataclass(frozen=True, eq=False)
 class Layer:
     """Attention and feed-forward network with their norms. ALBERT uses one layer object several times."""
 
     query: Dense
     key: Dense
+    """As wide as the queries; narrower where several heads of queries share one of keys and values (grouped-query
+    attention)."""
     value: Dense
     output: Dense
-    attention_norm: Norm | None
+    attention_norm: AnyNorm | None
     """After the attention; before it in a pre-norm encoder, where None means no norm."""
     up: Dense
     down: Dense
-    feed_forward_norm: Norm
+    feed_forward_norm: AnyNorm
     """After the feed-forward network; before it in a pre-norm encoder."""
     gate: Dense | None = None
     """Not None: its product is multiplied with the activated `up` (GeGLU, SwiGLU)."""
     rotary: Rotary | None = None
     distances: DistanceVectors | None = None
-    window: int | None = None
-    """The longest distance between a token and those that it attends to; None: it attends to all."""
+    attends_to: AttentionRange = EVERY_TOKEN
+    """Layers with equal ones share what is computed from it."""
+    query_norm: AnyNorm | None = None
+    """Of each head's queries, [width of a head], before rotary positions."""
+    key_norm: AnyNorm | None = None
+    """The same for keys."""
+    attention_output_norm: AnyNorm | None = None
+    """Of the attention's result, before it is added."""
+    feed_forward_output_norm: AnyNorm | None = None
+    """The same for the feed-forward network."""
+    cross: CrossAttention | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,13 +242,26 @@ class Encoder:
     key; None when no layer has them."""
     convolution: Convolution | None = None
     """Next to the first layer."""
-    final_norm: Norm | None = None
+    final_norm: AnyNorm | None = None
     """After the last layer of a pre-norm encoder; None: the encoder is post-norm."""
+    decoder: DecoderHalf | None = None
+    """Reads the encoder's hidden states; its own are then those of the model."""
 
     @property
     def hidden(self) -> int:
         """Width of the hidden states."""
         return int(self.layers[0].query.weight.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderHalf:
+    """The second half of an encoder with a decoder (BART), over the same tokens, moved on by one."""
+
+    start_id: int
+    """Takes the place of the first token."""
+    embeddings: Embeddings
+    layers: tuple[Layer, ...]
+    heads: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,15 +280,29 @@ class Pooled(StrEnum):
     """The first token's."""
     MEAN = "mean"
     """The mean over all tokens that are not padding."""
+    LATE = "late"
+    """Every token's; the mean of their numbers is taken at the end."""
+    LAST = "last"
+    """The last token's that is not padding."""
+
+
+@dataclass(frozen=True)
+class Last:
+    """The last token of a row with this id, or with any other."""
+
+    token_id: int
+    other: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Classifier:
     """From one hidden state for each text to a number for each label."""
 
-    transform: Transform
+    transform: Transform | None
     out: Dense
     pooled: Pooled = Pooled.FIRST
+    last: Last | None = None
+    """Which token is the last one, with `Pooled.LAST`; None: any that is not padding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +325,7 @@ class SpanClassifier:
 class MaskFiller:
     """A transform, then the product with the (often shared) word vectors; for the mask tokens only."""
 
-    transform: Transform
+    transform: Transform | None
     out: Dense
     mask_id: int
 

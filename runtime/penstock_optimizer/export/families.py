@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from penstock_optimizer.export.bart import Bart
 from penstock_optimizer.export.deberta import DebertaV2
+from penstock_optimizer.export.decoders import EuroBert, Llama, Mistral, Qwen2, Qwen3
 from penstock_optimizer.export.encoder import Activation, Embeddings, Encoder, Layer, Positions
 from penstock_optimizer.export.family import DEFAULTS, ClassifierNames, Family, LayerNames, MaskNames
+from penstock_optimizer.export.gemma import Gemma3
 from penstock_optimizer.export.gte import Gte
+from penstock_optimizer.export.jina import JinaBert
 from penstock_optimizer.export.modernbert import ModernBert
 from penstock_optimizer.export.nomic import NomicBert
 from penstock_optimizer.export.reader import NotBuildable
+from penstock_optimizer.export.t5 import BUCKETS, MT5, T5, UMT5, distance_buckets
+from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float
 
 
@@ -145,9 +149,6 @@ class Data2VecText(Roberta):
     prefix = "data2vec_text"
 
 
-BUCKETS = 32
-MAX_DISTANCE = 128
-"""Both are written into MPNet's code; its configuration states the table's size only."""
 LONGEST = 2048
 """Positions: the bias is written out for every pair, so it grows with the square."""
 
@@ -182,21 +183,9 @@ def distance_bias(table: Float, length: int) -> Float:
     return np.ascontiguousarray(bias)
 
 
-def distance_buckets(distances: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The bucket of key position less query position: near ones apart, far ones together, behind before ahead.
-
-    In float32, as torch computes it: a bucket's edge depends on the rounding.
-    """
-    half, exact = BUCKETS // 2, BUCKETS // 4
-    away = np.abs(distances)
-    ratio = np.log(np.maximum(away, 1).astype(np.float32) / np.float32(exact))
-    far = ratio / np.float32(math.log(MAX_DISTANCE / exact)) * np.float32(half - exact)
-    bucket = np.where(away < exact, away, np.minimum(exact + far.astype(np.int64), half - 1))
-    return bucket + np.where(distances > 0, half, 0)
-
-
 FAMILIES: Mapping[str, type[Family]] = {
     "albert": Albert,
+    "bart": Bart,
     "bert": Bert,
     "camembert": Roberta,
     "data2vec-text": Data2VecText,
@@ -204,12 +193,28 @@ FAMILIES: Mapping[str, type[Family]] = {
     "distilbert": DistilBert,
     "electra": Electra,
     "ernie": Ernie,
+    "eurobert": EuroBert,
+    "gemma3_text": Gemma3,
     "gte": Gte,
+    "llama": Llama,
+    "mistral": Mistral,
     "modernbert": ModernBert,
     "mpnet": MPNet,
+    "mt5": MT5,
     "new": Gte,
     "nomic_bert": NomicBert,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
     "roberta": Roberta,
+    "t5": T5,
+    "umt5": UMT5,
     "xlm-roberta": Roberta,
 }
 """By `model_type` of config.json."""
+
+
+def family_of(folder: ModelFolder) -> type[Family] | None:
+    """The family of a model; None for one that is not known."""
+    if folder.model_type == "bert" and folder.config.get("position_embedding_type") == JinaBert.position_embedding:
+        return JinaBert
+    return FAMILIES.get(folder.model_type)

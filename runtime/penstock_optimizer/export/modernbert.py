@@ -11,6 +11,8 @@ from typing import ClassVar
 
 from penstock.tasks import Head
 from penstock_optimizer.export.encoder import (
+    EVERY_TOKEN,
+    AttentionRange,
     Classifier,
     Dense,
     Embeddings,
@@ -19,7 +21,6 @@ from penstock_optimizer.export.encoder import (
     MaskFiller,
     Norm,
     Pooled,
-    Positions,
     Rotary,
     SpanClassifier,
     TokenClassifier,
@@ -62,7 +63,7 @@ class ModernBert(Family):
         """Words alone."""
         words = self.reader.body.table("embeddings.tok_embeddings", self.integer("vocab_size"), self.hidden)
         norm = self._norm("embeddings.norm")
-        return Embeddings(words, None, None, norm, Positions.INDEX, padding_id=0)
+        return Embeddings(words, None, None, norm)
 
     def encoder(self) -> Encoder:
         """The model without its head."""
@@ -113,6 +114,7 @@ class ModernBert(Family):
         inner = self.integer("intermediate_size")
         query, key, value = parts(reader.body.dense(f"{name}.attn.Wqkv", hidden, 3 * hidden, bias=in_attention), 3)
         up, gate = parts(reader.body.dense(f"{name}.mlp.Wi", hidden, 2 * inner, bias=in_network), 2)
+        window = reader.integer("local_attention", WINDOW) // 2
         return Layer(
             query=query,
             key=key,
@@ -124,7 +126,7 @@ class ModernBert(Family):
             down=reader.body.dense(f"{name}.mlp.Wo", inner, hidden, bias=in_network),
             feed_forward_norm=self._norm(f"{name}.mlp_norm"),
             rotary=angles,
-            window=reader.integer("local_attention", WINDOW) // 2 if kind == LOCAL else None,
+            attends_to=AttentionRange(window) if kind == LOCAL else EVERY_TOKEN,
         )
 
     def _norm(self, name: str, *, in_head: bool = False) -> Norm:

@@ -19,7 +19,7 @@ import numpy as np
 from onnx import TensorProto
 
 from penstock_optimizer.export.distances import DistanceScores
-from penstock_optimizer.export.encoder import Activation, Dense, Layer, Norm, Rotary
+from penstock_optimizer.export.encoder import Activation, AnyNorm, Dense, Layer, RootMeanSquareNorm, Rotary
 from penstock_optimizer.export.graph import MICROSOFT, Graph
 
 QUICK_GELU_SLOPE = 1.702
@@ -156,14 +156,27 @@ class Operators(ABC):
             inner = self.graph.node("Mul", [self.activation(up, activation, f"{name}.up"), gate], f"{name}.up/gate")
         return self.dense(inner, layer.down, f"{name}.down")
 
-    def norm(self, x: str, norm: Norm | None, name: str) -> str:
-        """Layer normalisation; `x` without one."""
+    def norm(self, x: str, norm: AnyNorm | None, name: str) -> str:
+        """Over the last axis; `x` without a norm."""
         if norm is None:
             return x
+        if isinstance(norm, RootMeanSquareNorm):
+            return self._root_mean_square_norm(x, norm, f"{name}/RMSNorm", f"{name}.norm.weight")
         parts = (("weight", norm.weight), ("bias", norm.bias))
         weights = [self.graph.constant(array, f"{name}.norm.{part}") for part, array in parts]
         return self.graph.node(
             "LayerNormalization", [x, *weights], f"{name}/LayerNormalization", axis=-1, epsilon=norm.epsilon
+        )
+
+    def _root_mean_square_norm(self, x: str, norm: RootMeanSquareNorm, name: str, weight: str) -> str:
+        """In the form that both engines fuse into one kernel when they load a graph."""
+        graph = self.graph
+        mean = graph.node("Pow", [x, graph.number(2, "number.2")], f"{name}/Pow")
+        mean = graph.node("ReduceMean", [mean], f"{name}/ReduceMean", axes=[-1], keepdims=1)
+        mean = graph.node("Add", [mean, graph.number(norm.epsilon, "norm.epsilon")], f"{name}/Add")
+        root = graph.node("Sqrt", [mean], f"{name}/Sqrt")
+        return graph.node(
+            "Mul", [graph.node("Div", [x, root], f"{name}/Div"), graph.constant(norm.weight, weight)], name
         )
 
     def activation(self, x: str, activation: Activation, name: str) -> str:
@@ -174,23 +187,17 @@ class Operators(ABC):
     def mask(self, attention_mask: str) -> str:
         """From int64 [batch, tokens], 1 a token and 0 padding, to the form that this flavour's attention takes."""
 
-    def window(self, context: Context, distance: int) -> Context:
-        """For tokens that attend to those up to `distance` before and behind them only."""
-        graph = self.graph
-        length = graph.node("Shape", ["input_ids"], "window/Shape", start=1, end=2)
-        scalar = graph.node("Squeeze", [length, graph.integers([0], "zero")], "window/tokens")
-        ends = graph.integers(0, "window.start"), scalar, graph.integers(1, "one")
-        places = graph.node("Range", ends, "window/Range")
-        column = graph.node("Unsqueeze", [places, graph.integers([1], "at.1")], "window/queries")
-        distances = graph.node("Abs", [graph.node("Sub", [places, column], "window/Sub")], "window/Abs")
-        beyond = graph.node("Greater", [distances, graph.integers(distance, f"window.{distance}")], "window/Greater")
-        beyond = graph.node("Cast", [beyond], "window/Cast", to=TensorProto.FLOAT)
-        scores = graph.node("Mul", [beyond, graph.number(MASKED_SCORE, "mask.score")], "window/Mul")
-        return self.with_bias(context, graph.node("Unsqueeze", [scores, graph.integers([0, 1], "at.0.1")], "window"))
+    def head_width(self, layer: Layer) -> int:
+        """Values of a head."""
+        return len(layer.query.weight) // self.heads
 
-    def split_heads(self, x: str, dense: Dense, name: str, *, turned: bool = False) -> str:
-        """The result `x` of `dense` as [batch, heads, tokens, width of a head]; `turned`: width before tokens."""
-        shape = self.graph.integers([0, 0, self.heads, dense.weight.shape[0] // self.heads], "attention.split")
+    def key_heads(self, layer: Layer) -> int:
+        """Heads of keys and values, which may be fewer than those of queries."""
+        return len(layer.key.weight) // self.head_width(layer)
+
+    def split_heads(self, x: str, heads: int, width: int, name: str, *, turned: bool = False) -> str:
+        """From [batch, tokens, heads * width] to [batch, heads, tokens, width]; `turned`: width before tokens."""
+        shape = self.graph.integers([0, 0, heads, width], f"attention.split.{heads}")
         split = self.graph.node("Reshape", [x, shape], f"{name}/Reshape")
         order = [0, 2, 3, 1] if turned else [0, 2, 1, 3]
         return self.graph.node("Transpose", [split], f"{name}/Transpose", perm=order)
@@ -203,7 +210,7 @@ class Operators(ABC):
     def add(self, x: str, y: str, name: str) -> str:
         """The residual sum x + y."""
 
-    def add_norm(self, x: str, y: str, norm: Norm | None, name: str) -> str:
+    def add_norm(self, x: str, y: str, norm: AnyNorm | None, name: str) -> str:
         """norm(x + y); y may lack the batch axis."""
         return self.norm(self.add(x, y, f"{name}/residual"), norm, name)
 
@@ -252,7 +259,8 @@ class Fused(Operators):
         `Attention` takes as many queries as keys, and `quantize_dynamic` drops its score bias when it makes a
         QAttention of it; MultiHeadAttention stays in float, and the products before it are quantised.
         """
-        if layer.rotary is not None or layer.distances is not None:
+        grouped = self.key_heads(layer) != self.heads
+        if grouped or not all(part is None for part in (layer.rotary, layer.distances, layer.key_norm)):
             return self._attention_of_products(queries, x, layer, context, name)
         three = (layer.query, layer.key, layer.value)
         biases = self.biases(three, f"{name}.qkv")
@@ -268,28 +276,52 @@ class Fused(Operators):
 
     def _attention_of_products(self, queries: str, x: str, layer: Layer, context: Context, name: str) -> str:
         """MultiHeadAttention, where something happens between it and the three products."""
-        query = self.dense(queries, layer.query, f"{name}.query")
-        key = self.dense(x, layer.key, f"{name}.key")
-        bias = context.bias
+        heads, width = self.key_heads(layer), self.head_width(layer)
+        query, key = (
+            self._normed_heads(self.dense(source, dense, f"{name}.{part}"), norm, width, f"{name}.{part}")
+            for part, source, dense, norm in (
+                ("query", queries, layer.query, layer.query_norm),
+                ("key", x, layer.key, layer.key_norm),
+            )
+        )
+        value, bias = self.dense(x, layer.value, f"{name}.value"), context.bias
         if layer.rotary is not None:
-            key = self._rotated(key, layer.rotary, f"{name}.key")
+            key = self._rotated(key, layer.rotary, heads, f"{name}.key")
             if queries == x:  # else the first token alone, at position 0, where the angle is 0
-                query = self._rotated(query, layer.rotary, f"{name}.query")
+                query = self._rotated(query, layer.rotary, self.heads, f"{name}.query")
+        if heads != self.heads:
+            key, value = self._repeated(key, heads, f"{name}.key"), self._repeated(value, heads, f"{name}.value")
         if layer.distances is not None and context.distances is not None:
-            parts = ((query, layer.query, f"{name}.query"), (key, layer.key, f"{name}.key"))
-            both = [self.split_heads(part, dense, place) for part, dense, place in parts]
+            parts = ((query, f"{name}.query"), (key, f"{name}.key"))
+            both = [self.split_heads(part, self.heads, width, place) for part, place in parts]
             place, first_only = f"{name}.distances", queries != x
             bias = context.distances.write(both[0], both[1], layer.distances, place, first_only=first_only)
-        inputs = [query, key, self.dense(x, layer.value, f"{name}.value"), "", context.mask, bias]
+        inputs = [query, key, value, "", context.mask, bias]
         name = f"{name}/MultiHeadAttention"
         inputs = inputs if bias else inputs[:-1]
         return self.graph.node("MultiHeadAttention", inputs, name, domain=MICROSOFT, num_heads=self.heads)
 
-    def _rotated(self, x: str, rotary: Rotary, name: str) -> str:
+    def _normed_heads(self, x: str, norm: AnyNorm | None, width: int, name: str) -> str:
+        """[batch, tokens, heads * width], each head normalised by itself."""
+        if norm is None:
+            return x
+        split = self.graph.node("Reshape", [x, self.graph.integers([0, 0, -1, width], "heads.split")], f"{name}/heads")
+        normed = self.norm(split, norm, name)
+        return self.graph.node("Reshape", [normed, self.graph.integers([0, 0, -1], "heads.joined")], f"{name}/joined")
+
+    def _repeated(self, x: str, heads: int, name: str) -> str:
+        """From [batch, tokens, heads * width] to as many heads as queries have, each several times in a row."""
+        graph, count = self.graph, self.heads // heads
+        split = graph.node("Reshape", [x, graph.integers([0, 0, heads, 1, -1], f"groups.{heads}")], f"{name}/groups")
+        shape = graph.integers([1, 1, 1, count, 1], f"groups.of.{count}")
+        wide = graph.node("Expand", [split, shape], f"{name}/Expand")
+        return graph.node("Reshape", [wide, graph.integers([0, 0, -1], "heads.joined")], f"{name}/repeated")
+
+    def _rotated(self, x: str, rotary: Rotary, heads: int, name: str) -> str:
         graph = self.graph
         tables = [graph.constant(table, f"rotary.{part}") for part, table in (("cos", rotary.cos), ("sin", rotary.sin))]
         inputs = [x, graph.integers([0], "zero"), *tables]
-        return graph.node("RotaryEmbedding", inputs, f"{name}/RotaryEmbedding", domain=MICROSOFT, num_heads=self.heads)
+        return graph.node("RotaryEmbedding", inputs, f"{name}/RotaryEmbedding", domain=MICROSOFT, num_heads=heads)
 
 
 class Plain(Operators):
@@ -314,22 +346,34 @@ class Plain(Operators):
     def attention(self, queries: str, x: str, layer: Layer, context: Context, name: str) -> str:
         """Softmax(Q K^T / sqrt(width) + bias + mask) V, with three products for Q, K and V."""
         graph = self.graph
-        width = layer.query.weight.shape[0] // self.heads
-        parts = (("query", queries, layer.query), ("key", x, layer.key), ("value", x, layer.value))
-        plain_key = layer.rotary is None and layer.distances is None
+        width, heads = self.head_width(layer), self.key_heads(layer)
+        plain_key = heads == self.heads and all(
+            part is None for part in (layer.rotary, layer.distances, layer.key_norm)
+        )
+        parts = (
+            ("query", queries, layer.query, layer.query_norm, self.heads),
+            ("key", x, layer.key, layer.key_norm, heads),
+            ("value", x, layer.value, None, heads),
+        )
         query, key, value = (
-            self.split_heads(
-                self.dense(source, dense, f"{name}.{part}"),
-                dense,
-                f"{name}.{part}",
-                turned=plain_key and part == "key",
+            self.norm(self.split_heads(product, count, width, place, turned=turned), norm, place)
+            for product, count, norm, place, turned in (
+                (
+                    self.dense(source, dense, f"{name}.{part}"),
+                    count,
+                    norm,
+                    f"{name}.{part}",
+                    plain_key and part == "key",
+                )
+                for part, source, dense, norm, count in parts
             )
-            for part, source, dense in parts
         )
         if layer.rotary is not None:
             key = self._rotated(key, layer.rotary, f"{name}.key")
             if queries == x:  # else the first token alone, at position 0, where the angle is 0
                 query = self._rotated(query, layer.rotary, f"{name}.query")
+        if heads != self.heads:
+            key, value = self._repeated(key, heads, f"{name}.key"), self._repeated(value, heads, f"{name}.value")
         if layer.distances is not None and context.distances is not None:
             place, first_only = f"{name}.distances", queries != x
             bias = context.distances.write(query, key, layer.distances, place, first_only=first_only)
@@ -346,6 +390,16 @@ class Plain(Operators):
         mixed = graph.node("Transpose", [mixed], f"{name}/Transpose", perm=[0, 2, 1, 3])
         shape = graph.integers([0, 0, self.heads * width], "attention.joined")
         return graph.node("Reshape", [mixed, shape], f"{name}/Reshape")
+
+    def _repeated(self, x: str, heads: int, name: str) -> str:
+        """From [batch, heads, tokens, width] to as many heads as queries have, each several times in a row."""
+        graph, count = self.graph, self.heads // heads
+        split = graph.node("Unsqueeze", [x, graph.integers([2], "at.2")], f"{name}/groups")
+        shape = graph.integers([1, 1, count, 1, 1], f"groups.of.{count}")
+        wide = graph.node("Expand", [split, shape], f"{name}/Expand")
+        width = graph.node("Shape", [x], f"{name}/Shape", start=2, end=4)
+        shape = graph.node("Concat", [graph.integers([0, self.heads], "groups.heads"), width], f"{name}/shape", axis=0)
+        return graph.node("Reshape", [wide, shape], f"{name}/repeated")
 
     def _rotated(self, x: str, rotary: Rotary, name: str) -> str:
         """Of [batch, heads, tokens, width]: x cos + (-second half, first half) sin."""

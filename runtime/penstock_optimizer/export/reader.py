@@ -151,6 +151,10 @@ class Reader:
         value = self.config.get(key, default)
         if not isinstance(value, str):
             raise self.invalid(key, value, "the name of an activation")
+        return self.activation_named(key, value)
+
+    def activation_named(self, key: str, value: str) -> Activation:
+        """An activation by its name, which `key` of config.json has; NotBuildable as `activation`."""
         if value in BY_NAME:
             return BY_NAME[value]
         # A graph of the model's own may hold what transformers has no name for.

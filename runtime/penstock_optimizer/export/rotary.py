@@ -30,6 +30,34 @@ def rotary(positions: int, width: int, theta: float, *, shrink: float = 1.0) -> 
     return Rotary(np.cos(angles), np.sin(angles))
 
 
+def stated_rotary(reader: Reader, positions: int, width: int, *, theta: float, key: str = "rope_theta") -> Rotary:
+    """The tables by the fields of config.json: transformers 5 writes `rope_parameters`, transformers 4 `key` and
+    `rope_scaling`. `theta` is the default of the angles' base. NotBuildable for a scaling other than linear."""
+    stated = table(reader, "rope_parameters")
+    if not stated:
+        stated = {"rope_theta": reader.number(key, theta), **table(reader, "rope_scaling")}
+    return rotary_of(reader, stated, positions, width, theta=theta)
+
+
+def rotary_of(reader: Reader, stated: Mapping[str, Any], positions: int, width: int, *, theta: float) -> Rotary:
+    """The tables by `rope_parameters`, or by its entry for one kind of layers."""
+    base, shrink = _positive(reader, stated, "rope_theta", theta), 1.0
+    if stated.get("rope_type", stated.get("type")) == "linear":
+        shrink = _positive(reader, stated, "factor", 1.0)
+    else:
+        check_unscaled(stated)
+    if _positive(reader, stated, "partial_rotary_factor", 1.0) != 1:
+        raise NotBuildable("only a part of each head has rotary positions")
+    return rotary(positions, width, base, shrink=shrink)
+
+
+def _positive(reader: Reader, stated: Mapping[str, Any], key: str, default: float) -> float:
+    value = stated.get(key, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        raise reader.invalid(f"rope_parameters.{key}", value, "a positive number")
+    return float(value)
+
+
 def check_unscaled(parameters: Mapping[str, Any]) -> None:
     """NotBuildable when positions are scaled (`rope_scaling`, or an entry of `rope_parameters`)."""
     kind = parameters.get("rope_type", parameters.get("type", "default"))

@@ -139,7 +139,7 @@ class Job:
         asked = spec.serving.max_input_tokens
         if asked is not None and asked > folder.max_tokens:
             raise SpecError(
-                f"serving.maxInputTokens is {asked}; the model's own files allow {folder.max_tokens} tokens",
+                f"serving.maxInputTokens is {asked}; this model takes up to {folder.max_tokens} tokens",
                 field="spec.serving.maxInputTokens",
                 remedy=f"Set it to {folder.max_tokens} or less, or leave it out",
             )

@@ -153,7 +153,9 @@ def of_inputs(node: Any, values: Sequence[Any], constant: Callable[[str], Any]) 
             return "tokens of each row"
         case ("Squeeze", ["length", None]) | ("Range", [None, "length", None]) | ("Unsqueeze", ["places", None]):
             return "places" if node.op_type != "Squeeze" else "length"
-        case ("Sub", ["places", "places"]) | ("Abs", [LocalWindow()]):
+        case "Sub", ["places", "places"]:
+            return "ahead"
+        case "Abs", ["ahead"]:  # without it, keys on one side only would be masked
             return LocalWindow()
         case "Greater", [LocalWindow(reach=None), None]:
             return LocalWindow(int(constant(node.input[1])))

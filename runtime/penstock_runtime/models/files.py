@@ -190,19 +190,34 @@ def missing_weights(origin: Path | str, names: Iterable[str]) -> CorruptModel | 
     )
 
 
-WITHOUT_ITS_CODE = frozenset({"gte", "new", "nomic_bert"})
-"""Model types whose graph the exporter builds from the weights, although their authors' models name their own code. It
-is not fetched, read or run."""
+WITHOUT_ITS_CODE: Mapping[str, str] = {
+    "bert": r"(jinaai/jina-bert-implementation--)?modeling_bert\.JinaBert\w+",
+    "eurobert": r".*modeling_eurobert\.EuroBert\w+",
+    "gte": ".*",
+    "new": ".*",
+    "nomic_bert": ".*",
+    "qwen2": r"(Alibaba-NLP/gte-Qwen2-.*--)?modeling_qwen\.Qwen2\w+",
+}
+"""Models whose graph the exporter builds from the weights, although they name code of their authors: `model_type` to a
+pattern of the names of classes in `auto_map`. That code is not fetched, read or run."""
 
 
 def remote_code_classes(config: Mapping[str, Any]) -> list[str]:
     """The classes that `auto_map` of config.json takes from the model's own Python files; empty for most models, and
     for those of `WITHOUT_ITS_CODE`."""
     table = config.get("auto_map")
-    if not table or config.get("model_type") in WITHOUT_ITS_CODE:
+    if not table:
         return []
     values = table.values() if isinstance(table, dict) else [table]
-    return sorted({str(name) for value in values for name in (value if isinstance(value, list) else [value]) if name})
+    names = sorted({str(name) for value in values for name in (value if isinstance(value, list) else [value]) if name})
+    pattern = WITHOUT_ITS_CODE.get(str(config.get("model_type")))
+    # Configurations are read here, never made by their classes.
+    known = pattern is not None and all(re.fullmatch(pattern, name) for name in names if not _is_configuration(name))
+    return [] if known else names
+
+
+def _is_configuration(name: str) -> bool:
+    return name.endswith("Config")
 
 
 def check_code(origin: Path | str, config: Mapping[str, Any], *, has_graph: bool) -> None:

@@ -28,7 +28,7 @@ from penstock_runtime.models.files import (
     remote_code_classes,
 )
 from penstock_runtime.models.graph import check_data, check_graph, graph_data
-from penstock_runtime.models.limits import position_limit, tokenizer_limit
+from penstock_runtime.models.limits import LONGEST_ROW, position_limit, tokenizer_limit
 from penstock_runtime.models.safetensors import INDEX, SINGLE, TensorInfo, check_shards, shard_files
 from penstock_runtime.models.sentence import LIMIT_FILES, SETTINGS, SentenceModules, SparsePooling
 from penstock_runtime.models.vector_modules import VectorModule
@@ -151,12 +151,13 @@ class ModelFolder:
         """The longest sequence in tokens, special tokens included.
 
         The smaller of the position table's size (less its offset) and sentence-transformers' `max_seq_length`, or
-        without the latter the tokenizer's `model_max_length` (the order of sentence-transformers).
+        without the latter the tokenizer's `model_max_length` (the order of sentence-transformers); at most
+        `LONGEST_ROW`.
         """
         table = position_limit(self.path, self.config)
         own = self._sentence.max_tokens or tokenizer_limit(self.path)
         known = [limit for limit in (table, own) if limit is not None]
-        return min(known, default=LONGEST_WITHOUT_A_LIMIT)
+        return min(LONGEST_ROW, min(known, default=LONGEST_WITHOUT_A_LIMIT))
 
     @cached_property
     def pooling(self) -> AnyPooling | None:
@@ -222,6 +223,16 @@ class ModelFolder:
         by_config = (older | own if isinstance(own, dict) else older)["activation_fn"]
         names = (_text(name) for name in (self._sentence.activation, by_config))
         return next((name for name in names if name.startswith("torch.")), None)
+
+    @property
+    def ranks_by_words(self) -> bool:
+        """True for a language model that may rank texts by its next word, yes or no (Qwen3-Reranker)."""
+        return self.architecture == "Qwen3ForCausalLM"
+
+    @property
+    def ranking_answers(self) -> tuple[object, object] | None:
+        """The ids of the tokens for yes and no by sentence-transformers' module LogitScore; None without it."""
+        return self._sentence.answers()
 
     @cached_property
     def safetensors(self) -> tuple[Path, ...]:

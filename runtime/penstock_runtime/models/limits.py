@@ -18,6 +18,10 @@ OFFSET_FROM_PADDING = frozenset({
 NO_LIMIT = 10**9
 """transformers writes 1e30 for a tokenizer without a limit, some models 1e9."""
 
+LONGEST_ROW = 8192
+"""Tokens of a row, whatever the model's files say. The scores of one attention take heads * tokens^2 * 4 bytes: 4 GB
+with 16 heads, and 16 times as much for the 32768 tokens that decoders have positions for."""
+
 
 def position_limit(path: Path, config: Mapping[str, Any]) -> int | None:
     """Tokens that have a separate position; None for models without a position table (relative positions)."""

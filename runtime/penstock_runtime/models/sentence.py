@@ -174,6 +174,14 @@ class SentenceModules:
             )
         return SparsePooling(sums=strategy == "sum", twice=activation == "log1p_relu")
 
+    def answers(self) -> tuple[object, object] | None:
+        """The tokens whose logits a LogitScore module compares (unchecked values); None without such a module."""
+        for module in self.modules:
+            if module.kind == "LogitScore" and module.folder:
+                values = read_optional(self.path, f"{module.folder}/config.json")
+                return values.get("true_token_id"), values.get("false_token_id")
+        return None
+
     def include_prompt(self) -> bool:
         """False if the tokens of a prompt do not count in the pooling."""
         steps = self._steps()

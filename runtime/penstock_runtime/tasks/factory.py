@@ -105,7 +105,7 @@ def make_task(
     _check_head(name, folder)
     if max_tokens is not None and max_tokens > folder.max_tokens:
         raise SpecError(
-            f"serving.maxInputTokens is {max_tokens}; the model's own files allow {folder.max_tokens} tokens",
+            f"serving.maxInputTokens is {max_tokens}; this model takes up to {folder.max_tokens} tokens",
             field="spec.serving.maxInputTokens",
             remedy=f"Set it to {folder.max_tokens} or less, or leave it out",
         )
@@ -133,6 +133,8 @@ def response_schema(name: TaskName) -> JsonSchema:
 def _check_head(name: TaskName, folder: ModelFolder) -> None:
     wanted = _ARCHITECTURES.get(head_of(name, folder))
     if wanted is None or not folder.architecture or folder.architecture.endswith(wanted):
+        return
+    if name is TaskName.TEXT_RANKING and folder.ranks_by_words:
         return
     fitting = [
         task.value

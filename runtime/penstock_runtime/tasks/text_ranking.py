@@ -1,4 +1,4 @@
-"""text-ranking: how well texts answer a query, by a cross-encoder with one label.
+"""text-ranking: how well texts answer a query, by a cross-encoder with one label, or by a language model's yes or no.
 
 `{query, texts}` is answered in the shape of `/rerank` of text-embeddings-inference, the best first; a list of pairs
 with one score for each pair, in their order.
@@ -33,6 +33,7 @@ from penstock_runtime.tasks.fields import (
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
 from penstock_runtime.tasks.prompts import PROMPT, PROMPT_NOTES, PromptTexts
 from penstock_runtime.tasks.scores import descending, finite, sigmoid
+from penstock_runtime.tokens import Template
 
 PARAMETERS = Object(
     required={},
@@ -96,6 +97,16 @@ def response_schema() -> JsonSchema:
     }
 
 
+BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+QUERY = "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n<Query>: "
+DOCUMENT = "\n<Document>: "
+"""The prompt that Qwen3-Reranker was trained with, by its model card: AFTER is what the answer follows."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankingRequest:
     """A checked request."""
@@ -122,7 +133,8 @@ class TextRanking:
         limits: RequestLimits = DEFAULT_LIMITS,
         prompts: Prompts | None = None,
     ) -> None:
-        if folder.num_labels != 1:
+        self._prompted = _prompted(fitter, folder) if folder.ranks_by_words else None
+        if self._prompted is None and folder.num_labels != 1:
             raise UnsupportedModel(
                 f"{folder.path} has {folder.num_labels} labels; a ranking model has one, the score",
                 remedy="Use the task text-classification, which takes pairs of texts too, or a cross-encoder model",
@@ -161,6 +173,8 @@ class TextRanking:
     def prepare(self, request: RankingRequest) -> Prepared:
         """See `Task`."""
         fitter, rule = self._fitter, request.rule
+        if self._prompted is not None:
+            return self._prepare_prompted(request, self._prompted)
         # Tokenise each text once: the query of a ranking is in all pairs.
         distinct = list(dict.fromkeys(text for pair in request.pairs for text in pair))
         pieces = dict(zip(distinct, fitter.split(distinct, fitter.tokenizer.pair, rule.side), strict=True))
@@ -169,6 +183,20 @@ class TextRanking:
             row, was_cut = fitter.pair(pieces[first], pieces[second], where, rule)
             rows.append(row)
             cut += was_cut
+        return Prepared(rows=rows, memo=request, truncated=cut)
+
+    def _prepare_prompted(self, request: RankingRequest, template: Template) -> Prepared:
+        """One text for each pair: tokens of a language model may reach over the places where the parts meet."""
+        fitter, rule, rows, cut = self._fitter, request.rule, [], 0
+        room = fitter.room(template)
+        texts = [f"{QUERY}{query}{DOCUMENT}{text}" for query, text in request.pairs]
+        for pieces, where in zip(fitter.split(texts, template, rule.side), request.where, strict=True):
+            if len(pieces) > room:
+                fitter.refuse_unless(rule, pieces, template, where)
+                cut += 1
+            ids = pieces.keep(room, rule.side).ids
+            fitter.tokenizer.require_embedded(ids, where)
+            rows.append(template.row(ids))
         return Prepared(rows=rows, memo=request, truncated=cut)
 
     def reduce(self, row: Row, outputs: Outputs) -> Float:  # noqa: ARG002 - the contract of Task
@@ -189,3 +217,22 @@ class TextRanking:
             text = {"text": wanted.pairs[index][1]} if wanted.return_text else {}
             ranking.append({"index": index, "score": values[index], **text})
         return ranking
+
+
+def _prompted(fitter: Fitter, folder: ModelFolder) -> Template:
+    """The template around the texts of a language model that ranks. UnsupportedModel if it is of another kind."""
+    tokenizer = fitter.tokenizer
+    before, after = (tuple(pieces.ids) for pieces in tokenizer.split([BEFORE, AFTER]))
+    answers = tokenizer.id_of("yes"), tokenizer.id_of("no")
+    if None in answers or folder.ranking_answers not in {None, answers}:
+        raise UnsupportedModel(
+            f"{folder.path} is a {folder.architecture} that does not rank by the tokens yes and no, as Qwen3-Reranker",
+            remedy="Use Qwen3-Reranker, or a cross-encoder with one label (ForSequenceClassification)",
+        )
+    template = Template(before, (), after, types=(tuple(0 for _ in before), 0, (), 0, tuple(0 for _ in after)))
+    if fitter.max_tokens <= template.specials:
+        raise UnsupportedModel(
+            f"{fitter.max_tokens} tokens leave no room besides the {template.specials} of the prompt",
+            remedy="Raise serving.maxInputTokens",
+        )
+    return template

@@ -63,6 +63,8 @@ def open_backend(
     _match_prefix_space(backend, config, kind)
     _match_normalizer(backend, config, kind)
     _match_post_processor(backend, config, kind)
+    if kind.ends is not None:
+        backend.post_processor = _ends(path, backend, config, specials, kind.ends)
     if lower_case and not _lowers(component(backend.normalizer)):
         first = normalizers.Lowercase()
         backend.normalizer = first if backend.normalizer is None else normalizers.Sequence([first, backend.normalizer])
@@ -205,6 +207,38 @@ def _match_post_processor(backend: Any, config: Mapping[str, Any], kind: Tokeniz
         backend.post_processor = processors.RobertaProcessing(
             sep=tuple(state["sep"]), cls=tuple(state["cls"]), **wanted
         )
+
+
+def _ends(
+    path: Path, backend: Any, config: Mapping[str, Any], specials: Mapping[str, int], defaults: tuple[bool, bool]
+) -> Any:
+    """The post-processor of Llama's and Gemma's classes: a first and a last token of each text, by the settings.
+
+    CorruptModel if such a token is not known.
+    """
+    wanted = {
+        "bos_token": _stated(config, "add_bos_token", default=defaults[0]),
+        "eos_token": _stated(config, "add_eos_token", default=defaults[1]),
+    }
+    found = {role: specials.get(role) for role, is_added in wanted.items() if is_added}
+    for role, number in found.items():
+        if number is None:
+            raise CorruptModel(
+                f"{path} has no {role}, which its tokenizer_config.json adds to each text",
+                remedy="Fetch the model again",
+            )
+    names = {role: backend.id_to_token(number) for role, number in found.items()}
+
+    def text(place: str, kind: int) -> list[str]:
+        first, last = names.get("bos_token"), names.get("eos_token")
+        parts = [(first, kind), (place, kind), (last, kind)]
+        return [f"{part}:{number}" for part, number in parts if part is not None]
+
+    return processors.TemplateProcessing(
+        single=text("$A", 0),
+        pair=[*text("$A", 0), *text("$B", 1)],
+        special_tokens=[(names[role], number) for role, number in found.items()],
+    )
 
 
 def _stated(config: Mapping[str, Any], key: str, *, default: bool | None) -> bool | None:

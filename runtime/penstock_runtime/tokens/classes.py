@@ -31,6 +31,9 @@ class TokenizerClass:
     """True if the post-processor's `add_prefix_space` and `trim_offsets` are set too (both of byte-level BPE)."""
     prefix_space: bool | None = False
     """Default of `add_prefix_space` of byte-level BPE; None: as in tokenizer.json."""
+    ends: tuple[bool, bool] | None = None
+    """The defaults of `add_bos_token` and `add_eos_token`, by which the class makes its post-processor; None: it does
+    not."""
     types: bool = True
     """True if the model gets token types, unless the settings list the inputs (`model_input_names`)."""
 
@@ -48,6 +51,9 @@ GENERIC = TokenizerClass()
 
 UNKNOWN = TokenizerClass(prefix_space=None)
 """Any other class: a slow one, one of a model that is no encoder, or one from outside of transformers."""
+
+GTE_QWEN2 = TokenizerClass(prefix_space=None, ends=(False, False), types=False)
+"""gte-Qwen2's own class, which is Qwen2's with the settings of Llama's; its code is not read or run."""
 
 _ROLES = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _BERT = dict(zip(_ROLES, ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"), strict=True))
@@ -102,9 +108,20 @@ CLASSES: Mapping[str, TokenizerClass] = {
     ),
     "Funnel": TokenizerClass(names=_XLNET, folds=_FOLDS),
     "GPT2": TokenizerClass(names=_END_OF_TEXT, types=False),
+    "Gemma": TokenizerClass(
+        names={"unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"},
+        ends=(True, False),
+        types=False,
+    ),
     "Herbert": TokenizerClass(names=_HERBERT),
     "LED": _BART,
     "LayoutLM": _WORD_PIECE,
+    "Llama": TokenizerClass(
+        names={"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
+        prefix_space=None,
+        ends=(True, False),
+        types=False,
+    ),
     "Longformer": _BYTE_LEVEL,
     "Lxmert": _WORD_PIECE,
     "MPNet": TokenizerClass(
@@ -144,9 +161,11 @@ _MODELS = {
     "Funnel": "funnel",
     "GPT2": "blip-2 dbrx emu3 exaone4 flex_olmo gpt2 gpt_bigcode gpt_neo gptj instructblip instructblipvideo minimax "
     "olmo3 opt starcoder2",
+    "Gemma": "gemma gemma2 gemma3 gemma3_text t5gemma",
     "Herbert": "herbert",
     "LED": "led",
     "LayoutLM": "layoutlm",
+    "Llama": "arcee diffllama jetmoe llama mistral mixtral phi3",
     "Longformer": "longformer",
     "Lxmert": "lxmert",
     "MPNet": "mpnet",
@@ -172,6 +191,8 @@ _CLASS_OF_MODEL = {model: name for name, models in _MODELS.items() for model in 
 def class_of(tokenizer_config: Mapping[str, Any], config: Mapping[str, Any]) -> TokenizerClass:
     """The class that transformers uses: from tokenizer_config.json, else from config.json, else by model type.
     `UNKNOWN` if it is not in the table."""
+    if "tokenization_qwen.Qwen2Tokenizer" in str(tokenizer_config.get("auto_map")):
+        return GTE_QWEN2
     stated = next((named for file in (tokenizer_config, config) if (named := file.get("tokenizer_class"))), None)
     if stated is None:
         name = _CLASS_OF_MODEL.get(str(config.get("model_type")), "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,28 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 }
 """Configuration class to the fields of the smallest model that has all that the family has."""
 
+DECODER: Mapping[str, Any] = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, **SPECIAL_TOKENS}
+DECODERS: Mapping[str, Mapping[str, Any]] = {
+    "LlamaConfig": DECODER,
+    "MistralConfig": {**DECODER, "sliding_window": 6},
+    "Qwen2Config": {**DECODER, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    "Qwen3Config": {**DECODER, "head_dim": 8},
+    "Gemma3TextConfig": {
+        **DECODER,
+        "head_dim": 8,
+        "query_pre_attn_scalar": 5,
+        "sliding_window": 6,
+        "sliding_window_pattern": 2,
+    },
+}
+"""The same for decoders."""
+HEADS: Mapping[str, Sequence[Head]] = {
+    **dict.fromkeys(FAMILIES, tuple(Head)),
+    **dict.fromkeys(DECODERS, (Head.ENCODER, Head.SEQUENCE, Head.TOKEN, Head.SPAN)),
+    "Gemma3TextConfig": (Head.ENCODER, Head.SEQUENCE),
+}
+"""The heads that transformers has for a family."""
+
 
 @dataclass(frozen=True)
 class Made:
@@ -106,15 +128,20 @@ class Made:
         path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
-def make(path: Path, config_class: str, head: Head, *, seed: int = 0, shard: str = "5GB", **fields: Any) -> Made:
-    """A model with random weights, saved to `path`."""
+def make(
+    path: Path, config_class: str, head: Head, *, seed: int = 0, shard: str = "5GB", auto: str = "", **fields: Any
+) -> Made:
+    """A model with random weights, saved to `path`; `auto`: a class for it, if not that of the head."""
     if head is Head.SPAN:
         fields["num_labels"] = 2  # start and end
     config = getattr(transformers, config_class)(**fields)
     with warnings.catch_warnings():
         # transformers' DeBERTa uses it when it is imported.
         warnings.filterwarnings("ignore", ".torch.jit.script. is deprecated", FutureWarning)
-        model = getattr(transformers, AUTO_CLASS[head]).from_config(config, attn_implementation="eager").eval()
+        make_model = (
+            getattr(transformers, auto)._from_config if auto else getattr(transformers, AUTO_CLASS[head]).from_config
+        )
+        model = make_model(config, attn_implementation="eager").eval()
     shake(model, seed)
     model.save_pretrained(path, max_shard_size=shard)
     write_tokenizer(path)

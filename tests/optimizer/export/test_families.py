@@ -9,15 +9,17 @@ import pytest
 from penstock.tasks import Head
 from penstock_optimizer.export import Flavour, export
 from tests.optimizer.export.judge import ENGINE_OF, assert_equals_torch, rows
-from tests.optimizer.export.models import FAMILIES, make
+from tests.optimizer.export.models import DECODERS, FAMILIES, HEADS, make
 
 pytestmark = pytest.mark.parity
 
 
-@pytest.mark.parametrize("head", Head)
-@pytest.mark.parametrize("config_class", FAMILIES)
+CASES = [(config_class, head) for config_class, heads in HEADS.items() for head in heads]
+
+
+@pytest.mark.parametrize(("config_class", "head"), CASES)
 def test_equals_transformers(config_class: str, head: Head, tmp_path: Path) -> None:
-    made = make(tmp_path / "model", config_class, head, **FAMILIES[config_class])
+    made = make(tmp_path / "model", config_class, head, **{**FAMILIES, **DECODERS}[config_class])
 
     for flavour, engine in ENGINE_OF.items():
         exported = export(made.folder, head, tmp_path / flavour, flavour=flavour)

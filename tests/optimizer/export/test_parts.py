@@ -18,9 +18,10 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from penstock_optimizer.export.deberta import log_buckets
 from penstock_optimizer.export.encoder import BY_NAME, Activation
-from penstock_optimizer.export.families import BUCKETS, distance_bias, distance_buckets
+from penstock_optimizer.export.families import distance_bias
 from penstock_optimizer.export.graph import Graph
 from penstock_optimizer.export.reader import Weights
+from penstock_optimizer.export.t5 import BUCKETS, distance_buckets
 from penstock_runtime.models.folder import ModelFolder
 
 

@@ -16,7 +16,7 @@ from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.export.encoder import BY_NAME
 from tests.examples import examples
 from tests.optimizer.export.judge import assert_equals_torch, in_onnxruntime, rows
-from tests.optimizer.export.models import FAMILIES, SPECIAL_TOKENS, make
+from tests.optimizer.export.models import DECODERS, HEADS, SPECIAL_TOKENS, make
 
 LONGEST = 12
 
@@ -24,9 +24,10 @@ LONGEST = 12
 @st.composite
 def configurations(draw: st.DrawFn) -> tuple[str, Head, dict[str, Any]]:
     """A family, a head and fields that transformers takes."""
-    config_class = draw(st.sampled_from(sorted(FAMILIES)))
+    config_class = draw(st.sampled_from(sorted(HEADS)))
     heads, width = draw(st.integers(1, 4)), draw(st.integers(1, 9))
-    width *= 2 if config_class == "ModernBertConfig" else 1  # its positions turn pairs of numbers
+    turned = config_class == "ModernBertConfig" or config_class in DECODERS
+    width *= 2 if turned else 1  # its positions turn pairs of numbers
     hidden, layers, inner = heads * width, draw(st.integers(1, 3)), draw(st.integers(1, 40))
     activation = draw(st.sampled_from(sorted(BY_NAME)))
     fields: dict[str, Any] = {
@@ -68,7 +69,24 @@ def configurations(draw: st.DrawFn) -> tuple[str, Head, dict[str, Any]]:
             **{f"{part}_bias": draw(st.booleans()) for part in ("attention", "mlp", "norm", "classifier", "decoder")},
             **SPECIAL_TOKENS,
         }
-    return config_class, draw(st.sampled_from(Head)), fields
+    if config_class in DECODERS:
+        fields |= {
+            **SPECIAL_TOKENS,
+            "hidden_activation": activation,
+            "num_key_value_heads": draw(
+                st.sampled_from([count for count in range(1, heads + 1) if heads % count == 0])
+            ),
+            "head_dim": 2 * draw(st.integers(1, 6)) if config_class not in {"LlamaConfig", "Qwen2Config"} else None,
+            "rms_norm_eps": draw(st.sampled_from([1e-6, 1e-3])),
+            "use_sliding_window": draw(st.booleans()),
+            "sliding_window": draw(st.integers(1, 9)),
+            "max_window_layers": draw(st.integers(0, 2)),
+            "sliding_window_pattern": draw(st.integers(1, 3)),
+            "query_pre_attn_scalar": draw(st.integers(1, 9)),
+            "attention_bias": draw(st.booleans()),
+            "mlp_bias": draw(st.booleans()),
+        }
+    return config_class, draw(st.sampled_from(HEADS[config_class])), fields
 
 
 @pytest.mark.parity

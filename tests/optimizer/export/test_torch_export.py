@@ -75,6 +75,7 @@ T5: dict[str, Any] = {
     "num_layers": 2,
     "num_heads": 3,
     "decoder_start_token_id": 0,
+    "feed_forward_proj": "mish",  # which the builder does not have
 }
 
 
@@ -201,21 +202,21 @@ def test_a_head_that_sees_padding_is_refused_with_the_reason(tmp_path: Path) -> 
 
 
 def test_a_head_that_takes_only_pairs_is_refused_with_the_reason(tmp_path: Path) -> None:
-    """BART's reads the last end token, and only where all rows of a batch have as many."""
+    """mBART's reads the last end token, and only where all rows of a batch have as many."""
     sizes = {
         f"{part}_{size}": 1 for part in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")
     }
     fields = {"d_model": 24, "vocab_size": VOCABULARY, "max_position_embeddings": 40, "num_labels": 3, **sizes}
-    made = make(tmp_path / "model", "BartConfig", Head.SEQUENCE, **fields)  # type: ignore[arg-type]
+    made = make(tmp_path / "model", "MBartConfig", Head.SEQUENCE, **fields)  # type: ignore[arg-type]
     tokenizer = Tokenizer.from_file(str(made.path / "tokenizer.json"))
     tokenizer.post_processor = TemplateProcessing("$A </s>", "$A </s> </s> $B </s>", [("</s>", 2)])
     tokenizer.save(str(made.path / "tokenizer.json"))
 
-    with pytest.raises(UnsupportedModel, match=r"an encoder with a decoder \(bart\).* texts cannot run") as caught:
+    with pytest.raises(UnsupportedModel, match=r"an encoder with a decoder \(mbart\).* texts cannot run") as caught:
         export(made.folder, Head.SEQUENCE, tmp_path / "out")
     assert "Use an encoder" in caught.value.remedy
     with pytest.raises(UnsupportedModel, match=r"batches of texts: ValueError: .* the same number of <eos> tokens"):
-        export_with_torch(made.folder, Head.SEQUENCE, tmp_path / "model.onnx", Flavour.FUSED, "it is a BART")
+        export_with_torch(made.folder, Head.SEQUENCE, tmp_path / "model.onnx", Flavour.FUSED, "it is an mBART")
 
 
 def test_a_model_without_weights_for_the_head_is_refused(tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_errors_of_transformers_for_a_configuration_are_reported(tmp_path: Path)
 
 
 @pytest.mark.parametrize("head", [Head.ENCODER, Head.SEQUENCE])
-@pytest.mark.parametrize("model_type", ["t5", "gpt2", "no-such-type"])
+@pytest.mark.parametrize("model_type", ["xlnet", "gpt2", "no-such-type"])
 def test_a_configuration_that_names_two_architectures_is_an_error(model_type: str, head: Head, tmp_path: Path) -> None:
     made = make(tmp_path / "model", "BertConfig", head, **SMALL)
     made.rewrite_config(model_type=model_type)

@@ -138,6 +138,7 @@ class TestLongestSequence:
             ({"model_type": "t5", "n_positions": 300}, {}, {}, 300),
             ({"model_type": "t5"}, {}, {}, 512),
             ({"model_type": "t5"}, {"model_max_length": 2048}, {}, 2048),
+            ({"model_type": "qwen3", "max_position_embeddings": 32768}, {"model_max_length": 131072}, {}, 8192),
         ],
     )
     def test_is_the_lowest_limit_that_holds(

@@ -45,7 +45,7 @@ def test_a_limit_below_the_models_own_is_kept(built: Build) -> None:
 
 @pytest.mark.parametrize("name", [TaskName.FEATURE_EXTRACTION, TaskName.QUESTION_ANSWERING])
 def test_a_limit_over_the_models_own_is_refused(name: TaskName, built: Build) -> None:
-    with pytest.raises(SpecError, match=f"own files allow {POSITIONS} tokens") as refused:
+    with pytest.raises(SpecError, match=f"this model takes up to {POSITIONS} tokens") as refused:
         make_task(name, built(name, BERT).folder(), max_tokens=POSITIONS + 1)
     assert refused.value.field == "spec.serving.maxInputTokens"
 

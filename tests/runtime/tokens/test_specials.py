@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -59,6 +60,41 @@ def test_a_tokenizer_class_has_its_default_special_tokens(family: Family, name: 
     check(write(family, tmp_path, settings, normalised))
     check(write(family, tmp_path, settings, normalised, flagged))
     check(write(family, tmp_path, settings, normalised, no_added))
+
+
+@pytest.mark.parametrize(
+    "ends", [{}, {"add_eos_token": True}, {"add_bos_token": False}, {"add_bos_token": False, "add_eos_token": True}]
+)
+@pytest.mark.parametrize("name", ["Llama", "Gemma"])
+def test_classes_of_decoders_add_the_first_and_last_token_that_they_state(
+    name: str, ends: dict[str, bool], tmp_path: Path
+) -> None:
+    """For e5-mistral and EmbeddingGemma, whose pooling reads the last token, or the mean with both."""
+    path = write(ROBERTA, tmp_path, {"tokenizer_class": f"{name}Tokenizer", **ends})
+    check(path)
+    judge = transformers.AutoTokenizer.from_pretrained(path)
+    ours = Tokenizer.open(path, path / "tokenizer.json", json.loads((path / "config.json").read_bytes()))
+    first, second = (pieces.ids for pieces in ours.split(["a day", "new york"]))
+    assert ours.pair.fill(first, second) == judge("a day", "new york")["input_ids"]
+
+
+def test_the_last_token_of_gte_qwen2_is_added_without_its_code(tmp_path: Path) -> None:
+    """Its pooling reads that token, and its tokenizer.json lacks it."""
+    own = {"AutoTokenizer": ["tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast"]}
+    settings = {"tokenizer_class": "Qwen2Tokenizer", "auto_map": own, "eos_token": "</s>", "add_eos_token": True}
+    path = write(ROBERTA, tmp_path, settings)
+
+    ours = Tokenizer.open(path, path / "tokenizer.json", {"model_type": "qwen2"})
+
+    (pieces,) = ours.split(["a day"])
+    assert ours.single.fill(pieces.ids) == [*pieces.ids, 2]
+
+
+def test_a_first_token_that_is_not_known_is_an_error(tmp_path: Path) -> None:
+    path = write(BERT, tmp_path, {"tokenizer_class": "LlamaTokenizer", "bos_token": None})
+
+    with pytest.raises(CorruptModel, match="has no bos_token"):
+        Tokenizer.open(path, path / "tokenizer.json", {})
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
