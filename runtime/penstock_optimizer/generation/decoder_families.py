@@ -11,7 +11,7 @@ import numpy as np
 from penstock.errors import UnsupportedModel
 from penstock_optimizer.export.encoder import BY_NAME, Activation, Dense
 from penstock_optimizer.export.reader import NotBuildable, Reader, Tensors
-from penstock_optimizer.generation.decoder import Decoder, DecoderLayer, Rope, Normalisation
+from penstock_optimizer.generation.decoder import Decoder, DecoderLayer, Normalisation, Rope
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float
 

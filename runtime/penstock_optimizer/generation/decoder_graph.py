@@ -20,7 +20,7 @@ from openvino import opset13 as op
 
 from penstock.manifest import DecoderFacts
 from penstock_optimizer.export.encoder import Activation, Dense
-from penstock_optimizer.generation.decoder import Decoder, DecoderLayer, Rope, Normalisation
+from penstock_optimizer.generation.decoder import Decoder, DecoderLayer, Normalisation, Rope
 from penstock_optimizer.generation.weights import Storage, stored
 
 
