@@ -61,7 +61,7 @@ class _Writer:
         """The graph."""
         decoder = self._decoder
         # Rounding the table to 4 bits would cost most of the accuracy, and the rows of a step are a small part of it.
-        table_storage = Storage.INT8 if self._storage is Storage.INT4 else self._storage
+        table_storage = Storage.INT8_GROUPS if self._storage is Storage.INT4 else self._storage
         table = stored(decoder.embeddings, table_storage, "embeddings")
         x = op.gather(table, op.convert(op.unsqueeze(self._ids, _ints(1)), Type.i32), _int(0))
         if decoder.embedding_scale != 1.0:
