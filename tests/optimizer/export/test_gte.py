@@ -1,6 +1,6 @@
 """GTE in both of its layouts answers as transformers 5 does.
 
-The folder `gte` has two models with random weights, as transformers 5.24 saved them: its configuration with the
+The folder `gte` has three models with random weights, as transformers 5.24 saved them: its configuration with the
 authors' names of weights.
 """
 
@@ -20,7 +20,7 @@ from penstock_optimizer.export.gte import Gte
 from tests.optimizer.export.saved import Tensors, assert_answers, saved_model
 
 SAVED = Path(__file__).parent / "gte"
-HEADS = {Head.SEQUENCE: "sequence", Head.MASKED_LM: "masked", Head.ENCODER: "masked"}
+HEADS = {Head.SEQUENCE: "sequence", Head.TOKEN: "token", Head.MASKED_LM: "masked", Head.ENCODER: "masked"}
 NEWER = {
     "encoder.layer": "layers", "attention.o_proj": "self_attn.o_proj", "attn_ln": "post_attention_layernorm",
     "mlp_ln": "post_mlp_layernorm", "lm_head.norm": "lm_head.layer_norm",

@@ -1,6 +1,6 @@
 """NomicBERT in both of its layouts answers as transformers 5 does, which the tests do not install.
 
-The folder `nomic_bert` has two models with random weights, as transformers 5.24 saved them: its configuration with the
+The folder `nomic_bert` has three models with random weights, as transformers 5.24 saved them: its configuration with the
 authors' names of weights. Their rows and answers are in `answers.safetensors`.
 """
 
@@ -19,7 +19,7 @@ from penstock_optimizer.export import export
 from tests.optimizer.export.saved import Tensors, assert_answers, saved_model
 
 SAVED = Path(__file__).parent / "nomic_bert"
-HEADS = {Head.SEQUENCE: "sequence", Head.MASKED_LM: "masked", Head.ENCODER: "masked"}
+HEADS = {Head.SEQUENCE: "sequence", Head.TOKEN: "token", Head.MASKED_LM: "masked", Head.ENCODER: "masked"}
 NEWER = {
     "encoder.layers": "layers", "emb_ln": "embeddings.LayerNorm", "attn.out_proj": "self_attn.o_proj",
     "fc11": "up_proj", "fc12": "gate_proj", "fc2": "down_proj", "norm1": "post_attention_layernorm",
