@@ -166,15 +166,21 @@ _MODELS = {
 }
 """The `model_type`s of each, separated by spaces."""
 
+_WITHOUT_DEFAULTS = {"llama": "Llama", "mistral": "Llama", "mt5": "T5", "t5": "T5", "umt5": "T5"}
+"""The class of other models by `model_type`: not in `CLASSES`, but read without a tokenizer.json (`tokens.convert`)."""
 _CLASS_OF_MODEL = {model: name for name, models in _MODELS.items() for model in models.split()}
 
 
-def class_of(tokenizer_config: Mapping[str, Any], config: Mapping[str, Any]) -> TokenizerClass:
-    """The class that transformers uses: from tokenizer_config.json, else from config.json, else by model type.
-    `UNKNOWN` if it is not in the table."""
+def class_name(tokenizer_config: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """The class that transformers uses, without `Tokenizer` and `TokenizerFast`: from tokenizer_config.json, else from
+    config.json, else by model type; empty if none is known."""
     stated = next((named for file in (tokenizer_config, config) if (named := file.get("tokenizer_class"))), None)
     if stated is None:
-        name = _CLASS_OF_MODEL.get(str(config.get("model_type")), "")
-    else:
-        name = str(stated).removesuffix("Fast").removesuffix("Tokenizer")
-    return CLASSES.get(name, UNKNOWN)
+        model_type = str(config.get("model_type"))
+        return _CLASS_OF_MODEL.get(model_type) or _WITHOUT_DEFAULTS.get(model_type, "")
+    return str(stated).removesuffix("Fast").removesuffix("Tokenizer")
+
+
+def class_of(tokenizer_config: Mapping[str, Any], config: Mapping[str, Any]) -> TokenizerClass:
+    """The defaults of `class_name`; `UNKNOWN` if it is not in the table."""
+    return CLASSES.get(class_name(tokenizer_config, config), UNKNOWN)

@@ -1,7 +1,7 @@
 """NomicBERT in both of its layouts answers as transformers 5 does, which the tests do not install.
 
-The folder `nomic_bert` has three models with random weights, as transformers 5.24 saved them: its configuration with the
-authors' names of weights. Their rows and answers are in `answers.safetensors`.
+The folder `nomic_bert` has three models with random weights, as transformers 5.24 saved them: its configuration with
+the authors' names of weights. Their rows and answers are in `answers.safetensors`.
 """
 
 from __future__ import annotations
