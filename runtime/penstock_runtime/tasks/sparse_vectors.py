@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
@@ -30,6 +31,8 @@ from penstock_runtime.tasks.fitting import Fitter, Truncation
 from penstock_runtime.tasks.scores import finite
 from penstock_runtime.tokens import Pieces, Tokenizer
 
+PAIR = np.dtype([("index", np.int64), ("value", np.float32)])
+"""A token and its weight."""
 USUAL_ANSWER_BYTES = 8_192
 """JSON of a text's sparse vector: some 250 tokens of 32 bytes. The real size is known after the model has run."""
 
@@ -43,6 +46,12 @@ class SparseVector:
     values: Float
     width: int
     """Size of the vocabulary."""
+
+    def pairs(self) -> NDArray[Any]:
+        """[n] of `PAIR`."""
+        found = np.empty(len(self.indices), PAIR)
+        found["index"], found["value"] = self.indices, self.values
+        return found
 
     def dense(self) -> Float:
         """[width]"""
