@@ -21,7 +21,17 @@ TESTS = ROOT / "tests"
 OPTION = "--unit"
 
 MISSING_PACKAGES = frozenset(
-    {"torch", "transformers", "sentence_transformers", "onnxscript", "s3fs", "gcsfs", "adlfs", "tritonclient"}
+    {
+        "torch",
+        "transformers",
+        "sentence_transformers",
+        "sentencepiece",
+        "onnxscript",
+        "s3fs",
+        "gcsfs",
+        "adlfs",
+        "tritonclient",
+    }
 )
 """Top-level packages that the dependency group `unit` leaves out (tests/contracts/test_unit.py compares)."""
 MACHINERY = frozenset({"testbed", "images"})

@@ -29,7 +29,7 @@ Answer = Callable[[Any, dict[str, Any]], Any]
 
 
 class BaselineMissing(PenstockError):
-    """The baseline's libraries are not installed."""
+    """The baseline's libraries are not installed, or have no pipeline for the task."""
 
 
 def require_baseline() -> None:
@@ -81,8 +81,13 @@ def _size(inputs: Any) -> int:
 
 
 def _pipeline(name: str, folder: ModelFolder, **options: Any) -> Any:
-    from transformers import pipeline
+    from transformers import __version__, pipeline, pipelines
 
+    if name not in pipelines.SUPPORTED_TASKS and name not in pipelines.TASK_ALIASES:
+        raise BaselineMissing(
+            f"transformers {__version__} has no pipeline for {name}",
+            remedy="pip install 'transformers<5', or leave --baseline out",
+        )
     return pipeline(name, model=str(folder.path), tokenizer=str(folder.path), device="cpu", **options)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import transformers
 
 from penstock.tasks import TaskName
 from penstock_bench import baseline
@@ -61,10 +62,11 @@ TEXTS = ["the river is cold", "summer and winter", "a cat"]
 )
 def test_answers_are_those_of_the_pipeline(build: Any, task: TaskName, inputs: Any, parameters: dict[str, Any]) -> None:
     built = build(task, **({"labels": NLI} if task is TaskName.ZERO_SHOT_CLASSIFICATION else {}))
+    judge = built.pipeline(task)
 
     answer = post(built, task, inputs, **parameters)
 
-    assert flat(answer) == pytest.approx(flat(built.pipeline(task)(inputs, **parameters)), abs=1e-5)
+    assert flat(answer) == pytest.approx(flat(judge(inputs, **parameters)), abs=1e-5)
 
 
 def flat(value: Any) -> list[Any]:
@@ -115,3 +117,12 @@ def test_missing_libraries_are_named_with_what_to_install(monkeypatch: pytest.Mo
 
 def test_threads_are_set_before_torch_is_loaded() -> None:
     assert baseline.environment(2)["OMP_NUM_THREADS"] == "2"
+
+
+def test_a_pipeline_that_transformers_lacks_is_named(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = TaskName.QUESTION_ANSWERING
+    built = build(task)
+    monkeypatch.delitem(transformers.pipelines.SUPPORTED_TASKS, task.value, raising=False)
+
+    with pytest.raises(BaselineMissing, match="has no pipeline for question-answering"):
+        make_answer(built.folder(), task)

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from penstock.tasks import ENCODER_TASKS, TaskName
 from penstock_runtime.models.folder import ModelFolder
-from tests.golden import snapshots
+from tests.golden import pipeline, snapshots
 from tests.golden.cases import CASES
 from tests.golden.models import BERT, KINDS, Kind, write_model
 from tests.runtime.tasks.answers import assert_alike
@@ -33,6 +33,13 @@ def test_small_model_answers_as_reviewed(kind: Kind, task: TaskName, tmp_path: P
 @pytest.mark.parametrize("task", snapshots.TASKS_OF_MINILM, ids=lambda task: task.value)
 def test_minilm_answers_as_reviewed(task: TaskName, tmp_path: Path) -> None:
     assert_alike(snapshots.compute_minilm(task, tmp_path), snapshots.load("minilm", task), within=WITHIN)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_questions_are_answered_as_by_the_pipeline_of_transformers_4(kind: Kind, tmp_path: Path) -> None:
+    expected = json.loads(pipeline.PATH.read_text(encoding="utf-8"))[kind.name]
+
+    assert_alike(pipeline.compute(kind, tmp_path), expected, within=WITHIN)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

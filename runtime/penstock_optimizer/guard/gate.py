@@ -29,6 +29,7 @@ from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.errors import InferenceFailed, InvalidInput
 from penstock_runtime.rows import Outputs, Row
 from penstock_runtime.tasks.base import Prepared, Task
+from penstock_runtime.tasks.sparse_vectors import SparseVector
 
 Forward = Callable[[Sequence[Row]], Sequence[Outputs]]
 """Runs rows in one batch, padded to the longest, and returns each row's outputs without padding."""
@@ -227,7 +228,9 @@ def prepare(task: Task, samples: Sequence[SampleRequest]) -> tuple[Prepared, ...
 def observe(task: Task, forward: Forward, prepared: Prepared) -> ObservedAnswer:
     """Run each row of a request alone. InferenceFailed for NaN, as when serving."""
     reduced = tuple(task.reduce(row, forward([row])[0]) for row in prepared.rows)
-    return ObservedAnswer(task.assemble(prepared, reduced), reduced)
+    # As an array, which is stored between processes.
+    kept = tuple(one.pairs() if isinstance(one, SparseVector) else one for one in reduced)
+    return ObservedAnswer(task.assemble(prepared, reduced), kept)
 
 
 def observe_reference(task: Task, forward: Forward, samples: Sequence[SampleRequest]) -> Reference:

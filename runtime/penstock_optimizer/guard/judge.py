@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.manifest import Metric, Verdict
 from penstock.resources.endpoint import AccuracyBudget
@@ -19,7 +20,7 @@ from penstock.tasks import TaskName
 from penstock_optimizer.guard import agreement
 from penstock_optimizer.guard.agreement import bootstrap_lower, wilson_lower
 from penstock_runtime.rows import Float
-from penstock_runtime.tasks.sparse_vectors import SparseVector
+from penstock_runtime.tasks.sparse_vectors import PAIR
 
 
 @dataclass(frozen=True)
@@ -203,9 +204,12 @@ def _mean(name: str, values: Sequence[float], budget: float) -> Metric:
 
 
 def _embeddings(case: _Case) -> tuple[Metric, ...]:
-    """For one vector a text, or the matrix of its token vectors."""
-    before = [_vector(one) for observed in case.reference for one in observed.reduced]
-    after = [_vector(one) for observed in case.candidate for one in observed.reduced]
+    """For one vector a text, sparse or not, or the matrix of its token vectors."""
+    before = [np.asarray(one) for observed in case.reference for one in observed.reduced]
+    after = [np.asarray(one) for observed in case.candidate for one in observed.reduced]
+    if before and before[0].dtype == PAIR:
+        tokens = np.unique(np.concatenate([one["index"] for one in (*before, *after)]))
+        before, after = ([_dense(one, tokens) for one in vectors] for vectors in (before, after))
     metrics = list(_cosines(case.stated_cosine, agreement.cosines(before, after)))
     if len({vector.shape for vector in before}) == 1:  # pooled
         kept = agreement.neighbour_overlap(before, after, NEIGHBOURS)
@@ -213,8 +217,11 @@ def _embeddings(case: _Case) -> tuple[Metric, ...]:
     return tuple(metrics)
 
 
-def _vector(reduced: Any) -> Float:
-    return reduced.dense() if isinstance(reduced, SparseVector) else np.asarray(reduced)
+def _dense(pairs: NDArray[Any], tokens: NDArray[np.int64]) -> Float:
+    """The weights of `tokens`, which are sorted and all that any text has."""
+    vector = np.zeros(len(tokens), np.float32)
+    vector[np.searchsorted(tokens, pairs["index"])] = pairs["value"]
+    return vector
 
 
 def _cosines(stated: float | None, cosines: agreement.Vector) -> tuple[Metric, ...]:

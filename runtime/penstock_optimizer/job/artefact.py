@@ -19,7 +19,8 @@ from penstock_optimizer.report.view import render_report, why_fp32
 from penstock_optimizer.search.climb import SearchStep
 from penstock_optimizer.search.space import expected_milliseconds
 from penstock_runtime.models.files import copy_within
-from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.folder import TOKENIZER, ModelFolder
+from penstock_runtime.tokens.convert import convert
 
 MODEL_FOLDER = "model"
 
@@ -50,6 +51,8 @@ def write_artefact(
         draft.chmod(0o755)
         for path in folder.settings:
             copy_within(folder.path, path, draft / path.relative_to(folder.path))
+        if folder.tokenizer.name != TOKENIZER:
+            (draft / TOKENIZER).write_bytes(convert(folder.path, folder.config))
         for recipe, graph in graphs.items():
             for path in sorted(graph.parent.iterdir()):
                 if path.is_file():

@@ -40,15 +40,17 @@ LONGEST_WITHOUT_A_LIMIT = 512
 MOST_LABELS = 1_000_000
 """More than any head has; keeps a damaged count from filling the memory."""
 
+TOKENIZER = "tokenizer.json"
 TOKENIZER_FILES = (
-    "tokenizer.json",
+    TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
 )
 SLOW_TEXT_FILES = ("vocab.txt", "vocab.json", "merges.txt")
 SLOW_FILES = (*SLOW_TEXT_FILES, "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
-"""Files of tokenizers without a tokenizer.json. They are not read, and not copied into artefacts."""
+"""Files of tokenizers without a tokenizer.json, which is then made of them (`tokens.convert`). Artefacts have that
+instead."""
 GENERATION_FILES = ("generation_config.json", "chat_template.jinja")
 """Defaults of requests, and the form of conversations, of models that generate text."""
 MODEL_FILES = ("config.json", "modules.json", SETTINGS, *GENERATION_FILES)
@@ -256,19 +258,13 @@ class ModelFolder:
 
     @cached_property
     def tokenizer(self) -> Path:
-        """`tokenizer.json`; CorruptModel if there is none, with the command that creates it."""
-        path = self.path / "tokenizer.json"
-        if path.is_file():
-            return path
-        slow = [name for name in (*TOKENIZER_FILES, *SLOW_FILES) if (self.path / name).is_file()]
-        found = f"only {', '.join(slow)}" if slow else "no tokenizer at all"
+        """`tokenizer.json`, or else the first of the files that it can be made of; CorruptModel if there is none."""
+        for name in (TOKENIZER, *SLOW_FILES):
+            if (self.path / name).is_file():
+                return self.path / name
         raise CorruptModel(
-            f"{self.path} has no tokenizer.json ({found})",
-            remedy=(
-                'Write one with python -c "from transformers import AutoTokenizer as T; '
-                f"T.from_pretrained('{self.path}').save_pretrained('{self.path}')\" "
-                "(docs/how-to/convert-a-model.md#tokenizer)"
-            ),
+            f"{self.path} has no tokenizer: neither {TOKENIZER} nor any of {', '.join(SLOW_FILES)}",
+            remedy="Fetch the model again, or add the tokenizer of the model that it was trained from",
         )
 
     @cached_property
@@ -281,6 +277,8 @@ class ModelFolder:
     def files(self) -> tuple[Path, ...]:
         """All files that affect an answer: settings and weights, sorted by relative name."""
         weights = [*self.safetensors]
+        if not (self.path / TOKENIZER).is_file():
+            weights += [self.path / name for name in SLOW_FILES]
         if self.safetensors and self.safetensors[0].name != SINGLE:
             weights.append(self.path / INDEX)
         if self.onnx is not None:

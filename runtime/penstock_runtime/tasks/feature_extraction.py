@@ -211,7 +211,8 @@ class FeatureExtraction:
             raise InvalidInput(
                 "this model gives dense vectors, and the request asks for sparse ones",
                 field="parameters.sparse_format",
-                remedy="Ask for dense ones (/predict without sparse_format, /embed), or serve a SPLADE model",
+                remedy="Use /embed, or /predict without sparse_format; a SPLADE model needs its modules.json "
+                "(docs/how-to/convert-a-model.md#splade)",
             )
         embedding = self._embedding
         prefix = embedding.prompts.text(values["prompt_name"])

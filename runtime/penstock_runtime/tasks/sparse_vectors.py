@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.resources.prompts import Prompts
 from penstock.tasks import TaskName
@@ -31,6 +32,8 @@ from penstock_runtime.tasks.prompts import PromptTexts
 from penstock_runtime.tasks.scores import finite
 from penstock_runtime.tokens import Pieces, Tokenizer
 
+PAIR = np.dtype([("index", np.int64), ("value", np.float32)])
+"""A token and its weight."""
 USUAL_ANSWER_BYTES = 8_192
 """JSON of a text's sparse vector: some 250 tokens of 32 bytes. The real size is known after the model has run."""
 
@@ -44,6 +47,12 @@ class SparseVector:
     values: Float
     width: int
     """Size of the vocabulary."""
+
+    def pairs(self) -> NDArray[Any]:
+        """[n] of `PAIR`."""
+        found = np.empty(len(self.indices), PAIR)
+        found["index"], found["value"] = self.indices, self.values
+        return found
 
     def dense(self) -> Float:
         """[width]"""

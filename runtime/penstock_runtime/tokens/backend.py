@@ -23,11 +23,12 @@ from penstock_runtime.tokens.specials import TokenFiles, add_special_tokens
 
 
 def open_backend(
-    path: Path, files: TokenFiles, kind: TokenizerClass, *, lower_case: bool
+    path: Path, files: TokenFiles, kind: TokenizerClass, *, lower_case: bool, content: bytes | None = None
 ) -> tuple[Any, dict[str, int]]:
     """The library's tokenizer without truncation and padding, and the ids of its special tokens by role (`cls_token`).
 
-    `path` is tokenizer.json, `kind` has the defaults of transformers' class for settings that `files` lack.
+    `path` is tokenizer.json, or the file that `content`, a tokenizer.json, was made of. `kind` has the defaults of
+    transformers' class for settings that `files` lack.
 
     `lower_case` adds a lower-casing step before the normaliser unless it has one, as sentence-transformers does.
     CorruptModel for an invalid file.
@@ -35,13 +36,14 @@ def open_backend(
     # Each worker thread has one core: the library's thread pool would use the cores of other threads.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
-        with open_within(files.path, path) as file:
-            content = file.read()
+        if content is None:
+            with open_within(files.path, path) as file:
+                content = file.read()
         backend = Backend.from_buffer(content)
     except PenstockError:
         raise
     except Exception as error:  # the library raises plain Exception for all errors
-        unknown = _unknown_component(content)
+        unknown = _unknown_component(content or b"")
         if unknown is not None:
             raise UnsupportedModel(
                 f"{path} has {unknown}, which tokenizers {tokenizers.__version__} does not read: the file was written "

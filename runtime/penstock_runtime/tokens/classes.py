@@ -161,11 +161,14 @@ _MODELS = {
     "Funnel": "funnel",
     "GPT2": "blip-2 dbrx emu3 exaone4 flex_olmo gpt2 gpt_bigcode gpt_neo gptj instructblip instructblipvideo minimax "
     "olmo3 opt starcoder2",
-    "Gemma": "gemma gemma2 gemma3 gemma3_text t5gemma",
+    "Gemma": "gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text recurrent_gemma shieldgemma2 siglip2 t5gemma",
     "Herbert": "herbert",
     "LED": "led",
     "LayoutLM": "layoutlm",
-    "Llama": "arcee diffllama jetmoe llama mistral mixtral phi3",
+    "Llama": "arcee aria chameleon colpali deepseek_v2 deepseek_v3 deepseek_vl deepseek_vl_hybrid diffllama ernie4_5 "
+    "ernie4_5_moe idefics idefics2 idefics3 jamba janus jetmoe llama llama4 llama4_text llava llava_next "
+    "llava_next_video llava_onevision ministral mistral mistral3 mixtral mllama paligemma persimmon phi3 phimoe "
+    "video_llava vipllava zamba zamba2",
     "Longformer": "longformer",
     "Lxmert": "lxmert",
     "MPNet": "mpnet",
@@ -185,17 +188,23 @@ _MODELS = {
 }
 """The `model_type`s of each, separated by spaces."""
 
+_WITHOUT_DEFAULTS = {"mt5": "T5", "t5": "T5", "umt5": "T5"}
+"""The class of other models by `model_type`: not in `CLASSES`, but read without a tokenizer.json (`tokens.convert`)."""
 _CLASS_OF_MODEL = {model: name for name, models in _MODELS.items() for model in models.split()}
 
 
-def class_of(tokenizer_config: Mapping[str, Any], config: Mapping[str, Any]) -> TokenizerClass:
-    """The class that transformers uses: from tokenizer_config.json, else from config.json, else by model type.
-    `UNKNOWN` if it is not in the table."""
-    if "tokenization_qwen.Qwen2Tokenizer" in str(tokenizer_config.get("auto_map")):
-        return GTE_QWEN2
+def class_name(tokenizer_config: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """The class that transformers uses, without `Tokenizer` and `TokenizerFast`: from tokenizer_config.json, else from
+    config.json, else by model type; empty if none is known."""
     stated = next((named for file in (tokenizer_config, config) if (named := file.get("tokenizer_class"))), None)
     if stated is None:
-        name = _CLASS_OF_MODEL.get(str(config.get("model_type")), "")
-    else:
-        name = str(stated).removesuffix("Fast").removesuffix("Tokenizer")
-    return CLASSES.get(name, UNKNOWN)
+        model_type = str(config.get("model_type"))
+        return _CLASS_OF_MODEL.get(model_type) or _WITHOUT_DEFAULTS.get(model_type, "")
+    return str(stated).removesuffix("Fast").removesuffix("Tokenizer")
+
+
+def class_of(tokenizer_config: Mapping[str, Any], config: Mapping[str, Any]) -> TokenizerClass:
+    """The defaults of `class_name`; `UNKNOWN` if it is not in the table."""
+    if "tokenization_qwen.Qwen2Tokenizer" in str(tokenizer_config.get("auto_map")):
+        return GTE_QWEN2
+    return CLASSES.get(class_name(tokenizer_config, config), UNKNOWN)

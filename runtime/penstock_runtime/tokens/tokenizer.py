@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.folder import TOKENIZER, ModelFolder
 from penstock_runtime.tokens.backend import check_vocabulary, missing_unknown, open_backend, own_size, uses_type_ids
 from penstock_runtime.tokens.classes import class_of
+from penstock_runtime.tokens.convert import convert
 from penstock_runtime.tokens.pieces import Pieces, Side, Template, probe
 from penstock_runtime.tokens.specials import TokenFiles
 from penstock_runtime.tokens.words import LONGEST_TEXTS, WordTable
@@ -82,10 +83,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: ModelFolder) -> Tokenizer:
-        """Read the tokenizer's files of a model folder.
+        """Read the tokenizer's files of a model folder. Without a tokenizer.json one is made of the others.
 
-        CorruptModel if tokenizer.json is missing, invalid, or of another model; UnsupportedModel for an unsupported
-        template.
+        CorruptModel if the files are missing, invalid, or of another model; UnsupportedModel for an unsupported
+        template, and as `convert`.
         """
         return cls.open(folder.path, folder.tokenizer, folder.config, lower_case=folder.lower_case)
 
@@ -94,7 +95,9 @@ class Tokenizer:
         """As `load`, from `file` in the folder `path` of a model with this `config.json`."""
         files = TokenFiles.read(path)
         own = files.settings
-        backend, specials = open_backend(file, files, class_of(own, config), lower_case=lower_case)
+        content = None if file.name == TOKENIZER else convert(path, config)
+        kind = class_of(own, config)
+        backend, specials = open_backend(file, files, kind, lower_case=lower_case, content=content)
         size = own_size(backend)
         embedded = check_vocabulary(backend, size, file, config)
         types = uses_type_ids(config, own)

@@ -109,6 +109,37 @@ def write_small_nomic(path: Path, *, seed: int = 0) -> Path:
     return _write_model(path, config, vocabulary, tensors)
 
 
+def write_small_splade(path: Path, *, seed: int = 0) -> Path:
+    """A BERT for masked words with the modules of a SparseEncoder, and vocab.txt instead of tokenizer.json."""
+    vocabulary = _write_tokenizer_and_modules(path)
+    words = json.loads((path / "tokenizer.json").read_text())["model"]["vocab"]
+    (path / "vocab.txt").write_text("".join(f"{word}\n" for word in sorted(words, key=words.__getitem__)))
+    (path / "tokenizer.json").unlink()
+    kinds = [("", "MLMTransformer"), ("1_SpladePooling", "SpladePooling")]
+    modules = [{"path": where, "type": f"sentence_transformers.models.{kind}"} for where, kind in kinds]
+    (path / "modules.json").write_text(json.dumps(modules))
+    config = {
+        "model_type": "bert",
+        "architectures": ["BertForMaskedLM"],
+        "num_hidden_layers": LAYERS,
+        "type_vocab_size": 2,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+    }
+    head = "cls.predictions"
+    tensors = {
+        f"bert.{name}": tensor for name, tensor in _bert_weights(vocabulary, seed).items() if "pooler" not in name
+    }
+    tensors |= {
+        f"{head}.bias": _vector(vocabulary),
+        f"{head}.transform.dense.weight": _matrices(seed + 1)(HIDDEN, HIDDEN),
+        f"{head}.transform.dense.bias": _vector(HIDDEN),
+        f"{head}.transform.LayerNorm.weight": _vector(HIDDEN, 1.0),
+        f"{head}.transform.LayerNorm.bias": _vector(HIDDEN),
+    }
+    return _write_model(path, config, vocabulary, tensors)
+
+
 def write_small_gte(path: Path, *, seed: int = 0) -> Path:
     """As `write_small_bert`, with GTE's weights and configuration as its authors have them, with a single type."""
     vocabulary = _write_tokenizer_and_modules(path)

@@ -234,12 +234,12 @@ def test_an_invalid_endpoint_is_an_error_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_without_a_fast_tokenizer_is_an_error_before_anything_is_written(model: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_tokenizer_is_an_error_before_anything_is_written(model: Path, tmp_path: Path) -> None:
     slow, store = tmp_path / "slow", tmp_path / "store"
     shutil.copytree(model, slow)
     (slow / "tokenizer.json").unlink()
 
-    with pytest.raises(CorruptModel, match=rf"{slow} has no tokenizer\.json"):
+    with pytest.raises(CorruptModel, match=f"{slow} has no tokenizer"):
         prepare(endpoint(slow, QUICK), store=store, models=store)
 
     assert not store.exists()

@@ -148,7 +148,7 @@ class Layout:
         return Path(__file__).parent / self.family / self.heads[head]
 
 
-BERT_HEADS = {Head.SEQUENCE: "sequence", Head.MASKED_LM: "masked", Head.ENCODER: "masked"}
+BERT_HEADS = {Head.SEQUENCE: "sequence", Head.TOKEN: "token", Head.MASKED_LM: "masked", Head.ENCODER: "masked"}
 LAYOUTS: Mapping[str, Layout] = {
     "GTE": Layout("gte", BERT_HEADS),
     "GTE with the names of transformers 5": Layout("gte", BERT_HEADS, gte_with_newer_names),

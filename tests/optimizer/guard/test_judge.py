@@ -14,6 +14,7 @@ from penstock.manifest import Metric, Verdict
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import ENCODER_TASKS, TaskName
 from penstock_optimizer.guard.judge import ObservedAnswer, explain, finite, judge, unused_budgets
+from penstock_runtime.tasks.sparse_vectors import SparseVector
 
 COUNT = 100
 Answer = Any
@@ -435,3 +436,26 @@ def test_multi_label_answers_are_compared_also_if_labels_share_a_name() -> None:
     # The label that is true becomes false; then the other one becomes true as well.
     for after in ([("a", 0.4), ("a", 0.2), ("b", 0.7)], [("a", 0.9), ("a", 0.8), ("b", 0.7)]):
         assert metric(judged(before, after), "label_agreement").value == pytest.approx(2 / 3)
+
+
+def sparse(index: int) -> SparseVector:
+    draw = np.random.default_rng(index)
+    indices = np.sort(draw.choice(1000, 20, replace=False))
+    return SparseVector(indices, draw.random(20, dtype=np.float32) + np.float32(0.1), 1000)
+
+
+@pytest.mark.parametrize("kept", [20, 15, 0])
+def test_sparse_vectors_are_judged_as_their_dense_forms(kept: int) -> None:
+    whole = [sparse(index) for index in range(COUNT)]
+    cut = [SparseVector(one.indices[:kept], one.values[:kept], one.width) for one in whole]
+
+    def judged(form: Callable[[SparseVector], Any]) -> Verdict:
+        before, after = ([ObservedAnswer([], (form(one),)) for one in some] for some in (whole, cut))
+        return judge(TaskName.FEATURE_EXTRACTION, before, after, AccuracyBudget())
+
+    by_pairs, by_vectors = judged(SparseVector.pairs), judged(SparseVector.dense)
+
+    assert by_pairs.passed == (kept == 20)
+    for one, other in zip(by_pairs.metrics, by_vectors.metrics, strict=True):
+        assert one.name == other.name
+        assert one.value == pytest.approx(other.value, abs=1e-6)

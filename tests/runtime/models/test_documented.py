@@ -11,6 +11,7 @@ import pytest
 
 from penstock.errors import UnsafeModel
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.sentence import SparsePooling
 from penstock_runtime.rows import Pooling
 from tests.runtime.models.folders import bare_folder, write_json, write_onnx_with_weights
 
@@ -113,6 +114,12 @@ def test_the_conversion_of_a_sentence_transformers_model_works(tmp_path: Path, r
     folder = ModelFolder.open(tmp_path / "new")
     assert (folder.pooling, folder.normalize, folder.max_tokens) == (Pooling.CLS, True, 16)
     assert folder.tokenizer.is_file()
+
+
+def test_a_plain_masked_language_model_gets_sparse_vectors(tmp_path: Path, run: Callable[..., None]) -> None:
+    folder = bare_folder(tmp_path, architectures=["BertForMaskedLM"])
+    run(programs("splade")[0], folder)
+    assert ModelFolder.open(folder, weights=False).sparse == SparsePooling(sums=False, twice=False)
 
 
 @pytest.mark.parity

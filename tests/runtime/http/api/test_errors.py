@@ -152,8 +152,8 @@ class TestRoutes:
         text = f"{value['message']}" if isinstance(value, dict) else f"{value}. {answer.json()['remedy']}"
         assert message in text
         assert (
-            "POST to /, /decode, /embed, /embed_all, /invocations, /predict, /similarity, /tokenize, /v1/embeddings"
-            in text
+            "POST to /, /decode, /embed, /embed_all, /embed_sparse, /invocations, /predict, /similarity, /tokenize, "
+            "/v1/embeddings" in text
         )
 
     @pytest.mark.parametrize(
