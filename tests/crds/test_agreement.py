@@ -98,6 +98,9 @@ GOOD: list[tuple[str, Case]] = [
             ("spec", {"model": "hf://a/b", "task": "text-ranking", "serving": {"prompts": {}}}),
             ("spec", {"model": "hf://a/b", "task": "feature-extraction", "serving": {"prompts": {
                 "texts": {"query": "ü: ", "none": ""}, "default": "query", "routes": {"/v1/embeddings": "none"}}}}),
+            ("spec.serving", {"grpc": True}),
+            ("spec", {"model": "hf://a/b", "task": "fill-mask", "serving": {"grpc": True},
+                "scaling": {"minReplicas": 0}, "gateway": {"mode": "Never"}}),
             ("spec.replicas", 0),
             ("spec.suspend", True),
             ("spec.objective", None),
@@ -172,6 +175,8 @@ SAME_WORDS: list[tuple[str, str, object, str]] = [
      "'a b' is not the key of a label. Write name or domain/name, the name with letters, digits, '-', '_' and '.'"),
     ("ModelEndpoint", "spec.scaling.metrics", {"prometheus": {"url": "prom:9090 "}},
      "is not the address of a Prometheus"),
+    ("ModelEndpoint", "spec", {"model": "pkg://a", "task": "fill-mask", "serving": {"grpc": True}, "scaling": {"minReplicas": 0}},
+     "serving.grpc does not go through a gateway: write gateway.mode: Never (or scaling.minReplicas: 1 with gateway.mode"),
     ("ModelEndpoint", "spec.serving", {"prompts": {"default": "q"}},
      "serving.prompts are for feature-extraction, sentence-similarity, text-ranking, and task is text-classification"),
     ("ModelEndpoint", "spec.serving", {"prompts": {"routes": {"/x": "q"}}},

@@ -33,6 +33,8 @@ LOG_NONCE = "PENSTOCK_LOG_NONCE"
 CONTAINER = "penstock"
 """The name of the one container of every pod."""
 HTTP_PORT = 8080
+GRPC_PORT = 8082
+"""Of pods and Services with `serving.grpc`."""
 INTERNAL_PORT = 8081
 """Port of a runtime pod's probes, metrics and `/info`. The Service does not have it."""
 SERVICE_PORT = 80

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock_runtime.http.api import cohere, hosting, openai, predict, tei, v2
+from penstock_runtime.http.api import classify, cohere, hosting, openai, predict, tei, v2
 from penstock_runtime.http.api.health import HealthRoutes
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.pages.documents import Documents
@@ -26,6 +26,7 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
         *hosting.routes(service, health, limits),  # before the models of OpenAI, whose pattern has its path as well
         *openai.routes(service, limits),
         *cohere.routes(service, limits),
+        *classify.routes(service, limits),
         *v2.routes(service, health, limits),
         Route(
             "GET", "/healthz", health.alive, "Is the process alive?", OPERATION, public=True, internal=Internal.TOO,

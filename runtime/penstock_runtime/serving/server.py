@@ -23,6 +23,7 @@ from penstock_runtime.http.application import Application, Router
 from penstock_runtime.http.route_table import internal_routes, public_routes, routes
 from penstock_runtime.http.transport.listener import Listener
 from penstock_runtime.http.transport.tls import TlsFiles
+from penstock_runtime.rpc.server import RpcServer
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from penstock_runtime.settings import HttpSettings, Settings
@@ -77,6 +78,7 @@ class Server:
         self.application = Application(router, settings, self.metrics)
         certificate, key = settings.http.tls_certificate, settings.http.tls_key
         self._tls = None if certificate is None or key is None else TlsFiles(certificate, key)
+        self._rpc = None if settings.http.grpc_port is None else RpcServer(self.application, settings)
         self._listener: Listener | None = None
         self._internal_listener: Listener | None = None
         self._stop = asyncio.Event()
@@ -95,6 +97,11 @@ class Server:
     def internal_port(self) -> int:
         """The port for probes and monitoring; 0 before `start`, or if the server has none."""
         return 0 if self._internal_listener is None else self._internal_listener.port
+
+    @property
+    def grpc_port(self) -> int:
+        """The port of gRPC; 0 before `start`, or if the server has none."""
+        return 0 if self._rpc is None else self._rpc.port
 
     @property
     def url(self) -> str:
@@ -132,6 +139,11 @@ class Server:
                 "probes, /metrics and /info are on port %d",
                 self.internal_port,
                 extra=log_event("InternalPortListening", object=self.status.name),
+            )
+        if self._rpc is not None:
+            await self._rpc.start()
+            logger.info(
+                "gRPC is on port %d", self.grpc_port, extra=log_event("GrpcPortListening", object=self.status.name)
             )
         if self.application.access_lines is not None:
             self._write_access_lines()
@@ -200,9 +212,10 @@ class Server:
         assert self._listener is not None  # noqa: S101 - serve() has started it
         if drain.drain_delay_seconds and self._was_ready:
             await asyncio.sleep(drain.drain_delay_seconds)
-        cut = await self._listener.close(
-            idle_seconds=drain.drain_idle_seconds, limit_seconds=max(0.0, end - loop.time())
-        )
+        left = max(0.0, end - loop.time())
+        closing = asyncio.gather(*([] if self._rpc is None else [self._rpc.stop(left)]))
+        cut = await self._listener.close(idle_seconds=drain.drain_idle_seconds, limit_seconds=left)
+        await closing
         if cut:
             logger.warning(
                 "%d connections were cut off after %g s",
