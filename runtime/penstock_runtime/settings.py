@@ -43,6 +43,13 @@ class HttpSettings(SettingsGroup):
         ge=0,
         le=65535,
     )
+    grpc_port: int | None = setting(
+        None,
+        "Port of the Open Inference Protocol v2 over gRPC, in addition to HTTP, with the same tokens, certificate and "
+        "limits. Needs the extra `grpc`. None: no gRPC; 0 takes a free one and logs it.",
+        ge=0,
+        le=65535,
+    )
     tls_certificate: Path | None = setting(
         None,
         "PEM file of a certificate with its chain: the port of requests then serves HTTPS (TLS 1.2 or newer) and no "
@@ -124,6 +131,10 @@ class HttpSettings(SettingsGroup):
 
     @model_validator(mode="after")
     def _two_ports(self) -> Self:
+        if self.grpc_port and self.grpc_port in {self.port, self.internal_port}:
+            raise ValueError(
+                f"grpc_port {self.grpc_port} is another port of this server too: set {PREFIX}GRPC_PORT to a free one"
+            )
         if self.internal_port and self.internal_port == self.port:
             raise ValueError(
                 f"internal_port {self.internal_port} is the port of requests too: set {PREFIX}INTERNAL_PORT or "

@@ -44,6 +44,7 @@ DEFAULTS = {
     "auth_token": None,
     "auth_token_file": None,
     "auth_token_folder": None,
+    "grpc_port": None,
     "tls_certificate": None,
     "tls_key": None,
     "cors_origins": (),

@@ -31,6 +31,8 @@ MANAGER = "penstock"
 CONTAINER = "penstock"
 """The name of the one container of every pod."""
 HTTP_PORT = 8080
+GRPC_PORT = 8082
+"""Of pods and Services with `serving.grpc`."""
 INTERNAL_PORT = 8081
 """Port of a runtime pod's probes, metrics and `/info`, which the Service does not have, and of a job's `/progress`."""
 SERVICE_PORT = 80

@@ -17,6 +17,7 @@ from penstock_operator.plan.job_network import egress, identity_variables, reach
 from penstock_operator.plan.names import (
     ARTEFACT,
     CORES,
+    GRPC_PORT,
     HTTP_PORT,
     INTERNAL_PORT,
     OPTIMIZED_MODEL,
@@ -53,13 +54,19 @@ def service(endpoint: ParsedEndpoint, *, through_gateway: bool) -> Json:
     if endpoint.spec.tls is not None:
         # Ingress controllers recognise either.
         port |= {"name": "https", "appProtocol": "https"}
+    ports = [port]
+    if endpoint.spec.serving.grpc:
+        protocol = "kubernetes.io/h2c" if endpoint.spec.tls is None else "grpcs"
+        ports.append(
+            {"name": "grpc", "port": GRPC_PORT, "targetPort": GRPC_PORT, "protocol": "TCP", "appProtocol": protocol}
+        )
     return endpoint.owned(
         "v1",
         "Service",
         {
             "type": "ClusterIP",
             "selector": gateway_selector(endpoint.name) if through_gateway else runtime_selector(endpoint.name),
-            "ports": [port],
+            "ports": ports,
         },
     )
 
@@ -71,13 +78,14 @@ def network_policy(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
     monitoring may reach the internal port. (The kubelet's probes always may.) A runtime makes no outgoing connections
     when its artefact comes from a mounted volume, so egress is closed then; else it is closed to metadata services.
     """
+    open_ports = [HTTP_PORT, GRPC_PORT] if endpoint.spec.serving.grpc else [HTTP_PORT]
     spec: Json = {
         "podSelector": {"matchLabels": runtime_selector(endpoint.name)},
         # Egress without rules denies all. An empty list means the same, but the API server drops it and then treats
         # each apply as a change.
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [
-            {"ports": [{"port": HTTP_PORT, "protocol": "TCP"}]},
+            {"ports": [{"port": port, "protocol": "TCP"} for port in open_ports]},
             {"ports": [{"port": INTERNAL_PORT, "protocol": "TCP"}], "from": monitors(settings)},
         ],
     }
@@ -223,6 +231,7 @@ def template(
         "ports": [
             {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
             {"name": "internal", "containerPort": INTERNAL_PORT, "protocol": "TCP"},
+            *([{"name": "grpc", "containerPort": GRPC_PORT, "protocol": "TCP"}] if endpoint.spec.serving.grpc else []),
         ],
         "resources": resources(hardware, serving.cores, memory),
         "volumeMounts": [*store.mounts, cache_mount, tmp_mount, *key_mounts, *tls_mounts],
@@ -300,6 +309,8 @@ def _environment(endpoint: ParsedEndpoint, serving: ServingChoice, hardware: Har
         "PENSTOCK_DRAIN_DELAY_SECONDS": str(drain.delay),
         "PENSTOCK_DRAIN_LIMIT_SECONDS": str(drain.limit),
     }
+    if endpoint.spec.serving.grpc:
+        values["PENSTOCK_GRPC_PORT"] = str(GRPC_PORT)
     prompts = endpoint.spec.serving.prompts
     if prompts is not None and serving.task in PROMPT_TASKS:
         values["PENSTOCK_PROMPTS"] = json.dumps(prompts.to_object(), ensure_ascii=False, sort_keys=True)

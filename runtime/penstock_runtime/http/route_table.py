@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock_runtime.http.api import cohere, hosting, openai, openai_text, predict, tei, tgi, v2
+from penstock_runtime.http.api import classify, cohere, hosting, openai, openai_text, predict, tei, tgi, v2
 from penstock_runtime.http.api.health import HealthRoutes
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.pages.documents import Documents
@@ -28,6 +28,7 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
         *openai.routes(service, limits),
         *openai_text.routes(service),
         *cohere.routes(service, limits),
+        *classify.routes(service, limits),
         *v2.routes(service, health, limits),
         Route(
             "GET", "/healthz", health.alive, "Is the process alive?", OPERATION, public=True, internal=Internal.TOO,

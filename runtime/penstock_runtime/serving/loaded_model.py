@@ -12,6 +12,7 @@ from penstock.hardware import Isa
 from penstock.manifest import GraphIO, Manifest
 from penstock.recipe import EngineName, Plan
 from penstock.resources.prompts import Prompts
+from penstock.tasks import HEAD_OF_TASK, Head
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.routed import RoutedEngine
@@ -42,6 +43,8 @@ class LoadedModel:
     which: Which = "chosen"
     max_tokens: int = 512
     """Length of the longest row; the warm-up covers lengths up to this."""
+    labels: tuple[str, ...] = ()
+    """Labels of a classification head, in the order of its outputs."""
     findings: tuple[str, ...] = ()
     """Deviations from the plan, as sentences for the user."""
     closed: bool = False
@@ -135,6 +138,8 @@ def load_artefact(
     longest = min(max_tokens or manifest.model.max_tokens, model_folder.max_tokens)
     model = load_graph(task, folder / served.path, served.io, plan, short=short, manifest=manifest, max_tokens=longest)
     model.which = which
+    if HEAD_OF_TASK[manifest.task] in {Head.SEQUENCE, Head.TOKEN}:
+        model.labels = model_folder.labels
     model.findings = (*findings, *task.tokenizer.findings)
     return model
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -62,6 +62,8 @@ class Answer(NamedTuple):
     """Rows that were cut to the model's maximum."""
     remembered: bool = False
     """True for an answer from the cache."""
+    cut_at: Sequence[int | None] = ()
+    """As `Prepared.cut_at`."""
 
     @property
     def computed_tokens(self) -> int:
@@ -257,7 +259,7 @@ class Predictor:
             inference_milliseconds=ran.inference_milliseconds,
             compute_milliseconds=(tokenised - arrived + assembling) * 1e3 + ran.inference_milliseconds,
         )
-        return Answer(value, timings, prepared.tokens, prepared.truncated), is_large
+        return Answer(value, timings, prepared.tokens, prepared.truncated, cut_at=prepared.cut_at), is_large
 
     async def _prepare(
         self, served: _ServedModel, request: Any, inputs: Any, parameters: Mapping[str, Any]

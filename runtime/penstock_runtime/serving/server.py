@@ -24,6 +24,7 @@ from penstock_runtime.http.application import Application, Router
 from penstock_runtime.http.route_table import internal_routes, public_routes, routes
 from penstock_runtime.http.transport.listener import Listener
 from penstock_runtime.http.transport.tls import TlsFiles
+from penstock_runtime.rpc.server import RpcServer
 from penstock_runtime.serving.generator import Generator
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
@@ -81,6 +82,7 @@ class Server:
         self.application = Application(router, settings, self.metrics)
         certificate, key = settings.http.tls_certificate, settings.http.tls_key
         self._tls = None if certificate is None or key is None else TlsFiles(certificate, key)
+        self._rpc = None if settings.http.grpc_port is None else RpcServer(self.application, settings)
         self._listener: Listener | None = None
         self._internal_listener: Listener | None = None
         self._stop = asyncio.Event()
@@ -99,6 +101,11 @@ class Server:
     def internal_port(self) -> int:
         """The port for probes and monitoring; 0 before `start`, or if the server has none."""
         return 0 if self._internal_listener is None else self._internal_listener.port
+
+    @property
+    def grpc_port(self) -> int:
+        """The port of gRPC; 0 before `start`, or if the server has none."""
+        return 0 if self._rpc is None else self._rpc.port
 
     @property
     def url(self) -> str:
@@ -138,6 +145,11 @@ class Server:
                 "probes, /metrics and /info are on port %d",
                 self.internal_port,
                 extra=log_event("InternalPortListening", object=self.status.name),
+            )
+        if self._rpc is not None:
+            await self._rpc.start()
+            logger.info(
+                "gRPC is on port %d", self.grpc_port, extra=log_event("GrpcPortListening", object=self.status.name)
             )
         if self.application.access_lines is not None:
             self._write_access_lines()
@@ -207,9 +219,10 @@ class Server:
         if drain.drain_delay_seconds and self._was_ready:
             await asyncio.sleep(drain.drain_delay_seconds)
         streams = loop.call_at(end - STREAM_END_SECONDS, self._end_streams)
-        cut = await self._listener.close(
-            idle_seconds=drain.drain_idle_seconds, limit_seconds=max(0.0, end - loop.time())
-        )
+        left = max(0.0, end - loop.time())
+        closing = asyncio.gather(*([] if self._rpc is None else [self._rpc.stop(left)]))
+        cut = await self._listener.close(idle_seconds=drain.drain_idle_seconds, limit_seconds=left)
+        await closing
         if cut:
             logger.warning(
                 "%d connections were cut off after %g s",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -74,6 +74,8 @@ class ServerStatus:
     """Number of accepted bearer tokens; None: requests need none."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """Limits that come with the model, such as `max_input_tokens`."""
+    labels: Sequence[str] = ()
+    """Labels of the model's head, in the order of its outputs; empty: it has none, or is not loaded."""
     route_prompts: Mapping[str, str] = field(default_factory=dict)
     """The name of the default prompt of each route that has one of its own, by path."""
 

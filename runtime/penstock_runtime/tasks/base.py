@@ -66,6 +66,8 @@ class Prepared:
     """Memory of each of its tokens."""
     answer_bytes: int = 0
     """Size of the answer as JSON, as far as known; 0 if it is assembled quickly whatever its size."""
+    cut_at: Sequence[int | None] = ()
+    """For each text how many of its first characters are in its rows, where not all are; empty: not known."""
 
     @property
     def rows_bytes(self) -> int:

@@ -30,7 +30,7 @@ from penstock_runtime.tasks.fields import (
 )
 from penstock_runtime.tasks.fitting import Fitter
 from penstock_runtime.tasks.scores import finite, softmax
-from penstock_runtime.tokens import Pieces, Tokenizer, windows
+from penstock_runtime.tokens import Pieces, Side, Tokenizer, windows
 from penstock_runtime.tokens.pieces import count_windows
 
 IGNORED = ("O",)
@@ -192,6 +192,7 @@ class TokenClassification:
         split = fitter.tokenizer.split(request.texts, limit=most, side=rule.side, offsets=True)
         rows: list[Row] = []
         cut = 0
+        cut_at: list[int | None] = [None] * len(split)
         for index, pieces in enumerate(split):
             where = "inputs" if request.single else f"inputs[{index}]"
             parts = [pieces]
@@ -207,13 +208,15 @@ class TokenClassification:
                 fitter.refuse_unless(rule, pieces, template, where)
                 parts = [pieces.keep(room, rule.side)]
                 cut += 1
+                # Cut at its beginning, a text has none of its first characters.
+                cut_at[index] = parts[0].offsets[-1][1] if parts[0].offsets and rule.side is Side.RIGHT else 0
             for part in parts:
                 fitter.tokenizer.require_embedded(part.ids, where)
                 row = template.row(part.ids)
                 if not row.ids:
                     continue  # a text without tokens has no entities
                 rows.append(WindowRow(row.ids, row.type_ids, text=index, pieces=part, start=len(template.before)))
-        prepared = Prepared(rows=rows, memo=request, truncated=cut, token_bytes=SPAN_TOKEN_BYTES)
+        prepared = Prepared(rows=rows, memo=request, truncated=cut, token_bytes=SPAN_TOKEN_BYTES, cut_at=tuple(cut_at))
         prepared.answer_bytes = prepared.tokens * ENTITY_BYTES
         return prepared
 

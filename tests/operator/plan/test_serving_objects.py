@@ -612,3 +612,20 @@ def test_invalid_settings_are_refused() -> None:
         PlanSettings("r", "o", "1", store_volume=StoreVolume("a", "b"))
     with pytest.raises(ValueError, match="max_attempts"):
         PlanSettings("r", "o", "1", max_attempts=0)
+
+
+@pytest.mark.parametrize(("tls", "protocol"), [(None, "kubernetes.io/h2c"), ({"secretName": "x"}, "grpcs")])
+def test_grpc_has_a_port_only_where_the_endpoint_asks_for_it(tls: Json | None, protocol: str) -> None:
+    plain = Kube(tls=tls).optimised()
+    kube = Kube(tls=tls, serving={"grpc": True}).optimised()
+
+    (_, grpc) = kube.objects["Service", kube.name]["spec"]["ports"]
+    assert grpc == {"name": "grpc", "port": 8082, "targetPort": 8082, "protocol": "TCP", "appProtocol": protocol}
+    assert len(plain.objects["Service", plain.name]["spec"]["ports"]) == 1
+    assert env_of(kube.deployment)["PENSTOCK_GRPC_PORT"] == "8082"
+    assert "PENSTOCK_GRPC_PORT" not in env_of(plain.deployment)
+    opened = [port["port"] for port in kube.objects["NetworkPolicy", kube.name]["spec"]["ingress"][0]["ports"]]
+    assert opened == [8080, 8082]
+    assert [port["port"] for port in plain.objects["NetworkPolicy", plain.name]["spec"]["ingress"][0]["ports"]] == [
+        8080
+    ]

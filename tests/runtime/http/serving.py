@@ -147,7 +147,9 @@ class Model:
         self.deadlines.append(deadline_seconds)
         prepared = self.task.prepare(self.task.parse(inputs, parameters))
         reduced = [self.task.reduce(row, self._run(row)) for row in prepared.rows]
-        return Answer(self.task.assemble(prepared, reduced), TIMINGS, prepared.tokens, prepared.truncated)
+        return Answer(
+            self.task.assemble(prepared, reduced), TIMINGS, prepared.tokens, prepared.truncated, cut_at=prepared.cut_at
+        )
 
     async def with_tokenizer(self, work: Callable[[Any], Any], size: int) -> Any:
         return work(self.task.tokenizer)
