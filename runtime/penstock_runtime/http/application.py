@@ -16,6 +16,7 @@ from penstock.tasks import TaskName
 from penstock_runtime.errors import ClientGone, MethodNotAllowed, RequestError, Unauthorized, UnsupportedRoute
 from penstock_runtime.http.access import AccessTokens
 from penstock_runtime.http.api.bodies import error_response
+from penstock_runtime.http.tracing import RequestTraces
 from penstock_runtime.http.transport.head import body_too_large
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
 from penstock_runtime.serving.metrics import ServerMetrics
@@ -129,6 +130,8 @@ class Application:
         self._origins = frozenset(settings.access.cors_origins)
         self.access_lines: list[str] | None = [] if settings.log.access_log else None
         """Lines for the access log; the server writes them once a second."""
+        self.traces: RequestTraces | None = None
+        """Set by the server if requests are traced."""
 
     # Before the body is read
 
@@ -201,6 +204,8 @@ class Application:
         metrics.finished(label, response.status, seconds, inference=route is not None and route.inference)
         if self._origins:
             response.headers += self._cors(request)
+        if self.traces is not None:
+            self.traces.record(request, response, seconds)
         if self.access_lines is not None:
             self.access_lines.append(
                 f"{request.method} {request.path} {response.status} {seconds * 1000:.3f}ms "
