@@ -129,7 +129,7 @@ def test_without_a_network_all_images_reach_the_registry_with_their_digests(helm
     assert run.returncode == 0, run.stderr
     by_name = {f"{REGISTRY}/penstock/{name.split('/')[-1]}": digest for name, digest in digests.items()}
     assert run.stdout.split() == [by_name[name] for name in wanted]
-    push_words = [SCRIPT, "push", CHART, tmp_path, REGISTRY]
+    push_words = (SCRIPT, "push", CHART, tmp_path, REGISTRY)
     missing = subprocess.run(push_words, capture_output=True, text=True, check=False)
     assert missing.returncode == 1
     assert "has no image penstock-operator" in missing.stderr

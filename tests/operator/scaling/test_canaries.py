@@ -29,7 +29,7 @@ def reading(*counts: float, errors: float = 0.0, bounds: tuple[float, ...] = (0.
 
 def test_only_what_pods_answer_after_the_first_reading_counts_except_of_new_ones() -> None:
     present, new = PlanCounter(), PlanCounter()
-    assert present.counts is None
+    assert PlanCounter().counts is None
 
     present.put("a", reading(50, 90, 100, errors=7), new=False)
     present.put("a", reading(60, 110, 120, errors=9), new=False)
