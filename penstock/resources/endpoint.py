@@ -267,9 +267,26 @@ class Tls(Spec):
     )
 
 
+class Canary(Spec):
+    """A first share of the requests for new pods, before they replace the others."""
+
+    percent: int = Field(default=10, ge=1, le=50, description="Share of the requests that the new pods get.")
+    minutes: int = Field(
+        default=10,
+        ge=1,
+        le=1440,
+        description="How long. It takes up to ten times as long until the new pods have answered 200 requests.",
+    )
+
+
 class Rollout(Spec):
     """How pods are replaced when the plan or the spec changes."""
 
+    canary: Canary | None = Field(
+        default=None,
+        description="New pods get a share of the requests first. They replace the others if their errors and p95 are "
+        "not worse (docs/explanation/canary.md). The endpoint then always has a gateway. Default: no canary.",
+    )
     max_surge: int = Field(
         default=1, ge=1, le=100, description="Additional pods during a rollout: each needs its own cores."
     )
@@ -448,15 +465,22 @@ class ModelEndpointSpec(EndpointCore):
         ),
         Rule(
             "!has(self.serving) || !self.serving.grpc || self.gateway.mode == 'Never' || "
-            "(self.gateway.mode == 'Auto' && self.scaling.minReplicas > 0)",
+            "(self.gateway.mode == 'Auto' && self.scaling.minReplicas > 0 && "
+            "(!has(self.rollout) || !has(self.rollout.canary)))",
             lambda it: (
                 not it.serving.grpc
                 or it.gateway.mode is GatewayMode.NEVER
-                or (it.gateway.mode is GatewayMode.AUTO and it.scaling.min_replicas > 0)
+                or (it.gateway.mode is GatewayMode.AUTO and it.scaling.min_replicas > 0 and it.rollout.canary is None)
             ),
             "serving.grpc does not go through a gateway: write gateway.mode: Never (or scaling.minReplicas: 1 with "
-            "gateway.mode: Auto), or remove serving.grpc",
+            "gateway.mode: Auto and without rollout.canary), or remove serving.grpc",
             field_path=".serving",
+        ),
+        Rule(
+            "!has(self.rollout) || !has(self.rollout.canary) || !has(self.gateway) || !has(self.gateway.mode)"
+            " || self.gateway.mode != 'Never'",
+            lambda it: it.rollout.canary is None or it.gateway.mode is not GatewayMode.NEVER,
+            "rollout.canary needs a gateway, which divides the requests, and gateway.mode is Never: write Auto",
         ),
     )
 

@@ -62,6 +62,7 @@ global
     setenv HOLD_MOST {held}
     setenv HOLD_SECONDS {hold}
     setenv HOLD_KEYS {"yes" if settings.keys_folder else "no"}
+    setenv CANARY_MOST {settings.concurrency}
     lua-load {script}
     # The key of tls.crt is in tls.key.
     ssl-load-extra-del-ext
@@ -134,7 +135,7 @@ frontend requests
     default_backend {BACKEND}
 
 backend {BACKEND}
-    balance leastconn
+    balance {_balance(settings)}
     option httpchk GET /readyz
     timeout check 5s
     # Keep-alives end connections to a replica whose node is gone, after about ten seconds.
@@ -182,7 +183,7 @@ backend {BACKEND}
     } if {{ queue({BACKEND}) ge {held} }}
 
     {_limit_of_long_requests(settings)}
-
+{_canary(settings)}
 backend {LONG}
     stick-table type ipv6 size {TABLE_ENTRIES} expire 30s store conn_cur
 
@@ -207,6 +208,23 @@ def _tls(settings: GatewaySettings) -> str:
     if not settings.tls_folder:
         return ""
     return f" ssl crt {Path(settings.tls_folder) / CERTIFICATE} ssl-min-ver TLSv1.2 alpn http/1.1"
+
+
+def _balance(settings: GatewaySettings) -> str:
+    """Where a canary may come, the least loaded of eight random servers: after a request that names a server without a
+    weight, HAProxy 2.6 takes that server for one of those that `leastconn` chooses from."""
+    return "random(8)" if settings.canary else "leastconn"
+
+
+def _canary(settings: GatewaySettings) -> str:
+    """Lines of the backend that send the canary's share to its servers. A request that such a server does not accept is
+    sent again to one of the others: `option redispatch`."""
+    if not settings.canary:
+        return ""
+    return """\
+    http-request set-var(txn.canary) lua.canary
+    use-server %[var(txn.canary)] if { var(txn.canary) -m len gt 0 }
+"""
 
 
 def _limit(connections: int) -> str:

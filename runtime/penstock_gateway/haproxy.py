@@ -137,8 +137,10 @@ def read_states(text: str) -> dict[str, ServerState]:
 
 def _added(server: ReplicaAddress, concurrency: int, *, tls: bool) -> ServerCommand:
     host = f"[{server.host}]" if ":" in server.host else server.host
+    # Servers without a weight get the requests only that name them: see hold.lua.
     command = (
         f"add server {BACKEND}/{server.name} {host}:{server.port} maxconn {concurrency} {CHECK}{TLS if tls else ''}"
+        f"{' weight 0' if server.canary else ''}"
     )
     # A new server is in maintenance.
     return ServerCommand(server.name, command, ServerState.LEAVING, ADDED)
@@ -160,11 +162,14 @@ class ServerSync:
         self._present: dict[str, ServerState] | None = None
         """None: unknown, to be read from HAProxy."""
         self._wanted: Mapping[str, ReplicaAddress] = {}
+        self._canary_percent = 0
+        self._canary: str | None = ""
+        """The canary that HAProxy has; None: unknown."""
 
-    def set_replicas(self, wanted: Mapping[str, ReplicaAddress]) -> None:
-        """Set the wanted servers. OSError if HAProxy does not answer."""
+    def set_replicas(self, wanted: Mapping[str, ReplicaAddress], *, canary_percent: int = 0) -> None:
+        """Set the wanted servers, and the share of those of the canary. OSError if HAProxy does not answer."""
         with self._lock:
-            self._wanted = wanted
+            self._wanted, self._canary_percent = wanted, canary_percent
             self._synchronise()
 
     def retry(self) -> None:
@@ -200,6 +205,18 @@ class ServerSync:
                 )
                 certain = False
         self._present = present if certain else None
+        ready = [name for name, state in sorted(present.items()) if state is ServerState.READY]
+        names = ",".join(name for name in ready if name in self._wanted and self._wanted[name].canary)
+        canary = f"{self._canary_percent} {names}" if names and self._canary_percent else ""
+        if canary != self._canary:
+            self._canary = None
+            self._send(f"gateway canary {canary or '0'}")
+            self._canary = canary
+            logger.info(
+                "the canary gets %d %% of the requests",
+                self._canary_percent if canary else 0,
+                extra=log_event("CanaryShare", object=names),
+            )
 
 
 def _record(present: dict[str, ServerState], command: ServerCommand) -> None:

@@ -1,5 +1,5 @@
--- Holds requests while no replica is up, and reports how many are held. Loaded by the configuration of config.py,
--- which sets the three variables (HAProxy 2.6 passes no arguments to a script).
+-- Holds requests while no replica is up, reports how many are held, and chooses those of a canary. Loaded by the configuration of config.py,
+-- which sets the variables (HAProxy 2.6 passes no arguments to a script).
 --
 -- HAProxy runs with one thread (nbthread 1), so that all requests share the tables below.
 
@@ -116,6 +116,26 @@ core.register_action("refuse", {"http-req"}, function(_)
   refused.queue = refused.queue + 1
 end, 0)
 
+-- The canary's servers have no weight. A random share of the requests names one of them, in turn; a server with as many
+-- requests as it may have gets no more, and they go to the others.
+local canary_most = tonumber(os.getenv("CANARY_MOST"))
+local canary = {percent = 0, servers = {}, last = 0, chosen = 0}
+
+core.register_fetches("canary", function(txn)
+  local servers = canary.servers
+  if #servers == 0 or math.random() * 100 >= canary.percent then return "" end
+  for _ = 1, #servers do
+    canary.last = canary.last % #servers + 1
+    local name = servers[canary.last]
+    local known, count = pcall(txn.f.srv_conn, txn.f, backend .. "/" .. name)
+    if known and count and count < canary_most then
+      canary.chosen = canary.chosen + 1
+      return name
+    end
+  end
+  return ""
+end)
+
 core.register_fetches("draining", function(_) return draining and 1 or 0 end)
 
 local function answer(applet, status, text, kind)
@@ -148,6 +168,8 @@ local function metrics()
       {'{reason="full"}', refused.full}, {'{reason="late"}', refused.late}, {'{reason="queue"}', refused.queue},
       {'{reason="unauthorized"}', refused.unauthorized}})
   family(lines, "penstock_gateway_retries_total", "counter", "Requests sent again to a replica", {{"", stats.wretr}})
+  family(lines, "penstock_gateway_canary_requests_total", "counter", "Requests of the share of a canary",
+    {{"", canary.chosen}})
   family(lines, "penstock_gateway_replicas", "gauge", "Replicas that take requests", {{"", stats.act}})
   return table.concat(lines, "\n") .. "\n"
 end
@@ -182,6 +204,17 @@ core.register_cli({"gateway", "keys"}, "gateway keys: hashes of the accepted key
     if #hash == 64 then found[hash] = true end
   end
   keys = found
+  reply(applet, "known")
+end)
+core.register_cli({"gateway", "canary"}, "gateway canary: its percentage, and its servers with commas", function(applet, ...)
+  local words = {...}
+  canary.percent, canary.servers, canary.last = 0, {}, 0
+  for at, word in ipairs(words) do
+    if string.match(word, "^%d+$") and words[at - 1] == "canary" then
+      canary.percent = tonumber(word)
+      for name in string.gmatch(words[at + 1] or "", "[^,]+") do table.insert(canary.servers, name) end
+    end
+  end
   reply(applet, "known")
 end)
 core.register_cli({"gateway", "held"}, "gateway held: how many requests are held", function(applet)

@@ -16,6 +16,11 @@ LOG_EVENTS: dict[str, tuple[str, str, str]] = {
         "Compare the two files of the Secret: `openssl x509 -noout -pubkey` and `openssl pkey -pubout`.",
     ),
     "KeysChanged": ("info", "The gateway read the keys that held requests need, or read them again.", "Nothing."),
+    "CanaryShare": (
+        "info",
+        "The pods of a canary (`object`) get another share of the requests, or there is no such pod any more.",
+        "Nothing.",
+    ),
     "GatewayReady": ("info", "The gateway has its first list of replicas and accepts requests.", "Nothing."),
     "GatewayDraining": (
         "info",

@@ -57,7 +57,7 @@ class GatewayProcess:
         self._ended = threading.Event()
         self._signalled = threading.Event()
         self._is_ready = False
-        self._history = SliceHistory()
+        self._history = SliceHistory(settings.canary)
         self._lock = threading.Lock()
 
     def run(self) -> int:
@@ -98,18 +98,21 @@ class GatewayProcess:
                     "the Service of the replicas was deleted: keeping the last known replicas",
                     extra=log_event("ServiceDeleted", object=f"{self._settings.namespace}/{self._settings.service}"),
                 )
-            self._sync.set_replicas(self._history.replicas())
+            self._set_replicas()
         if not self._is_ready:
             # Not ready before the replicas are known.
             self._haproxy.send("gateway ready")
             self._is_ready = True
             logger.info("ready: the replicas are known", extra=log_event("GatewayReady"))
 
+    def _set_replicas(self) -> None:
+        self._sync.set_replicas(self._history.replicas(), canary_percent=self._history.canary_percent)
+
     def _retry(self) -> None:
         try:
             with self._lock:
                 if self._history.drop_old(time.monotonic()):
-                    self._sync.set_replicas(self._history.replicas())
+                    self._set_replicas()
             self._sync.retry()
             if self._keys is not None:
                 self._keys.update()

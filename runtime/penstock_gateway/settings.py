@@ -45,6 +45,8 @@ class GatewaySettings:
     """After SIGTERM: how long new connections are accepted, while the Service removes this pod."""
     finish_seconds: int = 300
     """After that: how long accepted requests may take."""
+    canary: str = ""
+    """Name of the canary's Deployment, with which the names of its pods begin; empty: there is no canary."""
     keys_folder: str = ""
     """Folder of the keys that held requests need, a mounted Secret; empty: none. The replicas check all requests."""
     tls_folder: str = ""
@@ -52,9 +54,9 @@ class GatewaySettings:
 
     def __post_init__(self) -> None:
         """Refuse values that HAProxy would refuse or misinterpret."""
-        for name in ("endpoint", "service", "namespace", "host", "tls_folder"):
+        for name in ("endpoint", "service", "namespace", "host", "canary", "tls_folder"):
             value = getattr(self, name)
-            if (not value and name != "tls_folder") or any(
+            if (not value and name not in {"canary", "tls_folder"}) or any(
                 character.isspace() or character in "\"'\\#$%" for character in value
             ):
                 raise GatewayError(f"{variable(name)} is {value!r}: it must be a name without spaces or quotes.")

@@ -20,17 +20,31 @@ class ReplicaAddress:
     port: int
     takes_requests: bool
     """False: it finishes its requests and gets no new ones."""
+    canary: bool = False
+    """It gets the canary's share of the requests, and no others."""
 
 
-def replicas(slices: Iterable[Mapping[str, Any]]) -> dict[str, ReplicaAddress]:
-    """Replicas by name. A pod that is ready in one slice is ready: it may be in two slices for a moment."""
+CANARY_PERCENT = "penstock.dev/canary-percent"
+"""Label of the slices: the share of the requests for the pods of the canary."""
+
+
+def canary_percent(slices: Iterable[Mapping[str, Any]]) -> int:
+    """The canary's share, 0 to 100. Slices get a changed label one after the other: the largest counts."""
+    labels = ((piece.get("metadata") or {}).get("labels") or {} for piece in slices)
+    found = [text for one in labels if (text := str(one.get(CANARY_PERCENT) or "")).isdecimal() and len(text) < 4]
+    return min(100, max(map(int, found), default=0))
+
+
+def replicas(slices: Iterable[Mapping[str, Any]], canary: str = "") -> dict[str, ReplicaAddress]:
+    """Replicas by name. A pod that is ready in one slice is ready: it may be in two slices for a moment. `canary`: the
+    name of the canary's Deployment; may be empty."""
     found: dict[str, ReplicaAddress] = {}
     for piece in slices:
         port = next((entry["port"] for entry in piece.get("ports") or () if entry.get("port")), None)
         if port is None:
             continue
         for endpoint in piece.get("endpoints") or ():
-            replica = _replica(endpoint, int(port))
+            replica = _replica(endpoint, int(port), canary)
             if replica is not None and (replica.takes_requests or replica.name not in found):
                 found[replica.name] = replica
     return found
@@ -44,7 +58,9 @@ class SliceHistory:
     the last slice is removed, all recently removed replicas accept requests again, for the last requests that arrive.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, canary: str = "") -> None:
+        """`canary`: the name of the canary's Deployment; may be empty."""
+        self._canary = canary
         self._present: dict[str, Mapping[str, Any]] = {}
         self._removed: dict[str, tuple[float, Mapping[str, Any]]] = {}
 
@@ -70,15 +86,20 @@ class SliceHistory:
         """True if all slices were removed."""
         return not self._present and bool(self._removed)
 
+    @property
+    def canary_percent(self) -> int:
+        """The canary's share of the requests."""
+        return canary_percent(self._present.values())
+
     def replicas(self) -> dict[str, ReplicaAddress]:
         """Replicas of all slices by name. Present slices take precedence."""
-        removed = replicas(piece for _, piece in self._removed.values())
+        removed = replicas((piece for _, piece in self._removed.values()), self._canary)
         if self._present:
             removed = {name: replace(replica, takes_requests=False) for name, replica in removed.items()}
-        return removed | replicas(self._present.values())
+        return removed | replicas(self._present.values(), self._canary)
 
 
-def _replica(endpoint: Mapping[str, Any], port: int) -> ReplicaAddress | None:
+def _replica(endpoint: Mapping[str, Any], port: int, canary: str) -> ReplicaAddress | None:
     addresses = endpoint.get("addresses") or ()
     if not addresses:
         return None
@@ -86,4 +107,5 @@ def _replica(endpoint: Mapping[str, Any], port: int) -> ReplicaAddress | None:
     pod = str((endpoint.get("targetRef") or {}).get("name") or "address")
     # The API defines a missing condition as ready.
     ready = (endpoint.get("conditions") or {}).get("ready")
-    return ReplicaAddress(f"{pod}_{host}", host, port, takes_requests=ready is not False)
+    tries = bool(canary) and pod.startswith(f"{canary}-")
+    return ReplicaAddress(f"{pod}_{host}", host, port, takes_requests=ready is not False, canary=tries)

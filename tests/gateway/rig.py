@@ -42,6 +42,13 @@ class Replica:
     port: int
     process: BaseProcess
 
+    def answered(self) -> int:
+        """Requests to the model that it has answered."""
+        text = httpx.get(f"http://127.0.0.1:{self.port}/metrics", trust_env=False, verify=False).text
+        found = re.search(r"^penstock_request_seconds_count\S* (\S+)$", text, re.MULTILINE)
+        assert found, f"no count in {text}"
+        return int(float(found.group(1)))
+
     def kill(self) -> None:
         """SIGKILL, as when its node is lost."""
         self.process.kill()
@@ -129,10 +136,10 @@ class Rig:
             self.announce()
         return replica
 
-    def announce(self, *, ending: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> None:
+    def announce(self, *, ending: tuple[str, ...] = (), without: tuple[str, ...] = (), canary_percent: int = 0) -> None:
         """The API's answer: all started replicas, except those that are ending or have ended."""
         there = {name: one.port for name, one in self.replicas.items() if name not in (*ending, *without)}
-        self.api.put(there, {name: self.replicas[name].port for name in ending})
+        self.api.put(there, {name: self.replicas[name].port for name in ending}, canary_percent=canary_percent)
 
     def gateway(self, *, wait: bool = True, ports: tuple[int, int] | None = None, **settings: Any) -> Gateway:
         """Start a gateway; with the ports of one that has ended, as its successor."""

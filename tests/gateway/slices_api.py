@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from penstock_gateway.slices import CANARY_PERCENT
+
 Json = dict[str, Any]
 
 
@@ -28,9 +30,9 @@ class SlicesApi:
         self.expire = 0
         """The number of watches that are refused because their version is too old."""
 
-    def put(self, ready: dict[str, int], terminating: dict[str, int] | None = None) -> None:
-        """Names and ports of the replicas, all on loopback."""
-        self._becomes(slice_of(ready, self.version + 1, terminating or {}))
+    def put(self, ready: dict[str, int], terminating: dict[str, int] | None = None, *, canary_percent: int = 0) -> None:
+        """Names and ports of the replicas, all on loopback; the share of a canary is in the label of the slices."""
+        self._becomes({**slice_of(ready, self.version + 1, terminating or {}), "percent": canary_percent})
 
     def remove(self) -> None:
         """Delete the Service with all its slices."""
@@ -63,12 +65,13 @@ def real_slices(value: Json) -> list[Json]:
     """The list of slices: replicas of different ports are in different slices, a Service without any has one."""
     made: list[Json] = []
     version = value["metadata"]["resourceVersion"]
+    labels = {CANARY_PERCENT: str(value["percent"])} if value.get("percent") else {}
     for ends, group in ((False, value["ready"]), (True, value["ends"] or {})):
         for name, port in group.items():
             conditions = {"ready": not ends, "serving": True, "terminating": ends}
             made.append(
                 {
-                    "metadata": {"name": f"slice-{name}", "resourceVersion": version},
+                    "metadata": {"name": f"slice-{name}", "resourceVersion": version, "labels": labels},
                     "ports": [{"name": "http", "port": port}],
                     "endpoints": [{"addresses": ["127.0.0.1"], "conditions": conditions, "targetRef": {"name": name}}],
                 }

@@ -19,6 +19,7 @@ from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import OptimizedModelStatus, Phase, optimized_model_name
 from penstock.resources.scaling import ScalingMode
 from penstock_operator.plan import gateway
+from penstock_operator.plan.canary import NO_CANARY, CanaryPlan, plan_canary
 from penstock_operator.plan.conditions import Event, Finding, Reason, events
 from penstock_operator.plan.endpoint import ParsedEndpoint, hardware_class, read_endpoint, usable
 from penstock_operator.plan.exposure import ExposurePlan, expose
@@ -136,6 +137,7 @@ class _Planner:
     writes: list[StatusWrite] = field(default_factory=list)
     requeue: list[float] = field(default_factory=list)
     rollout: TurnDecision | None = None
+    canary: CanaryPlan = NO_CANARY
     classes: dict[str, HardwareClassSpec | Finding] = field(default_factory=dict)
     """HardwareClasses parsed for this plan: parsing is a large part of its cost."""
     most: int | None = None
@@ -277,16 +279,29 @@ class _Planner:
             return ""
         desired = deployment(endpoint, serving, hardware, count, observed.settings)
         template = str(desired["spec"]["template"]["metadata"]["annotations"][TEMPLATE_HASH])
-        self.rollout = rollout_turn(endpoint, observed, template)
+        self._roll_out(desired, template, serving.digest)
+        self.apply += gateway.objects(endpoint, observed, canary_percent=self.canary.percent)
+        self._scalers()
+        return template
+
+    def _roll_out(self, desired: Json, template: str, digest: str) -> None:
+        """Add the Deployment, and that of its canary. A rollout, with its canary, begins when it has a turn."""
+        endpoint, observed = self.endpoint, self.observed
+        before = read_status(endpoint.status).canary
+        canary = plan_canary(endpoint, observed, desired, template=template, digest=digest, before=before)
+        if canary.begins or not (canary.holds or canary.passed):
+            self.rollout = rollout_turn(endpoint, observed, template)
         if self.rollout is not None and not self.rollout.allowed:
+            canary = canary.without_turn()
             self.apply.append(paused(desired, self.rollout))
             if self.rollout.requeue_seconds is not None:
                 self.requeue.append(self.rollout.requeue_seconds)
         else:
-            self.apply.append(desired)
-        self.apply += gateway.objects(endpoint, observed)
-        self._scalers()
-        return template
+            self.apply.append(paused(desired) if canary.holds else desired)
+        if canary.deployment is not None:
+            self.apply.append(canary.deployment)
+        self.delete += canary.delete
+        self.canary = canary
 
     def _scalers(self) -> None:
         """Add the object that scales in the modes HPA and KEDA. It is created only after the object of the previous
@@ -357,6 +372,7 @@ class _Planner:
             verdicts=verdicts,
             missing_for_job=self._missing_for_job(wanted),
             rollout=self.rollout,
+            canary=self.canary,
             exposure=exposure,
         )
 
@@ -380,6 +396,7 @@ class _Planner:
             events=(
                 *events(before.conditions, after.conditions),
                 *_started(state.wanted),
+                *self.canary.events,
                 *scaling_events(before.scaling, after.scaling, count, suspended=self.endpoint.spec.suspend),
             ),
             grant=self.grant,

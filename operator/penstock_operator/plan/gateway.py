@@ -12,10 +12,12 @@ from penstock.resources.endpoint import Gateway, GatewayMode
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.names import (
+    CANARY_PERCENT,
     CONTAINER,
     GATEWAY_STATUS_PORT,
     HTTP_PORT,
     TEMPLATE_HASH,
+    canary_name,
     gateway_binding_name,
     gateway_labels,
     gateway_name,
@@ -62,12 +64,22 @@ def wanted(endpoint: ParsedEndpoint) -> bool:
     spec = endpoint.spec
     if spec.suspend or spec.gateway.mode is GatewayMode.NEVER:
         return False
-    return spec.gateway.mode is GatewayMode.ALWAYS or spec.scaling.min_replicas == 0
+    return spec.gateway.mode is GatewayMode.ALWAYS or spec.scaling.min_replicas == 0 or spec.rollout.canary is not None
 
 
 def answers(endpoint: ParsedEndpoint, gateway: DeploymentFacts | None) -> bool:
     """Whether the gateway is available to take requests."""
     return wanted(endpoint) and gateway is not None and not gateway.deleting and gateway.available > 0
+
+
+def divides(endpoint: ParsedEndpoint, gateway: DeploymentFacts | None) -> bool:
+    """Whether all its pods are of the present version, and so can send a share of the requests to a canary."""
+    return (
+        answers(endpoint, gateway)
+        and gateway is not None
+        and gateway.observed_generation == gateway.generation
+        and gateway.updated == gateway.replicas == gateway.available
+    )
 
 
 def memory_bytes(gateway: Gateway, *, tls: bool = False) -> int:
@@ -78,11 +90,13 @@ def memory_bytes(gateway: Gateway, *, tls: bool = False) -> int:
     return BASE_BYTES + gateway.connections * connection + waiting * HELD_BYTES
 
 
-def objects(endpoint: ParsedEndpoint, observed: EndpointSnapshot) -> list[Json]:
-    """The gateway's objects in the order to apply them; empty when none is wanted."""
+def objects(endpoint: ParsedEndpoint, observed: EndpointSnapshot, *, canary_percent: int = 0) -> list[Json]:
+    """The gateway's objects in the order to apply them; empty when none is wanted. `canary_percent`: the share of a
+    canary; 0: none runs."""
     if not wanted(endpoint):
         return []
-    found = [*_access(endpoint, observed.settings), _pods_service(endpoint), _policy(endpoint, observed.settings)]
+    access, policy = _access(endpoint, observed.settings), _policy(endpoint, observed.settings)
+    found = [*access, _pods_service(endpoint, canary_percent), policy]
     found.append(_deployment(endpoint, observed.settings))
     if endpoint.spec.gateway.replicas > 1:
         found.append(_budget(endpoint))
@@ -122,8 +136,8 @@ def _access(endpoint: ParsedEndpoint, settings: PlanSettings) -> list[Json]:
     return [_owned(endpoint, "v1", "ServiceAccount", None), binding]
 
 
-def _pods_service(endpoint: ParsedEndpoint) -> Json:
-    """Headless Service: its endpoint slices list the replicas for the gateway."""
+def _pods_service(endpoint: ParsedEndpoint, canary_percent: int) -> Json:
+    """Headless Service: its endpoint slices list the replicas for the gateway, and have its labels."""
     value = endpoint.owned(
         "v1",
         "Service",
@@ -136,6 +150,8 @@ def _pods_service(endpoint: ParsedEndpoint) -> Json:
         name=pods_service_name(endpoint.name),
     )
     value["metadata"]["labels"] = gateway_labels(endpoint.name)
+    if canary_percent:
+        value["metadata"]["labels"][CANARY_PERCENT] = str(canary_percent)
     return value
 
 
@@ -195,6 +211,8 @@ def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
         "DRAIN_SECONDS": str(drain.delay),
         "FINISH_SECONDS": str(finish),
     }
+    if endpoint.spec.rollout.canary is not None:
+        values["CANARY"] = canary_name(endpoint.name)
     key_volumes, key_mounts = key_volume(endpoint)
     if key_volumes:
         values["KEYS_FOLDER"] = KEYS

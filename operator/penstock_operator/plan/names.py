@@ -24,6 +24,12 @@ TEMPLATE_HASH = f"{GROUP}/template-hash"
 ROLLOUT_SINCE = f"{GROUP}/rollout-waits-since"
 """Annotation of a paused Deployment: since when its new pod template waits for its turn."""
 
+CANARY = f"{GROUP}/canary"
+"""Label of the pods of a canary."""
+CANARY_PERCENT = f"{GROUP}/canary-percent"
+"""Label of the Service that lists the runtime pods, which Kubernetes copies to its endpoint slices: the share of the
+requests that the gateway sends to the pods of the canary."""
+
 RUNTIME = "penstock-runtime"
 OPTIMIZER = "penstock-optimizer"
 GATEWAY = "penstock-gateway"
@@ -41,14 +47,18 @@ GATEWAY_STATUS_PORT = 8404
 """Port of the gateway's metrics and probes, and of `/demand`."""
 
 LABEL_LIMIT = 63
+POD_PREFIX_LIMIT = 57
+"""The API server cuts what it makes the names of pods from to 58 characters: the name of the Deployment, a dash, and
+more."""
 
 
-def shortened(name: str, *, suffix: str = "") -> str:
-    """`name` and `suffix` within the 63 characters of a DNS label; a cut name ends in a digest of the whole name."""
-    if len(name) + len(suffix) <= LABEL_LIMIT:
+def shortened(name: str, *, suffix: str = "", limit: int = LABEL_LIMIT) -> str:
+    """`name` and `suffix` within `limit` characters, by default the 63 of a DNS label; a cut name ends in a digest of
+    the whole name."""
+    if len(name) + len(suffix) <= limit:
         return f"{name}{suffix}"
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return f"{name[: LABEL_LIMIT - len(suffix) - 9].rstrip('-.')}-{digest}{suffix}"
+    return f"{name[: limit - len(suffix) - 9].rstrip('-.')}-{digest}{suffix}"
 
 
 def runtime_selector(endpoint: str) -> dict[str, str]:
@@ -64,6 +74,11 @@ def runtime_labels(endpoint: str) -> dict[str, str]:
 def gateway_name(endpoint: str) -> str:
     """The name of the objects of an endpoint's gateway."""
     return shortened(endpoint, suffix="-gateway")
+
+
+def canary_name(endpoint: str) -> str:
+    """The name of the Deployment of an endpoint's canary. The names of its pods begin with it and a dash."""
+    return shortened(endpoint, suffix="-canary", limit=POD_PREFIX_LIMIT)
 
 
 def gateway_binding_name(endpoint: str) -> str:

@@ -17,6 +17,7 @@ from penstock_operator.plan.names import ARTEFACT, CORES, FIELD_MANAGER, OPTIMIZ
 from penstock_operator.plan.quotas import NamespaceUse
 from penstock_operator.plan.turns import Line
 from penstock_operator.plan.workloads import JobFacts, Object, Owner, RuntimePod, moment
+from penstock_operator.scaling.decide.canary import CanaryOutcome, CanaryReason
 
 
 def replica_owners(managed: Iterable[Object]) -> set[str]:
@@ -354,6 +355,22 @@ class DesiredScale:
 
 
 @dataclass(frozen=True)
+class CanaryReport:
+    """The last look at a canary."""
+
+    template: str
+    """The hash of the pod template that it tries."""
+    outcome: CanaryOutcome
+    reason: CanaryReason | None = None
+    """None while it continues."""
+    message: str = ""
+    """The figures of both plans, as a clause."""
+    requests: int = 0
+    """Answered by its pods."""
+    errors: int = 0
+
+
+@dataclass(frozen=True)
 class EndpointSnapshot:
     """One endpoint and everything that belongs to it, at one moment."""
 
@@ -372,6 +389,11 @@ class EndpointSnapshot:
     deployment: DeploymentFacts | None = None
     gateway: DeploymentFacts | None = None
     """The Deployment of its gateway."""
+    canary: DeploymentFacts | None = None
+    """The Deployment of its canary."""
+    canary_pods: tuple[RuntimePod, ...] = ()
+    canary_report: CanaryReport | None = None
+    """None: no look yet."""
     replica_sets: tuple[ReplicaSetFacts, ...] = ()
     pods: tuple[RuntimePod, ...] = ()
     """The runtime pods, including those that are being deleted."""

@@ -348,17 +348,21 @@ def progressing(
     problems: Sequence[PodProblem],
     cpus: int,
     turn: TurnDecision | None = None,
+    canary: Finding | None = None,
 ) -> Finding:
     """The condition Progressing: a rollout or a change of the replica count is under way, and what it waits for.
 
     `desired_template`: the hash of the desired pod template; empty: the present one stays. `cpus`: requested by a new
-    pod. `turn`: the place in the line of the rollout; None: there is none that needs one.
+    pod. `turn`: the place in the line of the rollout; None: there is none that needs one. `canary`: the state of its
+    canary; None: it has none.
     """
     if deployment is None or endpoint.spec.suspend:
         return no(Reason.SETTLED, "No rollout is under way.")
     if turn is not None and not turn.allowed:
         waits = turn.waits_for("rollout", "maxConcurrentRollouts")
         return no(Reason.ROLLOUT_QUEUED, f"A new plan is to roll out. {waits} The present pods serve on.")
+    if canary is not None:
+        return canary
     if desired_template and desired_template != deployment.template:
         return yes(Reason.ROLLING_OUT, "A new plan is about to roll out: new pods come first, old ones go afterwards.")
     replacing = deployment.updated < deployment.replicas or deployment.observed_generation < deployment.generation

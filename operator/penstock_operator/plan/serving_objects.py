@@ -195,10 +195,12 @@ def rollout_turn(endpoint: ParsedEndpoint, observed: EndpointSnapshot, template:
     return line.turn(TurnKey(endpoint.namespace, endpoint.name), since or observed.now, anew=True)
 
 
-def paused(desired: Json, turn: TurnDecision) -> Json:
-    """The Deployment with a new template that waits for its turn. Kubernetes scales the present pods meanwhile."""
-    since = "" if turn.ask is None else timestamp(turn.ask.since)
-    annotations = {**desired["metadata"].get("annotations", {}), ROLLOUT_SINCE: since}
+def paused(desired: Json, turn: TurnDecision | None = None) -> Json:
+    """The Deployment with a new template that waits for its turn, or for a canary. Kubernetes scales the present pods
+    meanwhile."""
+    annotations = dict(desired["metadata"].get("annotations", {}))
+    if turn is not None:
+        annotations[ROLLOUT_SINCE] = "" if turn.ask is None else timestamp(turn.ask.since)
     return {
         **desired,
         "metadata": {**desired["metadata"], "annotations": annotations},

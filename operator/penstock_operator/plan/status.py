@@ -25,6 +25,7 @@ from penstock.resources.status import (
     updated_conditions,
 )
 from penstock_operator.plan import gateway
+from penstock_operator.plan.canary import NO_CANARY, CanaryPlan
 from penstock_operator.plan.conditions import Finding, Reason, clipped, conditions, no, unknown, yes
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.exposure import ExposurePlan
@@ -70,6 +71,16 @@ measurement may have been left out.
 MetricsAvailable is in neither group: an endpoint serves without metrics; only its replica count no longer changes.
 """
 
+UNFINISHED = {
+    Reason.ROLLING_OUT,
+    Reason.ROLLOUT_QUEUED,
+    Reason.NO_ROOM_FOR_SURGE,
+    Reason.ROLLOUT_STUCK,
+    Reason.CANARY_RUNNING,
+    Reason.CANARY_REJECTED,
+}
+"""Reasons of Progressing with which the pods do not, or not all, serve what the spec asks for."""
+
 
 @dataclass(frozen=True)
 class EndpointState:
@@ -97,6 +108,7 @@ class EndpointState:
     exposure: ExposurePlan
     rollout: TurnDecision | None = None
     """The place in the line of the rollout; None: there is none that needs one."""
+    canary: CanaryPlan = NO_CANARY
 
 
 def conditions_of(state: EndpointState) -> dict[str, Finding]:
@@ -129,6 +141,7 @@ def conditions_of(state: EndpointState) -> dict[str, Finding]:
             problems=state.problems,
             cpus=state.cpus,
             turn=state.rollout,
+            canary=state.canary.finding,
         ),
     }
     if state.exposure.finding is not None:
@@ -162,7 +175,7 @@ def ready(endpoint: ParsedEndpoint, findings: Mapping[str, Finding], problems: S
     if crashing:
         return no(crashing[0].reason, crashing[0].message)
     rollout = findings[ConditionType.PROGRESSING]
-    if rollout.reason in {Reason.ROLLING_OUT, Reason.ROLLOUT_QUEUED, Reason.NO_ROOM_FOR_SURGE, Reason.ROLLOUT_STUCK}:
+    if rollout.reason in UNFINISHED:
         return no(rollout.reason, rollout.message)
     return yes(Reason.SCALED_TO_ZERO if idle else Reason.SERVING, answering.message)
 
@@ -197,6 +210,7 @@ def endpoint_status(state: EndpointState, findings: Mapping[str, Finding], befor
             observed.scale,
             observed.now,
         ),
+        canary=state.canary.status,
         pods=pod_reports(state.pods, state.verdicts, state.problems),
         history=history(before, shown, observed.now),
     )

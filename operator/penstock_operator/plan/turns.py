@@ -5,8 +5,8 @@ from the cluster's objects, so that a new leader of the operator counts the same
 
 - An optimisation has a place while its Job has not ended. A Job whose pod does not run `START_SECONDS` after its
   creation (no node, no image) has none until it runs.
-- A rollout has a place while pods of another template are to be replaced. It has none once Kubernetes reports
-  `ProgressDeadlineExceeded`: no new pod became ready for `PROGRESS_DEADLINE_SECONDS`.
+- A rollout has a place while it has a canary, and while pods of another template are to be replaced. It has none once
+  Kubernetes reports `ProgressDeadlineExceeded`: no new pod became ready for `PROGRESS_DEADLINE_SECONDS`.
 
 A Job or Deployment that the API server refuses goes to the end of the line. So none of these blocks the others, at the
 price of one more at the same time if it begins to run after all.

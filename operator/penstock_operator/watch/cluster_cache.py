@@ -42,8 +42,9 @@ from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Stor
 from penstock_operator.plan.endpoint import ParsedEndpoint, read_endpoint
 from penstock_operator.plan.exposure import hosts_of, may_use, moment_of
 from penstock_operator.plan.installation import PlanSettings
-from penstock_operator.plan.names import MANAGED_BY, MANAGER, gateway_name
+from penstock_operator.plan.names import MANAGED_BY, MANAGER, canary_name, gateway_name
 from penstock_operator.plan.observed import (
+    CanaryReport,
     DeploymentFacts,
     DesiredScale,
     EndpointSnapshot,
@@ -59,6 +60,7 @@ from penstock_operator.plan.observed import (
 from penstock_operator.plan.optimized_model import OWNERS, wanted_name
 from penstock_operator.plan.workloads import HostReport, JobFacts, JobReport, PodFacts, RuntimePod
 from penstock_operator.watch.index_keys import (
+    deployment_index,
     endpoint_index,
     model_index,
     models_named,
@@ -119,7 +121,7 @@ class ClusterCache:
         self.classes = Store(HARDWARE_CLASS, _trimmed)
         self.nodes = Store(NODE, _node)
         self.namespaces = Store(NAMESPACE, _labels)
-        self.deployments = Store(DEPLOYMENT, DeploymentFacts.from_object, index=owner_index)
+        self.deployments = Store(DEPLOYMENT, DeploymentFacts.from_object, index=deployment_index)
         self.replica_sets = Store(REPLICA_SET, ReplicaSetFacts.from_object, index=owner_index)
         self.pods = Store(POD, PodFacts.from_object, index=pod_index)
         self.jobs = Store(JOB, JobFacts.from_object, index=lambda job: (*owner_index(job), *open_job(job)))
@@ -148,6 +150,8 @@ class ClusterCache:
         """The contents of those ConfigMaps that were read."""
         self.scales: dict[ObjectKey, DesiredScale] = {}
         """By endpoint: the autoscaler's last published decision."""
+        self.canaries: dict[ObjectKey, CanaryReport] = {}
+        """By endpoint: the last look at its canary."""
         self.endpoints_listed = False
         """Whether all endpoints are in their store. A new leader reads pods before."""
         self.conflicting: dict[ObjectKey, frozenset[Ref]] = {}
@@ -175,12 +179,19 @@ class ClusterCache:
 
     def put_scale(self, endpoint: ObjectKey, scale: DesiredScale | None) -> None:
         """Publish the autoscaler's decision for an endpoint; None: withdraw it."""
-        if self.scales.get(endpoint) == scale:
+        self._publish(self.scales, endpoint, scale)
+
+    def put_canary(self, endpoint: ObjectKey, report: CanaryReport | None) -> None:
+        """Publish a look at the canary of an endpoint; None: it has none any more."""
+        self._publish(self.canaries, endpoint, report)
+
+    def _publish(self, values: dict[ObjectKey, Value], endpoint: ObjectKey, value: Value | None) -> None:
+        if values.get(endpoint) == value:
             return
-        if scale is None:
-            del self.scales[endpoint]
+        if value is None:
+            del values[endpoint]
         else:
-            self.scales[endpoint] = scale
+            values[endpoint] = value
         for listener in self._report_listeners:
             listener((("endpoint", *endpoint),))
 
@@ -257,12 +268,18 @@ class ClusterCache:
         """The pods of the Deployment of an endpoint's gateway, in the same way."""
         return self._pods_of("gateway", endpoint, gateway_name(endpoint.name))
 
+    def canary_pods(self, endpoint: ObjectKey) -> list[PodFacts]:
+        """The pods of the Deployment of an endpoint's canary."""
+        return self._pods_of("endpoint", endpoint, canary_name(endpoint.name))
+
     def is_runtime_pod(self, place: ObjectKey) -> bool:
-        """Whether a pod belongs to the Deployment of the endpoint that its labels name."""
+        """Whether a pod belongs to the Deployment of the endpoint that its labels name, or to its canary's."""
         entry = self.pods.get(place)
         names = [index[2] for index in entry.index if index[0] == "endpoint"] if entry is not None else []
         return entry is not None and any(
-            self._created(entry.facts, ObjectKey(place.namespace, name), name) for name in names
+            self._created(entry.facts, ObjectKey(place.namespace, name), deployment)
+            for name in names
+            for deployment in (name, canary_name(name))
         )
 
     def job_of(self, place: ObjectKey) -> JobFacts | None:
@@ -341,6 +358,9 @@ class ClusterCache:
             optimized_models=tuple(model for model in models if model is not None),
             deployment=deployment,
             gateway=self.deployments.facts(ObjectKey(key.namespace, gateway_name(key.name))),
+            canary=self.deployments.facts(ObjectKey(key.namespace, canary_name(key.name))),
+            canary_pods=tuple(self._runtime_pod(pod) for pod in self.canary_pods(key)),
+            canary_report=self.canaries.get(key),
             replica_sets=tuple(entry.facts for _, entry in self.replica_sets.of(index)),
             pods=pods,
             neighbours=tuple(self._neighbours(key, pods)),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from penstock_operator.cluster.api import Json
 from penstock_operator.cluster.store import Index
-from penstock_operator.plan.names import ENDPOINT, GATEWAY, NAME, OPTIMIZER, RUNTIME
+from penstock_operator.plan.names import CANARY, ENDPOINT, GATEWAY, NAME, OPTIMIZER, RUNTIME
 from penstock_operator.plan.names import OPTIMIZED_MODEL as MODEL_LABEL
 from penstock_operator.plan.observed import RouteFacts
 from penstock_operator.plan.optimized_model import digests
@@ -75,6 +75,13 @@ def owner_index(value: Json) -> Iterator[Index]:
         yield ("endpoint", namespace, labels[ENDPOINT])
     elif labels.get(MODEL_LABEL):
         yield ("model", namespace, labels[MODEL_LABEL])
+
+
+def deployment_index(value: Json) -> Iterator[Index]:
+    """Index keys of a Deployment: its owner, and whether it is a canary's."""
+    yield from owner_index(value)
+    if CANARY in (value["metadata"].get("labels") or {}):
+        yield (CANARY,)
 
 
 def route_index(value: Json) -> Iterator[Index]:

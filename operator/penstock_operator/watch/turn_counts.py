@@ -11,6 +11,7 @@ from penstock_operator.cluster.api import Json
 from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, StoreChange
 from penstock_operator.plan.endpoint_plan import ReconcilePlan
 from penstock_operator.plan.installation import PlanSettings
+from penstock_operator.plan.names import canary_name
 from penstock_operator.plan.observed import DeploymentFacts, ReplicaSetFacts, rollout_has_place
 from penstock_operator.plan.turns import LEADER_SECONDS, SHOWN, Line, TurnKey, WaitingList, job_has_place
 from penstock_operator.plan.workloads import JobFacts, PodFacts
@@ -121,7 +122,8 @@ class Turns:
             key = ObjectKey(*rest)
             deployment = self._deployments.facts(key)
             sets = (entry.facts for _, entry in self._replica_sets.of(("endpoint", *key)))
-            if deployment is not None and rollout_has_place(deployment, sets):
+            tried = self._deployments.get(ObjectKey(key.namespace, canary_name(key.name))) is not None
+            if tried or (deployment is not None and rollout_has_place(deployment, sets)):
                 self._rolling.add(key)
             elif key in self._rolling:
                 self._rolling.discard(key)

@@ -18,6 +18,7 @@ from penstock_operator.plan import names
 from penstock_operator.plan.endpoint_plan import ReconcilePlan, plan
 from penstock_operator.plan.installation import AllowList, PlanSettings
 from penstock_operator.plan.observed import (
+    CanaryReport,
     DeploymentFacts,
     DesiredScale,
     EndpointSnapshot,
@@ -177,6 +178,7 @@ class Kube:
         self.namespace_labels: dict[str, str] = {}
         self.texts: tuple[str, ...] | None = None
         self.scale: DesiredScale | None = None
+        self.canary_report: CanaryReport | None = None
         self.quota: tuple[Limit, tuple[Claim, ...]] | None = None
         """Of its namespace, and the claims of the other endpoints."""
         self.kedas: list[ScalerFacts] = []
@@ -208,6 +210,7 @@ class Kube:
         value = copy.deepcopy(self.endpoint)
         found = self.objects.get(("Deployment", self.name))
         gateway = self.objects.get(("Deployment", names.gateway_name(self.name)))
+        canary = self.objects.get(("Deployment", names.canary_name(self.name)))
         return EndpointSnapshot(
             endpoint=value,
             now=self.now,
@@ -225,7 +228,15 @@ class Kube:
                 RuntimePod.from_object(pod, self.infos.get(name))
                 for name, pod in sorted(self.pods.items())
                 if pod["metadata"]["labels"][names.NAME] == names.RUNTIME
+                and names.CANARY not in pod["metadata"]["labels"]
             ),
+            canary=None if canary is None else DeploymentFacts.from_object(canary),
+            canary_pods=tuple(
+                RuntimePod.from_object(pod, self.infos.get(name))
+                for name, pod in sorted(self.pods.items())
+                if names.CANARY in pod["metadata"]["labels"]
+            ),
+            canary_report=self.canary_report,
             neighbours=tuple(self.neighbours),
             present=frozenset(Ref(kind, name) for kind, name in self.objects),
             conflicting=frozenset(self.conflicting),

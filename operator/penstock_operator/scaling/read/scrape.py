@@ -36,6 +36,8 @@ REQUESTS = "penstock_requests_total"
 IN_FLIGHT = "penstock_in_flight_requests"
 UNANSWERED_CODES = frozenset({"429", "499"})
 """Refused, or aborted by the client: they count as demand and are not in the histogram."""
+NOT_READY_CODE = "503"
+"""Of a server that is not ready; such requests are not in the histogram either, and a gateway sends them again."""
 _CODE = re.compile(r'[{,]code="([^"]*)"')
 _BOUND = re.compile(r'[{,]le="([^"]*)"')
 MAX_BUCKETS = 128
@@ -59,13 +61,15 @@ class PodReading:
     """Upper bounds of the latency histogram in seconds, ascending, the last one infinite."""
     counts: array[float]
     """Answers up to each bound."""
+    errors: float = 0.0
+    """Answers with a status of 500 or more, which are among those of the histogram."""
 
 
 def parse_metrics(text: str) -> PodReading:
     """Parse a runtime's /metrics. UnreadableMetrics when a series is missing or a value is not a count."""
     answered: float | None = None
     in_flight: float | None = None
-    unanswered = 0.0
+    unanswered = errors = 0.0
     buckets: list[tuple[float, float]] = []
     for line in text.splitlines():
         if not line.startswith("penstock_"):
@@ -84,6 +88,8 @@ def parse_metrics(text: str) -> PodReading:
             code = _CODE.search(series)
             if code is not None and code.group(1) in UNANSWERED_CODES:
                 unanswered += _count(rest, line)
+            elif code is not None and code.group(1).startswith("5") and code.group(1) != NOT_READY_CODE:
+                errors += _count(rest, line)
         elif name == ANSWERED:
             answered = _count(rest, line)
         elif name == IN_FLIGHT:
@@ -99,6 +105,7 @@ def parse_metrics(text: str) -> PodReading:
         in_flight=max(0.0, in_flight - 1),
         bounds=tuple(bound for bound, _ in buckets),
         counts=array("d", (count for _, count in buckets)),
+        errors=errors,
     )
 
 

@@ -94,7 +94,7 @@ class ScalingTargets:
             uid=endpoint.uid,
             mode=scaling.mode,
             settings=scaling_settings(endpoint, gateway=bool(gateways), most=self._cache.quotas.most(key)),
-            service=self._service(key.namespace, deployment, endpoint, pooled=bool(gateways)),
+            service=self._service(key, deployment, endpoint, pooled=bool(gateways)),
             prometheus=scaling.metrics.prometheus,
             replicas=deployment.wanted,
             rolling_out=rolling_out(deployment),
@@ -136,11 +136,11 @@ class ScalingTargets:
         return (tuple(sorted(PodAddress(pod.name, pod.ip) for pod in alive)) if ready else (), ready)
 
     def _service(
-        self, namespace: str, deployment: DeploymentFacts, endpoint: ParsedEndpoint, *, pooled: bool
+        self, key: ObjectKey, deployment: DeploymentFacts, endpoint: ParsedEndpoint, *, pooled: bool
     ) -> Service | None:
         """The capacity of a replica of what serves; None where it was not measured, as of the fp32 graph. `pooled`:
         behind a gateway, which sends each request to the least loaded replica."""
-        result = self._result(namespace, deployment)
+        result = self._result(key.namespace, *self._served(key, deployment))
         if result is None:
             return None
         latency = endpoint.spec.objective.latency
@@ -148,9 +148,16 @@ class ScalingTargets:
         objective = result.capacity.p95_objective_milliseconds or (latency.p95_milliseconds if latency else None)
         return Service.from_curve(result.capacity.curve, p95_objective_milliseconds=objective, pooled=pooled)
 
-    def _result(self, namespace: str, deployment: DeploymentFacts) -> Result | None:
-        status = self._status(ObjectKey(namespace, deployment.optimized_model))
-        if status is None or status.artefact is None or status.artefact.digest != deployment.artefact:
+    def _served(self, key: ObjectKey, deployment: DeploymentFacts) -> tuple[str, str]:
+        """The OptimizedModel and the artefact of the pods. A paused Deployment names those of the next ones."""
+        if not deployment.paused:
+            return deployment.optimized_model, deployment.artefact
+        pods = [pod for pod in self._cache.runtime_pods(key) if not pod.deleting]
+        return max(((pod.optimized_model, pod.artefact) for pod in pods), default=("", ""))
+
+    def _result(self, namespace: str, optimized_model: str, artefact: str) -> Result | None:
+        status = self._status(ObjectKey(namespace, optimized_model))
+        if status is None or status.artefact is None or status.artefact.digest != artefact:
             return None
         return status.result
 

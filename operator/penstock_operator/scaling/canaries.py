@@ -1,0 +1,163 @@
+"""The loop that judges canaries: reads the pods of both plans of an endpoint with a canary, and publishes the outcome.
+
+The counts are in the memory of this process, from the first reading on: a new leader begins a canary's time again. What
+was decided is in the status of the endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+from penstock.logs import log_event
+from penstock_operator.cluster.errors import NotLeading
+from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.plan.endpoint import ParsedEndpoint, read_endpoint
+from penstock_operator.plan.names import CANARY
+from penstock_operator.plan.observed import CanaryReport, DeploymentFacts
+from penstock_operator.plan.workloads import PodFacts
+from penstock_operator.scaling.decide.canary import CanaryOutcome, PlanCounts, Trial
+from penstock_operator.scaling.read.scrape import PodAddress, PodReading, PodScraper
+from penstock_operator.watch.cluster_cache import ClusterCache
+
+logger = logging.getLogger(__name__)
+
+
+class PlanCounter:
+    """Adds up what the pods of one plan answer."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, PodReading] = {}
+        self._requests = self._errors = 0.0
+        self._buckets: dict[float, float] = {}
+
+    def put(self, pod: str, reading: PodReading, *, new: bool) -> None:
+        """Add a reading of a pod, by its uid. `new`: all that the pod has answered counts, also before this reading."""
+        before = self._last.get(pod)
+        self._last[pod] = reading
+        if before is None and not new:
+            self._keep(reading.bounds)
+            return
+        if before is None or before.bounds != reading.bounds or before.counts[-1] > reading.counts[-1]:
+            # Another process, which counts from zero.
+            before = PodReading(0.0, 0.0, reading.bounds, type(reading.counts)("d", [0.0] * len(reading.counts)))
+        self._requests += reading.counts[-1] - before.counts[-1]
+        self._errors += max(0.0, reading.errors - before.errors)
+        self._keep(reading.bounds)
+        for bound, now, then in zip(reading.bounds, reading.counts, before.counts, strict=True):
+            if bound in self._buckets:
+                self._buckets[bound] += max(0.0, now - then)
+
+    def _keep(self, bounds: tuple[float, ...]) -> None:
+        """Only bounds that all pods have."""
+        if len(self._last) == 1 and not self._buckets:
+            self._buckets = dict.fromkeys(bounds, 0.0)
+        self._buckets = {bound: count for bound, count in self._buckets.items() if bound in bounds}
+
+    @property
+    def counts(self) -> PlanCounts | None:
+        """The counts so far; None before the first reading."""
+        if not self._last:
+            return None
+        return PlanCounts(round(self._requests), min(round(self._errors), round(self._requests)), dict(self._buckets))
+
+
+@dataclass
+class _Running:
+    """What is remembered of one canary."""
+
+    identity: tuple[str, str]
+    """The uid of its Deployment, and the template that it tries."""
+    begin: float
+    """Since when a pod of it is ready, in seconds of a monotonic clock."""
+    trial: Trial
+    old: PlanCounter = field(default_factory=PlanCounter)
+    new: PlanCounter = field(default_factory=PlanCounter)
+    over: bool = False
+
+
+class CanaryLoop:
+    """Runs while this process leads."""
+
+    def __init__(self, cache: ClusterCache, scraper: PodScraper, *, interval_seconds: float) -> None:
+        self._cache = cache
+        self._scraper = scraper
+        self._interval_seconds = interval_seconds
+        self._running: dict[ObjectKey, _Running] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with self._scraper:
+            while True:
+                await self.tick(time.monotonic())
+                await asyncio.sleep(self._interval_seconds)
+
+    async def tick(self, now: float) -> None:
+        """Look at every canary once; `now`: seconds of a monotonic clock."""
+        found: dict[ObjectKey, DeploymentFacts] = {}
+        for _, entry in self._cache.deployments.of((CANARY,)):
+            found |= {ObjectKey(*index[1:]): entry.facts for index in entry.index if index[0] == "endpoint"}
+        for key in self._running.keys() - found.keys():
+            del self._running[key]
+            self._cache.put_canary(key, None)
+        for key, deployment in found.items():
+            try:
+                await self._look(key, deployment, now)
+            except NotLeading:
+                raise
+            except Exception as error:
+                # A defect that one endpoint triggers must not keep the canaries of others.
+                logger.exception(
+                    "judging the canary failed, retrying: this is a defect of the operator",
+                    extra=log_event("CanaryDefect", object=str(key), reason=error),
+                )
+
+    async def _look(self, key: ObjectKey, deployment: DeploymentFacts, now: float) -> None:
+        entry = self._cache.endpoints.get(key)
+        endpoint = read_endpoint(entry.facts.value) if entry is not None else None
+        canary = endpoint.spec.rollout.canary if isinstance(endpoint, ParsedEndpoint) else None
+        pods = {pod.uid: pod for pod in self._cache.canary_pods(key) if pod.template == deployment.template}
+        ready = [pod for pod in pods.values() if _answers(pod)]
+        identity, running = (deployment.uid, deployment.template), self._running.get(key)
+        if running is None or running.identity != identity:
+            if not ready or canary is None:
+                return
+            running = self._running[key] = _Running(identity, now, Trial(60.0 * canary.minutes))
+        if running.over:
+            return
+        await self._read(running.new, ready, new=True)
+        await self._read(running.old, [pod for pod in self._cache.runtime_pods(key) if _answers(pod)], new=False)
+        old, new = running.old.counts, running.new.counts
+        found, trial = running.trial.look(old, new, now - running.begin)
+        if trial == running.trial and found.outcome is CanaryOutcome.CONTINUE:
+            return
+        running.trial, running.over = trial, found.outcome is not CanaryOutcome.CONTINUE
+        logger.info(
+            "canary: %s",
+            found.message,
+            extra=log_event("CanaryJudged", object=str(key), reason=found.reason or found.outcome),
+        )
+        self._cache.put_canary(
+            key,
+            CanaryReport(
+                template=deployment.template,
+                outcome=found.outcome,
+                reason=found.reason,
+                message=found.message,
+                requests=0 if new is None else new.requests,
+                errors=0 if new is None else new.errors,
+            ),
+        )
+
+    async def _read(self, counter: PlanCounter, pods: list[PodFacts], *, new: bool) -> None:
+        readings = await self._scraper.scrape(PodAddress(pod.name, pod.ip) for pod in pods)
+        for pod in pods:
+            reading = readings[pod.name]
+            if isinstance(reading, PodReading):
+                counter.put(pod.uid, reading, new=new)
+
+
+def _answers(pod: PodFacts) -> bool:
+    return bool(pod.ip) and pod.phase == "Running" and (pod.ready or pod.deleting)
