@@ -29,6 +29,7 @@ __all__ = [
     "LONGEST_BUDGET_SECONDS",
     "AccuracyBudget",
     "Auth",
+    "Caches",
     "ConfigMapKey",
     "Exposure",
     "Gateway",
@@ -213,6 +214,38 @@ class Optimization(Spec):
     )
 
 
+class Caches(Spec):
+    """Memory of a pod for what it computed before. It is added to the memory of the pods."""
+
+    answers_mebibytes: int = Field(
+        default=0,
+        ge=0,
+        le=65_536,
+        description="For answers, by the content of the request; MiB. Requests with the same content that are in "
+        "progress at the same time are then computed once. 0: off. Texts stay in memory.",
+    )
+    tokens_mebibytes: int = Field(
+        default=0,
+        ge=0,
+        le=65_536,
+        description="For tokenised requests; MiB. For long texts that come again with other parameters. 0: off.",
+    )
+
+    @property
+    def total_bytes(self) -> int:
+        """Both together."""
+        return (self.answers_mebibytes + self.tokens_mebibytes) * 2**20
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the runtime for the caches that are on."""
+        sizes = {
+            "PENSTOCK_ANSWER_CACHE_BYTES": self.answers_mebibytes,
+            "PENSTOCK_TOKEN_CACHE_BYTES": self.tokens_mebibytes,
+        }
+        return {name: str(size * 2**20) for name, size in sizes.items() if size}
+
+
 class Serving(Spec):
     """Limits of the server that depend on the endpoint rather than on the process."""
 
@@ -220,6 +253,11 @@ class Serving(Spec):
         default=None, ge=1, le=1_000_000, description="Longer inputs are cut or refused. None: the model's."
     )
     truncate: bool = Field(default=True, description="Cut over-long inputs; false answers them with 422.")
+    caches: Caches | None = Field(
+        default=None,
+        description="Memory for answers and tokens of earlier requests. None: nothing is kept. A change replaces the "
+        "pods and does not optimise again.",
+    )
 
 
 class ModelCredentials(Spec):

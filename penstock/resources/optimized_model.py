@@ -75,6 +75,8 @@ class OptimizedModelSpec(EndpointCore):
                 "serve_while_optimizing": True,
             }
         )
+        # A change of the caches does not optimise again.
+        core["serving"] = endpoint.serving.model_copy(update={"caches": None})
         return cls(**core, toolchain=toolchain, texts_digest=texts_digest)
 
     def endpoint_spec(self) -> ModelEndpointSpec:
