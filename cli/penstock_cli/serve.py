@@ -323,6 +323,14 @@ def _optimizer_error(status: int, printed: str) -> PenstockError:
     return PenstockError(f"it {was}{death_reason(status, printed)}", remedy=remedy)
 
 
+def _cache_variables(target: Path) -> dict[str, str]:
+    """Settings for `spec.serving.caches` of an endpoint file; variables of the environment and flags count before."""
+    if not target.is_file():
+        return {}
+    caches = ModelEndpoint.from_file(target).spec.serving.caches
+    return caches.environment if caches is not None else {}
+
+
 @click.command
 @click.argument("target", metavar="FILE|ARTEFACT", type=click.Path(path_type=Path))
 @store_option
@@ -347,7 +355,7 @@ def command(
     On SIGTERM or Ctrl-C it answers the accepted requests and then exits.
     """
     has_token_in_arguments = flags.get("auth_token") is not None
-    settings = settings_from(dict(os.environ), flags)
+    settings = settings_from(_cache_variables(target) | dict(os.environ), flags)
     configure_logs(settings.log.log_level, *screen_log())
     if has_token_in_arguments:
         logger.warning(

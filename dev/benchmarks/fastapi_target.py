@@ -69,7 +69,7 @@ def main(*, cores: int, budget: float, write: Path | None) -> None:
     reached = True
     for family, folder in (("distilbert", distilbert()), ("bert-base", bert())):
         artefact = find_or_make(
-            _endpoint(family, folder, cores, budget), cores, store=store(), models=store(),
+            target_endpoint(family, folder, cores, budget), cores, store=store(), models=store(),
             on_line=lambda line: click.echo(f"          {line}"),
         )  # fmt: skip
         manifest = Manifest.load(artefact)
@@ -97,7 +97,8 @@ def main(*, cores: int, budget: float, write: Path | None) -> None:
     click.echo(f"\ntarget    {'pass' if reached else 'FAIL'}: under {DOLLARS:g} USD a month")
 
 
-def _endpoint(name: str, folder: Path, cores: int, budget: float) -> ModelEndpoint:
+def target_endpoint(name: str, folder: Path, cores: int, budget: float) -> ModelEndpoint:
+    """The resource with the target's objective."""
     return ModelEndpoint.from_object(
         {
             "apiVersion": "penstock.dev/v1alpha1",

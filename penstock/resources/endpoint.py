@@ -30,6 +30,7 @@ __all__ = [
     "LONGEST_BUDGET_SECONDS",
     "AccuracyBudget",
     "Auth",
+    "Caches",
     "ConfigMapKey",
     "Exposure",
     "Gateway",
@@ -216,6 +217,38 @@ class Optimization(Spec):
     )
 
 
+class Caches(Spec):
+    """Memory of a pod for what it computed before. It is added to the memory of the pods."""
+
+    answers_mebibytes: int = Field(
+        default=0,
+        ge=0,
+        le=65_536,
+        description="For answers, by the content of the request; MiB. Requests with the same content that are in "
+        "progress at the same time are then computed once. 0: off. Texts stay in memory.",
+    )
+    tokens_mebibytes: int = Field(
+        default=0,
+        ge=0,
+        le=65_536,
+        description="For tokenised requests; MiB. For long texts that come again with other parameters. 0: off.",
+    )
+
+    @property
+    def total_bytes(self) -> int:
+        """Both together."""
+        return (self.answers_mebibytes + self.tokens_mebibytes) * 2**20
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the runtime for the caches that are on."""
+        sizes = {
+            "PENSTOCK_ANSWER_CACHE_BYTES": self.answers_mebibytes,
+            "PENSTOCK_TOKEN_CACHE_BYTES": self.tokens_mebibytes,
+        }
+        return {name: str(size * 2**20) for name, size in sizes.items() if size}
+
+
 class ServingLimits(Spec):
     """Limits of inputs, which the optimisation depends on too."""
 
@@ -228,6 +261,11 @@ class ServingLimits(Spec):
 class Serving(ServingLimits):
     """Properties of the server that depend on the endpoint rather than on the process."""
 
+    caches: Caches | None = Field(
+        default=None,
+        description="Memory for answers and tokens of earlier requests. None: nothing is kept. A change replaces the "
+        "pods and does not optimise again.",
+    )
     prompts: Prompts | None = Field(
         default=None,
         description="Prompts for feature-extraction, sentence-similarity and text-ranking (there, before the query).",

@@ -65,7 +65,7 @@ class OptimizedModelSpec(EndpointCore):
     @classmethod
     def of(cls, endpoint: ModelEndpointSpec, toolchain: Toolchain, *, texts_digest: str | None = None) -> Self:
         """The spec for an endpoint, without what the result does not depend on: serving during the optimisation,
-        prompts, and the order of engines and precisions."""
+        prompts, caches, gRPC, and the order of engines and precisions."""
         optimization = endpoint.optimization
         core = {name: getattr(endpoint, name) for name in EndpointCore.model_fields}
         limits = {name: getattr(endpoint.serving, name) for name in ServingLimits.model_fields}

@@ -121,6 +121,16 @@ class PlanStatus(Facts):
     digest: str = Field(default="", max_length=71, description="The artefact.")
     optimized_model: str = Field(default="", max_length=253, description="The OptimizedModel that it is the result of.")
     baseline: bool = Field(default=False, description="true while the fp32 graph is served.")
+    cost_per_million: float | None = Field(
+        default=None,
+        ge=0,
+        description="Cost of a million requests at the objective: of a replica that serves its measured rate less the "
+        "reserve (scaling.headroom), at the price of the HardwareClass.",
+    )
+    cost_per_month: float | None = Field(
+        default=None, ge=0, description="Cost of the present replicas for a month of 730 hours, at the same price."
+    )
+    currency: str = Field(default="", max_length=3, description="Of the costs, such as USD.")
 
 
 class ScalingStatus(Facts):

@@ -34,7 +34,7 @@ STATUS: dict[str, Any] = {
     "selector": "penstock.dev/endpoint=emotion",
     "p95": "14 ms",
     "speedUp": "4.7x",
-    "plan": {"summary": "openvino-int8, 1x2 threads"},
+    "plan": {"summary": "openvino-int8, 1x2 threads", "costPerMillion": 0.36},
     "conditions": [
         {"type": "Ready", "status": "True", "reason": "Serving", "message": "All is well.", "observedGeneration": 1,
          "lastTransitionTime": "2026-11-21T10:00:00Z"},
@@ -141,11 +141,11 @@ def test_kubectl_get_shows_the_columns_of_an_endpoint(kube: Kubectl) -> None:
     patch_status(kube, "mep", "emotion", STATUS)
     heads, row = columns(kube, "mep")
     assert heads == [
-        "NAME", "MODEL", "CLASS", "CORES", "PLAN", "READY", "REASON", "REPLICAS", "P95", "SPEED-UP", "AGE",
+        "NAME", "MODEL", "CLASS", "CORES", "PLAN", "READY", "REASON", "REPLICAS", "P95", "SPEED-UP", "$/M", "AGE",
     ]  # fmt: skip
     assert row[:-1] == [
         "emotion", "hf://org/emotion", "icelake", "2", "openvino-int8, 1x2 threads", "True", "Serving", "3",
-        "14 ms", "4.7x",
+        "14 ms", "4.7x", "0.36",
     ]  # fmt: skip
     assert "All is well." in kube("get", "mep", "-o", "wide")
 

@@ -416,7 +416,9 @@ class _Planner:
         if serving is None or not any(entry.pod.unschedulable for entry in live):
             return ""
         pod, settings = self.endpoint.spec.pod, self.observed.settings
-        memory = runtime_memory(pod, settings, result=serving.result, artefact=serving.artefact)
+        memory = runtime_memory(
+            pod, settings, result=serving.result, artefact=serving.artefact, caches=self.endpoint.spec.serving.caches
+        )
         return missing_for(
             self.endpoint, self.observed, hardware, class_name=class_name, cores=cores, memory_bytes=memory
         )

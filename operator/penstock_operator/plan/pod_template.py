@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.artefact_store import StoreScheme, StoreUri
+from penstock.resources.endpoint import Caches
 from penstock.resources.hardware_class import HardwareClassSpec, SelectorOperator
 from penstock.resources.pod import Pod
 from penstock.resources.result import ArtefactReference, Result
@@ -41,17 +42,23 @@ def quantity(memory_bytes: int) -> str:
 
 
 def runtime_memory(
-    pod: Pod, settings: PlanSettings, *, result: Result | None, artefact: ArtefactReference | None
+    pod: Pod,
+    settings: PlanSettings,
+    *,
+    result: Result | None,
+    artefact: ArtefactReference | None,
+    caches: Caches | None = None,
 ) -> int:
     """Memory in bytes of a runtime pod that serves this artefact: the endpoint's value, else from the measurement,
-    else from the size of the artefact. The limit equals the request."""
+    else from the size of the artefact; the last two with that of the caches. The limit equals the request."""
     if pod.memory is not None:
         return in_bytes(pod.memory)
+    kept = caches.total_bytes if caches is not None else 0
     if result is not None and result.resident_bytes:
-        return int(result.resident_bytes * ABOVE_MEASURED) + PROCESS // 2
+        return int(result.resident_bytes * ABOVE_MEASURED) + PROCESS // 2 + kept
     if artefact is not None and artefact.bytes:
-        return max(in_bytes(settings.runtime_memory) // 2, int(artefact.bytes * COPIES) + PROCESS)
-    return in_bytes(settings.runtime_memory)
+        return max(in_bytes(settings.runtime_memory) // 2, int(artefact.bytes * COPIES) + PROCESS) + kept
+    return in_bytes(settings.runtime_memory) + kept
 
 
 def job_memory(pod: Pod, settings: PlanSettings, *, factor: int = 1) -> int:

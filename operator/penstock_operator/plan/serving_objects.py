@@ -222,7 +222,9 @@ def template(
     tmp_volume, tmp_mount = scratch("tmp", TMP)
     key_volumes, key_mounts = key_volume(endpoint)
     tls_volumes, tls_mounts = tls_volume(endpoint)
-    memory = runtime_memory(pod, settings, result=serving.result, artefact=serving.artefact)
+    memory = runtime_memory(
+        pod, settings, result=serving.result, artefact=serving.artefact, caches=endpoint.spec.serving.caches
+    )
     values = _environment(endpoint, serving, hardware)
     if settings.whole_store.scheme is not StoreScheme.FILE:
         values |= identity_variables(pod.service_account_name)
@@ -323,6 +325,8 @@ def _environment(endpoint: ParsedEndpoint, serving: ServingChoice, hardware: Har
         values["PENSTOCK_TLS_KEY"] = f"{CERTIFICATE}/tls.key"
     if serving.max_input_tokens is not None:
         values["PENSTOCK_MAX_INPUT_TOKENS"] = str(serving.max_input_tokens)
+    if endpoint.spec.serving.caches is not None:
+        values |= endpoint.spec.serving.caches.environment
     objective = _objective_milliseconds(endpoint, serving)
     if objective is not None:
         # It becomes a bucket of the latency histogram, so that the share of requests within it is exact.

@@ -12,6 +12,7 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from penstock.hardware import CpuIdentity
+from penstock.planning.prices import per_million, per_month
 from penstock.resources.endpoint import OptimizationMode
 from penstock.resources.status import (
     Condition,
@@ -27,7 +28,7 @@ from penstock.resources.status import (
 from penstock_operator.plan import gateway
 from penstock_operator.plan.canary import NO_CANARY, CanaryPlan
 from penstock_operator.plan.conditions import Finding, Reason, clipped, conditions, no, unknown, yes
-from penstock_operator.plan.endpoint import ParsedEndpoint
+from penstock_operator.plan.endpoint import ParsedEndpoint, hardware_class
 from penstock_operator.plan.exposure import ExposurePlan
 from penstock_operator.plan.installation import Json
 from penstock_operator.plan.model_conditions import accuracy, model_resolved, objective, optimized, p95_text, speed_text
@@ -186,6 +187,7 @@ def endpoint_status(state: EndpointState, findings: Mapping[str, Finding], befor
     present = observed.deployment
     shown = plan_status(serving, before.plan, state.pods, state.models)
     p95, speed_up = _figures(state, shown, findings)
+    replicas = present.replicas if present is not None else 0
     return EndpointStatus(
         observed_generation=endpoint.generation,
         conditions=conditions(
@@ -196,8 +198,8 @@ def endpoint_status(state: EndpointState, findings: Mapping[str, Finding], befor
         ),
         reason=_printed_reason(findings[ConditionType.READY], state.wanted),
         optimized_model=_model_of_spec(state),
-        plan=shown,
-        replicas=present.replicas if present is not None else 0,
+        plan=_with_cost(state, shown, replicas),
+        replicas=replicas,
         ready_replicas=present.ready if present is not None else 0,
         selector=label_selector(endpoint.name),
         url=endpoint.url,
@@ -354,6 +356,32 @@ def _figures(state: EndpointState, shown: PlanStatus | None, findings: Mapping[s
     if shown is None or shown.digest != serving.digest:
         return "", ""
     return p95_text(serving.result, state.endpoint.spec.scaling.headroom), speed_text(serving.result)
+
+
+def _with_cost(state: EndpointState, shown: PlanStatus | None, replicas: int) -> PlanStatus | None:
+    """The plan with its costs, where the class that it serves on has a price."""
+    serving = state.serving
+    if serving is None or shown is None or shown.digest != serving.digest:
+        return shown
+    hardware = hardware_class(serving.hardware_class, state.observed.hardware_classes)
+    if isinstance(hardware, Finding) or hardware.price is None:
+        return shown
+    price = hardware.price
+    per_hour = price.per_core_hour * serving.cores
+    rate = serving.result.capacity.requests_per_second if serving.result is not None else None
+    planned = (rate or 0.0) * state.endpoint.spec.scaling.headroom
+    return shown.model_copy(
+        update={
+            "cost_per_million": _rounded(per_million(per_hour, planned)) if planned > 0 else None,
+            "cost_per_month": _rounded(per_month(per_hour * replicas)),
+            "currency": price.currency,
+        }
+    )
+
+
+def _rounded(cost: float) -> float:
+    """Four significant digits: the status changes only where people see a difference."""
+    return float(f"{cost:.4g}")
 
 
 def _cpu(value: Json) -> str:

@@ -225,12 +225,13 @@ def findings(
     shared_cpus: bool,
     capacity: CapacityCurve,
     asked_requests_per_second: float | None = None,
+    texts: Sequence[str] = (),
     host: Sequence[str],
 ) -> tuple[str, ...]:
     """What a reader should know, the most important first.
 
     `asked_requests_per_second`: the rate for one replica within the endpoint's p95; None when the endpoint does not ask
-    for both, or the curve is incomplete.
+    for both, or the curve is incomplete. `texts`: those of the endpoint's workload.
     """
     found = []
     if (missed := _missed(capacity, asked_requests_per_second)) is not None:
@@ -267,7 +268,21 @@ def findings(
             "The load generator shared the cores with the server, since there were no others: "
             "its own work is in the latencies of the capacity curve."
         )
+    if (repeated := repeated_share(texts)) >= WORTH_CACHING:
+        found.append(
+            f"{repeated:.0%} of the workload's texts repeat an earlier one: serving.caches.answersMebibytes answers "
+            "such requests from memory."
+        )
     return (*found, *(f"{one[:1].upper()}{one[1:].rstrip('.')}." for one in host))
+
+
+WORTH_CACHING = 0.1
+"""From this share of repeated texts on, the cache of answers is recommended."""
+
+
+def repeated_share(texts: Sequence[str]) -> float:
+    """The share of texts that repeat an earlier one; 0 without texts."""
+    return 1 - len(set(texts)) / len(texts) if texts else 0.0
 
 
 def _missed(capacity: CapacityCurve, asked: float | None) -> str | None:

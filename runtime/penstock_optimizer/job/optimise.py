@@ -463,6 +463,7 @@ class Optimisation:
                 shared_cpus=not job.load_cpus,
                 capacity=capacity,
                 asked_requests_per_second=asked,
+                texts=job.spec.workload.texts,
                 host=(*doubts, *job.findings()),
             ),
             serving_rss_bytes=measured.resident_bytes if measured else None,

@@ -64,7 +64,8 @@ class BatchObserver(Protocol):
         ...
 
     def cache(self, name: str, *, hit: bool) -> None:
-        """A cache was queried; `name` is `answers` or `tokens`."""
+        """A cache was queried; `name` is `answers` or `tokens`. `in-progress`, always a hit: a request waited
+        for the answer of another one with the same content."""
         ...
 
 

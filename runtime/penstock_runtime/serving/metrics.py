@@ -175,7 +175,12 @@ class ServerMetrics:
             for kind, count in self._batch_tokens.items():
                 tokens.add_metric([kind], count)
             yield tokens
-            cache = CounterMetricFamily("penstock_cache", "Look-ups by cache and result.", labels=["cache", "result"])
+            cache = CounterMetricFamily(
+                "penstock_cache",
+                "Look-ups by cache (answers, tokens) and result. in-progress: requests that waited for the answer of "
+                "another one with the same content.",
+                labels=["cache", "result"],
+            )
             for (name, result), count in sorted(self._cache.items()):
                 cache.add_metric([name, result], count)
             yield cache

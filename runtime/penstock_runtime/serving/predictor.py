@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -83,6 +84,37 @@ class _ServedModel:
     idle: asyncio.Event | None = None
     """Set when the last request ends, if `_close` waits for it."""
 
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """A request is in progress: the model is not closed meanwhile."""
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
+            if not self.requests and self.idle is not None:
+                self.idle.set()
+
+
+class _Asked(NamedTuple):
+    """One request."""
+
+    inputs: Any
+    parameters: Mapping[str, Any]
+    arrived: float
+    deadline: float
+    """Both by `perf_counter`, seconds."""
+    caller: int
+    client: str
+
+
+class _InProgress(NamedTuple):
+    """An answer that is being computed, for requests with the same content."""
+
+    answer: asyncio.Future[Answer | None]
+    """None: it failed. Cancelled: the request was."""
+    deadline: float
+
 
 class Predictor:
     """Answers requests with one model at a time. To be used from one event loop."""
@@ -103,6 +135,7 @@ class Predictor:
         self._preparing_characters = 0
         self._answers = _cache(caches.answer_cache_bytes)
         self._prepared = _cache(caches.token_cache_bytes)
+        self._in_progress: dict[bytes, _InProgress] = {}
         self._served = self._start(model, 0)
 
     async def predict(
@@ -124,28 +157,69 @@ class Predictor:
         if self._draining:
             raise NotReady("the server is shutting down", remedy="Try again: another replica will answer")
         arrived = perf_counter()
-        key = None
-        served = self._served
-        if self._answers is not None:
-            key = content_key(served.number, inputs, parameters)
-            remembered: Answer | None = self._look_up("answers", self._answers, key)
-            if remembered is not None:
-                timings = Timings(compute_milliseconds=(perf_counter() - arrived) * 1e3)
-                return remembered._replace(timings=timings, remembered=True)
         deadline = arrived + (self._queue.deadline_seconds if deadline_seconds is None else deadline_seconds)
-        served.requests += 1
+        asked = _Asked(inputs, parameters, arrived, deadline, caller, client)
+        if self._answers is None:
+            return (await self._compute(self._served, asked))[0]
+        return await self._remembered_or_computed(self._answers, asked)
+
+    async def _remembered_or_computed(self, answers: BoundedCache[Any], asked: _Asked) -> Answer:
+        """The answer from the cache, from the same request that is in progress, or computed."""
+        while True:
+            served = self._served
+            key = content_key(served.number, asked.inputs, asked.parameters)
+            remembered: Answer | None = self._look_up("answers", answers, key)
+            if remembered is not None:
+                timings = Timings(compute_milliseconds=(perf_counter() - asked.arrived) * 1e3)
+                return remembered._replace(timings=timings, remembered=True)
+            same = None if key is None else self._in_progress.get(key)
+            # A request that may have to start earlier than the one in progress does not wait for it.
+            if same is None or same.deadline > asked.deadline:
+                break
+            with served.counted():
+                # Unlike awaiting it, this does not cancel what others wait for if this request is cancelled.
+                await asyncio.wait((same.answer,))
+            if same.answer.cancelled():
+                continue  # its client has left: the first of those that waited takes its place
+            found = same.answer.result()
+            if found is None:  # it failed: this one may not
+                return (await self._compute(self._served, asked))[0]
+            self._observer.cache("in-progress", hit=True)
+            timings = Timings(queue_milliseconds=(perf_counter() - asked.arrived) * 1e3)
+            return found._replace(timings=timings, remembered=True)
+        if key is None or same is not None:
+            return (await self._compute(served, asked))[0]
+        return await self._compute_for_all(answers, key, served, asked)
+
+    async def _compute_for_all(
+        self, answers: BoundedCache[Any], key: bytes, served: _ServedModel, asked: _Asked
+    ) -> Answer:
+        """Compute an answer for all requests that wait for it, and keep it."""
+        own = _InProgress(asyncio.get_running_loop().create_future(), asked.deadline)
+        self._in_progress[key] = own
         try:
-            answer, is_large = await self._answer(
-                served, inputs, parameters, arrived=arrived, deadline=deadline, caller=caller, client=client
-            )
+            answer, is_large = await self._compute(served, asked)
+            own.answer.set_result(answer)
+        except asyncio.CancelledError:
+            own.answer.cancel()
+            raise
+        except BaseException:
+            own.answer.set_result(None)
+            raise
         finally:
-            served.requests -= 1
-            if not served.requests and served.idle is not None:
-                served.idle.set()
-        if key is not None and self._answers is not None:
-            size = await asyncio.to_thread(memory_size, answer) if is_large else memory_size(answer)
-            self._answers.put(key, answer, size)
+            del self._in_progress[key]
+        size = await asyncio.to_thread(memory_size, answer) if is_large else memory_size(answer)
+        if served is self._served:  # no later request asks for an answer of a model that was replaced
+            answers.put(key, answer, size)
         return answer
+
+    async def _compute(self, served: _ServedModel, asked: _Asked) -> tuple[Answer, bool]:
+        """The answer of the model, and whether it is large."""
+        with served.counted():
+            return await self._answer(
+                served, asked.inputs, asked.parameters, arrived=asked.arrived, deadline=asked.deadline,
+                caller=asked.caller, client=asked.client,
+            )  # fmt: skip
 
     async def warm_up(self) -> None:
         """Run the expected batch shapes on every stream before the first request."""

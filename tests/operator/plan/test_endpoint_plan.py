@@ -94,6 +94,28 @@ def test_a_ready_endpoint_shows_plan_p95_and_speed() -> None:
     assert (status["replicas"], status["readyReplicas"]) == (1, 1)
 
 
+def test_the_plan_has_its_cost_where_the_class_has_a_price() -> None:
+    kube = Kube().optimised()
+    assert "costPerMillion" not in kube.endpoint["status"]["plan"]
+    kube.classes["icelake"]["spec"]["price"] = {"perCoreHour": 0.0425, "currency": "USD"}
+    plan = kube.reconcile().status["plan"]
+    # Two cores for 0.085 an hour; 88 requests/s with a headroom of 0.75.
+    assert plan["costPerMillion"] == pytest.approx(0.085 / (88 * 0.75 * 3600) * 1e6, rel=1e-3)
+    assert (plan["costPerMonth"], plan["currency"]) == (62.05, "USD")
+
+
+def test_the_fp32_graph_has_a_cost_of_a_month_and_none_of_requests() -> None:
+    kube = Kube()
+    kube.classes["icelake"]["spec"]["price"] = {"perCoreHour": 0.0425}
+    kube.reconcile()
+    kube.job_runs(baseline=True)
+    kube.reconcile()
+    kube.pods_serve()
+    plan = kube.reconcile().status["plan"]
+    assert plan["costPerMonth"] == 62.05
+    assert "costPerMillion" not in plan
+
+
 def test_a_changed_spec_is_optimised_anew_while_the_old_plan_serves_on_its_old_cores() -> None:
     kube = Kube().optimised()
     template = kube.template_hash

@@ -148,6 +148,19 @@ def test_pods_get_the_prompts_of_the_endpoint() -> None:
     assert parsed.to_object() == prompts
 
 
+def test_caches_are_settings_and_memory_of_the_pods_and_no_other_optimisation() -> None:
+    kube = Kube().optimised()
+    before = container_of(kube.deployment)["resources"]["limits"]["memory"]
+    kube.edit(serving={"caches": {"answersMebibytes": 256, "tokensMebibytes": 64}})
+    made = kube.reconcile()
+    environment = env_of(kube.deployment)
+    assert environment["PENSTOCK_ANSWER_CACHE_BYTES"] == str(256 * 2**20)
+    assert environment["PENSTOCK_TOKEN_CACHE_BYTES"] == str(64 * 2**20)
+    after = container_of(kube.deployment)["resources"]["limits"]["memory"]
+    assert int(after[:-2]) == int(before[:-2]) + 320
+    assert next(one for one in made.status["conditions"] if one["type"] == "Optimized")["status"] == "True"
+
+
 def test_runtime_and_job_parse_the_variables_of_their_pods() -> None:
     from penstock_optimizer.pod.pod_job import JobVariables
     from penstock_runtime.pod.variables import PodVariables

@@ -491,6 +491,20 @@ def test_a_requested_rate_that_is_not_reached_is_a_finding(
     assert finding is None or found[0].startswith(finding)
 
 
+@pytest.mark.parametrize(
+    ("texts", "share"), [((), ""), (("a", "b"), ""), (("a", "a", "b", "a"), "50%"), (tuple("abcdefghijj"), "")]
+)
+def test_repeated_texts_of_the_workload_recommend_the_cache(texts: tuple[str, ...], share: str) -> None:
+    fused = facts(FP32, Outcome.CHOSEN).model_copy(update={"fused_nodes": {"Attention": 6}})
+    found = findings(
+        candidates=[fused], reference=FP32, plan=FP32_PLAN, noise=0.03, skipped_for_time=0, search_finished=True,
+        shared_cpus=False, capacity=CapacityCurve(), texts=texts, host=(),
+    )  # fmt: skip
+
+    assert len(found) == bool(share)
+    assert not share or found[0].startswith(f"{share} of the workload's texts repeat an earlier one: serving.caches")
+
+
 def test_findings_name_all_doubts() -> None:
     fused = facts(FP32, Outcome.CHOSEN).model_copy(update={"fused_nodes": {"Attention": 6}})
     quiet = findings(

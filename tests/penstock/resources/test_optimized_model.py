@@ -58,6 +58,7 @@ def test_the_key_is_stable() -> None:
         {"optimization": {"serveWhileOptimizing": False}},
         {"optimization": {"engines": ["openvino", "native", "onnxruntime", "openvino"]}},
         {"optimization": {"budgetSeconds": 600}},
+        {"serving": {"caches": {"answersMebibytes": 64}}},
     ],
 )
 def test_what_the_result_does_not_depend_on_is_not_in_the_key(changes: dict[str, Any]) -> None:
