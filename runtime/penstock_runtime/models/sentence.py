@@ -25,6 +25,8 @@ _POOLINGS = {
 _SPLADE = "SpladePooling"
 _SPARSE = frozenset({_SPLADE, "SparseAutoEncoder", "CSRSparsity", "SparseStaticEmbedding", "MLMTransformer"})
 """Modules of sentence-transformers' SparseEncoder."""
+_MULTI_VECTOR = "pylate"
+"""The package whose modules multi-vector models have, in files of the same form."""
 _MASKED_LM_TASK = "fill-mask"
 """`transformer_task` of a Transformer module with a masked language model."""
 _AFTER_POOLING = ("Dense", "LayerNorm", "Normalize")
@@ -262,6 +264,12 @@ def _module(path: Path, entry: dict[str, Any]) -> Module:
             remedy="Use a model from a source you trust",
         )
     package, _, name = kind.rpartition(".")
+    if package.partition(".")[0] == _MULTI_VECTOR:
+        raise UnsupportedModel(
+            f"{path}/modules.json has the class {kind}, of models with a vector for each token (ColBERT), which are "
+            "not served",
+            remedy="Use a model with one vector for each text, or with sparse vectors (SpladePooling)",
+        )
     if package.partition(".")[0] != "sentence_transformers":
         raise UnsafeModel(
             f"{path}/modules.json wants the class {kind}, which is code of the model's own",

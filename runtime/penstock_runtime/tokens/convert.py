@@ -26,6 +26,8 @@ BEYOND = 100.0
 """Taken off the scores of pieces that are not to be used."""
 EXTRA_IDS = 100
 """T5's default number of `<extra_id_N>`."""
+MOST_EXTRA_IDS = 10_000
+"""More than any model has; keeps a damaged count from filling the memory."""
 
 
 def convert(path: Path, config: Mapping[str, Any]) -> bytes:
@@ -48,7 +50,7 @@ def convert(path: Path, config: Mapping[str, Any]) -> bytes:
         return str(backend.to_str()).encode()
     except PenstockError:
         raise
-    except Exception as error:  # the library raises plain Exception for all errors
+    except Exception as error:  # ValueError, and the library's plain Exception
         raise CorruptModel(
             f"{path}: no tokenizer can be made of {' and '.join(files)}: {error}", remedy="Fetch the model again"
         ) from error
@@ -115,14 +117,12 @@ _OTHER_NAMES = {
 
 
 def _template(backend: Any, single: str, pair: str) -> Any:
-    """The tokens around texts; CorruptModel if the vocabulary lacks one."""
+    """The tokens around texts; ValueError if the vocabulary lacks one."""
     tokens = dict.fromkeys(part.split(":")[0] for part in pair.split() if not part.startswith("$"))
     numbers = [(token, backend.token_to_id(token)) for token in tokens]
     lacking = [token for token, number in numbers if number is None]
     if lacking:
-        raise CorruptModel(
-            f"the vocabulary has no token {lacking[0]!r}, which is put around texts", remedy="Fetch the model again"
-        )
+        raise ValueError(f"the vocabulary has no token {lacking[0]!r}, which is put around texts")
     return processors.TemplateProcessing(single=single, pair=pair, special_tokens=numbers)
 
 
@@ -309,7 +309,9 @@ def _deberta(source: _Source) -> Any:
 
 def _t5(source: _Source) -> Any:
     count = source.settings.get("extra_ids", EXTRA_IDS)
-    extra = [f"<extra_id_{index}>" for index in range(count if isinstance(count, int) else EXTRA_IDS)]
+    if not isinstance(count, int) or not 0 <= count <= MOST_EXTRA_IDS:
+        raise ValueError(f"extra_ids is {count!r}")
+    extra = [f"<extra_id_{index}>" for index in range(count)]
     vocabulary = [*source.pieces.pieces, *((name, 0.0) for name in reversed(extra))]
     backend = _pieces(source, vocabulary=vocabulary, template=("$A </s>", "$A </s> $B </s>"))
     backend.add_special_tokens(extra)

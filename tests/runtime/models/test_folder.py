@@ -269,6 +269,11 @@ class TestSentenceModules:
         with pytest.raises(UnsafeModel, match=r"wants the class custom_st\.MyPooling"):
             ModelFolder.open(sentence_folder(tmp_path, {}, "custom_st.MyPooling"))
 
+    def test_multi_vector_models_are_refused_with_the_reason(self, tmp_path: Path) -> None:
+        folder = sentence_folder(tmp_path, {}, "pylate.models.Dense.Dense")
+        with pytest.raises(UnsupportedModel, match=r"a vector for each token \(ColBERT\), which are not served"):
+            ModelFolder.open(folder)
+
     def test_a_module_outside_of_the_folder_is_refused(self, tmp_path: Path) -> None:
         folder = sentence_folder(tmp_path, {})
         write_json(folder / "modules.json", [{"type": "sentence_transformers.models.Pooling", "path": "../x"}])

@@ -183,6 +183,7 @@ def test_what_cannot_be_made_is_named(name: str, files: dict[str, bytes], words:
         ("Roberta", {"vocab__json": b'{"a": 0}', "merges__txt": b"#version\nb c\n"}, "no tokenizer can be made"),
         ("XLMRoberta", {"sentencepiece__bpe__model": b"version https://git-lfs"}, "not a model of sentencepiece"),
         ("XLMRoberta", {"sentencepiece__bpe__model": b""}, "has no pieces"),
+        ("Bert", {"vocab__txt": b""}, "vocab.txt: the vocabulary has no token"),
     ],
 )
 def test_invalid_files_are_named(name: str, files: dict[str, bytes], words: str, tmp_path: Path) -> None:
