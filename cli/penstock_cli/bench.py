@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,15 @@ import click
 from penstock_bench.cell import MeasurementFailed
 from penstock_bench.grid import BenchOptions
 from penstock_bench.run import BenchProgress, run_bench
+from penstock_cli.cluster.forward import forwarded
+from penstock_cli.cluster.kubectl import ClusterReader
 from penstock_cli.options import FiniteRange, PositiveIntegers, models_option
 from penstock_cli.screen import INTERRUPTED, console, fact
 
 FIELDS = BenchOptions.model_fields
+OF_A_CLUSTER = "modelendpoint/"
+SERVICE_PORT, INTERNAL_PORT = 80, 8081
+"""Of an endpoint's Service, and of its pods for /info."""
 
 
 def _help(name: str) -> str:
@@ -32,7 +38,7 @@ def _show(progress: BenchProgress) -> None:
 
 
 @click.command
-@click.argument("target", metavar="FILE|URL")
+@click.argument("target", metavar="FILE|URL|modelendpoint/NAME")
 @click.option("--cores", type=PositiveIntegers(), default=FIELDS["cores"].default, help=_help("cores"))
 @click.option("--lengths", type=PositiveIntegers(), default=FIELDS["lengths"].default, help=_help("lengths"))
 @click.option("--batches", type=PositiveIntegers(), default=FIELDS["batches"].default, help=_help("batches"))
@@ -62,16 +68,27 @@ def _show(progress: BenchProgress) -> None:
 @models_option
 @click.option("--fresh", is_flag=True, help=_help("fresh"))
 @click.option("--seed", type=int, default=FIELDS["seed"].default, help=_help("seed"))
-def command(**options: Any) -> None:
+@click.option("--namespace", "-n", default="", help="Of modelendpoint/NAME. Default: that of the current context.")
+@click.option("--context", default="", help="Of modelendpoint/NAME. Default: the current context of the kubeconfig.")
+def command(namespace: str, context: str, **options: Any) -> None:
     """Measure an endpoint: throughput and latency for cores x lengths x batches.
 
-    FILE is a ModelEndpoint, which is optimised and served for each number of cores; URL is a running server. Settings
-    that this machine cannot run are listed. Writes results.csv, results.json and report.html. An interrupted run is
-    resumed by the same command.
+    FILE is a ModelEndpoint, which is optimised and served for each number of cores; URL is a running server;
+    modelendpoint/NAME is an endpoint of a cluster, reached by kubectl port-forward, which limits its throughput.
+    Settings that this machine cannot run are listed. Writes results.csv, results.json and report.html. An interrupted
+    run is resumed by the same command.
     """
     output = options["output"]
     try:
-        results = run_bench(BenchOptions(**options), _show)
+        with ExitStack() as stack:
+            if options["target"].startswith(OF_A_CLUSTER):
+                kubectl = ClusterReader(namespace, context)
+                name = options["target"].removeprefix(OF_A_CLUSTER)
+                options["target"] = stack.enter_context(forwarded(kubectl, f"service/{name}", SERVICE_PORT))
+                if not options["info_url"]:
+                    pod = f"deployment/{name}"
+                    options["info_url"] = stack.enter_context(forwarded(kubectl, pod, INTERNAL_PORT))
+            results = run_bench(BenchOptions(**options), _show)
     except KeyboardInterrupt:
         fact("ended", f"what was measured is in {output}: the same command goes on from there")
         raise click.exceptions.Exit(INTERRUPTED) from None

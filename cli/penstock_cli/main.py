@@ -30,13 +30,20 @@ COMMANDS = {
     "simulate": "Replay load against autoscalers: ours, HPA, KEDA, Knative's.",
     "status": "Show the endpoints of a cluster.",
     "why": "Explain why an endpoint of a cluster is not ready.",
+    "top": "Show load, capacity and latency of the endpoints of a cluster.",
+    "report": "Open the report of an endpoint of a cluster.",
     "convert": "Write a ModelEndpoint for a KServe InferenceService.",
     "host": "Show what this machine is: processor, cores, pinning.",
 }
 """Command -> description. Each is `command` of the module of the same name. The descriptions are here so that
 `penstock --help` imports none of these modules, and no engine."""
+<<<<<<< HEAD
 FOLDERS = {"status": "cluster.", "why": "cluster.", "convert": "cluster.", "plan": "planning."}
 """Commands whose modules are in a folder of their own."""
+=======
+ABOUT_A_CLUSTER = frozenset({"status", "why", "top", "report", "convert"})
+"""Commands whose modules are in the folder `cluster`."""
+>>>>>>> ops1
 HEAVY = frozenset({"serve", "optimize", "bench"})
 """Commands that run models."""
 

@@ -25,22 +25,36 @@ class ClusterReader:
 
     def items(self, kind: str, *words: str) -> list[Json]:
         """The objects of a kind. PenstockError with kubectl's message when it fails."""
-        found: list[Json] = json.loads(self._run("get", kind, *words, "--output=json"))["items"]
+        found: list[Json] = json.loads(self.run("get", kind, *words, "--output=json"))["items"]
         return found
 
     def get(self, kind: str, name: str) -> Json | None:
         """One object; None when there is none."""
-        text = self._run("get", kind, "--output=json", "--ignore-not-found", "--", name)
+        text = self.run("get", kind, "--output=json", "--ignore-not-found", "--", name)
         value: Json | None = json.loads(text) if text.strip() else None
         return value
 
-    def _run(self, *words: str) -> str:
-        where = [f"--namespace={self.namespace}"] * bool(self.namespace) + [f"--context={self.context}"] * bool(
-            self.context
-        )
+    def require_endpoint(self, name: str) -> Json:
+        """A ModelEndpoint; PenstockError if there is none of this name."""
+        found = self.get("modelendpoints.penstock.dev", name)
+        if found is None:
+            raise PenstockError(
+                f"there is no ModelEndpoint {name} in this namespace",
+                remedy="penstock status --all-namespaces lists them",
+            )
+        return found
+
+    def command(self, *words: str) -> list[str]:
+        """The command line of a call."""
+        where = [f"--namespace={self.namespace}"] * bool(self.namespace)
+        where += [f"--context={self.context}"] * bool(self.context)
+        return ["kubectl", *where, *words]
+
+    def run(self, *words: str) -> str:
+        """The output of kubectl. PenstockError with its message when it fails."""
         try:
             run = subprocess.run(
-                ["kubectl", *where, *words], capture_output=True, text=True, check=False, timeout=SECONDS
+                self.command(*words), capture_output=True, encoding="utf-8", check=False, timeout=SECONDS
             )
         except FileNotFoundError:
             raise PenstockError("there is no kubectl here", remedy="Install kubectl and put it into the PATH") from None

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import click
 
-from penstock.errors import PenstockError
 from penstock.resources.status import ConditionType
 from penstock_cli.cluster.kubectl import ClusterReader, Json, condition
 from penstock_cli.screen import facts
@@ -104,11 +103,7 @@ def command(name: str, namespace: str, context: str) -> None:
     your rights.
     """
     kubectl = ClusterReader(namespace, context)
-    endpoint = kubectl.get("modelendpoints.penstock.dev", name)
-    if endpoint is None:
-        raise PenstockError(
-            f"there is no ModelEndpoint {name} in this namespace", remedy="penstock status --all-namespaces lists them"
-        )
+    endpoint = kubectl.require_endpoint(name)
     wanted = (endpoint.get("status") or {}).get("optimizedModel")
     selectors = [f"penstock.dev/endpoint={name}", *([f"penstock.dev/optimized-model={wanted}"] if wanted else [])]
     pods = {

@@ -1,13 +1,14 @@
 """`python -m penstock_runtime.store`: list or copy the artefact store, or delete artefacts that nothing refers to.
 
     python -m penstock_runtime.store list
+    python -m penstock_runtime.store report sha256:... >report.html
     python -m penstock_runtime.store copy --to s3://bucket/prefix
     python -m penstock_runtime.store collect --keep sha256:... --older-than-seconds 86400
     python -m penstock_runtime.store collect --keep team-a/sha256:... --older-than-seconds 86400
     python -m penstock_runtime.store collect --keep-file keep.json --older-than-seconds 86400
 
-All commands include the stores of namespaces within the store. A command that would keep nothing deletes nothing.
-The store is PENSTOCK_STORE_URI, or --store. One JSON object a line.
+list, copy and collect include the stores of namespaces within the store. A command that would keep nothing deletes
+nothing. The store is PENSTOCK_STORE_URI, or --store. One JSON object a line.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.artefact_store import StoreUri
+from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import PenstockError, SettingError
 from penstock_runtime.pod.termination import exit_code
 from penstock_runtime.store import ArtefactStore, Stored, open_store
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", default=os.environ.get("PENSTOCK_STORE_URI", ""), metavar="URI")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="all artefacts, and the remains of aborted publishes")
+    report = commands.add_parser("report", help="write the report of an artefact to standard output")
+    report.add_argument("digest", metavar="DIGEST")
     copy = commands.add_parser("copy", help="copy all complete artefacts into another store; print what was copied")
     copy.add_argument(
         "--to", required=True, metavar="URI", help="what it has is not copied again, and nothing is deleted"
@@ -62,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     field="--keep",
                     remedy="Name an artefact to keep; to delete all, delete the folder or the bucket's prefix",
                 )
+        if given.command == "report":
+            sys.stdout.buffer.write(open_store(StoreUri.parse(given.store)).report(Digest.parse(given.digest)))
+            return 0
         target = open_store(StoreUri.parse(given.to)) if given.command == "copy" else None
         stores = list(open_store(StoreUri.parse(given.store)).stores())
     except PenstockError as error:

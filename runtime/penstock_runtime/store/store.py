@@ -6,12 +6,13 @@ import json
 import re
 import tempfile
 from collections.abc import Container, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from penstock.artefact_store import ALGORITHM, DIGITS_KEPT, NAMESPACE_PATTERN, Digest, StoreScheme, StoreUri
-from penstock.errors import ArtefactError, SettingError
+from penstock.errors import ArtefactError, ArtefactNotFound, SettingError
 from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock_runtime.models.fetching import FetchProgress, OnProgress, ignore_progress
 from penstock_runtime.store.base import StoreBackend, Stored
@@ -100,10 +101,18 @@ class ArtefactStore:
         """
         with tempfile.TemporaryDirectory(prefix="penstock-copy-") as work:
             folder = self.fetch(digest, Path(work))
-            size = self.backend.sizes(digest).get(REPORT_NAME)
-            if size is not None:
-                (folder / REPORT_NAME).write_bytes(self.backend.read(digest, REPORT_NAME, 0, max(size, 1)))
+            with suppress(ArtefactNotFound):
+                (folder / REPORT_NAME).write_bytes(self.report(digest))
             return target.publish(folder)
+
+    def report(self, digest: Digest) -> bytes:
+        """The report of an artefact, HTML; ArtefactNotFound if the store has none."""
+        size = self.backend.sizes(digest).get(REPORT_NAME)
+        if size is None:
+            raise ArtefactNotFound(
+                f"the store {self.uri} has no report of {digest}", remedy="Check the digest and PENSTOCK_STORE_URI"
+            )
+        return self.backend.read(digest, REPORT_NAME, 0, max(size, 1))
 
     def of_namespace(self, namespace: str) -> ArtefactStore:
         """The store of a namespace within this one; this one for an empty name."""

@@ -31,9 +31,9 @@ def recursion_limit() -> Iterator[None]:
 
 def argo(value: Json, kind: str = "ModelEndpoint") -> tuple[str, str]:
     """Health and message by Argo CD's script. Argo CD runs Lua 5.1 with few libraries: the script gets ipairs alone."""
-    lua = lua51.LuaRuntime()
+    lua = lua51.LuaRuntime(unpack_returned_tuples=False)
     script = ARGO[f"resource.customizations.health.penstock.dev_{kind}"]
-    run = lua.eval("function(text, obj) return setfenv(loadstring(text), {obj = obj, ipairs = ipairs})() end")
+    run: Any = lua.eval("function(text, obj) return setfenv(loadstring(text), {obj = obj, ipairs = ipairs})() end")
     found = run(script, lua.table_from(value, recursive=True))
     return found["status"], found["message"]
 
