@@ -209,7 +209,8 @@ class _Probe:
         raise UnsupportedModel(
             f"{self.source} {what}{reason}. Its head may count special tokens over the whole batch (BART), or it may "
             "not use attention_mask",
-            remedy="Use an encoder model for this task, or export it so that rows do not depend on each other",
+            remedy="Put the model's safetensors weights next to it (BART is then served from them), use an encoder "
+            "model for this task, or export it so that rows do not depend on each other",
         )
 
 
