@@ -23,7 +23,7 @@ from penstock_runtime.http.application import Application, Router
 from penstock_runtime.http.route_table import internal_routes, public_routes, routes
 from penstock_runtime.http.transport.listener import Listener
 from penstock_runtime.http.transport.tls import TlsFiles
-from penstock_runtime.rpc.server import RpcServer
+from penstock_runtime.rpc.grpc_server import RpcServer
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from penstock_runtime.settings import HttpSettings, Settings
