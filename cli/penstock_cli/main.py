@@ -37,13 +37,8 @@ COMMANDS = {
 }
 """Command -> description. Each is `command` of the module of the same name. The descriptions are here so that
 `penstock --help` imports none of these modules, and no engine."""
-<<<<<<< HEAD
-FOLDERS = {"status": "cluster.", "why": "cluster.", "convert": "cluster.", "plan": "planning."}
+FOLDERS = {**dict.fromkeys(("status", "why", "top", "report", "convert"), "cluster."), "plan": "planning."}
 """Commands whose modules are in a folder of their own."""
-=======
-ABOUT_A_CLUSTER = frozenset({"status", "why", "top", "report", "convert"})
-"""Commands whose modules are in the folder `cluster`."""
->>>>>>> ops1
 HEAVY = frozenset({"serve", "optimize", "bench"})
 """Commands that run models."""
 

@@ -19,6 +19,7 @@ from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import SETTINGS, Settings, Variables
 from penstock_runtime.tasks.base import DEFAULT_LIMITS
+from tools import client_tables
 from tools import task_tables as tasks_manual
 
 
@@ -128,5 +129,6 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "timings": ("docs/reference/http.md", timings_table),
     "errors": ("docs/reference/http.md", errors_table),
     **tasks_manual.PARTS,
+    **client_tables.PARTS,
 }
 """Name of the part -> document and the function that makes it."""

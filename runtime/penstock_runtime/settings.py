@@ -37,9 +37,9 @@ class HttpSettings(SettingsGroup):
     internal_port: int | None = setting(
         None,
         "Second port, for probes and monitoring: /healthz, /readyz, /health, /metrics and /info, without a token. The "
-        "first port then answers /metrics and /info with 404. It has its own limit of connections, so that clients of "
-        "the first port cannot keep probes out. Leave it closed to clients. None: one port for everything; 0 takes a "
-        "free one and logs it.",
+        "first port then answers /metrics with 404, and /info with the model and its limits only. It has its own limit "
+        "of connections, so that clients of the first port cannot keep probes out. Leave it closed to clients. None: "
+        "one port for everything; 0 takes a free one and logs it.",
         ge=0,
         le=65535,
     )

@@ -47,6 +47,11 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
             content_type="text/plain", response=plain,
         ),
         Route(
+            "GET", "/info", health.tei_info, "The model and its limits, as of text-embeddings-inference", tei.TAG,
+            response={"type": "object"},
+        ),
+        # Without an internal port this is the one that answers: it has the fields of the other one, too.
+        Route(
             "GET", "/info", health.info, "What is served, how, on what, with which evidence", OPERATION,
             internal=Internal.ONLY, response={"type": "object"},
         ),

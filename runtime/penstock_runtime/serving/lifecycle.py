@@ -76,7 +76,8 @@ async def start_model(server: Server, model: AnyModel) -> AnyPredictor:
     await predictor.warm_up()
     freeze_garbage_collector()
     server.status.limits = {"max_input_tokens": model.max_tokens}
-    server.status.labels = model.labels
+    server.status.labels, server.status.pooling = model.labels, model.pooling
+    server.status.truncate = model.truncate
     server.serve_with(predictor, model.plan, model.manifest)
     return predictor
 

@@ -18,6 +18,7 @@ from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.host import Host, require_memory
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Pooling
 from penstock_runtime.serving.verification import verify_files
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, RequestLimits, Task
 from penstock_runtime.tasks.factory import make_task
@@ -45,6 +46,10 @@ class LoadedModel:
     """Length of the longest row; the warm-up covers lengths up to this."""
     labels: tuple[str, ...] = ()
     """Labels of a classification head, in the order of its outputs."""
+    pooling: str = ""
+    """The model's own pooling, by its files; empty: none."""
+    truncate: bool = True
+    """Texts that are too long are cut, unless a request asks otherwise."""
     findings: tuple[str, ...] = ()
     """Deviations from the plan, as sentences for the user."""
     closed: bool = False
@@ -140,6 +145,9 @@ def load_artefact(
     model.which = which
     if HEAD_OF_TASK[manifest.task] in {Head.SEQUENCE, Head.TOKEN}:
         model.labels = model_folder.labels
+    if HEAD_OF_TASK[manifest.task] is Head.ENCODER and isinstance(pooling := model_folder.pooling, Pooling):
+        model.pooling = str(pooling)
+    model.truncate = truncate
     model.findings = (*findings, *task.tokenizer.findings)
     return model
 

@@ -25,7 +25,7 @@ from penstock_runtime.http.route_table import internal_routes, public_routes, ro
 from penstock_runtime.http.tracing import RequestTraces
 from penstock_runtime.http.transport.listener import Listener
 from penstock_runtime.http.transport.tls import TlsFiles
-from penstock_runtime.rpc.server import RpcServer
+from penstock_runtime.rpc.grpc_server import RpcServer
 from penstock_runtime.serving.generator import Generator
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerPhase, ServerStatus

@@ -76,6 +76,10 @@ class ServerStatus:
     """Limits that come with the model, such as `max_input_tokens`."""
     labels: Sequence[str] = ()
     """Labels of the model's head, in the order of its outputs; empty: it has none, or is not loaded."""
+    pooling: str = ""
+    """The model's own pooling; empty: none, or not loaded."""
+    truncate: bool = True
+    """Texts that are too long are cut, unless a request asks otherwise."""
     route_prompts: Mapping[str, str] = field(default_factory=dict)
     """The name of the default prompt of each route that has one of its own, by path."""
 

@@ -21,6 +21,12 @@ from tests.runtime.http.serving import Endpoint, Gate, make_model, serving, unti
 
 PROBES = ("/healthz", "/readyz", "/health")
 MONITORING = ("/metrics", "/info")
+TEI_INFO = {
+    "model_id", "model_sha", "model_dtype", "model_type", "max_concurrent_requests", "max_input_length",
+    "max_batch_tokens", "max_batch_requests", "max_client_batch_size", "auto_truncate", "tokenization_workers",
+    "version", "sha", "docker_label",
+}  # fmt: skip
+"""The fields of `/info` of text-embeddings-inference 1.9."""
 
 
 def internal_url(endpoint: Endpoint) -> str:
@@ -36,10 +42,15 @@ def test_monitoring_is_on_the_internal_port_only_and_probes_are_on_both() -> Non
         public, internal = endpoint.url, internal_url(endpoint)
 
         assert statuses(public, PROBES) == [200, 200, 200]
-        assert statuses(public, MONITORING) == [404, 404]
+        assert statuses(public, ("/metrics",)) == [404]
+        facts, public_facts = (httpx.get(f"{url}/info").json() for url in (internal, public))
         assert statuses(internal, (*PROBES, *MONITORING)) == [200] * 5
         refused = httpx.get(f"{public}/metrics").json()
 
+    # Clients of text-embeddings-inference read it; the rest of the internal port's is not theirs.
+    assert public_facts == {name: facts[name] for name in public_facts}
+    assert set(public_facts) == TEI_INFO
+    assert {"host", "artefact", "access", "limits"} <= facts.keys()
     assert refused["error"] == "/metrics is served on the internal port only"
     assert "--internal-port" in refused["remedy"]
 
@@ -68,8 +79,9 @@ def test_the_openapi_document_has_the_routes_of_the_public_port() -> None:
     with serving(Gate(), internal_port=0) as endpoint:
         paths = httpx.get(f"{endpoint.url}/openapi.json").json()["paths"]
 
-    assert {"/healthz", "/predict"} <= paths.keys()
-    assert not {"/metrics", "/info"} & paths.keys()
+    assert {"/healthz", "/predict", "/info"} <= paths.keys()
+    assert "/metrics" not in paths
+    assert paths["/info"]["get"]["tags"] == ["text-embeddings-inference"]
 
 
 def test_the_metrics_count_the_requests_of_the_public_port() -> None:

@@ -125,10 +125,15 @@ class Cohere:
             "id": request.identifier.decode("ascii"),
             "model": self._service.status.name,
             "results": results,
-            "meta": {"api_version": {"version": request.path[2]}, "billed_units": {"search_units": 1}},
+            "meta": {"api_version": {"version": _version(request.path)}, "billed_units": {"search_units": 1}},
             "usage": {"total_tokens": answer.tokens},
         }
         return answer_response(answer, value)
+
+
+def _version(path: str) -> str:
+    """Of the API: 1 or 2; 2 for `/rerank`, which has none in its path."""
+    return "1" if path.startswith("/v1/") else "2"
 
 
 def _repeated(documents: Sequence[Any]) -> list[Any]:

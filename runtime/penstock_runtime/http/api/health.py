@@ -6,6 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock import __version__
+from penstock.resources.source import ModelSource
+from penstock.tasks import TaskName
 from penstock_runtime.errors import NotReady
 from penstock_runtime.http.api.bodies import json_response
 from penstock_runtime.http.api.service import ModelService
@@ -53,15 +55,59 @@ class HealthRoutes:
         """`/info`: model, plan, machine, and the results of the optimisation."""
         return json_response(info(self._service))
 
+    def tei_info(self, _: Request) -> Response:
+        """`/info` of the port for requests, if there is an internal port: what clients of text-embeddings-inference
+        read."""
+        return json_response(tei_info(self._service))
+
+
+_TEI_POOLINGS = {"last": "last-token"}
+"""Names of text-embeddings-inference for poolings that have another name here."""
+
+
+def tei_info(service: ModelService) -> dict[str, Any]:
+    """The fields of `/info` of text-embeddings-inference; those that do not apply here are null."""
+    status, settings = service.status, service.settings
+    model_id, revision = status.name, None
+    if status.manifest is not None and status.manifest.model.source.startswith("hf://"):
+        source = ModelSource.parse(status.manifest.model.source)
+        model_id, revision = source.location, source.revision
+    labels = {
+        "id2label": {str(index): label for index, label in enumerate(status.labels)},
+        "label2id": {label: index for index, label in enumerate(status.labels)},
+    }
+    kinds: dict[TaskName, dict[str, Any]] = {
+        TaskName.FEATURE_EXTRACTION: {"embedding": {"pooling": _TEI_POOLINGS.get(status.pooling, status.pooling)}},
+        TaskName.SENTENCE_SIMILARITY: {"embedding": {"pooling": _TEI_POOLINGS.get(status.pooling, status.pooling)}},
+        TaskName.TEXT_RANKING: {"reranker": labels},
+        TaskName.TEXT_CLASSIFICATION: {"classifier": labels},
+    }
+    return {
+        "model_id": model_id,
+        "model_sha": revision,
+        "model_dtype": None if status.plan is None else status.plan.recipe.precision.value,
+        "model_type": kinds.get(status.task, {}),
+        "max_concurrent_requests": settings.queue.max_queue_rows,
+        "max_input_length": status.limits.get("max_input_tokens"),
+        "max_batch_tokens": settings.queue.max_queue_tokens,
+        "max_batch_requests": None,
+        "max_client_batch_size": settings.limits.max_inputs,
+        "auto_truncate": status.truncate,
+        "tokenization_workers": 1,
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+    }
+
 
 def info(service: ModelService) -> dict[str, Any]:
-    """The body of `/info`."""
+    """The body of `/info`: that of text-embeddings-inference, and much more."""
     status, settings = service.status, service.settings
     manifest, candidate = status.manifest, status.candidate()
     value: dict[str, Any] = {
+        **tei_info(service),
         "name": status.name,
         "task": status.task.value,
-        "version": __version__,
         "phase": status.phase.value,
         "plan": None
         if status.plan is None

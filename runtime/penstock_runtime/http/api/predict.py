@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,13 @@ TAG = "Hugging Face"
 GENERATION_ERRORS = (PromptTooLong, UnsupportedOption)
 OPTIONS = ("use_cache", "wait_for_model", "use_gpu", "dont_load_model")
 """Options of Hugging Face's hosted API. Its clients send them; they have no effect here."""
+
+
+HUB = re.compile(rb"\bhf_hub/(\d+)\.(\d+)")
+"""The version in the user-agent of huggingface_hub's client."""
+HUB_OF_LISTS = (1, 2)
+"""From this version on, huggingface_hub expects labels of zero-shot-classification as a list of {label, score}; older
+ones the object of transformers' pipeline, with `labels` and `scores`."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,21 @@ class Predict:
         """The output of the transformers pipeline, which Hugging Face's clients parse."""
         inputs, parameters = self._envelope.open(read_json(request))
         answer = await self._service.predict(request, inputs, parameters)
-        return answer_response(answer, answer.value)
+        value = answer.value
+        if self._service.status.task is TaskName.ZERO_SHOT_CLASSIFICATION and expects_lists(request):
+            value = _pairs(value) if isinstance(value, dict) else [_pairs(one) for one in value]
+        return answer_response(answer, value)
+
+
+def expects_lists(request: Request) -> bool:
+    """The client is a huggingface_hub that expects lists of labels."""
+    found = HUB.search(request.headers.get(b"user-agent", b""))
+    return found is not None and (int(found[1][:9]), int(found[2][:9])) >= HUB_OF_LISTS
+
+
+def _pairs(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    scores = zip(answer["labels"], answer["scores"], strict=True)
+    return [{"label": label, "score": score} for label, score in scores]
 
 
 def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:

@@ -17,6 +17,8 @@ import numpy as np
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput, Overloaded
 from penstock_runtime.http.api.bodies import answer_response, checked, fields_named, json_response, read_json
+from penstock_runtime.http.api.cohere import RESULTS, Cohere
+from penstock_runtime.http.api.cohere import body as cohere_body
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.api.token_ids import ABOUT_IDS, ID, LONGEST, TextsOrIds
 from penstock_runtime.http.transport.message import Request, Response, Route
@@ -39,6 +41,7 @@ class Tei:
 
     def __init__(self, service: ModelService, limits: RequestLimits) -> None:
         self._service = service
+        self._cohere = Cohere(service, limits)
         notes = {**feature_extraction.PARAMETERS.notes, "inputs": ABOUT_IDS}
         every = feature_extraction.PARAMETERS.optional
         defaults: dict[str, tuple[FieldKind, Any]] = {
@@ -134,8 +137,14 @@ class Tei:
         return answer_response(answer, answer.value)
 
     async def rerank(self, request: Request) -> Response:
-        """`/rerank`: the texts by relevance to the query."""
-        body = checked(self.rerank_body, read_json(request))
+        """`/rerank`: the texts by relevance to the query.
+
+        `documents` without `texts` is the body of Cohere's API, which clients of vLLM and Jina send to this path.
+        """
+        given_body = read_json(request)
+        if isinstance(given_body, dict) and "documents" in given_body and "texts" not in given_body:
+            return await self._cohere.rerank(request)
+        body = checked(self.rerank_body, given_body)
         inputs = {"query": body.pop("query"), "texts": body.pop("texts")}
         with fields_named({"inputs.": "", "parameters.": ""}):
             answer = await self._service.predict(request, inputs, given(body))
@@ -270,9 +279,9 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
         Route(
             "POST", "/rerank", tei.rerank, "How well texts answer a query", TAG,
             tasks=frozenset({TaskName.TEXT_RANKING}), inference=True,
-            request=tei.rerank_body.schema()
+            request={"anyOf": [tei.rerank_body.schema(), cohere_body(limits).schema()]}
             | {"examples": [{"query": "What is deep learning?", "texts": ["Cheese.", "A kind of machine learning."]}]},
-            response=text_ranking.response_schema(),
+            response={"anyOf": [text_ranking.response_schema(), RESULTS]},
         ),
         Route(
             "POST", "/tokenize", tei.tokenize, "Texts to tokens", TAG, errors=(Overloaded,),

@@ -15,7 +15,7 @@ from penstock.tasks import ENCODER_TASKS, TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.http.api.tei import TOKEN_BYTES, tokens_of
 from penstock_runtime.tasks.base import RequestLimits
-from tests.runtime.http.serving import WIDTH, Endpoint, model_of, serving, write_folder, write_sparse_folder
+from tests.runtime.http.serving import WIDTH, Endpoint, make_model, model_of, serving, write_folder, write_sparse_folder
 
 EndpointOf = Callable[[TaskName], Endpoint]
 
@@ -289,3 +289,17 @@ class TestTokens:
         assert len(tokens_of(["a " * 98], True, limits, tokenizer)[0]) == 100
         with pytest.raises(InvalidInput, match="the limit is 8"):
             tokens_of(["a " * 50, "a " * 50], True, limits, tokenizer)
+
+
+def test_info_has_the_fields_of_text_embeddings_inference(tmp_path: Path) -> None:
+    task = TaskName.TEXT_CLASSIFICATION
+    with serving(make_model(tmp_path, task), task, max_inputs=7) as endpoint:
+        endpoint.server.status.labels = ("joy", "love")
+        endpoint.server.status.limits = {"max_input_tokens": 64}
+        info = httpx.get(f"{endpoint.url}/info").json()
+
+    assert (info["model_id"], info["max_input_length"], info["max_client_batch_size"]) == ("emotion", 64, 7)
+    assert info["model_type"] == {
+        "classifier": {"id2label": {"0": "joy", "1": "love"}, "label2id": {"joy": 0, "love": 1}}
+    }
+    assert info["task"] == "text-classification"

@@ -21,8 +21,8 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from penstock.tasks import TaskName
+from penstock_runtime.rpc.grpc_server import address_of
 from penstock_runtime.rpc.messages import CALLS, message
-from penstock_runtime.rpc.server import address_of
 from tests.runtime.http.secret_files import CERTIFICATE, KEY, Authority, publish
 from tests.runtime.http.serving import REQUESTS, WIDTH, Endpoint, Gate, make_model, serving
 

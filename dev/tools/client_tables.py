@@ -1,0 +1,54 @@
+"""The table of clients: what each sends, and what it gets, from the recorded requests of the tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[2] / "tests" / "clients"
+LONGEST = 150
+"""Characters of a request or an answer; more is cut."""
+
+
+def clients() -> str:
+    """A row for every call of a client."""
+    rows = ["| client | call | request | answer |", "|---|---|---|---|"]
+    entries = [*_read("recorded.json"), *_read("from_source.json")]
+    for entry in sorted(entries, key=lambda one: one["client"].lower()):
+        name = f"{entry['client']} {entry['version']}".strip()
+        if entry.get("where"):
+            name += " (*from their source, not recorded*)"
+        body = entry.get("body", "JSON and binary tensors")
+        request = f"{entry['method']} {entry['path']} {body}".strip()
+        answer = (
+            "binary tensors" if entry["answer"] is None else json.dumps(_rounded(entry["answer"]), ensure_ascii=False)
+        )
+        rows.append(f"| {name} | {entry['call']} | {_code(request)} | {_code(answer)} |")
+    return "\n".join(rows)
+
+
+def _read(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((FOLDER / name).read_bytes())
+    return found
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers with three decimals, and lists of numbers with two of them."""
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    if isinstance(value, list):
+        if len(value) > 2 and all(isinstance(one, float) for one in value):
+            return [*map(_rounded, value[:2]), "…"]
+        return [_rounded(one) for one in value]
+    return f"{value[:12]}…" if isinstance(value, str) and len(value) > 60 else value
+
+
+def _code(text: str) -> str:
+    text = text.replace('"…"', "…").replace("|", "\\|")
+    return f"`{text}`" if len(text) <= LONGEST else f"`{text[:LONGEST]}…`"
+
+
+PARTS = {"clients": ("docs/reference/clients.md", clients)}

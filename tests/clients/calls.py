@@ -1,0 +1,247 @@
+"""Calls of real client packages, run by the interpreter of a virtual environment that has them.
+
+    python calls.py URLS    URLS: the address of an endpoint for each task, as JSON
+
+prints what each call returned, as JSON: {"client": …, "version": …, "call": …, "task": …, "result": …}. Before each
+call it prints the entry without a result, and waits for a line.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+TEXTS = ["i like you", "a text"]
+QUERY = "what is deep learning ?"
+CONTEXT = "my name is clara and i live in berkeley"
+DOCUMENTS = ["cheese", "a kind of machine learning"]
+VECTORS, RANKING = "feature-extraction", "text-ranking"
+Call = tuple[str, str, str, Callable[[str], Any]]
+"""Distribution, what is called, the task, and the call: a function of the endpoint's address."""
+
+
+def plain(value: Any) -> Any:
+    """Lists of arrays, and of other objects their fields."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, dict):
+        return {str(name): plain(one) for name, one in value.items()}
+    return value
+
+
+def huggingface_hub() -> list[Call]:
+    from huggingface_hub import InferenceClient
+
+    def of(url: str) -> Any:
+        return InferenceClient(model=url, token="hf_any", timeout=60)
+
+    return [
+        ("huggingface_hub", "feature_extraction", VECTORS, lambda url: of(url).feature_extraction("i like you")),
+        (
+            "huggingface_hub", "sentence_similarity", "sentence-similarity",
+            lambda url: of(url).sentence_similarity("a happy person", other_sentences=TEXTS),
+        ),
+        (
+            "huggingface_hub", "text_classification", "text-classification",
+            lambda url: [one.label for one in of(url).text_classification("i like you", top_k=3)],
+        ),
+        (
+            "huggingface_hub", "token_classification", "token-classification",
+            lambda url: [one.word for one in of(url).token_classification(CONTEXT, aggregation_strategy="simple")],
+        ),
+        (
+            "huggingface_hub", "question_answering", "question-answering",
+            lambda url: of(url).question_answering(question="what is my name ?", context=CONTEXT).answer,
+        ),
+        (
+            "huggingface_hub", "fill_mask", "fill-mask",
+            lambda url: [one.token_str for one in of(url).fill_mask("paris is the [MASK] of france", top_k=2)],
+        ),
+        (
+            "huggingface_hub", "zero_shot_classification", "zero-shot-classification",
+            lambda url: [one.label for one in of(url).zero_shot_classification("a problem", ["urgent", "phone"])],
+        ),
+    ]  # fmt: skip
+
+
+def openai() -> list[Call]:
+    from openai import OpenAI
+
+    def vectors(url: str, **more: Any) -> Any:
+        with OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+            return [one.embedding for one in client.embeddings.create(model="emotion", input=TEXTS, **more).data]
+
+    return [
+        ("openai", "embeddings.create", VECTORS, vectors),
+        ("openai", "embeddings.create, dimensions", VECTORS, lambda url: vectors(url, dimensions=4)),
+    ]
+
+
+def cohere() -> list[Call]:
+    import cohere as package
+
+    def ranked(client: Any) -> Any:
+        found = client.rerank(model="emotion", query=QUERY, documents=DOCUMENTS, top_n=1)
+        return [one.index for one in found.results]
+
+    return [
+        ("cohere", "Client.rerank", RANKING, lambda url: ranked(package.Client(api_key="any", base_url=url))),
+        ("cohere", "ClientV2.rerank", RANKING, lambda url: ranked(package.ClientV2(api_key="any", base_url=url))),
+    ]
+
+
+def litellm() -> list[Call]:
+    import litellm as package
+
+    def vectors(url: str, provider: str) -> Any:
+        # The provider huggingface asks the hub for the task of the model, unless it is given.
+        more = {"input_type": "feature-extraction"} if provider == "huggingface" else {}
+        found = package.embedding(model=f"{provider}/emotion", input=TEXTS, api_base=url, api_key="any", **more)
+        return [one["embedding"] for one in found.data]
+
+    def ranked(url: str, provider: str) -> Any:
+        found = package.rerank(
+            model=f"{provider}/emotion", query=QUERY, documents=DOCUMENTS, top_n=1, api_base=url, api_key="any"
+        )
+        return [one["index"] for one in found.results or []]
+
+    return [
+        ("litellm", "embedding, openai/", VECTORS, lambda url: vectors(f"{url}/v1", "openai")),
+        ("litellm", "embedding, huggingface/", VECTORS, lambda url: vectors(url, "huggingface")),
+        ("litellm", "rerank, cohere/", RANKING, lambda url: ranked(url, "cohere")),
+        ("litellm", "rerank, huggingface/", RANKING, lambda url: ranked(url, "huggingface")),
+        ("litellm", "rerank, jina_ai/", RANKING, lambda url: ranked(f"{url}/v1/rerank", "jina_ai")),
+        ("litellm", "rerank, hosted_vllm/", RANKING, lambda url: ranked(url, "hosted_vllm")),
+    ]
+
+
+def langchain() -> list[Call]:
+    from langchain_openai import OpenAIEmbeddings
+    from pydantic import SecretStr
+
+    def of_openai(url: str) -> Any:
+        return OpenAIEmbeddings(
+            base_url=f"{url}/v1", api_key=SecretStr("any"), model="emotion", check_embedding_ctx_length=False
+        )
+
+    def ranked(url: str) -> Any:
+        import cohere as package
+        from langchain_cohere import CohereRerank
+
+        client = package.ClientV2(api_key="any", base_url=url)
+        return [one["index"] for one in CohereRerank(client=client, model="emotion", top_n=1).rerank(DOCUMENTS, QUERY)]
+
+    return [
+        ("langchain-openai", "embed_documents", VECTORS, lambda url: of_openai(url).embed_documents(TEXTS)),
+        ("langchain-openai", "embed_query", VECTORS, lambda url: of_openai(url).embed_query(TEXTS[0])),
+        ("langchain-cohere", "CohereRerank.rerank", RANKING, ranked),
+    ]  # fmt: skip
+
+
+def llama_index() -> list[Call]:
+    from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+    from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+
+    return [
+        (
+            "llama-index-embeddings-openai-like", "get_text_embedding_batch", VECTORS,
+            lambda url: OpenAILikeEmbedding(
+                model_name="emotion", api_base=f"{url}/v1", api_key="any"
+            ).get_text_embedding_batch(TEXTS),
+        ),
+        (
+            "llama-index-embeddings-text-embeddings-inference", "get_text_embedding_batch", VECTORS,
+            lambda url: TextEmbeddingsInference(model_name="emotion", base_url=url).get_text_embedding_batch(TEXTS),
+        ),
+    ]  # fmt: skip
+
+
+def haystack() -> list[Call]:
+    from haystack import Document
+    from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbedder
+    from haystack.utils import Secret
+
+    key = Secret.from_token("any")
+    documents = [Document(content=text) for text in TEXTS]
+
+    def embedded(url: str) -> Any:
+        embedder = OpenAIDocumentEmbedder(api_key=key, model="emotion", api_base_url=f"{url}/v1", progress_bar=False)
+        return [one.embedding for one in embedder.run(documents)["documents"]]
+
+    return [
+        (
+            "haystack-ai", "OpenAITextEmbedder", VECTORS,
+            lambda url: OpenAITextEmbedder(api_key=key, model="emotion", api_base_url=f"{url}/v1").run(TEXTS[0])[
+                "embedding"
+            ],
+        ),
+        ("haystack-ai", "OpenAIDocumentEmbedder", VECTORS, embedded),
+    ]  # fmt: skip
+
+
+def tritonclient() -> list[Call]:
+    import numpy as np
+    import tritonclient.http as triton
+
+    def infer(url: str) -> Any:
+        tensor = triton.InferInput("text", [len(TEXTS)], "BYTES")
+        tensor.set_data_from_numpy(np.array([text.encode() for text in TEXTS], dtype=object))
+        with triton.InferenceServerClient(url.removeprefix("http://")) as client:
+            return client.infer("emotion", [tensor]).as_numpy("embedding")
+
+    return [("tritonclient", "http.InferenceServerClient.infer", VECTORS, infer)]
+
+
+def kserve() -> list[Call]:
+    import asyncio
+
+    from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
+
+    async def infer(url: str, protocol: str) -> Any:
+        client = InferenceRESTClient(RESTConfig(protocol=protocol, timeout=60))
+        try:
+            if protocol == "v1":
+                return (await client.infer(url, {"instances": TEXTS}, model_name="emotion"))["predictions"]
+            tensor = InferInput(name="text", shape=[len(TEXTS)], datatype="BYTES", data=TEXTS)
+            asked = InferRequest(model_name="emotion", infer_inputs=[tensor])
+            found = await client.infer(url, asked, model_name="emotion")
+            return found.outputs[0].data
+        finally:
+            await client.close()
+
+    return [
+        ("kserve", "InferenceRESTClient.infer, v1", VECTORS, lambda url: asyncio.run(infer(url, "v1"))),
+        ("kserve", "InferenceRESTClient.infer, v2", VECTORS, lambda url: asyncio.run(infer(url, "v2"))),
+    ]
+
+
+CLIENTS = (huggingface_hub, openai, cohere, litellm, langchain, llama_index, haystack, tritonclient, kserve)
+
+
+def main() -> None:
+    """Make all calls."""
+    urls = json.loads(sys.argv[1])
+    for client in CLIENTS:
+        try:
+            calls = client()
+        except ImportError as error:
+            print(json.dumps({"client": client.__name__, "error": f"import: {error}"}), flush=True)
+            continue
+        for package, call, task, run in calls:
+            entry = {"client": package, "version": importlib.metadata.version(package), "call": call, "task": task}
+            print(json.dumps(entry), flush=True)
+            sys.stdin.readline()
+            try:
+                entry["result"] = plain(run(urls[task]))
+            except Exception as error:
+                entry["error"] = f"{type(error).__name__}: {error}"[:2000]
+            print(json.dumps(entry), flush=True)
+
+
+if __name__ == "__main__":
+    main()
