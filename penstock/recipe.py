@@ -30,7 +30,7 @@ class Precision(StrEnum):
     INT8_WEIGHTS = "int8-weights"
     """Weights int8 with a scale for each output channel; the arithmetic stays in floating point (text generation)."""
     INT4_WEIGHTS = "int4-weights"
-    """Weights in 4 bits with a scale and a minimum for each 32 inputs, and the head in int8; the arithmetic stays in
+    """Weights in 4 bits with a scale and a minimum for each 32 inputs, table and head in int8; the arithmetic stays in
     floating point (text generation)."""
     INT4_ROWWISE = "int4-rowwise"
     """Weights as with `int4-weights`, activations scaled per group at run time (text generation)."""

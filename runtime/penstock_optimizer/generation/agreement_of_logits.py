@@ -1,6 +1,6 @@
 """Compares the logits of a candidate with those of the fp32 model along the same texts, and gives the verdict. Pure.
 
-Both are forced along the fp32 model's own continuations ("teacher forcing"): after a first other token, free
+Both are forced along the fp32 model's own continuations: after a first other token, free
 continuations would be compared with unrelated texts.
 """
 

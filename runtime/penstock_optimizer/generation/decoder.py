@@ -14,7 +14,7 @@ from penstock_runtime.rows import Float
 
 
 @dataclass(frozen=True, eq=False)
-class Scale:
+class Normalisation:
     """Normalisation over the last axis.
 
     Without `bias` by the root mean square (RMSNorm): x / sqrt(mean(x^2) + epsilon) * weight.
@@ -50,16 +50,16 @@ class DecoderLayer:
     down: Dense
     gate: Dense | None
     """Of a gated network: down(activation(gate(x)) * up(x)). None: down(activation(up(x)))."""
-    attention_norm: Scale
+    attention_norm: Normalisation
     """Of the attention's input."""
-    network_norm: Scale
+    network_norm: Normalisation
     """Of the network's input."""
-    query_norm: Scale | None = None
+    query_norm: Normalisation | None = None
     """Of each head's queries, before the rotation (Qwen3, Gemma 3)."""
-    key_norm: Scale | None = None
-    attended_norm: Scale | None = None
+    key_norm: Normalisation | None = None
+    attended_norm: Normalisation | None = None
     """Of the attention's output, before the sum (Gemma 3)."""
-    expanded_norm: Scale | None = None
+    expanded_norm: Normalisation | None = None
     """Of the network's output, before the sum (Gemma 3)."""
     rope: Rope | None = None
     """None: positions come from a table."""
@@ -81,7 +81,7 @@ class Decoder:
     """[positions, hidden], added to the embeddings (GPT-2)."""
     layers: tuple[DecoderLayer, ...]
     activation: Activation
-    final_norm: Scale
+    final_norm: Normalisation
     head: Dense | None
     """None: the embeddings are the head's weights."""
     heads: int

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.errors import UnsupportedModel
 from penstock_optimizer.export.encoder import BY_NAME, Activation, Dense
 from penstock_optimizer.export.reader import NotBuildable, Reader, Tensors
-from penstock_optimizer.generation.decoder import Decoder, DecoderLayer, Rope, Scale
+from penstock_optimizer.generation.decoder import Decoder, DecoderLayer, Normalisation, Rope
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float
 
@@ -60,9 +60,9 @@ def _read_llama(folder: ModelFolder) -> Decoder:
     widths = (hidden, heads * head_size, key_heads * head_size)
     added = 1.0 if gemma else 0.0
 
-    def norm(tensors: Tensors, name: str, width: int) -> Scale:
+    def norm(tensors: Tensors, name: str, width: int) -> Normalisation:
         weight = tensors.vector((f"{name}.weight",), width)
-        return Scale(weight + np.float32(added) if added else weight, None, epsilon)
+        return Normalisation(weight + np.float32(added) if added else weight, None, epsilon)
 
     layers = []
     for index, window in enumerate(windows):
@@ -275,8 +275,10 @@ def _read_gpt2(folder: ModelFolder) -> Decoder:
     base = 1 / math.sqrt(size) if reader.flag("scale_attn_weights", default=True) else 1.0
     by_layer = reader.flag("scale_attn_by_inverse_layer_idx", default=False)
 
-    def norm(tensors: Tensors, name: str) -> Scale:
-        return Scale(tensors.vector((f"{name}.weight",), hidden), tensors.vector((f"{name}.bias",), hidden), epsilon)
+    def norm(tensors: Tensors, name: str) -> Normalisation:
+        return Normalisation(
+            tensors.vector((f"{name}.weight",), hidden), tensors.vector((f"{name}.bias",), hidden), epsilon
+        )
 
     layers = []
     for index in range(reader.integer("n_layer")):

@@ -20,7 +20,7 @@ from openvino import opset13 as op
 
 from penstock.manifest import DecoderFacts
 from penstock_optimizer.export.encoder import Activation, Dense
-from penstock_optimizer.generation.decoder import Decoder, DecoderLayer, Rope, Scale
+from penstock_optimizer.generation.decoder import Decoder, DecoderLayer, Normalisation, Rope
 from penstock_optimizer.generation.weights import Storage, stored
 
 
@@ -61,7 +61,7 @@ class _Writer:
         """The graph."""
         decoder = self._decoder
         # Rounding the table to 4 bits would cost most of the accuracy, and the rows of a step are a small part of it.
-        table_storage = Storage.INT8 if self._storage is Storage.INT4 else self._storage
+        table_storage = Storage.INT8_GROUPS if self._storage is Storage.INT4 else self._storage
         table = stored(decoder.embeddings, table_storage, "embeddings")
         x = op.gather(table, op.convert(op.unsqueeze(self._ids, _ints(1)), Type.i32), _int(0))
         if decoder.embedding_scale != 1.0:
@@ -111,7 +111,9 @@ class _Writer:
             inner = self._norm(inner, layer.expanded_norm)
         return op.add(x, inner)
 
-    def _heads(self, x: Any, dense: Dense, heads: int, *, norm: Scale | None, rope: Rope | None, name: str) -> Any:
+    def _heads(
+        self, x: Any, dense: Dense, heads: int, *, norm: Normalisation | None, rope: Rope | None, name: str
+    ) -> Any:
         """Queries or keys, [tokens, 1, heads, head size]."""
         split = op.reshape(self._dense(x, dense, name), _ints(0, 0, heads, self._decoder.head_size), special_zero=True)
         if norm is not None:
@@ -150,7 +152,7 @@ class _Writer:
         y = op.matmul(x, stored(dense.weight, self._storage, name), transpose_a=False, transpose_b=True)
         return y if dense.bias is None else op.add(y, op.constant(dense.bias.reshape(1, 1, -1)))
 
-    def _norm(self, x: Any, scale: Scale) -> Any:
+    def _norm(self, x: Any, scale: Normalisation) -> Any:
         shape = [1] * (len(x.output(0).get_partial_shape()) - 1) + [-1]
         weight = op.constant(scale.weight.reshape(shape))
         if scale.bias is not None:

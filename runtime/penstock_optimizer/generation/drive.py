@@ -42,7 +42,7 @@ class _Blocks:
         """The longest sequence."""
 
     def of(self, sequence: int, tokens: int) -> Tokens:
-        """The blocks that hold so many tokens of a sequence."""
+        """The blocks that hold this number of tokens of a sequence."""
         first = sequence * self._each
         return np.arange(first, first + -(-tokens // self._size), dtype=np.int32)
 

@@ -28,17 +28,21 @@ class Storage(StrEnum):
     FP32 = "fp32"
     INT8 = "int8"
     """8 bits with a scale for each output channel: w = scale x q."""
+    INT8_GROUPS = "int8-groups"
+    """8 bits with a scale for each group of `GROUP` inputs: w = scale x q. Keeps llama.cpp's Q8_0 exactly."""
     INT4 = "int4"
     """4 bits with a scale and a minimum for each group of `GROUP` inputs: w = scale x (q - zero), where zero need not
-    be a whole number. Weights that were stored in llama.cpp's Q4_1 or Q4_0 are kept exactly, up to fp32 rounding."""
+    be a whole number. Weights that were stored in llama.cpp's Q4_1 are kept, up to fp32 rounding."""
 
 
 def stored(weight: Float, storage: Storage, name: str) -> Any:
-    """A node [out, in] of type f32. INT4 needs `in` to be a multiple of `GROUP`; other matrices become INT8."""
+    """A node [out, in] of type f32. Groups need `in` to be a multiple of `GROUP`; other matrices become INT8."""
     match storage:
         case Storage.INT4 if weight.shape[1] % GROUP == 0:
             return _int4(weight, name)
-        case Storage.INT4 | Storage.INT8:
+        case Storage.INT8_GROUPS if weight.shape[1] % GROUP == 0:
+            return _int8_groups(weight, name)
+        case Storage.INT4 | Storage.INT8 | Storage.INT8_GROUPS:
             return _int8(weight, name)
         case _:
             return op.constant(np.ascontiguousarray(weight), name=name)
@@ -48,6 +52,15 @@ def _int8(weight: Float, name: str) -> Any:
     scale = np.maximum(np.abs(weight).max(1, keepdims=True) / np.float32(127), SMALLEST_SCALE)
     values = np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
     return op.multiply(op.convert(op.constant(values, name=name), Type.f32), op.constant(scale))
+
+
+def _int8_groups(weight: Float, name: str) -> Any:
+    rows, columns = weight.shape
+    grouped = weight.reshape(rows, columns // GROUP, GROUP)
+    scale = np.maximum(np.abs(grouped).max(2, keepdims=True) / np.float32(127), SMALLEST_SCALE)
+    values = np.clip(np.rint(grouped / scale), -127, 127).astype(np.int8)
+    expanded = op.multiply(op.convert(op.constant(values, name=name), Type.f32), op.constant(scale))
+    return op.reshape(expanded, op.constant(np.array([rows, columns], np.int64)), special_zero=False)
 
 
 def _int4(weight: Float, name: str) -> Any:

@@ -61,7 +61,7 @@ GRAPH = "model.xml"
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceTexts:
     """What the fp32 model gives on the texts of the guard."""
 
     texts: list[drive.Forced]
@@ -160,7 +160,7 @@ class GenerationOptimisation:
 
     # candidates
 
-    def _reference(self) -> tuple[Reference, CandidateFacts]:
+    def _reference(self) -> tuple[ReferenceTexts, CandidateFacts]:
         """The fp32 model's continuations and times."""
         begin = time.monotonic()
         graph = self._graph(plans.FP32)
@@ -184,9 +184,9 @@ class GenerationOptimisation:
             build_seconds=time.monotonic() - begin,
             size_bytes=_size(graph),
         )
-        return Reference(texts, [logits for _, logits in found]), facts
+        return ReferenceTexts(texts, [logits for _, logits in found]), facts
 
-    def _try(self, recipe: Recipe, reference: Reference) -> CandidateFacts:
+    def _try(self, recipe: Recipe, reference: ReferenceTexts) -> CandidateFacts:
         if self._left < WRITING_SECONDS:
             blank = CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason="")
             return blank.settled(Outcome.SKIPPED, ReasonCode.NO_TURN)

@@ -1,7 +1,7 @@
 """Reads GGUF files (llama.cpp's format): checks the header, and expands tensors to float32.
 
-The layout is described in ggml's `docs/gguf.md`; that of the quantised blocks in `ggml-common.h`. The `gguf` package
-takes seconds for the header of a small model, and does not check a file that is damaged on purpose.
+The layout is described in ggml's documents (gguf.md), that of the quantised blocks in `ggml-common.h`. The `gguf`
+package takes seconds for the header of a small model, and does not check files that are damaged on purpose.
 """
 
 from __future__ import annotations

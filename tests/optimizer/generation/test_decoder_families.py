@@ -41,7 +41,7 @@ def case(
 
 
 def blocks(*numbers: int, tokens: int = LENGTH) -> NDArray[np.int32]:
-    """The first blocks of these that hold so many tokens."""
+    """The first of these blocks, enough for this number of tokens."""
     return np.array(numbers[: -(-tokens // 32)], np.int32)
 
 

@@ -14,6 +14,7 @@ from penstock_optimizer.job import generation
 from penstock_optimizer.job.optimise import optimise, prepare
 from penstock_runtime.generation.engine import Row, StepEngine
 from penstock_runtime.generation.open import open_generation_engine
+from penstock_runtime.rows import Float
 from tests.runtime.models.gguf_files import write_gguf
 
 pytestmark = pytest.mark.slow
@@ -52,9 +53,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     return root / "baseline", finished, root
 
 
-def first_logits(engine: StepEngine) -> np.ndarray:
+def first_logits(engine: StepEngine) -> Float:
     try:
-        return engine.step([Row(np.array([5, 6, 7], np.int32), 0, np.array([0], np.int32), 1)])[0]
+        logits: Float = engine.step([Row(np.array([5, 6, 7], np.int32), 0, np.array([0], np.int32), 1)])[0]
+        return logits
     finally:
         engine.close()
 
