@@ -24,7 +24,7 @@ from penstock_runtime.generation import scheduler
 from penstock_runtime.generation.detokeniser import Detokeniser, StopStrings
 from penstock_runtime.generation.engine import StepEngine
 from penstock_runtime.generation.grammar import GrammarState
-from penstock_runtime.generation.sampling import History, SampledToken, SamplingParameters, sample
+from penstock_runtime.generation.sampling import SampledToken, SamplingParameters, TokenHistory, sample
 from penstock_runtime.generation.scheduler import DEFAULT_SEQUENCES, ChunkBudget, Scheduler, Step
 
 logger = logging.getLogger("penstock.generation")
@@ -53,8 +53,6 @@ class JobRequest:
     prompt: Sequence[int]
     max_tokens: int
     """At least 1; prompt and these tokens fit into the engine's context and pool."""
-    is_default_limit: bool = False
-    """`max_tokens` was not asked for: fewer if not as many fit."""
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -66,6 +64,8 @@ class JobRequest:
     """The form of the text; each job has a copy of its own."""
     deadline: float = float("inf")
     """It is dropped unless it has started by then, `perf_counter` seconds."""
+    is_default_limit: bool = False
+    """`max_tokens` was not asked for: fewer if not as many fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,14 @@ class Delta:
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class GenerationJob:
     """A continuation in progress. Of the loop's thread, but for `request`."""
 
     request: JobRequest
     sequence: scheduler.Sequence
     detokeniser: Detokeniser
     stops: StopStrings
-    history: History
+    history: TokenHistory
     arrived: float
     grammar: GrammarState | None = None
     last_token: float = 0.0
@@ -138,7 +138,7 @@ class GenerationLoop:
         self,
         engine: StepEngine,
         decode: Callable[[Sequence[int]], str],
-        publish: Callable[[list[tuple[Job, Delta]]], None],
+        publish: Callable[[list[tuple[GenerationJob, Delta]]], None],
         observer: LoopObserver,
         *,
         max_sequences: int = DEFAULT_SEQUENCES,
@@ -151,9 +151,9 @@ class GenerationLoop:
         self._observer = observer
         self._scheduler = Scheduler(engine.blocks, engine.block_size, max_sequences=max_sequences, reuse=reuse)
         self._budget = ChunkBudget(target_gap_seconds)
-        self._jobs: dict[scheduler.Sequence, Job] = {}
+        self._jobs: dict[scheduler.Sequence, GenerationJob] = {}
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._events: list[tuple[Job, Delta]] = []
+        self._events: list[tuple[GenerationJob, Delta]] = []
         self._numbers = iter(range(2**62))
         self._number_lock = threading.Lock()
         self._closing = False
@@ -168,7 +168,7 @@ class GenerationLoop:
         """The largest number of tokens of prompt and continuation together."""
         return min(self.engine.context, self._scheduler.capacity)
 
-    def submit(self, request: JobRequest) -> Job:
+    def submit(self, request: JobRequest) -> GenerationJob:
         """Start a continuation; its deltas are published."""
         with self._number_lock:
             number = next(self._numbers)
@@ -177,12 +177,12 @@ class GenerationLoop:
         )
         stops = StopStrings(request.stop, include=request.include_stop)
         grammar = None if request.grammar is None else request.grammar.copy()
-        history = History(request.prompt)
-        job = Job(request, sequence, Detokeniser(self._decode), stops, history, perf_counter(), grammar)
+        history = TokenHistory(request.prompt)
+        job = GenerationJob(request, sequence, Detokeniser(self._decode), stops, history, perf_counter(), grammar)
         self._commands.put(lambda: self._add(job))
         return job
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: GenerationJob) -> None:
         """End a job; nothing more is published for it. Does nothing if it has ended."""
         self._commands.put(lambda: self._remove(job))
 
@@ -217,18 +217,18 @@ class GenerationLoop:
         while not self._commands.empty():
             self._commands.get()()
 
-    def _add(self, job: Job) -> None:
+    def _add(self, job: GenerationJob) -> None:
         if self._closing:
             self._events.append((job, Delta(error=NotReady("the server is shutting down"))))
             return
         self._scheduler.add(job.sequence)
         self._jobs[job.sequence] = job
 
-    def _remove(self, job: Job) -> None:
+    def _remove(self, job: GenerationJob) -> None:
         if self._jobs.pop(job.sequence, None) is not None:
             self._scheduler.remove(job.sequence)
 
-    def _fail(self, jobs: Sequence[Job], error: RequestError) -> None:
+    def _fail(self, jobs: Sequence[GenerationJob], error: RequestError) -> None:
         for job in jobs:
             self._remove(job)
             self._events.append((job, Delta(text=_rest(job), error=error)))
@@ -269,7 +269,7 @@ class GenerationLoop:
             else:
                 self._add_token(job, token)
 
-    def _sample(self, job: Job, logits: NDArray[np.float32]) -> SampledToken | None:
+    def _sample(self, job: GenerationJob, logits: NDArray[np.float32]) -> SampledToken | None:
         """The next token of a job; None if it has none, which concerns no other job."""
         request = job.request
         if not np.isfinite(logits.max()):
@@ -282,7 +282,7 @@ class GenerationLoop:
             logger.exception("a token could not be chosen", extra=log_event("SamplingFailed", reason=error))
             return None
 
-    def _add_token(self, job: Job, token: SampledToken) -> None:
+    def _add_token(self, job: GenerationJob, token: SampledToken) -> None:
         request, now = job.request, perf_counter()
         is_first = job.generated == 0
         if is_first:
@@ -332,7 +332,7 @@ def _failed() -> InferenceFailed:
     return InferenceFailed("the engine failed on this request", remedy="The server's log has the details")
 
 
-def _rest(job: Job) -> str:
+def _rest(job: GenerationJob) -> str:
     """What detokeniser and stop strings held back, at the end of a continuation."""
     if job.stops.found is not None:
         return ""

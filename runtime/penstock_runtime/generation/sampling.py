@@ -67,7 +67,7 @@ class SampledToken:
     """The most probable tokens of that distribution, with their logarithms."""
 
 
-class History:
+class TokenHistory:
     """The tokens of one sequence, counted for the penalties."""
 
     def __init__(self, prompt: Collection[int]) -> None:
@@ -104,7 +104,7 @@ def _indices(tokens: Collection[int], size: int) -> NDArray[np.intp]:
 def sample(
     logits: Logits,
     parameters: SamplingParameters,
-    history: History,
+    history: TokenHistory,
     position: int,
     choice: int = 0,
     *,

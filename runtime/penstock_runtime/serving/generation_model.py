@@ -127,8 +127,20 @@ def load_generation_artefact(
         raise
     model.plan, model.manifest, model.findings = plan, manifest, (*findings, *model.tokenizer.findings)
     recipe = plan.recipe
-    model.facts = {"name": recipe.engine.value, "precision": recipe.precision.value, "which": which}
+    model.facts = {
+        "name": recipe.engine.value,
+        "precision": recipe.precision.value,
+        "which": which,
+        "same_in_company": _same_in_company(manifest, plan),
+    }
     return model
+
+
+def _same_in_company(manifest: Manifest, plan: Plan) -> float | None:
+    """The measured share of tokens that were the same alone and with other requests; None if it was not measured."""
+    verdicts = [one.verdict for one in manifest.candidates if one.recipe == plan.recipe and one.verdict is not None]
+    metrics = [metric for verdict in verdicts for metric in verdict.metrics if metric.name == "same_in_company"]
+    return metrics[0].value if metrics else None
 
 
 def warm_up(engine: StepEngine) -> None:

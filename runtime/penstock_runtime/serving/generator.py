@@ -18,8 +18,8 @@ from penstock_runtime.errors import NotReady, Overloaded, PromptTooLong, Request
 from penstock_runtime.generation.loop import (
     Delta,
     FinishReason,
+    GenerationJob,
     GenerationLoop,
-    Job,
     JobRequest,
     LoopObserver,
     LoopState,
@@ -86,7 +86,7 @@ class Generation:
         self.continuations = [Continuation(choice) for choice in range(count)]
         self.arrived = perf_counter()
         self.first_token_at = 0.0
-        self._jobs: dict[Job, Continuation] = {}
+        self._jobs: dict[GenerationJob, Continuation] = {}
         self._pending: list[tuple[Continuation, Delta]] = []
         self._changed = asyncio.Event()
         self._closed = False
@@ -151,7 +151,7 @@ class Generation:
             self._served.generations[job] = self
             self._jobs[job] = one
 
-    def deliver(self, job: Job, delta: Delta) -> None:
+    def deliver(self, job: GenerationJob, delta: Delta) -> None:
         """A step has added to a continuation."""
         if not self.first_token_at:
             self.first_token_at = perf_counter()
@@ -179,7 +179,7 @@ class _ServedLoop:
 
     model: GenerationModel
     loop: GenerationLoop
-    generations: dict[Job, Generation] = field(default_factory=dict)
+    generations: dict[GenerationJob, Generation] = field(default_factory=dict)
     requests: int = 0
     idle: asyncio.Event | None = None
 
@@ -391,7 +391,7 @@ class Generator:
     def _start(self, model: GenerationModel) -> _ServedLoop:
         served: _ServedLoop
 
-        def publish(events: list[tuple[Job, Delta]]) -> None:
+        def publish(events: list[tuple[GenerationJob, Delta]]) -> None:
             with suppress(RuntimeError):  # the event loop is closed
                 self._event_loop.call_soon_threadsafe(_deliver, served, events)
 
@@ -419,7 +419,7 @@ def timings(arrived: float, tokenised: float) -> Timings:
     )
 
 
-def _deliver(served: _ServedLoop, events: list[tuple[Job, Delta]]) -> None:
+def _deliver(served: _ServedLoop, events: list[tuple[GenerationJob, Delta]]) -> None:
     for job, delta in events:
         generation = served.generations.get(job)
         if generation is not None:

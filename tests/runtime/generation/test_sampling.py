@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_runtime.generation.sampling import (
-    History,
     SamplingParameters,
+    TokenHistory,
     _largest,
     _pick,
     distribution,
@@ -20,7 +20,7 @@ from penstock_runtime.generation.sampling import (
 )
 
 LOGITS = np.array([0.0, 1.0, 3.0, 2.0, -1.0], dtype=np.float32)
-NO_HISTORY = History(())
+NO_HISTORY = TokenHistory(())
 
 
 def kept(**parameters: Any) -> list[int]:
@@ -69,7 +69,7 @@ def test_the_random_number_depends_on_seed_choice_and_position_alone() -> None:
 
 
 def test_the_repetition_penalty_applies_to_prompt_and_continuation() -> None:
-    history = History([2])
+    history = TokenHistory([2])
     history.add(4)
     changed = history.penalise(LOGITS, SamplingParameters(repetition_penalty=2.0))
     assert changed.tolist() == [0, 1, 1.5, 2, -2]
@@ -77,7 +77,7 @@ def test_the_repetition_penalty_applies_to_prompt_and_continuation() -> None:
 
 
 def test_presence_and_frequency_penalties_apply_to_the_continuation_alone() -> None:
-    history = History([3])
+    history = TokenHistory([3])
     history.add(2)
     history.add(2)
     changed = history.penalise(LOGITS, SamplingParameters(presence_penalty=0.5, frequency_penalty=0.25))
@@ -151,7 +151,7 @@ def test_the_distribution_is_that_of_transformers(parameters: dict[str, float]) 
         steps.append(theirs.MinPLogitsWarper(parameters["min_p"]))
     expected = torch.softmax(steps(torch.tensor([prompt]), torch.tensor(logits)[None]), -1)[0].numpy()
     ours = SamplingParameters(**parameters)  # type: ignore[arg-type]
-    tokens, probabilities = distribution(History(prompt).penalise(logits, ours), ours)
+    tokens, probabilities = distribution(TokenHistory(prompt).penalise(logits, ours), ours)
     found = np.zeros(500)
     found[tokens] = probabilities
     assert np.abs(found - expected).max() < 1e-6

@@ -31,7 +31,7 @@ def generator_of(service: ModelService) -> Generator:
 
 
 @dataclass
-class Started:
+class StartedGeneration:
     """A request whose tokens are being generated."""
 
     generation: Generation
@@ -45,7 +45,9 @@ class GenerationApi:
     def __init__(self, service: ModelService) -> None:
         self._service = service
 
-    async def _start(self, request: Request, prompt: Prompt | Sequence[int], job: JobRequest, count: int) -> Started:
+    async def _start(
+        self, request: Request, prompt: Prompt | Sequence[int], job: JobRequest, count: int
+    ) -> StartedGeneration:
         """Tokenise and start `count` continuations like `job`. Errors as `Generator.generate`."""
         arrived = perf_counter()
         generator = generator_of(self._service)
@@ -53,15 +55,15 @@ class GenerationApi:
         tokenised = perf_counter()
         jobs = [replace(job, tenant=request.token)] * count
         deadline = self._service.deadline_seconds(request)
-        return Started(generator.generate(tokens, jobs, deadline_seconds=deadline), arrived, tokenised)
+        return StartedGeneration(generator.generate(tokens, jobs, deadline_seconds=deadline), arrived, tokenised)
 
-    async def _answer(self, started: Started, value: Callable[[Sequence[Continuation]], Any]) -> Response:
+    async def _answer(self, started: StartedGeneration, value: Callable[[Sequence[Continuation]], Any]) -> Response:
         """The response when all continuations have ended."""
         continuations = await started.generation.read_all()
         answer = self._count(started)
         return answer_response(answer, value(continuations))
 
-    async def _stream(self, started: Started, stream: EventStream) -> Response:
+    async def _stream(self, started: StartedGeneration, stream: EventStream) -> Response:
         """The response as events. Waits for the first tokens, so that a refusal still has its status."""
         try:
             await stream.begin()
@@ -71,7 +73,7 @@ class GenerationApi:
         stream.on_end = lambda: self._count(started)
         return StreamingResponse(stream)
 
-    def _count(self, started: Started) -> Answer:
+    def _count(self, started: StartedGeneration) -> Answer:
         generation = started.generation
         tokens = generation.prompt_tokens + generation.generated_tokens
         answer = Answer(None, timings(started.arrived, started.tokenised), tokens, 0)
