@@ -32,6 +32,8 @@ from benchmarks.program import Program
 from penstock.process import python_module
 
 APP = Path(__file__).parent / "peers" / "generation_app.py"
+GENERATION_PEER = "openvino-genai"
+"""The environment of `benchmarks.peers.setup` that this command uses."""
 START_SECONDS = 300.0
 REQUEST_SECONDS = 300.0
 FIRST_WORD = 1000
@@ -146,8 +148,8 @@ def subjects(artefact: Path, gguf: Path | None, folder: Path | None, cores: int)
     if folder is not None:
         command = (sys.executable, str(APP), "transformers", "--model", str(folder), *common)
         found += [Subject("transformers fp32", command), Subject("transformers bf16", (*command, "--hint", "bf16"))]
-    if gguf is not None and is_installed("openvino-genai"):
-        command = (str(interpreter("openvino-genai")), str(APP), "openvino-genai", "--model", str(gguf), *common)
+    if gguf is not None and is_installed(GENERATION_PEER):
+        command = (str(interpreter(GENERATION_PEER)), str(APP), GENERATION_PEER, "--model", str(gguf), *common)
         found += [Subject("openvino-genai", command), Subject("openvino-genai f32 hint", (*command, "--hint", "f32"))]
     return found
 
