@@ -290,6 +290,12 @@ def _facts(candidate: CandidateFacts) -> str:
         parts.append(f"judged on {candidate.verdict.texts} texts")
     if candidate.fused_nodes:
         parts.append("fused " + ", ".join(f"{count} {name}" for name, count in sorted(candidate.fused_nodes.items())))
+    if (speed := candidate.generation) is not None:
+        parts.append(
+            f"prompt of {speed.prompt_tokens} tokens in {speed.first_token_milliseconds:.0f} ms, each further token in "
+            f"{speed.next_token_p50_milliseconds:.1f} ms (p95 {speed.next_token_p95_milliseconds:.1f}), "
+            f"{speed.tokens_per_second:.0f} tokens/s with {speed.clients} clients"
+        )
     if candidate.size_bytes:
         parts.append(f"{candidate.size_bytes / 1e6:.1f} MB")
     if candidate.build_seconds:

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 Logits = NDArray[np.float32]
 GREEDIEST = 1e-5
 """Temperatures below this are taken as 0: the division would overflow float32."""
+SORTED = (256, 4096)
+"""Numbers of most probable tokens among which those of `top_p` are looked for, before all are sorted."""
 CHUNK = 64
 """Values that are summed, or whose maximum is taken, before a search among the results."""
 
@@ -153,11 +155,14 @@ def _weights(scores: Logits, parameters: SamplingParameters) -> tuple[NDArray[np
     weights: Logits = np.exp(scaled - scaled.max())
     if parameters.top_p < 1:
         total = float(weights.sum(dtype=np.float64))
-        # Tokens below this probability have less than 1 - top_p together: the chosen ones are among the others.
-        likely = np.flatnonzero(weights >= np.float32((1 - parameters.top_p) * total / len(weights)))
-        order = likely[np.argsort(-weights[likely], kind="stable")]
+        for count in (*SORTED, len(weights)):
+            # Ties of the last one included, so that the order is that of sorting all of them.
+            likely = _largest(weights, min(count, len(weights)))
+            order = likely[np.argsort(-weights[likely], kind="stable")]
+            shares = np.cumsum(weights[order], dtype=np.float64)
+            if shares[-1] >= parameters.top_p * total:
+                break
         tokens, weights = order if tokens is None else tokens[order], weights[order]
-        shares = np.cumsum(weights, dtype=np.float64)
         kept = max(1, int(np.count_nonzero(shares - weights < parameters.top_p * total)))
         tokens, weights = tokens[:kept], weights[:kept]
     if parameters.min_p > 0:

@@ -171,3 +171,15 @@ def test_a_search_in_chunks_finds_what_a_plain_one_finds(values: list[float], da
     below = ends[picked - 1] if picked else 0.0
     assert below <= number * ends[-1] * (1 + 1e-9) + 1e-12
     assert number * ends[-1] <= ends[picked] * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.01, 0.3, 1, 4])
+@pytest.mark.parametrize("top_p", [0.0, 0.1, 0.9, 0.999])
+def test_top_p_keeps_what_sorting_all_tokens_keeps(scale: float, top_p: float) -> None:
+    logits = (np.random.default_rng(1).normal(size=20_000) * scale).astype(np.float32)
+    tokens, _ = distribution(logits, SamplingParameters(top_p=top_p))
+    weights = np.exp(logits - logits.max())
+    order = np.argsort(-weights, kind="stable")
+    shares = np.cumsum(weights[order], dtype=np.float64)
+    kept = max(1, int(np.count_nonzero(shares - weights[order] < top_p * weights.sum(dtype=np.float64))))
+    assert tokens.tolist() == order[:kept].tolist()
