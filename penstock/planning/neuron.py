@@ -27,7 +27,7 @@ WEIGHTS_PER_CORES = 20_000_000
 CORES_PER_INF1_DEVICE = 4
 
 
-class Generation(StrEnum):
+class NeuronGeneration(StrEnum):
     """Generations of the device; the values are names of hardware classes."""
 
     INF1 = "inf1"
@@ -36,7 +36,7 @@ class Generation(StrEnum):
     @property
     def cores_per_device(self) -> int:
         """NeuronCores of one device."""
-        return CORES_PER_INF1_DEVICE if self is Generation.INF1 else 2
+        return CORES_PER_INF1_DEVICE if self is NeuronGeneration.INF1 else 2
 
 
 class NeuronGoal(StrEnum):
@@ -84,7 +84,7 @@ class NeuronCandidate:
 
 
 def candidates(
-    generation: Generation, granted: int, weights: int, *, batches: Sequence[int] = BATCHES
+    generation: NeuronGeneration, granted: int, weights: int, *, batches: Sequence[int] = BATCHES
 ) -> tuple[NeuronCandidate, ...]:
     """What to compile for `granted` NeuronCores: data parallel first, then pipelines, the number of the formula first.
 
@@ -94,7 +94,7 @@ def candidates(
     if granted < 1 or granted % generation.cores_per_device:
         raise ValueError(f"{granted} NeuronCores are not whole devices of {generation.cores_per_device}")
     found = [NeuronCandidate(Mode.DATA_PARALLEL, 1, batch) for batch in batches]
-    if generation is Generation.INF1:
+    if generation is NeuronGeneration.INF1:
         first = pipeline_cores(weights, granted)
         most = min(granted, LARGEST_PIPELINE)
         near = (first, first - CORES_PER_INF1_DEVICE, first + CORES_PER_INF1_DEVICE, most)
@@ -109,7 +109,7 @@ def candidates(
 class NeuronFigure:
     """A candidate with its throughput and latency."""
 
-    generation: Generation
+    generation: NeuronGeneration
     candidate: NeuronCandidate
     cores: int
     """Granted NeuronCores, all busy."""
@@ -132,7 +132,7 @@ class NeuronFigure:
 
 
 def published_figures(
-    rows: Iterable[PublishedFigure], generation: Generation, granted: int, shape: ModelShape, tokens: int
+    rows: Iterable[PublishedFigure], generation: NeuronGeneration, granted: int, shape: ModelShape, tokens: int
 ) -> tuple[NeuronFigure, ...]:
     """Figures of published rows for this family, number of cores and length, the fastest row of each candidate."""
     by_candidate: dict[NeuronCandidate, list[PublishedFigure]] = {}
@@ -179,11 +179,13 @@ INF1_DATA_PARALLEL = LinearTime(14.7, 1.61)
 INF1_PIPELINES = {4: LinearTime(2.858, 0.582), 16: LinearTime(0.1496, 0.4084)}
 """BERT-base: time of the slowest stage by cores of the pipeline, through the published batches 1 and 6."""
 FITTED_TOKENS = 128
-LARGEST_FITTED_BATCH = {Generation.INF1: 6, Generation.INF2: 16}
+LARGEST_FITTED_BATCH = {NeuronGeneration.INF1: 6, NeuronGeneration.INF2: 16}
 """Published rows of Inf1 have a lower throughput at batch 8 than at 6, which a line does not show."""
 
 
-def estimated_figures(generation: Generation, granted: int, shape: ModelShape, tokens: int) -> tuple[NeuronFigure, ...]:
+def estimated_figures(
+    generation: NeuronGeneration, granted: int, shape: ModelShape, tokens: int
+) -> tuple[NeuronFigure, ...]:
     """Figures of the fitted times: the part for each sequence scaled by operations, the constant by weights.
 
     Pipelines of other lengths than 4 and 16 cores have no fit and are left out.
@@ -194,7 +196,7 @@ def estimated_figures(generation: Generation, granted: int, shape: ModelShape, t
         if candidate.mode is Mode.PIPELINE:
             time = INF1_PIPELINES.get(candidate.cores_per_model)
             fitted = base
-        elif generation is Generation.INF1:
+        elif generation is NeuronGeneration.INF1:
             time, fitted = INF1_DATA_PARALLEL, base
         else:
             time = INF2_TIMES.get(shape.family, INF2_TIMES["bert-base"])
@@ -223,7 +225,7 @@ def _in_flight(cores: int) -> float:
 
 
 def figures_for(
-    rows: Iterable[PublishedFigure], generation: Generation, granted: int, shape: ModelShape, tokens: int
+    rows: Iterable[PublishedFigure], generation: NeuronGeneration, granted: int, shape: ModelShape, tokens: int
 ) -> tuple[NeuronFigure, ...]:
     """Published figures, and estimates for the candidates that have none."""
     published = published_figures(rows, generation, granted, shape, tokens)

@@ -23,6 +23,8 @@ from penstock.resources.yaml_documents import plain, read_documents
 GROUP = "penstock.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
+CLUSTER: dict[str, Any] = {"x-cluster-only": True}
+"""Marks a field that a local run ignores."""
 
 
 class Spec(BaseModel):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.hardware import CpuIdentity
-from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, Basis, Generation, NeuronFigure, figures_for
+from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, Basis, NeuronFigure, NeuronGeneration, figures_for
 from penstock.planning.prices import InstancePrice, PriceList
 from penstock.planning.published import Mode, ModelShape, PublishedFigure, family_of
 from penstock.resources.hardware_class import HardwareClassSpec
@@ -111,7 +111,7 @@ def offers(
         if name.startswith(GPU):
             counts = measured or {1}
         elif spec is not None and spec.neuron is not None:
-            counts = measured | ({4, 16} if name == Generation.INF1.value else {spec.neuron.cores_per_device})
+            counts = measured | ({4, 16} if name == NeuronGeneration.INF1.value else {spec.neuron.cores_per_device})
         else:
             counts = measured | set(cores)
         made = [_offer(inputs, name, spec, count) for count in sorted(counts)]
@@ -122,7 +122,7 @@ def offers(
 def _not_chosen(name: str, chosen: Sequence[str]) -> str:
     if name.startswith(GPU):
         return "Penstock has no GPU runtime"
-    if name == Generation.INF1.value and name not in chosen:
+    if name == NeuronGeneration.INF1.value and name not in chosen:
         return f"{INF1_UNSUPPORTED}; name it in --classes to choose it"
     return ""
 
@@ -132,7 +132,7 @@ def _offer(inputs: OfferInputs, name: str, spec: HardwareClassSpec | None, cores
     if name.startswith(GPU):
         caveats = GPU_CAVEATS
     elif spec is not None and spec.neuron is not None:
-        caveats = NEURON_CAVEATS + ((INF1_UNSUPPORTED,) if name == Generation.INF1.value else ())
+        caveats = NEURON_CAVEATS + ((INF1_UNSUPPORTED,) if name == NeuronGeneration.INF1.value else ())
     offer = Offer(name, cores, caveats=caveats)
     if spec is None and not name.startswith(GPU):
         return replace(
@@ -185,8 +185,10 @@ def _evidence(inputs: OfferInputs, name: str, spec: HardwareClassSpec | None, co
     if shape is not None and spec is not None and spec.neuron is not None:
         rows, tokens = inputs.published, inputs.tokens
         return (
-            tuple(_of_neuron(figure, name) for figure in figures_for(rows, Generation(name), cores, shape, tokens))
-            if name in set(Generation)
+            tuple(
+                _of_neuron(figure, name) for figure in figures_for(rows, NeuronGeneration(name), cores, shape, tokens)
+            )
+            if name in set(NeuronGeneration)
             else ()
         )
     if shape is not None and name.startswith(GPU):

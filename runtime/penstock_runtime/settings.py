@@ -382,7 +382,8 @@ class TraceSettings(SettingsGroup):
     )
     trace_share: float = setting(
         0.01,
-        "Share of the requests without a `traceparent` that are traced. Requests with one are traced as it says.",
+        "Share of the requests without a `traceparent` that are traced. A `traceparent` decides for its own request.",
+        unit="share",
         ge=0,
         le=1,
     )

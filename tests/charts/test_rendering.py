@@ -635,8 +635,9 @@ OPEN_OBJECTS = {
     "operator.resources.limits",
     "operator.podSecurityContext",
     "operator.securityContext",
+    "dashboards.labels",
 }
-"""Values with the fields of Kubernetes."""
+"""Values with the fields of Kubernetes, and labels."""
 
 
 def _paths(value: Any, path: str = "") -> list[str]:

@@ -38,6 +38,9 @@ DEFAULTS = {
     "deadline_seconds": 30.0,
     "answer_cache_bytes": 0,
     "token_cache_bytes": 0,
+    "max_sequences": 64,
+    "target_gap_milliseconds": 50.0,
+    "prefix_reuse": True,
     "drain_delay_seconds": 0.0,
     "drain_idle_seconds": 0.5,
     "drain_limit_seconds": 25.0,
@@ -50,6 +53,8 @@ DEFAULTS = {
     "cors_origins": (),
     "log_level": "info",
     "access_log": False,
+    "trace_endpoint": None,
+    "trace_share": 0.01,
     "objective_p95_milliseconds": None,
 }
 

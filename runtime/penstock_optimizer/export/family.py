@@ -27,6 +27,7 @@ from penstock_optimizer.export.encoder import (
     Top,
     Transform,
 )
+from penstock_optimizer.export.exported import no_head
 from penstock_optimizer.export.reader import NotBuildable, Reader
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float
@@ -215,7 +216,7 @@ class Family:
             case Head.MASKED_LM | Head.SPARSE:
                 return self.mask_filler(encoder, self.mask_names)
             case Head.CAUSAL_LM:
-                raise NotImplementedError("encoders do not generate text")
+                raise no_head(self.folder, head)
 
     def mask_id(self) -> int:
         """The very token that the fill-mask task looks for."""

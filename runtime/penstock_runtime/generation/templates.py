@@ -1,7 +1,7 @@
 """Renders chat templates: the jinja2 templates of tokenizer_config.json, with what transformers offers them.
 
 Templates come with models, so they run in jinja2's immutable sandbox: they reach neither attributes of Python objects
-nor files, and cannot change what they are given.
+nor files, and cannot change what they are given. jinja2 is imported where it is needed: other tasks do without.
 """
 
 from __future__ import annotations
@@ -10,32 +10,19 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any
-
-import jinja2
-import jinja2.ext
-from jinja2.exceptions import SecurityError
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import CorruptModel
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.generation.tool_calls import ToolForm, tool_form
 
+if TYPE_CHECKING:
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 LONGEST_RENDERED = 16 * 2**20
 """Characters. No context is longer; a template that loops would fill the memory."""
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}`: marks the text of the assistant for training; its content is rendered as it is."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an attribute of instances
-
-    def parse(self, parser: Parser) -> Node | list[Node]:
-        """The nodes inside of the tag."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class ChatTemplate:
@@ -43,11 +30,13 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         """`special_tokens`: such as `bos_token`. CorruptModel if the template has a syntax error."""
+        from jinja2 import TemplateSyntaxError
+
         self.source = source
         self._special_tokens = dict(special_tokens or {})
         try:
             self._template = _environment().from_string(source)
-        except jinja2.TemplateSyntaxError as error:
+        except TemplateSyntaxError as error:
             raise CorruptModel(
                 f"the chat template has an error in line {error.lineno}: {error.message}",
                 remedy="Correct chat_template in tokenizer_config.json",
@@ -70,6 +59,9 @@ class ChatTemplate:
 
         InvalidInput if the template refuses the messages: with its own words, if it has any.
         """
+        from jinja2 import TemplateError
+        from jinja2.exceptions import SecurityError
+
         context: dict[str, Any] = {
             **self._special_tokens,
             **(variables or {}),
@@ -96,7 +88,7 @@ class ChatTemplate:
                 field="messages",
                 remedy="Report it to the endpoint's owner: the template is part of the model",
             ) from error
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise InvalidInput(
                 f"the model's chat template refuses the messages: {error}",
                 field="messages",
@@ -106,8 +98,21 @@ class ChatTemplate:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class GenerationTag(Extension):
+        """`{% generation %}`: marks the text of the assistant for training; its content is rendered as it is."""
+
+        tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an attribute of instances
+
+        def parse(self, parser: Parser) -> Node | list[Node]:
+            """The nodes inside of the tag."""
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
@@ -127,7 +132,9 @@ def _to_json(
 
 
 def _raise_exception(message: str) -> str:
-    raise jinja2.TemplateError(message)
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
 
 
 def _strftime_now(form: str) -> str:

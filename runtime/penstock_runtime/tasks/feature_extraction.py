@@ -290,7 +290,9 @@ def pieces_of(given: TokenIds, prefix: str, size: int) -> list[Pieces]:
     """The texts. InvalidInput for ids that are not below `size`, and if the model needs a prompt before its texts."""
     if prefix:
         raise InvalidInput(
-            "inputs are token ids, and this model puts a prompt before its texts", field="inputs", remedy="Send texts"
+            "inputs are token ids, and a prompt is put before the texts of this request",
+            field="inputs",
+            remedy="Send texts",
         )
     for index, ids in enumerate(given.texts):
         # For all ids at once: a body may hold a million.

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.planning.neuron import (
     Basis,
-    Generation,
     NeuronCandidate,
+    NeuronGeneration,
     NeuronGoal,
     buckets,
     candidates,
@@ -43,7 +43,7 @@ PIPELINE, PARALLEL = Mode.PIPELINE, Mode.DATA_PARALLEL
 def test_published_choices_are_reproduced(
     cores: int, goal: NeuronGoal, candidate: NeuronCandidate, figures: tuple[float, float]
 ) -> None:
-    best = rank(published_figures(BLOG, Generation.INF1, cores, BERT, 128), goal)[0]
+    best = rank(published_figures(BLOG, NeuronGeneration.INF1, cores, BERT, 128), goal)[0]
 
     assert best.candidate == candidate
     assert (best.per_second, best.latency_milliseconds) == figures
@@ -53,7 +53,7 @@ def test_the_cheapest_million_is_on_inf1_xlarge() -> None:
     prices = shipped_prices().classes["inf1"]
     costs = {}
     for instance, cores in (("inf1.xlarge", 4), ("inf1.6xlarge", 16)):
-        best = rank(published_figures(BLOG, Generation.INF1, cores, BERT, 128), NeuronGoal.COST)[0]
+        best = rank(published_figures(BLOG, NeuronGeneration.INF1, cores, BERT, 128), NeuronGoal.COST)[0]
         costs[instance] = per_million(prices[instance].per_hour, best.per_second)
 
     assert min(costs, key=lambda name: costs[name]) == "inf1.xlarge"
@@ -62,7 +62,7 @@ def test_the_cheapest_million_is_on_inf1_xlarge() -> None:
 
 @pytest.mark.parametrize("cores", [4, 16])
 def test_rows_of_all_years_lead_to_the_same_modes(cores: int) -> None:
-    figures = figures_for(published_rows(), Generation.INF1, cores, BERT, 128)
+    figures = figures_for(published_rows(), NeuronGeneration.INF1, cores, BERT, 128)
 
     assert rank(figures, NeuronGoal.LATENCY)[0].candidate == NeuronCandidate(PIPELINE, cores, 1)
     assert rank(figures, NeuronGoal.THROUGHPUT)[0].candidate.mode is PARALLEL
@@ -104,24 +104,26 @@ def test_a_pipeline_has_one_core_or_whole_devices_within_the_grant(weights: int,
 @settings(max_examples=examples(200))
 @given(st.integers(0, 10**10), st.integers(1, 16))
 def test_candidates_are_different_and_fit_into_the_grant(weights: int, devices: int) -> None:
-    for generation in Generation:
+    for generation in NeuronGeneration:
         granted = devices * generation.cores_per_device
         found = candidates(generation, granted, weights)
 
         assert len(set(found)) == len(found)
         assert all(one.cores_per_model <= granted for one in found)
         assert found[0].mode is PARALLEL
-        assert generation is Generation.INF1 or all(one.mode is PARALLEL for one in found)
+        assert generation is NeuronGeneration.INF1 or all(one.mode is PARALLEL for one in found)
 
 
 def test_neighbours_of_the_formula_are_candidates() -> None:
-    counts = [one.cores_per_model for one in candidates(Generation.INF1, 24, 86_000_000, batches=(1,))]
+    counts = [one.cores_per_model for one in candidates(NeuronGeneration.INF1, 24, 86_000_000, batches=(1,))]
 
     assert counts == [1, 16, 12, 20, 24]
 
 
-@pytest.mark.parametrize(("generation", "cores"), [(Generation.INF1, 3), (Generation.INF2, 1), (Generation.INF1, 0)])
-def test_parts_of_devices_are_refused(generation: Generation, cores: int) -> None:
+@pytest.mark.parametrize(
+    ("generation", "cores"), [(NeuronGeneration.INF1, 3), (NeuronGeneration.INF2, 1), (NeuronGeneration.INF1, 0)]
+)
+def test_parts_of_devices_are_refused(generation: NeuronGeneration, cores: int) -> None:
     with pytest.raises(ValueError, match="not whole devices"):
         candidates(generation, cores, 10**8)
 
@@ -129,8 +131,8 @@ def test_parts_of_devices_are_refused(generation: Generation, cores: int) -> Non
 @pytest.mark.parametrize("family", ["bert-base", "distilbert", "bert-large"])
 def test_estimates_of_inf2_agree_with_published_rows(family: str) -> None:
     shape = FAMILIES[family]
-    estimated = {one.candidate: one for one in estimated_figures(Generation.INF2, 2, shape, 128)}
-    published = published_figures(published_rows(), Generation.INF2, 2, shape, 128)
+    estimated = {one.candidate: one for one in estimated_figures(NeuronGeneration.INF2, 2, shape, 128)}
+    published = published_figures(published_rows(), NeuronGeneration.INF2, 2, shape, 128)
     both = [(estimated[one.candidate], one) for one in published if one.candidate in estimated]
 
     assert len(both) >= 2
@@ -140,9 +142,9 @@ def test_estimates_of_inf2_agree_with_published_rows(family: str) -> None:
 
 @pytest.mark.parametrize("cores", [4, 16])
 def test_estimates_of_inf1_agree_with_the_published_table(cores: int) -> None:
-    estimated = {one.candidate: one for one in estimated_figures(Generation.INF1, cores, BERT, 128)}
+    estimated = {one.candidate: one for one in estimated_figures(NeuronGeneration.INF1, cores, BERT, 128)}
 
-    for figure in published_figures(BLOG, Generation.INF1, cores, BERT, 128):
+    for figure in published_figures(BLOG, NeuronGeneration.INF1, cores, BERT, 128):
         estimate = estimated[figure.candidate]
         assert estimate.per_second == pytest.approx(figure.per_second, rel=0.15)
         assert estimate.latency_milliseconds == pytest.approx(figure.latency_milliseconds, rel=0.15)
@@ -152,7 +154,7 @@ def test_estimates_of_inf1_agree_with_the_published_table(cores: int) -> None:
 @given(st.sampled_from(sorted(FAMILIES)), st.integers(16, 256))
 def test_longer_texts_are_never_estimated_faster(family: str, tokens: int) -> None:
     shape = FAMILIES[family]
-    for generation, cores in ((Generation.INF1, 16), (Generation.INF2, 2)):
+    for generation, cores in ((NeuronGeneration.INF1, 16), (NeuronGeneration.INF2, 2)):
         short = estimated_figures(generation, cores, shape, tokens)
         long = estimated_figures(generation, cores, shape, 2 * tokens)
         assert [one.candidate for one in short] == [one.candidate for one in long]
@@ -160,12 +162,12 @@ def test_longer_texts_are_never_estimated_faster(family: str, tokens: int) -> No
 
 
 def test_each_figure_states_its_basis() -> None:
-    figures = figures_for(published_rows(), Generation.INF2, 2, BERT, 128)
+    figures = figures_for(published_rows(), NeuronGeneration.INF2, 2, BERT, 128)
 
     assert {one.basis for one in figures} == {Basis.PUBLISHED, Basis.ESTIMATED}
     assert all(one.evidence for one in figures)
     # Nothing is published at 64 tokens.
-    assert {one.basis for one in figures_for(published_rows(), Generation.INF2, 2, BERT, 64)} == {Basis.ESTIMATED}
+    assert {one.basis for one in figures_for(published_rows(), NeuronGeneration.INF2, 2, BERT, 64)} == {Basis.ESTIMATED}
 
 
 def test_buckets_are_the_powers_of_two_in_use_and_the_longest_input() -> None:

@@ -239,7 +239,12 @@ def test_ids_of_tokens_that_were_added_without_a_vector_are_refused(single: bool
     [
         (TokenIds([[5, 10**6]], single=True), {}, "inputs[1]", "is 1000000; this model's tokens are 0 to"),
         (TokenIds([[5], [-1]], single=False), {}, "inputs[1][0]", "is -1; this model's tokens are 0 to"),
-        (TokenIds([[5]], single=True), {"prompt_name": "query"}, "inputs", "puts a prompt before its texts"),
+        (
+            TokenIds([[5]], single=True),
+            {"prompt_name": "query"},
+            "inputs",
+            "a prompt is put before the texts of this request",
+        ),
         (TokenIds([[5] * 99], single=True), {"truncate": False}, "inputs", "has 101 tokens; this model takes 48"),
     ],
     ids=["too large", "negative", "a prompt", "too long"],
