@@ -134,7 +134,7 @@ REFUSALS = (
     Refusal("pickled weights", pickled, "pytorch_model.bin", "safetensors", save_weights),
     Refusal(
         "own code", own_code, "code", "ONNX",
-        lambda path: ((path / "model.safetensors").unlink(), write_onnx(path / "model.onnx")),
+        lambda path: write_onnx(path / "model.onnx"),
     ),
     Refusal("git-lfs pointer", git_lfs_pointer, "git-lfs", "git lfs pull", save_weights),
     Refusal("truncated file", truncated, "truncated", "Fetch the model again", save_weights),
