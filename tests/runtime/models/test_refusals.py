@@ -130,16 +130,11 @@ def saved_again(path: Path) -> None:
     write_json(path / "modules.json", modules)
 
 
-def only_onnx(path: Path) -> None:
-    (path / "model.safetensors").unlink()
-    write_onnx(path / "model.onnx")
-
-
 REFUSALS = (
     Refusal("pickled weights", pickled, "pytorch_model.bin", "safetensors", save_weights),
     Refusal(
         "own code", own_code, "code", "ONNX",
-        only_onnx,
+        lambda path: write_onnx(path / "model.onnx"),
     ),
     Refusal("git-lfs pointer", git_lfs_pointer, "git-lfs", "git lfs pull", save_weights),
     Refusal("truncated file", truncated, "truncated", "Fetch the model again", save_weights),
