@@ -152,7 +152,8 @@ class GenerationOptimisation:
         )
         graphs = {recipe: self._graph(recipe) for recipe in {chosen.recipe, plans.FP32}}
         written = write_artefact(job.artefact, manifest, folder=job.folder, graphs=graphs)
-        job.work.remove()
+        if not manifest.cut_short:
+            job.work.remove()
         self._events.advance(Stage.REPORT, str(job.artefact / "report.html"))
         done = {"artefact": str(job.artefact), "found": False, "seconds": manifest.seconds}
         self._events.advance(Stage.DONE, manifest.chosen.plan.summary, facts=done, by=0)

@@ -180,6 +180,12 @@ def missing_weights(origin: Path | str, names: Iterable[str]) -> CorruptModel | 
             f"{origin} holds no weights: neither model.safetensors (or its index) nor an ONNX file",
             remedy="Fetch the model again, or save it with save_pretrained(..., safe_serialization=True)",
         )
+    ggufs = [name for name in unread if name.endswith(".gguf")]
+    if ggufs and not unread[0].endswith(PICKLED):
+        return UnsupportedModel(
+            f"{origin} holds {ggufs[0]} and no safetensors",
+            remedy=f"For text-generation name the file itself: end spec.model with /{ggufs[0]}",
+        )
     if unread[0].endswith(PICKLED):
         why = "which is a pickle and can run code when loaded"
     else:

@@ -131,3 +131,11 @@ def test_damaged_files_are_errors_of_ours(
     except PenstockError as error:
         remedy = error.remedy
     assert remedy
+
+
+def test_a_folder_with_a_gguf_file_is_refused_with_the_name_of_the_file(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UnsupportedModel, match=r"holds model\.gguf and no safetensors") as caught:
+        fetch_model(ModelSource.parse(f"file://{tmp_path}"), cache=tmp_path / "cache")
+    assert caught.value.remedy.endswith("end spec.model with /model.gguf")
