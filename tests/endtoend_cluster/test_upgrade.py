@@ -91,7 +91,7 @@ def upgradable(installation: Installation, previous: Previous, shared_kubectl: K
     where = ("--namespace", NAMESPACE, "--wait", "--timeout", "900s")
     helm.run("install", RELEASE, chart, *where, values=values, timeout_seconds=1000)
     yield helm
-    cluster.kubectl("delete", "modelendpoints", "--all-namespaces", "--all", timeout_seconds=600)
+    remove_endpoints(shared_kubectl, "upgraded")
     kept = {**VALUES, "store": {"hostPath": _host_path(store)}}
     helm.run("upgrade", RELEASE, str(CHART), *where, "--reset-values", values=kept, timeout_seconds=1000)
 
