@@ -168,7 +168,7 @@ BAD: list[tuple[str, object, str]] = [
     ("spec.task", "embeddings", "Did you mean feature-extraction?"),
     ("spec.task", "NER", "Did you mean token-classification?"),
     ("spec.task", "rerank", "Did you mean text-ranking?"),
-    ("spec.task", "dance", "zero-shot-classification. Write one of them"),
+    ("spec.task", "dance", "text-generation. Write one of them"),
     ("spec.task", 7, "spec.task: 7 is not one of feature-extraction, "),
     ("spec.cores", "2", "spec.cores: must be a whole number (given: '2'). Write it without quotes"),
     ("spec.cores", "two", "spec.cores: must be a whole number (given: 'two'). Write the number alone"),
