@@ -92,8 +92,8 @@ SERVER_EVENTS = (
     LogEvent(
         "SamplingFailed",
         "error",
-        "A token could not be chosen, for example because the grammar of the request became too complex; the request "
-        "was answered with 500.",
+        "A token could not be chosen or has no text, for example because the grammar of the request became too "
+        "complex; the request was answered with 500.",
         "Look at the reason; report it with the traceback if it is no grammar.",
     ),
     LogEvent(

@@ -221,7 +221,12 @@ class GenerationLoop:
         if self._closing:
             self._events.append((job, Delta(error=NotReady("the server is shutting down"))))
             return
-        self._scheduler.add(job.sequence)
+        try:
+            self._scheduler.add(job.sequence)
+        except ValueError as error:  # a defect: the generator checks the length before
+            logger.exception("a sequence cannot run", extra=log_event("SamplingFailed", reason=error))
+            self._events.append((job, Delta(error=_failed())))
+            return
         self._jobs[job.sequence] = job
 
     def _remove(self, job: GenerationJob) -> None:
@@ -231,7 +236,7 @@ class GenerationLoop:
     def _fail(self, jobs: Sequence[GenerationJob], error: RequestError) -> None:
         for job in jobs:
             self._remove(job)
-            self._events.append((job, Delta(text=_rest(job), error=error)))
+            self._events.append((job, Delta(error=error)))
 
     def _drop_late(self) -> None:
         now = perf_counter()
@@ -264,10 +269,8 @@ class GenerationLoop:
         self._observer.step(step, seconds)
         for sequence, token in zip(step.sampled, sampled, strict=True):
             job = self._jobs[sequence]
-            if token is None:
+            if token is None or not self._add_or_log(job, token):
                 self._fail([job], _failed())
-            else:
-                self._add_token(job, token)
 
     def _sample(self, job: GenerationJob, logits: NDArray[np.float32]) -> SampledToken | None:
         """The next token of a job; None if it has none, which concerns no other job."""
@@ -281,6 +284,15 @@ class GenerationLoop:
         except Exception as error:  # of the grammar's library, and defects
             logger.exception("a token could not be chosen", extra=log_event("SamplingFailed", reason=error))
             return None
+
+    def _add_or_log(self, job: GenerationJob, token: SampledToken) -> bool:
+        """Add a token to its job; false if its text cannot be made, which concerns no other job."""
+        try:
+            self._add_token(job, token)
+        except Exception as error:  # of the tokenizer's library, and defects
+            logger.exception("a token has no text", extra=log_event("SamplingFailed", reason=error))
+            return False
+        return True
 
     def _add_token(self, job: GenerationJob, token: SampledToken) -> None:
         request, now = job.request, perf_counter()

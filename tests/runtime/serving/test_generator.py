@@ -13,7 +13,7 @@ import pytest
 
 from penstock.errors import CorruptModel
 from penstock.tasks import TaskName
-from penstock_runtime.errors import NotReady, PromptTooLong
+from penstock_runtime.errors import InferenceFailed, NotReady, PromptTooLong
 from penstock_runtime.generation.loop import FinishReason, JobRequest
 from penstock_runtime.generation.sampling import SamplingParameters
 from penstock_runtime.serving.generation_model import warm_up
@@ -186,6 +186,31 @@ def test_a_stop_string_may_be_cut_from_the_last_tokens(tmp_path: Path) -> None:
         (ended,) = await generator.generate(PROMPT, [JobRequest((), 20, sampling, stop=(stop,))]).read_all()
         assert ended.text == whole.text[: whole.text.index(stop)]
         assert ended.finish is FinishReason.STOP_STRING
+        await generator.drain()
+
+    run(test)
+
+
+def test_a_token_without_text_ends_its_request_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        model = small_generation_model(tmp_path)
+        decode = model.decode
+
+        def fails_on_x(ids: Any) -> str:
+            text = decode(ids)
+            if "x" in text:
+                raise ValueError("no text")
+            return text
+
+        monkeypatch.setattr(model, "decode", fails_on_x)
+        generator = Generator(model)
+        (x,) = b"x"
+        to_x = SamplingParameters(temperature=0, logit_bias={model.tokenizer.backend.token_to_id(chr(x)): 100})
+        failing = generator.generate(PROMPT, [JobRequest((), 5, to_x)])
+        good = generator.generate(PROMPT, [job(5)])
+        with pytest.raises(InferenceFailed):
+            await failing.read_all()
+        assert len(await tokens(good)) == 5
         await generator.drain()
 
     run(test)

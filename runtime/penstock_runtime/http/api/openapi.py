@@ -158,7 +158,7 @@ def _responses(route: Route, *, wants_token: bool) -> dict[str, Any]:
     if route.binary:
         content["application/octet-stream"] = {"schema": {}}
     if route.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": {}}
     success: dict[str, Any] = {"description": "The answer", "content": content}
     if route.inference:
         success["headers"] = {

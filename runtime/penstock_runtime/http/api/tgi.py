@@ -259,7 +259,7 @@ def routes(service: ModelService) -> tuple[Route, ...]:
         ),
         Route(
             "POST", "/generate_stream", handlers.generate_stream, "Continue a text as a stream", TAG, tasks=TASKS,
-            inference=True, streams=True, errors=errors, request=schema, response={"type": "string"},
+            inference=True, streams=True, errors=errors, request=schema, response={},
             content_type="text/event-stream",
         ),
     )  # fmt: skip

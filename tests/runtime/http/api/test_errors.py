@@ -137,7 +137,8 @@ class TestRoutes:
         [
             ("/rerank", "/rerank is for text-ranking, and this endpoint does feature-extraction"),
             ("/embedd", "there is no /embedd; did you mean /embed?"),
-            ("/v1/chat/completions", "there is no /v1/chat/completions"),
+            ("/v1/chat/completions", "is for text-generation, and this endpoint does feature-extraction"),
+            ("/v1/responses", "there is no /v1/responses"),
             ("/" + "x" * 500, "there is no /" + "x" * 99 + "…"),
             ("/%2e%2e/etc/passwd", "there is no /%2e%2e/etc/passwd"),
         ],
