@@ -36,6 +36,8 @@ class Precision(StrEnum):
     """Weights as with `int4-weights`, activations scaled per group at run time (text generation)."""
 
 
+GENERATION_PRECISIONS = frozenset({Precision.INT8_WEIGHTS, Precision.INT4_WEIGHTS, Precision.INT4_ROWWISE})
+"""Precisions that only text generation has."""
 LARGEST_BATCH_TOKENS = 2048
 """Padded tokens of the largest batch that a plan may form."""
 LARGEST_PADDING_SHARE = 0.25

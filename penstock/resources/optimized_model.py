@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
+from penstock.recipe import GENERATION_PRECISIONS
 from penstock.resources.base import AnyMetadata, Facts, Resource, Spec
 from penstock.resources.endpoint import EndpointCore, ModelEndpointSpec, Serving, ServingLimits
 from penstock.resources.job_summary import Failure
@@ -20,6 +21,7 @@ from penstock.resources.result import ArtefactReference, Result
 from penstock.resources.rules import Rule
 from penstock.resources.status import Condition, Time
 from penstock.resources.text_fields import Digest
+from penstock.tasks import TaskName
 
 NAME_DIGITS = 16
 """Hexadecimal digits of the key in the name."""
@@ -65,15 +67,19 @@ class OptimizedModelSpec(EndpointCore):
     @classmethod
     def of(cls, endpoint: ModelEndpointSpec, toolchain: Toolchain, *, texts_digest: str | None = None) -> Self:
         """The spec for an endpoint, without what the result does not depend on: serving during the optimisation,
-        prompts, caches, gRPC, and the order of engines and precisions."""
+        prompts, caches, gRPC, the order of engines and precisions, and precisions that the task does not have."""
         optimization = endpoint.optimization
+        precisions = set(optimization.precisions)
+        if endpoint.task is not TaskName.TEXT_GENERATION:
+            # An endpoint that allows nothing else keeps them: the field may not be empty.
+            precisions = precisions - GENERATION_PRECISIONS or precisions
         core = {name: getattr(endpoint, name) for name in EndpointCore.model_fields}
         limits = {name: getattr(endpoint.serving, name) for name in ServingLimits.model_fields}
         core["serving"] = ServingLimits(**limits)
         core["optimization"] = optimization.model_copy(
             update={
                 "engines": tuple(sorted(set(optimization.engines))),
-                "precisions": tuple(sorted(set(optimization.precisions))),
+                "precisions": tuple(sorted(precisions)),
                 "serve_while_optimizing": True,
             }
         )

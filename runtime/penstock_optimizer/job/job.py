@@ -23,6 +23,7 @@ from penstock.errors import ArtefactError, SpecError
 from penstock.hardware import Isa
 from penstock.logs import log_event
 from penstock.manifest import SCHEMA_VERSION, CandidateFacts, Manifest, ModelFacts, ServedModel
+from penstock.recipe import GENERATION_PRECISIONS
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec, OptimizationMode
 from penstock.resources.source import Scheme
 from penstock.tasks import TaskName
@@ -70,6 +71,8 @@ def optimization_key(spec: ModelEndpointSpec, *, model_digest: str, isa: Isa, co
     two classes with one instruction set share results.
     """
     optimization = spec.optimization
+    is_generation = spec.task is TaskName.TEXT_GENERATION
+    precisions = [one for one in optimization.precisions if is_generation or one not in GENERATION_PRECISIONS]
     parts = {
         "schema": SCHEMA_VERSION,
         "model": model_digest,
@@ -78,7 +81,7 @@ def optimization_key(spec: ModelEndpointSpec, *, model_digest: str, isa: Isa, co
         "cores": cores,
         "mode": optimization.mode.value,
         "engines": sorted(engine.value for engine in optimization.engines),
-        "precisions": sorted(precision.value for precision in optimization.precisions),
+        "precisions": sorted(precision.value for precision in precisions),
         "accuracy": optimization.accuracy.model_dump(mode="json"),
         "when_no_candidate": optimization.when_no_candidate.value,
         "objective": spec.objective.model_dump(mode="json"),
