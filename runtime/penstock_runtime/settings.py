@@ -344,7 +344,8 @@ class TraceSettings(SettingsGroup):
     )
     trace_share: float = setting(
         0.01,
-        "Share of the requests without a `traceparent` that are traced. Requests with one are traced as it says.",
+        "Share of the requests without a `traceparent` that are traced. Those with one are traced if its flag asks for "
+        "it.",
         ge=0,
         le=1,
     )
