@@ -382,7 +382,8 @@ class TraceSettings(SettingsGroup):
     )
     trace_share: float = setting(
         0.01,
-        "Share of the requests without a `traceparent` that are traced. A `traceparent` decides for its own request.",
+        "Share of the requests without a `traceparent` that are traced. Those with one are traced if its flag asks for "
+        "it.",
         unit="share",
         ge=0,
         le=1,

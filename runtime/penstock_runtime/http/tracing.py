@@ -57,7 +57,7 @@ class RequestTraces:
         self._error = Status(StatusCode.ERROR)
 
     def is_traced(self, request: Request) -> bool:
-        """By the client's `traceparent`; without one, for the share of the setting."""
+        """By the flag of the client's `traceparent`; without one, by the share of the setting."""
         match = _TRACEPARENT.fullmatch(request.headers.get(b"traceparent", b""))
         if match is not None:
             return bool(int(match[1], 16) & _SAMPLED)
