@@ -16,7 +16,7 @@ import random
 import click
 
 from benchmarks.markdown import markdown_table
-from penstock_operator.scaling.decide.canary import LOOKS, CanaryOutcome, PlanCounts, Trial
+from penstock_operator.scaling.decide.trial import LOOKS, CanaryOutcome, CanaryTrial, PlanCounts
 
 BOUNDS = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.2, 0.5, math.inf)
 """Of a latency histogram, in seconds."""
@@ -54,7 +54,7 @@ def rejected_share(
     """Share of the canaries that are rejected, of which each has this number of requests in all."""
     rejected = 0
     for _ in range(trials):
-        old, new, trial = PlanCounts(), PlanCounts(), Trial(SECONDS)
+        old, new, trial = PlanCounts(), PlanCounts(), CanaryTrial(SECONDS)
         for look in range(1, LOOKS + 1):
             part = requests * percent // 100 // LOOKS
             new = _sum(new, counts_of(dice, part, errors=new_errors, slow_by=slow_by))

@@ -19,7 +19,7 @@ from penstock_operator.plan.installation import Json
 from penstock_operator.plan.names import CANARY, canary_name
 from penstock_operator.plan.observed import DeploymentFacts, EndpointSnapshot, Ref, replaced
 from penstock_operator.plan.pod_conditions import pod_problems
-from penstock_operator.scaling.decide.canary import CanaryOutcome, CanaryReason
+from penstock_operator.scaling.decide.trial import CanaryOutcome, CanaryReason
 
 REMEDY = (
     "Change the spec to try again, or remove spec.rollout.canary to roll the plan out all the same; status.history has "

@@ -17,7 +17,7 @@ from penstock_operator.plan.names import ARTEFACT, CORES, FIELD_MANAGER, OPTIMIZ
 from penstock_operator.plan.quotas import NamespaceUse
 from penstock_operator.plan.turns import Line
 from penstock_operator.plan.workloads import JobFacts, Object, Owner, RuntimePod, moment
-from penstock_operator.scaling.decide.canary import CanaryOutcome, CanaryReason
+from penstock_operator.scaling.decide.trial import CanaryOutcome, CanaryReason
 
 
 def replica_owners(managed: Iterable[Object]) -> set[str]:

@@ -18,7 +18,7 @@ from penstock_operator.plan.endpoint import ParsedEndpoint, read_endpoint
 from penstock_operator.plan.names import CANARY
 from penstock_operator.plan.observed import CanaryReport, DeploymentFacts
 from penstock_operator.plan.workloads import PodFacts
-from penstock_operator.scaling.decide.canary import CanaryOutcome, PlanCounts, Trial
+from penstock_operator.scaling.decide.trial import CanaryOutcome, CanaryTrial, PlanCounts
 from penstock_operator.scaling.read.scrape import PodAddress, PodReading, PodScraper
 from penstock_operator.watch.cluster_cache import ClusterCache
 
@@ -72,7 +72,7 @@ class _Running:
     """The uid of its Deployment, and the template that it tries."""
     begin: float
     """Since when a pod of it is ready, in seconds of a monotonic clock."""
-    trial: Trial
+    trial: CanaryTrial
     old: PlanCounter = field(default_factory=PlanCounter)
     new: PlanCounter = field(default_factory=PlanCounter)
     over: bool = False
@@ -124,7 +124,7 @@ class CanaryLoop:
         if running is None or running.identity != identity:
             if not ready or canary is None:
                 return
-            running = self._running[key] = _Running(identity, now, Trial(60.0 * canary.minutes))
+            running = self._running[key] = _Running(identity, now, CanaryTrial(60.0 * canary.minutes))
         if running.over:
             return
         await self._read(running.new, ready, new=True)

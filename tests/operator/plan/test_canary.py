@@ -10,7 +10,7 @@ import pytest
 from penstock_operator.plan import names
 from penstock_operator.plan.observed import CanaryReport, EndpointSnapshot, Ref
 from penstock_operator.plan.turns import Line, TurnKey
-from penstock_operator.scaling.decide.canary import CanaryOutcome, CanaryReason
+from penstock_operator.scaling.decide.trial import CanaryOutcome, CanaryReason
 from tests.operator.plan.kube import OTHER, Json, Kube, condition, container, result
 from tests.operator.plan.test_gateway import gateway_up
 

@@ -133,7 +133,7 @@ def compare(old: PlanCounts, new: PlanCounts, level: float) -> Judgement:
 
 
 @dataclass(frozen=True)
-class Trial:
+class CanaryTrial:
     """A canary between two looks."""
 
     seconds: float
@@ -141,7 +141,7 @@ class Trial:
     looks: int = 0
     """Looks that were taken."""
 
-    def look(self, old: PlanCounts | None, new: PlanCounts | None, elapsed: float) -> tuple[Judgement, Trial]:
+    def look(self, old: PlanCounts | None, new: PlanCounts | None, elapsed: float) -> tuple[Judgement, CanaryTrial]:
         """Judge after `elapsed` seconds. None: the pods of a plan could not be read, now or before.
 
         Between looks nothing is judged: looks that are not counted would raise the probability of a wrong rejection.
@@ -157,7 +157,7 @@ class Trial:
         due = LOOKS if last else min(LOOKS - 1, int(elapsed / self.seconds * LOOKS))
         if due <= self.looks:
             return waiting, self
-        found, after = compare(old, new, LEVEL / LOOKS), Trial(self.seconds, due)
+        found, after = compare(old, new, LEVEL / LOOKS), CanaryTrial(self.seconds, due)
         if found.outcome is CanaryOutcome.REJECT or not last:
             return found, after
         reason = CanaryReason.NOT_WORSE if enough else CanaryReason.FEW_REQUESTS

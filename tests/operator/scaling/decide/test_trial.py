@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.canary import BOUNDS, counts_of, rejected_share
-from penstock_operator.scaling.decide.canary import (
+from penstock_operator.scaling.decide.trial import (
     LEAST_REQUESTS,
     LEVEL,
     LONGEST,
     LOOKS,
     CanaryOutcome,
     CanaryReason,
+    CanaryTrial,
     PlanCounts,
-    Trial,
     compare,
     slow_bound,
     tail,
@@ -102,7 +102,7 @@ def test_the_bound_is_next_to_the_p95_of_both_plans_together() -> None:
 
 
 def test_a_trial_passes_at_its_end_and_looks_ten_times() -> None:
-    trial, looks = Trial(SECONDS), []
+    trial, looks = CanaryTrial(SECONDS), []
     for second in range(0, int(SECONDS) + 1, 2):
         found, after = trial.look(plan(9 * second, slow=second // 3), plan(second), float(second))
         if after != trial:
@@ -116,13 +116,13 @@ def test_a_trial_passes_at_its_end_and_looks_ten_times() -> None:
 
 
 def test_a_worse_canary_is_rejected_before_its_end() -> None:
-    found, _ = Trial(SECONDS).look(plan(900), plan(100, errors=20), SECONDS / LOOKS)
+    found, _ = CanaryTrial(SECONDS).look(plan(900), plan(100, errors=20), SECONDS / LOOKS)
 
     assert (found.outcome, found.reason) == (REJECT, CanaryReason.MORE_ERRORS)
 
 
 def test_nothing_is_judged_between_two_looks() -> None:
-    trial = Trial(SECONDS, looks=1)
+    trial = CanaryTrial(SECONDS, looks=1)
 
     found, after = trial.look(plan(900), plan(100, errors=20), 1.9 * SECONDS / LOOKS)
 
@@ -131,7 +131,7 @@ def test_nothing_is_judged_between_two_looks() -> None:
 
 def test_few_requests_prolong_a_trial_and_do_not_prevent_its_end() -> None:
     few = LEAST_REQUESTS - 1
-    trial = Trial(SECONDS, looks=LOOKS - 1)
+    trial = CanaryTrial(SECONDS, looks=LOOKS - 1)
 
     waits, trial = trial.look(plan(9 * few), plan(few), 2 * SECONDS)
     ends, _ = trial.look(plan(9 * few), plan(few), LONGEST * SECONDS)
@@ -142,7 +142,7 @@ def test_few_requests_prolong_a_trial_and_do_not_prevent_its_end() -> None:
 
 @pytest.mark.parametrize(("old", "new"), [(None, plan(500)), (plan(500), None), (None, None)])
 def test_pods_that_cannot_be_read_never_pass(old: PlanCounts | None, new: PlanCounts | None) -> None:
-    waits, trial = Trial(SECONDS).look(old, new, 2 * SECONDS)
+    waits, trial = CanaryTrial(SECONDS).look(old, new, 2 * SECONDS)
     ends, _ = trial.look(old, new, LONGEST * SECONDS)
 
     assert waits.outcome is CONTINUE
@@ -157,7 +157,7 @@ def test_pods_that_cannot_be_read_never_pass(old: PlanCounts | None, new: PlanCo
 def test_whatever_comes_there_are_at_most_ten_looks_and_an_end(
     seconds: float, steps: list[tuple[float, int, int, int]]
 ) -> None:
-    trial, elapsed, requests, errors, slow = Trial(seconds), 0.0, 0, 0, 0
+    trial, elapsed, requests, errors, slow = CanaryTrial(seconds), 0.0, 0, 0, 0
     outcomes = []
     for wait, more, failed, late in [*steps, (float(LONGEST), 0, 0, 0)]:
         elapsed += wait * seconds
