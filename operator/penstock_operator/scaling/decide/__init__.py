@@ -6,6 +6,7 @@
     service      the capacity of replicas from the measured curve, and how much slower they are
     demand       rates -> the demand at the time when new replicas have started, and the reserve beyond it
     state        what is kept between two decisions, and the handover snapshot for a new leader
+    trial        counts of two plans -> whether a canary goes on, passes or is rejected
     memory       updates of the state: shrink window, holds, start-up times, slow-down
     decide       all of these -> a number of replicas and a sentence
 
