@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,12 +16,14 @@ from penstock.manifest import Manifest
 from penstock.recipe import Plan
 from penstock_runtime.generation.engine import Row, StepEngine
 from penstock_runtime.generation.grammar import Grammars
-from penstock_runtime.generation.templates import ChatTemplate, special_tokens, template_source
 from penstock_runtime.host import Host
 from penstock_runtime.models.files import read_optional
 from penstock_runtime.serving.loaded_model import Which, check_isa, fit_plan
 from penstock_runtime.tokens import Tokenizer
 from penstock_runtime.tokens.backend import component
+
+if TYPE_CHECKING:
+    from penstock_runtime.generation.templates import ChatTemplate
 
 GENERATION_CONFIG = "generation_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
@@ -85,6 +87,9 @@ def read_generation_model(path: Path, engine: StepEngine, config: Mapping[str, A
 
     CorruptModel for files that cannot be read.
     """
+    # Imports jinja2, which servers of other tasks do not need.
+    from penstock_runtime.generation.templates import ChatTemplate, special_tokens, template_source
+
     config = read_optional(path, "config.json") or {} if config is None else config
     settings = read_optional(path, "tokenizer_config.json") or {}
     generation = read_optional(path, GENERATION_CONFIG) or {}

@@ -8,12 +8,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock_runtime.errors import InvalidInput, UnsupportedOption
 from penstock_runtime.generation.loop import JobRequest
 from penstock_runtime.generation.sampling import SamplingParameters
-from penstock_runtime.generation.templates import ChatTemplate
 from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.fields import (
     Boolean,
@@ -28,6 +27,10 @@ from penstock_runtime.tasks.fields import (
     body_schema,
     json_words,
 )
+
+if TYPE_CHECKING:
+    # Imports jinja2, which servers of other tasks do not need.
+    from penstock_runtime.generation.templates import ChatTemplate
 
 LARGEST_SEED = 2**64 - 1
 MOST_TOKENS = 2**31 - 1
