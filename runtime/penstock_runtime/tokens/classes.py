@@ -161,11 +161,14 @@ _MODELS = {
     "Funnel": "funnel",
     "GPT2": "blip-2 dbrx emu3 exaone4 flex_olmo gpt2 gpt_bigcode gpt_neo gptj instructblip instructblipvideo minimax "
     "olmo3 opt starcoder2",
-    "Gemma": "gemma gemma2 gemma3 gemma3_text t5gemma",
+    "Gemma": "gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text recurrent_gemma shieldgemma2 siglip2 t5gemma",
     "Herbert": "herbert",
     "LED": "led",
     "LayoutLM": "layoutlm",
-    "Llama": "arcee diffllama jetmoe llama mistral mixtral phi3",
+    "Llama": "arcee aria chameleon colpali deepseek_v2 deepseek_v3 deepseek_vl deepseek_vl_hybrid diffllama "
+    "ernie4_5 ernie4_5_moe idefics idefics2 idefics3 jamba janus jetmoe llama llama4 llama4_text llava "
+    "llava_next llava_next_video llava_onevision ministral mistral mistral3 mixtral mllama paligemma "
+    "persimmon phi3 phimoe video_llava vipllava zamba zamba2",
     "Longformer": "longformer",
     "Lxmert": "lxmert",
     "MPNet": "mpnet",
