@@ -165,10 +165,10 @@ _MODELS = {
     "Herbert": "herbert",
     "LED": "led",
     "LayoutLM": "layoutlm",
-    "Llama": "arcee aria chameleon colpali deepseek_v2 deepseek_v3 deepseek_vl deepseek_vl_hybrid diffllama ernie4_5 "
-    "ernie4_5_moe idefics idefics2 idefics3 jamba janus jetmoe llama llama4 llama4_text llava llava_next "
-    "llava_next_video llava_onevision ministral mistral mistral3 mixtral mllama paligemma persimmon phi3 phimoe "
-    "video_llava vipllava zamba zamba2",
+    "Llama": "arcee aria chameleon colpali deepseek_v2 deepseek_v3 deepseek_vl deepseek_vl_hybrid diffllama "
+    "ernie4_5 ernie4_5_moe idefics idefics2 idefics3 jamba janus jetmoe llama llama4 llama4_text llava "
+    "llava_next llava_next_video llava_onevision ministral mistral mistral3 mixtral mllama paligemma "
+    "persimmon phi3 phimoe video_llava vipllava zamba zamba2",
     "Longformer": "longformer",
     "Lxmert": "lxmert",
     "MPNet": "mpnet",
