@@ -22,6 +22,11 @@ from penstock_operator.scaling.decide import Service, replicas_for_load
 from penstock_planner.evidence import Evidence, Origin, faster
 
 
+def counted(number: int | str, noun: str) -> str:
+    """Such as `1 core` and `2 cores`."""
+    return f"{number} {noun}{'' if str(number) == '1' else 's'}"
+
+
 @dataclass(frozen=True)
 class Load:
     """What the endpoint must serve."""
@@ -116,8 +121,8 @@ class OfferRow:
 
     @property
     def name(self) -> str:
-        """Class and cores."""
-        return f"{self.offer.hardware_class}, {self.offer.cores}"
+        """Class and cores, such as `icelake, 2 cores`."""
+        return f"{self.offer.hardware_class}, {counted(self.offer.cores, 'core')}"
 
 
 @dataclass(frozen=True)
@@ -261,7 +266,11 @@ def _origin(row: OfferRow) -> str:
 
 def _nearest(rows: Sequence[OfferRow], load: Load) -> str:
     """What is feasible next to the objective: a later p95, or more replicas."""
-    judged = [row for row in rows if row.sizing is not None and row.evidence is not None and row.node is not None]
+    judged = [
+        row
+        for row in rows
+        if row.sizing is not None and row.evidence is not None and row.node is not None and not row.offer.not_chosen
+    ]
     if not judged:
         return "nothing can be judged: measure a class (penstock optimize), or give --measurements and --prices"
     limited = [row for row in judged if row.sizing and row.sizing.within_objective and load.most_replicas is not None]
@@ -270,7 +279,7 @@ def _nearest(rows: Sequence[OfferRow], load: Load) -> str:
         row = min(in_time, key=lambda one: one.sizing.replicas_peak if one.sizing else 0)
         assert row.sizing is not None  # noqa: S101 - of those above
         return (
-            f"nearest: {row.name} core(s) with scaling.maxReplicas {row.sizing.replicas_peak}, "
+            f"nearest: {row.name} with scaling.maxReplicas {row.sizing.replicas_peak}, "
             f"{row.sizing.reserved_per_month:,.0f} a month reserved"
         )
     return _later(judged, load)
@@ -296,4 +305,4 @@ def _later(rows: Sequence[OfferRow], load: Load) -> str:
     if not found:
         return "no offer keeps up with this load at any p95 within its replicas"
     asked, cost, row = min(found, key=lambda one: (one[0], one[1]))
-    return f"nearest: {row.name} core(s) with a p95 of {asked:g} ms, {cost:,.0f} a month reserved"
+    return f"nearest: {row.name} with a p95 of {asked:g} ms, {cost:,.0f} a month reserved"

@@ -15,13 +15,14 @@ from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, Basis, NeuronFig
 from penstock.planning.prices import InstancePrice, PriceList
 from penstock.planning.published import Mode, ModelShape, PublishedFigure, family_of
 from penstock.resources.hardware_class import HardwareClassSpec
-from penstock_planner.compare import Node, Offer
+from penstock_planner.compare import Node, Offer, counted
 from penstock_planner.evidence import CLOSED_LOOP_ERROR, Evidence, Interval, Origin, curve_of_closed_loop, faster, wider
 
 GPU = "gpu-"
 """Beginning of the names of GPU classes in a price list. Penstock has no GPU runtime: they are for comparison."""
 NODE_RESERVE = 1
 """Physical cores of each node that are kept for the kubelet, the system and daemons, as `reservedSystemCPUs`."""
+NO_NEURON_RUNTIME = "this release has no runtime for Inferentia"
 GPU_CAVEATS = (
     "published GPU figures are of the device or of one process: HTTP and tokenisation are not included",
     "the PyTorch figures of 2021 are half of what TensorRT reaches on the same T4",
@@ -101,8 +102,8 @@ def offers(
 ) -> tuple[Offer, ...]:
     """An offer for each class and each of these numbers of cores, and for those that were measured.
 
-    Inferentia is offered in whole devices: of the sizes with published or fitted figures. A GPU class has one GPU. Inf1
-    is for comparison only unless the user names it in `chosen`; GPUs always.
+    Inferentia is offered in whole devices: of the sizes with published or fitted figures. A GPU class has one GPU.
+    Inferentia is for comparison only unless the user names the class in `chosen`; GPUs always.
     """
     found = []
     for name in names:
@@ -122,9 +123,10 @@ def offers(
 def _not_chosen(name: str, chosen: Sequence[str]) -> str:
     if name.startswith(GPU):
         return "Penstock has no GPU runtime"
-    if name == NeuronGeneration.INF1.value and name not in chosen:
-        return f"{INF1_UNSUPPORTED}; name it in --classes to choose it"
-    return ""
+    if name not in set(NeuronGeneration) or name in chosen:
+        return ""
+    reason = INF1_UNSUPPORTED if name == NeuronGeneration.INF1.value else NO_NEURON_RUNTIME
+    return f"{reason}; name it in --classes to choose it"
 
 
 def _offer(inputs: OfferInputs, name: str, spec: HardwareClassSpec | None, cores: int) -> Offer:
@@ -142,7 +144,7 @@ def _offer(inputs: OfferInputs, name: str, spec: HardwareClassSpec | None, cores
     if not nodes:
         return replace(
             offer,
-            problem=f"no price of a node for {cores} core(s) of {name}",
+            problem=f"no price of a node for {counted(cores, 'core')} of {name}",
             remedy="Set price.perCoreHour of the class, or add instance types to --prices",
         )
     evidence = _evidence(inputs, name, spec, cores)
@@ -303,7 +305,8 @@ def _scaled_class(inputs: OfferInputs, name: str, cores: int) -> tuple[Evidence,
             plan=f"as on {source.hardware_class}",
             curve=faster(curve, middle),
             origin=Origin.ESTIMATED,
-            basis=f"from {source.cores} core(s) of {source.hardware_class}, {ratio.low:.2g} to {ratio.high:.2g} times "
+            basis=f"from {counted(source.cores, 'core')} of {source.hardware_class}, "
+            f"{ratio.low:.2g} to {ratio.high:.2g} times "
             "as fast by the int8 and fp32 arithmetic of a core",
             interval=interval,
             caveats=(),

@@ -27,7 +27,7 @@ from penstock_optimizer.report.charts import (
     x_axis,
     y_axis,
 )
-from penstock_planner.compare import HardwareComparison, OfferRow, Sizing
+from penstock_planner.compare import HardwareComparison, OfferRow, Sizing, counted
 from penstock_planner.evidence import as_json
 
 HEADS = (
@@ -194,14 +194,16 @@ def headline(comparison: HardwareComparison) -> str:
     load, best = comparison.load, comparison.best
     asked = f"{load.mean:g} requests/s, {load.peak:g} at the peak, p95 within {load.p95_milliseconds:g} ms"
     if best is None or best.sizing is None or best.node is None or best.evidence is None:
-        return f"Nothing meets the objective ({asked}); {comparison.nearest}"
+        known = any(row.sizing is not None and not row.offer.not_chosen for row in comparison.rows)
+        outcome = "Nothing meets the objective" if known else "No class can be chosen"
+        return f"{outcome} ({asked}); {comparison.nearest}"
     sizing = best.sizing
     replicas = _span(str(sizing.replicas_mean), str(sizing.replicas_peak))
     count = math.ceil(sizing.replicas_peak / best.node.replicas)
     nodes = "" if best.node.is_share else f" on {count} {best.node.name}"
     return (
-        f"{best.name} core(s), {best.evidence.plan} ({origin_text(best)}): "
-        f"{replicas} replica(s){nodes}, p95 {short(sizing.p95_peak)} ms at the peak, "
+        f"{best.name}, {best.evidence.plan} ({origin_text(best)}): "
+        f"{counted(replicas, 'replica')}{nodes}, p95 {short(sizing.p95_peak)} ms at the peak, "
         f"${sizing.reserved_per_month:,.0f} a month reserved, ${sizing.used_per_month:,.0f} used ({asked})"
     )
 

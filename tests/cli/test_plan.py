@@ -54,9 +54,9 @@ def test_the_table_has_the_choice_the_losers_and_the_limits(emotion: Path, words
     done = invoke("plan", emotion, "--rate", "50", "--peak", "100", "--classes", "icelake,inf2,gpu-t4", *words)
 
     assert done.exit_code == 0, done.output
-    assert "plan       icelake, 1 core(s), native-int8 (given): 1 to 2 replica(s) on 1 c6i.2xlarge, " in done.output
+    assert "plan       icelake, 1 core, native-int8 (given): 1 to 2 replicas on 1 c6i.2xlarge, " in done.output
     assert "cheapest within the objective" in done.output
-    assert "unknown    gpu-t4, 1: nothing is known of this model on gpu-t4." in done.output
+    assert "unknown    gpu-t4, 1 core: nothing is known of this model on gpu-t4." in done.output
     assert "inf2: not yet run on a device" in done.output
     assert "prices: USD, us-east-1, prices of 2026-07-20" in done.output
 
@@ -269,6 +269,6 @@ def test_the_cheaper_class_of_a_cluster_is_named(tmp_path: Path, monkeypatch: py
     assert "load at present: 120 requests/s; give --prometheus for that of the last week" in done.output
     # Two replicas of 0.08 and of 0.05 an hour.
     assert (
-        "cheap, 1 core(s) would be cheaper than the endpoint's dear, 1: 73 against 117 a month reserved (44 less)"
+        "cheap, 1 core would be cheaper than the endpoint's dear, 1: 73 against 117 a month reserved (44 less)"
         in done.output
     )

@@ -81,7 +81,7 @@ def test_a_late_offer_loses_and_the_nearest_objective_is_named() -> None:
 
     assert found.best is None
     assert found.rows[0].why.startswith("misses the p95:")
-    assert found.nearest.startswith("nearest: icelake, 1 core(s) with a p95 of 20 ms, ")
+    assert found.nearest.startswith("nearest: icelake, 1 core with a p95 of 20 ms, ")
 
 
 def test_what_is_named_as_nearest_is_feasible() -> None:
@@ -96,7 +96,7 @@ def test_too_few_replicas_lose_and_the_number_is_named() -> None:
 
     assert found.best is None
     assert found.rows[0].why == "needs 14 replicas at the peak, scaling.maxReplicas is 8"
-    assert found.nearest == "nearest: icelake, 1 core(s) with scaling.maxReplicas 14, 2,920 a month reserved"
+    assert found.nearest == "nearest: icelake, 1 core with scaling.maxReplicas 14, 2,920 a month reserved"
     assert compare([offer()], replace(LOAD, most_replicas=14)).best is not None
 
 

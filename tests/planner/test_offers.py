@@ -139,14 +139,19 @@ def test_every_offer_of_inferentia_states_that_nothing_was_run() -> None:
         assert (INF1_UNSUPPORTED in one.caveats) is (one.hardware_class == "inf1")
 
 
-def test_inf1_is_chosen_only_when_it_is_named() -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("inf1", "AWS no longer supports Inf1"), ("inf2", "this release has no runtime for Inferentia")],
+)
+def test_inferentia_is_chosen_only_when_it_is_named(name: str, reason: str) -> None:
     load = Load(200, 400, 50)
 
-    shown = compare(offers(inputs(), ["inf1"], [1]), load)
-    named = compare(offers(inputs(), ["inf1"], [1], chosen=["inf1"]), load)
+    shown = compare(offers(inputs(), [name], [1]), load)
+    named = compare(offers(inputs(), [name], [1], chosen=[name]), load)
 
     assert shown.best is None
-    assert all("AWS no longer supports Inf1" in row.why for row in shown.rows if row.is_feasible)
+    assert all(reason in row.why for row in shown.rows if row.is_feasible)
+    assert shown.nearest.startswith("nothing can be judged")
     assert named.best is not None
 
 
@@ -164,7 +169,7 @@ def test_gpus_are_for_comparison_and_print_their_caveats() -> None:
     ("name", "problem"),
     [
         ("nowhere", "there is no hardware class nowhere"),
-        ("any", "no price of a node for 1 core(s) of any"),
+        ("any", "no price of a node for 1 core of any"),
         ("gpu-l4", "nothing is known of this model on gpu-l4"),
         ("zen4-full-cores", "nothing is known of this model on zen4-full-cores"),
     ],

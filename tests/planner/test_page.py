@@ -85,7 +85,7 @@ def test_the_page_is_whole_escaped_and_draws_each_row() -> None:
 
     assert parser.open == []
     text = "".join(parser.text)
-    assert "<zen5>, 1: no <figures>" in text
+    assert "<zen5>, 1 core: no <figures>" in text
     assert "a <title>" in text
     assert "<script" not in page
     assert "http-equiv" not in page
@@ -94,7 +94,7 @@ def test_the_page_is_whole_escaped_and_draws_each_row() -> None:
 
 @pytest.mark.parametrize("form", [csv_text, json_text, lambda comparison: html_page(comparison, title="t"), headline])
 def test_each_form_states_that_inferentia_was_not_run(form: object) -> None:
-    comparison = compare(offers(inputs(), ["inf2"], [1]), LOAD)
+    comparison = compare(offers(inputs(), ["inf2"], [1], chosen=["inf2"]), LOAD)
 
     assert callable(form)
     assert NOT_RUN in form(comparison)
@@ -113,7 +113,7 @@ def test_cells_fit_their_heads_and_show_the_interval() -> None:
 def test_offers_without_figures_are_grouped_by_reason() -> None:
     known = unjudged(everything())
 
-    assert "<zen5>, 1: no <figures>" in known
+    assert "<zen5>, 1 core: no <figures>" in known
     assert any(text.startswith("gpu-l4, 1: nothing is known") for text in known)
 
 

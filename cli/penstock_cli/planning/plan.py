@@ -23,7 +23,7 @@ from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_cli.options import FiniteRange, PositiveIntegers
 from penstock_cli.planning.objects import ClusterPlan, load_of_week, read_cluster
 from penstock_cli.screen import console, fact
-from penstock_planner.compare import HardwareComparison, Load, compare
+from penstock_planner.compare import HardwareComparison, Load, compare, counted
 from penstock_planner.evidence import Evidence, of_file, of_manifest
 from penstock_planner.ledger import DEFAULT_LEDGER, error_text, read_ledger
 from penstock_planner.offers import GPU, OfferInputs, class_of_cpu, offers
@@ -316,15 +316,17 @@ def _present_class(subject: PlannedEndpoint, comparison: HardwareComparison) -> 
         None,
     )
     if own is None or own.sizing is None:
-        return (f"the endpoint's own hardware ({spec.hardware_class}, {spec.cores} core(s)) has no figures here",)
+        return (
+            f"the endpoint's own hardware ({spec.hardware_class}, {counted(spec.cores, 'core')}) has no figures here",
+        )
     if best is None or best.sizing is None:
         return ()
     if best.offer is own.offer:
-        return (f"the endpoint's class {spec.hardware_class} with {spec.cores} core(s) is the cheapest",)
+        return (f"the endpoint's class {spec.hardware_class} with {counted(spec.cores, 'core')} is the cheapest",)
     saved = own.sizing.reserved_per_month - best.sizing.reserved_per_month
     state = "" if own.is_feasible else ", and misses the objective"
     text = (
-        f"{best.name} core(s) would be cheaper than the endpoint's {spec.hardware_class}, {spec.cores}{state}: "
+        f"{best.name} would be cheaper than the endpoint's {spec.hardware_class}, {spec.cores}{state}: "
         f"{best.sizing.reserved_per_month:,.0f} against {own.sizing.reserved_per_month:,.0f} a month reserved "
         f"({saved:,.0f} less)"
     )

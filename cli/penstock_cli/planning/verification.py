@@ -129,7 +129,7 @@ def _measure(base: str, spec: ModelEndpointSpec, info: ServerInfo | None, *, rat
 
 
 def _print(entry: LedgerEntry, row: OfferRow, result: LoadResult) -> None:
-    fact("verified", f"{row.name} core(s), {entry.plan}, at {entry.requests_per_second:.3g} requests/s")
+    fact("verified", f"{row.name}, {entry.plan}, at {entry.requests_per_second:.3g} requests/s")
     fact("predicted", f"p95 {entry.predicted_p95_milliseconds:.3g} ms ({entry.origin})")
     interval = f"{entry.measured_p95_low:.3g} to {entry.measured_p95_high:.3g}"
     refused = f", {result.refused_share:.1%} refused" if result.refused_share else ""
