@@ -114,7 +114,7 @@ def test_offers_without_figures_are_grouped_by_reason() -> None:
     known = unjudged(everything())
 
     assert "<zen5>, 1 core: no <figures>" in known
-    assert any(text.startswith("gpu-l4, 1: nothing is known") for text in known)
+    assert any(text.startswith("gpu-l4, 1 core: nothing is known") for text in known)
 
 
 def test_the_headline_names_the_nearest_answer() -> None:
