@@ -125,52 +125,6 @@ def test_a_rollback_of_the_main_chart_keeps_definitions_and_endpoints(upgraded: 
     assert kubectl.get("modelendpoint", "kept")["spec"][NEW_FIELD] == {"secretName": "keys"}
 
 
-def test_a_second_version_with_the_same_schema_needs_no_webhook(upgraded: Helm, kubectl: Kubectl) -> None:
-    """The plan of docs/explanation/versions.md, with its commands."""
-    assert accepts_the_new_field(kubectl)
-    page = (ROOT / "docs/explanation/versions.md").read_text(encoding="utf-8")
-    commands = page.partition("```\n")[2].partition("```")[0]
-    names = ("modelendpoints", "optimizedmodels", "hardwareclasses")
-
-    def serve(**versions: dict[str, bool]) -> None:
-        """Versions of all definitions -> what they are."""
-        for name in names:
-            (first,) = yaml.safe_load((ROOT / "crds" / f"{name}.yaml").read_text())["spec"]["versions"]
-            made = [{**first, "name": version, **fields} for version, fields in versions.items()]
-            words = ("patch", "customresourcedefinition", f"{name}.penstock.dev", "--type=merge")
-            kubectl(*words, "--patch", json.dumps({"spec": {"versions": made}}))
-
-    def read(version: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(
-            kubectl("get", f"modelendpoints.{version}.penstock.dev", "kept", "--output=json")
-        )
-        return found
-
-    def until_served(version: str) -> dict[str, Any]:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                return read(version)
-            except KubectlError:
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
-
-    before = read("v1alpha1")
-    serve(v1alpha1={"storage": True}, v1beta1={"storage": False})
-    after = until_served("v1beta1")
-    assert (after["apiVersion"], after["spec"]) == ("penstock.dev/v1beta1", before["spec"])
-
-    serve(v1alpha1={"storage": False}, v1beta1={"storage": True})
-    with pytest.raises(KubectlError, match="storedVersions"):
-        serve(v1beta1={"storage": True})
-    where = f'"{kubectl.executable}" --kubeconfig "{kubectl.kubeconfig}" "$@"'
-    subprocess.run(["bash", "-euc", f"kubectl() {{ {where}; }}\n{commands}"], check=True, timeout=120)
-    serve(v1beta1={"storage": True})
-
-    assert until_served("v1beta1")["spec"] == before["spec"]
-    assert read("v1beta1")["metadata"]["uid"] == before["metadata"]["uid"]
-
-
 def test_uninstalling_the_definitions_keeps_them_with_the_endpoints(upgraded: Helm, kubectl: Kubectl) -> None:
     run = upgraded.run("uninstall", RELEASE, "--namespace", NAMESPACE)
 
@@ -225,3 +179,50 @@ def test_helm_lint_accepts_the_chart_of_the_definitions(helm: Path) -> None:
     lines = Helm(helm).run("lint", "--strict", str(DEFINITIONS)).stdout.splitlines()
 
     assert [line for line in lines if line.startswith(("[WARNING]", "[ERROR]"))] == []
+
+
+def test_a_second_version_with_the_same_schema_needs_no_webhook(upgraded: Helm, kubectl: Kubectl) -> None:
+    """The plan of docs/explanation/versions.md, with its commands. The last test: afterwards the definitions have two
+    versions."""
+    assert accepts_the_new_field(kubectl)
+    page = (ROOT / "docs/explanation/versions.md").read_text(encoding="utf-8")
+    commands = page.partition("```\n")[2].partition("```")[0]
+    names = ("modelendpoints", "optimizedmodels", "hardwareclasses")
+
+    def serve(**versions: dict[str, bool]) -> None:
+        """Versions of all definitions -> what they are."""
+        for name in names:
+            (first,) = yaml.safe_load((ROOT / "crds" / f"{name}.yaml").read_text())["spec"]["versions"]
+            made = [{**first, "name": version, **fields} for version, fields in versions.items()]
+            words = ("patch", "customresourcedefinition", f"{name}.penstock.dev", "--type=merge")
+            kubectl(*words, "--patch", json.dumps({"spec": {"versions": made}}))
+
+    def read(version: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(
+            kubectl("get", f"modelendpoints.{version}.penstock.dev", "kept", "--output=json")
+        )
+        return found
+
+    def until_served(version: str) -> dict[str, Any]:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return read(version)
+            except KubectlError:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+
+    before = read("v1alpha1")
+    serve(v1alpha1={"storage": True}, v1beta1={"storage": False})
+    after = until_served("v1beta1")
+    assert (after["apiVersion"], after["spec"]) == ("penstock.dev/v1beta1", before["spec"])
+
+    serve(v1alpha1={"storage": False}, v1beta1={"storage": True})
+    with pytest.raises(KubectlError, match="storedVersions"):
+        serve(v1beta1={"storage": True})
+    where = f'"{kubectl.executable}" --kubeconfig "{kubectl.kubeconfig}" "$@"'
+    subprocess.run(["bash", "-euc", f"kubectl() {{ {where}; }}\n{commands}"], check=True, timeout=120)
+    serve(v1beta1={"storage": True})
+
+    assert until_served("v1beta1")["spec"] == before["spec"]
+    assert read("v1beta1")["metadata"]["uid"] == before["metadata"]["uid"]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.charts.helm import CHART, Helm
+from tests.charts.helm import CHART, ONE_NODE, Helm
 
 SCRIPT = CHART.parent / "mirror-images.sh"
 REGISTRY = "127.0.0.1:5000"
@@ -75,7 +75,7 @@ def names() -> list[str]:
 
 
 def test_the_list_has_every_image_that_a_rendered_chart_names(helm: Path, tmp_path: Path) -> None:
-    text = Helm(helm).run("template", "penstock", str(CHART)).stdout
+    text = Helm(helm).run("template", "penstock", str(CHART), values={"store": ONE_NODE}).stdout
     found = set(re.findall(r"localhost/penstock-[a-z]+:[\w.]+", text))
 
     listed = subprocess.run([SCRIPT, "list", CHART], capture_output=True, text=True, check=True).stdout.split()
@@ -109,7 +109,7 @@ def test_without_a_network_all_images_reach_the_registry_with_their_digests(helm
         "http": {"addr": REGISTRY},
     }
     (tmp_path / "registry.yml").write_text(yaml.safe_dump(settings))
-    values = {"images": {"registry": f"{REGISTRY}/penstock"}}
+    values = {"images": {"registry": f"{REGISTRY}/penstock"}, "store": ONE_NODE}
     rendered = Helm(helm).run("template", "penstock", str(CHART), values=values).stdout
     wanted = sorted(set(re.findall(rf"{REGISTRY}/penstock/penstock-[a-z]+:[\w.]+", rendered)))
     looks = "\n".join(

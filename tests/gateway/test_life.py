@@ -144,6 +144,7 @@ def test_metrics_are_those_that_the_document_lists(rig: Rig) -> None:
         "penstock_gateway_refused_requests_total",
         "penstock_gateway_retries_total",
         "penstock_gateway_replicas",
+        "penstock_gateway_canary_requests_total",
     }
     assert (
         "haproxy_frontend_http_requests_total"

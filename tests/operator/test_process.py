@@ -184,7 +184,6 @@ def test_the_operator_uses_every_right_that_it_has_and_needs_no_other(
         space.apply(endpoint("emotion", replicas=2, workload=source, scaling={"mode": "None"}))
         pod = kubelet.pod_of_job(space)
         kubelet.run(space, pod)
-        until(lambda: "get" in used(operator.get("/metrics"), "Pod/log"), what="the log was not read")
         kubelet.succeed(space, pod)
         until(lambda: space.items("deployments"), what="nothing is deployed")
         until(lambda: space.items("poddisruptionbudgets"))

@@ -78,7 +78,7 @@ class RequestTraces:
         attributes: dict[str, str | int] = {
             "http.request.method": request.method,
             "url.path": request.path,
-            "http.status_code": status,
+            "http.response.status_code": status,
             "penstock.request_id": request.identifier.decode("ascii"),
         }
         name = request.method

@@ -145,7 +145,7 @@ def load_artefact(
     model.which = which
     if HEAD_OF_TASK[manifest.task] in {Head.SEQUENCE, Head.TOKEN}:
         model.labels = model_folder.labels
-    if HEAD_OF_TASK[manifest.task] is Head.ENCODER and isinstance(pooling := model_folder.pooling, Pooling):
+    if manifest.model.head is Head.ENCODER and isinstance(pooling := model_folder.pooling, Pooling):
         model.pooling = str(pooling)
     model.truncate = truncate
     model.findings = (*findings, *task.tokenizer.findings)
