@@ -240,7 +240,7 @@ class Gate:
         if self.error is not None:
             raise self.error
         self._count("answered", 1)
-        return Answer([[0.5]], TIMINGS, tokens=3, truncated=0)
+        return Answer([np.array([0.5], np.float32)], TIMINGS, tokens=3, truncated=0)
 
     async def with_tokenizer(self, work: Callable[[Any], Any], size: int) -> Any:
         raise NotImplementedError
