@@ -100,8 +100,9 @@ DECODERS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """The same for decoders."""
+ENCODER_HEADS = (Head.ENCODER, Head.SEQUENCE, Head.TOKEN, Head.SPAN, Head.MASKED_LM)
 HEADS: Mapping[str, Sequence[Head]] = {
-    **dict.fromkeys(FAMILIES, tuple(Head)),
+    **dict.fromkeys(FAMILIES, ENCODER_HEADS),
     **dict.fromkeys(DECODERS, (Head.ENCODER, Head.SEQUENCE, Head.TOKEN, Head.SPAN)),
     "Gemma3TextConfig": (Head.ENCODER, Head.SEQUENCE),
 }
