@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.process import python_module, sigterm_interrupts
+from penstock.process import python_module
 
 BEGINS = """
 import os, sys, time
@@ -65,25 +65,33 @@ def test_the_command_line_as_process_1_ends_at_a_signal() -> None:
         assert process.wait(20) == 128 + signal.SIGTERM
 
 
+INTERRUPTED = """
+import signal
+from penstock.process import sigterm_interrupts
+before = signal.getsignal({number})
+try:
+    with sigterm_interrupts():
+        signal.raise_signal({number})
+    print("not interrupted", signal.getsignal({number}) is before)
+except KeyboardInterrupt:
+    print("interrupted", signal.getsignal({number}) is before)
+"""
+"""In a process of its own: a signal that is not caught would end the process of other tests, too."""
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_interrupts_only_within_the_context_manager(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
+    code = INTERRUPTED.format(number=int(number))
+    # The handler is the default one also where the tests run under `nohup`.
+    words = ["env", "--default-signal=HUP", sys.executable, "-c", code]
 
-    with pytest.raises(KeyboardInterrupt), sigterm_interrupts():
-        signal.raise_signal(number)
-
-    assert signal.getsignal(number) is before
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "interrupted True\n"
 
 
 def test_a_hangup_that_is_ignored_as_by_nohup_does_not_interrupt() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
-    try:
-        with sigterm_interrupts():
-            signal.raise_signal(signal.SIGHUP)
+    words = ["env", "--ignore-signal=HUP", sys.executable, "-c", INTERRUPTED.format(number=int(signal.SIGHUP))]
 
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "not interrupted True\n"
 
 
 def test_without_exit_on_signal_the_kernel_ignores_a_signal_to_process_1() -> None:
