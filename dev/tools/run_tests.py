@@ -45,7 +45,8 @@ MAX_REPEATED = 4
 # The folders that tests fill take some gigabytes: those of failed tests are enough.
 PYTEST = (sys.executable, "-m", "pytest", "-o", "tmp_path_retention_policy=failed")
 # A file stays in one process, for its fixtures; files start in the order of tests/conftest.py.
-BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
+# A process that dies ends the run: pytest-xdist starts another, and may then wait for ever.
+BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
 
 
 class Part:
