@@ -1,0 +1,72 @@
+"""The compiled form of a model for AWS Inferentia in an artefact: `neuron.json`, and one file for each bucket.
+
+A bucket is a shape that the model was compiled for: batch rows x tokens. The compile job writes the folder, the engine
+of the runtime reads it:
+
+    model/<recipe slug>/neuron.json       this
+    model/<recipe slug>/b1-t128.pt        a TorchScript module with the compiled model, for each bucket
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from penstock.manifest import Frozen
+from penstock.planning.neuron import NeuronGeneration
+
+NEURON_FILE = "neuron.json"
+
+
+class NeuronBucket(Frozen):
+    """One compiled shape."""
+
+    file: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*\.pt$")
+    """Name in the folder of `neuron.json`. Its sha256 is in the artefact's manifest."""
+    batch: int = Field(ge=1)
+    tokens: int = Field(ge=1)
+
+    @property
+    def size(self) -> int:
+        """Padded tokens of one run."""
+        return self.batch * self.tokens
+
+
+class CompiledModel(Frozen):
+    """The whole of `neuron.json`. Inputs are int32 [batch, tokens], in the order of `inputs`; outputs are float32, in
+    the order of `outputs`, named and split as in the manifest's `GraphIO`."""
+
+    target: NeuronGeneration
+    sdk: str
+    """Release of the Neuron SDK, such as `2.31.1`."""
+    packages: dict[str, str]
+    """Versions of torch, of its Neuron package and of the compiler, by distribution name."""
+    flags: tuple[str, ...]
+    """Arguments of the compiler."""
+    model_digest: str
+    inputs: tuple[str, ...] = Field(min_length=1)
+    outputs: tuple[str, ...] = Field(min_length=1)
+    pad_token: int = Field(default=0, ge=0)
+    cores_per_model: int = Field(default=1, ge=1)
+    """NeuronCores that one copy uses: 1, or the stages of a pipeline (Inf1 only)."""
+    requests_per_copy: int = Field(default=2, ge=1)
+    """Runs in progress for each copy: 2 for one core, which hides the time of the host; 4 for a pipeline of 4 cores,
+    12 for one of 16."""
+    weights_bytes: int = Field(ge=0)
+    """Memory of the device for one copy of one bucket."""
+    buckets: tuple[NeuronBucket, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _has_each_bucket_once(self) -> CompiledModel:
+        if len({(one.batch, one.tokens) for one in self.buckets}) < len(self.buckets):
+            raise ValueError("two buckets have the same shape")
+        return self
+
+    def bucket_for(self, rows: int, tokens: int) -> NeuronBucket | None:
+        """The smallest bucket that holds `rows` rows of `tokens` tokens; None: none does."""
+        holding = [one for one in self.buckets if one.batch >= rows and one.tokens >= tokens]
+        return min(holding, key=lambda one: (one.size, one.tokens), default=None)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row that a bucket holds."""
+        return max(one.tokens for one in self.buckets)
