@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -84,16 +83,12 @@ class _ServedModel:
     idle: asyncio.Event | None = None
     """Set when the last request ends, if `_close` waits for it."""
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """A request is in progress: the model is not closed meanwhile."""
-        self.requests += 1
-        try:
-            yield
-        finally:
-            self.requests -= 1
-            if not self.requests and self.idle is not None:
-                self.idle.set()
+    def end_request(self) -> None:
+        """A request that was added to `requests` has ended. The model is not closed before. No context manager: that of
+        the standard library costs as much as parsing a request."""
+        self.requests -= 1
+        if not self.requests and self.idle is not None:
+            self.idle.set()
 
 
 class _Asked(NamedTuple):
@@ -176,9 +171,12 @@ class Predictor:
             # A request that may have to start earlier than the one in progress does not wait for it.
             if same is None or same.deadline > asked.deadline:
                 break
-            with served.counted():
+            served.requests += 1
+            try:
                 # Unlike awaiting it, this does not cancel what others wait for if this request is cancelled.
                 await asyncio.wait((same.answer,))
+            finally:
+                served.end_request()
             if same.answer.cancelled():
                 continue  # its client has left: the first of those that waited takes its place
             found = same.answer.result()
@@ -212,14 +210,6 @@ class Predictor:
         if served is self._served:  # no later request asks for an answer of a model that was replaced
             answers.put(key, answer, size)
         return answer
-
-    async def _compute(self, served: _ServedModel, asked: _Asked) -> tuple[Answer, bool]:
-        """The answer of the model, and whether it is large."""
-        with served.counted():
-            return await self._answer(
-                served, asked.inputs, asked.parameters, arrived=asked.arrived, deadline=asked.deadline,
-                caller=asked.caller, client=asked.client,
-            )  # fmt: skip
 
     async def warm_up(self) -> None:
         """Run the expected batch shapes on every stream before the first request."""
@@ -298,40 +288,34 @@ class Predictor:
         )  # fmt: skip
         return _ServedModel(model, dispatcher, number)
 
-    async def _answer(
-        self,
-        served: _ServedModel,
-        inputs: Any,
-        parameters: Mapping[str, Any],
-        *,
-        arrived: float,
-        deadline: float,
-        caller: int,
-        client: str,
-    ) -> tuple[Answer, bool]:
-        """The answer, and whether it is large."""
-        task = served.model.task
-        # Refuse before tokenising if the queue is full.
-        served.dispatcher.check_admission(client)
-        request = task.parse(inputs, parameters)
-        parsed = perf_counter()
-        prepared = await self._prepare(served, request, inputs, parameters)
-        tokenised = perf_counter()
-        ran = await served.dispatcher.run(
-            prepared.rows, arrived=tokenised, deadline=deadline, caller=caller, client=client
-        )
-        resumed = perf_counter()
-        is_large = len(prepared.rows) > MANY_ROWS or prepared.answer_bytes > LARGE_BYTES
-        if is_large:
-            value = await asyncio.to_thread(task.assemble, prepared, ran.reduced)
-        else:
-            value = task.assemble(prepared, ran.reduced)
-        assembling = perf_counter() - resumed
+    async def _compute(self, served: _ServedModel, asked: _Asked) -> tuple[Answer, bool]:
+        """The answer of the model, and whether it is large."""
+        task, dispatcher = served.model.task, served.dispatcher
+        served.requests += 1
+        try:
+            # Refuse before tokenising if the queue is full.
+            dispatcher.check_admission(asked.client)
+            request = task.parse(asked.inputs, asked.parameters)
+            parsed = perf_counter()
+            prepared = await self._prepare(served, request, asked.inputs, asked.parameters)
+            tokenised = perf_counter()
+            ran = await dispatcher.run(
+                prepared.rows, arrived=tokenised, deadline=asked.deadline, caller=asked.caller, client=asked.client
+            )
+            resumed = perf_counter()
+            is_large = len(prepared.rows) > MANY_ROWS or prepared.answer_bytes > LARGE_BYTES
+            if is_large:
+                value = await asyncio.to_thread(task.assemble, prepared, ran.reduced)
+            else:
+                value = task.assemble(prepared, ran.reduced)
+            assembling = perf_counter() - resumed
+        finally:
+            served.end_request()
         timings = Timings(
             queue_milliseconds=ran.queue_milliseconds,
             tokenization_milliseconds=(tokenised - parsed) * 1e3,
             inference_milliseconds=ran.inference_milliseconds,
-            compute_milliseconds=(tokenised - arrived + assembling) * 1e3 + ran.inference_milliseconds,
+            compute_milliseconds=(tokenised - asked.arrived + assembling) * 1e3 + ran.inference_milliseconds,
         )
         return Answer(value, timings, prepared.tokens, prepared.truncated, cut_at=prepared.cut_at), is_large
 

@@ -68,7 +68,7 @@ struct penstock_step {
     int32_t types;      /* EMBED: number of token types; 0: none, 1: the same for all tokens */
     int32_t padding;    /* EMBED: -1: positions start at 0; otherwise the padding id, after which positions start;
                            CHOSEN: the id of the tokens */
-    int32_t gated;      /* LINEAR8: the residual is a factor */
+    int32_t gated;      /* LINEAR8 without an activation: the residual is a factor */
     float epsilon;      /* NORM; ATTENTION: scale of the scores */
     const void *weights;  /* LINEAR8: int8 [inputs, outputs]; LINEAR32: float [outputs, inputs]; NORM: float [width];
                              EMBED: int16 [words, width] */

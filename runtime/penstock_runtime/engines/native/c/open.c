@@ -92,7 +92,8 @@ static int check_step(struct penstock_model *m, const struct penstock_step *s, e
                !bad_buffer(m, s->source, s->inputs) && s->source != s->target &&
                declare(m, s->target, s->outputs, per) &&
                (s->residual < 0 ||
-                (!bad_buffer(m, s->residual, s->outputs) && m->buffer_per[s->residual] == per));
+                (!bad_buffer(m, s->residual, s->outputs) && m->buffer_per[s->residual] == per)) &&
+               (!s->gated || (s->residual >= 0 && s->activation == PENSTOCK_NONE));
     case PENSTOCK_LINEAR32:
         return s->inputs > 0 && s->inputs % PANEL == 0 && s->weights && s->bias &&
                !bad_buffer(m, s->source, s->inputs) && s->source != s->target &&
