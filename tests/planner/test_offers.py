@@ -170,7 +170,7 @@ def test_large_models_on_an_l4_have_published_figures_of_servers() -> None:
 
     (found,) = offers(given, ["gpu-l4"], [1])
 
-    assert max(one.curve.points[-1].completed_per_second for one in found.evidence) == pytest.approx(138.2, rel=0.01)
+    assert max(one.curve.points[-1].completed_per_second for one in found.evidence) == pytest.approx(138.2, rel=0.06)
     assert all("over HTTP" in " ".join(one.caveats) for one in found.evidence)
 
 
