@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.errors import PenstockError, SpecError
+from penstock.errors import PenstockError, SpecError, closest
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
 from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
 from penstock.resources.source import ModelSource, Scheme
@@ -108,9 +108,11 @@ def hardware_class(name: str, classes: Mapping[str, Mapping[str, Any]]) -> Hardw
     value = classes.get(name)
     if value is None:
         there = ", ".join(sorted(classes)) or "none"
+        near = closest(name, classes)
+        hint = f" Did you mean {near}?" if near else ""
         return no(
             Reason.HARDWARE_CLASS_NOT_FOUND,
-            f"There is no HardwareClass {name}; there are: {there}. Write one of them in spec.hardwareClass, or "
+            f"There is no HardwareClass {name}; there are: {there}.{hint} Write one of them in spec.hardwareClass, or "
             "install the classes of the chart.",
         )
     try:

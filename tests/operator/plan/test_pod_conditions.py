@@ -292,7 +292,7 @@ def test_the_objective_is_compared_with_the_measured_capacity(
 @pytest.mark.parametrize(
     ("change", "reason", "expected"),
     [
-        ({"hardwareClass": "icelak"}, "HardwareClassNotFound", "there are: any, icelake"),
+        ({"hardwareClass": "icelak"}, "HardwareClassNotFound", "there are: any, icelake. Did you mean icelake?"),
         ({"workload": {"textsFrom": {"configMapName": "texts", "key": "texts"}}}, "TextsNotFound", "ConfigMap texts"),
         ({"cores": 0}, "InvalidSpec", "cores"),
         ({"model": "org/model"}, "InvalidSpec", "hf://org/model"),
