@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import os
+import random
 import signal
 import threading
 import time
@@ -181,9 +182,7 @@ class Runtime:
                         f"ERROR TDRV:dmem_alloc device mempool [0:{core.number}] total {self.bytes_per_core} "
                         f"needed {needed} available {free}"
                     )
-                    raise RuntimeError(
-                        f"Failed to load model: status=4 (NRT_RESOURCE), {needed} bytes of device memory"
-                    )
+                    raise RuntimeError(f"Failed to load model: status=4 (NRT_RESOURCE), needed {needed} bytes")
                 core.used_bytes += needed
                 core.models += 1
 

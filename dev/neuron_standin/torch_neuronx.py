@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
@@ -31,10 +30,10 @@ def trace(
     func: Any,
     example_inputs: Any,
     *_: Any,
-    input_output_aliases: dict[Any, int] = {},  # noqa: B006 # the documented signature
-    compiler_workdir: str | None = None,
+    input_output_aliases: dict[Any, int] = {},  # noqa: B006, ARG001 # the documented signature
+    compiler_workdir: str | None = None,  # noqa: ARG001
     compiler_args: str | list[str] | None = None,
-    partitioner_config: Any = None,
+    partitioner_config: Any = None,  # noqa: ARG001
     inline_weights_to_neff: bool = True,
     cpu_backend: bool = False,
     **unknown: Any,
@@ -52,9 +51,7 @@ def trace(
         if "--target" not in " ".join(arguments):
             raise RuntimeError(_NO_TARGET)
         if read_machine() is None and target and target != _PLATFORM:
-            raise RuntimeError(
-                f"NEURON_PLATFORM_TARGET_OVERRIDE was {_PLATFORM!r} at import; {target!r} is compiled for"
-            )
+            raise RuntimeError(f"NEURON_PLATFORM_TARGET_OVERRIDE was {_PLATFORM!r} at import, the target is {target!r}")
     else:
         runtime()
     tensors = checked_examples(func, example_inputs)
@@ -91,15 +88,11 @@ def _checked_cores(start_nc: int, nc_count: int) -> tuple[int, int]:
     if nc_count == 0:
         raise ValueError("Invalid NeuronCore count nc_count=0. Cannot be set to 0")
     if nc_count < -1 or start_nc < -1:
-        raise ValueError(
-            f"Invalid NeuronCore range start_nc={start_nc} nc_count={nc_count}. Values less than -1 are invalid"
-        )
+        raise ValueError(f"Invalid NeuronCores: {start_nc=} {nc_count=}. Values less than -1 are invalid")
     start = max(start_nc, 0)
     count = available - start if nc_count == -1 else nc_count
     if start + count > available or start >= available:
-        raise ValueError(
-            f"Invalid NeuronCore range start_nc={start_nc} nc_count={nc_count}. NeuronCores available: {available}"
-        )
+        raise ValueError(f"Invalid NeuronCores: {start_nc=} {nc_count=}. NeuronCores available: {available}")
     return start, count
 
 
