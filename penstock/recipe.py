@@ -14,6 +14,8 @@ class EngineName(StrEnum):
     OPENVINO = "openvino"
     NATIVE = "native"
     """Penstock's engine in C: 8-bit encoders on x86 with 8-bit dot products, fastest for short rows."""
+    NEURON = "neuron"
+    """torch-neuronx (Inf2) or torch-neuron (Inf1): compiled for fixed shapes, not yet run on a device."""
 
 
 class Precision(StrEnum):
