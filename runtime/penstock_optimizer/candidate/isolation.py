@@ -108,7 +108,7 @@ class Worker:
     def of(cls, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> Self:
         """A worker that another program serves, with the same protocol. OSError when it cannot be started."""
         worker = cls.__new__(cls)
-        worker._start(command, log, environment)
+        worker._start(command, log, environment)  # noqa: SLF001 - its own class
         return worker
 
     def _start(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None) -> None:

@@ -14,26 +14,23 @@ pods which answer from the CPU would cost most and answer last. Pods start with 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from penstock.errors import NoCandidateWithinBudget, OptimizationError, OutOfMemory
-from penstock.manifest import SCHEMA_VERSION, Axes, CandidateFacts, Manifest, Outcome, ReasonCode, ServedModel
+from penstock.manifest import Axes, CandidateFacts, Manifest, Outcome, ReasonCode, ServedModel
 from penstock.neuron_artefact import NEURON_FILE, CompiledModel, NeuronBucket, NeuronFence
 from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.planning.published import family_of, published_rows
 from penstock.recipe import LARGEST_PADDING_SHARE, Batching, Plan, Precision, Recipe
-from penstock.resources.endpoint import ModelEndpointSpec, NoCandidate, OptimizationMode
+from penstock.resources.endpoint import NoCandidate, OptimizationMode
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.runner import ProcessRunner
-from penstock_optimizer.candidate.work_folder import ExportedFacts, load_observed, sha256
+from penstock_optimizer.candidate.work_folder import ExportedFacts, load_observed
 from penstock_optimizer.guard import gate
 from penstock_optimizer.guard.calibration import judging_samples, own_corpus, samples, split
+from penstock_optimizer.guard.judge import unused_budgets
 from penstock_optimizer.job.artefact import graph_path, write_artefact
 from penstock_optimizer.job.job import Job
 from penstock_optimizer.job.progress import OnProgressEvent, Stage, StepCounter, export_message, settled_message
@@ -56,33 +53,13 @@ COMPILER_TIMES_WEIGHTS = 4.0
 """Memory that must be free for one compilation: this, and this many times the fp32 weights. Not measured: chosen so
 that BERT-large asks for 7 GB of the 32 GB that the SDK's documents recommend."""
 SAMPLE_LENGTHS = 400
+FENCE_FILE = "fence.npz"
 FENCE_ROWS = 4
 FENCE_MARGIN = 3.0
 LEAST_FENCE_ERROR = {Precision.FP32: 0.01, Precision.BF16: 0.05}
 MOST_FENCE_ERROR = 0.5
 """A device may differ from fp32 by three times what its arithmetic does on the CPU, within these limits."""
 RAISE_BUDGET = "Raise spec.optimization.budgetSeconds, or --budget: the next run goes on from here"
-
-
-def neuron_key(spec: ModelEndpointSpec, *, target: NeuronGeneration, packages: dict[str, str], digest: str) -> str:
-    """sha256, hexadecimal, of all that decides the result. The CPU of the compiling host is not part of it."""
-    parts = {
-        "schema": SCHEMA_VERSION,
-        "model": digest,
-        "task": spec.task.value,
-        "target": target.value,
-        "packages": packages,
-        "cores": spec.cores,
-        "flags": [choice.compiler_flags(target, recipe) for recipe in choice.RECIPES[target]],
-        "mode": spec.optimization.mode.value,
-        "precisions": sorted(precision.value for precision in spec.optimization.precisions),
-        "accuracy": spec.optimization.accuracy.model_dump(mode="json"),
-        "when_no_candidate": spec.optimization.when_no_candidate.value,
-        "objective": spec.objective.model_dump(mode="json"),
-        "workload": spec.workload.model_dump(mode="json"),
-        "max_input_tokens": spec.serving.max_input_tokens,
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 class CompilationFailed(Exception):
@@ -118,9 +95,7 @@ class NeuronOptimisation:
         except WorkerFailed as failure:
             raise failure.as_error("the model could not be compiled") from failure
         manifest = self._manifest(exported, recipe, chosen, shapes)
-        written = write_artefact(
-            job.artefact, manifest, folder=job.folder, graphs={recipe: folder / NEURON_FILE}
-        )
+        written = write_artefact(job.artefact, manifest, folder=job.folder, graphs={recipe: folder / NEURON_FILE})
         if not manifest.cut_short:
             job.work.remove()
         self._events.advance(Stage.REPORT, str(job.artefact / "report.html"))
@@ -161,8 +136,8 @@ class NeuronOptimisation:
             with self._session(model, "judge") as session:
                 wanted = self._choose(session, recipe)
                 facts = self._judged(session, recipe, wanted)
-                tolerance = self._fence(session, recipe, wanted) if facts.outcome is Outcome.SLOWER else 0.0
-            self._events.advance(Stage.CANDIDATES, settled_message(facts), facts=_as_fact(facts))
+                fence = self._fence(session, recipe, wanted) if facts.outcome is Outcome.SLOWER else None
+            self._events.advance(Stage.CANDIDATES, _judged_message(facts), facts=_as_fact(facts))
             if facts.outcome is not Outcome.SLOWER:
                 self._facts.append(facts)
                 continue
@@ -178,7 +153,7 @@ class NeuronOptimisation:
             facts = facts.model_copy(update={"build_seconds": time.monotonic() - begin, "size_bytes": size})
             reason = f"its arithmetic is within the accuracy budget on the CPU; {NOT_RUN}"
             self._facts.append(facts.settled(Outcome.CHOSEN, reason))
-            self._write(model, recipe, chosen, folder, shapes, tolerance)
+            self._write(model, recipe, chosen, folder, shapes, fence)
             return recipe, chosen, folder, shapes
         listed = "; ".join(f"{one.recipe.name}: {one.reason}" for one in self._facts if one.recipe != REFERENCE)
         raise NoCandidateWithinBudget(
@@ -200,9 +175,7 @@ class NeuronOptimisation:
             return facts.settled(Outcome.REJECTED, verdict.reason)
         return facts.settled(Outcome.SLOWER, ReasonCode.WITHIN_BUDGET)
 
-    def _compile(
-        self, model: SourceModel, recipe: Recipe, wanted: Choice
-    ) -> tuple[Choice, Path, list[NeuronBucket]]:
+    def _compile(self, model: SourceModel, recipe: Recipe, wanted: Choice) -> tuple[Choice, Path, list[NeuronBucket]]:
         """All shapes, or as many as there is time for. Another number of cores when the compiler refuses one."""
         refused = ""
         for cores in (wanted.cores_per_model, *wanted.others):
@@ -245,7 +218,7 @@ class NeuronOptimisation:
             done.append(shape)
         if not done:
             raise OptimizationError(
-                f"the time budget of {self._seconds:g} s ended before the first shape was compiled, which takes minutes",
+                f"the time budget of {self._seconds:g} s ended before the first shape was compiled: that takes minutes",
                 remedy=RAISE_BUDGET,
             )
         return done
@@ -267,7 +240,7 @@ class NeuronOptimisation:
 
     def _session(self, model: SourceModel, name: str) -> Session:
         session = Session(self._tools, model, self._job.work.log(f"neuron-{name}"))
-        self._weights = session.weights
+        self._weights, self._embedding_weights = session.weights, session.embedding_weights
         return session
 
     def _choose(self, session: Session, recipe: Recipe) -> Choice:
@@ -295,3 +268,141 @@ class NeuronOptimisation:
     def _mask_token(self, exported: ExportedFacts) -> int | None:
         is_masked = Axes.MASKS in exported.io.outputs.values()
         return self._job.tokenizer.mask_id if is_masked else None
+
+    def _fence(self, session: Session, recipe: Recipe, wanted: Choice) -> tuple[Fence, float] | None:
+        """A few short rows with the fp32 model's answers, and how far the device may be from them. None: no row is
+        short enough for every shape."""
+        shortest = min(shape.tokens for shape in wanted.shapes)
+        rows = [row for prepared in self._prepared() for row in prepared.rows if row.length <= shortest]
+        chosen: list[Row] = sorted(rows, key=lambda row: -row.length)[:FENCE_ROWS]
+        if not chosen:
+            return None
+        batch = collate(chosen)
+        fence = Fence(batch, session.run("float32", batch))
+        found = session.run(choice.arithmetic(self._target, recipe), batch)
+        expected = largest_error(fence, session.model.io, found)
+        least = LEAST_FENCE_ERROR[recipe.precision]
+        return fence, min(max(FENCE_MARGIN * expected, least), MOST_FENCE_ERROR)
+
+    # the artefact
+
+    def _write(
+        self,
+        model: SourceModel,
+        recipe: Recipe,
+        chosen: Choice,
+        folder: Path,
+        shapes: Sequence[NeuronBucket],
+        fence: tuple[Fence, float] | None,
+    ) -> None:
+        """`neuron.json` and the fence, next to the compiled shapes."""
+        packages = dict(self._tools.packages)
+        bytes_each = 4 if recipe.precision is Precision.FP32 else 2
+        on_host = self._embedding_weights if self._target is NeuronGeneration.INF1 else 0
+        if fence is not None:
+            write_fence(folder / FENCE_FILE, fence[0].batch, fence[0].outputs)
+        compiled = CompiledModel(
+            target=self._target,
+            sdk=choice.sdk_release(self._target, packages),
+            packages=packages,
+            flags=choice.compiler_flags(self._target, recipe, chosen.cores_per_model),
+            model_digest=self._job.digest,
+            inputs=model.io.inputs,
+            outputs=tuple(model.io.outputs),
+            cores_per_model=chosen.cores_per_model,
+            requests_per_copy=chosen.requests_per_copy,
+            weights_bytes=(self._weights - on_host) * bytes_each,
+            buckets=tuple(shapes),
+            chosen_token=model.mask_token,
+            fence=None if fence is None else NeuronFence(file=FENCE_FILE, max_relative_error=fence[1]),
+        )
+        (folder / NEURON_FILE).write_text(compiled.model_dump_json(indent=1), encoding="utf-8")
+
+    def _manifest(
+        self, exported: ExportedFacts, recipe: Recipe, chosen: Choice, shapes: Sequence[NeuronBucket]
+    ) -> Manifest:
+        job = self._job
+        verdict = next(one.verdict for one in self._facts if one.recipe == recipe)
+        batching = Batching(verdict.batching) if verdict is not None and verdict.batching else Batching.SINGLE
+        longest = max(shape.tokens for shape in shapes)
+        rows = max(shape.batch for shape in shapes)
+        plan = Plan(
+            recipe=recipe,
+            streams=chosen.copies,
+            threads_per_stream=chosen.cores_per_model,
+            batching=batching if rows > 1 else Batching.SINGLE,
+            max_batch_rows=rows,
+            max_batch_tokens=rows * longest,
+            max_padding_share=LARGEST_PADDING_SHARE if batching is Batching.PADDED and rows > 1 else 0.0,
+        )
+        served = ServedModel(path=graph_path(recipe, Path(NEURON_FILE)), io=exported.io, plan=plan)
+        tried = {one.recipe for one in self._facts}
+        untried = [
+            CandidateFacts(recipe=one, outcome=Outcome.SKIPPED, reason=f"{recipe.name} is within the accuracy budget")
+            for one in self._recipes
+            if one not in tried
+        ]
+        cut_short = len(shapes) < len(chosen.shapes)
+        return job.manifest(
+            exported.parameters,
+            chosen=served,
+            baseline=served,
+            candidates=(*self._facts, *untried),
+            findings=self._findings(chosen, shapes, cut_short=cut_short),
+            seconds=time.monotonic() - self._begin,
+            budget_seconds=self._seconds,
+            cut_short=cut_short,
+        )
+
+    def _findings(self, chosen: Choice, shapes: Sequence[NeuronBucket], *, cut_short: bool) -> list[str]:
+        target = self._target.value
+        found = [
+            f"Compiled for {target} and {NOT_RUN}: latency and capacity were not measured.",
+            "The guard judged the arithmetic that the compiler was asked for, on the CPU. Pods compare the device's "
+            "answers with fp32 before they are ready.",
+        ]
+        if self._target is NeuronGeneration.INF1:
+            found.append(f"{INF1_UNSUPPORTED}.")
+        figure = chosen.figure
+        if figure is not None and family_of(self._job.spec.model) is not None:
+            found.append(
+                f"{figure.candidate.summary} was chosen by {figure.basis.value} figures: {figure.per_second:,.0f} "
+                f"sequences/s on {chosen.cores} NeuronCores ({figure.evidence})."
+            )
+        longest = max(shape.tokens for shape in shapes)
+        if longest < self._job.folder.max_tokens and self._job.spec.serving.max_input_tokens is None:
+            found.append(
+                f"Rows have up to {longest} tokens, and the model takes {self._job.folder.max_tokens}: state "
+                "serving.maxInputTokens to compile for longer ones."
+            )
+        if chosen.dropped:
+            found.append(
+                f"{chosen.dropped} shapes were left out, so that the others fit into {choice.USABLE_SHARE:.0%} of the "
+                "memory of a NeuronCore."
+            )
+        if cut_short:
+            found.append(
+                f"The time budget ended after {len(shapes)} of {len(chosen.shapes)} shapes: rows are padded to those, "
+                "and a larger budget goes on from here."
+            )
+        return [*found, *unused_budgets(self._job.spec.task, self._job.spec.optimization.accuracy)]
+
+
+def _judged_message(facts: CandidateFacts) -> str:
+    if facts.outcome is Outcome.SLOWER and facts.verdict is not None:
+        return f"{facts.recipe.name}: passed on the CPU ({facts.verdict.reason})"
+    return settled_message(facts)
+
+
+def _as_fact(facts: CandidateFacts) -> dict[str, object]:
+    return {"candidate": facts.model_dump(mode="json")}
+
+
+def require_compiler_memory(memory: HostMemory, weights: int) -> None:
+    """OutOfMemory unless this host has the memory for one compilation: the kernel would end the compiler otherwise."""
+    needed = COMPILER_BYTES + COMPILER_TIMES_WEIGHTS * 4 * weights
+    if memory.available < needed:
+        raise OutOfMemory(
+            f"compiling needs some {needed / 1e9:.1f} GB of memory, and {memory.available / 1e9:.1f} GB are free",
+            remedy="Give the job more memory (spec.pod.memory on a cluster)",
+        )

@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 import warnings
+from pathlib import Path
 from typing import Any
 
 MASKED = -1e4
@@ -29,6 +30,7 @@ LEAST_ON_DEVICE = 0.8
 """Inf1: least share of the operations that must be compiled. Only embeddings and the shape of the mask stay out."""
 LAST_INF2 = (2, 9)
 """Last release of torch-neuronx for Inf2: later packages of this name are another product, for Trn2 and Trn3."""
+LONGEST_ERROR = 400
 PRODUCTS = ("linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "__matmul__")
 
 
@@ -122,18 +124,25 @@ class Child:
         np.savez(outputs, **{str(index): tensor.float().numpy() for index, tensor in enumerate(found)})
 
     def trace(self, target: str, flags: list[str], batch: int, tokens: int, file: str) -> dict[str, Any]:
-        """Compile for one shape, and write the TorchScript module to `file`."""
+        """Compile for one shape, and write the TorchScript module to `file`. Returns `seconds`, and the `share` of
+        operations that were compiled."""
         import torch
 
         begin = time.monotonic()
         example = tuple(torch.ones((batch, tokens), dtype=torch.int32) for _ in self._wrapper.inputs)
         plain = torch.jit.trace(self._wrapper, example, check_trace=False)
         _require_finite(plain)
-        compiled = (_trace_inf2 if target == "inf2" else _trace_inf1)(self._wrapper, example, flags)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            compiled = (_trace_inf2 if target == "inf2" else _trace_inf1)(self._wrapper, example, flags)
         operations, on_host = _operations(plain.inlined_graph), _operations(compiled.inlined_graph)
         if "neuron::forward" not in str(compiled.inlined_graph):
+            # The package for Inf1 then only warns.
+            reasons = [str(one.message) for one in warned if "falling back" in str(one.message)]
             raise Refused(
-                "the compiler left the whole model on the CPU", "See the log of the compiler", "UnsupportedModel"
+                f"the compiler left the whole model on the CPU: {' '.join(' '.join(reasons).split())}",
+                "See the log of the compiler",
+                "UnsupportedModel",
             )
         share = 1 - on_host / max(operations, 1)
         if share < LEAST_ON_DEVICE:
@@ -143,7 +152,7 @@ class Child:
                 "UnsupportedModel",
             )
         compiled.save(f"{file}.new")
-        os.replace(f"{file}.new", file)
+        Path(f"{file}.new").replace(file)
         return {"seconds": time.monotonic() - begin, "share": share}
 
 
@@ -159,7 +168,7 @@ def _wrapper(model: Any, inputs: list[str], outputs: list[str], sparse: dict[str
             self.inputs = inputs
 
         def forward(self, *tensors: Any) -> tuple[Any, ...]:
-            named = dict(zip(self.inputs, tensors))
+            named = dict(zip(self.inputs, tensors))  # noqa: B905 - Python 3.9
             with _finite_masks():
                 answer = self.model(**named)
             if sparse is not None:
@@ -216,7 +225,7 @@ def _rounded_products() -> Any:
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = getattr(func, "__name__", "")
             if name in PRODUCTS:
-                # The bias of `linear` is no operand; those of `addmm` and `baddbmm` come after the sum that is added to.
+                # The bias of `linear` is no operand, nor is the first argument of `addmm` and `baddbmm`.
                 operands = slice(1, 3) if name in ("addmm", "baddbmm") else slice(0, None if name == "einsum" else 2)
                 args = list(args)
                 args[operands] = [rounded(value) for value in args[operands]]
@@ -229,7 +238,8 @@ def _require_finite(program: Any) -> None:
     """Refuse a graph with constants that are meant as infinity: they are no numbers in 16 bits, and make NaN."""
     import torch
 
-    for node in program.inlined_graph.findAllNodes("prim::Constant", True):
+    graph = program.inlined_graph  # its nodes end with it
+    for node in graph.findAllNodes("prim::Constant", True):
         value = node.output().toIValue()
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
             value = float(value.abs().max())
@@ -264,9 +274,10 @@ def _answer(child: Child, line: bytes) -> dict[str, Any]:
         return {"value": getattr(child, call["method"])(**call["arguments"])}
     except Refused as error:
         return {"error": str(error), "remedy": error.remedy, "kind": error.kind}
-    except Exception as error:  # noqa: BLE001 # whatever torch, transformers or the SDK raise is the answer
+    except Exception as error:  # whatever torch, transformers or the SDK raise is the answer
         traceback.print_exc()
-        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}", "remedy": "", "kind": ""}
+        text = " ".join(str(error).split())[:LONGEST_ERROR]  # torch adds the frames of its C++ code
+        return {"error": f"{type(error).__name__}: {text}", "remedy": "", "kind": ""}
 
 
 def main() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 from penstock.errors import UnsupportedModel
+from penstock.manifest import SCHEMA_VERSION
 from penstock.neuron_artefact import NeuronBucket
 from penstock.planning.neuron import (
     NeuronCandidate,
@@ -20,7 +23,7 @@ from penstock.planning.neuron import (
 )
 from penstock.planning.published import Mode, ModelShape, PublishedFigure
 from penstock.recipe import EngineName, Precision, Recipe
-from penstock.resources.endpoint import Objective
+from penstock.resources.endpoint import ModelEndpointSpec, Objective
 
 MATMULT = "fp32-cast-matmult"
 """Option of a recipe for Inf1: only matrix products are in bfloat16."""
@@ -45,7 +48,7 @@ SDK_RELEASES = {"torch-neuronx 2.9.0.2.15.32035": "2.31.1", "torch-neuron 1.13.1
 PACKAGE = {NeuronGeneration.INF2: "torch-neuronx", NeuronGeneration.INF1: "torch-neuron"}
 
 
-def sdk_release(target: NeuronGeneration, packages: dict[str, str]) -> str:
+def sdk_release(target: NeuronGeneration, packages: Mapping[str, str]) -> str:
     """The SDK's release, or the package's version where that is not a known one."""
     package = f"{PACKAGE[target]} {packages[PACKAGE[target]]}"
     return SDK_RELEASES.get(package, package)
@@ -115,7 +118,7 @@ def choose(
     longest: int,
     bytes_per_weight: int = 2,
 ) -> Choice:
-    """The planner's best for the objective, and shapes for the workload's `lengths` (in tokens, as often as they occur).
+    """The planner's best for the objective, and shapes for the workload's `lengths` (tokens, as often as they occur).
 
     UnsupportedModel when one shape alone does not fit into a core's memory.
     """
@@ -190,3 +193,26 @@ def model_shape(config: dict[str, object], weights: int, embedding_weights: int)
         weights=weights,
         embedding_weights=min(embedding_weights, weights - 1),
     )
+
+
+def neuron_key(
+    spec: ModelEndpointSpec, *, target: NeuronGeneration, packages: Mapping[str, str], digest: str, cores: int
+) -> str:
+    """sha256, hexadecimal, of all that decides the result. The CPU of the compiling host is not part of it."""
+    parts = {
+        "schema": SCHEMA_VERSION,
+        "model": digest,
+        "task": spec.task.value,
+        "target": target.value,
+        "packages": dict(packages),
+        "cores": cores,
+        "flags": [compiler_flags(target, recipe) for recipe in RECIPES[target]],
+        "mode": spec.optimization.mode.value,
+        "precisions": sorted(precision.value for precision in spec.optimization.precisions),
+        "accuracy": spec.optimization.accuracy.model_dump(mode="json"),
+        "when_no_candidate": spec.optimization.when_no_candidate.value,
+        "objective": spec.objective.model_dump(mode="json"),
+        "workload": spec.workload.model_dump(mode="json"),
+        "max_input_tokens": spec.serving.max_input_tokens,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -107,7 +107,7 @@ class Session:
 
     def __init__(self, tools: Toolchain, model: SourceModel, log: Path) -> None:
         self._tools = tools
-        self._model = model
+        self.model = model
         self._worker = tools.start(log)
         self._scratch = tempfile.TemporaryDirectory(prefix="penstock-neuron-")
         try:
@@ -118,7 +118,7 @@ class Session:
         self.weights: int = counted["weights"]
         self.embedding_weights: int = counted["embedding_weights"]
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -147,20 +147,20 @@ class Session:
     def run(self, arithmetic: str, batch: Batch) -> Outputs:
         """Run a batch as it is on the CPU."""
         given, found = (Path(self._scratch.name) / name for name in ("inputs.npz", "outputs.npz"))
-        arrays = [getattr(batch, name).astype(np.int32) for name in self._model.io.inputs]
+        arrays = [getattr(batch, name).astype(np.int32) for name in self.model.io.inputs]
         np.savez(given, **{str(index): array for index, array in enumerate(arrays)})  # type: ignore[arg-type]
         self._worker.call(
             "answers", timeout_seconds=RUN_SECONDS, inputs=str(given), outputs=str(found), arithmetic=arithmetic
         )
         with np.load(found) as file:
-            outputs = {name: file[str(index)] for index, name in enumerate(self._model.io.outputs)}
+            outputs = {name: file[str(index)] for index, name in enumerate(self.model.io.outputs)}
         return self._at_masks(outputs, batch)
 
     def _at_masks(self, outputs: dict[str, Any], batch: Batch) -> Outputs:
         """Compiled models answer for every token: of `Axes.MASKS` those of mask tokens are kept, as the engine does."""
-        is_mask = batch.input_ids == self._model.mask_token
+        is_mask = batch.input_ids == self.model.mask_token
         return {
-            name: values[is_mask] if self._model.io.outputs[name] is Axes.MASKS else values
+            name: values[is_mask] if self.model.io.outputs[name] is Axes.MASKS else values
             for name, values in outputs.items()
         }
 
@@ -172,10 +172,10 @@ class Session:
             found = [(part, self.run(arithmetic, padded)) for part, padded in parts]
             return {
                 name: np.concatenate([_trimmed(values[name], axes, part) for part, values in found])
-                for name, axes in self._model.io.outputs.items()
+                for name, axes in self.model.io.outputs.items()
             }
 
-        return partial(run_rows, run, self._model.io)
+        return partial(run_rows, run, self.model.io)
 
 
 def _padded(batch: Batch, shapes: Sequence[NeuronBucket]) -> Iterator[tuple[Batch, Batch]]:
@@ -200,5 +200,3 @@ def _trimmed(values: Any, axes: Axes, part: Batch) -> Any:
     if axes is Axes.MASKS:
         return values
     return values[:rows, :tokens] if axes is Axes.TOKENS else values[:rows]
-
-
