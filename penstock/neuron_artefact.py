@@ -5,6 +5,7 @@ of the runtime reads it:
 
     model/<recipe slug>/neuron.json       this
     model/<recipe slug>/b1-t128.pt        a TorchScript module with the compiled model, for each bucket
+    model/<recipe slug>/fence.npz         a few inputs with their fp32 answers, compared before a pod is ready
 """
 
 from __future__ import annotations
@@ -31,6 +32,15 @@ class NeuronBucket(Frozen):
         return self.batch * self.tokens
 
 
+class NeuronFence(Frozen):
+    """Inputs with fp32 answers, which every copy has to reproduce on the device before a pod is ready."""
+
+    file: str = Field(default="fence.npz", pattern=r"^[a-z0-9][a-z0-9.-]*\.npz$")
+    """Name in the folder of `neuron.json`. Its arrays are described in `penstock_runtime.engines.neuron.fence`."""
+    max_relative_error: float = Field(gt=0, lt=1)
+    """Largest norm of (compiled - fp32) divided by the norm of fp32, over the answer to one input."""
+
+
 class CompiledModel(Frozen):
     """The whole of `neuron.json`. Inputs are int32 [batch, tokens], in the order of `inputs`; outputs are float32, in
     the order of `outputs`, named and split as in the manifest's `GraphIO`."""
@@ -54,6 +64,11 @@ class CompiledModel(Frozen):
     weights_bytes: int = Field(ge=0)
     """Memory of the device for one copy of one bucket."""
     buckets: tuple[NeuronBucket, ...] = Field(min_length=1)
+    chosen_token: int | None = Field(default=None, ge=0)
+    """Masked language models: the id of the mask token. The compiled module returns logits of all tokens, and the
+    engine keeps those of mask tokens (`Axes.MASKS`)."""
+    fence: NeuronFence | None = None
+    """None: a pod gets ready without a comparison on the device."""
 
     @model_validator(mode="after")
     def _has_each_bucket_once(self) -> CompiledModel:
