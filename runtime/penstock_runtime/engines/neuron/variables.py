@@ -54,7 +54,9 @@ def visible_cores(text: str) -> tuple[int, ...]:
             )
         cores += range(int(first), int(last or first) + 1)
     if len(set(cores)) < len(cores):
-        raise SettingError(f"{VISIBLE_CORES} is {text!r}: a core is named twice", field=VISIBLE_CORES, remedy="Name it once")
+        raise SettingError(
+            f"{VISIBLE_CORES} is {text!r}: a core is named twice", field=VISIBLE_CORES, remedy="Name it once"
+        )
     return tuple(cores)
 
 
