@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from enum import StrEnum
 
-from penstock.errors import ArtefactError, HostError, PenstockError
+from penstock.errors import ArtefactError, DeviceUnavailable, HostError, PenstockError
 
 
 class Failure(StrEnum):
@@ -90,12 +90,6 @@ def failure_of(message: str, lines: Iterable[str]) -> Failure:
     if found is None:
         found = next((known for line in reversed(list(lines)) if (known := failure_in(line)) is not None), None)
     return Failure.OTHER if found is None else found
-
-
-class DeviceUnavailable(HostError):
-    """The cores of the device are taken, or all have failed. Another node, or a later start, may have working ones."""
-
-    temporary = True
 
 
 def start_error(failure: Failure, details: str, *, visible: str) -> PenstockError:

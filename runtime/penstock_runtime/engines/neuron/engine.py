@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -12,9 +13,8 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
-from penstock.errors import ArtefactError, MissingPackage, PenstockError
+from penstock.errors import ArtefactError, DeviceUnavailable, MissingPackage, PenstockError
 from penstock.logs import log_event
 from penstock.manifest import Axes, GraphIO
 from penstock.neuron_artefact import CompiledModel
@@ -22,7 +22,7 @@ from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.recipe import Recipe
 from penstock_runtime.engines.base import DeviceState, EngineFacts, Streams, Threads
 from penstock_runtime.engines.neuron.copies import Copies, Place
-from penstock_runtime.engines.neuron.device_errors import DeviceUnavailable, start_error
+from penstock_runtime.engines.neuron.device_errors import start_error
 from penstock_runtime.engines.neuron.fence import Fence, largest_error, read_fence
 from penstock_runtime.engines.neuron.process import NeuronProcess, ProcessEnded, RunFailed, StartFailed, start
 from penstock_runtime.engines.neuron.shapes import Part, bucket_grid, divide, padded_inputs, real_tokens
@@ -120,6 +120,12 @@ class NeuronEngine:
         if self._process is not None:
             self._process.close()
 
+    @property
+    def pid(self) -> int:
+        """Of the process that owns the device."""
+        assert self._process is not None  # noqa: S101 - set by `begin`
+        return self._process.pid
+
     def begin(self, process: NeuronProcess, details: Mapping[str, Any], fence: Fence | None) -> None:
         """Take runs from now on, after comparing each copy with fp32.
 
@@ -208,7 +214,7 @@ class NeuronEngine:
                 self._take_out([copy], f"{error.failure.value}: {error.details}")
             except ProcessEnded as error:
                 self.child_ended(str(error))
-        good = [error for error in errors.values() if error <= limit]
+        good = [difference for difference in errors.values() if difference <= limit]
         if not errors:
             raise self._lost_error()
         if not good:
@@ -217,10 +223,10 @@ class NeuronEngine:
                 f"{limit:.3g} is allowed",
                 remedy="Optimise it again; if it repeats, set optimization.precisions to fp32, and report it",
             )
-        for copy, error in errors.items():
-            if error > limit:
+        for copy, difference in errors.items():
+            if difference > limit:
                 self._take_out(
-                    [copy], f"wrong answers: they differ from fp32 by {error:.3g}, and {limit:.3g} is allowed"
+                    [copy], f"wrong answers: they differ from fp32 by {difference:.3g}, and {limit:.3g} is allowed"
                 )
         return max(good)
 
@@ -239,28 +245,6 @@ class NeuronEngine:
             joined = {name: np.concatenate([one[name] for one in found]) for name in self._io.outputs}
             worst = max(worst, largest_error(fence, self._io, joined))
         return worst
-
-
-def read_compiled(path: Path) -> CompiledModel:
-    """Read a `neuron.json`; ArtefactError if it cannot be read, or a file that it names is missing."""
-    try:
-        model = CompiledModel.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ArtefactError(
-            f"{path} cannot be read ({error.strerror})", remedy="Run penstock optimize again"
-        ) from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the whole"
-        raise ArtefactError(
-            f"{path} is not what this version reads ({where}: {first['msg']})",
-            remedy="Run penstock optimize again with this version",
-        ) from error
-    files = [bucket.file for bucket in model.buckets] + ([] if model.fence is None else [model.fence.file])
-    for name in files:
-        if not (path.parent / name).is_file():
-            raise ArtefactError(f"{path.parent / name} is missing", remedy="Run penstock optimize again")
-    return model
 
 
 def check_packages(model: CompiledModel, installed: Mapping[str, str], python: Path) -> None:
@@ -309,7 +293,7 @@ def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads) -> NeuronEng
     As many copies are loaded as the granted cores hold. MissingPackage: no usable Neuron package. HostError: no device,
     or too few cores; DeviceUnavailable, which is temporary: the cores stay taken by another process.
     """
-    model = read_compiled(path)
+    model = CompiledModel.load(path)
     _check_io(path, model, io)
     variables = NeuronVariables.read(os.environ)
     if variables.neuron_target not in {None, model.target}:
@@ -325,7 +309,7 @@ def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads) -> NeuronEng
             f"the model was compiled for {model.cores_per_model} NeuronCores, and {cores} are granted",
             remedy=f"Grant {model.cores_per_model} cores, or optimise it again for {cores}",
         )
-    python = variables.neuron_python
+    python = variables.neuron_python or Path(sys.executable)
     facts = EngineFacts(
         "neuron",
         model.packages.get(PACKAGE[model.target], model.sdk),

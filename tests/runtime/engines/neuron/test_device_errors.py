@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import ArtefactError, HostError
+from penstock.errors import ArtefactError, DeviceUnavailable, HostError
 from penstock_runtime.engines.neuron.device_errors import (
-    DeviceUnavailable,
     Failure,
     failure_in,
     failure_of,
