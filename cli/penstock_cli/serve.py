@@ -236,7 +236,8 @@ class ServeSession:
     async def _optimize(self, server: Server, file: Path, grant: CoreGrant) -> Path:
         """Run `penstock optimize` in another process, show its progress, and return its artefact."""
         words = ["optimize", str(file), "--json", "--store", str(self._options.store)]
-        words += ["--models", str(self._options.models), "--cores", str(grant.cores)]
+        # Whatever the endpoint's class: it is served on the CPUs of this machine.
+        words += ["--models", str(self._options.models), "--cores", str(grant.cores), "--neuron-target", "none"]
         command = ["nice", "-n", str(OPTIMIZER_NICENESS), *python_module(PROGRAM[0]), *PROGRAM[1:], *words]
         # A child inherits the CPU affinity of the thread that starts it. This process is pinned; the search chooses its
         # own cores, and its load generator uses other ones where there are some.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,71 @@ def traced_program(model: Callable[..., Any], tensors: Sequence[torch.Tensor]) -
     return program, kinds
 
 
+@dataclass(frozen=True)
+class Divided:
+    """A model for Inf1: embeddings are looked up on the host, the rest is on the device."""
+
+    host: Any
+    """Traced; gives the looked-up vectors, in the order of the lookups. None: there are no embeddings."""
+    program: Any
+    """Traced; takes the model's inputs and then those vectors."""
+    embedded: tuple[torch.Tensor, ...]
+    """The vectors for the example inputs."""
+    weights: int
+    """Numbers in the weights of the program."""
+
+
+def divided_program(model: Any, tensors: Sequence[torch.Tensor]) -> Divided:
+    """Divide a model at its embeddings."""
+    tables = [one for one in model.modules() if isinstance(one, torch.nn.Embedding)]
+    weights = sum(weight.numel() for weight in model.parameters()) - sum(table.weight.numel() for table in tables)
+
+    class Lookups(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            found: list[torch.Tensor] = []
+            hooks = [table.register_forward_hook(lambda _, __, output: found.append(output)) for table in tables]
+            self.model(*inputs)
+            for hook in hooks:
+                hook.remove()
+            return tuple(found)
+
+    class Rest(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            vectors = iter(given[len(tensors) :])
+            for table in tables:
+                table.forward = lambda *_: next(vectors)
+            try:
+                answer = self.model(*given[: len(tensors)])
+            finally:
+                for table in tables:
+                    del table.forward
+            return (answer,) if isinstance(answer, torch.Tensor) else tuple(answer)
+
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        lookups = Lookups().eval()
+        embedded = lookups(*tensors)
+        host = _only_what_is_used(torch.jit.trace(lookups, tuple(tensors), check_trace=False)) if embedded else None
+        program = torch.jit.trace(Rest().eval(), (*tensors, *embedded), check_trace=False)
+    return Divided(host, program, embedded, weights)
+
+
+def _only_what_is_used(traced: Any) -> Any:
+    """The traced module without the weights that its outputs do not need."""
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.freeze(traced), buffer)
+    # Loaded again, since a frozen module cannot be a part of another one.
+    return torch.jit.load(io.BytesIO(buffer.getvalue()))
+
+
 def run_compiler(name: str, program: Any, arguments: Sequence[str], timeout: float | None = None) -> tuple[int, str]:
     """Exit status and messages of the compiler; RuntimeError when it is not on PATH. TimeoutExpired after `timeout`."""
     executable = shutil.which(name)
@@ -98,9 +165,10 @@ def finished(
     weights_apart: bool = False,
     host: Any = None,
     embedded: Sequence[torch.Tensor] = (),
+    weights: int | None = None,
 ) -> Any:
     """The ScriptModule that `trace` returns, with what it was compiled for."""
-    parameters = sum(tensor.numel() for tensor in program.parameters())
+    parameters = sum(tensor.numel() for tensor in program.parameters()) if weights is None else weights
     metadata = {
         "generation": generation,
         "target": target,
