@@ -88,7 +88,9 @@ def compiled_module(
     buffer = io.BytesIO()
     torch.jit.save(program, buffer)
     neff = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-    module = torch.jit.script(OnHost(torch.jit.script(Compiled(neff, json.dumps(metadata))), host))
+    # A class of its own: `define` adds the method to the class, which instances would share.
+    own = type("OnHost", (OnHost,), {})
+    module = torch.jit.script(own(torch.jit.script(Compiled(neff, json.dumps(metadata))), host))
     names = [f"a{index}" for index in range(len(metadata["inputs"]))]
     given = list(names)
     lines = [f"def forward(self, {', '.join(f'{name}: Tensor' for name in names)}):"]
