@@ -1,5 +1,5 @@
-"""Calls of tools in generated text: finds them in the form that a model's chat template taught it, and says in which
-form a model has to write them. Pure."""
+"""Calls of tools in generated text: finds them in the form that a model's chat template taught it, and makes a grammar
+of that form. Pure."""
 
 from __future__ import annotations
 

@@ -15,7 +15,13 @@ import openai
 import pytest
 
 from tests.runtime.generation.paged_engine import PagedEngine
-from tests.runtime.generation.small_model import TEMPLATE, serving_generation, small_engine, small_generation_model
+from tests.runtime.generation.small_model import (
+    TEMPLATE,
+    TOOL_TEMPLATE,
+    serving_generation,
+    small_engine,
+    small_generation_model,
+)
 from tests.runtime.http.serving import Endpoint, until
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
@@ -270,11 +276,6 @@ def test_a_model_without_a_template_completes_and_does_not_chat(tmp_path: Path) 
         assert post(endpoint, "/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
 
 
-TOOL_TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }} Write <tool_call>{% endif %}{% for message in messages %}{{ message.role }}: "
-    "{{ message.content }}{% for call in message.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}"
-    "{% endfor %}"
-)
 CALL = {"name": "weather", "arguments": {"city": "Rome"}}
 
 

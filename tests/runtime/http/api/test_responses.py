@@ -15,8 +15,8 @@ import pytest
 
 from penstock_runtime.generation.templates import ChatTemplate
 from penstock_runtime.http.api.responses import BODY, messages_of
-from tests.runtime.generation.small_model import serving_generation, small_generation_model
-from tests.runtime.http.api.test_openai_text import CALL, TOOL_TEMPLATE, post
+from tests.runtime.generation.small_model import TOOL_TEMPLATE, serving_generation, small_generation_model
+from tests.runtime.http.api.test_openai_text import CALL, post
 from tests.runtime.http.serving import Endpoint
 
 WEATHER: Any = {
