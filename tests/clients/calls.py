@@ -18,7 +18,16 @@ TEXTS = ["i like you", "a text"]
 QUERY = "what is deep learning ?"
 CONTEXT = "my name is clara and i live in berkeley"
 DOCUMENTS = ["cheese", "a kind of machine learning"]
-VECTORS, RANKING = "feature-extraction", "text-ranking"
+VECTORS, RANKING, GENERATION = "feature-extraction", "text-ranking", "text-generation"
+MESSAGES: Any = [{"role": "user", "content": "i like you"}]
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": ["paris", "berkeley"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL: Any = {"name": "weather", "description": "The weather in a city", "parameters": PARAMETERS}
+TOOLS: Any = [{"type": "function", "function": TOOL}]
 Call = tuple[str, str, str, Callable[[str], Any]]
 """Distribution, what is called, the task, and the call: a function of the endpoint's address."""
 
@@ -39,6 +48,20 @@ def huggingface_hub() -> list[Call]:
 
     def of(url: str) -> Any:
         return InferenceClient(model=url, token="hf_any", timeout=60)
+
+    def continued(url: str, **more: Any) -> Any:
+        with of(url) as client:
+            found = client.text_generation(CONTEXT, max_new_tokens=8, details=True, **more)
+            return "".join(one.token.text for one in found) if more else found.generated_text
+
+    def chat(url: str, **more: Any) -> Any:
+        with InferenceClient(base_url=f"{url}/v1", api_key="any") as client:
+            found = client.chat_completion(MESSAGES, max_tokens=8, temperature=0, **more)
+            return (
+                "".join(one.choices[0].delta.content or "" for one in found)
+                if more
+                else found.choices[0].message.content
+            )
 
     return [
         ("huggingface_hub", "feature_extraction", VECTORS, lambda url: of(url).feature_extraction("i like you")),
@@ -66,19 +89,58 @@ def huggingface_hub() -> list[Call]:
             "huggingface_hub", "zero_shot_classification", "zero-shot-classification",
             lambda url: [one.label for one in of(url).zero_shot_classification("a problem", ["urgent", "phone"])],
         ),
+        ("huggingface_hub", "text_generation", GENERATION, continued),
+        ("huggingface_hub", "text_generation, stream", GENERATION, lambda url: continued(url, stream=True)),
+        ("huggingface_hub", "chat_completion", GENERATION, chat),
+        ("huggingface_hub", "chat_completion, stream", GENERATION, lambda url: chat(url, stream=True)),
     ]  # fmt: skip
 
 
 def openai() -> list[Call]:
-    from openai import OpenAI
+    import asyncio
+
+    from openai import AsyncOpenAI, OpenAI
 
     def vectors(url: str, **more: Any) -> Any:
         with OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
             return [one.embedding for one in client.embeddings.create(model="emotion", input=TEXTS, **more).data]
 
+    def chat(url: str, **more: Any) -> Any:
+        with OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+            found = client.chat.completions.create(
+                **{"model": "emotion", "messages": MESSAGES, "max_tokens": 8, "temperature": 0, **more}
+            )
+            if more.get("stream"):
+                return "".join(one.choices[0].delta.content or "" for one in found)
+            message = found.choices[0].message
+            return message.content or [one.function.arguments for one in message.tool_calls]
+
+    def respond(url: str, **more: Any) -> Any:
+        with OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+            found: Any = client.responses.create(
+                **{"model": "emotion", "input": "i like you", "max_output_tokens": 8, "temperature": 0, **more}
+            )
+            if more.get("stream"):
+                return "".join(one.delta for one in found if one.type == "response.output_text.delta")
+            return found.output_text
+
+    async def chat_later(url: str) -> Any:
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+            stream = await client.chat.completions.create(
+                model="emotion", messages=MESSAGES, max_tokens=8, temperature=0, stream=True
+            )
+            return "".join([one.choices[0].delta.content or "" async for one in stream])
+
+    calling = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200}
     return [
         ("openai", "embeddings.create", VECTORS, vectors),
         ("openai", "embeddings.create, dimensions", VECTORS, lambda url: vectors(url, dimensions=4)),
+        ("openai", "chat.completions.create", GENERATION, chat),
+        ("openai", "chat.completions.create, stream", GENERATION, lambda url: chat(url, stream=True)),
+        ("openai", "AsyncOpenAI, stream", GENERATION, lambda url: asyncio.run(chat_later(url))),
+        ("openai", "chat.completions.create, tools", GENERATION, lambda url: chat(url, **calling)),
+        ("openai", "responses.create", GENERATION, respond),
+        ("openai", "responses.create, stream", GENERATION, lambda url: respond(url, stream=True)),
     ]
 
 
@@ -110,7 +172,26 @@ def litellm() -> list[Call]:
         )
         return [one["index"] for one in found.results or []]
 
+    def chat(url: str, **more: Any) -> Any:
+        found: Any = package.completion(
+            model="openai/emotion", messages=MESSAGES, max_tokens=8, temperature=0, api_base=f"{url}/v1",
+            api_key="any", **more,
+        )  # fmt: skip
+        if more:
+            return "".join(one.choices[0].delta.content or "" for one in found)
+        return found.choices[0].message.content
+
+    def respond(url: str) -> Any:
+        found: Any = package.responses(
+            model="openai/emotion", input="i like you", max_output_tokens=8, temperature=0, api_base=f"{url}/v1",
+            api_key="any",
+        )  # fmt: skip
+        return found.output[0].content[0].text
+
     return [
+        ("litellm", "completion, openai/", GENERATION, chat),
+        ("litellm", "completion, openai/, stream", GENERATION, lambda url: chat(url, stream=True)),
+        ("litellm", "responses, openai/", GENERATION, respond),
         ("litellm", "embedding, openai/", VECTORS, lambda url: vectors(f"{url}/v1", "openai")),
         ("litellm", "embedding, huggingface/", VECTORS, lambda url: vectors(url, "huggingface")),
         ("litellm", "rerank, cohere/", RANKING, lambda url: ranked(url, "cohere")),
@@ -121,7 +202,7 @@ def litellm() -> list[Call]:
 
 
 def langchain() -> list[Call]:
-    from langchain_openai import OpenAIEmbeddings
+    from langchain_openai import ChatOpenAI, OpenAIEmbeddings
     from pydantic import SecretStr
 
     def of_openai(url: str) -> Any:
@@ -136,7 +217,34 @@ def langchain() -> list[Call]:
         client = package.ClientV2(api_key="any", base_url=url)
         return [one["index"] for one in CohereRerank(client=client, model="emotion", top_n=1).rerank(DOCUMENTS, QUERY)]
 
+    def model(url: str, **more: Any) -> Any:
+        return ChatOpenAI(
+            base_url=f"{url}/v1", api_key=SecretStr("any"), model="emotion", temperature=0, max_retries=0,
+            **{"max_completion_tokens": 8, **more},
+        )  # fmt: skip
+
+    def structured(url: str) -> Any:
+        schema = {"title": "place", **PARAMETERS}
+        return (
+            model(url, max_completion_tokens=200).with_structured_output(schema, method="json_schema").invoke("where ?")
+        )
+
+    def called(url: str) -> Any:
+        bound = model(url, max_completion_tokens=200).bind_tools([TOOL], tool_choice="weather")
+        return [one["args"] for one in bound.invoke("where ?").tool_calls]
+
     return [
+        ("langchain-openai", "ChatOpenAI.invoke", GENERATION, lambda url: model(url).invoke("i like you").content),
+        (
+            "langchain-openai", "ChatOpenAI.stream", GENERATION,
+            lambda url: "".join(str(one.content) for one in model(url).stream("i like you")),
+        ),
+        ("langchain-openai", "with_structured_output, json_schema", GENERATION, structured),
+        ("langchain-openai", "bind_tools, tool_choice", GENERATION, called),
+        (
+            "langchain-openai", "ChatOpenAI.invoke, use_responses_api", GENERATION,
+            lambda url: model(url, use_responses_api=True).invoke("i like you").text,
+        ),
         ("langchain-openai", "embed_documents", VECTORS, lambda url: of_openai(url).embed_documents(TEXTS)),
         ("langchain-openai", "embed_query", VECTORS, lambda url: of_openai(url).embed_query(TEXTS[0])),
         ("langchain-cohere", "CohereRerank.rerank", RANKING, ranked),

@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 import numpy as np
 
-from penstock.tasks import ENCODER_TASKS
+from penstock.tasks import ENCODER_TASKS, TaskName
 from penstock_runtime.http.transport.message import Request, Response
+from tests.runtime.generation.small_model import TOOL_TEMPLATE, serving_generation, small_generation_model
 from tests.runtime.http.serving import Endpoint, make_model, serving
 
 FOLDER = Path(__file__).parent
@@ -24,7 +25,7 @@ RECORDED = FOLDER / "recorded.json"
 FROM_SOURCE = FOLDER / "from_source.json"
 CALLS = FOLDER / "calls.py"
 KEPT_HEADERS = ("content-type", "accept", "authorization", "user-agent", "inference-header-content-length")
-VOLATILE = ("id", "created", "model_version")
+VOLATILE = ("id", "item_id", "call_id", "created", "created_at", "model_version")
 """Fields of answers that differ between two runs."""
 
 
@@ -92,7 +93,24 @@ def without_volatile(answer: Any) -> Any:
 
 def parsed(content_type: str, body: bytes) -> Any:
     """The answer as it is kept; None for a binary one."""
+    if content_type.startswith("text/event-stream"):
+        return {"stream": streamed_text(body)}
     return without_volatile(json.loads(body)) if content_type.startswith("application/json") else None
+
+
+def streamed_text(body: bytes) -> str:
+    """The text of a stream of events. Which tokens come in one event differs between two runs."""
+    lines = (line.removeprefix(b"data:").strip() for line in body.splitlines() if line.startswith(b"data:"))
+    events = [json.loads(line) for line in lines if line != b"[DONE]"]
+    return "".join(map(_event_text, events))
+
+
+def _event_text(event: Mapping[str, Any]) -> str:
+    if "token" in event:  # text-generation-inference
+        return str(event["token"]["text"])
+    if event.get("type", "").endswith("output_text.delta"):  # responses
+        return str(event["delta"])
+    return "".join(one["delta"].get("content") or "" for one in event.get("choices", ()))
 
 
 @dataclass
@@ -165,6 +183,10 @@ def recorder(folder: Path) -> Iterator[Recorder]:
     """An endpoint for each task, of models made of arithmetic."""
     with ExitStack() as stack:
         made = Recorder()
+        # Without reuse: the number of cached tokens in answers depends on the requests before.
+        generation = small_generation_model(folder / "generation", template=TOOL_TEMPLATE)
+        running = serving_generation(generation, name="emotion", prefix_reuse=False)
+        made.watch(TaskName.TEXT_GENERATION.value, stack.enter_context(running))
         for task in ENCODER_TASKS:
             model = make_model(folder / task.value, task)
             made.watch(task.value, stack.enter_context(serving(model, task)))

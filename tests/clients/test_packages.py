@@ -44,6 +44,9 @@ def test_every_client_is_served_and_sends_what_is_recorded(tmp_path: Path) -> No
     assert len(vectors) >= 8
     for found in vectors:
         np.testing.assert_allclose(np.asarray(found).reshape(-1, 16)[0], np.asarray(vectors[0])[0], atol=1e-6)
+    generated = [one for one in results if one["task"] == "text-generation"]
+    assert len(generated) >= 15
+    assert [one for one in generated if not one["result"]] == []
     if os.environ.get("PENSTOCK_RECORD_CLIENTS") == "1":
         save(RECORDED, sent)
     assert [comparable(one) for one in sent] == [comparable(one) for one in load(RECORDED)]

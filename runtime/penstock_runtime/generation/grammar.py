@@ -71,6 +71,11 @@ class Grammars:
         self._check_length(expression, field)
         return self._start(llguidance.LLMatcher.grammar_from_regex(expression), field)
 
+    def of_lark(self, grammar: str, field: str) -> GrammarState:
+        """A text of a grammar in llguidance's variant of Lark. InvalidInput about `field` as for schemas."""
+        self._check_length(grammar, field)
+        return self._start(llguidance.LLMatcher.grammar_from_lark(grammar), field)
+
     def _check_length(self, text: str, field: str) -> None:
         if len(text) > LONGEST_GRAMMAR:
             raise InvalidInput(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock_runtime.http.api import classify, cohere, hosting, openai, openai_text, predict, tei, tgi, v2
+from penstock_runtime.http.api import classify, cohere, hosting, openai, openai_text, predict, responses, tei, tgi, v2
 from penstock_runtime.http.api.health import HealthRoutes
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.pages.documents import Documents
@@ -27,6 +27,7 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
         *hosting.routes(service, health, limits),  # before the models of OpenAI, whose pattern has its path as well
         *openai.routes(service, limits),
         *openai_text.routes(service),
+        *responses.routes(service),
         *cohere.routes(service, limits),
         *classify.routes(service, limits),
         *v2.routes(service, health, limits),

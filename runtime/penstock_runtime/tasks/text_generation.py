@@ -36,6 +36,7 @@ LARGEST_SEED = 2**64 - 1
 MOST_TOKENS = 2**31 - 1
 MOST_STOPS = 16
 MOST_CHOICES = 16
+MOST_LOGPROBS = 20
 PIPELINE_DEFAULTS: Mapping[str, Any] = {"max_new_tokens": 256, "do_sample": True, "temperature": 0.7}
 """Those of transformers' pipeline, where the model's generation_config.json has none."""
 MESSAGES_LIMIT = 2000
@@ -85,24 +86,28 @@ class AnyText:
 
 STOPS = ListOf(Text(), MOST_STOPS, at_least=0)
 """Stop strings."""
-SEED = Integer(0, LARGEST_SEED)
 TOKENS = Integer(1, MOST_TOKENS)
-TEMPERATURE = Number(0, 100)
-SHARE = Number(0, 1)
-PENALTY = Number(-2, 2)
-TOP_K = Integer(0, MOST_TOKENS)
-REPETITION = Number(0.01, 100)
+
+SAMPLING: Mapping[str, tuple[FieldKind, Any]] = {
+    "temperature": (Number(0, 100), None),
+    "top_k": (Integer(0, MOST_TOKENS), None),
+    "top_p": (Number(0, 1), None),
+    "min_p": (Number(0, 1), None),
+    "repetition_penalty": (Number(0.01, 100), None),
+    "seed": (Integer(0, LARGEST_SEED), None),
+}
+"""How tokens are chosen, in all APIs."""
+PENALTIES: Mapping[str, tuple[FieldKind, Any]] = {
+    "presence_penalty": (Number(-2, 2), None),
+    "frequency_penalty": (Number(-2, 2), None),
+}
+"""In the APIs of OpenAI and text-generation-inference."""
 
 _PARAMETERS: dict[str, tuple[FieldKind, Any]] = {
     "max_new_tokens": (TOKENS, None),
     "do_sample": (Boolean(), None),
-    "temperature": (TEMPERATURE, None),
-    "top_k": (TOP_K, None),
-    "top_p": (SHARE, None),
-    "min_p": (SHARE, None),
-    "repetition_penalty": (REPETITION, None),
+    **SAMPLING,
     "stop_strings": (Either((Text(), STOPS)), None),
-    "seed": (SEED, None),
     "num_return_sequences": (Integer(1, MOST_CHOICES), 1),
     "return_full_text": (Boolean(), True),
 }

@@ -28,6 +28,13 @@ TEMPLATE = (
     "'\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
+TOOL_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }} Write <tool_call>{% endif %}{% for message in messages %}{{ message.role }}: "
+    "{{ message.content }}{% for call in message.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}"
+    "{% endfor %}"
+)
+"""Knows tools, in the form of Qwen."""
+
 
 def write_generation_folder(path: Path, *, template: str | None = TEMPLATE, **generation: Any) -> Path:
     """Tokenizer and settings; tokens 0 to 255 are bytes. `generation`: of generation_config.json."""

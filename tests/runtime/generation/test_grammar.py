@@ -10,14 +10,21 @@ import pytest
 
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.generation.grammar import Grammars
+from penstock_runtime.generation.tool_calls import ToolForm, calls_grammar
+from penstock_runtime.serving.generation_model import GenerationModel
 from tests.runtime.generation.small_model import small_generation_model
 
 END = 257
 
 
 @pytest.fixture(scope="module")
-def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
-    return small_generation_model(tmp_path_factory.mktemp("model")).grammars
+def model(tmp_path_factory: pytest.TempPathFactory) -> GenerationModel:
+    return small_generation_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def grammars(model: GenerationModel) -> Grammars:
+    return model.grammars
 
 
 def test_only_tokens_that_lead_to_the_form_are_allowed(grammars: Grammars, tmp_path: Path) -> None:
@@ -50,3 +57,44 @@ def test_a_schema_that_cannot_be_followed_is_refused(grammars: Grammars, schema:
 def test_an_expression_that_cannot_be_followed_is_refused(grammars: Grammars, expression: Any) -> None:
     with pytest.raises(InvalidInput):
         grammars.of_regex(expression, "guided_regex")
+
+
+TOOLS: list[dict[str, Any]] = [
+    {"name": "weather", "parameters": {"properties": {"city": {"type": "string"}}, "required": ["city"]}},
+    {"name": 'an "odd" näme\\'},
+]
+WEATHER = '{"name": "weather", "arguments": {"city": "Rome"}}'
+ODD = '{"name": "an \\"odd\\" näme\\\\", "arguments": {}}'
+
+
+@pytest.mark.parametrize(
+    ("form", "several", "text", "is_right"),
+    [
+        (ToolForm.TAGGED, True, f"<tool_call>\n{WEATHER}\n</tool_call>\n<tool_call>\n{ODD}\n</tool_call>", True),
+        (ToolForm.TAGGED, False, f"<tool_call>\n{WEATHER}\n</tool_call>", True),
+        (ToolForm.TAGGED, False, f"<tool_call>\n{WEATHER}\n</tool_call>\n<tool_call>", False),
+        (ToolForm.WHOLE, True, WEATHER, True),
+        (ToolForm.LIST, True, f"[{WEATHER}, {ODD}]", True),
+        (ToolForm.LIST, False, f"[{WEATHER}, {ODD}]", False),
+        (ToolForm.WHOLE, True, '{"name": "other"', False),
+        (ToolForm.WHOLE, True, '{"name": "weather", "arguments": {"town"', False),
+    ],
+)
+def test_calls_of_tools_have_their_form_and_the_schema_of_their_tool(
+    model: GenerationModel, form: ToolForm, several: bool, text: str, is_right: bool
+) -> None:
+    state = model.grammars.of_lark(calls_grammar(form, TOOLS, field="arguments", several=several), "tools")
+    tokens = model.encode_prompt(text, with_special_tokens=False)
+    followed = []
+    for token in tokens:
+        followed.append(bool(state.allowed()[token]))
+        if not followed[-1] or state.accept(token):
+            break
+    assert (all(followed) and len(followed) == len(tokens)) == is_right
+
+
+def test_parameters_that_are_no_schema_are_refused(grammars: Grammars) -> None:
+    tools = [{"name": "f", "parameters": {"properties": {"a": {"type": "nonsense"}}}}]
+    with pytest.raises(InvalidInput) as error:
+        grammars.of_lark(calls_grammar(ToolForm.WHOLE, tools, field="arguments", several=False), "tools")
+    assert error.value.field == "tools"

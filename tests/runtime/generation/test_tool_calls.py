@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_runtime.generation.tool_calls import ToolCall, ToolCallFinder, ToolForm, tool_form
+from penstock_runtime.generation.tool_calls import (
+    CallPart,
+    ToolCall,
+    ToolCallFinder,
+    ToolForm,
+    arguments_name,
+    joined,
+    tool_form,
+)
 
 RAIN = ToolCall("weather", '{"city": "Köln"}')
 SUN = ToolCall("time", "{}")
@@ -18,14 +26,16 @@ OTHER = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
 
 def found(form: ToolForm, text: str, size: int) -> tuple[str, list[ToolCall]]:
     finder = ToolCallFinder(form)
-    content, calls = "", []
+    content = ""
+    parts: list[CallPart] = []
     for at in range(0, len(text), size):
         piece, new = finder.push(text[at : at + size])
         content += piece
-        calls += new
+        parts += new
     rest, last = finder.finish()
-    assert finder.found == len(calls) + len(last)
-    return content + rest, calls + last
+    calls = joined(parts + last)
+    assert finder.found == len(calls)
+    return content + rest, calls
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 500])
@@ -39,6 +49,19 @@ def found(form: ToolForm, text: str, size: int) -> tuple[str, list[ToolCall]]:
         (ToolForm.TAGGED, "a < b and <tool", "a < b and <tool", []),
         (ToolForm.TAGGED, "<tool_call>no JSON</tool_call>", "<tool_call>no JSON</tool_call>", []),
         (ToolForm.TAGGED, "<tool_call>cut", "<tool_call>cut", []),
+        (
+            ToolForm.TAGGED,
+            '<tool_call>{"arguments": {}, "name": "time"}</tool_call><tool_call>[{"name": "a", "arguments": "{}"}]',
+            "",
+            [SUN, ToolCall("a", "{}")],
+        ),
+        (
+            ToolForm.TAGGED,
+            '<tool_call>{"name": "a", "arguments": {"x": "</tool_call>\\"}"}}</tool_call>',
+            "",
+            [ToolCall("a", '{"x": "</tool_call>\\"}"}')],
+        ),
+        (ToolForm.LIST, f'[{{"name": "weather", "arguments": {RAIN.arguments}}}]', "", [RAIN]),
         (ToolForm.WHOLE, '{"name": "weather", "parameters": {"city": "Köln"}}', "", [RAIN]),
         (ToolForm.WHOLE, ' [{"name": "weather", "arguments": {"city": "Köln"}}, {"name": "time"}]', "", [RAIN, SUN]),
         (ToolForm.WHOLE, "Hello {you}", "Hello {you}", []),
@@ -67,9 +90,42 @@ def test_a_call_has_its_arguments_whatever_the_pieces(arguments: dict[str, int],
     assert json.loads(call.arguments) == arguments
 
 
+@pytest.mark.parametrize("form", ToolForm)
+def test_arguments_are_given_while_they_are_written(form: ToolForm) -> None:
+    finder = ToolCallFinder(form)
+    begin = "<tool_call>" if form is ToolForm.TAGGED else ""
+    assert finder.push(begin + '{"name": "wea') == ("", [])
+    assert finder.push('ther", "arguments": {"ci') == ("", [CallPart(0, "weather", '{"ci')])
+    assert finder.push('ty": "Ro') == ("", [CallPart(0, None, 'ty": "Ro')])
+    assert (finder.is_open, finder.found) == (True, 1)
+    assert finder.push('me"}}') == ("", [CallPart(0, None, 'me"}')])
+    assert (finder.is_open, finder.found) == (False, 1)
+    assert finder.finish() == ("", [])
+    assert not finder.is_cut
+
+
+def test_an_answer_that_ends_inside_of_arguments_is_a_cut_call() -> None:
+    finder = ToolCallFinder(ToolForm.WHOLE)
+    assert finder.push('{"name": "f", "arguments": {"a": ') == ("", [CallPart(0, "f", '{"a": ')])
+    assert finder.finish() == ("", [])
+    assert finder.is_cut
+
+
+def test_the_field_of_the_arguments_comes_from_the_template() -> None:
+    llama = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
+    assert arguments_name(llama, ToolForm.WHOLE) == "parameters"
+    assert arguments_name(llama, ToolForm.TAGGED) == "arguments"
+    assert arguments_name("{{ tools }}", ToolForm.WHOLE) == "arguments"
+
+
 @pytest.mark.parametrize(
     ("template", "form"),
-    [("{{ messages }}", None), ("{{ tools }} <tool_call>", ToolForm.TAGGED), ("{{ tools }}", ToolForm.WHOLE)],
+    [
+        ("{{ messages }}", None),
+        ("{{ tools }} <tool_call>", ToolForm.TAGGED),
+        ("{{ tools }}", ToolForm.WHOLE),
+        ("{{ tools }} [TOOL_CALLS]", ToolForm.LIST),
+    ],
 )
 def test_the_form_comes_from_the_template(template: str, form: ToolForm | None) -> None:
     assert tool_form(template) is form

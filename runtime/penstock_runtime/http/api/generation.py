@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from penstock_runtime.errors import NotReady, RequestError
+from penstock_runtime.errors import NotReady, PromptTooLong, RequestError
 from penstock_runtime.generation.loop import JobRequest
 from penstock_runtime.http.api.bodies import answer_response, dumps
 from penstock_runtime.http.api.service import ModelService
@@ -28,6 +29,16 @@ def generator_of(service: ModelService) -> Generator:
     if not isinstance(service.predictor, Generator):
         raise NotReady(service.status.message, retry_after_seconds=5)
     return service.predictor
+
+
+@contextmanager
+def prompt_field(field: str) -> Iterator[None]:
+    """Adds the API's field to an error about the prompt's length."""
+    try:
+        yield
+    except PromptTooLong as error:
+        error.field = field
+        raise
 
 
 @dataclass

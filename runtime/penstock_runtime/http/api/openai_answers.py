@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,11 @@ from penstock_runtime.errors import RequestError
 from penstock_runtime.generation.loop import Delta, FinishReason
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.generation.token_text import token_bytes
-from penstock_runtime.generation.tool_calls import ToolCall, ToolCallFinder, ToolForm
+from penstock_runtime.generation.tool_calls import CallPart, ToolCall, ToolCallFinder, ToolForm, joined
 from penstock_runtime.http.api.bodies import error_response
 from penstock_runtime.http.api.generation import EventStream, event, usage
-from penstock_runtime.http.transport.message import ErrorFormat
+from penstock_runtime.http.api.service import ModelService
+from penstock_runtime.http.transport.message import ErrorFormat, Request
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.serving.generator import Continuation, Generation
 
@@ -41,6 +43,15 @@ class Frame:
             "choices": choices,
             **more,
         }
+
+
+def frame_of(service: ModelService, prefix: str, request: Request, model: GenerationModel) -> Frame:
+    """The frame of the answer to a request. `prefix`: of its identifier."""
+    key = model.manifest.key[:12] if model.manifest is not None else "local"
+    invariant = model.facts.get("batch_invariant")
+    fingerprint = f"fp_{key}" if invariant else f"fp_{key}_varies_with_batch"
+    identifier = prefix + request.identifier.decode("ascii")
+    return Frame(identifier, int(time.time()), service.status.name, fingerprint)
 
 
 class ChatAnswer:
@@ -73,23 +84,23 @@ class ChatAnswer:
         return frame.of(self.whole_kind, choices, usage=usage(generation))
 
     def _message(self, one: Continuation) -> dict[str, Any]:
-        text, calls = self._separate(one, one.text)
+        text, parts = self._separate(one, one.text)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if calls:
+        if parts:
+            calls = [self._call(one, number, call) for number, call in enumerate(joined(parts))]
             message |= {"content": text or None, "tool_calls": calls}
         return message
 
-    def _separate(self, one: Continuation, text: str) -> tuple[str, list[dict[str, Any]]]:
-        """Text and calls of new text."""
+    def _separate(self, one: Continuation, text: str) -> tuple[str, list[CallPart]]:
+        """Text and pieces of calls of new text."""
         if self._tools is None:
             return text, []
         finder = self._finders.setdefault(one.choice, ToolCallFinder(self._tools))
-        number = finder.found
-        text, calls = finder.push(text)
+        text, parts = finder.push(text)
         if one.finish is not None:
             rest, last = finder.finish()
-            text, calls = text + rest, calls + last
-        return text, [self._call(one, number + index, call) for index, call in enumerate(calls)]
+            text, parts = text + rest, parts + last
+        return text, parts
 
     def _call(self, one: Continuation, number: int, call: ToolCall) -> dict[str, Any]:
         identifier = f"call_{self._frame.identifier.removeprefix('chatcmpl-')}_{one.choice}_{number}"
@@ -99,9 +110,14 @@ class ChatAnswer:
             "function": {"name": call.name, "arguments": call.arguments},
         }
 
+    def _part_of_call(self, one: Continuation, part: CallPart) -> dict[str, Any]:
+        if part.name is None:
+            return {"index": part.number, "function": {"arguments": part.arguments}}
+        return {"index": part.number, **self._call(one, part.number, ToolCall(part.name, part.arguments))}
+
     def _finish(self, one: Continuation) -> str | None:
         finder = self._finders.get(one.choice)
-        return "tool_calls" if finder is not None and finder.found else _finish(one)
+        return "tool_calls" if finder is not None and finder.found and not finder.is_cut else _finish(one)
 
     def opening(self, choice: int) -> dict[str, Any] | None:
         """The first part of a choice in a stream; None: there is none."""
@@ -110,15 +126,13 @@ class ChatAnswer:
 
     def part(self, one: Continuation) -> dict[str, Any] | None:
         """What is new of a choice, in a stream; None: nothing."""
-        logprobs = self._logprobs(_tokens(one.new))
-        finder = self._finders.get(one.choice)
-        number = 0 if finder is None else finder.found
-        text, calls = self._separate(one, one.new_text)
-        if not text and not calls and logprobs is None:
+        logprobs = self._logprobs(new_tokens(one.new))
+        text, parts = self._separate(one, one.new_text)
+        if not text and not parts and logprobs is None:
             return None
-        delta: dict[str, Any] = {"content": text} if text or not calls else {}
-        if calls:
-            delta["tool_calls"] = [{"index": number + index, **call} for index, call in enumerate(calls)]
+        delta: dict[str, Any] = {"content": text} if text or not parts else {}
+        if parts:
+            delta["tool_calls"] = [self._part_of_call(one, part) for part in parts]
         return {"index": one.choice, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
     def ending(self, one: Continuation) -> dict[str, Any]:
@@ -128,14 +142,7 @@ class ChatAnswer:
     def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
         if not self._with_logprobs or not tokens:
             return {"content": [], "refusal": None} if self._with_logprobs and tokens else None
-        content = [
-            {
-                **self._tokens.entry(one.token, one.logprob),
-                "top_logprobs": [self._tokens.entry(token, logprob) for token, logprob in one.top],
-            }
-            for one in tokens
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": [self._tokens.with_top(one) for one in tokens], "refusal": None}
 
 
 class CompletionAnswer:
@@ -160,7 +167,7 @@ class CompletionAnswer:
 
     def part(self, one: Continuation) -> dict[str, Any] | None:
         """What is new of a choice, in a stream; None: nothing."""
-        tokens = _tokens(one.new)
+        tokens = new_tokens(one.new)
         if not one.new_text and not (self._with_logprobs and tokens):
             return None
         return self._choice(one, one.new_text, tokens, None)
@@ -207,6 +214,11 @@ class TokenWriter:
         content = token_bytes(self._backend, token, byte_level=self._byte_level)
         return {"token": content.decode(errors="replace"), "logprob": logprob, "bytes": list(content)}
 
+    def with_top(self, sampled: SampledToken) -> dict[str, Any]:
+        """A token, and the most probable ones in its place."""
+        top = [self.entry(token, logprob) for token, logprob in sampled.top]
+        return {**self.entry(sampled.token, sampled.logprob), "top_logprobs": top}
+
 
 class AnswerStream(EventStream):
     """The events of both routes."""
@@ -251,7 +263,8 @@ class AnswerStream(EventStream):
         return event(self._frame.of(self._writer.chunk_kind, choices, **more))
 
 
-def _tokens(deltas: Sequence[Delta]) -> list[SampledToken]:
+def new_tokens(deltas: Sequence[Delta]) -> list[SampledToken]:
+    """The tokens of these deltas."""
     return [delta.token for delta in deltas if delta.token is not None]
 
 

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from penstock_runtime.errors import InvalidInput, UnsupportedOption
 from penstock_runtime.generation.grammar import GrammarState
 from penstock_runtime.generation.loop import JobRequest
+from penstock_runtime.generation.tool_calls import LIST_TOKEN, ToolForm, arguments_name, calls_grammar
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.tasks.fields import Boolean, Choice, Either, FieldKind, Integer, ListOf, Object, Others, Text
 from penstock_runtime.tasks.text_generation import (
     MESSAGES_LIMIT,
     MOST_CHOICES,
+    MOST_LOGPROBS,
     MOST_TOKENS,
-    PENALTY,
-    REPETITION,
-    SEED,
-    SHARE,
+    PENALTIES,
+    SAMPLING,
     STOPS,
-    TEMPERATURE,
-    TOP_K,
     AnyText,
     Number,
     sampling,
 )
 
-MOST_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 """Of `/v1/completions`, as OpenAI's."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -46,15 +45,9 @@ BIASES = Object({}, others=Others.KEPT, words="an object of token ids and biases
 COMMON: dict[str, tuple[FieldKind, Any]] = {
     "model": (Text("the name of a model"), None),
     "max_tokens": (Integer(1, MOST_TOKENS), None),
-    "temperature": (TEMPERATURE, None),
-    "top_p": (SHARE, None),
-    "top_k": (TOP_K, None),
-    "min_p": (SHARE, None),
-    "repetition_penalty": (REPETITION, None),
-    "presence_penalty": (PENALTY, None),
-    "frequency_penalty": (PENALTY, None),
+    **SAMPLING,
+    **PENALTIES,
     "logit_bias": (BIASES, None),
-    "seed": (SEED, None),
     "stop": (Either((Text(), STOPS)), None),
     "n": (Integer(1, MOST_CHOICES), 1),
     "stream": (Boolean(), False),
@@ -78,6 +71,12 @@ NOTES = {
     "guided_regex": "Not part of OpenAI's API: a regular expression that the answer matches.",
     "user": "Not used.",
 }
+TOOL_CHOICE = Either((Choice(("none", "auto", "required")), Object({"type": Text()}, others=Others.KEPT)))
+TOOL_NOTES = {
+    "tool_choice": "auto: the model decides; required: the answer is one call or more; a function with its name: the "
+    "answer is a call of it.",
+    "parallel_tool_calls": "false: with tool_choice required, the answer is one call.",
+}
 CHAT_BODY = Object(
     {"messages": ListOf(CHAT_MESSAGE, MESSAGES_LIMIT, words="a list of messages")},
     {
@@ -87,9 +86,12 @@ CHAT_BODY = Object(
         "top_logprobs": (Integer(0, MOST_LOGPROBS), None),
         "chat_template_kwargs": (ANY, None),
         "tools": (ListOf(TOOL, MOST_TOOLS, at_least=0, words="a list of tools"), None),
+        "tool_choice": (TOOL_CHOICE, "auto"),
+        "parallel_tool_calls": (Boolean(), True),
     },
     notes={
         **NOTES,
+        **TOOL_NOTES,
         "max_completion_tokens": "The same as max_tokens; default: as many as fit.",
         "chat_template_kwargs": "Variables of the model's chat template, such as enable_thinking.",
     },
@@ -102,7 +104,6 @@ COMPLETION_BODY = Object(
     others=Others.IGNORED,
 )
 UNSUPPORTED: Mapping[str, Sequence[Any]] = {
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -150,16 +151,80 @@ def _with_arguments(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def tools_of(body: Mapping[str, Any], raw: Mapping[str, Any], model: GenerationModel) -> list[Any] | None:
-    """The tools to offer; None: none. UnsupportedOption if the model's template does not know tools."""
-    tools = body["tools"]
-    if not tools or raw.get("tool_choice") == "none":
+@dataclass(frozen=True)
+class Tools:
+    """The tools that a request offers."""
+
+    offered: Sequence[Any]
+    """In the form of chat templates."""
+    form: ToolForm
+    """How the model writes a call."""
+    grammar: Callable[[], GrammarState] | None = None
+    """The answer has to be a call; makes the form of the text."""
+
+
+def tools_of(tools: Sequence[Any] | None, choice: Any, model: GenerationModel, *, several: bool) -> Tools | None:
+    """The tools to offer; None: none. `choice`: the field tool_choice. `several`: the answer may have several calls.
+
+    UnsupportedOption if the model's template does not know tools; InvalidInput for a choice of a tool that is not
+    offered.
+    """
+    if choice == "none" or (not tools and choice == "auto"):
         return None
-    if model.template is None or model.template.tool_form is None:
+    template = model.template
+    if template is None or template.tool_form is None:
         raise UnsupportedOption(
-            "this model's chat template does not know tools", field="tools", remedy="Leave them out, or send none"
+            "this model's chat template does not know tools",
+            field="tools" if tools else "tool_choice",
+            remedy="Leave them out, or send none",
         )
-    return list(tools)
+    functions = [one["function"] for one in tools or ()]
+    form = template.tool_form
+    if choice == "auto":
+        return Tools(list(tools or ()), form)
+    names = [one["name"] for one in functions]
+    if choice != "required":
+        name = _chosen(choice)
+        if name not in names:
+            raise InvalidInput(
+                f"tool_choice names the function {str(name)[:100]!r}, which is not among the tools",
+                field="tool_choice",
+                remedy=f"Name one of: {', '.join(names) or 'none was sent'}",
+            )
+        functions, several = [functions[names.index(name)]], False
+    elif not functions:
+        raise InvalidInput("tool_choice is required, and there are no tools", field="tool_choice", remedy="Send tools")
+    token = model.tokenizer.id_of(LIST_TOKEN) if form is ToolForm.LIST else None
+    field = arguments_name(template.source, form)
+    _check_functions(functions)
+    grammar = calls_grammar(form, functions, field=field, several=several, token=token)
+    return Tools(list(tools or ()), form, partial(_lark, model, grammar))
+
+
+def _lark(model: GenerationModel, grammar: str) -> GrammarState:
+    return model.grammars.of_lark(grammar, "tools")
+
+
+def _chosen(choice: Mapping[str, Any]) -> Any:
+    """The name of a chosen function. Chat completions have it one level deeper than responses."""
+    if choice["type"] != "function":
+        raise UnsupportedOption(
+            f"tool_choice.type is {choice['type'][:100]!r}",
+            field="tool_choice.type",
+            remedy="Send none, auto, required, or a function",
+        )
+    function = choice.get("function")
+    return function.get("name") if isinstance(function, dict) else choice.get("name")
+
+
+def _check_functions(functions: Sequence[Mapping[str, Any]]) -> None:
+    for one in functions:
+        if not isinstance(one.get("parameters") or {}, dict):
+            raise InvalidInput(
+                f"the parameters of the function {one['name'][:100]!r} must be a JSON schema",
+                field="tools",
+                remedy="Send an object",
+            )
 
 
 def _part(part: Any, where: str) -> str:
@@ -178,17 +243,21 @@ def _part(part: Any, where: str) -> str:
 
 
 async def job_of(
-    body: Mapping[str, Any], model: GenerationModel, max_tokens: int, top_logprobs: int | None, *, default_tokens: int
+    body: Mapping[str, Any],
+    model: GenerationModel,
+    max_tokens: int,
+    top_logprobs: int | None,
+    *,
+    default_tokens: int,
+    grammar: Callable[[], GrammarState] | None,
 ) -> JobRequest:
     """The job that a body asks for, without its prompt. `max_tokens` 0: `default_tokens`, and if these are 0 as many as
-    fit."""
-    names = (
-        "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    )  # fmt: skip
+    fit. `grammar` makes the form of the answer."""
+    names = [name for name in (*SAMPLING, *PENALTIES) if name != "seed"]
     defaults = {name: value for name, value in model.defaults.items() if name in names}
-    values = {**defaults, **{name: body[name] for name in names if body[name] is not None}}
-    values["logit_bias"] = _biases(body["logit_bias"] or {}, model.engine.vocabulary)
-    stop = body["stop"] or ()
+    values = {**defaults, **{name: body[name] for name in names if body.get(name) is not None}}
+    values["logit_bias"] = _biases(body.get("logit_bias") or {}, model.engine.vocabulary)
+    stop = body.get("stop") or ()
     return JobRequest(
         prompt=(),
         max_tokens=max_tokens or default_tokens,
@@ -197,33 +266,36 @@ async def job_of(
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         end_tokens=model.end_tokens,
         # In a thread: large schemas take a while.
-        grammar=await asyncio.to_thread(_grammar, body, model) if _has_form(body) else None,
+        grammar=None if grammar is None else await asyncio.to_thread(grammar),
     )
 
 
-def _has_form(body: Mapping[str, Any]) -> bool:
-    given = body["response_format"]
-    is_other = given is not None and given["type"] != "text"
-    return is_other or body["guided_json"] is not None or body["guided_regex"] is not None
-
-
-def _grammar(body: Mapping[str, Any], model: GenerationModel) -> GrammarState:
-    """The form of the answer."""
-    given = body["response_format"]
+def form_of(body: Mapping[str, Any], model: GenerationModel) -> Callable[[], GrammarState] | None:
+    """Makes the form of the answer that a chat or completion asks for; None: any text."""
     if body["guided_regex"] is not None:
-        return model.grammars.of_regex(body["guided_regex"], "guided_regex")
+        return lambda: model.grammars.of_regex(body["guided_regex"], "guided_regex")
     if body["guided_json"] is not None:
-        return model.grammars.of_json_schema(body["guided_json"], "guided_json")
-    if given["type"] == "json_object":
-        return model.grammars.of_json_schema({"type": "object"}, "response_format")
-    if given["type"] == "json_schema":
-        schema = given.get("json_schema")
-        field = "response_format.json_schema.schema"
-        return model.grammars.of_json_schema(schema.get("schema") if isinstance(schema, dict) else None, field)
+        return lambda: model.grammars.of_json_schema(body["guided_json"], "guided_json")
+    given = body["response_format"]
+    if given is None:
+        return None
+    nested = given.get("json_schema")
+    schema = nested.get("schema") if isinstance(nested, dict) else None
+    return text_format(given["type"], schema, model, "response_format", "response_format.json_schema.schema")
+
+
+def text_format(
+    kind: str, schema: Any, model: GenerationModel, field: str, schema_field: str
+) -> Callable[[], GrammarState] | None:
+    """Makes the form of an answer of this kind; None: any text. UnsupportedOption for an unknown kind."""
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return lambda: model.grammars.of_json_schema({"type": "object"}, field)
+    if kind == "json_schema":
+        return lambda: model.grammars.of_json_schema(schema, schema_field)
     raise UnsupportedOption(
-        f"response_format.type is {given['type'][:100]!r}",
-        field="response_format.type",
-        remedy="Send text, json_object or json_schema",
+        f"{field}.type is {kind[:100]!r}", field=f"{field}.type", remedy="Send text, json_object or json_schema"
     )
 
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import time
-
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput, PromptTooLong, UnsupportedOption
 from penstock_runtime.http.api.bodies import checked, read_json
-from penstock_runtime.http.api.generation import GenerationApi, generator_of
-from penstock_runtime.http.api.openai_answers import AnswerStream, ChatAnswer, CompletionAnswer, Frame
+from penstock_runtime.http.api.generation import GenerationApi, generator_of, prompt_field
+from penstock_runtime.http.api.openai_answers import AnswerStream, ChatAnswer, CompletionAnswer, frame_of
 from penstock_runtime.http.api.openai_requests import (
     CHAT_BODY,
     COMPLETION_BODY,
     DEFAULT_COMPLETION_TOKENS,
     UNSUPPORTED,
+    form_of,
     job_of,
     message_of,
     tools_of,
 )
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
-from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.tasks.fields import JsonSchema
 from penstock_runtime.tasks.text_generation import Prompt, refuse_unsupported, require_template
 
@@ -40,17 +38,18 @@ class OpenAIText(GenerationApi):
         messages = [message_of(one, f"messages[{index}]") for index, one in enumerate(body["messages"])]
         variables = body["chat_template_kwargs"] or {}
         template = require_template(model.template, "messages")
-        tools = tools_of(body, raw, model)
-        text = template.render(messages, tools=tools, variables=variables)
+        tools = tools_of(body["tools"], body["tool_choice"], model, several=body["parallel_tool_calls"])
+        text = template.render(messages, tools=None if tools is None else tools.offered, variables=variables)
         top = (body["top_logprobs"] or 0) if body["logprobs"] else None
         if body["top_logprobs"] is not None and not body["logprobs"]:
             raise InvalidInput("top_logprobs needs logprobs", field="top_logprobs", remedy="Send logprobs: true")
-        job = await job_of(body, model, body["max_completion_tokens"] or body["max_tokens"] or 0, top, default_tokens=0)
-        with _field_named("messages"):
+        form = form_of(body, model) if tools is None or tools.grammar is None else tools.grammar
+        tokens = body["max_completion_tokens"] or body["max_tokens"] or 0
+        job = await job_of(body, model, tokens, top, default_tokens=0, grammar=form)
+        with prompt_field("messages"):
             started = await self._start(request, Prompt(text, special=False), job, body["n"])
-        frame = self._frame("chatcmpl-", request, model)
-        form = None if tools is None else template.tool_form
-        writer = ChatAnswer(model, frame, with_logprobs=top is not None, tools=form)
+        frame = frame_of(self._service, "chatcmpl-", request, model)
+        writer = ChatAnswer(model, frame, with_logprobs=top is not None, tools=None if tools is None else tools.form)
         if body["stream"]:
             stream = AnswerStream(started.generation, frame, writer, body["stream_options"])
             return await self._stream(started, stream)
@@ -72,38 +71,18 @@ class OpenAIText(GenerationApi):
                     remedy="Use the tokenizer of this model",
                 )
         job = await job_of(
-            body, model, body["max_tokens"] or 0, body["logprobs"], default_tokens=DEFAULT_COMPLETION_TOKENS
-        )
-        with _field_named("prompt"):
+            body, model, body["max_tokens"] or 0, body["logprobs"], default_tokens=DEFAULT_COMPLETION_TOKENS,
+            grammar=form_of(body, model),
+        )  # fmt: skip
+        with prompt_field("prompt"):
             asked = Prompt(prompt, special=True) if isinstance(prompt, str) else prompt
             started = await self._start(request, asked, job, body["n"])
-        frame = self._frame("cmpl-", request, model)
+        frame = frame_of(self._service, "cmpl-", request, model)
         writer = CompletionAnswer(model, with_logprobs=body["logprobs"] is not None)
         if body["stream"]:
             stream = AnswerStream(started.generation, frame, writer, body["stream_options"])
             return await self._stream(started, stream)
         return await self._answer(started, lambda ended: writer.whole(frame, ended, started.generation))
-
-    def _frame(self, prefix: str, request: Request, model: GenerationModel) -> Frame:
-        key = model.manifest.key[:12] if model.manifest is not None else "local"
-        invariant = model.facts.get("batch_invariant")
-        fingerprint = f"fp_{key}" if invariant else f"fp_{key}_varies_with_batch"
-        name = self._service.status.name
-        return Frame(prefix + request.identifier.decode("ascii"), int(time.time()), name, fingerprint)
-
-
-class _field_named:  # noqa: N801 - used like a function
-    """Adds the API's field to an error about the prompt's length."""
-
-    def __init__(self, field: str) -> None:
-        self._field = field
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, PromptTooLong):
-            error.field = self._field
 
 
 def routes(service: ModelService) -> tuple[Route, ...]:

@@ -15,21 +15,17 @@ from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.http.api.bodies import answer_response, checked, dumps, error_response, read_json
 from penstock_runtime.http.api.generation import EventStream, GenerationApi, generator_of
 from penstock_runtime.http.api.openai_answers import TokenWriter
-from penstock_runtime.http.api.openai_requests import MOST_LOGPROBS
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.serving.generator import Continuation, Generation
 from penstock_runtime.tasks.fields import Boolean, Integer, JsonSchema, Object, Others, Text
 from penstock_runtime.tasks.text_generation import (
-    PENALTY,
-    REPETITION,
-    SEED,
-    SHARE,
+    MOST_LOGPROBS,
+    PENALTIES,
+    SAMPLING,
     STOPS,
-    TEMPERATURE,
     TOKENS,
-    TOP_K,
     Prompt,
     refuse_unsupported,
     sampling,
@@ -44,19 +40,15 @@ FINISH = {
     FinishReason.GRAMMAR: "eos_token",
     FinishReason.LENGTH: "length",
 }
-SAMPLES = ("temperature", "top_k", "top_p")
+SAMPLES = ("temperature", "top_k", "top_p", "min_p")
 """Parameters that imply do_sample."""
 PARAMETERS = Object(
     {},
     {
         "max_new_tokens": (TOKENS, None),
         "do_sample": (Boolean(), False),
-        "temperature": (TEMPERATURE, None),
-        "top_k": (TOP_K, None),
-        "top_p": (SHARE, None),
-        "repetition_penalty": (REPETITION, None),
-        "frequency_penalty": (PENALTY, None),
-        "seed": (SEED, None),
+        **SAMPLING,
+        **PENALTIES,
         "stop": (STOPS, ()),
         "stop_sequences": (STOPS, ()),
         "return_full_text": (Boolean(), False),
@@ -67,7 +59,7 @@ PARAMETERS = Object(
     },
     notes={
         "max_new_tokens": f"Tokens to generate; default {DEFAULT_TOKENS}, or fewer if they do not fit.",
-        "do_sample": "false: always the most probable token, unless temperature, top_k or top_p is given.",
+        "do_sample": "false: always the most probable token, unless temperature, top_k, top_p or min_p is given.",
         "stop": "Texts that end the continuation; the text ends with it.",
         "stop_sequences": "The older name of stop.",
         "details": "Add the tokens with their probabilities, and the reason of the end.",
@@ -162,8 +154,7 @@ class Tgi(GenerationApi):
         generator = generator_of(self._service)
         model = generator.model
         do_sample = values["do_sample"] or any(values[name] is not None for name in SAMPLES)
-        names = (*SAMPLES, "repetition_penalty", "frequency_penalty")
-        chosen = {name: values[name] for name in names if values[name] is not None}
+        chosen = {name: values[name] for name in (*SAMPLING, *PENALTIES) if values[name] is not None}
         parameters = sampling(
             {**chosen, "do_sample": do_sample},
             seed=values["seed"],

@@ -15,7 +15,13 @@ import openai
 import pytest
 
 from tests.runtime.generation.paged_engine import PagedEngine
-from tests.runtime.generation.small_model import TEMPLATE, serving_generation, small_engine, small_generation_model
+from tests.runtime.generation.small_model import (
+    TEMPLATE,
+    TOOL_TEMPLATE,
+    serving_generation,
+    small_engine,
+    small_generation_model,
+)
 from tests.runtime.http.serving import Endpoint, until
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
@@ -31,6 +37,13 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 def client(endpoint: Endpoint) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="x", max_retries=0) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def tools_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    path = tmp_path_factory.mktemp("model")
+    with serving_generation(small_generation_model(path, template=TOOL_TEMPLATE)) as running:
+        yield running
 
 
 def post(endpoint: Endpoint, path: str, body: Any, **headers: str) -> httpx.Response:
@@ -263,11 +276,6 @@ def test_a_model_without_a_template_completes_and_does_not_chat(tmp_path: Path) 
         assert post(endpoint, "/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
 
 
-TOOL_TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }} Write <tool_call>{% endif %}{% for message in messages %}{{ message.role }}: "
-    "{{ message.content }}{% for call in message.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}"
-    "{% endfor %}"
-)
 CALL = {"name": "weather", "arguments": {"city": "Rome"}}
 
 
@@ -287,9 +295,10 @@ def test_a_call_of_a_tool_is_separated_from_the_text_also_in_a_stream(tmp_path: 
         assert json.loads(call.function.arguments) == CALL["arguments"]
         deltas = [chunk.choices[0] for chunk in chat(client, tools=tools, extra_body=form, max_tokens=200, stream=True)]
         assert "".join(one.delta.content or "" for one in deltas) == "Well."
-        (streamed,) = [one.delta.tool_calls[0] for one in deltas if one.delta.tool_calls]
-        assert (streamed.index, streamed.function.name) == (0, "weather")
-        assert streamed.function.arguments == call.function.arguments
+        first, *others = [each for one in deltas for each in one.delta.tool_calls or ()]
+        assert (first.index, first.function.name) == (0, "weather")
+        assert all(one.index == 0 and one.function.name is None for one in others)
+        assert "".join(one.function.arguments for one in (first, *others)) == call.function.arguments
         assert deltas[-1].finish_reason == "tool_calls"
         messages: Any = [
             *MESSAGES,
@@ -300,6 +309,65 @@ def test_a_call_of_a_tool_is_separated_from_the_text_also_in_a_stream(tmp_path: 
         assert again.choices[0].finish_reason == "length"
         ignored = chat(client, tools=tools, tool_choice="none", extra_body=form, max_tokens=200).choices[0]
         assert ignored.message.tool_calls is None
+
+
+OSLO = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
+OFFERED: Any = [
+    {"type": "function", "function": {"name": "weather", "parameters": {**OSLO, "additionalProperties": False}}},
+    {"type": "function", "function": {"name": "time"}},
+]
+
+
+@pytest.mark.parametrize(
+    "template", [TOOL_TEMPLATE, "{{ tools | tojson }}{{ messages }}", "{{ tools | tojson }}{{ messages }}[TOOL_CALLS]"]
+)
+def test_a_required_call_is_a_call_of_an_offered_tool_also_in_a_stream(tmp_path: Path, template: str) -> None:
+    with (
+        serving_generation(small_generation_model(tmp_path, template=template)) as endpoint,
+        openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        named: Any = {"type": "function", "function": {"name": "weather"}}
+        options: Any = {"tools": OFFERED, "tool_choice": named, "max_tokens": 200, "temperature": 2, "seed": 1}
+        choice = chat(client, **options).choices[0]
+        (call,) = choice.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Oslo"})
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        deltas = [chunk.choices[0] for chunk in chat(client, **options, stream=True)]
+        parts = [each for one in deltas for each in one.delta.tool_calls or ()]
+        assert [one.id is not None for one in parts] == [True] + [False] * (len(parts) - 1)
+        assert "".join(one.function.arguments for one in parts) == call.function.arguments
+        assert deltas[-1].finish_reason == "tool_calls"
+        options |= {"tools": OFFERED[:1], "tool_choice": "required", "parallel_tool_calls": False}
+        (call,) = chat(client, **options).choices[0].message.tool_calls
+        assert call.function.name == "weather"
+        cut = chat(client, **{**options, "max_tokens": 60 if template is TOOL_TEMPLATE else 45}).choices[0]
+        assert (cut.finish_reason, cut.message.tool_calls[0].function.arguments[:2]) == ("length", '{"')
+
+
+@pytest.mark.parametrize(
+    ("choice", "status", "field"),
+    [
+        ({"type": "function", "function": {"name": "other"}}, 422, "tool_choice"),
+        ({"type": "allowed_tools", "allowed_tools": {}}, 400, "tool_choice.type"),
+        ("any", 422, "tool_choice"),
+    ],
+)
+def test_a_choice_of_a_tool_that_is_not_offered_is_refused(
+    tools_endpoint: Endpoint, choice: Any, status: int, field: str
+) -> None:
+    body = {"messages": MESSAGES, "tools": OFFERED, "tool_choice": choice}
+    answer = post(tools_endpoint, "/v1/chat/completions", body)
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == field
+
+
+def test_parameters_of_a_required_tool_have_to_be_a_schema(tools_endpoint: Endpoint) -> None:
+    for parameters in ([1], {"properties": {"a": {"type": "nonsense"}}}):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        body = {"messages": MESSAGES, "tools": tools, "tool_choice": "required"}
+        answer = post(tools_endpoint, "/v1/chat/completions", body)
+        assert answer.status_code == 422
+        assert answer.json()["error"]["param"] == "tools"
 
 
 def gated(path: Path, **sizes: int) -> tuple[Any, PagedEngine]:
