@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.errors import PenstockError, SpecError, closest
+from penstock.planning.neuron import NeuronGeneration
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
 from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
 from penstock.resources.source import ModelSource, Scheme
@@ -120,6 +121,14 @@ def hardware_class(name: str, classes: Mapping[str, Mapping[str, Any]]) -> Hardw
         return HardwareClass.from_object({**readable, "metadata": {"name": name}}).spec
     except (PenstockError, ValidationError) as error:
         return no(Reason.HARDWARE_CLASS_INVALID, sentence(f"the HardwareClass {name} cannot be read: {error}"))
+
+
+def neuron_target(name: str, classes: Mapping[str, Mapping[str, Any]]) -> NeuronGeneration | None:
+    """The Inferentia devices of the HardwareClass of this name; None: it has none, or it cannot be used."""
+    if "neuron" not in (classes.get(name, {}).get("spec") or {}):
+        return None  # without parsing the class, which takes long
+    found = hardware_class(name, classes)
+    return found.neuron.target if isinstance(found, HardwareClassSpec) and found.neuron is not None else None
 
 
 def usable(found: HardwareClassSpec | Finding, cores: int) -> HardwareClassSpec | None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from penstock.errors import SpecError
+from penstock.planning.neuron import NeuronGeneration
 from penstock.resources.endpoint import OptimizationMode
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import Phase
 from penstock.resources.result import CapacityFacts, Result
+from penstock.tasks import TaskName
 from penstock_operator.plan.conditions import Finding, Reason, no, sentence, stopped, unknown, yes
 from penstock_operator.plan.endpoint import ParsedEndpoint, refusal, refused_store
 from penstock_operator.plan.names import gateway_binding_name, gateway_name, pods_service_name
 from penstock_operator.plan.observed import EndpointSnapshot, Ref
-from penstock_operator.plan.optimized_model import OptimizationState, failure_text, pinned_model, queue_text
+from penstock_operator.plan.optimized_model import OptimizationState, failure_text, pinned_model, queue_text, target_of
 from penstock_operator.plan.pod_conditions import PinVerdict
 from penstock_operator.plan.serving import ServingChoice
 
@@ -35,10 +36,15 @@ def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: Har
             "allowedNamespaces does not select the labels of the namespace. Write another class in "
             "spec.hardwareClass, or ask an administrator of the cluster to add the namespace.",
         )
-    try:
-        hardware.requests(spec.cores)
-    except SpecError as error:
-        return no(Reason.INVALID_CORES, sentence(str(error)))
+    wrong = hardware.objection_to_cores(spec.cores)
+    if wrong is not None:
+        return no(Reason.INVALID_CORES, sentence(str(wrong)))
+    if hardware.neuron is not None and spec.task is TaskName.TEXT_GENERATION:
+        return no(
+            Reason.TASK_NOT_SUPPORTED,
+            f"The HardwareClass {spec.hardware_class} has Inferentia devices, and Penstock compiles encoders for them, "
+            "no models that generate text. Write a class of CPUs in spec.hardwareClass.",
+        )
     refused = refusal(spec, observed.settings.allowed, observed.namespace_labels) or refused_store(
         spec.source, observed.settings
     )
@@ -46,13 +52,22 @@ def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: Har
         return refused
     pins = spec.optimization.artefact
     shared = observed.settings.allowed.shared_artefacts
-    if pins is not None and not shared and pinned_model(spec, observed.optimized_models) is None:
+    pinned = pinned_model(spec, observed.optimized_models)
+    target = hardware.neuron.target if hardware.neuron is not None else None
+    if pins is not None and not shared and pinned is None:
         return no(
             Reason.ARTEFACT_NOT_ALLOWED,
             f"No OptimizedModel of the namespace {endpoint.namespace} has the artefact {_short(pins)} that "
             "optimization.artefact names. Write a digest from the status of an OptimizedModel of this namespace "
             "(kubectl get optimizedmodels -o yaml), or mode: Auto; or ask the cluster's administrator to allow "
             "artefacts that were made elsewhere (policy.sharedArtefacts of the chart).",
+        )
+    if pinned is not None and target_of(pinned) is not target:
+        return no(
+            Reason.ARTEFACT_NOT_FOR_CLASS,
+            f"The artefact {_short(str(pins))} that optimization.artefact names is for {_devices(target_of(pinned))}, "
+            f"and the HardwareClass {spec.hardware_class} has {_devices(target)}. Write a class that fits in "
+            "spec.hardwareClass, or mode: Auto in optimization.",
         )
     taken = _taken_names(endpoint, observed.conflicting)
     if taken:
@@ -76,6 +91,10 @@ def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: Har
             "or remove textsFrom.",
         )
     return yes(Reason.VALID, f"The spec is valid, and the hardware class {spec.hardware_class} exists.")
+
+
+def _devices(target: NeuronGeneration | None) -> str:
+    return "CPUs" if target is None else f"devices of {target.value}"
 
 
 def _taken_names(endpoint: ParsedEndpoint, conflicting: Iterable[Ref]) -> list[Ref]:

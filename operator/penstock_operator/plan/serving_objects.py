@@ -133,6 +133,9 @@ FINISH_SECONDS = 35
 """After the last accepted request: slightly longer than the 30 s of one request (PENSTOCK_DEADLINE_SECONDS)."""
 MARGIN_SECONDS = 5
 """Between the process's own limit and the kubelet's SIGKILL."""
+RELEASE_SECONDS = 30
+"""The same on Inferentia: the process that owns the NeuronCores ends first. One that is killed releases them late, and
+the next pod waits for them."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +150,10 @@ class Drain:
     """The kubelet kills it."""
 
     @classmethod
-    def of(cls, drain_seconds: int) -> Drain:
-        """For `spec.rollout.drainSeconds`."""
+    def of(cls, drain_seconds: int, *, devices: bool = False) -> Drain:
+        """For `spec.rollout.drainSeconds`. `devices`: of a pod that computes on Inferentia."""
         limit = drain_seconds + FINISH_SECONDS
-        return cls(drain_seconds, limit, limit + MARGIN_SECONDS)
+        return cls(drain_seconds, limit, limit + (RELEASE_SECONDS if devices else MARGIN_SECONDS))
 
 
 def deployment(
@@ -223,13 +226,18 @@ def template(
     key_volumes, key_mounts = key_volume(endpoint)
     tls_volumes, tls_mounts = tls_volume(endpoint)
     memory = runtime_memory(
-        pod, settings, result=serving.result, artefact=serving.artefact, caches=endpoint.spec.serving.caches
+        pod,
+        settings,
+        result=serving.result,
+        artefact=serving.artefact,
+        caches=endpoint.spec.serving.caches,
+        devices=hardware.neuron is not None,
     )
     values = _environment(endpoint, serving, hardware)
     if settings.whole_store.scheme is not StoreScheme.FILE:
         values |= identity_variables(pod.service_account_name)
     container: Json = {
-        "image": settings.runtime_image,
+        "image": settings.runtime_image_for(hardware.target),
         "command": [*PYTHON, "penstock_runtime.pod"],
         "env": environment(settings, store.env, values, secrets=store.secrets),
         "ports": [
@@ -249,7 +257,8 @@ def template(
         volumes=[*store.volumes, cache_volume, tmp_volume, *key_volumes, *tls_volumes],
         spread_over=runtime_selector(endpoint.name),
     )
-    spec["terminationGracePeriodSeconds"] = Drain.of(endpoint.spec.rollout.drain_seconds).grace
+    drain = Drain.of(endpoint.spec.rollout.drain_seconds, devices=hardware.neuron is not None)
+    spec["terminationGracePeriodSeconds"] = drain.grace
     annotations = {
         "prometheus.io/scrape": "true",
         "prometheus.io/port": str(INTERNAL_PORT),
@@ -334,6 +343,8 @@ def _environment(endpoint: ParsedEndpoint, serving: ServingChoice, hardware: Har
     if hardware.neuron is not None:
         # With Neuron devices the CPU settings do not apply.
         del values["PENSTOCK_CORES"], values["PENSTOCK_THREADS_PER_CORE"]
+        values["PENSTOCK_NEURON_TARGET"] = hardware.neuron.target.value
+        values["PENSTOCK_NEURON_CORES"] = str(serving.cores)
     return values
 
 

@@ -96,24 +96,22 @@ def test_the_class_any_has_no_node_requirements() -> None:
     assert "tolerations" not in pod
 
 
-def test_a_class_may_name_architecture_scheduler_runtime_class_and_devices() -> None:
-    kube = Kube(hardwareClass="special", cores=4)
+def test_a_class_may_name_architecture_scheduler_runtime_class_and_resources() -> None:
+    kube = Kube(hardwareClass="special", cores=3)
     kube.classes["special"] = hardware_class(
         "special",
         architecture="arm64",
         schedulerName="my-scheduler",
-        runtimeClassName="neuron",
-        neuron={"coresPerDevice": 4, "hostCpusPerDevice": 3},
+        runtimeClassName="fast",
         resources={"example.com/fast": 1},
     )
     for value in both(kube.optimised()):
         pod = value["spec"]["template"]["spec"]
-        assert (pod["schedulerName"], pod["runtimeClassName"]) == ("my-scheduler", "neuron")
+        assert (pod["schedulerName"], pod["runtimeClassName"]) == ("my-scheduler", "fast")
         terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
         assert terms == [{"matchExpressions": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]}]}]
         limits = container_of(value)["resources"]["limits"]
-        assert (limits["cpu"], limits["aws.amazon.com/neuron"], limits["example.com/fast"]) == ("3", "1", "1")
-    assert "PENSTOCK_CORES" not in env_of(kube.deployment)
+        assert (limits["cpu"], limits["example.com/fast"]) == ("3", "1")
 
 
 def test_the_environment_has_all_settings_of_the_runtime() -> None:
