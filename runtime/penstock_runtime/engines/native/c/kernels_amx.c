@@ -174,4 +174,13 @@ static inline AMX void product16(int lines, const uint16_t *left, size_t left_st
 }
 
 const struct kernels penstock_amx = {1, quantise, norm, linear8_amx, linear32, attention16, embed, rotate};
+
+/* ---- Decoders ---- */
+
+#define HAS_HALVES
+static inline V v_halves(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+#include "decoder_kernels.inc"
+
+const struct decoder_kernels penstock_decoder_amx = {QUERIES,      quantise_groups, root_norm, norm,
+                                                     grouped_vnni, attend,          rotate};
 #endif
