@@ -82,10 +82,9 @@ def packed(weight: Float, bits: int) -> NDArray[np.uint8]:
     ordered = values.reshape(panels, PANEL, groups, GROUP // 4, 4).transpose(0, 2, 3, 1, 4)
     if bits == 4:
         ordered = ordered[:, :, 0::2] | (ordered[:, :, 1::2] << 4)
-    parts: list[NDArray[np.uint8]] = [np.ascontiguousarray(ordered).reshape(panels, groups, -1)]
-    for number in numbers:
-        parts.append(np.ascontiguousarray(number.transpose(0, 2, 1)).view(np.uint8).reshape(panels, groups, -1))
-    return np.concatenate(parts, axis=2)
+    parts = [ordered, *(number.transpose(0, 2, 1) for number in numbers)]
+    records = [np.ascontiguousarray(part).view(np.uint8).reshape(panels, groups, -1) for part in parts]
+    return np.concatenate(records, axis=2)
 
 
 def _inverse(scale: NDArray[np.float16]) -> Float:
@@ -138,8 +137,8 @@ class _Writer:
                 (layer.value, decoder.key_heads),
             )
         ]
-        mixed = layer.output.weight.reshape(-1, decoder.heads, decoder.head_size)
-        mixed = _wider(mixed, 2, width).reshape(len(mixed), -1)
+        by_head = _wider(layer.output.weight.reshape(-1, decoder.heads, decoder.head_size), 2, width)
+        mixed = by_head.reshape(len(by_head), -1)
         down = Dense(_wider(layer.down.weight, 1, inner), layer.down.bias)
         norms = {
             name: self._norm(norm, prefix + name, width if name in {"query_norm", "key_norm"} else None)

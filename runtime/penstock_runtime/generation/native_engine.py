@@ -31,10 +31,9 @@ from penstock_runtime.engines.native.library import (
     load_library,
 )
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.generation.engine import Row
+from penstock_runtime.generation.engine import BLOCK_SIZE, Row
 
-BLOCK_SIZE = 32
-"""`BLOCK_TOKENS` of kernels.h."""
+_NORMS = ("attention_norm", "network_norm", "query_norm", "key_norm", "attended_norm", "expanded_norm")
 HEAD_MULTIPLE = 16
 """Heads are filled up with zeros to a multiple of this width."""
 
@@ -99,8 +98,8 @@ class NativeStepEngine:
             raise InferenceFailed(f"native: no memory for {len(tokens)} tokens", remedy="Allow the pod more memory")
         if status != RunStatus.OK:
             raise InferenceFailed(
-                f"native: {len(rows)} rows with {len(tokens)} tokens hold a token, a position or a block that the model "
-                "does not have",
+                f"native: {len(rows)} rows with {len(tokens)} tokens hold a token, a position or a block that does not "
+                "exist",
                 remedy="Report it with the model and the prompt",
             )
         vocabulary = self._facts.vocabulary
@@ -119,7 +118,9 @@ def block_bytes(facts: DecoderFacts) -> int:
     return 2 * len(facts.scales) * BLOCK_SIZE * facts.key_heads * width * 4
 
 
-def load(path: Path, facts: DecoderFacts, threads: int, *, blocks: int, kernels: Kernels | None = None) -> NativeStepEngine:
+def load(
+    path: Path, facts: DecoderFacts, threads: int, *, blocks: int, kernels: Kernels | None = None
+) -> NativeStepEngine:
     """Load a decoder file and make its pool of `blocks` cache blocks. `kernels`: None: the best of this processor.
 
     ArtefactError when it does not load, MemoryError when the memory does not suffice.
@@ -154,7 +155,7 @@ def _c_decoder(file: NativeDecoderFile) -> CDecoder:
     layers = [
         CLayer(
             **{name: product(getattr(layer, name)) for name in ("attend", "output", "up", "gate", "down")},
-            **{name: norm(getattr(layer, name)) for name, _ in CLayer._fields_ if name.endswith("_norm")},
+            **{name: norm(getattr(layer, name)) for name in _NORMS},
             scale=layer.scale,
             window=layer.window,
             rope=layer.rope,

@@ -210,7 +210,9 @@ def header_checked(path: Path) -> Iterator[None]:
         yield
     except ValidationError as error:
         first = error.errors()[0]
-        raise bad_file(path, f"has a header that is wrong at {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise bad_file(
+            path, f"has a header that is wrong at {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        ) from error
     except ValueError as error:
         raise bad_file(path, str(error)) from error
 

@@ -155,10 +155,7 @@ class CRows(ctypes.Structure):
 
     _fields_ = (
         ("rows", ctypes.c_int32),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("tokens", "counts", "positions", "blocks", "logits", "result")
-        ),
+        *((name, ctypes.c_void_p) for name in ("tokens", "counts", "positions", "blocks", "logits", "result")),
     )
 
 
