@@ -25,7 +25,7 @@ from penstock.manifest import (
     ReasonCode,
     ServedModel,
 )
-from penstock.recipe import Recipe
+from penstock.recipe import EngineName, Recipe
 from penstock.resources.endpoint import NoCandidate, OptimizationMode
 from penstock.tasks import Head
 from penstock_optimizer.candidate.work_folder import locked
@@ -34,13 +34,16 @@ from penstock_optimizer.generation.agreement_of_logits import GenerationBudget, 
 from penstock_optimizer.generation.decoder import Decoder
 from penstock_optimizer.generation.decoder_families import read_decoder
 from penstock_optimizer.generation.decoder_graph import decoder_facts, write_graph
+from penstock_optimizer.generation.native_graph import why_not_native, write_native
 from penstock_optimizer.generation.prompts import judging_prompts
 from penstock_optimizer.guard.judge import unused_budgets
 from penstock_optimizer.job.artefact import graph_path, write_artefact
 from penstock_optimizer.job.job import Job
 from penstock_optimizer.job.progress import OnProgressEvent, Stage, StepCounter, settled_message
+from penstock_runtime.engines.native.library import library_path
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.generation.openvino_engine import BLOCK_SIZE, EngineOptions, OpenVinoStepEngine, load
+from penstock_runtime.generation.engine import BLOCK_SIZE, StepEngine
+from penstock_runtime.generation.open import load_graph
 from penstock_runtime.rows import Float
 
 PROMPTS, CONTINUATION = 64, 16
@@ -57,7 +60,6 @@ COMPANY = 4
 """Prompts that are continued alone and together."""
 WRITING_SECONDS = 5.0
 """Reserved for the artefact and the report."""
-GRAPH = "model.xml"
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,8 @@ class GenerationOptimisation:
         if self._left < WRITING_SECONDS:
             blank = CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason="")
             return blank.settled(Outcome.SKIPPED, ReasonCode.NO_TURN)
+        if recipe.engine is EngineName.NATIVE and (reason := self._why_not_native()) is not None:
+            return CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason=reason)
         self._events.advance(Stage.CANDIDATES, recipe.name, by=0)
         begin = time.monotonic()
         facts = CandidateFacts(recipe=recipe, outcome=Outcome.FAILED, reason="")
@@ -211,6 +215,9 @@ class GenerationOptimisation:
             facts = facts.model_copy(update={"verdict": verdict})
             if not verdict.passed:
                 return facts.settled(Outcome.REJECTED, verdict.reason)
+            if recipe.engine is EngineName.NATIVE and company < 1:
+                # The server promises that its answers do not depend on other requests.
+                return facts.settled(Outcome.REJECTED, f"only {company:.1%} of its tokens are the same in company")
             speed = self._speed(engine)
             latency = drive.measure_prompts(engine, self._lengths)
         except InferenceFailed as error:
@@ -219,6 +226,13 @@ class GenerationOptimisation:
             engine.close()
         facts = facts.model_copy(update={"generation": speed, "latency": latency})
         return facts.settled(Outcome.SLOWER, ReasonCode.WITHIN_BUDGET)
+
+    def _why_not_native(self) -> str | None:
+        if not library_path().is_file():
+            return (
+                "the native engine was not compiled: install a C compiler (Debian: gcc and libc6-dev) and then Penstock"
+            )
+        return why_not_native(self._decoder)
 
     @property
     def _budget(self) -> GenerationBudget:
@@ -240,22 +254,29 @@ class GenerationOptimisation:
     def _lengths(self) -> list[int]:
         return sorted({min(length, self._context) for length in (*PROMPT_LENGTHS, self._prompt_tokens)})
 
-    def _speed(self, engine: OpenVinoStepEngine) -> GenerationSpeed:
+    def _speed(self, engine: StepEngine) -> GenerationSpeed:
         prompt = np.resize(np.concatenate(self._prompts), self._prompt_tokens).astype(np.int32)
         return drive.measure_speed(engine, prompt, self._output_tokens)
 
-    def _open(self, recipe: Recipe) -> OpenVinoStepEngine:
+    def _open(self, recipe: Recipe) -> StepEngine:
         longest = max(LONGEST_PROMPT + CONTINUATION, self._prompt_tokens + self._output_tokens)
         blocks = max(drive.blocks_needed(BLOCK_SIZE, longest), drive.blocks_needed(BLOCK_SIZE, self._lengths[-1], 1))
-        options = EngineOptions.of(recipe, self._job.grant.cores)
-        return load(self._graph(recipe), decoder_facts(self._decoder), options, blocks=blocks)
+        facts = decoder_facts(self._decoder)
+        return load_graph(self._graph(recipe), facts, recipe, self._job.grant.cores, blocks=blocks)
 
     def _graph(self, recipe: Recipe) -> Path:
         """The graph of a recipe. Recipes that differ in their arithmetic alone share it."""
+        name, graphs = plans.graph_name(recipe), self._job.work.path / "graphs"
+        if recipe.engine is EngineName.NATIVE:
+            bits = plans.NATIVE_BITS[recipe.precision]
+            path = graphs / f"native-{bits}" / name
+            if not path.is_file():
+                write_native(self._decoder, bits, path)
+            return path
         storage = plans.STORAGE[recipe.precision]
-        path = self._job.work.path / "graphs" / storage.value / GRAPH
+        path = graphs / storage.value / name
         if recipe == plans.FP32 and not path.is_file() and self._job.baseline.is_dir():
-            path = self._job.baseline / graph_path(recipe, Path(GRAPH))
+            path = self._job.baseline / graph_path(recipe, Path(name))
         if not path.is_file():
             write_graph(self._decoder, storage, path)
         return path
@@ -316,7 +337,9 @@ class GenerationOptimisation:
     def _served(self, recipe: Recipe) -> ServedModel:
         io = GraphIO(inputs=("input_ids",), outputs=dict(GRAPH_OUTPUTS[Head.CAUSAL_LM]))
         return ServedModel(
-            path=graph_path(recipe, Path(GRAPH)), io=io, plan=plans.plan_of(recipe, self._job.grant.cores)
+            path=graph_path(recipe, Path(plans.graph_name(recipe))),
+            io=io,
+            plan=plans.plan_of(recipe, self._job.grant.cores),
         )
 
 

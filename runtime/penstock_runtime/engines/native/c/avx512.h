@@ -44,6 +44,10 @@ static inline void v_store_four(uint8_t *p, const V *shifted) {
 void linear8_vnni(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
                   const float *residual, int first, int last, int from, int to, float *target);
 
+/* The product of decoders of kernels_avx512.c. */
+void grouped_vnni(const struct grouped *layer, const int8_t *stored, const struct group_grid *grids,
+                  const float *residual, int first, int last, int from, int to, uint8_t *room, float *target);
+
 /* Distance of the prefetch of weights into the first-level cache, in bytes: 2,048 to 8,192 make no difference. */
 #define AHEAD 4096
 

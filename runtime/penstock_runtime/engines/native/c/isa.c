@@ -56,3 +56,17 @@ const struct kernels *kernels_for(int isa) {
     default: return NULL;
     }
 }
+
+const struct decoder_kernels *decoder_kernels_for(int isa) {
+    if (isa > penstock_best_isa()) return NULL;
+    switch (isa) {
+#if defined(__x86_64__)
+    case PENSTOCK_AMX: return &penstock_decoder_amx;
+    case PENSTOCK_AVX512_BF16:
+    case PENSTOCK_AVX512_VNNI: return &penstock_decoder_avx512_vnni;
+    case PENSTOCK_AVX2: return &penstock_decoder_avx2;
+#endif
+    case PENSTOCK_PLAIN: return &penstock_decoder_plain;
+    default: return NULL;
+    }
+}

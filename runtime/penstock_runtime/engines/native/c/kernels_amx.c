@@ -174,4 +174,98 @@ static inline AMX void product16(int lines, const uint16_t *left, size_t left_st
 }
 
 const struct kernels penstock_amx = {1, quantise, norm, linear8_amx, linear32, attention16, embed, rotate};
+
+/* ---- Decoders ---- */
+
+#define HAS_HALVES
+static inline V v_halves(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+#include "decoder_kernels.inc"
+
+/* Tiles 0, 1: sums of 16 lines and 16 columns; 4: a group of 16 lines; 6: of 16 columns. */
+static inline AMX void shape_group_tiles(void) {
+    struct tile_shapes shapes = {.palette = 1};
+    for (int t = 0; t < 2; t++) {
+        shapes.bytes[t] = 64;
+        shapes.rows[t] = TILE;
+    }
+    shapes.bytes[4] = GROUP;
+    shapes.rows[4] = TILE;
+    shapes.bytes[6] = 64;
+    shapes.rows[6] = GROUP / 4;
+    _tile_loadconfig(&shapes);
+}
+
+/* 16 lines x 16 columns. The sums of a group are read a group later, when their tile has been stored. */
+static inline __attribute__((always_inline)) AMX void grouped_tile(const int bits, const struct grouped *layer,
+                                                                   const int8_t *x, const struct group_grid *grid,
+                                                                   const float *residual, int line, int column,
+                                                                   const uint8_t *room, float *target) {
+    const size_t inputs = (size_t)layer->inputs, groups = inputs / GROUP, bytes = record_bytes(bits);
+    const size_t start = (size_t)(column % PANEL), step = bits == 8 ? bytes : GROUP * PANEL;
+    const uint8_t *record = layer->packed + (size_t)(column / PANEL) * groups * bytes;
+    const uint8_t *weights = (bits == 8 ? record : room) + start * 4;
+    const uint16_t *scales = (const uint16_t *)(record + bytes) - (bits == 8 ? PANEL : 2 * PANEL) + start;
+    _Alignas(64) int32_t sums[2][TILE * TILE];
+    V y[TILE];
+    UNROLL for (int m = 0; m < TILE; m++) y[m] = v_zero();
+    for (size_t g = 0; g <= groups; g++) {
+        if (g < groups) {
+            _tile_loadd(4, x + g * GROUP, inputs);
+            _tile_loadd(6, weights + g * step, PANEL * 4);
+            if (g % 2) {
+                _tile_zero(1);
+                _tile_dpbsud(1, 4, 6);
+                _tile_stored(1, sums[1], TILE * 4);
+            } else {
+                _tile_zero(0);
+                _tile_dpbsud(0, 4, 6);
+                _tile_stored(0, sums[0], TILE * 4);
+            }
+        }
+        if (!g) continue;
+        V scale = v_halves(scales), minimum = bits == 8 ? v_zero() : v_halves(scales + PANEL);
+        const int32_t *whole = sums[(g - 1) % 2];
+        UNROLL for (int m = 0; m < TILE; m++)
+            y[m] = add_group(bits, y[m], _mm512_cvtepi32_ps(_mm512_load_si512(whole + m * TILE)), scale, minimum,
+                             grid + (size_t)m * groups + g - 1);
+        scales = (const uint16_t *)((const uint8_t *)scales + bytes);
+    }
+    UNROLL for (int m = 0; m < TILE; m++) {
+        size_t at = (size_t)(line + m) * (size_t)layer->outputs + (size_t)column;
+        v_store(target + at, finished(layer, y[m], column, residual, at));
+    }
+}
+
+static inline __attribute__((always_inline)) AMX void grouped_tiles(const int bits, const struct grouped *layer,
+                                                                    const int8_t *stored, const struct group_grid *grids,
+                                                                    const float *residual, int first, int last, int from,
+                                                                    int to, uint8_t *room, float *target) {
+    size_t inputs = (size_t)layer->inputs, groups = inputs / GROUP, bytes = record_bytes(bits);
+    for (int panel = from; panel < to; panel++) {
+        if (bits < 8)
+            for (size_t g = 0; g < groups; g++)
+                record_weights(layer->packed + ((size_t)panel * groups + g) * bytes, bits, room + g * GROUP * PANEL);
+        for (int line = first; line < last; line += TILE)
+            for (int column = panel * PANEL; column < (panel + 1) * PANEL; column += TILE)
+                grouped_tile(bits, layer, stored + (size_t)line * inputs, grids + (size_t)line * groups, residual, line,
+                             column, room, target);
+    }
+}
+
+static AMX void grouped_amx(const struct grouped *layer, const int8_t *stored, const struct group_grid *grids,
+                            const float *residual, int first, int last, int from, int to, uint8_t *room, float *target) {
+    int tiled = first + (last - first) / TILE * TILE;
+    if (tiled > first) {
+        shape_group_tiles();
+        if (layer->bits == 8)
+            grouped_tiles(8, layer, stored, grids, residual, first, tiled, from, to, room, target);
+        else
+            grouped_tiles(4, layer, stored, grids, residual, first, tiled, from, to, room, target);
+        _tile_release(); /* otherwise every context switch would save them */
+    }
+    if (tiled < last) grouped_vnni(layer, stored, grids, residual, tiled, last, from, to, room, target);
+}
+
+const struct decoder_kernels penstock_decoder_amx = {QUERIES,     quantise_groups, root_norm, norm,
+                                                     grouped_amx, attend,          rotate};
 #endif
