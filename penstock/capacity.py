@@ -3,7 +3,7 @@ generation tokens per second and their times by number of clients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -103,9 +103,18 @@ class TokenCurve(BaseModel):
     """p95 of the time to the first token that `within` keeps: the endpoint's objective, or `first_token_limit`."""
     next_token_objective_milliseconds: float | None = Field(default=None, gt=0)
     """The same of the time between two tokens."""
+    lengths: tuple[tuple[int, int], ...] = ()
+    """Tokens of the prompt and of the answer of the workload's requests, each as likely as it is listed."""
 
     @classmethod
-    def of(cls, points: Iterable[TokenPoint], *, first_token: float | None, next_token: float | None) -> TokenCurve:
+    def of(
+        cls,
+        points: Iterable[TokenPoint],
+        *,
+        first_token: float | None,
+        next_token: float | None,
+        lengths: Sequence[tuple[int, int]] = (),
+    ) -> TokenCurve:
         """A curve with these objectives in milliseconds; None: as one client alone has it, with a margin."""
         ordered = tuple(sorted(points, key=lambda point: point.clients))
         if not ordered:
@@ -114,7 +123,10 @@ class TokenCurve(BaseModel):
         first = first_token or max(LEAST_FIRST_TOKEN, TIMES_OF_ONE * alone.first_token_p95_milliseconds)
         following = next_token or max(LEAST_NEXT_TOKEN, TIMES_OF_ONE * alone.next_token_p95_milliseconds)
         return cls(
-            points=ordered, first_token_objective_milliseconds=first, next_token_objective_milliseconds=following
+            points=ordered,
+            first_token_objective_milliseconds=first,
+            next_token_objective_milliseconds=following,
+            lengths=tuple(lengths),
         )
 
     def meets(self, point: TokenPoint) -> bool:

@@ -272,6 +272,13 @@ class Rollout(Spec):
         le=600,
         description="How long a terminating pod still accepts requests, until the Service has removed it.",
     )
+    finish_seconds: int | None = Field(
+        default=None,
+        ge=5,
+        le=3600,
+        description="How long after that a terminating pod goes on with the requests that it has accepted. Streams "
+        "that are left then end with an error. Default: 35, and 300 for text-generation.",
+    )
 
 
 class GatewayMode(StrEnum):

@@ -228,6 +228,14 @@ class Result(Facts):
     )
     left_out: bool = Field(default=False, description="true: the artefact's report has more than fits here.")
 
+    @property
+    def requests_per_second(self) -> float | None:
+        """Requests per second that one replica takes within the objective, of any task; None: not known."""
+        if self.token_capacity is None:
+            return self.capacity.requests_per_second
+        within = self.token_capacity.curve.within
+        return None if within is None else within.requests_per_second
+
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
         """The result of a manifest."""

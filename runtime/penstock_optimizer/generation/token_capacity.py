@@ -79,12 +79,14 @@ class ClientSteps:
 
     objective: Objective
     points: list[TokenPoint] = field(default_factory=list)
+    lengths: Sequence[tuple[int, int]] = ()
+    """Tokens of prompts and answers."""
 
     @property
     def curve(self) -> TokenCurve:
         """The points so far."""
         first, following = self.objective.first_token_milliseconds, self.objective.next_token_milliseconds
-        return TokenCurve.of(self.points, first_token=first, next_token=following)
+        return TokenCurve.of(self.points, first_token=first, next_token=following, lengths=self.lengths)
 
     def next_clients(self) -> int | None:
         """The number of clients to measure next; None when the curve is complete."""
@@ -113,7 +115,7 @@ def measure_tokens(
 ) -> TokenCurve:
     """The curve of an engine, which is closed afterwards, within `seconds_left`; without points where there was no time
     for one. `lengths`: tokens of prompts and answers, which fit into the engine's pool."""
-    steps = ClientSteps(objective)
+    steps = ClientSteps(objective, lengths=lengths)
     clients = _Clients(engine.vocabulary, lengths)
     loop = GenerationLoop(engine, decode, clients.publish, clients, max_sequences=MOST_CLIENTS)
     clients.loop = loop
