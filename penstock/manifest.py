@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from penstock.capacity import CapacityCurve
+from penstock.capacity import CapacityCurve, TokenCurve
 from penstock.errors import ArtefactError
 from penstock.hardware import CpuIdentity
 from penstock.recipe import EngineName, Plan, Recipe
@@ -322,6 +322,8 @@ class Manifest(Frozen):
     """The fp32 plan: served while the search runs, and the fall-back. Compiled for Inferentia: the chosen one again."""
     candidates: tuple[CandidateFacts, ...]
     capacity: CapacityCurve = CapacityCurve()
+    token_capacity: TokenCurve = TokenCurve()
+    """Only of text generation, which has it instead of `capacity`."""
     gemm: tuple[GemmShare, ...] = ()
     speed_up: dict[int, float] = Field(default_factory=dict)
     """Time of the fp32 reference divided by the time of the chosen plan, by tokens."""

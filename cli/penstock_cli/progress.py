@@ -188,6 +188,8 @@ def show_result(
                 "capacity",
                 f"p95 stays under {p95_objective_milliseconds:g} ms up to {rate:.0f} requests/s ({manifest.workload})",
             )
+    if manifest.token_capacity.points:
+        fact("capacity", f"{manifest.token_capacity.summary} ({manifest.workload})")
     if manifest.serving_rss_bytes:
         fact("memory", f"{bytes_text(manifest.serving_rss_bytes)} resident while serving")
     for finding in manifest.findings:

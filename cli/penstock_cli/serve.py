@@ -133,7 +133,8 @@ class ServeSession:
 
     def _add_objective_bucket(self, endpoint: ModelEndpoint) -> None:
         """Add a boundary at the endpoint's objective to the duration histogram, unless the settings have one."""
-        latency = endpoint.spec.objective.latency
+        objective = endpoint.spec.objective
+        latency = objective.time_to_first_token or objective.latency
         if latency is not None and self._settings.observation.objective_p95_milliseconds is None:
             observation = self._settings.observation.model_copy(
                 update={"objective_p95_milliseconds": latency.p95_milliseconds}

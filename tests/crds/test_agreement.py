@@ -73,6 +73,8 @@ GOOD: list[tuple[str, Case]] = [
             ("spec.objective.latency", {"p95Milliseconds": 20.0}),
             ("spec.objective", {"latency": {"p95Milliseconds": 0.5}, "throughput": {"requestsPerSecond": 1}}),
             ("spec.workload", {"sequenceLengths": [8, 8, 1_000_000], "texts": ["ü" * 8192, "x"]}),
+            ("spec", {"model": "hf://a/b", "task": "text-generation", "objective": {"tokensPerSecond": 90}}),
+            ("spec", {"model": "hf://a/b", "task": "text-generation", "workload": {"lengths": "prompt,output\n8,9\n"}}),
             ("spec.workload", {"textsFrom": {"configMapName": "texts"}}),
             ("spec.workload", {"texts": [], "textsFrom": {"configMapName": "texts", "key": "a_b.txt"}}),
             ("spec.optimization", {"mode": "Pinned", "artefact": DIGEST}),

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from penstock.capacity import TokenCurve
+from penstock.errors import SpecError
 from penstock.planning.neuron import NeuronGeneration
-from penstock.resources.endpoint import OptimizationMode
+from penstock.resources.endpoint import Objective, OptimizationMode
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import Phase
-from penstock.resources.result import CapacityFacts, Result
+from penstock.resources.result import CapacityFacts, Result, TokenCapacityFacts
 from penstock.tasks import TaskName
 from penstock_operator.plan.conditions import Finding, Reason, no, sentence, stopped, unknown, yes
 from penstock_operator.plan.endpoint import ParsedEndpoint, refusal, refused_store
@@ -211,6 +213,9 @@ def accuracy(wanted: OptimizationState | None, serving: ServingChoice | None) ->
     return yes(Reason.WITHIN_BUDGET, verdict or f"Judged on {result.accuracy.texts} texts.")
 
 
+NOT_MEASURED = "The capacity of this plan was not measured: the time budget was too short."
+
+
 def objective(
     endpoint: ParsedEndpoint, serving: ServingChoice | None, pinned: Finding, verdicts: Sequence[PinVerdict]
 ) -> Finding:
@@ -223,7 +228,7 @@ def objective(
             f"{_pods([verdict.pod for verdict in wrong])} on {wrong[0].node}: {stopped(wrong[0].wrong_cpu)} "
             "Narrow the hardware class to nodes of one kind.",
         )
-    if wishes.latency is None and wishes.throughput is None:
+    if wishes.latency is None and wishes.throughput is None and not wishes.is_for_tokens:
         return yes(Reason.NO_OBJECTIVE, "The spec states none: the best of latency and throughput serves.")
     if serving is None or serving.result is None:
         return unknown(Reason.NOT_MEASURED, "What serves, if anything, was not measured.")
@@ -237,12 +242,12 @@ def objective(
             "The optimisation job did not own its cores, so its figures mean little. Run the nodes of this class with "
             f"cpuManagerPolicy: static, then: kubectl delete optimizedmodel {serving.optimized_model}.",
         )
+    if endpoint.spec.task is TaskName.TEXT_GENERATION:
+        return _token_objective(wishes, serving.result.token_capacity)
     capacity = serving.result.capacity
     rate = capacity.requests_per_second
     if capacity.p95_objective_milliseconds is None or (rate is None and not capacity.points):
-        return unknown(
-            Reason.NOT_MEASURED, "The capacity of this plan was not measured: the time budget was too short."
-        )
+        return unknown(Reason.NOT_MEASURED, NOT_MEASURED)
     if rate is None:
         return no(
             Reason.OBJECTIVE_MISSED,
@@ -257,6 +262,33 @@ def objective(
             f"{sentence(keeps)} objective.throughput asks for {asked:g}: give it more cores, or ask for less of one "
             "replica and let scaling add more.",
         )
+    return yes(Reason.MEASURED, sentence(keeps))
+
+
+def _token_objective(wishes: Objective, capacity: TokenCapacityFacts | None) -> Finding:
+    """The same for text generation: the limits of time, and the rates within them."""
+    curve = TokenCurve() if capacity is None else capacity.curve
+    best = curve.within
+    if not curve.points:
+        return unknown(Reason.NOT_MEASURED, NOT_MEASURED)
+    if best is None:
+        return no(
+            Reason.OBJECTIVE_MISSED,
+            f"{sentence(curve.summary)} Give it more cores, a smaller model, shorter prompts, or a longer "
+            "objective.timeToFirstToken or objective.timePerOutputToken.",
+        )
+    keeps = f"one replica generates {curve.summary}"
+    asked = wishes.throughput.requests_per_second if wishes.throughput is not None else None
+    for name, wanted, reached in (
+        ("tokensPerSecond", wishes.tokens_per_second, best.tokens_per_second),
+        ("throughput", asked, best.requests_per_second),
+    ):
+        if wanted is not None and reached < wanted:
+            return no(
+                Reason.OBJECTIVE_MISSED,
+                f"{sentence(keeps)} objective.{name} asks for {wanted:g}, and it reaches {reached:.4g}: give it more "
+                "cores, or ask for less of one replica and let scaling add more.",
+            )
     return yes(Reason.MEASURED, sentence(keeps))
 
 

@@ -121,13 +121,20 @@ def _why_worse(new: OptimizationState, old: OptimizationState) -> str:
     alike = now_on is before_on and (now_on is not None or found.cpu.isa is present.cpu.isa)
     if _without_toolchain(new.spec) != _without_toolchain(old.spec) or not alike:
         return ""
-    now, before = found.capacity.requests_per_second, present.capacity.requests_per_second
-    if before and (now is None or now < WORSE_SHARE * before):
-        return (
-            f"the new result takes {0 if now is None else now:.4g} requests/s within the objective, "
-            f"and what serves takes {before:.4g}"
-        )
+    for unit, now, before in (
+        ("requests/s", found.capacity.requests_per_second, present.capacity.requests_per_second),
+        ("tokens/s", _tokens_per_second(found), _tokens_per_second(present)),
+    ):
+        if before and (now is None or now < WORSE_SHARE * before):
+            return (
+                f"the new result takes {0 if now is None else now:.4g} {unit} within the objective, "
+                f"and what serves takes {before:.4g}"
+            )
     return ""
+
+
+def _tokens_per_second(result: Result) -> float | None:
+    return None if result.token_capacity is None else result.token_capacity.tokens_per_second
 
 
 def _without_toolchain(spec: OptimizedModelSpec) -> object:

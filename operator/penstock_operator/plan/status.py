@@ -371,7 +371,7 @@ def _with_cost(state: EndpointState, shown: PlanStatus | None, replicas: int) ->
         return shown
     price = hardware.price
     per_hour = price.per_core_hour * serving.cores
-    rate = serving.result.capacity.requests_per_second if serving.result is not None else None
+    rate = serving.result.requests_per_second if serving.result is not None else None
     planned = (rate or 0.0) * state.endpoint.spec.scaling.headroom
     return shown.model_copy(
         update={

@@ -81,19 +81,36 @@ def answer_milliseconds(speed: GenerationSpeed) -> float:
     return speed.first_token_milliseconds + (speed.output_tokens - 1) * speed.next_token_p50_milliseconds
 
 
+def time_over_limit(speed: GenerationSpeed, objective: Objective) -> float:
+    """The largest ratio of a measured time to its limit, both p95 where there is one; 1 within all limits."""
+    limits = (
+        (speed.first_token_milliseconds, objective.first_token_milliseconds),
+        (speed.next_token_p95_milliseconds, objective.next_token_milliseconds),
+    )
+    return max([1.0, *(measured / limit for measured, limit in limits if limit is not None)])
+
+
 def best(measured: Sequence[CandidateFacts], objective: Objective) -> CandidateFacts:
-    """The best of candidates with a speed. With an objective on throughput alone by tokens per second, otherwise by the
-    time of one client's answer; where these are within `NEAR`, the other one decides."""
-    by_rate_first = objective.throughput is not None and objective.latency is None
+    """The best of candidates with a speed, by criteria in order; where candidates are within `NEAR`, the next decides.
 
-    def costs(facts: CandidateFacts) -> tuple[float, float]:
+    First, where the objective limits the time to the first token or between tokens, what a client alone waits beyond
+    the limit. Then the time of one client's answer, and tokens per second of many; in the other order with an objective
+    on tokens per second, or on throughput without latency.
+    """
+    asks_for_rate = objective.tokens_per_second is not None
+    by_rate_first = asks_for_rate or (objective.throughput is not None and objective.latency is None)
+
+    def costs(facts: CandidateFacts) -> tuple[float, float, float]:
         assert facts.generation is not None  # noqa: S101 - the caller gives measured ones
-        alone, shared = answer_milliseconds(facts.generation), 1 / facts.generation.tokens_per_second
-        return (shared, alone) if by_rate_first else (alone, shared)
+        speed = facts.generation
+        over, alone, shared = time_over_limit(speed, objective), answer_milliseconds(speed), 1 / speed.tokens_per_second
+        return (over, shared, alone) if by_rate_first else (over, alone, shared)
 
-    lowest = min(costs(facts)[0] for facts in measured)
-    near = [facts for facts in measured if costs(facts)[0] <= lowest * (1 + NEAR)]
-    return min(near, key=lambda facts: costs(facts)[1])
+    left = list(measured)
+    for criterion in range(2):
+        lowest = min(costs(facts)[criterion] for facts in left)
+        left = [facts for facts in left if costs(facts)[criterion] <= lowest * (1 + NEAR)]
+    return min(left, key=lambda facts: costs(facts)[2])
 
 
 def concluded(measured: Sequence[CandidateFacts], chosen: CandidateFacts) -> tuple[CandidateFacts, ...]:

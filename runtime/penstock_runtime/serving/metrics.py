@@ -19,7 +19,7 @@ from penstock import __version__
 from penstock_runtime.engines.base import DeviceState
 from penstock_runtime.host import read_throttling
 from penstock_runtime.serving.device_metrics import device_families
-from penstock_runtime.serving.generation_metrics import GenerationMetrics
+from penstock_runtime.serving.generation_metrics import FIRST_TOKEN_SECONDS, GenerationMetrics
 from penstock_runtime.serving.predictor import Answer
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from penstock_runtime.serving.tally import Tally
@@ -67,7 +67,7 @@ class ServerMetrics:
         self._batch_rows = Tally(ROWS)
         self._batch_tokens = {"real": 0, "padding": 0}
         self._cache: dict[tuple[str, str], int] = {}
-        self.generation = GenerationMetrics()
+        self.generation = GenerationMetrics(with_objective(FIRST_TOKEN_SECONDS, objective))
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
         ProcessCollector(registry=self.registry)

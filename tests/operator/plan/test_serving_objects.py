@@ -13,7 +13,6 @@ from penstock_operator.plan import names
 from penstock_operator.plan.credentials import KEYS
 from penstock_operator.plan.installation import PlanSettings, StoreVolume
 from penstock_operator.plan.observed import DesiredScale, Ref
-from penstock_operator.plan.serving_objects import Drain
 from tests.operator.plan.kube import SETTINGS, Json, Kube, hardware_class, reference, result
 
 
@@ -177,12 +176,21 @@ def test_runtime_and_job_parse_the_variables_of_their_pods() -> None:
     assert str(job.texts) == "/etc/penstock/texts.txt"
 
 
-@pytest.mark.parametrize("seconds", [0, 5, 20, 600])
-def test_a_pod_drains_within_its_grace_period(seconds: int) -> None:
-    drain = Drain.of(seconds)
-    assert drain.delay < drain.limit < drain.grace
-    pod = Kube(rollout={"drainSeconds": seconds}).optimised().deployment["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] == drain.grace
+@pytest.mark.parametrize(
+    ("task", "rollout", "limit"),
+    [
+        ("text-classification", {"drainSeconds": 0}, 35),
+        ("text-classification", {"drainSeconds": 600}, 635),
+        ("text-classification", {"finishSeconds": 60}, 80),
+        ("text-generation", {}, 320),
+        ("text-generation", {"drainSeconds": 5, "finishSeconds": 5}, 10),
+    ],
+)
+def test_a_pod_drains_within_its_grace_period(task: str, rollout: dict[str, int], limit: int) -> None:
+    made = Kube(task=task, rollout=rollout).optimised().deployment
+    pod = made["spec"]["template"]["spec"]
+    assert env_of(made)["PENSTOCK_DRAIN_LIMIT_SECONDS"] == str(limit)
+    assert pod["terminationGracePeriodSeconds"] > limit > int(env_of(made)["PENSTOCK_DRAIN_DELAY_SECONDS"])
 
 
 def test_rollouts_remove_no_pod_before_a_new_one_serves() -> None:

@@ -10,6 +10,8 @@ import pytest
 from penstock.errors import ArtefactError, HostError
 from penstock.manifest import Manifest, Outcome
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.result import Result
+from penstock_optimizer.generation import token_capacity
 from penstock_optimizer.job import generation
 from penstock_optimizer.job.optimise import optimise, prepare
 from penstock_runtime.generation.engine import Row, StepEngine
@@ -49,6 +51,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
         patch.setattr(generation, "PROMPTS", 8)
         patch.setattr(generation, "LEAST_PROMPTS", 8)
         patch.setattr(generation, "CONTINUATION", 4)
+        patch.setattr(token_capacity, "LEAST_SECONDS", 0.1)
+        patch.setattr(token_capacity, "MOST_CLIENTS", 4)
         finished = optimise(chat, store=root / "store", models=root / "models", budget_seconds=BUDGET_SECONDS)
     return root / "baseline", finished, root
 
@@ -79,6 +83,19 @@ def test_the_search_judges_and_times_every_candidate(folders: tuple[Path, Path, 
     assert not manifest.cut_short
     assert sum(one.outcome is Outcome.CHOSEN for one in manifest.candidates) == 1
     assert "tokens/s with 8 clients" in (folders[1] / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_capacity_of_a_replica_is_measured_in_tokens(folders: tuple[Path, Path, Path]) -> None:
+    manifest = Manifest.load(folders[1])
+    curve = manifest.token_capacity
+    assert curve.points[0].clients == 1
+    assert curve.within is not None
+    assert curve.summary
+    result = Result.of(manifest)
+    assert result.token_capacity is not None
+    assert len(result.token_capacity.points) == len(curve.points)
+    assert "output tokens/s" in (folders[1] / "report.html").read_text(encoding="utf-8")
+    assert not [finding for finding in manifest.findings if "capacity" in finding]
 
 
 def test_the_artefact_holds_tokenizer_template_and_defaults(folders: tuple[Path, Path, Path]) -> None:
