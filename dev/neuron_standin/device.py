@@ -67,16 +67,6 @@ class Compiled(torch.nn.Module):
         return torch.ops.neuron.forward_v2_1(inputs, self.metadata, self.handle)
 
 
-class OnHost(torch.nn.Module):
-    """The whole traced model: what stays on the host, if anything, then the device."""
-
-    def __init__(self, device: Any, host: Any) -> None:
-        super().__init__()
-        self.device = device
-        if host is not None:
-            self.host = host
-
-
 def compiled_module(
     program: Any, metadata: dict[str, Any], outputs: Sequence[str] | int, host: Any = None, embedded: int = 0
 ) -> Any:
@@ -85,10 +75,21 @@ def compiled_module(
     `program`: the traced CPU module that gives the device's answers; `outputs`: names (answers are a dict), a number
     (a tuple) or 0 (one tensor); `host`: a traced module whose `embedded` outputs are further inputs of the program.
     """
+
+    class OnHost(torch.nn.Module):
+        """The whole: what stays on the host, if anything, then the device. TorchScript gives instances of one class
+        the same methods: each module has a class of its own."""
+
+        def __init__(self, device: Any) -> None:
+            super().__init__()
+            self.device = device
+            if host is not None:
+                self.host = host
+
     buffer = io.BytesIO()
     torch.jit.save(program, buffer)
     neff = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-    module = torch.jit.script(OnHost(torch.jit.script(Compiled(neff, json.dumps(metadata))), host))
+    module = torch.jit.script(OnHost(torch.jit.script(Compiled(neff, json.dumps(metadata)))))
     names = [f"a{index}" for index in range(len(metadata["inputs"]))]
     given = list(names)
     lines = [f"def forward(self, {', '.join(f'{name}: Tensor' for name in names)}):"]
