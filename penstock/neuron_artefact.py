@@ -10,12 +10,16 @@ of the runtime reads it:
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pathlib import Path
 
+from pydantic import Field, ValidationError, model_validator
+
+from penstock.errors import ArtefactError
 from penstock.manifest import Frozen
 from penstock.planning.neuron import NeuronGeneration
 
 NEURON_FILE = "neuron.json"
+_AGAIN = "Run penstock optimize again"
 
 
 class NeuronBucket(Frozen):
@@ -75,6 +79,25 @@ class CompiledModel(Frozen):
         if len({(one.batch, one.tokens) for one in self.buckets}) < len(self.buckets):
             raise ValueError("two buckets have the same shape")
         return self
+
+    @classmethod
+    def load(cls, path: Path) -> CompiledModel:
+        """Read a `neuron.json`. ArtefactError if it is not valid, or a file that it names is missing."""
+        try:
+            model = cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise ArtefactError(f"{path} cannot be read ({error.strerror})", remedy=_AGAIN) from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the whole"
+            raise ArtefactError(
+                f"{path} is not what this version reads ({where}: {first['msg']})", remedy=f"{_AGAIN} with this version"
+            ) from error
+        files = [bucket.file for bucket in model.buckets] + ([] if model.fence is None else [model.fence.file])
+        for name in files:
+            if not (path.parent / name).is_file():
+                raise ArtefactError(f"{path.parent / name} is missing", remedy=_AGAIN)
+        return model
 
     def bucket_for(self, rows: int, tokens: int) -> NeuronBucket | None:
         """The smallest bucket that holds `rows` rows of `tokens` tokens; None: none does."""

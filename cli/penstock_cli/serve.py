@@ -48,7 +48,7 @@ from penstock_runtime.logs import configure_logs
 from penstock_runtime.models.fetching import FetchProgress as Transfer
 from penstock_runtime.serving.generation_model import load_generation_artefact
 from penstock_runtime.serving.lifecycle import AnyModel, AnyPredictor, replace_model, serve_while, start_model
-from penstock_runtime.serving.loaded_model import Which, load_artefact
+from penstock_runtime.serving.loaded_model import Which, is_on_device, load_artefact
 from penstock_runtime.serving.server import Server, request_limits
 from penstock_runtime.serving.status import OptimizationProgress, ServerStatus
 from penstock_runtime.settings import Settings
@@ -111,7 +111,7 @@ class ServeSession:
             name, task, cores = (
                 self._options.target.resolve().name,
                 manifest.task,
-                self._options.cores or manifest.cores,
+                None if is_on_device(manifest.chosen.plan) else self._options.cores or manifest.cores,
             )
         else:
             self._endpoint = ModelEndpoint.from_file(self._options.target)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from enum import StrEnum
 
-from penstock.errors import ArtefactError, HostError, PenstockError
+from penstock.errors import ArtefactError, DeviceUnavailable, HostError, PenstockError
 
 
 class Failure(StrEnum):
@@ -63,7 +63,7 @@ _CODES = {
 _HARDWARE_CODES = range(1200, 1210)
 _NAMES = {"NRT_TIMEOUT": Failure.TIMED_OUT, "NRT_EXEC_HW_ERR": Failure.HARDWARE, "NRT_RESOURCE": Failure.DEVICE_MEMORY}
 _NAME = re.compile(r"\bNRT_[A-Z_]+")
-_CODE = re.compile(r"(?:\b(?:status|err|error|code)\b(?:\s+code)?\s*[:=]?\s*|\bNRT_[A-Z_]+\s*\()(\d{1,4})\b", re.IGNORECASE)
+_CODE = re.compile(r"(?:\b(?:status|err|code)\s*[:=]?\s*|\bNRT_[A-Z_]+\s*\(\s*)(\d{1,4})\b", re.IGNORECASE)
 
 
 def failure_in(text: str) -> Failure | None:
@@ -92,12 +92,6 @@ def failure_of(message: str, lines: Iterable[str]) -> Failure:
     return Failure.OTHER if found is None else found
 
 
-class DeviceUnavailable(HostError):
-    """The cores of the device are taken, or all have failed. Another node, or a later start, may have working ones."""
-
-    temporary = True
-
-
 def start_error(failure: Failure, details: str, *, visible: str) -> PenstockError:
     """The error of a start that failed. `details`: what the runtime wrote; `visible`: NEURON_RT_VISIBLE_CORES."""
     cores = f"NEURON_RT_VISIBLE_CORES is {visible}" if visible else "NEURON_RT_VISIBLE_CORES is not set"
@@ -110,8 +104,8 @@ def start_error(failure: Failure, details: str, *, visible: str) -> PenstockErro
         case Failure.NO_DEVICE | Failure.NOT_OPENED:
             return HostError(
                 f"no Neuron device can be used here ({cores}): {details}",
-                remedy="Run it on an Inferentia instance, in a container with /dev/neuron0 (in Kubernetes a resource of "
-                "the Neuron device plugin, such as aws.amazon.com/neuron: 1)",
+                remedy="Run it on an Inferentia instance, in a container with /dev/neuron0 (in Kubernetes a resource "
+                "of the Neuron device plugin, such as aws.amazon.com/neuron: 1)",
             )
         case Failure.NO_DRIVER:
             return HostError(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
-from penstock.errors import ArtefactError, MissingPackage, PenstockError
+from penstock.errors import ArtefactError, DeviceUnavailable, MissingPackage, PenstockError
 from penstock.logs import log_event
 from penstock.manifest import Axes, GraphIO
 from penstock.neuron_artefact import CompiledModel
@@ -22,7 +22,7 @@ from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.recipe import Recipe
 from penstock_runtime.engines.base import DeviceState, EngineFacts, Streams, Threads
 from penstock_runtime.engines.neuron.copies import Copies, Place
-from penstock_runtime.engines.neuron.device_errors import DeviceUnavailable, start_error
+from penstock_runtime.engines.neuron.device_errors import start_error
 from penstock_runtime.engines.neuron.fence import Fence, largest_error, read_fence
 from penstock_runtime.engines.neuron.process import NeuronProcess, ProcessEnded, RunFailed, StartFailed, start
 from penstock_runtime.engines.neuron.shapes import Part, bucket_grid, divide, padded_inputs, real_tokens
@@ -120,6 +120,12 @@ class NeuronEngine:
         if self._process is not None:
             self._process.close()
 
+    @property
+    def pid(self) -> int:
+        """Of the process that owns the device."""
+        assert self._process is not None  # noqa: S101 - set by `begin`
+        return self._process.pid
+
     def begin(self, process: NeuronProcess, details: Mapping[str, Any], fence: Fence | None) -> None:
         """Take runs from now on, after comparing each copy with fp32.
 
@@ -127,13 +133,12 @@ class NeuronEngine:
         """
         self._process = process
         self._details = dict(details)
-        if fence is not None:
-            self._details["largest_relative_error"] = self._compare(fence)
+        if fence is not None and self._model.fence is not None:
+            self._details["largest_relative_error"] = self._compare(fence, self._model.fence.max_relative_error)
 
     def child_ended(self, reason: str) -> None:
         """No copy is left: the child has ended. From any thread."""
-        for copy in range(self._copies.count):
-            self._take_out(copy, reason)
+        self._take_out(range(self._copies.count), reason)
 
     def _run_part(self, batch: Batch, part: Part, tokens: int) -> Outputs:
         inputs = padded_inputs(self._model, batch, part)
@@ -149,7 +154,7 @@ class NeuronEngine:
                         f"neuron: {error.details}", remedy="Report it with the model and the input"
                     ) from error
                 # The run is repeated on another copy.
-                self._take_out(place.copy, f"{error.failure.value}: {error.details}")
+                self._take_out([place.copy], f"{error.failure.value}: {error.details}")
             except ProcessEnded as error:
                 with self._changed:
                     self._errors["process-ended"] += 1
@@ -174,19 +179,20 @@ class NeuronEngine:
                     return place
                 self._changed.wait()
 
-    def _take_out(self, copy: int, reason: str) -> None:
+    def _take_out(self, copies: Iterable[int], reason: str) -> None:
+        """Take copies out of service."""
         with self._changed:
-            if not self._copies.fail(copy, reason):
-                return
-            left = self._copies.in_service
+            failed = [copy for copy in copies if self._copies.fail(copy, reason)]
+            left, call = self._copies.in_service, self._on_lost
             self._changed.notify_all()
-            call = self._on_lost
+        if not failed:
+            return
         logger.error(
-            "copy %d of %d is out of service: %s",
-            copy,
+            "%d of %d copies of the model are left in service: %s",
+            left,
             self._copies.count,
             reason,
-            extra=log_event("NeuronCoreFailed", reason="CopyOutOfService"),
+            extra=log_event("NeuronCoreFailed", object=", ".join(f"copy {copy}" for copy in failed)),
         )
         if not left and call is not None:
             call(self._lost_error())
@@ -198,53 +204,47 @@ class NeuronEngine:
             remedy="The pod starts again; if it fails again, replace the node (condition NeuronHealth, `neuron-ls`)",
         )
 
-    def _compare(self, fence: Fence) -> float:
+    def _compare(self, fence: Fence, limit: float) -> float:
         """The largest relative error of the copies that stay in service."""
-        assert self._model.fence is not None  # noqa: S101 - the fence was read from it
-        limit, rows = self._model.fence.max_relative_error, fence.batch.input_ids.shape[0]
-        tokens = fence.batch.input_ids.shape[1]
-        errors = [0.0] * self._copies.count
+        errors: dict[int, float] = {}
         for copy in range(self._copies.count):
-            for index, bucket in enumerate(self._model.buckets):
-                if bucket.tokens < tokens:
-                    continue
-                found = []
-                for start_row in range(0, rows, bucket.batch):
-                    part = Part(start_row, min(bucket.batch, rows - start_row), index)
-                    inputs = padded_inputs(self._model, fence.batch, part)
-                    found.append(self._run_on(Place(copy, 0), part, tokens, inputs))
-                joined = {name: np.concatenate([one[name] for one in found]) for name in self._io.outputs}
-                errors[copy] = max(errors[copy], largest_error(fence, self._io, joined))
-        good = [error for error in errors if error <= limit]
+            try:
+                errors[copy] = self._error_of(copy, fence)
+            except RunFailed as error:
+                self._take_out([copy], f"{error.failure.value}: {error.details}")
+            except ProcessEnded as error:
+                self.child_ended(str(error))
+        good = [difference for difference in errors.values() if difference <= limit]
+        if not errors:
+            raise self._lost_error()
         if not good:
             raise ArtefactError(
-                f"the compiled model differs from fp32 by {min(errors):.3g} on this device, and {limit:.3g} is allowed",
-                remedy="Optimise it again; if it repeats, set optimization.precisions to fp32 and report it",
+                f"the compiled model's answers differ from fp32 by {min(errors.values()):.3g} on this device, and "
+                f"{limit:.3g} is allowed",
+                remedy="Optimise it again; if it repeats, set optimization.precisions to fp32, and report it",
             )
-        for copy, error in enumerate(errors):
-            if error > limit:
-                self._take_out(copy, f"wrong answers: they differ from fp32 by {error:.3g}, the others by {max(good):.3g}")
+        for copy, difference in errors.items():
+            if difference > limit:
+                self._take_out(
+                    [copy], f"wrong answers: they differ from fp32 by {difference:.3g}, and {limit:.3g} is allowed"
+                )
         return max(good)
 
-
-def read_compiled(path: Path) -> CompiledModel:
-    """Read a `neuron.json`; ArtefactError if it cannot be read, or a file that it names is missing."""
-    try:
-        model = CompiledModel.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ArtefactError(f"{path} cannot be read ({error.strerror})", remedy="Run penstock optimize again") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the whole"
-        raise ArtefactError(
-            f"{path} is not what this version reads ({where}: {first['msg']})",
-            remedy="Run penstock optimize again with this version",
-        ) from error
-    files = [bucket.file for bucket in model.buckets] + ([] if model.fence is None else [model.fence.file])
-    for name in files:
-        if not (path.parent / name).is_file():
-            raise ArtefactError(f"{path.parent / name} is missing", remedy="Run penstock optimize again")
-    return model
+    def _error_of(self, copy: int, fence: Fence) -> float:
+        """The largest relative error of a copy, in all shapes that hold the stored inputs."""
+        rows, tokens = fence.batch.input_ids.shape
+        worst = 0.0
+        for index, bucket in enumerate(self._model.buckets):
+            if bucket.tokens < tokens:
+                continue
+            found = []
+            for start_row in range(0, rows, bucket.batch):
+                part = Part(start_row, min(bucket.batch, rows - start_row), index)
+                inputs = padded_inputs(self._model, fence.batch, part)
+                found.append(self._run_on(Place(copy, 0), part, tokens, inputs))
+            joined = {name: np.concatenate([one[name] for one in found]) for name in self._io.outputs}
+            worst = max(worst, largest_error(fence, self._io, joined))
+        return worst
 
 
 def check_packages(model: CompiledModel, installed: Mapping[str, str], python: Path) -> None:
@@ -290,10 +290,10 @@ def _check_io(path: Path, model: CompiledModel, io: GraphIO) -> None:
 def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads) -> NeuronEngine:
     """See `load_engine`. `path`: `neuron.json`; `threads`: copies and cores of each as planned.
 
-    As many copies are loaded as the granted cores hold. MissingPackage: no (usable) Neuron package. HostError: no device
+    As many copies are loaded as the granted cores hold. MissingPackage: no usable Neuron package. HostError: no device,
     or too few cores; DeviceUnavailable, which is temporary: the cores stay taken by another process.
     """
-    model = read_compiled(path)
+    model = CompiledModel.load(path)
     _check_io(path, model, io)
     variables = NeuronVariables.read(os.environ)
     if variables.neuron_target not in {None, model.target}:
@@ -309,7 +309,7 @@ def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads) -> NeuronEng
             f"the model was compiled for {model.cores_per_model} NeuronCores, and {cores} are granted",
             remedy=f"Grant {model.cores_per_model} cores, or optimise it again for {cores}",
         )
-    python = variables.neuron_python
+    python = variables.neuron_python or Path(sys.executable)
     facts = EngineFacts(
         "neuron",
         model.packages.get(PACKAGE[model.target], model.sdk),

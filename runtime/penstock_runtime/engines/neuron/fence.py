@@ -3,8 +3,8 @@
 The guard of the optimisation compares a compiled model with fp32 where it was compiled, on a host without the device.
 So the device's own answers are compared here, on each copy and in each shape.
 
-The file has the int32 arrays `input_ids`, `attention_mask` and `token_type_ids` [rows, tokens], padded on the right, and
-one float32 array `output:NAME` for each output, without padded rows: [rows, ...], [rows, tokens, ...] or [masks, ...].
+The file has the int32 arrays `input_ids`, `attention_mask` and `token_type_ids` [rows, tokens], padded on the right,
+and one float32 array `output:NAME` for each output: [rows, ...], [rows, tokens, ...] or [masks, ...].
 """
 
 from __future__ import annotations

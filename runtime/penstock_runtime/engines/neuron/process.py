@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import PenstockError, printable
+from penstock.errors import printable
 from penstock.logs import log_event
 from penstock_runtime.engines.neuron.copies import Place
 from penstock_runtime.engines.neuron.device_errors import Failure, failure_in, failure_of
-from penstock_runtime.engines.neuron.worker import receive, send
 from penstock_runtime.engines.neuron.shapes import Int32
+from penstock_runtime.engines.neuron.worker import receive, send
 from penstock_runtime.rows import Float
 
 logger = logging.getLogger("penstock.neuron")
@@ -104,7 +104,9 @@ class NeuronProcess:
         self._line_count = 0
         self._closing = False
         self._watcher: threading.Thread | None = None
-        self._reader = threading.Thread(target=self._read_lines, args=(reading,), name="penstock-neuron-log", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read_lines, args=(reading,), name="penstock-neuron-log", daemon=True
+        )
         self._reader.start()
 
     @property
@@ -154,9 +156,7 @@ class NeuronProcess:
         )
         self._watcher.start()
 
-    def run(
-        self, place: Place, file: int, rows: int, tokens: int, inputs: Sequence[Int32]
-    ) -> list[Float]:
+    def run(self, place: Place, file: int, rows: int, tokens: int, inputs: Sequence[Int32]) -> list[Float]:
         """Run a batch, padded to the shape of the file; the outputs of its `rows` real rows and `tokens`, float32, each
         its own memory. Blocks. RunFailed, ProcessEnded."""
         connection = self._connections[place.copy * self._places + place.number]

@@ -84,9 +84,7 @@ def divide(model: CompiledModel, rows: int, tokens: int) -> tuple[Part, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _divided(
-    buckets: tuple[NeuronBucket, ...], constant: float, rows: int, tokens: int
-) -> tuple[int, ...] | None:
+def _divided(buckets: tuple[NeuronBucket, ...], constant: float, rows: int, tokens: int) -> tuple[int, ...] | None:
     """Indices of the buckets with the lowest total cost, the largest first; None if no bucket is long enough."""
     # Of each batch size the shortest bucket that is long enough.
     usable: dict[int, int] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,10 +29,10 @@ class NeuronVariables(Variables):
         ge=1,
         le=1024,
     )
-    neuron_python: Path = setting(
-        Path(sys.executable),
-        "Interpreter with torch and its Neuron package, for the process that owns the device. The images set it; "
-        "default: the server's own.",
+    neuron_python: Path | None = setting(
+        None,
+        "Interpreter with torch and its Neuron package, for the process that owns the device. The images set it. None: "
+        "the server's own.",
     )
     neuron_start_seconds: float = setting(
         60.0,
@@ -54,7 +53,9 @@ def visible_cores(text: str) -> tuple[int, ...]:
             )
         cores += range(int(first), int(last or first) + 1)
     if len(set(cores)) < len(cores):
-        raise SettingError(f"{VISIBLE_CORES} is {text!r}: a core is named twice", field=VISIBLE_CORES, remedy="Name it once")
+        raise SettingError(
+            f"{VISIBLE_CORES} is {text!r}: a core is named twice", field=VISIBLE_CORES, remedy="Name it once"
+        )
     return tuple(cores)
 
 

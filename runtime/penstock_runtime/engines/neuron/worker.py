@@ -2,7 +2,7 @@
 
 Started by `process.py` as `python worker.py CONTROL PLACE...`, with the numbers of open sockets: one for control, and
 one for each run that may be in progress. It needs torch and one of AWS's packages, and nothing of Penstock: it may run
-in another interpreter (`PENSTOCK_NEURON_PYTHON`), of Python 3.9 or newer.
+in another interpreter (`PENSTOCK_NEURON_PYTHON`), of Python 3.10 or newer.
 
 Messages are a length (4 bytes, big-endian), a JSON object of that length, and as many bytes as its field `bytes` has.
 
@@ -127,7 +127,7 @@ class Worker:
         outputs = self._forward(copy, header["file"], inputs)
         rows, tokens = header["rows"], header["tokens"]
         trimmed = []
-        for (_, axes), values in zip(self._given["outputs"], outputs):
+        for (_, axes), values in zip(self._given["outputs"], outputs, strict=True):
             real = values[:rows] if axes == "row" else values[:rows, :tokens]
             if axes == "masks":
                 ids = inputs[self._given["inputs"].index("input_ids"), :rows, :tokens]
@@ -145,7 +145,7 @@ class Worker:
             started = time.perf_counter()
             try:
                 outputs = self.run(copy, header, data)
-            except Exception as error:  # noqa: BLE001 - the packages raise any; the parent decides by its text
+            except Exception as error:  # the packages raise any; the parent decides by its text
                 send(connection, {"error": described(error)})
                 continue
             seconds = time.perf_counter() - started
@@ -187,7 +187,7 @@ def main() -> None:
                 worker.load(copy, file)
                 worker.first_run(copy, file)
                 send(control, {"loaded": [copy, file]})
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent reports it
+    except Exception as error:  # whatever it is, the parent reports it
         send(control, {"failed": {"stage": stage, **described(error)}})
         return
     for number, place in enumerate(places):
