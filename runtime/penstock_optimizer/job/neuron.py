@@ -21,7 +21,7 @@ from pathlib import Path
 from penstock.errors import NoCandidateWithinBudget, OptimizationError, OutOfMemory
 from penstock.manifest import Axes, CandidateFacts, Manifest, Outcome, ReasonCode, ServedModel
 from penstock.neuron_artefact import NEURON_FILE, CompiledModel, NeuronBucket, NeuronFence
-from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
+from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration, buckets
 from penstock.planning.published import family_of, published_rows
 from penstock.recipe import LARGEST_PADDING_SHARE, Batching, Plan, Precision, Recipe
 from penstock.resources.endpoint import NoCandidate, OptimizationMode
@@ -42,6 +42,7 @@ from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.neuron.fence import Fence, largest_error, write_fence
 from penstock_runtime.host.cgroup import HostMemory
 from penstock_runtime.rows import Row
+from penstock_runtime.tasks.base import Prepared
 from penstock_runtime.tasks.factory import head_of, make_task
 
 BUCKET_SECONDS = 1800.0
@@ -82,7 +83,7 @@ class NeuronOptimisation:
         self._begin = time.monotonic()
         self._runner = ProcessRunner(job.context, job.work, job.cpus)
         self._recipes = self._allowed()
-        shapes = 2 * len(choice.buckets(job.mix.sample(SAMPLE_LENGTHS, seed=0), longest=job.max_tokens))
+        shapes = 2 * len(buckets(job.mix.sample(SAMPLE_LENGTHS, seed=0), longest=job.max_tokens))
         self._events = StepCounter(on_progress, {Stage.EXPORT: 1, Stage.CANDIDATES: 1 + shapes, Stage.REPORT: 1})
         self._facts: list[CandidateFacts] = []
 
@@ -261,7 +262,7 @@ class NeuronOptimisation:
             bytes_per_weight=4 if recipe.precision is Precision.FP32 else 2,
         )
 
-    def _prepared(self) -> tuple[gate.Prepared, ...]:
+    def _prepared(self) -> tuple[Prepared, ...]:
         """The judging requests, as `Candidate` takes them for the reference."""
         job = self._job
         task = make_task(job.spec.task, job.folder, max_tokens=job.max_tokens, truncate=True)

@@ -148,7 +148,7 @@ class Session:
         """Run a batch as it is on the CPU."""
         given, found = (Path(self._scratch.name) / name for name in ("inputs.npz", "outputs.npz"))
         arrays = [getattr(batch, name).astype(np.int32) for name in self.model.io.inputs]
-        np.savez(given, **{str(index): array for index, array in enumerate(arrays)})  # type: ignore[arg-type]
+        np.savez(given, **{str(index): array for index, array in enumerate(arrays)})
         self._worker.call(
             "answers", timeout_seconds=RUN_SECONDS, inputs=str(given), outputs=str(found), arithmetic=arithmetic
         )

@@ -110,7 +110,7 @@ def standin(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
 @pytest.fixture(scope="module")
 def facts(standin: StandIn) -> dict[str, Any]:
     """Of compilations; their modules are in the stand-in's folder."""
-    environment = standin.environment(NEURON_PLATFORM_TARGET_OVERRIDE="inf2")
+    environment = standin.environment({"NEURON_PLATFORM_TARGET_OVERRIDE": "inf2"})
     found: dict[str, Any] = run_program(COMMON + COMPILE_INF2, environment, str(standin.folder))
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def masked_model(tmp_path: Path, gradients: None) -> tuple[Path, Any]:
 def _opened(folder: Path, outputs: list[str], sparse: dict[str, bool] | None = None) -> Child:
     child = Child()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program.warnings, "simplefilter", lambda _: None)
+        patch.setattr(warnings, "simplefilter", lambda _: None)
         child.open(str(folder), "AutoModelForMaskedLM", ["input_ids", "attention_mask"], outputs, sparse)
     return child
 
@@ -135,7 +136,7 @@ def test_graphs_have_no_constant_that_is_infinite_in_16_bits(masked_model: tuple
     program._require_finite(torch.jit.trace(wrapper, example, check_trace=False))
     assert torch.finfo(torch.float32).min < -1e38  # only while the model runs
 
-    class Infinite(torch.nn.Module):
+    class Infinite(torch.nn.Module):  # type: ignore[misc]
         def forward(self, ids: Any, mask: Any) -> Any:
             return (ids * 1.0).masked_fill(mask == 0, float("-inf"))
 
