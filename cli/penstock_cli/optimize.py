@@ -67,10 +67,10 @@ def command(
     store: Path,
     models: Path,
     cores: int | None,
+    *,
     budget_seconds: float | None,
     neuron_target: str | None,
     neuron_python: Path,
-    *,
     as_json: bool,
     verbose: bool,
 ) -> None:
@@ -94,8 +94,9 @@ def command(
     if as_json:
         _end_with_input()
         optimise(
-            endpoint, store=store, models=models, cores=cores, budget_seconds=budget_seconds, token=token, neuron=neuron,
-            on_progress=_print_json, on_transfer=DownloadReporter(_print_json, every_seconds=TRANSFER_SECONDS),
+            endpoint, store=store, models=models, cores=cores, budget_seconds=budget_seconds, token=token,
+            neuron=neuron, on_progress=_print_json,
+            on_transfer=DownloadReporter(_print_json, every_seconds=TRANSFER_SECONDS),
         )  # fmt: skip
         return
     fact("cpu", describe_cpu(read_host()))

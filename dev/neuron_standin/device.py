@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -51,7 +51,7 @@ class Compiled(torch.nn.Module):
         return (self.neff, self.metadata, self.lazy, self.training)
 
     @torch.jit.export
-    def __setstate__(self, state: tuple[torch.Tensor, str, bool, bool]):  # noqa: ANN204
+    def __setstate__(self, state: tuple[torch.Tensor, str, bool, bool]):  # type: ignore[no-untyped-def] # noqa: ANN204
         self.neff = state[0]
         self.metadata = state[1]
         self.lazy = state[2]
@@ -67,16 +67,6 @@ class Compiled(torch.nn.Module):
         return torch.ops.neuron.forward_v2_1(inputs, self.metadata, self.handle)
 
 
-class OnHost(torch.nn.Module):
-    """The whole traced model: what stays on the host, if anything, then the device."""
-
-    def __init__(self, device: Any, host: Any) -> None:
-        super().__init__()
-        self.device = device
-        if host is not None:
-            self.host = host
-
-
 def compiled_module(
     program: Any, metadata: dict[str, Any], outputs: Sequence[str] | int, host: Any = None, embedded: int = 0
 ) -> Any:
@@ -85,12 +75,21 @@ def compiled_module(
     `program`: the traced CPU module that gives the device's answers; `outputs`: names (answers are a dict), a number
     (a tuple) or 0 (one tensor); `host`: a traced module whose `embedded` outputs are further inputs of the program.
     """
+
+    class OnHost(torch.nn.Module):
+        """The whole: what stays on the host, if anything, then the device. TorchScript gives instances of one class
+        the same methods: each module has a class of its own."""
+
+        def __init__(self, device: Any) -> None:
+            super().__init__()
+            self.device = device
+            if host is not None:
+                self.host = host
+
     buffer = io.BytesIO()
     torch.jit.save(program, buffer)
     neff = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-    # A class of its own: `define` adds the method to the class, which instances would share.
-    own = type("OnHost", (OnHost,), {})
-    module = torch.jit.script(own(torch.jit.script(Compiled(neff, json.dumps(metadata))), host))
+    module = torch.jit.script(OnHost(torch.jit.script(Compiled(neff, json.dumps(metadata)))))
     names = [f"a{index}" for index in range(len(metadata["inputs"]))]
     given = list(names)
     lines = [f"def forward(self, {', '.join(f'{name}: Tensor' for name in names)}):"]
@@ -275,7 +274,7 @@ def _too_few(core: int, metadata: dict[str, Any]) -> None:
     raise RuntimeError("Failed to load model: status=9 (LOAD_NOT_ENOUGH_NC)")
 
 
-def no_device() -> Any:
+def no_device() -> NoReturn:
     """What a process finds on a host without devices: RuntimeError."""
     runtime_log("ERROR TDRV:tdrv_get_dev_info No neuron device available")
     raise RuntimeError(NOT_INITIALIZED)

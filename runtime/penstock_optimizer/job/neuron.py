@@ -21,7 +21,7 @@ from pathlib import Path
 from penstock.errors import NoCandidateWithinBudget, OptimizationError, OutOfMemory
 from penstock.manifest import Axes, CandidateFacts, Manifest, Outcome, ReasonCode, ServedModel
 from penstock.neuron_artefact import NEURON_FILE, CompiledModel, NeuronBucket, NeuronFence
-from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
+from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration, buckets
 from penstock.planning.published import family_of, published_rows
 from penstock.recipe import LARGEST_PADDING_SHARE, Batching, Plan, Precision, Recipe
 from penstock.resources.endpoint import NoCandidate, OptimizationMode
@@ -42,6 +42,7 @@ from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.neuron.fence import Fence, largest_error, write_fence
 from penstock_runtime.host.cgroup import HostMemory
 from penstock_runtime.rows import Row
+from penstock_runtime.tasks.base import Prepared
 from penstock_runtime.tasks.factory import head_of, make_task
 
 BUCKET_SECONDS = 1800.0
@@ -59,6 +60,10 @@ FENCE_MARGIN = 3.0
 LEAST_FENCE_ERROR = {Precision.FP32: 0.01, Precision.BF16: 0.05}
 MOST_FENCE_ERROR = 0.5
 """A device may differ from fp32 by three times what its arithmetic does on the CPU, within these limits."""
+GUARD_ON_CPU = (
+    "The guard judged the arithmetic that the compiler was asked for, on the CPU. Pods compare the device's answers "
+    "with fp32 before they are ready."
+)
 RAISE_BUDGET = "Raise spec.optimization.budgetSeconds, or --budget: the next run goes on from here"
 
 
@@ -78,7 +83,7 @@ class NeuronOptimisation:
         self._begin = time.monotonic()
         self._runner = ProcessRunner(job.context, job.work, job.cpus)
         self._recipes = self._allowed()
-        shapes = 2 * len(choice.buckets(job.mix.sample(SAMPLE_LENGTHS, seed=0), longest=job.max_tokens))
+        shapes = 2 * len(buckets(job.mix.sample(SAMPLE_LENGTHS, seed=0), longest=job.max_tokens))
         self._events = StepCounter(on_progress, {Stage.EXPORT: 1, Stage.CANDIDATES: 1 + shapes, Stage.REPORT: 1})
         self._facts: list[CandidateFacts] = []
 
@@ -153,7 +158,7 @@ class NeuronOptimisation:
             facts = facts.model_copy(update={"build_seconds": time.monotonic() - begin, "size_bytes": size})
             reason = f"its arithmetic is within the accuracy budget on the CPU; {NOT_RUN}"
             self._facts.append(facts.settled(Outcome.CHOSEN, reason))
-            self._write(model, recipe, chosen, folder, shapes, fence)
+            self._write(self._description(model, recipe, chosen, shapes), folder, fence)
             return recipe, chosen, folder, shapes
         listed = "; ".join(f"{one.recipe.name}: {one.reason}" for one in self._facts if one.recipe != REFERENCE)
         raise NoCandidateWithinBudget(
@@ -257,7 +262,7 @@ class NeuronOptimisation:
             bytes_per_weight=4 if recipe.precision is Precision.FP32 else 2,
         )
 
-    def _prepared(self) -> tuple[gate.Prepared, ...]:
+    def _prepared(self) -> tuple[Prepared, ...]:
         """The judging requests, as `Candidate` takes them for the reference."""
         job = self._job
         task = make_task(job.spec.task, job.folder, max_tokens=job.max_tokens, truncate=True)
@@ -286,22 +291,21 @@ class NeuronOptimisation:
 
     # the artefact
 
-    def _write(
-        self,
-        model: SourceModel,
-        recipe: Recipe,
-        chosen: Choice,
-        folder: Path,
-        shapes: Sequence[NeuronBucket],
-        fence: tuple[Fence, float] | None,
-    ) -> None:
+    def _write(self, compiled: CompiledModel, folder: Path, fence: tuple[Fence, float] | None) -> None:
         """`neuron.json` and the fence, next to the compiled shapes."""
+        if fence is not None:
+            write_fence(folder / FENCE_FILE, fence[0].batch, fence[0].outputs)
+            described = NeuronFence(file=FENCE_FILE, max_relative_error=fence[1])
+            compiled = compiled.model_copy(update={"fence": described})
+        (folder / NEURON_FILE).write_text(compiled.model_dump_json(indent=1), encoding="utf-8")
+
+    def _description(
+        self, model: SourceModel, recipe: Recipe, chosen: Choice, shapes: Sequence[NeuronBucket]
+    ) -> CompiledModel:
         packages = dict(self._tools.packages)
         bytes_each = 4 if recipe.precision is Precision.FP32 else 2
         on_host = self._embedding_weights if self._target is NeuronGeneration.INF1 else 0
-        if fence is not None:
-            write_fence(folder / FENCE_FILE, fence[0].batch, fence[0].outputs)
-        compiled = CompiledModel(
+        return CompiledModel(
             target=self._target,
             sdk=choice.sdk_release(self._target, packages),
             packages=packages,
@@ -314,9 +318,7 @@ class NeuronOptimisation:
             weights_bytes=(self._weights - on_host) * bytes_each,
             buckets=tuple(shapes),
             chosen_token=model.mask_token,
-            fence=None if fence is None else NeuronFence(file=FENCE_FILE, max_relative_error=fence[1]),
         )
-        (folder / NEURON_FILE).write_text(compiled.model_dump_json(indent=1), encoding="utf-8")
 
     def _manifest(
         self, exported: ExportedFacts, recipe: Recipe, chosen: Choice, shapes: Sequence[NeuronBucket]
@@ -358,8 +360,7 @@ class NeuronOptimisation:
         target = self._target.value
         found = [
             f"Compiled for {target} and {NOT_RUN}: latency and capacity were not measured.",
-            "The guard judged the arithmetic that the compiler was asked for, on the CPU. Pods compare the device's "
-            "answers with fp32 before they are ready.",
+            GUARD_ON_CPU,
         ]
         if self._target is NeuronGeneration.INF1:
             found.append(f"{INF1_UNSUPPORTED}.")

@@ -88,7 +88,7 @@ class Child:
 
         torch.set_grad_enabled(False)
         warnings.simplefilter("ignore")
-        options = {"local_files_only": True, "output_loading_info": True}
+        options: dict[str, Any] = {"local_files_only": True, "output_loading_info": True}
         if tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= (4, 36):
             options["attn_implementation"] = "eager"  # plain operators
         model, report = getattr(transformers, model_class).from_pretrained(folder, **options)
@@ -159,7 +159,7 @@ class Child:
 def _wrapper(model: Any, inputs: list[str], outputs: list[str], sparse: dict[str, bool] | None) -> Any:
     import torch
 
-    class Wrapper(torch.nn.Module):
+    class Wrapper(torch.nn.Module):  # type: ignore[misc] # torch is optional and has no types here
         """Takes int32 tensors by position, gives a tuple of float tensors."""
 
         def __init__(self) -> None:
@@ -221,7 +221,7 @@ def _rounded_products() -> Any:
         is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
         return value.to(torch.bfloat16).float() if is_float else value
 
-    class Rounding(TorchFunctionMode):
+    class Rounding(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = getattr(func, "__name__", "")
             if name in PRODUCTS:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 from penstock.errors import UnsupportedModel
 from penstock.manifest import SCHEMA_VERSION
@@ -179,7 +180,7 @@ def _in_order(compiled: Sequence[int], batch: int, lengths: Sequence[int]) -> tu
     return tuple(NeuronBucket(file=f"b{rows}-t{tokens}.pt", batch=rows, tokens=tokens) for rows, tokens in order)
 
 
-def model_shape(config: dict[str, object], weights: int, embedding_weights: int) -> ModelShape:
+def model_shape(config: Mapping[str, Any], weights: int, embedding_weights: int) -> ModelShape:
     """The shape of a model that has no published family, from its configuration."""
 
     def number(*names: str, otherwise: int) -> int:

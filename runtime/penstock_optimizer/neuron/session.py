@@ -148,37 +148,35 @@ class Session:
         """Run a batch as it is on the CPU."""
         given, found = (Path(self._scratch.name) / name for name in ("inputs.npz", "outputs.npz"))
         arrays = [getattr(batch, name).astype(np.int32) for name in self.model.io.inputs]
-        np.savez(given, **{str(index): array for index, array in enumerate(arrays)})  # type: ignore[arg-type]
+        np.savez(given, **{str(index): array for index, array in enumerate(arrays)})
         self._worker.call(
             "answers", timeout_seconds=RUN_SECONDS, inputs=str(given), outputs=str(found), arithmetic=arithmetic
         )
         with np.load(found) as file:
             outputs = {name: file[str(index)] for index, name in enumerate(self.model.io.outputs)}
-        return self._at_masks(outputs, batch)
-
-    def _at_masks(self, outputs: dict[str, Any], batch: Batch) -> Outputs:
-        """Compiled models answer for every token: of `Axes.MASKS` those of mask tokens are kept, as the engine does."""
-        is_mask = batch.input_ids == self.model.mask_token
-        return {
-            name: values[is_mask] if self.model.io.outputs[name] is Axes.MASKS else values
-            for name, values in outputs.items()
-        }
+        return at_masks(outputs, self.model.io, batch, self.model.mask_token)
 
     def forward(self, arithmetic: str, shapes: Sequence[NeuronBucket]) -> Forward:
         """Rows through compiled shapes: padded to one, and back, on the CPU with the arithmetic of the device."""
 
         def run(batch: Batch) -> Outputs:
-            parts = list(_padded(batch, shapes))
+            parts = list(padded(batch, shapes))
             found = [(part, self.run(arithmetic, padded)) for part, padded in parts]
             return {
-                name: np.concatenate([_trimmed(values[name], axes, part) for part, values in found])
+                name: np.concatenate([trimmed(values[name], axes, part) for part, values in found])
                 for name, axes in self.model.io.outputs.items()
             }
 
         return partial(run_rows, run, self.model.io)
 
 
-def _padded(batch: Batch, shapes: Sequence[NeuronBucket]) -> Iterator[tuple[Batch, Batch]]:
+def at_masks(outputs: Mapping[str, Any], io: GraphIO, batch: Batch, mask_token: int | None) -> Outputs:
+    """Compiled models answer for every token: of `Axes.MASKS` those of mask tokens are kept, as the engine does."""
+    is_mask = batch.input_ids == mask_token
+    return {name: values[is_mask] if io.outputs[name] is Axes.MASKS else values for name, values in outputs.items()}
+
+
+def padded(batch: Batch, shapes: Sequence[NeuronBucket]) -> Iterator[tuple[Batch, Batch]]:
     """The batch in parts that fit, each with its padded form."""
     rows, tokens = batch.input_ids.shape
     holding = [one for one in shapes if one.tokens >= tokens]
@@ -194,8 +192,8 @@ def _padded(batch: Batch, shapes: Sequence[NeuronBucket]) -> Iterator[tuple[Batc
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-def _trimmed(values: Any, axes: Axes, part: Batch) -> Any:
-    """Without the padding that `_padded` added."""
+def trimmed(values: Any, axes: Axes, part: Batch) -> Any:
+    """Without the padding that `padded` added."""
     rows, tokens = part.input_ids.shape
     if axes is Axes.MASKS:
         return values
