@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from penstock.capacity import CapacityCurve
 from penstock.errors import ArtefactError
 from penstock.hardware import CpuIdentity
-from penstock.recipe import Plan, Recipe
+from penstock.recipe import EngineName, Plan, Recipe
 from penstock.tasks import Head, TaskName
 
 MANIFEST_NAME = "manifest.json"
@@ -319,7 +319,7 @@ class Manifest(Frozen):
     objective: str
     chosen: ServedModel
     baseline: ServedModel
-    """The fp32 plan: served while the search runs, and the fall-back."""
+    """The fp32 plan: served while the search runs, and the fall-back. Compiled for Inferentia: the chosen one again."""
     candidates: tuple[CandidateFacts, ...]
     capacity: CapacityCurve = CapacityCurve()
     gemm: tuple[GemmShare, ...] = ()
@@ -342,6 +342,12 @@ class Manifest(Frozen):
     """True when the time budget ended before everything was tried: a larger budget continues from here."""
     files: dict[str, str]
     """sha256 of every file of the artefact but the manifest and the report, by relative path."""
+
+    @property
+    def serves_fp32(self) -> bool:
+        """True when the fp32 fall-back itself was chosen. What is compiled for Inferentia has no other fall-back."""
+        recipe = self.chosen.plan.recipe
+        return recipe == self.baseline.plan.recipe and recipe.engine is not EngineName.NEURON
 
     @classmethod
     def load(cls, artefact: Path) -> Manifest:

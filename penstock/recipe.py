@@ -14,6 +14,8 @@ class EngineName(StrEnum):
     OPENVINO = "openvino"
     NATIVE = "native"
     """Penstock's engine in C: 8-bit encoders on x86 with 8-bit dot products, fastest for short rows."""
+    NEURON = "neuron"
+    """torch-neuronx (Inf2) or torch-neuron (Inf1): compiled for fixed shapes, not yet run on a device."""
 
 
 class Precision(StrEnum):
@@ -177,7 +179,8 @@ class Plan(BaseModel):
     def summary(self) -> str:
         """The plan in a table cell, such as `openvino-int8, 2x1 threads` or
         `openvino-int8, 2x1 threads; up to 16 tokens native-int8`."""
-        own = f"{self.recipe.name}, {self.streams}x{self.threads_per_stream} threads"
+        what = "NeuronCores" if self.recipe.engine is EngineName.NEURON else "threads"
+        own = f"{self.recipe.name}, {self.streams}x{self.threads_per_stream} {what}"
         return (
             own if self.short is None else f"{own}; up to {self.short.longest_tokens} tokens {self.short.recipe.name}"
         )

@@ -175,7 +175,7 @@ def show_result(
     if verbose:
         for recipe in manifest.chosen.plan.recipes:
             fact("recipe", f"{recipe.name}: {recipe.full_name}")
-    is_fp32 = manifest.chosen.plan.recipe == manifest.baseline.plan.recipe
+    is_fp32 = manifest.serves_fp32
     if manifest.speed_up and not is_fp32:
         gains = ", ".join(f"{gain:.1f}x at {tokens}" for tokens, gain in sorted(manifest.speed_up.items()))
         fact("speed-up", f"over fp32 on the same cores: {gains} tokens")

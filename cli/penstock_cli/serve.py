@@ -48,7 +48,7 @@ from penstock_runtime.logs import configure_logs
 from penstock_runtime.models.fetching import FetchProgress as Transfer
 from penstock_runtime.serving.generation_model import load_generation_artefact
 from penstock_runtime.serving.lifecycle import AnyModel, AnyPredictor, replace_model, serve_while, start_model
-from penstock_runtime.serving.loaded_model import Which, load_artefact
+from penstock_runtime.serving.loaded_model import Which, is_on_device, load_artefact
 from penstock_runtime.serving.server import Server, request_limits
 from penstock_runtime.serving.status import OptimizationProgress, ServerStatus
 from penstock_runtime.settings import Settings
@@ -111,7 +111,7 @@ class ServeSession:
             name, task, cores = (
                 self._options.target.resolve().name,
                 manifest.task,
-                self._options.cores or manifest.cores,
+                None if is_on_device(manifest.chosen.plan) else self._options.cores or manifest.cores,
             )
         else:
             self._endpoint = ModelEndpoint.from_file(self._options.target)
@@ -236,7 +236,8 @@ class ServeSession:
     async def _optimize(self, server: Server, file: Path, grant: CoreGrant) -> Path:
         """Run `penstock optimize` in another process, show its progress, and return its artefact."""
         words = ["optimize", str(file), "--json", "--store", str(self._options.store)]
-        words += ["--models", str(self._options.models), "--cores", str(grant.cores)]
+        # Whatever the endpoint's class: it is served on the CPUs of this machine.
+        words += ["--models", str(self._options.models), "--cores", str(grant.cores), "--neuron-target", "none"]
         command = ["nice", "-n", str(OPTIMIZER_NICENESS), *python_module(PROGRAM[0]), *PROGRAM[1:], *words]
         # A child inherits the CPU affinity of the thread that starts it. This process is pinned; the search chooses its
         # own cores, and its load generator uses other ones where there are some.

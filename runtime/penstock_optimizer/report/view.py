@@ -14,7 +14,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from penstock.manifest import CandidateFacts, Manifest, Metric, Outcome, served_latency
-from penstock.recipe import Plan
+from penstock.planning.neuron import NOT_RUN
+from penstock.recipe import EngineName, Plan
 from penstock_optimizer.report.charts import (
     Series,
     agreement_chart,
@@ -165,7 +166,9 @@ def headline(manifest: Manifest) -> str:
     if plan.short is not None:
         short = f"rows of up to {plan.short.longest_tokens} tokens by {plan.short.recipe.name}"
         return f"{plan.recipe.name} is served {where}, {short}."
-    if plan.recipe == manifest.baseline.plan.recipe:
+    if plan.recipe.engine is EngineName.NEURON:
+        return f"{plan.recipe.name} is to be served on {manifest.cores} NeuronCores, {NOT_RUN}."
+    if manifest.serves_fp32:
         others = [one for one in manifest.candidates if one.recipe != plan.recipe]
         return f"The fp32 graph itself is served {where}: {why_fp32(others)}."
     return f"{plan.recipe.name} is served {where}."

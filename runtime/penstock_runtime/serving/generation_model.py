@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.errors import CorruptModel
+from penstock.errors import ArtefactError, CorruptModel
 from penstock.manifest import Manifest
 from penstock.recipe import Plan
 from penstock_runtime.generation.engine import Row, StepEngine
 from penstock_runtime.generation.grammar import Grammars
 from penstock_runtime.host import Host
 from penstock_runtime.models.files import read_optional
-from penstock_runtime.serving.loaded_model import Which, check_isa, fit_plan
+from penstock_runtime.serving.loaded_model import Which, check_isa, fit_plan, is_on_device
 from penstock_runtime.tokens import Tokenizer
 from penstock_runtime.tokens.backend import component
 
@@ -120,6 +120,11 @@ def load_generation_artefact(
     if which == "chosen" and not any_isa:
         check_isa(folder, manifest.cpu.isa, host.cpu.isa)
     served = manifest.chosen if which == "chosen" else manifest.baseline
+    if is_on_device(served.plan):
+        raise ArtefactError(
+            "text-generation does not run on AWS Inferentia in this version",
+            remedy="Use a hardware class of CPUs for this endpoint",
+        )
     plan, findings = fit_plan(served.plan, cores)
     memory = host.memory
     is_known = memory.total != 0 or memory.limit is not None

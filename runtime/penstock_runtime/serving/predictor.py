@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from penstock_runtime.batching.batcher import BatchObserver, NullObserver
 from penstock_runtime.batching.dispatcher import Dispatcher
 from penstock_runtime.batching.queue import QueueBounds
-from penstock_runtime.engines.base import EngineFacts
+from penstock_runtime.engines.base import DeviceState, EngineFacts, HasDevice
 from penstock_runtime.errors import NotReady, Overloaded
 from penstock_runtime.host import is_on_one_core
 from penstock_runtime.serving.cache import BoundedCache, content_key, memory_size
@@ -260,11 +260,17 @@ class Predictor:
         """Waiting rows and tokens."""
         return self._served.dispatcher.depth
 
+    def device(self) -> DeviceState | None:
+        """State of the device that the model runs on; None: it runs on the CPU. From any thread."""
+        engine = self._served.model.engine
+        return engine.device() if isinstance(engine, HasDevice) else None
+
     def facts(self) -> dict[str, Any]:
         """Model, plan, engine, queue and caches as JSON values, for `/info`."""
         model = self._served.model
         engine = model.engine.facts
         rows, tokens = self.queue_depth()
+        device = self.device()
         return {
             "task": model.task.name.value,
             "which": model.which,
@@ -275,6 +281,7 @@ class Predictor:
                 "weight_copies": engine.weight_copies,
                 **({"short": _engine_facts(engine.short)} if engine.short is not None else {}),
             },
+            **({"device": _device_facts(device)} if device is not None else {}),
             "findings": list(model.findings),
             "queue": {
                 "rows": rows,
@@ -401,6 +408,16 @@ def _engine_facts(facts: EngineFacts) -> dict[str, Any]:
         "threads_per_stream": facts.threads.per_stream,
         "fused_nodes": facts.fused_nodes,
         "weight_copies": facts.weight_copies,
+    }
+
+
+def _device_facts(state: DeviceState) -> dict[str, Any]:
+    return {
+        **state.facts,
+        "copies": state.copies,
+        "cores": state.cores,
+        "cores_in_service": state.cores_in_service,
+        "out_of_service": {str(copy): reason for copy, reason in state.out_of_service.items()},
     }
 
 

@@ -186,7 +186,7 @@ class Model:
                 raise NotImplementedError("see small_generation_model")
 
 
-def write_sparse_folder(path: Path) -> Path:
+def write_sparse_folder(path: Path, _: TaskName = TaskName.FEATURE_EXTRACTION) -> Path:
     """The files of a model with sparse vectors."""
     write_folder(path, TaskName.FILL_MASK)
     modules = [("", "MLMTransformer"), ("1_SpladePooling", "SpladePooling")]
