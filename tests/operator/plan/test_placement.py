@@ -138,9 +138,9 @@ def test_a_missing_device_plugin_is_named() -> None:
     assert words(place(needs("inf1"), nodes)) == (
         "no node offers aws.amazon.com/neuron: hardwareClass inf1 wants nodes labelled "
         "node.kubernetes.io/instance-type in (inf1.xlarge, inf1.2xlarge, inf1.6xlarge, …), or "
-        "karpenter.k8s.aws/instance-family=inf1 with the Neuron device plugin; 3 nodes were looked at: 2 lack the "
-        "labels, 1 (ip-10-0-3-7) has the labels but advertises no aws.amazon.com/neuron: is the device "
-        "plugin running there?"
+        "karpenter.k8s.aws/instance-family=inf1 or in 1 other way that docs/reference/hardware-classes.md lists with "
+        "the Neuron device plugin; 3 nodes were looked at: 2 lack the labels, 1 (ip-10-0-3-7) has the labels but "
+        "advertises no aws.amazon.com/neuron: is the device plugin running there?"
     )
 
 
