@@ -161,14 +161,15 @@ def _product(x: Wide, dense: Dense, bits: int) -> Wide:
     scale = np.abs(groups).max(2, keepdims=True) / 127
     rounded = np.rint(groups / np.maximum(scale, 1e-30)) * scale
     y = rounded.reshape(len(x), -1)[:, : x.shape[1]] @ unpacked(dense.weight, bits).T.astype(np.float64)
-    return y if dense.bias is None else y + dense.bias
+    return np.asarray(y if dense.bias is None else y + dense.bias)
 
 
 def _normal(x: Wide, norm: Normalisation) -> Wide:
     if norm.bias is None:
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.epsilon) * norm.weight
+        return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.epsilon) * norm.weight)
     centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + norm.epsilon) * norm.weight + norm.bias
+    scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + norm.epsilon) * norm.weight
+    return np.asarray(scaled + norm.bias)
 
 
 def _turned(x: Wide, rope: Rope, places: NDArray[Any]) -> Wide:
@@ -183,5 +184,5 @@ def _activated(x: Wide, activation: Activation) -> Wide:
     if activation is Activation.RELU:
         return np.maximum(x, 0)
     if activation is Activation.GELU_TANH:
-        return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    return x / (1 + np.exp(-x))
+        return np.asarray(x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
+    return np.asarray(x / (1 + np.exp(-x)))
