@@ -129,6 +129,7 @@ def native_logits(decoder: Decoder, bits: int, ids: NDArray[np.int32]) -> Wide:
             query, key = _normal(query, layer.query_norm), _normal(key, layer.key_norm)
         if layer.rope is not None:
             query, key = (_turned(one, layer.rope, places) for one in (query, key))
+        key, value = (one.astype(np.float16).astype(np.float64) for one in (key, value))  # in the cache
         seen = places[None] <= places[:, None]
         if layer.window is not None:
             seen &= places[None] > places[:, None] - layer.window

@@ -177,8 +177,6 @@ const struct kernels penstock_amx = {1, quantise, norm, linear8_amx, linear32, a
 
 /* ---- Decoders ---- */
 
-#define HAS_HALVES
-static inline V v_halves(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 #include "decoder_kernels.inc"
 
 /* Tiles 0..3: sums of 16 lines and 16 columns; 4, 5: a group of 16 lines; 6, 7: of 16 columns. */
@@ -275,5 +273,5 @@ static AMX void grouped_amx(const struct grouped *layer, const int8_t *stored, c
 }
 
 const struct decoder_kernels penstock_decoder_amx = {QUERIES,     quantise_groups, root_norm, norm,
-                                                     grouped_amx, attend,          rotate};
+                                                     grouped_amx, attend,          narrow,    rotate};
 #endif
