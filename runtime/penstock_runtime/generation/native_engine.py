@@ -113,9 +113,9 @@ class NativeStepEngine:
 
 
 def block_bytes(facts: DecoderFacts) -> int:
-    """Bytes of a block of the cache, in all layers: keys and values are float32."""
+    """Bytes of a block of the cache, in all layers: keys and values are float16."""
     width = -(-facts.head_size // HEAD_MULTIPLE) * HEAD_MULTIPLE
-    return 2 * len(facts.scales) * BLOCK_SIZE * facts.key_heads * width * 4
+    return 2 * len(facts.scales) * BLOCK_SIZE * facts.key_heads * width * 2
 
 
 def load(

@@ -15,6 +15,8 @@ from penstock_optimizer.generation.decoder_graph import decoder_facts
 from penstock_optimizer.generation.native_graph import packed
 from penstock_runtime.rows import Float
 
+Wide = NDArray[Any]
+"""float64."""
 VOCABULARY = 70
 """Not a multiple of 32: the head is filled up."""
 
@@ -42,7 +44,10 @@ def random_decoder(
     def heads_norm() -> Normalisation | None:
         return Normalisation(1 + numbers(head_size, scale=0.2), None, 1e-6) if normed_heads else None
 
-    rope = None if turned is None else Rope(np.float32(100.0) ** (-np.arange(turned // 2, dtype=np.float32) / 8), 1.1)
+    rope = None
+    if turned is not None:
+        exponents = np.arange(turned // 2, dtype=np.float32) / np.float32(8)
+        rope = Rope((np.float32(100.0) ** -exponents).astype(np.float32), 1.1)
     made = tuple(
         DecoderLayer(
             query=dense(hidden, heads * head_size),
@@ -105,7 +110,7 @@ def unpacked(weight: Float, bits: int) -> Float:
     return wide.transpose(0, 3, 1, 2, 4).reshape(panels * 32, groups * 32)[:outputs, :inputs]
 
 
-def native_logits(decoder: Decoder, bits: int, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+def native_logits(decoder: Decoder, bits: int, ids: NDArray[np.int32]) -> Wide:
     """The logits [tokens, vocabulary] with the weights and the rounded activations of the native engine."""
     heads, key_heads, size, count = decoder.heads, decoder.key_heads, decoder.head_size, len(ids)
     places = np.arange(count)
@@ -116,7 +121,7 @@ def native_logits(decoder: Decoder, bits: int, ids: NDArray[np.int32]) -> NDArra
     for layer in decoder.layers:
         read = _normal(x, layer.attention_norm)
 
-        def split(dense: Dense, number: int, read: Any = read) -> NDArray[np.float64]:
+        def split(dense: Dense, number: int, read: Any = read) -> Wide:
             return _product(read, dense, bits).reshape(count, number, size)
 
         query, key, value = split(layer.query, heads), split(layer.key, key_heads), split(layer.value, key_heads)
@@ -124,15 +129,16 @@ def native_logits(decoder: Decoder, bits: int, ids: NDArray[np.int32]) -> NDArra
             query, key = _normal(query, layer.query_norm), _normal(key, layer.key_norm)
         if layer.rope is not None:
             query, key = (_turned(one, layer.rope, places) for one in (query, key))
+        key, value = (one.astype(np.float16).astype(np.float64) for one in (key, value))  # in the cache
         seen = places[None] <= places[:, None]
         if layer.window is not None:
             seen &= places[None] > places[:, None] - layer.window
         mixed = np.zeros((count, heads, width))
-        for head in range(heads):
-            shared = head // (heads // key_heads)
-            scores = np.where(seen, query[:, head] @ key[:, shared].T * layer.scale, -np.inf)
+        for number in range(heads):
+            shared = number // (heads // key_heads)
+            scores = np.where(seen, query[:, number] @ key[:, shared].T * layer.scale, -np.inf)
             powers = np.exp(scores - scores.max(1, keepdims=True))
-            mixed[:, head, :size] = powers / powers.sum(1, keepdims=True) @ value[:, shared]
+            mixed[:, number, :size] = powers / powers.sum(1, keepdims=True) @ value[:, shared]
         # Heads are filled up with zeros, so that groups of activations are others.
         output = np.zeros((decoder.hidden, heads, width), np.float32)
         output[:, :, :size] = layer.output.weight.reshape(-1, heads, size)
@@ -150,23 +156,24 @@ def native_logits(decoder: Decoder, bits: int, ids: NDArray[np.int32]) -> NDArra
     return _product(_normal(x, decoder.final_norm), head, 8)
 
 
-def _product(x: NDArray[np.float64], dense: Dense, bits: int) -> NDArray[np.float64]:
+def _product(x: Wide, dense: Dense, bits: int) -> Wide:
     filled = np.pad(x, [(0, 0), (0, -x.shape[1] % 32)])
     groups = filled.reshape(len(x), -1, 32)
     scale = np.abs(groups).max(2, keepdims=True) / 127
     rounded = np.rint(groups / np.maximum(scale, 1e-30)) * scale
     y = rounded.reshape(len(x), -1)[:, : x.shape[1]] @ unpacked(dense.weight, bits).T.astype(np.float64)
-    return y if dense.bias is None else y + dense.bias
+    return np.asarray(y if dense.bias is None else y + dense.bias)
 
 
-def _normal(x: NDArray[np.float64], norm: Normalisation) -> NDArray[np.float64]:
+def _normal(x: Wide, norm: Normalisation) -> Wide:
     if norm.bias is None:
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.epsilon) * norm.weight
+        return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.epsilon) * norm.weight)
     centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + norm.epsilon) * norm.weight + norm.bias
+    scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + norm.epsilon) * norm.weight
+    return np.asarray(scaled + norm.bias)
 
 
-def _turned(x: NDArray[np.float64], rope: Rope, places: NDArray[Any]) -> NDArray[np.float64]:
+def _turned(x: Wide, rope: Rope, places: NDArray[Any]) -> Wide:
     half = len(rope.frequencies)
     angles = places[:, None, None] * rope.frequencies
     cosines, sines = np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude
@@ -174,9 +181,9 @@ def _turned(x: NDArray[np.float64], rope: Rope, places: NDArray[Any]) -> NDArray
     return np.concatenate([first * cosines - second * sines, second * cosines + first * sines, rest], -1)
 
 
-def _activated(x: NDArray[np.float64], activation: Activation) -> NDArray[np.float64]:
+def _activated(x: Wide, activation: Activation) -> Wide:
     if activation is Activation.RELU:
         return np.maximum(x, 0)
     if activation is Activation.GELU_TANH:
-        return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    return x / (1 + np.exp(-x))
+        return np.asarray(x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
+    return np.asarray(x / (1 + np.exp(-x)))

@@ -79,10 +79,11 @@ def test_logits_are_those_of_the_stored_weights_and_rounded_activations(
     finally:
         engine.close()
     expected = native_logits(decoder, bits, ids)
-    # A number half way between two steps may be rounded the other way in float32: by 1/127 of the largest of its group.
+    # A number half way between two steps may be rounded the other way in float32, which changes it by 1/127 of the
+    # largest of its group, and the tokens after it. Others agree to the precision of float32.
     difference = np.abs(logits - expected) / expected.std()
-    assert difference.mean() < 4e-3
-    assert np.quantile(difference, 0.5) < 1e-3
+    assert difference.max(1).min() < 1e-5
+    assert difference.mean() < 1e-2
     assert difference.max() < 0.15
 
 

@@ -4,6 +4,7 @@
 
 #include "model.h"
 
+#define MOST_HEAD_WIDTH 1024
 #define PRIVATE_LINES 8 /* up to this number each thread prepares the lines of a product itself: a phase less to wait for */
 
 enum decoder_task {
@@ -49,7 +50,7 @@ struct penstock_decoder {
     struct grouped embeddings, head;
     char *weights;
     size_t weights_size;
-    float *cache; /* [layers, blocks, key heads, 2, head width * BLOCK_TOKENS] */
+    uint16_t *cache; /* float16 [layers, blocks, key heads, 2, head width * BLOCK_TOKENS] */
     size_t cache_size;
     int blocks, threads;
     int hidden, widest; /* inputs of a product */

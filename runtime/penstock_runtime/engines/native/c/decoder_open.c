@@ -89,7 +89,7 @@ static int is_decoder(const struct penstock_decoder_parts *parts) {
     int hidden = parts->embeddings.inputs;
     if (parts->layers < 1 || parts->layers > POOL_MOST_PHASES / STAGES_OF_LAYER - 1 || parts->ropes < 0) return 0;
     if (parts->heads < 1 || parts->key_heads < 1 || parts->heads % parts->key_heads) return 0;
-    if (parts->head_width < 16 || parts->head_width % 16 || parts->head_width > 4096) return 0;
+    if (parts->head_width < 16 || parts->head_width % 16 || parts->head_width > MOST_HEAD_WIDTH) return 0;
     if (parts->head_size < 1 || parts->head_size > parts->head_width || parts->heads > 4096) return 0;
     if (!is_product(&parts->embeddings, hidden, parts->embeddings.outputs) || parts->vocabulary < 1) return 0;
     if (parts->vocabulary > parts->embeddings.outputs || !is_norm(&parts->final_norm)) return 0;
@@ -150,7 +150,7 @@ struct penstock_decoder *penstock_decoder_open(const struct penstock_decoder_par
     d->layers = calloc((size_t)parts->layers, sizeof *d->layers);
     d->ropes = calloc((size_t)parts->ropes + 1, sizeof *d->ropes);
     d->stages = calloc((size_t)(parts->layers + 1) * STAGES_OF_LAYER, sizeof *d->stages);
-    size_t block = 2 * (size_t)parts->key_heads * (size_t)parts->head_width * BLOCK_TOKENS * sizeof(float);
+    size_t block = 2 * (size_t)parts->key_heads * (size_t)parts->head_width * BLOCK_TOKENS * sizeof(uint16_t);
     d->cache_size = block * (size_t)blocks * (size_t)parts->layers;
     d->cache = take_pages(d->cache_size = rounded(d->cache_size, (size_t)2 << 20));
     d->pool = threads > 1 ? pool_start(threads) : NULL;

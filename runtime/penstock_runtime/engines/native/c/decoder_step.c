@@ -123,7 +123,7 @@ static void multiply(struct penstock_decoder *d, int number, int block, struct p
 
 /* ---- Attention ---- */
 
-static float *cache_of(const struct penstock_decoder *d, int layer, int block, int head) {
+static uint16_t *cache_of(const struct penstock_decoder *d, int layer, int block, int head) {
     size_t size = 2 * (size_t)d->parts.head_width * BLOCK_TOKENS;
     return d->cache + (((size_t)layer * (size_t)d->blocks + (size_t)block) * (size_t)d->parts.key_heads + (size_t)head) * size;
 }
@@ -157,9 +157,10 @@ static void place(const struct penstock_decoder *d, int layer, int line, int hea
     turn(d, &l->key_norm, l->rope, line, 1, key);
     int position = d->line_position[line], slot = position % BLOCK_TOKENS;
     int block = d->rows->blocks[d->row_block[d->line_row[line]] + position / BLOCK_TOKENS];
-    float *keys = cache_of(d, layer, block, head), *values = keys + width * BLOCK_TOKENS;
-    for (int c = 0; c < width; c++) keys[c * BLOCK_TOKENS + slot] = key[c];
-    memcpy(values + slot * width, value, (size_t)width * sizeof(float));
+    uint16_t *keys = cache_of(d, layer, block, head), *values = keys + width * BLOCK_TOKENS, narrow[MOST_HEAD_WIDTH];
+    d->kernels->narrow(key, width, narrow);
+    for (int c = 0; c < width; c++) keys[c * BLOCK_TOKENS + slot] = narrow[c];
+    d->kernels->narrow(value, width, values + slot * width);
 }
 
 static int places_first(const struct penstock_decoder *d) { return d->lines == d->rows->rows; }

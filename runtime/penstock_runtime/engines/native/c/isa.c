@@ -29,7 +29,8 @@ int penstock_best_isa(void) {
         return has_amx()                              ? PENSTOCK_AMX
                : __builtin_cpu_supports("avx512bf16") ? PENSTOCK_AVX512_BF16
                                                       : PENSTOCK_AVX512_VNNI;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return PENSTOCK_AVX2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+        return PENSTOCK_AVX2;
 #endif
     return PENSTOCK_PLAIN;
 }

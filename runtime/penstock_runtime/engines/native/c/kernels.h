@@ -74,8 +74,8 @@ static inline size_t record_bytes(int bits) { return bits == 8 ? GROUP * PANEL +
 
 /* Attention of up to `queries` queries of one sequence that read the same keys and values. */
 struct paged_attention {
-    const float *cache;   /* keys [width, BLOCK_TOKENS] and values [BLOCK_TOKENS, width] of block 0 */
-    size_t stride;        /* floats to the next block */
+    const uint16_t *cache; /* float16: keys [width, BLOCK_TOKENS] and values [BLOCK_TOKENS, width] of block 0 */
+    size_t stride;         /* numbers to the next block */
     const int32_t *blocks; /* of the sequence */
     int width;            /* of a head; a multiple of 16 */
     int window;           /* tokens that a query sees at most; 0: all before it */
@@ -101,6 +101,8 @@ struct decoder_kernels {
     void (*grouped)(const struct grouped *layer, const int8_t *stored, const struct group_grid *grids,
                     const float *residual, int first, int last, int from, int to, uint8_t *room, float *target);
     void (*attend)(const struct paged_attention *attention);
+    /* The nearest float16 numbers, at most 65504; `width` is a multiple of 16. */
+    void (*narrow)(const float *x, int width, uint16_t *target);
     void (*rotate)(const float *cosines, const float *sines, int heads, int half, float *line);
 };
 

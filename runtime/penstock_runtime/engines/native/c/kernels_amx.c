@@ -177,57 +177,59 @@ const struct kernels penstock_amx = {1, quantise, norm, linear8_amx, linear32, a
 
 /* ---- Decoders ---- */
 
-#define HAS_HALVES
-static inline V v_halves(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 #include "decoder_kernels.inc"
 
-/* Tiles 0, 1: sums of 16 lines and 16 columns; 4: a group of 16 lines; 6: of 16 columns. */
+/* Tiles 0..3: sums of 16 lines and 16 columns; 4, 5: a group of 16 lines; 6, 7: of 16 columns. */
 static inline AMX void shape_group_tiles(void) {
     struct tile_shapes shapes = {.palette = 1};
-    for (int t = 0; t < 2; t++) {
-        shapes.bytes[t] = 64;
-        shapes.rows[t] = TILE;
+    for (int t = 0; t < 8; t++) {
+        shapes.bytes[t] = t == 4 || t == 5 ? GROUP : 64;
+        shapes.rows[t] = t > 5 ? GROUP / 4 : TILE;
     }
-    shapes.bytes[4] = GROUP;
-    shapes.rows[4] = TILE;
-    shapes.bytes[6] = 64;
-    shapes.rows[6] = GROUP / 4;
     _tile_loadconfig(&shapes);
 }
 
-/* 16 lines x 16 columns. The sums of a group are read a group later, when their tile has been stored. */
+#define LAG 2 /* groups */
+
+/* The integer sums of one group, for 16 lines x 16 columns. `SUM`, `LEFT` and `RIGHT` are tiles. */
+#define GROUP_TILE(SUM, LEFT, RIGHT) \
+    _tile_loadd(LEFT, x + g * GROUP, inputs); \
+    _tile_loadd(RIGHT, weights + g * GROUP * PANEL, PANEL * 4); \
+    _tile_zero(SUM); \
+    _tile_dpbssd(SUM, LEFT, RIGHT); \
+    _tile_stored(SUM, sums[SUM], TILE * 4)
+
+/* 16 lines x 16 columns. The sums of a group are read LAG groups later, when their tile has been stored. */
 static inline __attribute__((always_inline)) AMX void grouped_tile(const int bits, const struct grouped *layer,
                                                                    const int8_t *x, const struct group_grid *grid,
                                                                    const float *residual, int line, int column,
                                                                    const uint8_t *room, float *target) {
     const size_t inputs = (size_t)layer->inputs, groups = inputs / GROUP, bytes = record_bytes(bits);
-    const size_t start = (size_t)(column % PANEL), step = bits == 8 ? bytes : GROUP * PANEL;
+    const size_t start = (size_t)(column % PANEL);
     const uint8_t *record = layer->packed + (size_t)(column / PANEL) * groups * bytes;
-    const uint8_t *weights = (bits == 8 ? record : room) + start * 4;
+    const uint8_t *weights = room + start * 4;
     const uint16_t *scales = (const uint16_t *)(record + bytes) - (bits == 8 ? PANEL : 2 * PANEL) + start;
-    _Alignas(64) int32_t sums[2][TILE * TILE];
+    _Alignas(64) int32_t sums[4][TILE * TILE];
     V y[TILE];
     UNROLL for (int m = 0; m < TILE; m++) y[m] = v_zero();
-    for (size_t g = 0; g <= groups; g++) {
+    for (size_t g = 0; g < groups + LAG; g++) {
         if (g < groups) {
-            _tile_loadd(4, x + g * GROUP, inputs);
-            _tile_loadd(6, weights + g * step, PANEL * 4);
-            if (g % 2) {
-                _tile_zero(1);
-                _tile_dpbsud(1, 4, 6);
-                _tile_stored(1, sums[1], TILE * 4);
-            } else {
-                _tile_zero(0);
-                _tile_dpbsud(0, 4, 6);
-                _tile_stored(0, sums[0], TILE * 4);
+            switch (g % 4) {
+            case 0: GROUP_TILE(0, 4, 6); break;
+            case 1: GROUP_TILE(1, 5, 7); break;
+            case 2: GROUP_TILE(2, 4, 6); break;
+            default: GROUP_TILE(3, 5, 7); break;
             }
         }
-        if (!g) continue;
+        if (g < LAG) continue;
         V scale = v_halves(scales), minimum = bits == 8 ? v_zero() : v_halves(scales + PANEL);
-        const int32_t *whole = sums[(g - 1) % 2];
-        UNROLL for (int m = 0; m < TILE; m++)
-            y[m] = add_group(bits, y[m], _mm512_cvtepi32_ps(_mm512_load_si512(whole + m * TILE)), scale, minimum,
-                             grid + (size_t)m * groups + g - 1);
+        const int32_t *whole = sums[(g - LAG) % 4];
+        UNROLL for (int m = 0; m < TILE; m++) {
+            const struct group_grid *own = grid + (size_t)m * groups + g - LAG;
+            V part = _mm512_cvtepi32_ps(_mm512_load_si512(whole + m * TILE)) * scale;
+            y[m] = v_fma(part, v_set(own->scale), y[m]);
+            if (bits < 8) y[m] = v_fma(minimum, v_set(own->share), y[m]);
+        }
         scales = (const uint16_t *)((const uint8_t *)scales + bytes);
     }
     UNROLL for (int m = 0; m < TILE; m++) {
@@ -242,9 +244,13 @@ static inline __attribute__((always_inline)) AMX void grouped_tiles(const int bi
                                                                     int to, uint8_t *room, float *target) {
     size_t inputs = (size_t)layer->inputs, groups = inputs / GROUP, bytes = record_bytes(bits);
     for (int panel = from; panel < to; panel++) {
-        if (bits < 8)
-            for (size_t g = 0; g < groups; g++)
-                record_weights(layer->packed + ((size_t)panel * groups + g) * bytes, bits, room + g * GROUP * PANEL);
+        for (size_t g = 0; g < groups; g++) {
+            const uint8_t *record = layer->packed + ((size_t)panel * groups + g) * bytes;
+            if (bits < 8)
+                record_weights(record, bits, room + g * GROUP * PANEL);
+            else
+                for (int i = 0; i < GROUP * PANEL; i++) room[g * GROUP * PANEL + i] = record[i] ^ 0x80; /* signed */
+        }
         for (int line = first; line < last; line += TILE)
             for (int column = panel * PANEL; column < (panel + 1) * PANEL; column += TILE)
                 grouped_tile(bits, layer, stored + (size_t)line * inputs, grids + (size_t)line * groups, residual, line,
@@ -267,5 +273,5 @@ static AMX void grouped_amx(const struct grouped *layer, const int8_t *stored, c
 }
 
 const struct decoder_kernels penstock_decoder_amx = {QUERIES,     quantise_groups, root_norm, norm,
-                                                     grouped_amx, attend,          rotate};
+                                                     grouped_amx, attend,          narrow,    rotate};
 #endif

@@ -1,6 +1,6 @@
 /* Kernels for AVX2, without 8-bit dot products: bytes are widened to 16 bits, whose sums of pairs are exact. */
 #if defined(__x86_64__)
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 #include <immintrin.h>
 #include <math.h>
 #include <string.h>
@@ -35,6 +35,11 @@ static inline void v_store_bytes(uint8_t *p, V shifted) {
     __m256i low = _mm256_and_si256(_mm256_castps_si256(shifted), _mm256_set1_epi32(255));
     __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
     _mm_storel_epi64((__m128i *)p, _mm_packus_epi16(words, words));
+}
+#define HAS_HALVES
+static inline V v_halves(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+static inline void v_store_halves(uint16_t *p, V x) {
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 #include "float_kernels.inc"
 
@@ -170,6 +175,6 @@ static void grouped(const struct grouped *layer, const int8_t *stored, const str
 }
 
 const struct decoder_kernels penstock_decoder_avx2 = {QUERIES, quantise_groups, root_norm, norm,
-                                                      grouped, attend,          rotate};
+                                                      grouped, attend,          narrow,    rotate};
 const struct kernels penstock_avx2 = {0, quantise, norm, linear8, linear32, attention, embed, rotate};
 #endif

@@ -92,8 +92,6 @@ void linear8_vnni(const struct linear8 *layer, const uint8_t *stored, const stru
 
 /* ---- Decoders ---- */
 
-#define HAS_HALVES
-static inline V v_halves(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 #include "decoder_kernels.inc"
 
 #define GROUPED_LINES 12
@@ -188,6 +186,6 @@ void grouped_vnni(const struct grouped *layer, const int8_t *stored, const struc
 }
 
 const struct decoder_kernels penstock_decoder_avx512_vnni = {QUERIES,      quantise_groups, root_norm, norm,
-                                                             grouped_vnni, attend,          rotate};
+                                                             grouped_vnni, attend,          narrow,    rotate};
 const struct kernels penstock_avx512_vnni = {1, quantise, norm, linear8_vnni, linear32, attention16, embed, rotate};
 #endif
