@@ -38,7 +38,7 @@ class Stream:
     @property
     def generated(self) -> int:
         """Its tokens, by the last event."""
-        usage = next((event["usage"] for event in reversed(self.events) if event.get("usage")), {})
+        usage: dict[str, Any] = next((event["usage"] for event in reversed(self.events) if event.get("usage")), {})
         return int(usage.get("completion_tokens", 0))
 
 

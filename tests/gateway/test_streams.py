@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 import httpx
 
@@ -15,7 +16,7 @@ STEP_SECONDS = 0.02
 LIMIT_SECONDS = 60
 
 
-def start(rig: Rig, name: str, *, seconds: float = STEP_SECONDS, **flags: object) -> Replica:
+def start(rig: Rig, name: str, *, seconds: float = STEP_SECONDS, **flags: Any) -> Replica:
     return rig.start(name, seconds=seconds, target=text_replica, **flags)
 
 
