@@ -173,5 +173,6 @@ static inline AMX void product16(int lines, const uint16_t *left, size_t left_st
     _tile_stored(1, target + TILE, target_stride * sizeof *target);
 }
 
-const struct kernels penstock_amx = {1, quantise, norm, linear8_amx, linear32, attention16, embed, rotate};
+const struct kernels penstock_amx = {1, quantise, norm, linear8_amx, linear32, attention16, embed, rotate,
+                                       root_mean_square_norm};
 #endif

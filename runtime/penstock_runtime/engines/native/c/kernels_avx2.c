@@ -93,5 +93,6 @@ static void linear8(const struct linear8 *layer, const uint8_t *stored, const st
     }
 }
 
-const struct kernels penstock_avx2 = {0, quantise, norm, linear8, linear32, attention, embed, rotate};
+const struct kernels penstock_avx2 = {0, quantise, norm, linear8, linear32, attention, embed, rotate,
+                                       root_mean_square_norm};
 #endif

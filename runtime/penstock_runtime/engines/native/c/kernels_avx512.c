@@ -90,5 +90,6 @@ void linear8_vnni(const struct linear8 *layer, const uint8_t *stored, const stru
     }
 }
 
-const struct kernels penstock_avx512_vnni = {1, quantise, norm, linear8_vnni, linear32, attention16, embed, rotate};
+const struct kernels penstock_avx512_vnni = {1, quantise, norm, linear8_vnni, linear32, attention16, embed, rotate,
+                                       root_mean_square_norm};
 #endif
