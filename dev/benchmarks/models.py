@@ -49,7 +49,7 @@ def minilm_package() -> Path:
 def minilm() -> Path:
     """The real MiniLM with its limit raised from 256 tokens to the 512 that its positions allow, so that all lengths
     of the published experiment can be measured. Every server gets this folder."""
-    return _made_once("minilm-512", _write_minilm)
+    return made_once("minilm-512", _write_minilm)
 
 
 def minilm_with_graph(isa: Isa) -> Path:
@@ -71,7 +71,7 @@ def minilm_with_graph(isa: Isa) -> Path:
             (folder / "onnx").mkdir()
             shutil.copy(built.path, folder / "onnx" / "model.onnx")
 
-    return _made_once(f"minilm-512-{recipe.slug}", write)
+    return made_once(f"minilm-512-{recipe.slug}", write)
 
 
 def _dynamic(isa: Isa) -> Recipe:
@@ -82,30 +82,31 @@ def _dynamic(isa: Isa) -> Recipe:
 
 def distilbert() -> Path:
     """DistilBERT, 66 M random weights, two labels, MiniLM's WordPiece vocabulary (BERT's own 30,522 entries)."""
-    return _made_once("distilbert-66m", _write_distilbert)
+    return made_once("distilbert-66m", _write_distilbert)
 
 
 def bert() -> Path:
     """BERT-base, 110 M random weights, two labels, the same vocabulary."""
-    return _made_once("bert-base-110m", _write_bert)
+    return made_once("bert-base-110m", _write_bert)
 
 
 def distilbert_with_spans() -> Path:
     """The same with a head for question answering."""
-    return _made_once("distilbert-66m-spans", lambda folder: _write_distilbert(folder, head="QuestionAnswering"))
+    return made_once("distilbert-66m-spans", lambda folder: _write_distilbert(folder, head="QuestionAnswering"))
 
 
 def distilbert_with_masks() -> Path:
     """The same with a head that fills masks."""
-    return _made_once("distilbert-66m-masks", lambda folder: _write_distilbert(folder, head="MaskedLM"))
+    return made_once("distilbert-66m-masks", lambda folder: _write_distilbert(folder, head="MaskedLM"))
 
 
 def mpnet() -> Path:
     """MPNet-base, 110 M random weights, with MiniLM's vocabulary: all-mpnet-base-v2's size."""
-    return _made_once("mpnet-110m", _write_mpnet)
+    return made_once("mpnet-110m", _write_mpnet)
 
 
-def _made_once(name: str, write: Callable[[Path], None]) -> Path:
+def made_once(name: str, write: Callable[[Path], None]) -> Path:
+    """The folder of this name, written if it is not there yet."""
     folder = cache_folder() / name
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +121,7 @@ def _write_minilm(folder: Path) -> None:
     shutil.copytree(minilm_package(), folder)
     _change(folder / "sentence_bert_config.json", {"max_seq_length": MOST_TOKENS})
     _change(folder / "tokenizer_config.json", {"model_max_length": MOST_TOKENS})
-    _write_tokenizer(folder)
+    write_tokenizer(folder)
 
 
 def _write_distilbert(folder: Path, head: str = "SequenceClassification") -> None:
@@ -149,7 +150,7 @@ def _write_random(folder: Path, model: Any, config: Any) -> None:
 
     torch.manual_seed(SEED)
     model(config).eval().save_pretrained(folder, safe_serialization=True)
-    _write_tokenizer(folder)
+    write_tokenizer(folder)
     special = {
         "unk_token": "[UNK]",
         "sep_token": "[SEP]",
@@ -168,8 +169,8 @@ def _write_random(folder: Path, model: Any, config: Any) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def _write_tokenizer(folder: Path) -> None:
-    """MiniLM's tokenizer, without the padding and truncation that its file asks for."""
+def write_tokenizer(folder: Path) -> None:
+    """MiniLM's tokenizer (BERT's vocabulary), without the padding and truncation that its file asks for."""
     tokenizer = json.loads((minilm_package() / "tokenizer.json").read_text(encoding="utf-8"))
     tokenizer["truncation"] = tokenizer["padding"] = None
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")

@@ -18,8 +18,11 @@ from penstock_bench.grid import Placement
 from penstock_bench.server import MeasuredServer, find_or_make, serve
 
 
-def endpoint(name: str, model: Path, task: TaskName, cores: int, lengths: Sequence[int] = ()) -> ModelEndpoint:
-    """The resource, as a user would write it. `lengths`: of the workload, in tokens; none: the default mix."""
+def endpoint(
+    name: str, model: Path, task: TaskName, cores: int, lengths: Sequence[int] = (), *, engines: Sequence[str] = ()
+) -> ModelEndpoint:
+    """The resource, as a user would write it. `lengths`: of the workload, in tokens; none: the default mix. `engines`:
+    of the candidates; none: all."""
     return ModelEndpoint.from_object(
         {
             "apiVersion": "penstock.dev/v1alpha1",
@@ -30,6 +33,7 @@ def endpoint(name: str, model: Path, task: TaskName, cores: int, lengths: Sequen
                 "task": task.value,
                 "cores": cores,
                 **({"workload": {"sequenceLengths": list(lengths)}} if lengths else {}),
+                **({"optimization": {"engines": list(engines)}} if engines else {}),
             },
         }
     )
@@ -41,10 +45,15 @@ def store() -> Path:
 
 
 @contextmanager
-def serving(name: str, model: Path, task: TaskName, placement: Placement) -> Iterator[tuple[MeasuredServer, Path]]:
-    """Optimised (or found), served, ready: the server and its artefact. Ended afterwards."""
+def serving(
+    name: str, model: Path, task: TaskName, placement: Placement, engines: Sequence[str] = ()
+) -> Iterator[tuple[MeasuredServer, Path]]:
+    """Optimised (or found), served, ready: the server and its artefact. Ended afterwards.
+
+    `engines` as in `endpoint`.
+    """
     cores = len(placement.server)
-    resource = endpoint(name, model, task, cores)
+    resource = endpoint(name, model, task, cores, engines=engines)
     click.echo(f"optimise  {name} for {cores} cores (found at once when it was done before)")
     artefact = find_or_make(
         resource, cores, store=store(), models=store(), on_line=lambda line: click.echo(f"          {line}")

@@ -1,12 +1,14 @@
-"""MiniLM on Penstock and on other servers, measured in turns on the same cores.
+"""MiniLM, or a family's base model, on Penstock and on other servers, measured in turns on the same cores.
 
     python -m benchmarks.peers.setup          # once: LitServe, MLServer, infinity-emb, sentence-transformers from PyPI
     python -m benchmarks.peers                # all that is set up
     python -m benchmarks.peers --server 'tei=text-embeddings-router --model-id {model} --port {port}'
+    python -m benchmarks.peers --family modernbert --group single   # plain transformers, and servers that are given
 
 All servers are up at once and get the same model folder, CPUs and truncation; all but the measured one are stopped
-(SIGSTOP). Each cell ends with the last answer, so that none begins with the leftovers of another. Answers are checked
-against plain transformers in fp32 first, alone and 16 at a time. Writes results.json, results.csv and results.md.
+(SIGSTOP). With --family the weights are random: only the speed means something. Each cell ends with the last answer, so
+that none begins with the leftovers of another. Answers are checked against plain transformers in fp32 first, alone and
+16 at a time. Writes results.json, results.csv and results.md.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 import click
 from tokenizers import Tokenizer
 
+from benchmarks.families import FAMILIES, family_model
 from benchmarks.models import minilm, minilm_with_graph
 from benchmarks.ours import serving
 from benchmarks.peers.answers import Agreement, agreement, ask
@@ -27,6 +30,7 @@ from benchmarks.peers.cells import GROUPS, Cell, aims
 from benchmarks.peers.outcome import Outcome, Standing, write
 from benchmarks.peers.servers import EMBED, PYPI_PEERS, TRANSFORMERS, Peer, Place, peer_of_command
 from benchmarks.program import Program
+from penstock.recipe import EngineName
 from penstock.tasks import TaskName
 from penstock_bench.cell import CellSpec, Client, MeasurementFailed, Turn, measure_in_turn
 from penstock_bench.grid import Placement, place
@@ -98,11 +102,12 @@ def measure_cell(
     peers: dict[str, Peer],
     client: Client,
     *,
+    tokenizer: Tokenizer,
     seconds: float,
     rounds: int,
 ) -> dict[str, Figures]:
     """All servers in one cell."""
-    maker = TextMaker(Tokenizer.from_file(str(minilm() / "tokenizer.json")), seed=cell.tokens)
+    maker = TextMaker(tokenizer, seed=cell.tokens)
     lengths = cell.lengths(seed=7)
     texts = [maker.text(tokens) for tokens in lengths]
     turns = [
@@ -143,6 +148,15 @@ def measure_cell(
 )
 @click.option("--only", multiple=True, help="Only these servers (the baseline is always there: it is the reference).")
 @click.option("--group", "groups", multiple=True, type=click.Choice(list(GROUPS)), help="Only these cells.")
+@click.option("--length", "lengths", multiple=True, type=int, help="Only cells of texts with this number of tokens.")
+@click.option("--family", type=click.Choice(list(FAMILIES)), help="A base model of this family instead of MiniLM.")
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    type=click.Choice([engine.value for engine in EngineName]),
+    help="Penstock chooses among the plans of these engines only.",
+)
 @click.option("--seconds", default=2.0, show_default=True, help="Of each server in each round of a cell.")
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--output", default=Path("bench/peers"), show_default=True, type=click.Path(path_type=Path))
@@ -153,6 +167,9 @@ def main(
     urls: Sequence[str],
     only: Sequence[str],
     groups: Sequence[str],
+    lengths: Sequence[int],
+    family: str | None,
+    engines: Sequence[str],
     seconds: float,
     rounds: int,
     output: Path,
@@ -160,17 +177,20 @@ def main(
     """Measure."""
     host = read_host()
     placement = place(host, cores)
-    asked = [*PYPI_PEERS, *map(peer_of_command, commands)]
+    asked = [*([] if family else PYPI_PEERS), *map(peer_of_command, commands)]
     chosen = [peer for peer in asked if not only or peer.name in only]
     for peer in chosen:
         if peer.missing:
             click.echo(f"left out: {peer.missing}", err=True)
     peers = {peer.name: peer for peer in (TRANSFORMERS, *(peer for peer in chosen if not peer.missing))}
-    model = minilm_with_graph(host.cpu.isa)
+    model = family_model(family) if family else minilm_with_graph(host.cpu.isa)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     with ExitStack() as stack:
         ours = None
         if not only or OURS in only:
-            ours, _ = stack.enter_context(serving("minilm-512", minilm(), TaskName.FEATURE_EXTRACTION, placement))
+            name, folder = (f"family-{family}", model) if family else ("minilm-512", minilm())
+            task = TaskName.FEATURE_EXTRACTION
+            ours, _ = stack.enter_context(serving(name, folder, task, placement, engines))
             ours.pause()
         servers = stack.enter_context(started(list(peers.values()), placement, model))
         if ours is not None:
@@ -180,14 +200,15 @@ def main(
             name, _, url = text.partition("=")
             servers[name] = MeasuredServer(name, url)
             peers[name] = Peer(name, url, EMBED, "/health", lambda _: [])
-        maker = TextMaker(Tokenizer.from_file(str(minilm() / "tokenizer.json")), seed=99)
+        maker = TextMaker(tokenizer, seed=99)
         texts = [maker.text(tokens) for tokens in LengthMix(maximum=512).sample(CHECKED_TEXTS, seed=3)]
         agreements = check(servers, peers, texts)
         client = stack.enter_context(Client(placement.client))
         standings: list[Standing] = []
         found = []
-        for cell in [cell for group in groups or GROUPS for cell in GROUPS[group]]:
-            figures = measure_cell(cell, servers, peers, client, seconds=seconds, rounds=rounds)
+        cells = [cell for group in groups or GROUPS for cell in GROUPS[group]]
+        for cell in [cell for cell in cells if not lengths or cell.tokens in lengths]:
+            figures = measure_cell(cell, servers, peers, client, tokenizer=tokenizer, seconds=seconds, rounds=rounds)
             same = [peer.name for peer in chosen if peer.shape is EMBED and not peer.needs]
             found += aims(cell, figures, ours=OURS, same_graph=same, cores=cores)
             standings += [Standing(cell=cell, server=name, figures=one) for name, one in figures.items()]

@@ -260,4 +260,4 @@ def peer_of_command(text: str) -> Peer:
         values = {"model": str(place.model), "port": str(place.port), "cpus": ",".join(map(str, place.cpus))}
         return [word.format(**values) for word in words]
 
-    return Peer(name=name, about=f"{command.strip()}, our int8 graph", shape=EMBED, ready_path="/health", command=fill)
+    return Peer(name=name, about=command.strip(), shape=EMBED, ready_path="/health", command=fill)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.capacity import TokenCurve
-from penstock.errors import SpecError
 from penstock.planning.neuron import NeuronGeneration
 from penstock.resources.endpoint import Objective, OptimizationMode
 from penstock.resources.hardware_class import HardwareClassSpec

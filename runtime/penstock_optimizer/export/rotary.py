@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from penstock_optimizer.export.encoder import Rotary
 from penstock_optimizer.export.reader import NotBuildable, Reader
+from penstock_runtime.rows import Float
 
 LONGEST = 131_072
 """Positions: the tables have a row for each."""
@@ -23,16 +25,22 @@ def rotary(positions: int, width: int, theta: float, *, shrink: float = 1.0) -> 
         raise NotBuildable(f"it has {positions} positions")
     if width % 2:
         raise NotBuildable(f"its attention heads have an odd width of {width}")
-    powers = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
-    frequencies = np.float32(1) / np.float32(theta) ** powers
-    frequencies /= np.float32(shrink)
+    return _tables(positions, _frequencies(width, theta) / np.float32(shrink))
+
+
+def _frequencies(width: int, theta: float) -> Float:
+    """[width / 2]: the angle of each pair at the second position."""
+    return np.float32(1) / np.float32(theta) ** (np.arange(0, width, 2, dtype=np.float32) / np.float32(width))
+
+
+def _tables(positions: int, frequencies: Float, magnitude: float = 1.0) -> Rotary:
     angles = np.arange(positions, dtype=np.float32)[:, np.newaxis] * frequencies
-    return Rotary(np.cos(angles), np.sin(angles))
+    return Rotary(np.cos(angles) * np.float32(magnitude), np.sin(angles) * np.float32(magnitude))
 
 
 def stated_rotary(reader: Reader, positions: int, width: int, *, theta: float, key: str = "rope_theta") -> Rotary:
     """The tables by the fields of config.json: transformers 5 writes `rope_parameters`, transformers 4 `key` and
-    `rope_scaling`. `theta` is the default of the angles' base. NotBuildable for a scaling other than linear."""
+    `rope_scaling`. `theta` is the default of the angles' base. NotBuildable for an unknown scaling."""
     stated = table(reader, "rope_parameters")
     if not stated:
         stated = {"rope_theta": reader.number(key, theta), **table(reader, "rope_scaling")}
@@ -41,19 +49,73 @@ def stated_rotary(reader: Reader, positions: int, width: int, *, theta: float, k
 
 def rotary_of(reader: Reader, stated: Mapping[str, Any], positions: int, width: int, *, theta: float) -> Rotary:
     """The tables by `rope_parameters`, or by its entry for one kind of layers."""
-    base, shrink = _positive(reader, stated, "rope_theta", theta), 1.0
-    if stated.get("rope_type", stated.get("type")) == "linear":
-        shrink = _positive(reader, stated, "factor", 1.0)
-    else:
-        check_unscaled(stated)
+    base = _positive(reader, stated, "rope_theta", theta)
     if _positive(reader, stated, "partial_rotary_factor", 1.0) != 1:
         raise NotBuildable("only a part of each head has rotary positions")
-    return rotary(positions, width, base, shrink=shrink)
+    match stated.get("rope_type", stated.get("type")):
+        case "linear":
+            return rotary(positions, width, base, shrink=_positive(reader, stated, "factor", 1.0))
+        case "llama3":
+            plain = rotary(positions, width, base)  # checks both
+            return _tables(len(plain.cos), llama3(reader, _frequencies(width, base), stated))
+        case "yarn":
+            plain = rotary(positions, width, base)
+            return _tables(len(plain.cos), *_yarn(reader, _frequencies(width, base), stated, base))
+        case _:
+            check_unscaled(stated)
+            return rotary(positions, width, base)
 
 
-def _positive(reader: Reader, stated: Mapping[str, Any], key: str, default: float) -> float:
+def llama3(reader: Reader, plain: Float, stated: Mapping[str, Any]) -> Float:
+    """The scaling of Llama 3.1: frequencies of long waves are divided by `factor`, those of middle ones interpolated.
+
+    Source: transformers' `_compute_llama3_parameters`.
+    """
+    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    factor, low, high, original = (_positive(reader, stated, key, None) for key in keys)
+    wavelength = (np.float32(2 * math.pi) / plain).astype(np.float32)
+    scaled = np.where(wavelength > original / low, plain / np.float32(factor), plain)
+    smooth = ((np.float32(original) / wavelength - np.float32(low)) / np.float32(high - low)).astype(np.float32)
+    between = (1 - smooth) * scaled / np.float32(factor) + smooth * scaled
+    is_between = ~(wavelength < original / high) & ~(wavelength > original / low)
+    return np.where(is_between, between, scaled).astype(np.float32)
+
+
+def _yarn(reader: Reader, plain: Float, stated: Mapping[str, Any], theta: float) -> tuple[Float, float]:
+    """YaRN: frequencies that turn fewer than `beta_slow` times within the original length are divided by `factor`,
+    those of more than `beta_fast` turns are kept, others interpolated. Also the factor of cosines and sines.
+
+    Peng et al. (2023), https://arxiv.org/abs/2309.00071; transformers' `_compute_yarn_parameters`.
+    """
+    width, factor = 2 * len(plain), _positive(reader, stated, "factor", None)
+    given = {key: value for key, value in stated.items() if value is not None}
+    original = _positive(reader, given, "original_max_position_embeddings", reader.integer("max_position_embeddings"))
+    edges = [
+        width * math.log(original / (_positive(reader, given, key, turns) * 2 * math.pi)) / (2 * math.log(theta))
+        for key, turns in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    ]
+    if given.get("truncate", True):
+        edges = [math.floor(edges[0]), math.ceil(edges[1])]
+    low, high = max(edges[0], 0), min(edges[1], width - 1)
+    ramp = (np.arange(len(plain), dtype=np.float32) - np.float32(low)) / np.float32((high - low) or 0.001)
+    kept = np.float32(1) - np.clip(ramp, 0, 1)
+    frequencies = plain / np.float32(factor) * (1 - kept) + plain * kept
+    numerator, denominator = given.get("mscale"), given.get("mscale_all_dim")
+    if numerator and denominator:
+        inferred = _magnitude(factor, numerator) / _magnitude(factor, denominator)
+    else:
+        inferred = _magnitude(factor, 1.0)
+    return frequencies.astype(np.float32), _positive(reader, given, "attention_factor", inferred)
+
+
+def _magnitude(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _positive(reader: Reader, stated: Mapping[str, Any], key: str, default: float | None) -> float:
+    """A number of the rotary positions; CorruptModel if it is missing without a default, or is no positive number."""
     value = stated.get(key, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
         raise reader.invalid(f"rope_parameters.{key}", value, "a positive number")
     return float(value)
 

@@ -6,44 +6,19 @@ A product takes in its activation and the residual sum after it, since that save
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from onnx import numpy_helper
 
 from penstock_optimizer.quantise.linear import attributes
-from penstock_optimizer.quantise.native_values import (
-    INPUTS,
-    Buffers,
-    Column,
-    Counted,
-    Distances,
-    GraphValue,
-    LocalWindow,
-    Mask,
-    MaskedLines,
-    Part,
-    TableSum,
-    Where,
-    by_distance,
-    narrow,
-    of_inputs,
-    refusal,
-    side_by_side,
-    spread_bias,
-    window_bias,
-)
+from penstock_optimizer.quantise.native_attention import AttentionReading
+from penstock_optimizer.quantise.native_inputs import Counted, LastPlace, Mask, ScoreBias, Where, of_inputs
+from penstock_optimizer.quantise.native_reading import ACTIVATIONS, WIDTH
+from penstock_optimizer.quantise.native_values import Column, GraphValue, MaskedLines, Part, TableSum, refusal
 from penstock_optimizer.quantise.writers import OPERATOR
-from penstock_runtime.engines.native.graph_file import Activation, GraphOutput, GraphStep, NativeGraph, Operator
-
-WIDTH = 32
-"""Widths of hidden states are multiples of it, and those of heads of half of it: the kernels have no tails."""
-_ACTIVATIONS: Mapping[str, Activation] = {
-    "Gelu": "gelu", "FastGelu": "gelu-tanh", "Relu": "relu", "Tanh": "tanh",
-}  # fmt: skip
+from penstock_runtime.engines.native.graph_file import GraphOutput, NativeGraph
 
 
 def native_graph(model: Any) -> NativeGraph:
@@ -51,22 +26,7 @@ def native_graph(model: Any) -> NativeGraph:
     return _Reader(model).read()
 
 
-class _Reader:
-    def __init__(self, model: Any) -> None:
-        self._graph = model.graph
-        self._nodes = list(model.graph.node)  # kept: nodes are known by their identity
-        self._constants = {tensor.name: tensor for tensor in model.graph.initializer}
-        self._readers = Counter(name for node in self._nodes for name in node.input)
-        self._after = {name: node for node in self._nodes for name in node.input}
-        self._done: set[int] = set()
-        self._known: dict[str, Any] = dict(INPUTS)
-        self._left: Counter[int] = Counter()
-        self._buffers = Buffers()
-        self._tensors: dict[str, Any] = {}
-        self._steps: list[GraphStep] = []
-        self._results: dict[str, GraphValue | Column] = {}
-        self._chosen = -1
-
+class _Reader(AttentionReading):
     def read(self) -> NativeGraph:
         """All nodes in order."""
         nodes: Mapping[str, Callable[[Any], None]] = {
@@ -75,6 +35,7 @@ class _Reader:
             "Split": self._split, "MultiHeadAttention": self._attention, OPERATOR: self._linear8,
             "MatMul": self._linear32, "Gemm": self._linear32, "Identity": self._identity,
             "RotaryEmbedding": self._rotary, "ReduceSum": self._sum, "Div": self._average,
+            "Pow": self._root_mean_square_norm, "Reshape": self._reshape, "Expand": self._expand, "Where": self._where,
         }  # fmt: skip
         for node in self._nodes:
             if id(node) in self._done:
@@ -128,10 +89,13 @@ class _Reader:
         """The first positions of a table or of a bias on the scores, or the first token of each row."""
         if node.input[0] in self._constants:
             if self._find(node, 2) == "lengths":
-                return self._set(node, self._distances(node))
+                where = [self._array(node.input[at]).tolist() for at in (1, 3)]
+                if where != [[0, 0], [2, 3]]:
+                    raise refusal(f"{node.name}, a bias on the scores that is not one of distances")
+                return self._set(node, ScoreBias(table=node.input[0]))
             return self._set(node, TableSum(positions=node.input[0]))
         value, part = self._find(node, 0), [self._array(name).tolist() for name in node.input[1:4]]
-        if isinstance(value, Distances | LocalWindow) and part == [[0], [1], [2]]:
+        if isinstance(value, ScoreBias) and part == [[0], [1], [2]]:
             return self._set(node, replace(value, first=True))
         source = self._buffer(node, 0)
         if part != [[0], [1], [1]] or source.per != "token":
@@ -141,19 +105,16 @@ class _Reader:
         self._write(node, target, source)
         return None
 
-    def _distances(self, node: Any) -> Distances:
-        """Of a constant [1, heads, positions, positions] that is the same wherever key and query are as far apart."""
-        bias, name = self._array(node.input[0]), f"{node.input[0]}/distances"
-        table = by_distance(bias)
-        where = [self._array(node.input[at]).tolist() for at in (1, 3)]
-        if table is None or where != [[0, 0], [2, 3]]:
-            raise refusal(f"{node.name}, a bias on the scores that is not one of distances")
-        self._tensors[name] = table
-        return Distances(name, bias.shape[2])
-
     def _gather_chosen(self, node: Any) -> None:
         """The lines of the tokens of one id."""
         source, where = self._buffer(node, 0), self._find(node, 1)
+        if isinstance(where, LastPlace) and source.per == "token" and not source.factors:
+            target = self._buffers.take(source.width, "row")
+            self._step(
+                node, "last", source=source.buffer, target=target.buffer, outputs=source.width,
+                padding=where.token_id, gated=where.other,
+            )  # fmt: skip
+            return self._write(node, target, source)
         if not isinstance(where, Where) or not where.turned or attributes(node).get("batch_dims", 0):
             raise refusal(f"{node.name}, which gathers by what is no place of tokens")
         if source.per != "token" or source.factors or self._chosen not in (-1, where.number):
@@ -163,16 +124,31 @@ class _Reader:
         self._step(
             node, "chosen", source=source.buffer, target=target.buffer, outputs=source.width, padding=where.number
         )
-        self._write(node, target, source)
+        return self._write(node, target, source)
+
+    def _where(self, node: Any) -> None:
+        """Padding that repeats the first token, so that it changes no maximum: the maximum leaves padding out."""
+        mask, states, first = (self._find(node, index) for index in range(3))
+        made = self._steps[-1]
+        if (
+            not isinstance(mask, Mask) or not isinstance(states, GraphValue) or not isinstance(first, GraphValue)
+            or (made.operator, made.source, made.target) != ("first", states.buffer, first.buffer)
+        ):  # fmt: skip
+            raise refusal(f"the operator Where ({node.name})")
+        self._steps.pop()
+        self._buffers.give(first)
+        after = self._only_reader(node)
+        lines = after is not None and after.op_type == "Reshape" and self._array(after.input[1]).tolist()
+        if lines != [-1, states.width]:
+            raise refusal(f"the operator Where ({node.name})")
+        last = self._take(after)
+        self._set(last, states)
+        self._left[states.buffer] += self._readers[last.output[0]] - 1
 
     # ---- steps ----
 
     def _norm(self, node: Any) -> None:
-        value = self._find(node, 0)
-        if isinstance(value, TableSum):
-            value = self._embed(node, value)
-        elif not isinstance(value, GraphValue):
-            raise refusal(f"{node.name}, which normalises what is no sum")
+        value = self._buffer(node, 0)
         target = self._buffers.take(value.width, value.per)
         epsilon = attributes(node).get("epsilon", 1e-5)
         tensors = {"weights": self._keep(node.input[1]), "bias": self._keep(node.input[2])}
@@ -182,31 +158,12 @@ class _Reader:
         )  # fmt: skip
         self._write(node, target, value)
 
-    def _embed(self, node: Any, tables: TableSum) -> GraphValue:
-        if not tables.words:
-            raise refusal(f"{node.name}, embeddings without words")
-        words = self._array(tables.words)
-        vectors, scales = f"{tables.words}/int16", f"{tables.words}/int16.scale"
-        self._tensors[vectors], self._tensors[scales] = narrow(words)
-        target = self._buffers.take(words.shape[1], "token")
-        tensors = {
-            "weights": vectors,
-            "scales": scales,
-            **({"position_table": self._keep(tables.positions)} if tables.positions else {}),
-            **({"type_table": self._keep(tables.types)} if tables.types else {}),
-        }
-        self._step(
-            node, "embed", target=target.buffer, inputs=len(words), outputs=target.width,
-            positions=len(self._array(tables.positions)) if tables.positions else 0, padding=tables.padding,
-            types=len(self._array(tables.types)) if tables.types else 0, tensors=tensors,
-        )  # fmt: skip
-        self._left[target.buffer] = 1
-        return target
-
     def _linear8(self, node: Any) -> None:
         source, after = self._buffer(node, 0), self._only_reader(node)
         if after is not None and after.op_type == "Split" and len(after.output) == 2:
             return self._gated(node, after)
+        if after is not None and after.op_type == "Reshape" and after.input[1] not in self._constants:
+            return self._largest(node, after)
         name, scale, bias = node.input[1:4]
         inputs, used = self._array(name).shape
         outputs = -(-used // WIDTH) * WIDTH if self._is_output(node) else used
@@ -224,12 +181,39 @@ class _Reader:
         self._write(last, target, source, *([residual] if residual else []))
         return None
 
+    def _largest(self, node: Any, reshape: Any) -> None:
+        """The largest logit of each word over the tokens, and its logarithms: a sparse vector."""
+        chain, source = [reshape], self._buffer(node, 0)
+        while (after := self._only_reader(chain[-1])) is not None and after.op_type != "Identity":
+            chain.append(self._take(after))
+        names = [one.op_type for one in chain]
+        logarithms = names.count("Log")
+        if names != ["Reshape", "ReduceMax", "Relu", *["Add", "Log"] * logarithms] or not logarithms:
+            raise refusal(f"the operator Reshape ({reshape.name})")
+        if attributes(chain[1]).get("axes") != [1] or any(self._array(one.input[1]) != 1 for one in chain[3::2]):
+            raise refusal(f"the operator ReduceMax ({chain[1].name})")
+        if source.per != "token":
+            raise refusal(f"{chain[1].name}, a maximum over other than tokens")
+        self._take(reshape)
+        inputs, used = self._array(node.input[1]).shape
+        outputs = -(-used // WIDTH) * WIDTH
+        parts = zip(("weights", "scales", "bias"), node.input[1:4], strict=True)
+        tensors = {part: self._keep(one, outputs) for part, one in parts}
+        if source.factors:
+            tensors["factors"] = self._keep(source.factors)
+        target = replace(self._buffers.take(outputs, "row"), used=used)
+        self._step(
+            node, "largest", source=source.buffer, target=target.buffer, inputs=inputs, outputs=outputs,
+            types=logarithms, tensors=tensors,
+        )  # fmt: skip
+        self._write(chain[-1], target, source)
+
     def _gated(self, node: Any, split: Any) -> None:
         """Of two products side by side the first is activated, then multiplied with the second."""
         self._take(split)
         up, gate = split.output
         readers = [one for one in self._nodes if up in one.input]
-        activation = _ACTIVATIONS.get(readers[0].op_type) if len(readers) == 1 else None
+        activation = ACTIVATIONS.get(readers[0].op_type) if len(readers) == 1 else None
         last = readers[-1]
         if [one.op_type for one in readers] == ["Sigmoid", "Mul"] and readers[0].output[0] in last.input:
             activation = "silu"
@@ -255,23 +239,6 @@ class _Reader:
             )  # fmt: skip
         self._left[first.buffer] = 1
         self._write(product, target, source, first)
-
-    def _rotary(self, node: Any) -> None:
-        """Rotary positions, which the attention that reads the value applies."""
-        value, given = self._buffer(node, 0), attributes(node)
-        if self._array(node.input[1]).tolist() != [0] or given.get("interleaved") or given.get("rotary_embedding_dim"):
-            raise refusal(f"{node.name}, rotary positions of another kind")
-        if value.factors or value.per != "token":
-            raise refusal(f"{node.name}, rotary positions of what are no queries or keys")
-        self._known[node.output[0]] = replace(value, rotary=(self._keep(node.input[2]), self._keep(node.input[3])))
-        self._left[value.buffer] += self._readers[node.output[0]] - 1
-
-    def _rotate(self, node: Any, buffer: int, width: int, heads: int, tables: tuple[str, str]) -> None:
-        cosines, sines = tables
-        self._step(
-            node, "rotate", source=buffer, target=buffer, outputs=width, heads=heads,
-            positions=len(self._tensors[cosines]), tensors={"cosines": cosines, "sines": sines},
-        )  # fmt: skip
 
     def _linear32(self, node: Any) -> None:
         """A small product, left in floating point."""
@@ -304,80 +271,6 @@ class _Reader:
         for index, name in enumerate(node.output):
             self._known[name] = Part(whole, index, len(node.output))
 
-    def _attention(self, node: Any) -> None:
-        """Of three parts of one product, or of three products, whose biases may stand here."""
-        if len(node.input) < 5 or not isinstance(self._find(node, 4), Mask):
-            raise refusal(f"{node.name}, an attention without the mask")
-        given = attributes(node)
-        heads = int(given["num_heads"])
-        parts = [self._find(node, index) for index in range(3)]
-        if all(isinstance(part, Part) and (part.index, part.count) == (at, 3) for at, part in enumerate(parts)):
-            queries = keys = values = parts[0].whole
-            width = queries.width // 3
-        elif all(isinstance(part, GraphValue) and not part.factors for part in parts):
-            if node.input[3]:
-                bias = self._array(node.input[3])
-                spread_bias(self._steps, self._tensors, [part.buffer for part in parts], bias, node.input[3])
-            queries, keys, values = self._together(parts)
-            width = parts[0].width
-        else:
-            raise refusal(f"{node.name}, an attention of what are no products")
-        if queries.per == "chosen" or any(one.per != "token" for one in (keys, values)):
-            raise refusal(f"{node.name}, an attention over other than all tokens")
-        if width % (heads * WIDTH // 2):
-            raise refusal(f"heads of {width // heads} numbers, no multiple of {WIDTH // 2}")
-        turned = [part.rotary if isinstance(part, GraphValue) else None for part in parts[:2]]
-        if queries is keys and turned[0] is not None and turned[0] == turned[1]:
-            self._rotate(node, queries.buffer, 2 * width, 2 * heads, turned[0])
-        elif queries is not keys:
-            for part, tables in zip((queries, keys), turned, strict=True):
-                if tables is not None:
-                    self._rotate(node, part.buffer, width, heads, tables)
-        elif any(turned):
-            raise refusal(f"{node.name}, rotary positions of queries or keys alone")
-        positions = len(self._tensors[turned[1][0]]) if turned[1] else 0
-        distances = self._bias_of(node, heads, queries, positions)
-        target = self._buffers.take(width, queries.per)
-        self._step(
-            node, "attention", source=queries.buffer, keys=keys.buffer, values=values.buffer,
-            target=target.buffer, outputs=width, heads=heads,
-            epsilon=float(given.get("scale", 0.0)) or (width // heads) ** -0.5,
-            positions=distances.positions if distances else 0,
-            tensors={"distances": distances.table} if distances else {},
-        )  # fmt: skip
-        self._write(node, target, *dict.fromkeys((queries, keys, values)))
-
-    def _bias_of(self, node: Any, heads: int, queries: GraphValue, positions: int) -> Distances | None:
-        """What the attention adds to its scores. `positions`: of the rotary tables; 0: none."""
-        if not any(node.input[5:]):
-            return None
-        value = self._find(node, 5)
-        if isinstance(value, LocalWindow) and value.reach is not None and positions:
-            name = f"window {value.reach} of {heads} heads and {positions} positions"
-            if name not in self._tensors:
-                self._tensors[name] = window_bias(value.reach, heads, positions)
-            value = Distances(name, positions, value.first)
-        if any(node.input[6:]) or not isinstance(value, Distances):
-            raise refusal(f"{node.name}, which adds to the scores what is no bias of distances")
-        if value.first != (queries.per == "row") or len(self._tensors[value.table]) != heads:
-            raise refusal(f"{node.name}, whose bias on the scores is for other queries")
-        return value
-
-    def _together(self, values: Sequence[GraphValue]) -> Sequence[GraphValue]:
-        """Three products of one source as one product that has all three results side by side."""
-        steps = self._steps[-3:]
-        made = side_by_side(steps, self._tensors)
-        if made is None or [step.target for step in steps] != [value.buffer for value in values]:
-            return values
-        if any(self._left[value.buffer] > 1 for value in values):
-            return values
-        whole = self._buffers.take(made.outputs, values[0].per)
-        self._left[whole.buffer] = 1
-        for value in values:
-            self._buffers.give(value)
-        self._steps[-3:] = [made.model_copy(update={"target": whole.buffer})]
-        return (whole, whole, whole)
-
     def _squeeze(self, node: Any) -> None:
         """The first token of each row has no axis of its own here, nor has one number of each line."""
         part = self._find(node, 0)
@@ -403,19 +296,23 @@ class _Reader:
                 one.positions or other.positions,
                 one.types or other.types,
                 max(one.padding, other.padding),
+                max(one.scale, other.scale, key=lambda scale: scale != 1),
             ),
         )
 
     def _mul(self, node: Any) -> None:
-        """By a constant for each channel, which the quantiser of the row takes in."""
+        """By a constant for each channel, which the quantiser of the row takes in; of word vectors by one number."""
+        tables = self._find(node, 0)
+        if isinstance(tables, TableSum) and node.input[1] in self._constants and not self._array(node.input[1]).shape:
+            return self._set(node, replace(tables, scale=float(self._array(node.input[1]))))
         value = self._buffer(node, 0)
         if isinstance(self._find(node, 1), Mask) and value.per == "token" and not value.factors:
-            self._set(node, MaskedLines(value))
-            return
+            return self._set(node, MaskedLines(value))
         if node.input[1] not in self._constants or value.factors:
             raise refusal(f"the product {node.name}")
         self._known[node.output[0]] = replace(value, factors=node.input[1])
         self._left[value.buffer] += self._readers[node.output[0]] - 1
+        return None
 
     def _sum(self, node: Any) -> None:
         """Over the tokens of each row."""
@@ -442,78 +339,3 @@ class _Reader:
             raise refusal(f"the operator Identity ({node.name})")
         self._left[whole.buffer] += 1  # the result is not overwritten
         self._results[node.output[0]] = whole if not isinstance(value, Column) else value
-
-    # ---- what follows a product ----
-
-    def _activation_after(self, node: Any) -> tuple[Any, Activation]:
-        after = self._only_reader(node)
-        if after is None or after.op_type not in _ACTIVATIONS:
-            return node, "none"
-        return self._take(after), _ACTIVATIONS[after.op_type]
-
-    def _residual_after(self, node: Any) -> tuple[Any, GraphValue | None]:
-        after = self._only_reader(node)
-        if after is None or after.op_type not in {"Sum", "Add"} or len(after.input) != 2:
-            return node, None
-        (other,) = [name for name in after.input if name != node.output[0]] or [""]
-        value = self._known.get(other)
-        if not isinstance(value, GraphValue) or value.factors:
-            raise refusal(f"the sum {after.name}")
-        return self._take(after), value
-
-    def _only_reader(self, node: Any) -> Any | None:
-        return self._after[node.output[0]] if self._readers[node.output[0]] == 1 else None
-
-    def _take(self, node: Any) -> Any:
-        self._done.add(id(node))
-        return node
-
-    # ---- values ----
-
-    def _find(self, node: Any, index: int) -> Any:
-        return self._known.get(node.input[index])
-
-    def _buffer(self, node: Any, index: int) -> GraphValue:
-        value = self._find(node, index)
-        if not isinstance(value, GraphValue):
-            raise refusal(f"{node.name}, which reads what is no hidden state")
-        return value
-
-    def _array(self, name: str) -> Any:
-        if name not in self._constants:
-            raise refusal(f"{name}, which is no constant")
-        return numpy_helper.to_array(self._constants[name])
-
-    def _is_output(self, node: Any) -> bool:
-        """Whether nothing but the graph's caller reads what a node makes."""
-        after = self._only_reader(node)
-        return after is not None and after.op_type == "Identity"
-
-    def _keep(self, name: str, columns: int = 0) -> str:
-        """Put a constant into the file, with zeros up to this number of columns."""
-        array = self._array(name)
-        missing = max(columns - array.shape[-1], 0)
-        name = f"{name}/{columns}" if missing else name
-        if name not in self._tensors:
-            padded = np.pad(array, [*[(0, 0)] * (array.ndim - 1), (0, missing)])
-            self._tensors[name] = np.ascontiguousarray(padded)
-        return name
-
-    def _set(self, node: Any, value: Any) -> None:
-        self._known[node.output[0]] = value
-
-    def _write(self, node: Any, target: GraphValue, *read: GraphValue) -> None:
-        """The node's result is there, and what was read has a reader less."""
-        self._known[node.output[0]] = target
-        self._left[target.buffer] = self._readers[node.output[0]]
-        for value in read:
-            self._left[value.buffer] -= 1
-            if not self._left[value.buffer]:
-                self._buffers.give(replace(value, factors=""))
-
-    def _step(self, node: Any, operator: Operator, *, outputs: int, inputs: int = 0, **fields: Any) -> None:
-        widths = {"linear8": (inputs, outputs), "linear32": (inputs,)}.get(operator, (outputs,))
-        for width in widths:
-            if width % WIDTH:
-                raise refusal(f"{node.name}, whose width of {width} is no multiple of {WIDTH}")
-        self._steps.append(GraphStep(operator=operator, outputs=outputs, inputs=inputs, **fields))

@@ -1,26 +1,29 @@
-"""What the names of an ONNX graph stand for while it is read for the native engine, its buffers, and its constants.
-
-What an encoder's graph makes of ids, mask and length before any hidden state is no step of the native engine: it is
-what some of its steps do with every batch.
-"""
+"""What the names of an ONNX graph stand for while it is read for the native engine, its buffers, and its constants."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import OptimizationError
-from penstock_optimizer.export.operators import MASKED_SCORE
-from penstock_optimizer.quantise.linear import attributes
-from penstock_runtime.engines.native.graph_file import DISTANCES_SPARE, GraphStep
+from penstock_runtime.engines.native.graph_file import GraphStep
 from penstock_runtime.rows import Float
 
 Per = Literal["token", "row", "chosen"]
 """What a buffer has a line for: each token, each row, or each token of one id."""
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """A root mean square normalisation of each head."""
+
+    weights: str
+    """A tensor of the file, [width of a head]."""
+    epsilon: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +36,10 @@ class GraphValue:
     factors: str = ""
     rotary: tuple[str, str] | None = None
     """Tensors with the cosines and sines of rotary positions that are still to be applied."""
+    head_norm: HeadNorm | None = None
+    """The normalisation of each head that is still to be applied, before the rotary positions."""
+    repeated: int = 1
+    """How many heads of queries read each of its heads."""
     used: int = 0
     """How many numbers of a line count, where a product was filled up; 0: all."""
 
@@ -45,52 +52,17 @@ class TableSum:
     positions: str = ""
     types: str = ""
     padding: int = -1
+    scale: float = 1.0
+    """Of the words."""
 
 
-class Mask:
-    """What is computed of the attention mask."""
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """A buffer whose lines are seen as heads of `width` numbers; `grouped`: with an axis for queries of one key."""
 
-
-@dataclass(frozen=True)
-class Same:
-    """Which tokens have an id."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where they are: two numbers for each of them, or two lines of numbers."""
-
-    number: int
-    turned: bool = False
-
-
-@dataclass(frozen=True)
-class Counted:
-    """Positions that count from the padding id."""
-
-    padding: int
-
-
-@dataclass(frozen=True)
-class Distances:
-    """A bias on the scores by how far a key is behind its query."""
-
-    table: str
-    """A tensor of the file."""
-    positions: int
-    first: bool = False
-    """For the first token's query alone."""
-
-
-@dataclass(frozen=True)
-class LocalWindow:
-    """A bias on the scores of keys that are further than `reach` from their query; None: not known yet."""
-
-    reach: int | None = None
-    first: bool = False
-    """For the first token's query alone."""
+    whole: GraphValue
+    width: int = 0
+    grouped: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,45 +111,6 @@ class Buffers:
         self._free.append((value.buffer, value.width, value.per))
 
 
-INPUTS = {"input_ids": "ids", "attention_mask": Mask(), "token_type_ids": "types"}
-"""What the graph's inputs stand for."""
-
-
-def of_inputs(node: Any, values: Sequence[Any], constant: Callable[[str], Any]) -> Any | None:
-    """The meaning of a node's result, from the meanings of its inputs (None: a constant, or something else). None where
-    the node makes nothing known of them."""
-    match node.op_type, list(values):
-        case ("Unsqueeze", [Mask() as mask, None]):
-            return mask
-        case ("ReduceSum", [Mask(), None]):
-            return "tokens of each row"
-        case ("Squeeze", ["length", None]) | ("Range", [None, "length", None]) | ("Unsqueeze", ["places", None]):
-            return "places" if node.op_type != "Squeeze" else "length"
-        case "Sub", ["places", "places"]:
-            return "ahead"
-        case "Abs", ["ahead"]:  # without it, keys on one side only would be masked
-            return LocalWindow()
-        case "Greater", [LocalWindow(reach=None), None]:
-            return LocalWindow(int(constant(node.input[1])))
-        case ("Cast", [LocalWindow() as window]) | ("Mul" | "Unsqueeze", [LocalWindow() as window, None]):
-            return window
-        case "Shape", ["ids"] if attributes(node) == {"start": 1, "end": 2}:
-            return "length"
-        case "Concat", ["length", "length"]:
-            return "lengths"
-        case "Equal", ["ids", None]:
-            return Same(int(constant(node.input[1])))
-        case "Not", [Same(number=number)]:
-            return Counted(number)
-        case ("Cast", [Mask() | Counted() as value]) | ("CumSum" | "Mul" | "Add", [Counted() as value, *_]):
-            return value
-        case "NonZero", [Same(number=number)]:
-            return Where(number)
-        case "Transpose", [Where(turned=False) as where] if attributes(node).get("perm", [1, 0]) == [1, 0]:
-            return replace(where, turned=True)
-    return None
-
-
 Tensors = MutableMapping[str, Any]
 
 
@@ -210,29 +143,10 @@ def side_by_side(steps: Sequence[GraphStep], tensors: Tensors) -> GraphStep | No
     return steps[0].model_copy(update={"outputs": sum(step.outputs for step in steps), "tensors": names})
 
 
-def window_bias(reach: int, heads: int, positions: int) -> Float:
-    """The bias of a window in the form of `by_distance`."""
-    distances = np.abs(np.arange(1 - positions, positions))
-    line = np.where(distances > reach, np.float32(MASKED_SCORE), np.float32(0))
-    return np.pad(np.tile(line, (heads, 1)), ((0, 0), (0, DISTANCES_SPARE))).astype(np.float32)
-
-
 def narrow(words: Float) -> tuple[NDArray[np.int16], Float]:
     """Word vectors [words, width] in 16 bits, and the scale of each word."""
     scale = np.maximum(np.abs(words).max(axis=1), np.float32(1e-12)) / np.float32(32767)
     return np.rint(words / scale[:, np.newaxis]).astype(np.int16), scale.astype(np.float32)
-
-
-def by_distance(bias: NDArray[Any]) -> Float | None:
-    """From a bias on the scores [1, heads, positions, positions], of a query (third axis) and a key (fourth), to
-    [heads, 2 * positions - 1 + spare]: from the key that is furthest before its query to the one furthest behind it.
-    None for a bias that is of another shape, or not the same wherever query and key are as far apart."""
-    if bias.ndim != 4 or len(bias) != 1 or bias.shape[2] != bias.shape[3]:
-        return None
-    if not np.array_equal(bias[:, :, 1:, 1:], bias[:, :, :-1, :-1]):
-        return None
-    line = np.concatenate([bias[0, :, :0:-1, 0], bias[0, :, 0]], axis=1)
-    return np.pad(line, ((0, 0), (0, DISTANCES_SPARE))).astype(np.float32)
 
 
 def refusal(what: str) -> OptimizationError:

@@ -59,6 +59,40 @@ def test_an_unusual_configuration_equals_transformers(
     check(made, tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        pytest.param({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10}, id="yarn"),
+        pytest.param({"type": "yarn", "factor": 2.0}, id="yarn by the older key, from the stated positions on"),
+        pytest.param(
+            {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.7, "truncate": False, "beta_fast": 3.0},
+            id="yarn with a factor for the scores, and edges between pairs",
+        ),
+        pytest.param({"rope_type": "yarn", "factor": 8.0, "mscale": 1.0, "mscale_all_dim": 0.5}, id="yarn of DeepSeek"),
+        pytest.param({"rope_type": "yarn", "factor": 1.0, "beta_fast": 1.0, "beta_slow": 1.0}, id="yarn of no effect"),
+        pytest.param(
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+             "original_max_position_embeddings": 20},
+            id="llama3",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("config_class", ["LlamaConfig", "Qwen3Config"])
+def test_scaled_rotary_positions_equal_transformers(config_class: str, scaling: dict[str, Any], tmp_path: Path) -> None:
+    fields = {**DECODERS[config_class], "head_dim": 8, "rope_theta": 100.0, "rope_scaling": scaling}
+    made = make(tmp_path / "model", config_class, Head.ENCODER, **fields)
+
+    check(made, tmp_path / "out")
+
+
+def test_a_scaling_without_its_factor_is_an_error(tmp_path: Path) -> None:
+    made = make(tmp_path / "model", "LlamaConfig", Head.ENCODER, **DECODERS["LlamaConfig"])
+    made.rewrite_config(rope_scaling={"rope_type": "llama3", "factor": 2.0})
+
+    with pytest.raises(CorruptModel, match="low_freq_factor is None"):
+        export(made.folder, Head.ENCODER, tmp_path / "out")
+
+
 @pytest.mark.parametrize("window", [2, 7, 8])
 def test_gemma_with_attention_to_both_sides_equals_transformers(window: int, tmp_path: Path) -> None:
     fields = {**DECODERS["Gemma3TextConfig"], "use_bidirectional_attention": True, "sliding_window": window}
@@ -131,7 +165,7 @@ def test_the_number_of_positions_is_that_of_the_longest_text(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("config_class", "changes", "why"),
     [
-        ("LlamaConfig", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, r"positions are scaled \(yarn\)"),
+        ("LlamaConfig", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, r"positions are scaled \(dynamic\)"),
         ("Gemma3TextConfig", {"attn_logit_softcapping": 50.0}, "its attn_logit_softcapping is not null"),
     ],
 )

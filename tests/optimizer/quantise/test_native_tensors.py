@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_optimizer.export.families import distance_bias
-from penstock_optimizer.quantise.native_values import by_distance, narrow
+from penstock_optimizer.quantise.native_inputs import by_distance
+from penstock_optimizer.quantise.native_values import narrow
 from penstock_runtime.engines.native.graph_file import DISTANCES_SPARE
 
 

@@ -30,6 +30,9 @@ _KINDS: dict[Operator, StepKind] = {
     "chosen": StepKind.CHOSEN,
     "rotate": StepKind.ROTATE,
     "average": StepKind.AVERAGE,
+    "head-norm": StepKind.HEAD_NORM,
+    "last": StepKind.LAST,
+    "largest": StepKind.LARGEST,
 }
 ACTIVATIONS: dict[Activation, int] = {"none": 0, "gelu": 1, "relu": 2, "tanh": 3, "gelu-tanh": 4, "silu": 5}
 """`enum penstock_activation`."""
@@ -145,6 +148,9 @@ def _c_step(step: GraphStep, graph: NativeGraph) -> CStep:
         activation=ACTIVATIONS[step.activation],
         padding=step.padding,
         gated=step.gated,
+        key_heads=step.key_heads or step.heads,
+        before=step.before,
+        after=step.after,
         epsilon=step.epsilon,
         **{name: getattr(step, name) for name in numbers},
     )

@@ -33,7 +33,10 @@ MOST_BUFFERS = 64
 DISTANCES_SPARE = 33
 """`PENSTOCK_DISTANCES_SPARE` of native.h."""
 
-Operator = Literal["embed", "norm", "linear8", "linear32", "attention", "first", "chosen", "rotate", "average"]
+Operator = Literal[
+    "embed", "norm", "linear8", "linear32", "attention", "first", "chosen", "rotate", "average", "head-norm", "last",
+    "largest",
+]  # fmt: skip
 Activation = Literal["none", "gelu", "relu", "tanh", "gelu-tanh", "silu"]
 Array = NDArray[Any]
 
@@ -58,6 +61,10 @@ class GraphStep(BaseModel):
     types: int = Field(default=0, ge=0, lt=2**16)
     padding: int = Field(default=-1, ge=-1, lt=2**24)
     gated: bool = False
+    key_heads: int = Field(default=0, ge=0, le=4096)
+    """0: as many as `heads`."""
+    before: int = Field(default=-1, ge=-1, lt=2**24)
+    after: int = Field(default=-1, ge=-1, lt=2**24)
     epsilon: float = Field(default=0.0, ge=0.0, le=1.0)
     tensors: dict[str, str] = Field(default_factory=dict)
     """Names in the file by role in the step."""
@@ -139,8 +146,10 @@ def expected_tensors(step: GraphStep) -> dict[str, tuple[str, tuple[int, ...], b
                 **({"type_table": ("float32", (step.types, step.outputs), False)} if by_type else {}),
             }
         case "norm":
-            return {"weights": ("float32", wide, False), "bias": ("float32", wide, False)}
-        case "linear8":
+            return {"weights": ("float32", wide, False), "bias": ("float32", wide, True)}
+        case "head-norm":
+            return {"weights": ("float32", (step.outputs // max(step.heads, 1),), False)}
+        case "linear8" | "largest":
             return {
                 "weights": ("int8", (step.inputs, step.outputs), False),
                 "scales": ("float32", wide, False),

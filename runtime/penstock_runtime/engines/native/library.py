@@ -43,6 +43,9 @@ class StepKind(IntEnum):
     CHOSEN = 6
     ROTATE = 7
     AVERAGE = 8
+    HEAD_NORM = 9
+    LAST = 10
+    LARGEST = 11
 
 
 class PoolingKind(IntEnum):
@@ -51,6 +54,7 @@ class PoolingKind(IntEnum):
     EVERY = 0
     MEAN = 1
     CLS = 2
+    LAST_TOKEN = 3
 
 
 class RunStatus(IntEnum):
@@ -64,7 +68,7 @@ class RunStatus(IntEnum):
 
 _NUMBERS = (
     "kind", "source", "target", "residual", "keys", "values", "inputs", "outputs", "activation", "heads", "positions",
-    "types", "padding", "gated",
+    "types", "padding", "gated", "key_heads", "before", "after",
 )  # fmt: skip
 _POINTERS = ("weights", "scales", "bias", "factors", "position_table", "type_table", "distances", "cosines", "sines")
 

@@ -28,7 +28,9 @@ MAX_SINGLE_ROW_TOKENS = 4096
 _INT64 = "q"
 """Type code of `array`."""
 _NANOSECONDS = 1e9
-_POOLINGS = {Pooling.MEAN: PoolingKind.MEAN, Pooling.CLS: PoolingKind.CLS}
+_POOLINGS = {
+    Pooling.MEAN: PoolingKind.MEAN, Pooling.CLS: PoolingKind.CLS, Pooling.LAST: PoolingKind.LAST_TOKEN
+}  # fmt: skip
 """Poolings that the library computes."""
 _Start = ctypes.c_char * 0
 """For the address of an array of any size, also an empty one."""

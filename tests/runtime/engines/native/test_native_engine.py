@@ -274,7 +274,7 @@ def test_a_graph_of_first_tokens_gives_one_line_for_each_row() -> None:
     first.close()
 
 
-@pytest.mark.parametrize("pooling", [Pooling.MEAN, Pooling.CLS])
+@pytest.mark.parametrize("pooling", [Pooling.MEAN, Pooling.CLS, Pooling.LAST])
 @pytest.mark.parametrize("lengths", [(1,), (9,), (40, 3, 17), (33,) * 6])
 def test_token_vectors_are_pooled_to_the_bits_of_numpy(pooling: Pooling, lengths: tuple[int, ...]) -> None:
     engine = opened(encoder(), Threads(1, 3))
@@ -290,7 +290,7 @@ def test_token_vectors_are_pooled_to_the_bits_of_numpy(pooling: Pooling, lengths
     engine.close()
 
 
-@pytest.mark.parametrize("pooling", [Pooling.MAX, Pooling.LAST])
+@pytest.mark.parametrize("pooling", [Pooling.MAX, Pooling.WEIGHTED_MEAN])
 def test_outputs_that_cannot_be_pooled_are_returned_unchanged(pooling: Pooling) -> None:
     engine = opened(encoder(), Threads(1, 1))
     batch = rows(7, 4)

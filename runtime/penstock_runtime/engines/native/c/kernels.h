@@ -30,10 +30,13 @@ struct linear8 {
     const int32_t *sums;   /* [outputs]: of the weights over the inputs */
 };
 
+#define ALL_KEYS (1 << 24) /* more than a row has */
+
 /* The attention of one head in one row of the batch. */
 struct head {
-    const float *queries, *keys, *values; /* [tokens, stride] */
-    size_t stride;
+    const float *queries;         /* [tokens, stride] */
+    const float *keys, *values;   /* [tokens, key_stride] */
+    size_t stride, key_stride;
     float *target;                        /* [tokens, target_stride] */
     size_t target_stride;
     int tokens;
@@ -41,6 +44,7 @@ struct head {
     float scale;
     const float *keep;                    /* [tokens]: 1 for a token, 0 for padding */
     const float *bias;                    /* bias[j - i] is added to the score of key j for query i; NULL: nothing */
+    int before, after;                    /* query i attends to keys i - before..i + after; ALL_KEYS: no limit */
     float *scratch;                       /* attention_scratch() floats */
 };
 
@@ -132,6 +136,9 @@ struct kernels {
                   float *target);
     /* The rotary position of one token, in place: of each head, number i and number i + half are turned by an angle. */
     void (*rotate)(const float *cosines, const float *sines, int heads, int half, float *line);
+    /* Lines first..last divided by their root mean square. `residual` is added and may be NULL. Both may be the target. */
+    void (*root_mean_square_norm)(const float *source, const float *weight, const float *residual, float epsilon,
+                                  int width, int first, int last, float *target);
 };
 
 extern const struct kernels penstock_plain;

@@ -11,7 +11,7 @@
 #define MOST_BUFFERS 64
 
 /* The kinds of phases. A step is one phase or two: a product quantises its source, unless a phase before did. */
-enum task { EMBED, NORM, QUANTISE, LINEAR8, LINEAR32, ATTENTION, FIRST, CHOSEN, ROTATE, AVERAGE };
+enum task { EMBED, NORM, QUANTISE, LINEAR8, LINEAR32, ATTENTION, FIRST, CHOSEN, ROTATE, AVERAGE, HEAD_NORM, LAST, LARGEST };
 
 /* What the lines of a buffer belong to. */
 enum per { PER_TOKEN, PER_ROW, PER_CHOSEN };
@@ -19,7 +19,7 @@ enum per { PER_TOKEN, PER_ROW, PER_CHOSEN };
 struct phase {
     enum task task;
     struct penstock_step step;
-    const struct linear8 *layer; /* LINEAR8; NORM: the product that reads the result, which is quantised immediately */
+    const struct linear8 *layer; /* LINEAR8, LARGEST; NORM: the product that reads the result, which is quantised immediately */
     const float *factors;
     enum per per; /* of the target */
 };
@@ -41,7 +41,7 @@ struct scratch {
     float *keep;       /* [rows, tokens] */
     int32_t *position; /* [rows, tokens] */
     int32_t *where;    /* [chosen]: the lines of the chosen tokens */
-    float *attention;  /* [participants, attention floats] */
+    float *attention;  /* [participants, attention floats]; also for the results of LARGEST */
     size_t attention_floats;
 };
 
@@ -59,10 +59,14 @@ struct penstock_model {
     int buffers, output, widest_stored, head_width, threads;
     int most_tokens; /* of a row; 0: limited by the positions only */
     int chosen_id;   /* -1: no CHOSEN step */
+    int has_largest; /* there is a LARGEST step */
     struct pool *pool;
     pthread_mutex_t lock; /* of the free list */
     struct scratch *free;
 };
+
+#define LARGEST_PANELS 4  /* panels of a LARGEST step that are computed together, for LARGEST_LINES tokens at a time */
+#define LARGEST_LINES 128
 
 static inline size_t rounded(size_t size, size_t to) { return (size + to - 1) / to * to; }
 

@@ -22,6 +22,10 @@ enum penstock_kind {
     PENSTOCK_CHOSEN = 6,    /* the tokens of one id, row by row; later steps have one line for each of them */
     PENSTOCK_ROTATE = 7,    /* rotary positions of queries and keys, in place */
     PENSTOCK_AVERAGE = 8,   /* the mean of the unmasked tokens of each row; later steps have one line for each row */
+    PENSTOCK_HEAD_NORM = 9, /* root mean square normalisation of each head of queries or keys, in place */
+    PENSTOCK_LAST = 10,     /* the last unmasked token of each row; later steps have one line for each row */
+    PENSTOCK_LARGEST = 11,  /* 8-bit product of which the largest result of a row's unmasked tokens counts, as log(1 + x)
+                               of positive ones; later steps have one line for each row */
 };
 
 enum penstock_activation {
@@ -38,6 +42,7 @@ enum penstock_pooling {
     PENSTOCK_EVERY = 0, /* none: all lines are the result, also those of padding */
     PENSTOCK_MEAN = 1,  /* one line: the sum of the unmasked tokens, in their order, divided by their number */
     PENSTOCK_CLS = 2,   /* the first line */
+    PENSTOCK_LAST_TOKEN = 3, /* the line of the last unmasked token */
 };
 
 enum penstock_isa {
@@ -50,31 +55,34 @@ enum penstock_isa {
 
 enum penstock_status { PENSTOCK_OK = 0, PENSTOCK_NO_MEMORY = 1, PENSTOCK_BAD_INPUT = 2, PENSTOCK_BAD_MODEL = 3 };
 
-/* One step. Buffers are numbered from 0; -1 is none. EMBED, LINEAR8, NORM, ROTATE and ATTENTION read and write widths
-that are multiples of 32; LINEAR32 reads such widths. */
+/* One step. Buffers are numbered from 0; -1 is none. EMBED, LINEAR8, LARGEST, NORM, ROTATE and ATTENTION read and
+write widths that are multiples of 32, and heads of HEAD_NORM have such widths; LINEAR32 reads such widths. */
 struct penstock_step {
     int32_t kind;
     int32_t source;
     int32_t target;
-    int32_t residual;   /* LINEAR8: added to the result, or with `gated` multiplied with it */
+    int32_t residual;   /* LINEAR8, NORM: added to the result; LINEAR8 with `gated`: multiplied with it */
     int32_t keys;       /* ATTENTION: the source holds the queries; if all three are the same buffer, it holds */
     int32_t values;     /* queries, keys and values in this order */
-    int32_t inputs;     /* width of the source; EMBED: size of the vocabulary */
-    int32_t outputs;    /* width of the target; ROTATE: of the queries and keys, with which each line begins */
+    int32_t inputs;     /* width of the source; EMBED: size of the vocabulary; HEAD_NORM: column of the first head */
+    int32_t outputs;    /* width of the target; ROTATE: of the queries and keys, with which each line begins; HEAD_NORM:
+                           of all its heads */
     int32_t activation; /* of LINEAR8 and LINEAR32 */
-    int32_t heads;      /* ATTENTION; ROTATE: of queries and keys together, of an even width each */
+    int32_t heads;      /* ATTENTION: of the queries; ROTATE: of queries and keys together, of an even width each */
     int32_t positions;  /* EMBED: number of positions, 0: none; ATTENTION: number of tokens that `distances` supports;
                            ROTATE: number of tokens that the tables support */
-    int32_t types;      /* EMBED: number of token types; 0: none, 1: the same for all tokens */
+    int32_t types;      /* EMBED: number of token types; 0: none, 1: the same for all tokens; LARGEST: of logarithms */
     int32_t padding;    /* EMBED: -1: positions start at 0; otherwise the padding id, after which positions start;
-                           CHOSEN: the id of the tokens */
-    int32_t gated;      /* LINEAR8 without an activation: the residual is a factor */
-    float epsilon;      /* NORM; ATTENTION: scale of the scores */
-    const void *weights;  /* LINEAR8: int8 [inputs, outputs]; LINEAR32: float [outputs, inputs]; NORM: float [width];
-                             EMBED: int16 [words, width] */
-    const float *scales;  /* LINEAR8: [outputs]; EMBED: [words] */
-    const float *bias;    /* LINEAR8, LINEAR32, NORM: [outputs] */
-    const float *factors; /* LINEAR8: [inputs], factor of each channel of the source; may be NULL */
+                           CHOSEN: the id of the tokens; LAST: only tokens of this id count, -1: all do */
+    int32_t gated;      /* LINEAR8 without an activation: the residual is a factor; LAST: only tokens of other ids count */
+    int32_t key_heads;  /* ATTENTION: of keys and values, each for as many consecutive heads of queries */
+    int32_t before, after; /* ATTENTION: how many keys before and after its own a query attends to; -1: all */
+    float epsilon;      /* NORM, HEAD_NORM; ATTENTION: scale of the scores */
+    const void *weights;  /* LINEAR8, LARGEST: int8 [inputs, outputs]; LINEAR32: float [outputs, inputs]; NORM: float
+                             [width]; HEAD_NORM: float [width of a head]; EMBED: int16 [words, width] */
+    const float *scales;  /* LINEAR8, LARGEST: [outputs]; EMBED: [words] */
+    const float *bias;    /* LINEAR8, LARGEST, LINEAR32: [outputs]; NORM: [width]; NULL: by the root mean square */
+    const float *factors; /* LINEAR8, LARGEST: [inputs], factor of each channel of the source; may be NULL */
     const float *position_table; /* EMBED: [positions, width]; NULL without positions */
     const float *type_table;     /* EMBED: [types, width]; may be NULL */
     const float *distances;      /* ATTENTION: [heads, 2 * positions - 1 + spare], added to the scores, from a

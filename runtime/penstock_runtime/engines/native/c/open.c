@@ -62,6 +62,10 @@ static void pack(const struct penstock_step *s, struct linear8 *layer, const flo
     *layer = (struct linear8){s->inputs, s->outputs, s->activation, s->gated, bits, (int8_t *)packed, scales, bias, sums};
 }
 
+static int is_product8(const struct penstock_step *s) {
+    return s->kind == PENSTOCK_LINEAR8 || s->kind == PENSTOCK_LARGEST;
+}
+
 static int bad_buffer(const struct penstock_model *m, int buffer, int width) {
     return buffer < 0 || buffer >= MOST_BUFFERS || m->buffer_widths[buffer] != width;
 }
@@ -85,8 +89,14 @@ static int check_step(struct penstock_model *m, const struct penstock_step *s, e
         return panels && s->inputs > 0 && s->weights && s->scales && (s->positions <= 0 || s->position_table) &&
                (!s->types || s->type_table) && declare(m, s->target, s->outputs, PER_TOKEN);
     case PENSTOCK_NORM:
-        return panels && s->weights && s->bias && !bad_buffer(m, s->source, s->outputs) &&
+        return panels && s->weights && !bad_buffer(m, s->source, s->outputs) &&
+               (s->residual < 0 || (!s->bias && !bad_buffer(m, s->residual, s->outputs) &&
+                                    m->buffer_per[s->residual] == per)) &&
                declare(m, s->target, s->outputs, per);
+    case PENSTOCK_HEAD_NORM:
+        return s->weights && s->heads > 0 && s->outputs > 0 && s->outputs % (s->heads * PANEL) == 0 && s->inputs >= 0 &&
+               s->inputs % PANEL == 0 && s->source >= 0 && s->source < MOST_BUFFERS && s->source == s->target &&
+               m->buffer_widths[s->source] >= s->inputs + s->outputs;
     case PENSTOCK_LINEAR8:
         return panels && s->inputs > 0 && s->inputs % PANEL == 0 && s->weights && s->scales && s->bias &&
                !bad_buffer(m, s->source, s->inputs) && s->source != s->target &&
@@ -99,14 +109,21 @@ static int check_step(struct penstock_model *m, const struct penstock_step *s, e
                !bad_buffer(m, s->source, s->inputs) && s->source != s->target &&
                declare(m, s->target, s->outputs, per);
     case PENSTOCK_ATTENTION: {
-        int together = s->keys == s->source && s->values == s->source, width = together ? 3 * s->outputs : s->outputs;
-        return panels && s->heads > 0 && s->outputs % (s->heads * 16) == 0 && !bad_buffer(m, s->source, width) &&
-               !bad_buffer(m, s->keys, width) && !bad_buffer(m, s->values, width) && per != PER_CHOSEN &&
+        if (s->heads <= 0 || s->key_heads <= 0 || s->heads % s->key_heads || s->outputs % (s->heads * 16)) return 0;
+        int together = s->keys == s->source && s->values == s->source, key_width = s->outputs / s->heads * s->key_heads;
+        int width = together ? s->outputs + 2 * key_width : s->outputs;
+        return panels && !bad_buffer(m, s->source, width) && per != PER_CHOSEN &&
+               (together || (!bad_buffer(m, s->keys, key_width) && !bad_buffer(m, s->values, key_width))) &&
                m->buffer_per[s->keys] == PER_TOKEN && m->buffer_per[s->values] == PER_TOKEN &&
                s->target != s->source && s->target != s->keys && s->target != s->values && (!s->distances || s->positions > 0) &&
                declare(m, s->target, s->outputs, per);
     }
+    case PENSTOCK_LARGEST:
+        return panels && s->inputs > 0 && s->inputs % PANEL == 0 && s->weights && s->scales && s->bias &&
+               !bad_buffer(m, s->source, s->inputs) && per == PER_TOKEN && s->source != s->target && s->types > 0 &&
+               s->activation == PENSTOCK_NONE && declare(m, s->target, s->outputs, PER_ROW);
     case PENSTOCK_FIRST:
+    case PENSTOCK_LAST:
     case PENSTOCK_AVERAGE:
         return s->outputs > 0 && !bad_buffer(m, s->source, s->outputs) && per == PER_TOKEN &&
                s->source != s->target && declare(m, s->target, s->outputs, PER_ROW);
@@ -124,7 +141,8 @@ static int check_step(struct penstock_model *m, const struct penstock_step *s, e
 }
 
 static int alone(const struct phase *phase) {
-    return phase->per != PER_TOKEN || phase->task == ATTENTION || phase->task == FIRST || phase->task == CHOSEN;
+    return phase->per != PER_TOKEN || phase->task == ATTENTION || phase->task == FIRST || phase->task == CHOSEN ||
+           phase->task == LAST || phase->step.kind == PENSTOCK_LARGEST;
 }
 
 static void find_stretches(struct penstock_model *m) {
@@ -137,7 +155,8 @@ static void find_stretches(struct penstock_model *m) {
 }
 
 static int add_steps(struct penstock_model *m, const struct penstock_step *steps, int count) {
-    static const enum task tasks[] = {EMBED, NORM, LINEAR8, LINEAR32, ATTENTION, FIRST, CHOSEN, ROTATE, AVERAGE};
+    static const enum task tasks[] = {EMBED, NORM, LINEAR8, LINEAR32, ATTENTION, FIRST, CHOSEN, ROTATE, AVERAGE,
+                                      HEAD_NORM, LAST, LARGEST};
     char *at = m->packed;
     int layers = 0;
     for (int i = 0; i < count; i++) {
@@ -149,23 +168,28 @@ static int add_steps(struct penstock_model *m, const struct penstock_step *steps
             m->head_width = s->outputs / s->heads;
         int limits = (s->kind == PENSTOCK_ATTENTION && s->distances) || s->kind == PENSTOCK_ROTATE;
         if (limits && (!m->most_tokens || s->positions < m->most_tokens)) m->most_tokens = s->positions;
-        if (s->kind == PENSTOCK_LINEAR8) {
+        if (is_product8(s)) {
             struct linear8 *layer = &m->layers[layers++];
             int bits = weight_bits(m, s);
             pack(s, layer, &phase.factors, bits, at);
             at += layer_size(s, bits);
             if (s->inputs > m->widest_stored) m->widest_stored = s->inputs;
             struct phase *before = &m->phases[m->phase_count - 1];
-            if (before->task == NORM && before->step.target == s->source) {
+            int shared = s->kind == PENSTOCK_LINEAR8; /* threads of a stretch have quantised lines of their own */
+            if (shared && before->task == NORM && before->step.target == s->source) {
                 before->layer = layer;
                 before->factors = phase.factors;
-            } else if (before->task != LINEAR8 || before->step.source != s->source ||
+            } else if (!shared || before->task != LINEAR8 || before->step.source != s->source ||
                        before->step.target == s->source || before->step.factors != s->factors) {
+                enum task product = phase.task;
                 phase.task = QUANTISE;
+                phase.per = per;
                 m->phases[m->phase_count++] = phase;
-                phase.task = LINEAR8;
+                phase.task = product;
+                phase.per = m->buffer_per[s->target];
             }
             phase.layer = layer;
+            if (s->kind == PENSTOCK_LARGEST) m->has_largest = 1;
         }
         m->phases[m->phase_count++] = phase;
     }
@@ -182,7 +206,7 @@ struct penstock_model *penstock_open(const struct penstock_step *steps, int32_t 
     if (!kernels || count <= 0 || count > POOL_MOST_PHASES / 2 || threads < 1 || threads > 1024) return NULL;
     if (output < 0 || output >= MOST_BUFFERS) return NULL;
     for (int i = 0; i < count; i++)
-        if (steps[i].kind == PENSTOCK_LINEAR8) {
+        if (is_product8(&steps[i])) {
             if (steps[i].inputs <= 0 || steps[i].outputs <= 0 || !steps[i].weights) return NULL;
             if (steps[i].inputs % PANEL || steps[i].outputs % PANEL) return NULL;
             packed += layer_size(&steps[i], 8);

@@ -1,4 +1,5 @@
 /* Runs a batch through a model: phase by phase, each divided into units that any thread may compute. */
+#include <math.h>
 #include <string.h>
 #include <time.h>
 
@@ -42,6 +43,7 @@ static int phase_units(const struct run *run, const struct phase *phase) {
     int lines = phase_lines(run, phase);
     switch (phase->task) {
     case LINEAR8: return parts(lines, PRODUCT_LINES) * (phase->layer->outputs / PANEL);
+    case LARGEST: return lines * parts(phase->layer->outputs / PANEL, LARGEST_PANELS);
     case ATTENTION: return run->rows * phase->step.heads * parts(lines / run->rows, QUERIES_AT_ONCE);
     default: return parts(lines, LINES);
     }
@@ -87,20 +89,25 @@ static void attention_unit(const struct run *run, const struct phase *phase, int
     int chunk = unit % chunks, number = unit / chunks % s->heads, row = unit / chunks / s->heads;
     size_t width = (size_t)s->outputs, head_width = width / (size_t)s->heads, column = (size_t)number * head_width;
     int together = s->keys == s->source && s->values == s->source;
-    size_t stride = together ? 3 * width : width, line = (size_t)row * (size_t)run->tokens;
+    size_t key_width = head_width * (size_t)s->key_heads, key_column = (size_t)(number / (s->heads / s->key_heads)) * head_width;
+    size_t stride = together ? width + 2 * key_width : width, key_stride = together ? stride : key_width;
+    size_t line = (size_t)row * (size_t)run->tokens;
     size_t query_line = (size_t)row * (size_t)queries;
     size_t distances_line = 2 * (size_t)s->positions - 1 + PENSTOCK_DISTANCES_SPARE;
     struct head head = {
         .queries = scratch->buffers[s->source] + query_line * stride + column,
-        .keys = scratch->buffers[s->keys] + line * stride + column + (together ? width : 0),
-        .values = scratch->buffers[s->values] + line * stride + column + (together ? 2 * width : 0),
+        .keys = scratch->buffers[s->keys] + line * key_stride + key_column + (together ? width : 0),
+        .values = scratch->buffers[s->values] + line * key_stride + key_column + (together ? width + key_width : 0),
         .stride = stride,
+        .key_stride = key_stride,
         .target = scratch->buffers[s->target] + query_line * width + column,
         .target_stride = width,
         .tokens = run->tokens,
         .width = (int)head_width,
         .scale = s->epsilon,
         .keep = scratch->keep + line,
+        .before = s->before < 0 ? ALL_KEYS : s->before,
+        .after = s->after < 0 ? ALL_KEYS : s->after,
         .bias = s->distances ? s->distances + (size_t)number * distances_line + (size_t)s->positions - 1 : NULL,
         .scratch = scratch->attention + (size_t)participant * scratch->attention_floats,
     };
@@ -122,6 +129,47 @@ static void multiply(const struct run *run, const struct phase *phase, const str
                                  span->first, span->last, from, to, scratch->buffers[s->target]);
 }
 
+/* The place of the last unmasked token of a row whose id is `id` (`other`: is not); -1 as the id: any. 0 if none is. */
+static int last_token(const struct run *run, int row, int id, int other) {
+    const float *keep = run->scratch->keep + (size_t)row * (size_t)run->tokens;
+    const int64_t *ids = run->ids + (size_t)row * (size_t)run->tokens;
+    for (int t = run->tokens - 1; t > 0; t--)
+        if (keep[t] != 0.0f && (id < 0 || (ids[t] == id) != (other != 0))) return t;
+    return 0;
+}
+
+/* Some panels of a product for one row, of which the largest result of each output over the unmasked tokens counts. */
+static void largest_unit(const struct run *run, const struct phase *phase, int unit, int participant) {
+    const struct linear8 *whole = phase->layer;
+    const struct scratch *scratch = run->scratch;
+    int panels = whole->outputs / PANEL, chunks = parts(panels, LARGEST_PANELS), row = unit / chunks;
+    int from = unit % chunks * LARGEST_PANELS, count = at_most(panels - from, LARGEST_PANELS), width = count * PANEL;
+    float *results = scratch->attention + (size_t)participant * scratch->attention_floats;
+    float *target = scratch->buffers[phase->step.target] + (size_t)row * (size_t)whole->outputs + from * PANEL;
+    struct linear8 part = *whole;
+    part.outputs = width;
+    part.packed += (size_t)from * (size_t)whole->inputs * PANEL / 8 * (size_t)whole->bits;
+    part.scales += from * PANEL;
+    part.bias += from * PANEL;
+    part.sums += from * PANEL;
+    for (int i = 0; i < width; i++) target[i] = -INFINITY;
+    for (int begin = 0; begin < run->tokens; begin += LARGEST_LINES) {
+        size_t first = (size_t)row * (size_t)run->tokens + (size_t)begin;
+        int lines = at_most(run->tokens - begin, LARGEST_LINES);
+        const uint8_t *stored = scratch->stored + first * (size_t)whole->inputs;
+        run->model->kernels->linear8(&part, stored, scratch->grids + first, NULL, 0, lines, 0, count, results);
+        for (int m = 0; m < lines; m++) {
+            const float *line = results + (size_t)m * (size_t)width;
+            if (scratch->keep[first + (size_t)m] == 0.0f) continue;
+            for (int i = 0; i < width; i++) target[i] = target[i] > line[i] ? target[i] : line[i];
+        }
+    }
+    for (int i = 0; i < width; i++) {
+        target[i] = target[i] > 0.0f ? target[i] : 0.0f;
+        for (int times = 0; times < phase->step.types && target[i] > 0.0f; times++) target[i] = log1pf(target[i]);
+    }
+}
+
 /* A phase in which each line depends on the same line only. */
 static void do_lines(const struct run *run, const struct phase *phase, const struct span *span) {
     const struct kernels *k = run->model->kernels;
@@ -132,7 +180,11 @@ static void do_lines(const struct run *run, const struct phase *phase, const str
     switch (phase->task) {
     case EMBED: embed_lines(run, s, first, last); break;
     case NORM:
-        k->norm(buffers[s->source], s->weights, s->bias, s->epsilon, s->outputs, first, last, buffers[s->target]);
+        if (s->bias)
+            k->norm(buffers[s->source], s->weights, s->bias, s->epsilon, s->outputs, first, last, buffers[s->target]);
+        else
+            k->root_mean_square_norm(buffers[s->source], s->weights, s->residual < 0 ? NULL : buffers[s->residual],
+                                     s->epsilon, s->outputs, first, last, buffers[s->target]);
         if (phase->layer)
             k->quantise(buffers[s->target], phase->factors, s->outputs, first, last,
                         stored_at(run, span, s->outputs), scratch->grids);
@@ -152,6 +204,15 @@ static void do_lines(const struct run *run, const struct phase *phase, const str
             k->rotate(s->cosines + at, s->sines + at, s->heads, (int)half,
                       buffers[s->target] + (size_t)line * (size_t)run->model->buffer_widths[s->target]);
         }
+        break;
+    case HEAD_NORM:
+        for (int line = first; line < last; line++)
+            for (int head = 0; head < s->heads; head++) {
+                int width = s->outputs / s->heads;
+                float *at = buffers[s->target] + (size_t)line * (size_t)run->model->buffer_widths[s->target] +
+                            (size_t)(s->inputs + head * width);
+                k->root_mean_square_norm(at, s->weights, NULL, s->epsilon, width, 0, 1, at);
+            }
         break;
     default: break; /* not of this kind */
     }
@@ -181,6 +242,17 @@ static void units(const struct run *run, const struct phase *phase, int from, in
             memcpy(buffers[s->target] + (size_t)line * (size_t)s->outputs,
                    buffers[s->source] + (size_t)line * (size_t)run->tokens * (size_t)s->outputs,
                    (size_t)s->outputs * sizeof(float));
+        break;
+    case LAST:
+        for (int line = first; line < last; line++) {
+            size_t place = (size_t)last_token(run, line, s->padding, s->gated);
+            memcpy(buffers[s->target] + (size_t)line * (size_t)s->outputs,
+                   buffers[s->source] + ((size_t)line * (size_t)run->tokens + place) * (size_t)s->outputs,
+                   (size_t)s->outputs * sizeof(float));
+        }
+        break;
+    case LARGEST:
+        for (int unit = from; unit < to; unit++) largest_unit(run, phase, unit, participant);
         break;
     case AVERAGE:
         for (int line = first; line < last; line++) {
@@ -308,8 +380,12 @@ static void pool_rows(const struct run *run, int pooling, float *result) {
     size_t width = (size_t)run->model->buffer_widths[run->model->output], tokens = (size_t)run->tokens;
     const float *lines = scratch->buffers[run->model->output], *keep = scratch->keep;
     for (int row = 0; row < run->rows; row++, lines += tokens * width, keep += tokens, result += width)
-        if (pooling == PENSTOCK_MEAN) mean(lines, keep, run->tokens, width, result);
-        else memcpy(result, lines, width * sizeof(float));
+        if (pooling == PENSTOCK_MEAN) {
+            mean(lines, keep, run->tokens, width, result);
+        } else {
+            size_t place = pooling == PENSTOCK_LAST_TOKEN ? (size_t)last_token(run, row, -1, 0) : 0;
+            memcpy(result, lines + place * width, width * sizeof(float));
+        }
 }
 
 static int run_job(const struct penstock_job *job) {
@@ -317,7 +393,7 @@ static int run_job(const struct penstock_job *job) {
     int rows = job->rows, tokens = job->tokens, pooling = job->pooling;
     if (rows < 1 || tokens < 1 || (int64_t)rows * tokens > 1 << 17) return PENSTOCK_BAD_INPUT;
     if (m->most_tokens && tokens > m->most_tokens) return PENSTOCK_BAD_INPUT;
-    if (pooling < PENSTOCK_EVERY || pooling > PENSTOCK_CLS) return PENSTOCK_BAD_INPUT;
+    if (pooling < PENSTOCK_EVERY || pooling > PENSTOCK_LAST_TOKEN) return PENSTOCK_BAD_INPUT;
     if (pooling != PENSTOCK_EVERY && m->buffer_per[m->output] != PER_TOKEN) return PENSTOCK_BAD_MODEL;
     int threads = at_most(job->threads, m->threads);
     struct run run = {m, NULL, job->ids, job->mask, job->types, rows, tokens, threads, 0, 0, 0};

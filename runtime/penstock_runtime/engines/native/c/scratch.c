@@ -32,6 +32,8 @@ static int scratch_grow(struct scratch *s, const struct penstock_model *m, size_
     where = position + rounded(lines * sizeof(int32_t), ALIGNMENT);
     attention = where + rounded(chosen * sizeof(int32_t), ALIGNMENT);
     s->attention_floats = rounded(attention_scratch((int)tokens, m->head_width), ALIGNMENT);
+    size_t results = m->has_largest ? LARGEST_LINES * LARGEST_PANELS * PANEL : 0;
+    if (results > s->attention_floats) s->attention_floats = results;
     size = attention + (size_t)m->threads * s->attention_floats * sizeof(float);
     if (s->memory) munmap(s->memory, s->size);
     s->size = rounded(size, 4096);

@@ -1,0 +1,131 @@
+"""One row of each family's base model in process: the native engine's int8 against plain transformers in fp32.
+
+    taskset -c 0,1 python -m benchmarks.family_speed --family bert --family modernbert --lengths 8,32,128,512
+
+Weights are random, so the graph is made without calibration and not judged: neither changes its speed. Both get the
+same number of threads and are measured in turns. Printed are milliseconds, the fastest run of all turns, which a busy
+machine disturbs least; the ratio of these; and, in brackets, that of the medians.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+import click
+
+from benchmarks.families import FAMILIES, family_model
+from benchmarks.markdown import markdown_table
+from benchmarks.program import Program
+from penstock.recipe import EngineName, Precision, Recipe
+from penstock.tasks import Head
+from penstock_optimizer.export import Flavour, export
+from penstock_optimizer.quantise import build
+from penstock_runtime.batching.collate import collate
+from penstock_runtime.engines.base import Threads
+from penstock_runtime.engines.load import load_engine
+from penstock_runtime.host import read_host
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Row
+
+RECIPE = Recipe(engine=EngineName.NATIVE, precision=Precision.INT8_ROWWISE, options=("per-channel",))
+WITHOUT_A_CLASS = frozenset({"nomic", "gte", "jina", "eurobert"})
+"""Families that transformers 4 runs with code of their authors only, which is not fetched here."""
+
+Run = Callable[[int], object]
+"""Computes a row of this number of tokens."""
+
+
+def row(tokens: int) -> list[int]:
+    """Ids of some text of exactly this length."""
+    return [101, *(1000 + 37 * index % 28000 for index in range(tokens - 2)), 102]
+
+
+def ours(folder: ModelFolder, threads: int, scratch: Path) -> Run:
+    """The native engine."""
+    exported = export(folder, Head.ENCODER, scratch / "fp32", flavour=Flavour.FUSED)
+    built = build(RECIPE, exported.path, exported.io, (), scratch / "int8", threads=threads)
+    engine = load_engine(built.path, built.io, RECIPE, Threads(1, threads))
+    return lambda tokens: engine.run(collate([Row(row(tokens))]))
+
+
+def transformers(folder: ModelFolder, threads: int) -> Run:
+    """Its own model, with the attention that it chooses by itself."""
+    import torch
+    from transformers import AutoModel, T5EncoderModel
+
+    torch.set_num_threads(threads)
+    model_class = T5EncoderModel if folder.model_type == "t5" else AutoModel
+    model = model_class.from_pretrained(folder.path, dtype=torch.float32).eval()
+
+    def run(tokens: int) -> object:
+        with torch.inference_mode():
+            return model(input_ids=torch.tensor([row(tokens)]), attention_mask=torch.ones(1, tokens, dtype=torch.int64))
+
+    return run
+
+
+def timings(
+    runs: Sequence[Run], tokens: int, turns: int, seconds: float, *, clock: Callable[[], float] = time.perf_counter
+) -> list[list[float]]:
+    """Milliseconds of the runs of each of them, `seconds` in each turn and at least two runs."""
+    found: list[list[float]] = [[] for _ in runs]
+    for run in runs:
+        run(tokens)
+    for turn in range(turns):
+        order = range(len(runs)) if turn % 2 == 0 else reversed(range(len(runs)))
+        for index in order:
+            end, count = time.perf_counter() + seconds, 0
+            while time.perf_counter() < end or count < 2:
+                begin = clock()
+                runs[index](tokens)
+                found[index].append((clock() - begin) * 1000)
+                count += 1
+    return found
+
+
+def cells(found: Sequence[Sequence[float]]) -> list[str]:
+    """Of one length: ours, and theirs with the ratio."""
+    own, *others = found
+    if not others:
+        return [f"{min(own):.1f}", ""]
+    (other,) = others
+    ratio, of_medians = min(other) / min(own), median(other) / median(own)
+    return [f"{min(own):.1f}", f"{min(other):.0f}: {ratio:.1f}x ({of_medians:.1f}x)"]
+
+
+@click.command(cls=Program, help=__doc__)
+@click.option("--family", "names", multiple=True, type=click.Choice(list(FAMILIES)), help="Default: all.")
+@click.option("--lengths", default="8,32,128,512", show_default=True)
+@click.option("--threads", default=2, show_default=True)
+@click.option("--turns", default=5, show_default=True)
+@click.option("--seconds", default=0.3, show_default=True, help="Of each in each turn.")
+@click.option("--cpu-time", is_flag=True, help="The processor's time of one thread.")
+def main(
+    *, names: Sequence[str], lengths: str, threads: int, turns: int, seconds: float, cpu_time: bool
+) -> None:  # fmt: skip
+    """Measure and print."""
+    threads, clock = (1, time.process_time) if cpu_time else (threads, time.perf_counter)
+    sizes = [int(size) for size in lengths.split(",")]
+    table = []
+    for name in names or FAMILIES:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = ModelFolder.open(family_model(name))
+            runs = [ours(folder, threads, Path(scratch))]
+            if name not in WITHOUT_A_CLASS:
+                runs.append(transformers(folder, threads))
+            found = [cells(timings(runs, tokens, turns, seconds, clock=clock)) for tokens in sizes]
+        table.append([name, *(cell for pair in found for cell in pair)])
+        click.echo(f"measured  {' | '.join(table[-1])}", err=True)
+    cpu = read_host().cpu
+    unit = "milliseconds of the processor" if cpu_time else "milliseconds"
+    click.echo(f"{cpu.model_name} ({cpu.isa.value}), threads: {threads}, load {os.getloadavg()[0]:.0f}, {unit}\n")
+    click.echo(markdown_table(["family", *(f"{size} | transformers" for size in sizes)], table))
+
+
+if __name__ == "__main__":
+    main()
