@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN
+from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_operator.inferentia_settings import InferentiaSettings
 from penstock_operator.plan.conditions import Reason
@@ -203,7 +204,7 @@ def test_the_process_that_owns_the_cores_has_time_to_end(seconds: int) -> None:
     kube = on("inf2", 2, rollout={"drainSeconds": seconds}).optimised()
     limit = int(env_of(kube.deployment)["PENSTOCK_DRAIN_LIMIT_SECONDS"])
     grace = pod_of(kube.deployment)["terminationGracePeriodSeconds"]
-    assert grace == Drain.of(seconds, devices=True).grace
+    assert grace == Drain.of(ModelEndpoint.from_object(kube.endpoint).spec, devices=True).grace
     assert grace >= limit + 30
 
 

@@ -89,7 +89,7 @@ def test_a_native_plan_is_searched_and_served_with_answers_that_do_not_depend_on
         del objective
         return next(one for one in measured if one.recipe.engine is EngineName.NATIVE)
 
-    monkeypatch.setattr(generation.plans, "best", fastest)
+    monkeypatch.setattr("penstock_optimizer.generation.plans.best", fastest)
     finished = optimise(chat, store=tmp_path / "store", models=folders[2] / "models", budget_seconds=BUDGET_SECONDS)
 
     manifest = Manifest.load(finished)

@@ -136,7 +136,7 @@ def test_rows_longer_than_the_prepared_mask_have_no_single_row_run() -> None:
 @pytest.mark.parametrize(
     ("make", "poolings"),
     [
-        pytest.param(encoder, [None, Pooling.MAX, Pooling.LAST], id="a line for each token"),
+        pytest.param(encoder, [None, Pooling.MAX, Pooling.WEIGHTED_MEAN], id="a line for each token"),
         pytest.param(lambda: columns(encoder()), [None, *Pooling], id="columns"),
         pytest.param(lambda: columns(encoder(first=True)), [None, *Pooling], id="columns of a line"),
         pytest.param(lambda: choosing(7), [None, *Pooling], id="lines for some tokens"),
