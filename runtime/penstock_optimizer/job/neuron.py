@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from penstock.errors import NoCandidateWithinBudget, OptimizationError, OutOfMemory
@@ -171,7 +172,7 @@ class NeuronOptimisation:
         job = self._job
         task = make_task(job.spec.task, job.folder, max_tokens=job.max_tokens, truncate=True)
         forward = session.forward(choice.arithmetic(self._target, recipe), wanted.shapes)
-        reference = gate.Reference(self._prepared(), load_observed(job.work.reference))
+        reference = gate.Reference(self._prepared, load_observed(job.work.reference))
         verdict = gate.judge_candidate(
             task, forward, reference, job.spec.optimization.accuracy, arithmetic=gate.arithmetic_of(recipe)
         )
@@ -262,6 +263,7 @@ class NeuronOptimisation:
             bytes_per_weight=4 if recipe.precision is Precision.FP32 else 2,
         )
 
+    @cached_property
     def _prepared(self) -> tuple[Prepared, ...]:
         """The judging requests, as `Candidate` takes them for the reference."""
         job = self._job
@@ -278,7 +280,7 @@ class NeuronOptimisation:
         """A few short rows with the fp32 model's answers, and how far the device may be from them. None: no row is
         short enough for every shape."""
         shortest = min(shape.tokens for shape in wanted.shapes)
-        rows = [row for prepared in self._prepared() for row in prepared.rows if row.length <= shortest]
+        rows = [row for prepared in self._prepared for row in prepared.rows if row.length <= shortest]
         chosen: list[Row] = sorted(rows, key=lambda row: -row.length)[:FENCE_ROWS]
         if not chosen:
             return None
