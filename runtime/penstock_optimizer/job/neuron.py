@@ -260,8 +260,13 @@ class NeuronOptimisation:
             objective=job.spec.objective,
             lengths=job.mix.sample(SAMPLE_LENGTHS, seed=0),
             longest=job.max_tokens,
-            bytes_per_weight=4 if recipe.precision is Precision.FP32 else 2,
+            weights_bytes=self._weights_bytes(recipe),
         )
+
+    def _weights_bytes(self, recipe: Recipe) -> int:
+        """On the device, of one copy of one shape. On Inf1 embeddings stay on the host."""
+        on_host = self._embedding_weights if self._target is NeuronGeneration.INF1 else 0
+        return (self._weights - on_host) * (4 if recipe.precision is Precision.FP32 else 2)
 
     @cached_property
     def _prepared(self) -> tuple[Prepared, ...]:
@@ -295,6 +300,8 @@ class NeuronOptimisation:
 
     def _write(self, compiled: CompiledModel, folder: Path, fence: tuple[Fence, float] | None) -> None:
         """`neuron.json` and the fence, next to the compiled shapes."""
+        for unfinished in folder.glob("*.new"):  # of a killed run
+            unfinished.unlink()
         if fence is not None:
             write_fence(folder / FENCE_FILE, fence[0].batch, fence[0].outputs)
             described = NeuronFence(file=FENCE_FILE, max_relative_error=fence[1])
@@ -305,8 +312,6 @@ class NeuronOptimisation:
         self, model: SourceModel, recipe: Recipe, chosen: Choice, shapes: Sequence[NeuronBucket]
     ) -> CompiledModel:
         packages = dict(self._tools.packages)
-        bytes_each = 4 if recipe.precision is Precision.FP32 else 2
-        on_host = self._embedding_weights if self._target is NeuronGeneration.INF1 else 0
         return CompiledModel(
             target=self._target,
             sdk=choice.sdk_release(self._target, packages),
@@ -317,7 +322,7 @@ class NeuronOptimisation:
             outputs=tuple(model.io.outputs),
             cores_per_model=chosen.cores_per_model,
             requests_per_copy=chosen.requests_per_copy,
-            weights_bytes=(self._weights - on_host) * bytes_each,
+            weights_bytes=self._weights_bytes(recipe),
             buckets=tuple(shapes),
             chosen_token=model.mask_token,
         )
