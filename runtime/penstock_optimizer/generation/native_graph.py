@@ -17,9 +17,9 @@ from penstock_runtime.engines.native.decoder_file import (
     DecoderParts,
     LayerParts,
     NativeDecoderFile,
-    Norm,
-    Product,
-    RopeFacts,
+    NormPart,
+    ProductPart,
+    RopePart,
     write_decoder,
 )
 from penstock_runtime.generation.native_engine import HEAD_MULTIPLE
@@ -98,7 +98,7 @@ class _Writer:
         self._bits = bits
         self._head_width = _filled(decoder.head_size, HEAD_MULTIPLE)
         self._ropes: dict[int, int] = {}
-        self._rope_facts: list[RopeFacts] = []
+        self._rope_facts: list[RopePart] = []
         self.tensors: dict[str, Any] = {}
 
     def parts(self) -> DecoderParts:
@@ -174,21 +174,21 @@ class _Writer:
         if id(rope) not in self._ropes:
             number = self._ropes[id(rope)] = len(self._ropes)
             name = self._add(f"rope.{number}", rope.frequencies)
-            self._rope_facts.append(RopeFacts(frequencies=name, magnitude=rope.magnitude))
+            self._rope_facts.append(RopePart(frequencies=name, magnitude=rope.magnitude))
         return self._ropes[id(rope)]
 
-    def _product(self, dense: Dense, name: str, bits: int | None = None) -> Product:
+    def _product(self, dense: Dense, name: str, bits: int | None = None) -> ProductPart:
         weight = _longer(dense, _filled(len(dense.weight), PANEL))
         count = self._bits if bits is None else bits
         self.tensors[name] = packed(weight.weight, count)
         bias = None if weight.bias is None else self._add(f"{name}.bias", weight.bias)
         outputs, inputs = weight.weight.shape
-        return Product(inputs=inputs, outputs=outputs, bits=8 if count == 8 else 4, packed=name, bias=bias)
+        return ProductPart(inputs=inputs, outputs=outputs, bits=8 if count == 8 else 4, packed=name, bias=bias)
 
-    def _norm(self, norm: Normalisation, name: str, width: int | None = None) -> Norm:
+    def _norm(self, norm: Normalisation, name: str, width: int | None = None) -> NormPart:
         weight = norm.weight if width is None else _wider(norm.weight, 0, width)
         bias = None if norm.bias is None else self._add(f"{name}.bias", norm.bias)
-        return Norm(weight=self._add(name, weight), bias=bias, epsilon=norm.epsilon)
+        return NormPart(weight=self._add(name, weight), bias=bias, epsilon=norm.epsilon)
 
     def _add(self, name: str, array: Float) -> str:
         self.tensors[name] = np.ascontiguousarray(array, np.float32)

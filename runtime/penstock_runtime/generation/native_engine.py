@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ArtefactError
 from penstock.manifest import DecoderFacts
-from penstock_runtime.engines.native.decoder_file import NativeDecoderFile, Norm, Product, read_decoder_file
+from penstock_runtime.engines.native.decoder_file import NativeDecoderFile, NormPart, ProductPart, read_decoder_file
 from penstock_runtime.engines.native.engine import ACTIVATIONS
 from penstock_runtime.engines.native.library import (
     CDecoder,
@@ -142,12 +142,12 @@ def _c_decoder(file: NativeDecoderFile) -> CDecoder:
     def address(name: str | None) -> int | None:
         return None if name is None else tensors[name].ctypes.data
 
-    def product(one: Product | None) -> CProduct:
+    def product(one: ProductPart | None) -> CProduct:
         if one is None:
             return CProduct()
         return CProduct(one.inputs, one.outputs, one.bits, address(one.packed), address(one.bias))
 
-    def norm(one: Norm | None) -> CNormalisation:
+    def norm(one: NormPart | None) -> CNormalisation:
         if one is None:
             return CNormalisation()
         return CNormalisation(address(one.weight), address(one.bias), one.epsilon)

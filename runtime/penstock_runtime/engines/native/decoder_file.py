@@ -35,7 +35,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Product(_Part):
+class ProductPart(_Part):
     """A product."""
 
     inputs: int = Field(ge=GROUP, multiple_of=GROUP, lt=2**20)
@@ -47,7 +47,7 @@ class Product(_Part):
     """float32 [outputs]"""
 
 
-class Norm(_Part):
+class NormPart(_Part):
     """A normalisation: by mean and variance with a bias, otherwise by the root mean square."""
 
     weight: str
@@ -55,7 +55,7 @@ class Norm(_Part):
     epsilon: float = Field(ge=0.0, le=1.0)
 
 
-class RopeFacts(_Part):
+class RopePart(_Part):
     """Rotary positions."""
 
     frequencies: str
@@ -66,17 +66,17 @@ class RopeFacts(_Part):
 class LayerParts(_Part):
     """One layer; `penstock_layer` of native.h documents the parts."""
 
-    attend: Product
-    output: Product
-    up: Product
-    gate: Product | None = None
-    down: Product
-    attention_norm: Norm
-    network_norm: Norm
-    query_norm: Norm | None = None
-    key_norm: Norm | None = None
-    attended_norm: Norm | None = None
-    expanded_norm: Norm | None = None
+    attend: ProductPart
+    output: ProductPart
+    up: ProductPart
+    gate: ProductPart | None = None
+    down: ProductPart
+    attention_norm: NormPart
+    network_norm: NormPart
+    query_norm: NormPart | None = None
+    key_norm: NormPart | None = None
+    attended_norm: NormPart | None = None
+    expanded_norm: NormPart | None = None
     scale: float
     window: int = Field(default=0, ge=0, lt=2**31)
     rope: int = Field(default=-1, ge=-1)
@@ -92,13 +92,13 @@ class DecoderParts(_Part):
     vocabulary: int = Field(ge=1)
     activation: Activation
     embedding_scale: float = 1.0
-    embeddings: Product
-    head: Product | None = None
+    embeddings: ProductPart
+    head: ProductPart | None = None
     position_table: str | None = None
     """float32 [positions, hidden]"""
     positions: int = Field(default=0, ge=0)
-    final_norm: Norm
-    ropes: tuple[RopeFacts, ...] = ()
+    final_norm: NormPart
+    ropes: tuple[RopePart, ...] = ()
     layers: tuple[LayerParts, ...] = Field(min_length=1)
 
 
@@ -140,13 +140,13 @@ def _check(parts: DecoderParts, tensors: Mapping[str, tuple[str, tuple[int, ...]
         if tensors.get(name) != (dtype, shape):
             raise ValueError(f"has a tensor {name} that is {tensors.get(name)}, not {(dtype, shape)}")
 
-    def product(one: Product) -> None:
+    def product(one: ProductPart) -> None:
         shape = (one.outputs // PANEL, one.inputs // GROUP, RECORD_BYTES[one.bits])
         require(one.packed, "uint8", *shape)
         if one.bias is not None:
             require(one.bias, "float32", one.outputs)
 
-    def norm(one: Norm | None, width: int) -> None:
+    def norm(one: NormPart | None, width: int) -> None:
         for name in (one.weight, one.bias) if one is not None else ():
             if name is not None:
                 require(name, "float32", width)
