@@ -197,6 +197,31 @@ ONE_ENDPOINT = Dashboard(
                 "percentunit",
             ),
         ],
+        "Text generation": [
+            Panel(
+                "Time to the first token",
+                {f"p{q * 100:g}": _quantile(q, "penstock_first_token_seconds", "", _THIS) for q in (0.5, 0.95, 0.99)},
+                "s",
+                description="From the arrival of a request. It grows first when a replica has too many clients.",
+            ),
+            Panel(
+                "Time per output token",
+                {f"p{q * 100:g}": _quantile(q, "penstock_token_seconds", "", _THIS) for q in (0.5, 0.95, 0.99)},
+                "s",
+            ),
+            Panel(
+                "Tokens per second",
+                {"{{kind}}": _this("penstock_generation_tokens_total", "kind")},
+                description="generated: of answers; prompt: computed; cached: of prompts, found in the cache.",
+            ),
+            Panel("Sequences", {"{{state}}": f"sum by (state) (penstock_sequences{_THIS})"}),
+            Panel("Cache blocks", {"{{state}}": f"sum by (state) (penstock_cache_blocks{_THIS})"}),
+            Panel(
+                "Preemptions per second",
+                {"preemptions": _this("penstock_preemptions_total")},
+                description="Sequences that are computed again: the cache is too small for the load.",
+            ),
+        ],
         "Replicas": [
             Panel(
                 "Replicas",

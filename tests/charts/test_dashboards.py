@@ -25,6 +25,8 @@ from penstock_operator.scaling.decide import Decision
 from penstock_operator.scaling.decide.decision import Cause, DecisionCondition
 from penstock_operator.scaling.decide.demand import Demand
 from penstock_operator.watch.cluster_cache import ClusterCache
+from penstock_runtime.generation.loop import LoopState
+from penstock_runtime.generation.scheduler import PlannedRow, Sequence, Step
 from penstock_runtime.host import read_host
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
@@ -91,6 +93,9 @@ def of_the_runtime() -> Callable[[], bytes]:
     status = ServerStatus("e", TaskName.FEATURE_EXTRACTION, ServerPhase.READY, host=host, grant=host.usable_cores())
     status.manifest, status.plan = manifest, manifest.chosen.plan
     found = ServerMetrics(status, objective_p95_milliseconds=20)
+    # As if one server had both kinds of tasks: its metrics are those of all panels.
+    found.generation.state = lambda: (LoopState(running=1, blocks_in_use=2), 8)
+    sequence = Sequence(0, [1], 2)
 
     def exposition() -> bytes:
         for status in (200, 429, 503):
@@ -102,6 +107,10 @@ def of_the_runtime() -> Callable[[], bytes]:
             parts.observe(0.001)
         found.batch(rows=3, real_tokens=30, padded_tokens=33)
         found.cache("tokens", hit=True)
+        found.generation.first_token(0.2)
+        found.generation.next_token(0.02)
+        found.generation.reused(16)
+        found.generation.step(Step((PlannedRow(sequence, 1, samples=True),), 16, preempted=1), 0.02)
         return found.exposition("")[0]
 
     return exposition

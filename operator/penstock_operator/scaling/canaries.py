@@ -40,10 +40,10 @@ class PlanCounter:
         if before is None and not new:
             self._keep(reading.bounds)
             return
-        if before is None or before.bounds != reading.bounds or before.counts[-1] > reading.counts[-1]:
+        if before is None or before.bounds != reading.bounds or before.requests > reading.requests:
             # Another process, which counts from zero.
             before = PodReading(0.0, 0.0, reading.bounds, type(reading.counts)("d", [0.0] * len(reading.counts)))
-        self._requests += reading.counts[-1] - before.counts[-1]
+        self._requests += reading.requests - before.requests
         self._errors += max(0.0, reading.errors - before.errors)
         self._keep(reading.bounds)
         for bound, now, then in zip(reading.bounds, reading.counts, before.counts, strict=True):

@@ -278,7 +278,10 @@ class GenerationOptimisation:
     def _capacity(self, chosen: CandidateFacts) -> TokenCurve:
         """What one replica takes with the chosen plan."""
         recipe, facts = chosen.recipe, decoder_facts(self._decoder)
-        end = time.monotonic() + min(self._capacity_seconds, self._left - WRITING_SECONDS)
+        seconds = min(self._capacity_seconds, self._left - WRITING_SECONDS)
+        if seconds <= 0:
+            return TokenCurve()
+        end = time.monotonic() + seconds
         longest = drive.blocks_needed(BLOCK_SIZE, max(map(sum, self._requests)), 1)
         fitting = CAPACITY_CACHE_BYTES // block_bytes(facts, recipe)
         blocks = max(longest, min(CAPACITY_CLIENTS * longest, fitting))

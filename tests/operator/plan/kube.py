@@ -137,6 +137,27 @@ def result(**update: Any) -> Result:
     return Result.model_validate({**value, **update})
 
 
+def token_result(**update: Any) -> Result:
+    """Of text generation: 8 clients get 300 tokens/s within the limits."""
+    points = [(1, 60, 100), (2, 110, 150), (4, 190, 220), (8, 300, 400), (16, 360, 900)]
+    capacity: Json = {
+        "tokensPerSecond": 300.0,
+        "firstTokenObjectiveMilliseconds": 500.0,
+        "nextTokenObjectiveMilliseconds": 100.0,
+        "points": [
+            {
+                "clients": clients,
+                "requestsPerSecond": tokens / 60,
+                "tokensPerSecond": tokens,
+                "firstTokenP95Milliseconds": first,
+                "nextTokenP95Milliseconds": 20,
+            }
+            for clients, tokens, first in points
+        ],
+    }
+    return result(capacity={}, tokenCapacity={**capacity, **update})
+
+
 class Kube:
     """The cluster."""
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.resources.job_summary import Failure
 from penstock_operator.plan.conditions import no
 from penstock_operator.plan.observed import DesiredScale, Neighbour, Ref
-from tests.operator.plan.kube import ZEN3, Json, Kube, condition, container, info, result
+from tests.operator.plan.kube import ZEN3, Json, Kube, condition, container, info, result, token_result
 
 UNSCHEDULABLE = {
     "type": "PodScheduled",
@@ -287,6 +287,44 @@ def test_the_objective_is_compared_with_the_measured_capacity(
     made = kube.reconcile()
     assert condition(made, "ObjectiveMet")[:2] == expected
     assert condition(made, "Ready")[0] == ("False" if expected[0] == "False" else "True")
+
+
+@pytest.mark.parametrize(
+    ("objective", "capacity", "expected", "words"),
+    [
+        ({"timeToFirstToken": {"p95Milliseconds": 500}}, {}, ("True", "Measured"), "300 tokens/s for 8 clients"),
+        (
+            {"tokensPerSecond": 400},
+            {},
+            ("False", "ObjectiveMissed"),
+            "asks for 400, and it reaches 300",
+        ),
+        (
+            {"throughput": {"requestsPerSecond": 6}},
+            {},
+            ("False", "ObjectiveMissed"),
+            "objective.throughput asks for 6, and it reaches 5",
+        ),
+        (
+            {"timeToFirstToken": {"p95Milliseconds": 50}},
+            {"firstTokenObjectiveMilliseconds": 50.0},
+            ("False", "ObjectiveMissed"),
+            "One client alone does not get the first token within 50 ms",
+        ),
+        ({"tokensPerSecond": 4}, {"points": []}, ("Unknown", "NotMeasured"), "the time budget was too short"),
+    ],
+)
+def test_the_objective_of_text_generation_is_compared_with_the_capacity_in_tokens(
+    objective: Json, capacity: Json, expected: tuple[str, str], words: str
+) -> None:
+    kube = Kube(task="text-generation", objective=objective)
+    kube.reconcile()
+    kube.job_succeeds(token_result(**capacity))
+    kube.reconcile()
+    kube.pods_serve()
+    found = condition(kube.reconcile(), "ObjectiveMet")
+    assert found[:2] == expected
+    assert words in found[2]
 
 
 @pytest.mark.parametrize(

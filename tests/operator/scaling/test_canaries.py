@@ -70,6 +70,19 @@ def test_answers_with_500_are_errors_and_those_of_a_server_that_is_not_ready_are
     assert parse_metrics(pod.text()).errors == 2
 
 
+def test_requests_of_text_generation_count_with_their_first_token_or_their_failure() -> None:
+    failing, streaming = ServingPod(), ServingPod()
+    failing.generate(5)
+    failing.metrics.finished("/v1/chat/completions", 500, 0.01, inference=True)
+    streaming.generate(5)
+    streaming.metrics.generation.first_token(0.2)
+    counters = PlanCounter(), PlanCounter()
+    for counter, pod in zip(counters, (failing, streaming), strict=True):
+        counter.put("a", parse_metrics(pod.text()), new=True)
+
+    assert [(one.counts.requests, one.counts.errors) for one in counters if one.counts] == [(2, 1), (2, 0)]
+
+
 class CanaryScene:
     """One endpoint whose new pods get a tenth of the requests for a minute."""
 

@@ -73,6 +73,12 @@ class PodReading:
     generated: float | None = None
     """Output tokens of text generation; None: another task."""
 
+    @property
+    def requests(self) -> float:
+        """Requests that were answered. Of text generation also those whose first token has come; one that failed before
+        it is only among the answered ones."""
+        return max(self.answered, self.counts[-1])
+
 
 def parse_metrics(text: str) -> PodReading:
     """Parse a runtime's /metrics. UnreadableMetrics when a series is missing or a value is not a count."""

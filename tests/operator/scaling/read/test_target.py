@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.plan.quotas import Amount, Grant
 from penstock_operator.scaling.read.target import ScalingTargets
 from penstock_operator.watch.cluster_cache import ClusterCache
-from tests.operator.plan.kube import RESULT, SETTINGS, Kube, result
+from tests.operator.plan.kube import RESULT, SETTINGS, Kube, result, token_result
 
 
 def test_replicas_with_a_pinned_artefact_have_the_capacity_that_was_measured_for_it() -> None:
@@ -28,6 +30,33 @@ def test_replicas_with_a_pinned_artefact_have_the_capacity_that_was_measured_for
     assert target is not None
     assert target.service is not None
     assert target.service.p95_objective_milliseconds == 20.0
+
+
+def test_replicas_of_text_generation_have_the_capacity_in_tokens() -> None:
+    pins = {"mode": "Pinned", "artefact": RESULT}
+    kube = Kube(
+        task="text-generation",
+        optimization=pins,
+        scaling={"mode": "Internal", "minReplicas": 1, "maxReplicas": 4},
+    )
+    kube.publish("earlier", RESULT)
+    kube.objects["OptimizedModel", "earlier"]["status"]["result"] = token_result().to_object()
+    kube.reconcile()
+    cache = ClusterCache(SETTINGS)
+    for store, value in (
+        (cache.endpoints, kube.endpoint),
+        (cache.models, kube.objects["OptimizedModel", "earlier"]),
+        (cache.deployments, kube.deployment),
+    ):
+        store.put({**value, "metadata": {**value["metadata"], "namespace": "a", "resourceVersion": "1"}})
+
+    target = ScalingTargets(cache).find(ObjectKey("a", kube.name))
+
+    assert target is not None
+    assert target.generates
+    assert target.objective_seconds == 0.5
+    assert target.service is not None
+    assert target.service.tokens_per_request == pytest.approx(60)
 
 
 def test_the_autoscaler_decides_within_what_the_quota_gave_the_endpoint() -> None:
