@@ -1,10 +1,13 @@
-# Penstock's images. Targets: operator, runtime, gateway, optimizer, optimizer-torch, optimizer-demo.
+# Penstock's images. Targets: operator, runtime, gateway, optimizer, optimizer-torch, optimizer-demo; for AWS Inferentia
+# runtime-neuron, optimizer-neuron (Inf2), runtime-neuron-legacy and optimizer-neuron-legacy (Inf1).
 #
 #   make images                                  with buildah, on a Debian base made on the spot; no registry is needed
 #   docker build --target runtime -t penstock-runtime .
 #
 # BASE is a Debian 13 (trixie), whose Python 3.13 everything runs on. The reasons are in docs/decisions/images.md.
 ARG BASE=docker.io/library/debian:trixie-slim
+# The packages for Inf1 need Python 3.10, which Debian 13 does not have: an image of that Python on Debian 13.
+ARG NEURON_LEGACY_PYTHON=docker.io/library/python:3.10-slim-trixie
 
 # What the building machine needs to reach packages: apt.conf, pip.conf, ca.crt. Nothing here; a machine that needs it
 # uses `--build-context machine=FOLDER`. It is mounted on /mnt, which is there and empty in every Debian, while a command
@@ -79,6 +82,57 @@ RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/imag
  && echo /opt/penstock-models >/opt/penstock-models.pth
 
 
+# AWS's packages for Inferentia, in an environment of its own: /opt/neuron, which only the child process that owns the
+# device, or compiles, uses. They are neither on PyPI nor in Debian. So where they come from are build arguments, and
+# their files have no hashes in dev/images/inside/hashes.txt. These images are not yet run on a device.
+FROM builder AS neuron-builder
+ARG NEURON_INDEX=https://pip.repos.neuron.amazonaws.com
+# PyTorch for CPUs: PyPI's brings 3 GB of CUDA.
+ARG NEURON_TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ENV NEURON_INDEX=${NEURON_INDEX} NEURON_TORCH_INDEX=${NEURON_TORCH_INDEX}
+RUN python3 -m venv --without-pip /opt/neuron
+COPY dev/images/inside/neuron-install /usr/bin/neuron-install
+
+FROM neuron-builder AS neuron-runtime-packages
+ARG NEURON_PACKAGES="torch==2.9.* torch-neuronx==2.9.0.2.15.32035"
+RUN --mount=type=bind,from=machine,target=/mnt \
+    sh /usr/bin/neuron-install python3 ${NEURON_PACKAGES}
+
+FROM neuron-builder AS neuron-optimizer-packages
+ARG NEURON_COMPILER_PACKAGES="torch==2.9.* torch-neuronx==2.9.0.2.15.32035 neuronx-cc==2.26.6360.0 transformers==4.57.*"
+RUN --mount=type=bind,from=machine,target=/mnt \
+    sh /usr/bin/neuron-install python3 ${NEURON_COMPILER_PACKAGES}
+
+# The Neuron runtime (libnrt.so), a Debian package of AWS: torch-neuronx does not bring it.
+FROM python AS neuron-library
+ARG NEURON_APT="https://apt.repos.neuron.amazonaws.com noble main"
+ARG NEURON_APT_KEY=https://apt.repos.neuron.amazonaws.com/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB
+ARG NEURON_LIBRARY_PACKAGES="aws-neuronx-runtime-lib=2.33.* aws-neuronx-collectives"
+ADD --chmod=0644 ${NEURON_APT_KEY} /etc/apt/keyrings/neuron.asc
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
+    echo "deb [signed-by=/etc/apt/keyrings/neuron.asc] ${NEURON_APT}" >/etc/apt/sources.list.d/neuron.list \
+ && sh /media/apt-install ${NEURON_LIBRARY_PACKAGES}
+
+# Inf1: its runtime is in the package torch-neuron.
+FROM ${NEURON_LEGACY_PYTHON} AS neuron-legacy-builder
+ARG NEURON_INDEX=https://pip.repos.neuron.amazonaws.com
+ARG NEURON_TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ENV NEURON_INDEX=${NEURON_INDEX} NEURON_TORCH_INDEX=${NEURON_TORCH_INDEX}
+RUN python3 -m venv --without-pip /opt/neuron
+COPY dev/images/inside/neuron-install /usr/bin/neuron-install
+
+FROM neuron-legacy-builder AS neuron-legacy-runtime-packages
+ARG NEURON_LEGACY_PACKAGES="torch==1.13.1 torch-neuron==1.13.1.2.11.13.0 numpy<2"
+RUN --mount=type=bind,from=machine,target=/mnt \
+    sh /usr/bin/neuron-install python3 ${NEURON_LEGACY_PACKAGES}
+
+# Later releases of transformers give answers that are not numbers on Inf1.
+FROM neuron-legacy-builder AS neuron-legacy-optimizer-packages
+ARG NEURON_LEGACY_COMPILER_PACKAGES="torch==1.13.1 torch-neuron==1.13.1.2.11.13.0 neuron-cc==1.24.0.0 transformers==4.19.* numpy<2"
+RUN --mount=type=bind,from=machine,target=/mnt \
+    sh /usr/bin/neuron-install python3 ${NEURON_LEGACY_COMPILER_PACKAGES}
+
+
 # A user without rights, and a root that need not be writable: /tmp and /var/lib/penstock are all that is written to.
 FROM python AS common
 ENV PATH=/opt/penstock-code/bin:/opt/penstock/bin:/usr/bin:/bin \
@@ -122,6 +176,22 @@ LABEL org.opencontainers.image.title="penstock-runtime" \
       dev.penstock.health.ready="GET :8080/readyz"
 EXPOSE 8080
 ENTRYPOINT ["penstock-container", "penstock_runtime.pod"]
+
+
+FROM runtime AS runtime-neuron
+ENV PENSTOCK_NEURON_PYTHON=/opt/neuron/bin/python \
+    LD_LIBRARY_PATH=/opt/aws/neuron/lib
+COPY --from=neuron-library /opt/aws/neuron /opt/aws/neuron
+COPY --from=neuron-runtime-packages /opt/neuron /opt/neuron
+LABEL org.opencontainers.image.title="penstock-runtime-neuron" \
+      org.opencontainers.image.description="penstock-runtime for AWS Inferentia (Inf2); not yet run on a device."
+
+FROM runtime AS runtime-neuron-legacy
+ENV PENSTOCK_NEURON_PYTHON=/opt/neuron/bin/python
+COPY --from=neuron-legacy-runtime-packages /usr/local /usr/local
+COPY --from=neuron-legacy-runtime-packages /opt/neuron /opt/neuron
+LABEL org.opencontainers.image.title="penstock-runtime-neuron-legacy" \
+      org.opencontainers.image.description="penstock-runtime for AWS Inferentia (Inf1), which AWS no longer supports; not yet run on a device."
 
 
 # HAProxy and its control process, which needs the standard library only.
@@ -179,3 +249,16 @@ COPY --from=optimizer-torch-packages /opt/penstock /opt/penstock
 COPY --from=code /opt/penstock-code /opt/penstock-code
 LABEL org.opencontainers.image.title="penstock-optimizer-torch" \
       org.opencontainers.image.description="penstock-optimizer with PyTorch, for architectures that have no builder of ours."
+
+FROM optimizer AS optimizer-neuron
+ENV PENSTOCK_NEURON_PYTHON=/opt/neuron/bin/python
+COPY --from=neuron-optimizer-packages /opt/neuron /opt/neuron
+LABEL org.opencontainers.image.title="penstock-optimizer-neuron" \
+      org.opencontainers.image.description="penstock-optimizer that compiles for AWS Inferentia (Inf2); not yet run on a device."
+
+FROM optimizer AS optimizer-neuron-legacy
+ENV PENSTOCK_NEURON_PYTHON=/opt/neuron/bin/python
+COPY --from=neuron-legacy-optimizer-packages /usr/local /usr/local
+COPY --from=neuron-legacy-optimizer-packages /opt/neuron /opt/neuron
+LABEL org.opencontainers.image.title="penstock-optimizer-neuron-legacy" \
+      org.opencontainers.image.description="penstock-optimizer that compiles for AWS Inferentia (Inf1), which AWS no longer supports; not yet run on a device."

@@ -1,6 +1,9 @@
-"""The measured capacity of one replica: p95 latency by arrival rate, and the highest rate within an objective."""
+"""The measured capacity of one replica: p95 latency by arrival rate, and the highest rate within an objective; of text
+generation tokens per second and their times by number of clients."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -63,3 +66,104 @@ class CapacityCurve(BaseModel):
                 break
             best, last = point.arrivals_per_second, point
         return best
+
+
+TIMES_OF_ONE = 3.0
+"""Without an objective, a time may be this many times that of one client alone..."""
+LEAST_FIRST_TOKEN, LEAST_NEXT_TOKEN = 1000.0, 100.0
+"""... or these milliseconds, if that is more: a second until an answer begins, and faster than people read."""
+
+
+class TokenPoint(BaseModel):
+    """One measurement of text generation with a fixed number of clients, in process. Each client sends its next request
+    when its answer is complete."""
+
+    model_config = ConfigDict(frozen=True)
+
+    clients: int = Field(ge=1)
+    requests_per_second: float = Field(gt=0)
+    """Answers that were completed."""
+    tokens_per_second: float = Field(gt=0)
+    """Output tokens of all answers together."""
+    first_token_p95_milliseconds: float = Field(gt=0)
+    """From the arrival of a request to its first token."""
+    next_token_p95_milliseconds: float = Field(gt=0)
+    """Between two tokens of an answer."""
+    samples: int = Field(ge=1)
+    """Answers."""
+
+
+class TokenCurve(BaseModel):
+    """Points of one replica by rising number of clients, for the prompts and answers of the endpoint's workload."""
+
+    model_config = ConfigDict(frozen=True)
+
+    points: tuple[TokenPoint, ...] = ()
+    first_token_objective_milliseconds: float | None = Field(default=None, gt=0)
+    """p95 of the time to the first token that `within` keeps: the endpoint's objective, or `first_token_limit`."""
+    next_token_objective_milliseconds: float | None = Field(default=None, gt=0)
+    """The same of the time between two tokens."""
+    lengths: tuple[tuple[int, int], ...] = ()
+    """Tokens of the prompt and of the answer of the workload's requests, each as likely as it is listed."""
+
+    @classmethod
+    def of(
+        cls,
+        points: Iterable[TokenPoint],
+        *,
+        first_token: float | None,
+        next_token: float | None,
+        lengths: Sequence[tuple[int, int]] = (),
+    ) -> TokenCurve:
+        """A curve with these objectives in milliseconds; None: as one client alone has it, with a margin."""
+        ordered = tuple(sorted(points, key=lambda point: point.clients))
+        if not ordered:
+            return cls()
+        alone = ordered[0]
+        first = first_token or max(LEAST_FIRST_TOKEN, TIMES_OF_ONE * alone.first_token_p95_milliseconds)
+        following = next_token or max(LEAST_NEXT_TOKEN, TIMES_OF_ONE * alone.next_token_p95_milliseconds)
+        return cls(
+            points=ordered,
+            first_token_objective_milliseconds=first,
+            next_token_objective_milliseconds=following,
+            lengths=tuple(lengths),
+        )
+
+    def meets(self, point: TokenPoint) -> bool:
+        """Whether both times are within their objectives."""
+        first, following = self.first_token_objective_milliseconds, self.next_token_objective_milliseconds
+        return (first is None or point.first_token_p95_milliseconds <= first) and (
+            following is None or point.next_token_p95_milliseconds <= following
+        )
+
+    @property
+    def within(self) -> TokenPoint | None:
+        """The point with the most tokens per second within the objectives; None when one client is over them.
+
+        A point after the first one that misses does not count: it is noise.
+        """
+        best: TokenPoint | None = None
+        for point in self.points:
+            if not self.meets(point):
+                break
+            if best is None or point.tokens_per_second > best.tokens_per_second:
+                best = point
+        return best
+
+    @property
+    def saturated(self) -> TokenPoint | None:
+        """The point with the most tokens per second, whatever the times."""
+        return max(self.points, key=lambda point: point.tokens_per_second, default=None)
+
+    @property
+    def summary(self) -> str:
+        """What one replica takes, as a clause; empty without points."""
+        first, following = self.first_token_objective_milliseconds, self.next_token_objective_milliseconds
+        if first is None or following is None:
+            return ""
+        limits = f"the first token within {first:.4g} ms and each further one within {following:.4g} ms (p95)"
+        best = self.within
+        if best is None:
+            return f"one client alone does not get {limits}"
+        clients = "client" if best.clients == 1 else "clients"
+        return f"{best.tokens_per_second:.4g} tokens/s for {best.clients} {clients} with {limits}"

@@ -19,7 +19,8 @@
     │   └── StoreUnavailable      it does not answer at the moment (temporary)
     ├── HostError                 this machine cannot do it (memory, cores, instruction set)
     │   ├── OutOfDisk             a volume or the node's disk is full (temporary: another node may have room)
-    │   └── OutOfMemory           the memory limit was hit
+    │   ├── OutOfMemory           the memory limit was hit
+    │   └── DeviceUnavailable     the cores of an accelerator are taken, or have failed (temporary)
     ├── OptimizationError         no candidate may be served
     │   └── NoCandidateWithinBudget  `whenNoCandidate: Fail`, and none kept the accuracy budget
     ├── Interrupted               a signal ended the process before it had finished (temporary)
@@ -175,6 +176,13 @@ class OutOfDisk(HostError):
 
 class OutOfMemory(HostError):
     """The memory limit was exceeded, and would be exceeded again."""
+
+
+class DeviceUnavailable(HostError):
+    """The cores of an accelerator are taken, or all have failed. A later start, or another node, may have working
+    ones."""
+
+    temporary = True
 
 
 class OptimizationError(PenstockError):

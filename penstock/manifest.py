@@ -17,10 +17,10 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from penstock.capacity import CapacityCurve
+from penstock.capacity import CapacityCurve, TokenCurve
 from penstock.errors import ArtefactError
 from penstock.hardware import CpuIdentity
-from penstock.recipe import Plan, Recipe
+from penstock.recipe import EngineName, Plan, Recipe
 from penstock.tasks import Head, TaskName
 
 MANIFEST_NAME = "manifest.json"
@@ -319,9 +319,11 @@ class Manifest(Frozen):
     objective: str
     chosen: ServedModel
     baseline: ServedModel
-    """The fp32 plan: served while the search runs, and the fall-back."""
+    """The fp32 plan: served while the search runs, and the fall-back. Compiled for Inferentia: the chosen one again."""
     candidates: tuple[CandidateFacts, ...]
     capacity: CapacityCurve = CapacityCurve()
+    token_capacity: TokenCurve = TokenCurve()
+    """Only of text generation, which has it instead of `capacity`."""
     gemm: tuple[GemmShare, ...] = ()
     speed_up: dict[int, float] = Field(default_factory=dict)
     """Time of the fp32 reference divided by the time of the chosen plan, by tokens."""
@@ -342,6 +344,12 @@ class Manifest(Frozen):
     """True when the time budget ended before everything was tried: a larger budget continues from here."""
     files: dict[str, str]
     """sha256 of every file of the artefact but the manifest and the report, by relative path."""
+
+    @property
+    def serves_fp32(self) -> bool:
+        """True when the fp32 fall-back itself was chosen. What is compiled for Inferentia has no other fall-back."""
+        recipe = self.chosen.plan.recipe
+        return recipe == self.baseline.plan.recipe and recipe.engine is not EngineName.NEURON
 
     @classmethod
     def load(cls, artefact: Path) -> Manifest:

@@ -5,16 +5,21 @@ of the runtime reads it:
 
     model/<recipe slug>/neuron.json       this
     model/<recipe slug>/b1-t128.pt        a TorchScript module with the compiled model, for each bucket
+    model/<recipe slug>/fence.npz         a few inputs with their fp32 answers, compared before a pod is ready
 """
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pathlib import Path
 
+from pydantic import Field, ValidationError, model_validator
+
+from penstock.errors import ArtefactError
 from penstock.manifest import Frozen
 from penstock.planning.neuron import NeuronGeneration
 
 NEURON_FILE = "neuron.json"
+_AGAIN = "Run penstock optimize again"
 
 
 class NeuronBucket(Frozen):
@@ -29,6 +34,15 @@ class NeuronBucket(Frozen):
     def size(self) -> int:
         """Padded tokens of one run."""
         return self.batch * self.tokens
+
+
+class NeuronFence(Frozen):
+    """Inputs with fp32 answers, which every copy has to reproduce on the device before a pod is ready."""
+
+    file: str = Field(default="fence.npz", pattern=r"^[a-z0-9][a-z0-9.-]*\.npz$")
+    """Name in the folder of `neuron.json`. Its arrays are described in `penstock_runtime.engines.neuron.fence`."""
+    max_relative_error: float = Field(gt=0, lt=1)
+    """Largest norm of (compiled - fp32) divided by the norm of fp32, over the answer to one input."""
 
 
 class CompiledModel(Frozen):
@@ -54,12 +68,36 @@ class CompiledModel(Frozen):
     weights_bytes: int = Field(ge=0)
     """Memory of the device for one copy of one bucket."""
     buckets: tuple[NeuronBucket, ...] = Field(min_length=1)
+    chosen_token: int | None = Field(default=None, ge=0)
+    """Masked language models: the id of the mask token. The compiled module returns logits of all tokens, and the
+    engine keeps those of mask tokens (`Axes.MASKS`)."""
+    fence: NeuronFence | None = None
+    """None: a pod gets ready without a comparison on the device."""
 
     @model_validator(mode="after")
     def _has_each_bucket_once(self) -> CompiledModel:
         if len({(one.batch, one.tokens) for one in self.buckets}) < len(self.buckets):
             raise ValueError("two buckets have the same shape")
         return self
+
+    @classmethod
+    def load(cls, path: Path) -> CompiledModel:
+        """Read a `neuron.json`. ArtefactError if it is not valid, or a file that it names is missing."""
+        try:
+            model = cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise ArtefactError(f"{path} cannot be read ({error.strerror})", remedy=_AGAIN) from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the whole"
+            raise ArtefactError(
+                f"{path} is not what this version reads ({where}: {first['msg']})", remedy=f"{_AGAIN} with this version"
+            ) from error
+        files = [bucket.file for bucket in model.buckets] + ([] if model.fence is None else [model.fence.file])
+        for name in files:
+            if not (path.parent / name).is_file():
+                raise ArtefactError(f"{path.parent / name} is missing", remedy=_AGAIN)
+        return model
 
     def bucket_for(self, rows: int, tokens: int) -> NeuronBucket | None:
         """The smallest bucket that holds `rows` rows of `tokens` tokens; None: none does."""

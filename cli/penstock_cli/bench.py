@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 
+from penstock.errors import SpecError
 from penstock_bench.cell import MeasurementFailed
 from penstock_bench.grid import BenchOptions
 from penstock_bench.run import BenchProgress, run_bench
@@ -18,6 +20,7 @@ from penstock_cli.screen import INTERRUPTED, console, fact
 
 FIELDS = BenchOptions.model_fields
 OF_A_CLUSTER = "modelendpoint/"
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 SERVICE_PORT, INTERNAL_PORT = 80, 8081
 """Of an endpoint's Service, and of its pods for /info."""
 
@@ -81,9 +84,20 @@ def command(namespace: str, context: str, **options: Any) -> None:
     output = options["output"]
     try:
         with ExitStack() as stack:
+            if _NAME.fullmatch(options["target"]) and not Path(options["target"]).exists():
+                raise SpecError(
+                    f"there is no file {options['target']}",
+                    remedy=f"Give {OF_A_CLUSTER}{options['target']} for an endpoint of a cluster, or a file's path",
+                )
             if options["target"].startswith(OF_A_CLUSTER):
                 kubectl = ClusterReader(namespace, context)
                 name = options["target"].removeprefix(OF_A_CLUSTER)
+                if (kubectl.require_endpoint(name).get("spec") or {}).get("tls"):
+                    raise SpecError(
+                        f"{name} serves HTTPS, and requests of the bench are plain HTTP",
+                        field="spec.tls",
+                        remedy="Measure an endpoint with the same spec without tls",
+                    )
                 options["target"] = stack.enter_context(forwarded(kubectl, f"service/{name}", SERVICE_PORT))
                 if not options["info_url"]:
                     pod = f"deployment/{name}"

@@ -15,6 +15,7 @@ import click
 
 from penstock.artefact_store import DEFAULT_MODELS, DEFAULT_STORE
 from penstock.manifest import Manifest
+from penstock.planning.neuron import NeuronGeneration
 from penstock.process import sigterm_interrupts
 from penstock.resources.endpoint import LONGEST_BUDGET_SECONDS, ModelEndpoint
 from penstock.settings import hugging_face_token
@@ -25,6 +26,9 @@ from penstock_cli.progress import OptimizationView, show_result
 from penstock_cli.screen import INTERRUPTED, TRANSFER_SECONDS, console, fact
 from penstock_optimizer.job.progress import ProgressEvent
 from penstock_runtime.host import read_host
+
+NO_NEURON = "none"
+"""Value of --neuron-target for CPUs."""
 
 
 @click.command
@@ -41,14 +45,32 @@ from penstock_runtime.host import read_host
 @click.option(
     "--json", "as_json", is_flag=True, help="Print progress as JSON lines; ends when its input does, if that is a pipe."
 )
+@click.option(
+    "--neuron-target",
+    type=click.Choice([NO_NEURON, *NeuronGeneration]),
+    envvar="PENSTOCK_NEURON_TARGET",
+    show_envvar=True,
+    help="Compile for this generation of AWS Inferentia instead of optimising for this machine's CPUs. Default: the "
+    "file's hardwareClass if that is inf1 or inf2, else none. Not yet run on a device.",
+)
+@click.option(
+    "--neuron-python",
+    type=click.Path(path_type=Path),
+    default=Path(sys.executable),
+    envvar="PENSTOCK_NEURON_PYTHON",
+    show_envvar=True,
+    help="Interpreter with torch, transformers and the Neuron SDK; default: the one that runs this command.",
+)
 @verbose_option
 def command(
     file: Path,
     store: Path,
     models: Path,
     cores: int | None,
-    budget_seconds: float | None,
     *,
+    budget_seconds: float | None,
+    neuron_target: str | None,
+    neuron_python: Path,
     as_json: bool,
     verbose: bool,
 ) -> None:
@@ -62,15 +84,19 @@ def command(
     # Imported here, because `penstock optimize --help` needs none of it.
     from penstock_optimizer.job.optimise import optimise
     from penstock_optimizer.job.progress import DownloadReporter
+    from penstock_optimizer.neuron.session import Toolchain
 
     endpoint = ModelEndpoint.from_file(file)
     models = models.expanduser()
     token = hugging_face_token(os.environ)
+    target = _neuron_target(neuron_target, endpoint)
+    neuron = None if target is None else Toolchain.read(target, neuron_python)
     if as_json:
         _end_with_input()
         optimise(
             endpoint, store=store, models=models, cores=cores, budget_seconds=budget_seconds, token=token,
-            on_progress=_print_json, on_transfer=DownloadReporter(_print_json, every_seconds=TRANSFER_SECONDS),
+            neuron=neuron, on_progress=_print_json,
+            on_transfer=DownloadReporter(_print_json, every_seconds=TRANSFER_SECONDS),
         )  # fmt: skip
         return
     fact("cpu", describe_cpu(read_host()))
@@ -79,7 +105,7 @@ def command(
         with sigterm_interrupts(), OptimizationView() as view:
             artefact = optimise(
                 endpoint, store=store, models=models, cores=cores, budget_seconds=budget_seconds, token=token,
-                on_progress=view, on_transfer=DownloadReporter(view, every_seconds=TRANSFER_SECONDS),
+                neuron=neuron, on_progress=view, on_transfer=DownloadReporter(view, every_seconds=TRANSFER_SECONDS),
             )  # fmt: skip
     except KeyboardInterrupt:
         fact("ended", "interrupted: the same command goes on from there")
@@ -92,7 +118,17 @@ def command(
     )
     fact("report", str(artefact / "report.html"))
     # Printed without line breaks, to be copied.
-    console.print(f"serve it   {_serve_command(file, store=store, models=models, cores=cores)}", markup=False)
+    if neuron is None:
+        command_line = _serve_command(file, store=store, models=models, cores=cores)
+    else:
+        command_line = f"penstock serve {shlex.quote(str(artefact))}  (on an instance with Inferentia)"
+    console.print(f"serve it   {command_line}", markup=False)
+
+
+def _neuron_target(asked: str | None, endpoint: ModelEndpoint) -> NeuronGeneration | None:
+    """What to compile for: as asked, else the endpoint's class where that is one of the shipped ones for Inferentia."""
+    name = asked or endpoint.spec.hardware_class
+    return NeuronGeneration(name) if name in set(NeuronGeneration) else None
 
 
 def _serve_command(file: Path, *, store: Path, models: Path, cores: int | None) -> str:

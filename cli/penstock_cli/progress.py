@@ -175,7 +175,7 @@ def show_result(
     if verbose:
         for recipe in manifest.chosen.plan.recipes:
             fact("recipe", f"{recipe.name}: {recipe.full_name}")
-    is_fp32 = manifest.chosen.plan.recipe == manifest.baseline.plan.recipe
+    is_fp32 = manifest.serves_fp32
     if manifest.speed_up and not is_fp32:
         gains = ", ".join(f"{gain:.1f}x at {tokens}" for tokens, gain in sorted(manifest.speed_up.items()))
         fact("speed-up", f"over fp32 on the same cores: {gains} tokens")
@@ -188,6 +188,8 @@ def show_result(
                 "capacity",
                 f"p95 stays under {p95_objective_milliseconds:g} ms up to {rate:.0f} requests/s ({manifest.workload})",
             )
+    if manifest.token_capacity.points:
+        fact("capacity", f"{manifest.token_capacity.summary} ({manifest.workload})")
     if manifest.serving_rss_bytes:
         fact("memory", f"{bytes_text(manifest.serving_rss_bytes)} resident while serving")
     for finding in manifest.findings:

@@ -43,12 +43,13 @@ from penstock_cli.options import (
 from penstock_cli.packages import require_optimizer
 from penstock_cli.progress import OptimizationView, event_from_json, show_result
 from penstock_cli.screen import TRANSFER_SECONDS, console, fact, screen_log
+from penstock_runtime.engines.base import HasDevice
 from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.models.fetching import FetchProgress as Transfer
 from penstock_runtime.serving.generation_model import load_generation_artefact
 from penstock_runtime.serving.lifecycle import AnyModel, AnyPredictor, replace_model, serve_while, start_model
-from penstock_runtime.serving.loaded_model import Which, load_artefact
+from penstock_runtime.serving.loaded_model import Which, is_on_device, load_artefact
 from penstock_runtime.serving.server import Server, request_limits
 from penstock_runtime.serving.status import OptimizationProgress, ServerStatus
 from penstock_runtime.settings import Settings
@@ -111,7 +112,7 @@ class ServeSession:
             name, task, cores = (
                 self._options.target.resolve().name,
                 manifest.task,
-                self._options.cores or manifest.cores,
+                None if is_on_device(manifest.chosen.plan) else self._options.cores or manifest.cores,
             )
         else:
             self._endpoint = ModelEndpoint.from_file(self._options.target)
@@ -133,7 +134,8 @@ class ServeSession:
 
     def _add_objective_bucket(self, endpoint: ModelEndpoint) -> None:
         """Add a boundary at the endpoint's objective to the duration histogram, unless the settings have one."""
-        latency = endpoint.spec.objective.latency
+        objective = endpoint.spec.objective
+        latency = objective.time_to_first_token or objective.latency
         if latency is not None and self._settings.observation.objective_p95_milliseconds is None:
             observation = self._settings.observation.model_copy(
                 update={"objective_p95_milliseconds": latency.p95_milliseconds}
@@ -229,6 +231,10 @@ class ServeSession:
                 limits=request_limits(self._settings),
             )
         )
+        device = model.engine.device() if isinstance(model.engine, HasDevice) else None
+        if device is not None:
+            shapes = ", ".join(f"{one['batch']}x{one['tokens']}" for one in device.facts["buckets"])
+            fact("device", f"{device.copies} copies on {device.cores} NeuronCores, compiled for {shapes} tokens")
         for finding in model.findings:
             fact("note", finding)
         return model
@@ -236,7 +242,8 @@ class ServeSession:
     async def _optimize(self, server: Server, file: Path, grant: CoreGrant) -> Path:
         """Run `penstock optimize` in another process, show its progress, and return its artefact."""
         words = ["optimize", str(file), "--json", "--store", str(self._options.store)]
-        words += ["--models", str(self._options.models), "--cores", str(grant.cores)]
+        # Whatever the endpoint's class: it is served on the CPUs of this machine.
+        words += ["--models", str(self._options.models), "--cores", str(grant.cores), "--neuron-target", "none"]
         command = ["nice", "-n", str(OPTIMIZER_NICENESS), *python_module(PROGRAM[0]), *PROGRAM[1:], *words]
         # A child inherits the CPU affinity of the thread that starts it. This process is pinned; the search chooses its
         # own cores, and its load generator uses other ones where there are some.

@@ -11,7 +11,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock.capacity import CapacityCurve
+from penstock.capacity import CapacityCurve, TokenCurve
 from penstock.errors import SettingError
 from penstock_cli.options import FiniteRange, read_artefact
 from penstock_cli.screen import NAME_WIDTH, PLAIN_SECONDS, console, fact
@@ -20,6 +20,7 @@ from penstock_simulator.choices import BUILT_IN_TRACES, Dispatch, PolicyKind
 
 if TYPE_CHECKING:
     from penstock_simulator.compare import Experiment, PolicyVerdict, TraceResult
+    from penstock_simulator.fleet import ReplicaModel
 
 NO_ARTEFACT = "Give the folder of an artefact that penstock optimize has made, or none for an example endpoint"
 MANY_REQUESTS = 20e6
@@ -46,7 +47,9 @@ OUTPUT = "the folder"
     help="An autoscaling policy; may be repeated.  [default: all]",
 )
 @click.option(
-    "--p95-milliseconds", type=FiniteRange(min=0, min_open=True), help="The objective, instead of the artefact's."
+    "--p95-milliseconds",
+    type=FiniteRange(min=0, min_open=True),
+    help="The objective, instead of the artefact's; of text generation that of the time to the first token.",
 )
 @click.option(
     "--headroom",
@@ -153,7 +156,7 @@ def command(artefact: Path | None, **options: Any) -> None:
 def _experiment(artefact: Path | None, options: dict[str, Any]) -> Experiment:
     from penstock_operator.scaling.decide import Service
     from penstock_simulator.compare import Experiment, pooled
-    from penstock_simulator.fleet import MODEL, FleetSettings, ReplicaModel, reference_curve
+    from penstock_simulator.fleet import MODEL, FleetSettings, reference_curve
     from penstock_simulator.policies import Limits
     from penstock_simulator.traces import from_csv
 
@@ -165,9 +168,19 @@ def _experiment(artefact: Path | None, options: dict[str, Any]) -> Experiment:
         )
     dispatch = Dispatch(options["dispatch"])
     curve: CapacityCurve = reference_curve()
+    tokens = TokenCurve()
     if artefact is not None:
-        curve = read_artefact(artefact, otherwise=NO_ARTEFACT).capacity
-    service = Service.from_curve(curve, p95_objective_milliseconds=options["p95_milliseconds"], pooled=pooled(dispatch))
+        manifest = read_artefact(artefact, otherwise=NO_ARTEFACT)
+        curve, tokens = manifest.capacity, manifest.token_capacity
+    limit = options["p95_milliseconds"]
+    if tokens.points and limit is not None:
+        tokens = tokens.model_copy(update={"first_token_objective_milliseconds": limit})
+    is_pooled = pooled(dispatch)
+    service = (
+        Service.from_tokens(tokens, pooled=is_pooled)
+        if tokens.points
+        else Service.from_curve(curve, p95_objective_milliseconds=limit, pooled=is_pooled)
+    )
     if service is None:
         raise SettingError(
             f"{artefact} has no capacity curve, or one that the replica never kept up with",
@@ -176,7 +189,7 @@ def _experiment(artefact: Path | None, options: dict[str, Any]) -> Experiment:
         )
     return Experiment(
         service=service,
-        model=MODEL if artefact is None else ReplicaModel.from_curve(curve),
+        model=_model(curve, tokens) if artefact is not None else MODEL,
         traces=tuple(
             name if name in BUILT_IN_TRACES else from_csv(Path(name)) for name in options["traces"] or BUILT_IN_TRACES
         ),
@@ -187,6 +200,12 @@ def _experiment(artefact: Path | None, options: dict[str, Any]) -> Experiment:
         headroom=options["headroom"],
         seeds=tuple(range(1, options["seeds"] + 1)),
     )
+
+
+def _model(curve: CapacityCurve, tokens: TokenCurve) -> ReplicaModel:
+    from penstock_simulator.fleet import ReplicaModel
+
+    return ReplicaModel.from_tokens(tokens) if tokens.points else ReplicaModel.from_curve(curve)
 
 
 def _work(experiment: Experiment) -> str:
@@ -202,8 +221,9 @@ def _work(experiment: Experiment) -> str:
 def _replica(experiment: Experiment) -> str:
     service, model = experiment.service, experiment.model
     servers = f"{model.servers} server{'' if model.servers == 1 else 's'}"
+    first = "" if model.first_token_seconds is None else " of the first token"
     return (
-        f"{service.rate:.3g} requests/s within p95 {service.p95_objective_milliseconds:g} ms, saturates at "
+        f"{service.rate:.3g} requests/s within p95{first} {service.p95_objective_milliseconds:g} ms, saturates at "
         f"{model.saturation:.3g}; as a queue: {servers} of {model.mean_service_seconds * 1000:.3g} ms"
     )
 

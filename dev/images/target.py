@@ -36,11 +36,16 @@ TARGETS = {
         Target("optimizer", "optimises a model; serves one outside Kubernetes"),
         Target("optimizer-demo", "optimizer with the model of examples/sentence-embedding.yaml"),
         Target("optimizer-torch", "optimizer with PyTorch for CPUs"),
+        Target("runtime-neuron", "runtime with AWS's packages for Inferentia (Inf2)"),
+        Target("optimizer-neuron", "optimizer with AWS's compiler for Inferentia (Inf2)"),
+        Target("runtime-neuron-legacy", "runtime with AWS's packages for Inferentia (Inf1)"),
+        Target("optimizer-neuron-legacy", "optimizer with AWS's compiler for Inferentia (Inf1)"),
     )
 }
 
 USUAL = ("operator", "runtime", "gateway", "optimizer", "optimizer-demo")
-"""What `make images` builds: all that the tests use. PyTorch's variant takes two more minutes and a gigabyte."""
+"""What `make images` builds: all that the tests use. PyTorch's variant takes two more minutes and a gigabyte; those for
+Inferentia need the package indexes of AWS and of PyTorch (build arguments of the Dockerfile)."""
 
 
 def target_named(name: str) -> Target:

@@ -38,7 +38,11 @@ def _endpoints(selector: str) -> str:
     return f"sum({_replica('endpoints', 'ready, reason', selector)}) or vector(0)"
 
 
-_FAILED = '{code=~"5.."}'
+PROBES = "/(healthz?|readyz|ping|metrics|info)|/v2/.*/(live|ready)"
+"""Routes of probes and scrapes: there are as many as time passes, and 503 is the right answer of a pod that starts."""
+_ASKED = f'{{route!~"{PROBES}"}}'
+_FAILED = f'{{code=~"5..",route!~"{PROBES}"}}'
+_REFUSED = f'{{code="429",route!~"{PROBES}"}}'
 
 FLEET = Dashboard(
     "penstock-fleet",
@@ -52,7 +56,7 @@ FLEET = Dashboard(
                 "Share of answers with 5xx",
                 {
                     "": f"({_rate('penstock_requests_total', selector=_FAILED)} or vector(0))"
-                    f" / {_rate('penstock_requests_total')}"
+                    f" / {_rate('penstock_requests_total', selector=_ASKED)}"
                 },
                 "percentunit",
                 "stat",
@@ -71,14 +75,17 @@ FLEET = Dashboard(
             Panel("p95 latency", {ENDPOINT: f"topk(10, {_quantile(0.95, 'penstock_request_seconds', OF)})"}, "s"),
             Panel(
                 "Share of answers with 5xx",
-                {ENDPOINT: f"{_rate('penstock_requests_total', OF, _FAILED)} / {_rate('penstock_requests_total', OF)}"},
+                {
+                    ENDPOINT: _rate("penstock_requests_total", OF, _FAILED)
+                    + f" / {_rate('penstock_requests_total', OF, _ASKED)}"
+                },
                 "percentunit",
             ),
             Panel(
                 "Share of requests refused for load (429)",
                 {
-                    ENDPOINT: _rate("penstock_requests_total", OF, '{code="429"}')
-                    + f" / {_rate('penstock_requests_total', OF)}"
+                    ENDPOINT: _rate("penstock_requests_total", OF, _REFUSED)
+                    + f" / {_rate('penstock_requests_total', OF, _ASKED)}"
                 },
                 "percentunit",
             ),

@@ -19,7 +19,14 @@ from pydantic_core import PydanticUndefined
 from penstock.resources.endpoint import ModelEndpointSpec
 from penstock.resources.hardware_class import HardwareClassSpec, NodeTerm
 from penstock.resources.optimized_model import OptimizedModelSpec, OptimizedModelStatus
-from penstock.resources.shipped_classes import GKE_FAMILY, HARDWARE_CLASSES, INSTANCE_TYPE, KARPENTER_FAMILY, NFD
+from penstock.resources.shipped_classes import (
+    GKE_FAMILY,
+    HARDWARE_CLASSES,
+    INSTANCE_TYPE,
+    KARPENTER_FAMILY,
+    NEURON_PRESENT,
+    NFD,
+)
 from penstock.resources.status import ConditionType, EndpointStatus
 
 _AZURE_SIZE = re.compile(r"^(Standard_[A-Z])\d+(.*)$")
@@ -74,6 +81,8 @@ def _place(term: NodeTerm) -> str:
         return "AKS" if first.values[0].startswith("Standard_") else "EKS"
     if first.key == KARPENTER_FAMILY:
         return "EKS with Karpenter"
+    if first.key == NEURON_PRESENT:
+        return "EKS with Karpenter and the Neuron device plugin"
     if first.key == GKE_FAMILY:
         return "GKE"
     return "any, with NFD" if first.key.startswith(NFD) else "any"

@@ -8,6 +8,8 @@ from functools import partial
 
 from penstock.tasks import TaskName
 from penstock_runtime import errors
+from penstock_runtime.engines.base import DeviceState
+from penstock_runtime.engines.neuron.variables import NeuronVariables
 from penstock_runtime.errors import RequestError
 from penstock_runtime.generation.loop import LoopState
 from penstock_runtime.http.api.openapi import TIMINGS, sentence
@@ -56,6 +58,7 @@ def metrics_table() -> str:
     """A row for every metric of the registry."""
     metrics = ServerMetrics(ServerStatus("name", TaskName.FEATURE_EXTRACTION))
     metrics.generation.state = lambda: (LoopState(), 0)
+    metrics.device = lambda: DeviceState(2, 2, {}, 0, {}, 0, 0, {})
     rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     for family in metrics.registry.collect():
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
@@ -123,6 +126,7 @@ def timings_table() -> str:
 
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "settings": ("docs/reference/settings.md", settings_table),
+    "neuron-variables": ("docs/reference/settings.md", partial(variables_table, NeuronVariables)),
     "pod-variables": ("docs/reference/settings.md", partial(variables_table, PodVariables)),
     "metrics": ("docs/reference/metrics.md", metrics_table),
     "routes": ("docs/reference/http.md", routes_table),

@@ -19,6 +19,7 @@ from pydantic import model_validator
 import penstock
 from penstock.errors import SettingError, closest
 from penstock.settings import Setting, SettingsGroup, described, load, setting
+from penstock_operator.inferentia_settings import InferentiaSettings
 from penstock_operator.plan.installation import PlanSettings, StoreVolume
 from penstock_operator.plan.prometheus_urls import HOST_PATTERN
 from penstock_operator.plan.tenants import NamespaceQuota, read_rules
@@ -388,6 +389,7 @@ class Settings(SettingsGroup):
     cluster: ClusterSettings = ClusterSettings()
     leader: LeaderSettings = LeaderSettings()
     images: ImageSettings = ImageSettings()
+    inferentia: InferentiaSettings = InferentiaSettings()
     store: StoreSettings = StoreSettings()
     policy: PolicySettings = PolicySettings()
     jobs: JobSettings = JobSettings()
@@ -431,6 +433,7 @@ class Settings(SettingsGroup):
             gateway_cpu=self.images.gateway_cpu,
             gateway_role=self.images.gateway_role,
             toolchain=self.images.toolchain,
+            neuron=self.inferentia.plan_settings(),
             store_uri=self.store.store_uri,
             store_volume=volume,
             store_secret=self.store.store_secret,

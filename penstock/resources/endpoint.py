@@ -16,6 +16,7 @@ from penstock.errors import SpecError
 from penstock.recipe import EngineName, Precision
 from penstock.resources.base import API_VERSION, CLUSTER, Metadata, Resource, Spec
 from penstock.resources.exposure import Exposure
+from penstock.resources.objective import Latency, Objective, Throughput, TokenTime
 from penstock.resources.pod import Pod
 from penstock.resources.prompts import PROMPT_TASKS, Prompts
 from penstock.resources.rules import Rule, TextRule
@@ -54,48 +55,18 @@ __all__ = [
     "Spec",
     "Throughput",
     "Tls",
+    "TokenTime",
     "Workload",
 ]
 
 SIGNED_SCHEMES = {Scheme.HF, Scheme.S3, Scheme.GS, Scheme.AZ}
 """The sources that take credentials."""
+_TOKENS = "[1-9][0-9]{0,5}"
+LENGTHS_PATTERN = rf"(prompt,output\n)?{_TOKENS},{_TOKENS}(\n{_TOKENS},{_TOKENS})*\n?"
 MOST_CHARACTERS = 32_768
 """Characters of all texts of a workload together: more would not fit into an annotation (256 KiB)."""
 LONGEST_BUDGET_SECONDS = 86_400
 """Longest time budget of one optimisation."""
-
-
-class Latency(Spec):
-    """An objective on the latency."""
-
-    p95_milliseconds: float = Field(
-        gt=0, le=600_000, description="95 % of the requests are answered within this, milliseconds."
-    )
-
-
-class Throughput(Spec):
-    """An objective on the request rate."""
-
-    requests_per_second: float = Field(
-        gt=0, le=1_000_000, description="Requests per second that one replica should serve."
-    )
-
-
-class Objective(Spec):
-    """What to optimise for. Both: the highest rate within the latency. Neither: best latency first, then throughput."""
-
-    latency: Latency | None = None
-    throughput: Throughput | None = None
-
-    @property
-    def summary(self) -> str:
-        """One line for tables and the manifest."""
-        parts = []
-        if self.latency is not None:
-            parts.append(f"p95 within {self.latency.p95_milliseconds:g} ms")
-        if self.throughput is not None:
-            parts.append(f"{self.throughput.requests_per_second:g} requests/s")
-        return " and ".join(parts) or "best of latency and throughput"
 
 
 class ConfigMapKey(Spec):
@@ -105,6 +76,18 @@ class ConfigMapKey(Spec):
     key: DataKey = Field(default="texts", description="The key whose value holds one text on each line.")
 
 
+RequestLengths = Annotated[
+    str,
+    Field(max_length=8192),
+    TextRule(
+        LENGTHS_PATTERN,
+        "{self} is not a list of request lengths",
+        "Write one request on each line: tokens of the prompt, a comma, tokens of the answer, such as 128,64",
+    ),
+]
+"""Lengths of typical requests of text generation, as CSV."""
+
+
 class Workload(Spec):
     """Typical requests: the search and the capacity curve are measured with them."""
 
@@ -112,6 +95,12 @@ class Workload(Spec):
         default=(),
         max_length=64,
         description="Typical lengths in tokens, each as likely as it is listed. Empty: log-normal, median 44, p95 186.",
+    )
+    lengths: RequestLengths | None = Field(
+        default=None,
+        description="Text generation: typical requests as CSV, one on each line: tokens of the prompt, tokens of the "
+        "answer, each as likely as it is listed. The first line may be `prompt,output`. Default: prompts of 64 to 512 "
+        "tokens and answers of 32 to 96.",
     )
     texts: tuple[Annotated[str, Field(min_length=1, max_length=8192)], ...] = Field(
         default=(),
@@ -137,7 +126,18 @@ class Workload(Spec):
             f"texts are over {MOST_CHARACTERS:,} characters in all: give fewer or shorter ones, "
             "or put them into a ConfigMap and write textsFrom",
         ),
+        Rule(
+            "!has(self.lengths) || !has(self.sequenceLengths) || size(self.sequenceLengths) == 0",
+            lambda it: it.lengths is None or not it.sequence_lengths,
+            "lengths and sequenceLengths are both given: keep one of them",
+        ),
     )
+
+    @property
+    def request_lengths(self) -> tuple[tuple[int, int], ...]:
+        """`lengths` as pairs: tokens of the prompt and of the answer."""
+        lines = (self.lengths or "").removeprefix("prompt,output\n").split()
+        return tuple((int(prompt), int(output)) for prompt, output in (line.split(",") for line in lines))
 
 
 class OptimizationMode(StrEnum):
@@ -272,6 +272,13 @@ class Rollout(Spec):
         le=600,
         description="How long a terminating pod still accepts requests, until the Service has removed it.",
     )
+    finish_seconds: int | None = Field(
+        default=None,
+        ge=5,
+        le=3600,
+        description="How long after that a terminating pod goes on with the requests that it has accepted. Streams "
+        "that are left then end with an error. Default: 35, and 300 for text-generation.",
+    )
 
 
 class GatewayMode(StrEnum):
@@ -386,6 +393,20 @@ class EndpointCore(Spec):
             "!has(self.modelCredentials) || self.model.matches('^(hf|s3|gs|az)://')",
             lambda it: it.model_credentials is None or it.source.scheme in SIGNED_SCHEMES,
             "modelCredentials are for hf://, s3://, gs:// and az://, and model is {model}: remove modelCredentials",
+        ),
+        Rule(
+            "!has(self.objective) || self.task == 'text-generation' || !(has(self.objective.timeToFirstToken) || "
+            "has(self.objective.timePerOutputToken) || has(self.objective.tokensPerSecond))",
+            lambda it: it.task is TaskName.TEXT_GENERATION or not it.objective.is_for_tokens,
+            "objective.timeToFirstToken, timePerOutputToken and tokensPerSecond are for text-generation, and task is "
+            "{task}: write objective.latency or objective.throughput",
+            field_path=".objective",
+        ),
+        Rule(
+            "!has(self.workload) || self.task == 'text-generation' || !has(self.workload.lengths)",
+            lambda it: it.task is TaskName.TEXT_GENERATION or it.workload.lengths is None,
+            "workload.lengths are for text-generation, and task is {task}: write workload.sequenceLengths",
+            field_path=".workload",
         ),
     )
 

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from penstock.errors import SpecError
 from penstock.hardware import CpuIdentity, Isa
+from penstock.planning.neuron import NeuronGeneration
 from penstock.resources.base import Metadata, Resource, Spec
 from penstock.resources.pod import Toleration
 from penstock.resources.rules import Rule
@@ -136,14 +137,51 @@ class Processors(Spec):
         return (cpu.vendor, cpu.family) == (self.vendor, self.family) and cpu.model in self.models
 
 
+class NeuronResource(StrEnum):
+    """What pods request of the Neuron device plugin. One device stands behind both, and the plugin's accounts of them
+    differ: a class requests one of them, and the nodes of a class should have no pods that request the other."""
+
+    DEVICE = "device"
+    CORE = "core"
+
+    @property
+    def name_on_nodes(self) -> str:
+        """The extended resource that nodes advertise."""
+        return NEURON_DEVICE if self is NeuronResource.DEVICE else NEURON_CORE
+
+
 class Neuron(Spec):
     """AWS Inferentia: `cores` of an endpoint are then NeuronCores, allocated as whole devices."""
 
+    target: NeuronGeneration = Field(
+        default=NeuronGeneration.INF2,
+        description="What models are compiled for. AWS no longer supports inf1.",
+    )
+    resource: NeuronResource = Field(
+        default=NeuronResource.DEVICE,
+        description="What pods request: aws.amazon.com/neuron (device) or aws.amazon.com/neuroncore (core). All pods "
+        "of a node should request the same.",
+    )
     cores_per_device: int = Field(ge=1, le=16, description="NeuronCores of one device: 4 on Inf1, 2 on Inf2.")
     host_cpus_per_device: int = Field(
         default=2, ge=1, le=64, description="CPUs of the host for each device, for tokenisation and the server."
     )
     most_devices: int = Field(default=16, ge=1, le=64, description="Devices of the largest node of the class.")
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.coresPerDevice == (self.target == 'inf1' ? 4 : 2)",
+            lambda it: it.cores_per_device == it.target.cores_per_device,
+            "a device of inf1 has 4 NeuronCores, one of inf2 has 2: write coresPerDevice: 4 with target: inf1, or "
+            "coresPerDevice: 2 with target: inf2",
+        ),
+    )
+
+    def needs_neighbours(self, devices: int) -> bool:
+        """Whether a pod with this number of devices has to get neighbouring ones: more than one, and not all of the
+        node's; of cores also those of one device, where a node has several."""
+        fewest = 2 if self.resource is NeuronResource.DEVICE else 1
+        return fewest <= devices < self.most_devices
 
 
 class Price(Spec):
@@ -209,7 +247,24 @@ class HardwareClassSpec(Spec):
             lambda it: it.neuron is None or (it.isa is None and not it.processors),
             "isa and processors promise what the CPUs compute, and with neuron the devices do it: remove them",
         ),
+        Rule(
+            "!has(self.neuron) || self.neuron.resource != 'core' || self.neuron.mostDevices == 1 || "
+            "has(self.schedulerName)",
+            lambda it: (
+                it.neuron is None
+                or it.neuron.resource is not NeuronResource.CORE
+                or it.neuron.most_devices == 1
+                or it.scheduler_name is not None
+            ),
+            "with neuron.resource core, a pod has to get neighbouring NeuronCores, which only the Neuron scheduler "
+            "extension ensures on nodes of several devices: write schedulerName, or mostDevices: 1",
+        ),
     )
+
+    @property
+    def target(self) -> NeuronGeneration | None:
+        """The Inferentia devices that models are compiled for; None: CPUs compute."""
+        return None if self.neuron is None else self.neuron.target
 
     def devices(self, cores: int) -> int:
         """The devices for this number of NeuronCores; 0 for a class without. SpecError when it is not whole devices."""
@@ -226,6 +281,41 @@ class HardwareClassSpec(Spec):
             )
         return devices
 
+    def devices_text(self, cores: int) -> str:
+        """For messages, what a pod with this number of cores needs of the devices; empty for a class without. SpecError
+        as `devices`."""
+        if self.neuron is None:
+            return ""
+        resource = self.neuron.resource.name_on_nodes
+        return f"{self.requests(cores)[resource]} {resource}"
+
+    def objection_to_cores(self, cores: int) -> SpecError | None:
+        """Why pods with this number of cores cannot serve on the class, as an error; None: they can."""
+        try:
+            devices = self.devices(cores)
+        except SpecError as error:
+            return error
+        if self.neuron is None:
+            return None
+        if devices > self.neuron.most_devices:
+            most = self.neuron.most_devices * self.neuron.cores_per_device
+            return SpecError(
+                f"spec.cores: {cores} NeuronCores are more than the {most} of the class's largest node "
+                "(neuron.mostDevices)",
+                field="spec.cores",
+                remedy=f"Write at most {most}",
+            )
+        if self.scheduler_name is None and self.neuron.needs_neighbours(devices):
+            return SpecError(
+                f"spec.cores: {cores} NeuronCores have to be those of {devices} neighbouring devices, of the up to "
+                f"{self.neuron.most_devices} of a node, and the default scheduler does not ensure that",
+                field="spec.cores",
+                remedy=f"Write {self.neuron.cores_per_device}; or install the Neuron scheduler extension and write its "
+                "name in schedulerName of the HardwareClass; or make a class of nodes with that many devices and write "
+                "their number in neuron.mostDevices",
+            )
+        return None
+
     def cpus(self, cores: int) -> int:
         """The CPUs of a pod: its cores with all their threads, or the host CPUs of the Neuron devices. SpecError as
         `devices`."""
@@ -237,8 +327,22 @@ class HardwareClassSpec(Spec):
         """The container's resources besides memory: whole CPUs and extended resources. SpecError as `devices`."""
         wanted = {"cpu": self.cpus(cores), **self.resources}
         if self.neuron is not None:
-            wanted[NEURON_DEVICE] = self.devices(cores)
+            devices = self.devices(cores)
+            by_device = self.neuron.resource is NeuronResource.DEVICE
+            wanted[self.neuron.resource.name_on_nodes] = devices if by_device else cores
         return wanted
+
+    @property
+    def compile_host(self) -> HardwareClassSpec:
+        """The nodes that compile models for the devices of this class: x86 nodes, with CPUs only.
+
+        The compilers of the Neuron SDK run on x86 and need no device. Without the toleration of Neuron nodes the pod
+        stays away from them where they are tainted.
+        """
+        return HardwareClassSpec(
+            architecture=Architecture.AMD64,
+            tolerations=tuple(one for one in self.tolerations if one.key not in NEURON_RESOURCES),
+        )
 
     def objection(self, cpu: CpuIdentity, *, name: str) -> str:
         """Why a node with this processor does not belong to the class `name`, whatever its labels; else empty."""

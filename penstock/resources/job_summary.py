@@ -17,7 +17,15 @@ from penstock import errors
 from penstock.errors import ArtefactError
 from penstock.manifest import Manifest
 from penstock.resources.base import Facts
-from penstock.resources.result import ArtefactReference, CapacityFacts, RateFacts, Result, cut
+from penstock.resources.result import (
+    ArtefactReference,
+    CapacityFacts,
+    RateFacts,
+    Result,
+    TokenCapacityFacts,
+    TokenRateFacts,
+    cut,
+)
 
 LIMIT_BYTES = 4096
 """Bytes of a termination message that a kubelet reads."""
@@ -175,6 +183,9 @@ def _steps(result: Result) -> Iterator[dict[str, object]]:
     yield {"findings": tuple(cut(one, 100) for one in result.findings[:3])}
     for count in (8, 5):
         yield {"capacity": _thinned(result.capacity, count)}
+    if (tokens := result.token_capacity) is not None:
+        kept = [index for index, point in enumerate(tokens.points) if index % 2 == 0 or _is_best(point, tokens)]
+        yield {"token_capacity": tokens.model_copy(update={"points": tuple(tokens.points[index] for index in kept)})}
     for count in (8, 4):
         yield {"accuracy": result.accuracy.model_copy(update={"metrics": result.accuracy.metrics[:count]})}
     yield {"latency": result.latency[:: max(1, -(-len(result.latency) // 4))]}
@@ -188,7 +199,12 @@ def _steps(result: Result) -> Iterator[dict[str, object]]:
         "plan": result.plan.model_copy(update={"options": (), "summary": cut(result.plan.summary, 60)}),
         "cpu": result.cpu.model_copy(update={"model_name": cut(result.cpu.model_name, 40)}),
         "capacity": result.capacity.model_copy(update={"points": ()}),
+        "token_capacity": result.token_capacity and result.token_capacity.model_copy(update={"points": ()}),
     }
+
+
+def _is_best(point: TokenRateFacts, capacity: TokenCapacityFacts) -> bool:
+    return point.tokens_per_second == capacity.tokens_per_second
 
 
 def _thinned(capacity: CapacityFacts, count: int) -> CapacityFacts:

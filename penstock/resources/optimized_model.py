@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
+from penstock.planning.neuron import NeuronGeneration
 from penstock.recipe import GENERATION_PRECISIONS
 from penstock.resources.base import AnyMetadata, Facts, Resource, Spec
 from penstock.resources.endpoint import EndpointCore, ModelEndpointSpec, Serving, ServingLimits
@@ -43,6 +44,9 @@ class Toolchain(Spec):
 
     image: str = Field(min_length=1, max_length=512, description="The optimiser's image.")
     version: str = Field(min_length=1, max_length=64, description="The version of Penstock in it.")
+    target: NeuronGeneration | None = Field(
+        default=None, description="The Inferentia devices that it compiles for. None: it optimises for CPUs."
+    )
 
 
 class OptimizedModelSpec(EndpointCore):

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
-from penstock.capacity import CapacityCurve, CapacityPoint
+from penstock.capacity import CapacityCurve, CapacityPoint, TokenCurve, TokenPoint
 from penstock.hardware import CpuIdentity, Isa
 from penstock.manifest import CandidateFacts, LatencyPoint, Manifest, Outcome, served_latency
 from penstock.recipe import Batching, EngineName, Plan, Precision
@@ -119,6 +119,40 @@ class CapacityFacts(Facts):
         return CapacityCurve(points=points, p95_objective_milliseconds=self.p95_objective_milliseconds)
 
 
+class TokenRateFacts(Facts):
+    """One replica with a number of clients, each of which sends its next request after an answer."""
+
+    clients: int = Field(ge=1, description="Clients at the same time.")
+    requests_per_second: float = Field(gt=0, description="Answers.")
+    tokens_per_second: float = Field(gt=0, description="Output tokens of all answers.")
+    first_token_p95_milliseconds: float = Field(gt=0, description="p95 of the time to the first token.")
+    next_token_p95_milliseconds: float = Field(gt=0, description="p95 of the time between two tokens.")
+
+
+class TokenCapacityFacts(Facts):
+    """What one replica of text generation takes, through the scheduler that serves."""
+
+    tokens_per_second: float | None = Field(
+        default=None, ge=0, description="Most output tokens per second within both limits; none: one client is over."
+    )
+    first_token_objective_milliseconds: float | None = Field(
+        default=None, gt=0, description="The limit of p95 of the time to the first token."
+    )
+    next_token_objective_milliseconds: float | None = Field(
+        default=None, gt=0, description="The limit of p95 of the time between two tokens."
+    )
+    points: tuple[TokenRateFacts, ...] = Field(default=(), max_length=16, description="By rising number of clients.")
+
+    @property
+    def curve(self) -> TokenCurve:
+        """As the autoscaler takes it."""
+        return TokenCurve(
+            points=tuple(TokenPoint(samples=1, **point.model_dump()) for point in self.points),
+            first_token_objective_milliseconds=self.first_token_objective_milliseconds,
+            next_token_objective_milliseconds=self.next_token_objective_milliseconds,
+        )
+
+
 class CpuFacts(Facts):
     """The processor that all this was measured on."""
 
@@ -172,6 +206,9 @@ class Result(Facts):
         default=None, ge=0, description="Against fp32: the geometric mean over the measured lengths."
     )
     capacity: CapacityFacts = CapacityFacts()
+    token_capacity: TokenCapacityFacts | None = Field(
+        default=None, description="Only of text generation, instead of `capacity`."
+    )
     cpu: CpuFacts
     cores: int = Field(ge=1, description="The cores that it was measured on.")
     pinned: bool | None = Field(default=None, description="Whether the job had the cores for itself.")
@@ -191,6 +228,14 @@ class Result(Facts):
     )
     left_out: bool = Field(default=False, description="true: the artefact's report has more than fits here.")
 
+    @property
+    def requests_per_second(self) -> float | None:
+        """Requests per second that one replica takes within the objective, of any task; None: not known."""
+        if self.token_capacity is None:
+            return self.capacity.requests_per_second
+        within = self.token_capacity.curve.within
+        return None if within is None else within.requests_per_second
+
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
         """The result of a manifest."""
@@ -204,6 +249,7 @@ class Result(Facts):
             latency=_latency(served_latency(manifest.chosen.plan, manifest.candidates), manifest.speed_up),
             speed_up=_rounded(math.exp(sum(map(math.log, speeds)) / len(speeds))) if speeds else None,
             capacity=_capacity(manifest.capacity),
+            token_capacity=_token_capacity(manifest.token_capacity),
             cpu=CpuFacts.of(manifest.cpu),
             cores=manifest.cores,
             pinned=manifest.pinned,
@@ -283,5 +329,27 @@ def _capacity(curve: CapacityCurve) -> CapacityFacts:
                 refused_share=_rounded(point.refused_share),
             )
             for point in points[:16]
+        ),
+    )
+
+
+def _token_capacity(curve: TokenCurve) -> TokenCapacityFacts | None:
+    if not curve.points:
+        return None
+    within = curve.within
+    first, following = curve.first_token_objective_milliseconds, curve.next_token_objective_milliseconds
+    return TokenCapacityFacts(
+        tokens_per_second=None if within is None else _rounded(within.tokens_per_second),
+        first_token_objective_milliseconds=None if first is None else _rounded(first),
+        next_token_objective_milliseconds=None if following is None else _rounded(following),
+        points=tuple(
+            TokenRateFacts(
+                clients=point.clients,
+                requests_per_second=_rounded(point.requests_per_second),
+                tokens_per_second=_rounded(point.tokens_per_second),
+                first_token_p95_milliseconds=_rounded(point.first_token_p95_milliseconds),
+                next_token_p95_milliseconds=_rounded(point.next_token_p95_milliseconds),
+            )
+            for point in curve.points[:16]
         ),
     )

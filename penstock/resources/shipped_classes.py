@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.hardware import Isa
+from penstock.planning.neuron import NeuronGeneration
 from penstock.resources.hardware_class import (
     NEURON_DEVICE,
     Architecture,
@@ -25,6 +26,9 @@ INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 """Set by every cloud."""
 KARPENTER_FAMILY = "karpenter.k8s.aws/instance-family"
 """EKS with Karpenter or Auto Mode."""
+KARPENTER_ACCELERATOR = "karpenter.k8s.aws/instance-accelerator-name"
+NEURON_PRESENT = "neuron.amazonaws.com/present"
+"""Set by the Neuron device plugin, on nodes of every generation."""
 GKE_FAMILY = "cloud.google.com/machine-family"
 GKE_PLATFORM = "supported-cpu-platform.cloud.google.com"
 """On node pools made with a minimum platform: a label for that platform and for each one below it."""
@@ -80,6 +84,11 @@ def _ec2(*families: str) -> tuple[NodeTerm, ...]:
     """By instance type, which every EKS node has, and by family, so that Karpenter makes sizes that are not listed."""
     types = [f"{family}.{size}" for family in families for size in _SIZES[family].split()]
     return _term(_has(INSTANCE_TYPE, *types)), _term(_has(KARPENTER_FAMILY, *families))
+
+
+def _neuron(family: str, accelerator: str) -> tuple[NodeTerm, ...]:
+    """EC2 nodes with Neuron devices; also by the labels of the device plugin and Karpenter."""
+    return *_ec2(family), _term(_has(NEURON_PRESENT, "true"), _has(KARPENTER_ACCELERATOR, accelerator))
 
 
 def _gke(family: str, *further: LabelRequirement) -> NodeTerm:
@@ -256,18 +265,18 @@ HARDWARE_CLASSES: dict[str, HardwareClassSpec] = {
         processors=(_NEOVERSE_V2,),
     ),
     "inf1": HardwareClassSpec(
-        description="AWS Inferentia: devices of 4 NeuronCores.",
+        description="AWS Inferentia: devices of 4 NeuronCores. Not yet run on a device; AWS no longer supports Inf1.",
         architecture=Architecture.AMD64,
-        node_selector_terms=_ec2("inf1"),
+        node_selector_terms=_neuron("inf1", "inferentia"),
         tolerations=(_ON_DEDICATED_POOLS, _ON_NEURON_POOLS),
-        neuron=Neuron(cores_per_device=4, host_cpus_per_device=2, most_devices=16),
+        neuron=Neuron(target=NeuronGeneration.INF1, cores_per_device=4, host_cpus_per_device=2, most_devices=16),
     ),
     "inf2": HardwareClassSpec(
-        description="AWS Inferentia 2: devices of 2 NeuronCores.",
+        description="AWS Inferentia 2: devices of 2 NeuronCores. Not yet run on a device.",
         architecture=Architecture.AMD64,
-        node_selector_terms=_ec2("inf2"),
+        node_selector_terms=_neuron("inf2", "inferentia2"),
         tolerations=(_ON_DEDICATED_POOLS, _ON_NEURON_POOLS),
-        neuron=Neuron(cores_per_device=2, host_cpus_per_device=2, most_devices=12),
+        neuron=Neuron(target=NeuronGeneration.INF2, cores_per_device=2, host_cpus_per_device=2, most_devices=12),
     ),
 }
 """Hardware classes by name."""

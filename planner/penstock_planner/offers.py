@@ -24,7 +24,7 @@ NODE_RESERVE = 1
 """Physical cores of each node that are kept for the kubelet, the system and daemons, as `reservedSystemCPUs`."""
 NO_NEURON_RUNTIME = "this release has no runtime for Inferentia"
 GPU_CAVEATS = (
-    "published GPU figures are of the device or of one process: HTTP and tokenisation are not included",
+    "published GPU figures of a T4 are of the device or of one process: HTTP and tokenisation are not included",
     "the PyTorch figures of 2021 are half of what TensorRT reaches on the same T4",
     "int8 figures are left out: their accuracy was not compared with fp32",
 )

@@ -77,6 +77,8 @@ defaults
     option abortonclose
     # When stopping, idle connections are closed with their next response: a request may already have been sent.
     option idle-close-on-response
+    # Each piece of a response is sent at once. Without this, HAProxy keeps the tokens of a stream for 200 ms.
+    option http-no-delay
     option redispatch 1
     retries {RETRIES}
     # Retried: requests that no replica accepted (no connection, 503), and those whose connection was cut off before

@@ -60,6 +60,32 @@ SERVER_EVENTS = (
         "A fact about the CPUs of the process that affects latency, such as CPUs that it shares with others.",
         "On a cluster, see the condition CoresPinned of the endpoint; otherwise follow the message.",
     ),
+    LogEvent("NeuronShapeLoaded", "info", "A compiled shape was loaded onto NeuronCores; the number of loads so far."),
+    LogEvent(
+        "NeuronCoresTaken",
+        "warning",
+        "Another process has the NeuronCores, often one that is just ending; the start is tried again for a minute.",
+        "If it repeats, look for the process that has them: `neuron-ls` on the node.",
+    ),
+    LogEvent(
+        "NeuronRuntimeMessage",
+        "warning",
+        "An error line of the Neuron runtime in the process that owns the device.",
+        "Look it up in the troubleshooting guide of the Neuron runtime, if an error of the server follows.",
+    ),
+    LogEvent(
+        "NeuronCoreFailed",
+        "error",
+        "A NeuronCore failed and gets no more runs; the server goes on with the others. `object` names the copies of "
+        "the model.",
+        "Look at the node's condition NeuronHealth and the message; delete the pod to start on all cores again.",
+    ),
+    LogEvent(
+        "ServerFailed",
+        "error",
+        "The device of the model has failed: the server is no longer ready, drains and ends with exit code 75.",
+        "Nothing if the next start serves; otherwise drain and replace the node.",
+    ),
     LogEvent(
         "BatchFailed",
         "warning",

@@ -52,6 +52,8 @@ class Row:
     """Token types (segments); None: all zero."""
     pooling: AnyPooling | None = None
     """How its token vectors are pooled; None: not at all, or the graph has none."""
+    attended: int | None = field(default=None, kw_only=True)
+    """How many of its first tokens are attended to; None: all. The others get vectors too."""
 
     @property
     def length(self) -> int:
@@ -75,7 +77,7 @@ class Batch:
 
     input_ids: Int
     attention_mask: Int
-    """1 for a token, 0 for padding (always on the right)."""
+    """1 for a token that is attended to; 0 for others at the end of a row, and padding (always on the right)."""
     token_type_ids: Int
     pooling: AnyPooling | None = field(default=None, kw_only=True)
     """The pooling of all rows. An engine may pool, and then has the single output `POOLED` [batch, width]."""

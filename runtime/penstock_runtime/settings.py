@@ -395,8 +395,8 @@ class ObservationSettings(SettingsGroup):
 
     objective_p95_milliseconds: float | None = setting(
         None,
-        "The latency objective: becomes a bucket boundary of the duration histogram, so that the share of good "
-        "requests is exact. None: default boundaries only.",
+        "The latency objective, of text generation that of the time to the first token: becomes a bucket boundary of "
+        "the histograms of both, so that the share of good requests is exact. None: default boundaries only.",
         unit="ms",
         gt=0,
     )

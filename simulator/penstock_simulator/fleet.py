@@ -22,7 +22,7 @@ from random import Random
 
 import numpy as np
 
-from penstock.capacity import CapacityCurve, CapacityPoint
+from penstock.capacity import CapacityCurve, CapacityPoint, TokenCurve
 from penstock.errors import SettingError
 from penstock_simulator.choices import Dispatch
 
@@ -45,6 +45,12 @@ class ReplicaModel:
     sigma: float
     """Of the logarithm of the service time."""
     fixed_seconds: float = 0.0
+    first_token_seconds: float | None = None
+    """Only of text generation: a request is late by its first token, which comes this long after it was begun. The
+    simulated metrics count it when the answer is complete, which is later than the runtime does."""
+    output_tokens: tuple[int, ...] = ()
+    """Only of text generation: tokens of answers, each as likely as it is listed; empty: log-normal. The service time
+    is proportional to them."""
 
     @property
     def saturation(self) -> float:
@@ -56,18 +62,40 @@ class ReplicaModel:
         """Fit to a measured curve; SettingError when it has no points."""
         points = sorted(curve.points, key=lambda point: point.arrivals_per_second)
         if not points:
-            raise SettingError(
-                "the capacity curve has no points",
-                field="--curve",
-                remedy="Give an artefact whose optimisation measured its capacity, or leave --curve out",
-            )
+            raise _no_points()
         chosen = [points[index] for index in sorted({*np.linspace(0, len(points) - 1, FIT_POINTS).round().astype(int)})]
         return min(_candidates(points), key=lambda model: _misfit(model, chosen))
 
+    @classmethod
+    def from_tokens(cls, curve: TokenCurve) -> ReplicaModel:
+        """The queue of a replica of text generation: a server for each of the clients that it serves within its
+        objective, each as fast as with all of them. SettingError when the curve has no points."""
+        best = curve.within or curve.saturated
+        if best is None:
+            raise _no_points()
+        return cls(
+            servers=best.clients,
+            mean_service_seconds=best.clients / best.requests_per_second,
+            sigma=0.5,
+            first_token_seconds=curve.points[0].first_token_p95_milliseconds / 1000,
+            output_tokens=tuple(output for _, output in curve.lengths),
+        )
+
     def service_seconds(self, random: np.random.Generator, count: int) -> np.ndarray:
         """Service times drawn at random; shape [count], float64."""
+        if self.output_tokens:
+            tokens = random.choice(np.array(self.output_tokens, dtype=np.float64), count)
+            return tokens * (self.mean_service_seconds / float(np.mean(self.output_tokens)))
         location = math.log(self.mean_service_seconds) - self.sigma * self.sigma / 2
         return random.lognormal(location, self.sigma, count)
+
+
+def _no_points() -> SettingError:
+    return SettingError(
+        "the capacity curve has no points",
+        field="--curve",
+        remedy="Give an artefact whose optimisation measured its capacity, or leave --curve out",
+    )
 
 
 def _candidates(points: list[CapacityPoint]) -> Iterator[ReplicaModel]:
@@ -274,6 +302,7 @@ class Fleet:
     def _advance_direct(self, arrivals: Sequence[float], services: Sequence[float], until: float) -> list[float]:
         pods, active, departures, log = self.pods, self.active, self._departures, self._log
         limit, deadline, fixed = self.settings.queue_rows, self.settings.deadline_seconds, self.model.fixed_seconds
+        first = self.model.first_token_seconds
         draw = self._random.random if self.settings.dispatch is Dispatch.RANDOM else None
         live = [pods[index] for index in active]
         accepted: list[float] = []
@@ -308,7 +337,8 @@ class Fleet:
                 continue
             heapreplace(free, start + s)
             end = start + s + fixed
-            heappush(departures, (end, active[position], end - t))
+            latency = end - t if first is None else start + first - t
+            heappush(departures, (end, active[position], latency))
         self._depart(until)
         return accepted
 
@@ -329,6 +359,7 @@ class Fleet:
     def _hand_out(self, until: float) -> None:
         queue, free, pods = self._queue, self._free, self.pods
         deadline, fixed = self.settings.deadline_seconds, self.model.fixed_seconds
+        first = self.model.first_token_seconds
         while queue:
             t, s = queue[0]
             start = max(t, free[0][0]) if free else LOST
@@ -346,7 +377,7 @@ class Fleet:
             heapreplace(free, (start + s, owner))
             end = start + s + fixed
             pods[owner].outstanding += 1
-            heappush(self._departures, (end, owner, end - t))
+            heappush(self._departures, (end, owner, end - t if first is None else start + first - t))
 
 
 # The endpoint that is simulated when none is given: invented, of a common shape, and slow enough to simulate quickly.

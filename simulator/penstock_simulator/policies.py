@@ -38,6 +38,7 @@ from penstock_operator.scaling.decide import (
     Unknown,
     Value,
     decide,
+    in_measured_requests,
 )
 from penstock_simulator.choices import PolicyKind
 from penstock_simulator.fleet import Fleet, ReplicaModel
@@ -260,7 +261,8 @@ class Ours:
             for pod in fleet.pods
             if pod.ready_at <= view.now and pod.removed_at is None
         )
-        seen = Observation(fleet.replicas, fleet.ready, self.metrics(view), started=started)
+        metrics = in_measured_requests(self.metrics(view), self.service)
+        seen = Observation(fleet.replicas, fleet.ready, metrics, started=started)
         decision, self.state = decide(self.settings, self.service, seen, self.state, view.now)
         if decision.replicas != fleet.replicas:
             self.decisions.append((view.now, decision))

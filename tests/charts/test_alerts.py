@@ -11,10 +11,18 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock.tasks import TaskName
+from penstock_runtime.http.api.service import ModelService
+from penstock_runtime.http.route_table import routes
+from penstock_runtime.serving.metrics import ServerMetrics
+from penstock_runtime.serving.status import ServerPhase, ServerStatus
+from penstock_runtime.settings import Settings
+from penstock_runtime.tasks.base import RequestLimits
 from testbed.build import binary
 from testbed.tools import PROMTOOL
 from tests.charts.helm import CHART, Helm, Manifest, of_kind
 from tests.charts.prometheus import running_prometheus
+from tools.dashboards import PROBES
 
 ROOT = Path(__file__).parents[2]
 FILE = CHART / "files/alerts.yaml"
@@ -23,6 +31,8 @@ RULES: dict[str, Manifest] = {
 }
 OF = 'namespace="a",penstock_dev_endpoint="e"'
 SCALED = 'model_endpoint_namespace="a",model_endpoint="e"'
+BY_STATUS = '{namespace="$namespace",penstock_dev_endpoint="$endpoint"}'
+"""The dashboard's panel of all requests by status."""
 Series = dict[str, str]
 """Series of promtool: name with labels -> values at each minute, as `0+60x30`."""
 CASES: dict[str, tuple[Series, Series]] = {
@@ -71,23 +81,26 @@ CASES: dict[str, tuple[Series, Series]] = {
     ),
     "PenstockRequestsFail": (
         {
-            f'penstock_requests_total{{{OF},code="200"}}': "0+90x60",
-            f'penstock_requests_total{{{OF},code="503"}}': "0+10x60",
+            f'penstock_requests_total{{{OF},route="/predict",code="200"}}': "0+80x60",
+            f'penstock_requests_total{{{OF},route="/predict",code="503"}}': "0+1x60",
+            f'penstock_requests_total{{{OF},route="/readyz",code="200"}}': "0+90x60",
         },
         {
-            f'penstock_requests_total{{{OF},code="200"}}': "0+90x60",
-            f'penstock_requests_total{{{OF},code="422"}}': "0+90x60",
-            f'penstock_requests_total{{{OF},code="500"}}': "0x60",
+            f'penstock_requests_total{{{OF},route="/predict",code="200"}}': "0+90x60",
+            f'penstock_requests_total{{{OF},route="/predict",code="422"}}': "0+90x60",
+            f'penstock_requests_total{{{OF},route="/predict",code="500"}}': "0x60",
+            f'penstock_requests_total{{{OF},route="/readyz",code="503"}}': "0+90x60",
         },
     ),
     "PenstockRequestsRefused": (
         {
-            f'penstock_requests_total{{{OF},code="200"}}': "0+90x60",
-            f'penstock_requests_total{{{OF},code="429"}}': "0+10x60",
+            f'penstock_requests_total{{{OF},route="/predict",code="200"}}': "0+90x60",
+            f'penstock_requests_total{{{OF},route="/predict",code="429"}}': "0+10x60",
+            f'penstock_requests_total{{{OF},route="/metrics",code="200"}}': "0+900x60",
         },
         {
-            f'penstock_requests_total{{{OF},code="200"}}': "0+90x60",
-            f'penstock_requests_total{{{OF},code="429"}}': "0+1x60",
+            f'penstock_requests_total{{{OF},route="/predict",code="200"}}': "0+90x60",
+            f'penstock_requests_total{{{OF},route="/predict",code="429"}}': "0+1x60",
         },
     ),
     "PenstockGatewayRefuses": (
@@ -174,6 +187,22 @@ def test_every_metric_of_an_alert_is_one_that_penstock_has() -> None:
 
     assert used
     assert missing == set()
+
+
+def test_shares_of_requests_count_the_routes_of_the_model_and_no_probe() -> None:
+    """In every alert and dashboard. A pod that starts answers probes with 503, and nothing is wrong."""
+    status = ServerStatus("e", TaskName.FEATURE_EXTRACTION, ServerPhase.READY)
+    table = routes(ModelService(status, Settings(), ServerMetrics(status)), RequestLimits())
+    model = {route.path for route in table if route.inference}
+    probes = {route.path for route in table if route.public and route.method == "GET"} - {"/", "/docs"}
+
+    left_out = {path for path in model | probes | {"/info"} if re.fullmatch(PROBES, path)}
+
+    assert left_out == probes | {"/info"}
+    texts = [rule["expr"] for rule in RULES.values()]
+    texts += [path.read_text().replace('\\"', '"') for path in (CHART / "files/dashboards").glob("*.json")]
+    series = re.findall(r"penstock_requests_total(\{[^}]*\})?\[", "\n".join(texts))
+    assert {one for one in series if f'route!~"{PROBES}"' not in one} <= {BY_STATUS}
 
 
 def test_a_prometheus_evaluates_every_expression(tmp_path: Path) -> None:

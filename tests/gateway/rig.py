@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -123,10 +123,18 @@ class Rig:
     replicas: dict[str, Replica] = field(default_factory=dict)
     gateways: list[Gateway] = field(default_factory=list)
 
-    def start(self, name: str, *, seconds: float = 0.01, announce: bool = True, **flags: Any) -> Replica:
-        """Start a replica; the API publishes it as soon as it answers."""
+    def start(
+        self,
+        name: str,
+        *,
+        seconds: float = 0.01,
+        announce: bool = True,
+        target: Callable[..., None] = replica_process,
+        **flags: Any,
+    ) -> Replica:
+        """Start a replica; the API publishes it as soon as it answers. `target`: what its process runs."""
         receiver, sender = PROCESSES.Pipe(duplex=False)
-        process = PROCESSES.Process(target=replica_process, args=(seconds, flags, sender), daemon=True)
+        process = PROCESSES.Process(target=target, args=(seconds, flags, sender), daemon=True)
         process.start()
         sender.close()
         with receiver:

@@ -85,6 +85,8 @@ def test_invalid_values_are_refused_by_name(changed: dict[str, str | None], mess
         ({}, "retry-on conn-failure empty-response 503"),
         ({}, "balance leastconn"),
         ({}, f"path {' '.join(PROBES)}"),
+        # Without it the tokens of a stream came in pieces of 200 ms.
+        ({}, "option http-no-delay"),
     ],
 )
 def test_each_setting_arrives_in_the_configuration(change: dict[str, Any], line: str) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from penstock.capacity import KEEPS_UP, CapacityCurve, CapacityPoint
+from penstock.capacity import KEEPS_UP, CapacityCurve, CapacityPoint, TokenCurve, TokenPoint
 
 
 def point(rate: float, p95: float, *, refused: float = 0.0, completed: float | None = None) -> CapacityPoint:
@@ -107,3 +107,57 @@ def test_a_looser_objective_never_allows_a_lower_rate(points: list[CapacityPoint
 def test_a_curve_survives_json(points: list[CapacityPoint], objective: float) -> None:
     measured = curve(*points, objective=objective)
     assert CapacityCurve.model_validate_json(measured.model_dump_json()) == measured
+
+
+def tokens(clients: int, rate: float, *, first: float = 10, following: float = 5) -> TokenPoint:
+    return TokenPoint(
+        clients=clients,
+        requests_per_second=rate / 10,
+        tokens_per_second=rate,
+        first_token_p95_milliseconds=first,
+        next_token_p95_milliseconds=following,
+        samples=10,
+    )
+
+
+@pytest.mark.parametrize(
+    ("points", "clients", "summary"),
+    [
+        ([], None, ""),
+        ([tokens(1, 20, first=500)], None, "one client alone does not get the first token within 400 ms and each "),
+        (
+            [tokens(1, 20)],
+            1,
+            "20 tokens/s for 1 client with the first token within 400 ms and each further one",
+        ),
+        ([tokens(2, 30), tokens(1, 20), tokens(4, 60, first=401)], 2, "30 tokens/s for 2 clients with the first token"),
+        ([tokens(1, 20), tokens(2, 30, following=101), tokens(4, 60)], 1, "20 tokens/s for 1 client with"),
+        ([tokens(1, 20), tokens(2, 40), tokens(4, 39)], 2, "40 tokens/s for 2 clients with"),
+    ],
+)
+def test_the_capacity_in_tokens_is_the_most_within_both_times(
+    points: list[TokenPoint], clients: int | None, summary: str
+) -> None:
+    curve = TokenCurve.of(points, first_token=400, next_token=None)
+    assert (None if curve.within is None else curve.within.clients) == clients
+    assert curve.summary.startswith(summary)
+    assert (curve.summary == "") == (not points)
+
+
+def test_without_an_objective_times_may_grow_to_three_times_those_of_one_client_or_to_what_people_notice() -> None:
+    short = TokenCurve.of([tokens(1, 20, first=50, following=10)], first_token=None, next_token=None)
+    assert (short.first_token_objective_milliseconds, short.next_token_objective_milliseconds) == (1000, 100)
+    long = TokenCurve.of([tokens(1, 20, first=900, following=80)], first_token=None, next_token=None)
+    assert (long.first_token_objective_milliseconds, long.next_token_objective_milliseconds) == (2700, 240)
+
+
+@given(st.lists(st.tuples(*[st.floats(0.1, 1e4)] * 3), min_size=1, max_size=8), st.floats(1, 1e4), st.floats(1, 1e4))
+def test_a_looser_objective_never_lowers_the_capacity_in_tokens(
+    measured: list[tuple[float, float, float]], first: float, following: float
+) -> None:
+    points = [tokens(at + 1, rate, first=a, following=b) for at, (rate, a, b) in enumerate(measured)]
+    tight = TokenCurve.of(points, first_token=first, next_token=following).within
+    loose = TokenCurve.of(points, first_token=2 * first, next_token=2 * following).within
+    if tight is not None:
+        assert loose is not None
+        assert loose.tokens_per_second >= tight.tokens_per_second

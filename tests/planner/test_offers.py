@@ -165,6 +165,15 @@ def test_gpus_are_for_comparison_and_print_their_caveats() -> None:
     assert any("device time only" in text for one in found.evidence for text in one.caveats)
 
 
+def test_large_models_on_an_l4_have_published_figures_of_servers() -> None:
+    given = inputs(family="bert-large")
+
+    (found,) = offers(given, ["gpu-l4"], [1])
+
+    assert max(one.curve.points[-1].completed_per_second for one in found.evidence) == pytest.approx(138.2, rel=0.06)
+    assert all("over HTTP" in " ".join(one.caveats) for one in found.evidence)
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [

@@ -46,16 +46,23 @@ def summary(table: Sequence[tuple[str, ...]]) -> str:
 
 
 @click.command
+@click.argument("name", required=False, default="")
 @click.option("--namespace", "-n", default="", help="Default: that of the current context.")
 @click.option("--all-namespaces", "-A", is_flag=True, help="Show the endpoints of all namespaces.")
 @click.option("--context", default="", help="The context of the kubeconfig. Default: the current one.")
-def command(namespace: str, context: str, *, all_namespaces: bool) -> None:
-    """Show the endpoints of a cluster: ready, reason, replicas, plan.
+def command(name: str, namespace: str, context: str, *, all_namespaces: bool) -> None:
+    """Show the endpoints of a cluster, or one by name: ready, reason, replicas, plan.
 
     It runs kubectl, with your rights. `penstock why NAME` explains one endpoint.
     """
-    words = ("--all-namespaces",) if all_namespaces else ()
-    found = rows(ClusterReader(namespace, context).items("modelendpoints.penstock.dev", *words))
+    if name and all_namespaces:
+        raise click.UsageError("an endpoint's name is of one namespace: leave --all-namespaces out")
+    kubectl = ClusterReader(namespace, context)
+    if name:
+        found = rows([kubectl.require_endpoint(name)])
+    else:
+        words = ("--all-namespaces",) if all_namespaces else ()
+        found = rows(kubectl.items("modelendpoints.penstock.dev", *words))
     table = Table(*COLUMNS, box=None, pad_edge=False, header_style="dim")
     for row in found:
         table.add_row(*map(printable, row))

@@ -92,9 +92,10 @@ def cluster_plan(endpoint: Json, *, classes: Sequence[Json], models: Sequence[Js
 
 
 def week_queries(namespace: str, name: str) -> tuple[str, str]:
-    """PromQL for the mean and the highest request rate of an endpoint's pods in the last seven days."""
+    """PromQL for the mean and the highest rate of requests to the model of an endpoint's pods in the last seven days,
+    without probes and scrapes."""
     pods = f"{re.escape(name)}-[a-z0-9]{{1,10}}-[a-z0-9]{{5}}".replace("\\", "\\\\")
-    rate = f'sum(rate(penstock_requests_total{{namespace="{namespace}",pod=~"{pods}"}}[5m]))'
+    rate = f'sum(rate(penstock_request_seconds_count{{namespace="{namespace}",pod=~"{pods}"}}[5m]))'
     return f"avg_over_time({rate}[7d:5m])", f"max_over_time({rate}[7d:5m])"
 
 

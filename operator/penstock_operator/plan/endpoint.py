@@ -15,7 +15,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.errors import PenstockError, SpecError
+from penstock.errors import PenstockError, SpecError, closest
+from penstock.planning.neuron import NeuronGeneration
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
 from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
 from penstock.resources.source import ModelSource, Scheme
@@ -108,9 +109,11 @@ def hardware_class(name: str, classes: Mapping[str, Mapping[str, Any]]) -> Hardw
     value = classes.get(name)
     if value is None:
         there = ", ".join(sorted(classes)) or "none"
+        near = closest(name, classes)
+        hint = f" Did you mean {near}?" if near else ""
         return no(
             Reason.HARDWARE_CLASS_NOT_FOUND,
-            f"There is no HardwareClass {name}; there are: {there}. Write one of them in spec.hardwareClass, or "
+            f"There is no HardwareClass {name}; there are: {there}.{hint} Write one of them in spec.hardwareClass, or "
             "install the classes of the chart.",
         )
     try:
@@ -118,6 +121,14 @@ def hardware_class(name: str, classes: Mapping[str, Mapping[str, Any]]) -> Hardw
         return HardwareClass.from_object({**readable, "metadata": {"name": name}}).spec
     except (PenstockError, ValidationError) as error:
         return no(Reason.HARDWARE_CLASS_INVALID, sentence(f"the HardwareClass {name} cannot be read: {error}"))
+
+
+def neuron_target(name: str, classes: Mapping[str, Mapping[str, Any]]) -> NeuronGeneration | None:
+    """The Inferentia devices of the HardwareClass of this name; None: it has none, or it cannot be used."""
+    if "neuron" not in (classes.get(name, {}).get("spec") or {}):
+        return None  # without parsing the class, which takes long
+    found = hardware_class(name, classes)
+    return found.neuron.target if isinstance(found, HardwareClassSpec) and found.neuron is not None else None
 
 
 def usable(found: HardwareClassSpec | Finding, cores: int) -> HardwareClassSpec | None:

@@ -24,7 +24,7 @@ from penstock_operator.plan.conditions import Event, Finding, Reason, events
 from penstock_operator.plan.endpoint import ParsedEndpoint, hardware_class, read_endpoint, usable
 from penstock_operator.plan.exposure import ExposurePlan, expose
 from penstock_operator.plan.installation import Json
-from penstock_operator.plan.job import job, job_policy
+from penstock_operator.plan.job import JobHost, job, job_policy
 from penstock_operator.plan.model_conditions import accepted
 from penstock_operator.plan.names import TEMPLATE_HASH
 from penstock_operator.plan.observed import DeploymentFacts, EndpointSnapshot, OptimizedModelFacts, Ref
@@ -37,9 +37,9 @@ from penstock_operator.plan.optimized_model import (
     pinned_model,
     wanted_spec,
 )
-from penstock_operator.plan.placement import missing_for
-from penstock_operator.plan.pod_conditions import PinVerdict, judge_pinning, pod_problems
-from penstock_operator.plan.pod_template import job_memory, runtime_memory
+from penstock_operator.plan.placement import PodRequirements, missing_for
+from penstock_operator.plan.pod_conditions import judge_pinning, pod_problems
+from penstock_operator.plan.pod_template import runtime_memory
 from penstock_operator.plan.quotas import WAITING_SECONDS, Grant, QuotaShare
 from penstock_operator.plan.scaling import (
     HpaBounds,
@@ -210,7 +210,7 @@ class _Planner:
     def _optimise(self, hardware: HardwareClassSpec) -> OptimizationState | None:
         """The OptimizedModel of the spec, and its next job."""
         endpoint, observed = self.endpoint, self.observed
-        spec = wanted_spec(endpoint.spec, observed.settings, observed.workload_texts)
+        spec = wanted_spec(endpoint.spec, observed.settings, observed.workload_texts, hardware.target)
         if spec is None:
             return None
         name = optimized_model_name(spec)
@@ -274,7 +274,7 @@ class _Planner:
         if serving is None or not serving.known:
             return ""
         hardware = usable(self._class(serving.hardware_class), serving.cores)
-        if hardware is None:
+        if hardware is None or (serving.optimized_model and serving.target is not hardware.target):
             # The class of an older spec was deleted or changed; its pods keep running.
             return ""
         desired = deployment(endpoint, serving, hardware, count, observed.settings)
@@ -352,7 +352,8 @@ class _Planner:
             namespace=self.endpoint.namespace,
             neighbours=observed.neighbours,
         )
-        self._ask_again(verdicts)
+        if any(verdict.pinned is None for verdict in verdicts):
+            self.requeue.append(REPORT_SECONDS)
         return EndpointState(
             endpoint=self.endpoint,
             observed=observed,
@@ -363,6 +364,7 @@ class _Planner:
             replicas=count,
             desired_template=template,
             cpus=cpus,
+            devices="" if hardware is None else hardware.devices_text(cores),
             pods=live,
             problems=pod_problems(
                 live,
@@ -375,10 +377,6 @@ class _Planner:
             canary=self.canary,
             exposure=exposure,
         )
-
-    def _ask_again(self, verdicts: Sequence[PinVerdict]) -> None:
-        if any(verdict.pinned is None for verdict in verdicts):
-            self.requeue.append(REPORT_SECONDS)
 
     def _finished(self, state: EndpointState) -> ReconcilePlan:
         before = read_status(self.endpoint.status)
@@ -413,28 +411,30 @@ class _Planner:
         cores: int,
         live: Sequence[RuntimePod],
     ) -> str:
-        if serving is None or not any(entry.pod.unschedulable for entry in live):
+        if serving is None or hardware is None or not any(entry.pod.unschedulable for entry in live):
             return ""
         pod, settings = self.endpoint.spec.pod, self.observed.settings
         memory = runtime_memory(
-            pod, settings, result=serving.result, artefact=serving.artefact, caches=self.endpoint.spec.serving.caches
+            pod,
+            settings,
+            result=serving.result,
+            artefact=serving.artefact,
+            caches=self.endpoint.spec.serving.caches,
+            devices=hardware.neuron is not None,
         )
         return missing_for(
-            self.endpoint, self.observed, hardware, class_name=class_name, cores=cores, memory_bytes=memory
+            PodRequirements.of(class_name, hardware, pod, cores=cores, memory_bytes=memory), self.observed
         )
 
     def _missing_for_job(self, wanted: OptimizationState | None) -> str:
         if wanted is None or wanted.running is None or not wanted.running.unschedulable:
             return ""
         spec = wanted.spec
-        return missing_for(
-            self.endpoint,
-            self.observed,
-            usable(self._class(spec.hardware_class), spec.cores),
-            class_name=spec.hardware_class,
-            cores=spec.cores,
-            memory_bytes=job_memory(self.endpoint.spec.pod, self.observed.settings),
-        )
+        hardware = usable(self._class(spec.hardware_class), spec.cores)
+        if hardware is None:
+            return ""
+        host = JobHost.of(spec, self.endpoint.spec.pod, hardware, self.observed.settings)
+        return missing_for(host.requirements(spec.hardware_class), self.observed)
 
 
 def _started(wanted: OptimizationState | None) -> tuple[Event, ...]:

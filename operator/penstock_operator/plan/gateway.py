@@ -192,8 +192,9 @@ def _deployment(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
 
 def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
     gateway, pod = endpoint.spec.gateway, endpoint.spec.pod
-    name, drain = gateway_name(endpoint.name), Drain.of(endpoint.spec.rollout.drain_seconds)
-    finish = gateway.hold_seconds + FINISH_SECONDS
+    name, drain = gateway_name(endpoint.name), Drain.of(endpoint.spec)
+    # Requests that are held, and those whose answers go through this pod.
+    finish = max(gateway.hold_seconds + FINISH_SECONDS, drain.limit - drain.delay)
     tmp_volume, tmp_mount = scratch("tmp", TMP)
     memory = quantity(memory_bytes(gateway, tls=endpoint.spec.tls is not None))
     values = {

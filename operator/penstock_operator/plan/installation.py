@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.artefact_store import StoreUri
+from penstock.planning.neuron import NeuronGeneration
 from penstock_operator.plan.tenants import AllowedSources, HostRule, NamespaceQuota
 
 
@@ -54,6 +55,21 @@ class AllowList:
 
 
 @dataclass(frozen=True)
+class NeuronSettings:
+    """The images of Inferentia, and the pods that compile for it: on nodes without devices."""
+
+    runtime_image: str = "localhost/penstock-runtime-neuron"
+    optimizer_image: str = "localhost/penstock-optimizer-neuron"
+    legacy_runtime_image: str = "localhost/penstock-runtime-neuron-legacy"
+    """Of Inf1, whose packages need other versions of Python and PyTorch."""
+    legacy_optimizer_image: str = "localhost/penstock-optimizer-neuron-legacy"
+    compile_cpus: int = 8
+    compile_memory: str = "24Gi"
+    compile_seconds: float = 7200.0
+    """Time that a compile job may take beyond its budget before it is ended."""
+
+
+@dataclass(frozen=True)
 class PlanSettings:
     """The settings that plans depend on."""
 
@@ -61,6 +77,7 @@ class PlanSettings:
     optimizer_image: str
     toolchain: str
     """Version of the content of the optimizer image; a new version gives new OptimizedModel keys."""
+    neuron: NeuronSettings = field(default_factory=NeuronSettings)
     store_uri: str = "file:///var/lib/penstock/artefacts"
     store_volume: StoreVolume | None = None
     """None with a `file://` store: a hostPath at the path of the store."""
@@ -143,6 +160,20 @@ class PlanSettings:
             raise ValueError("store_volume: give either a host_path or a claim")
         if self.max_attempts < 1:
             raise ValueError("max_attempts: at least 1")
+
+    def runtime_image_for(self, target: NeuronGeneration | None) -> str:
+        """The image of runtime pods that serve on these devices; None: on CPUs."""
+        if target is None:
+            return self.runtime_image
+        legacy = target is NeuronGeneration.INF1
+        return self.neuron.legacy_runtime_image if legacy else self.neuron.runtime_image
+
+    def optimizer_image_for(self, target: NeuronGeneration | None) -> str:
+        """The image of jobs that compile for these devices; None: that optimise for CPUs."""
+        if target is None:
+            return self.optimizer_image
+        legacy = target is NeuronGeneration.INF1
+        return self.neuron.legacy_optimizer_image if legacy else self.neuron.optimizer_image
 
     @property
     def whole_store(self) -> StoreUri:

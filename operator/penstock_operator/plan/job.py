@@ -1,11 +1,14 @@
-"""The optimisation job: one pod, pinned like the runtime, on a node of the class, without an API token."""
+"""The optimisation job: one pod without an API token. It is pinned like the runtime, on a node of the class; one that
+compiles for Inferentia runs on a node without devices."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import OptimizedModelSpec
+from penstock.resources.pod import Pod
 from penstock.resources.source import ModelSource, Scheme
 from penstock_operator.plan.credentials import secret_variables
 from penstock_operator.plan.endpoint import ParsedEndpoint, allowed_folder
@@ -14,6 +17,7 @@ from penstock_operator.plan.job_network import identity_variables, network_polic
 from penstock_operator.plan.names import API_VERSION, GROUP, INTERNAL_PORT, job_labels, job_name, model_labels
 from penstock_operator.plan.observed import OptimizedModelFacts
 from penstock_operator.plan.optimized_model import OptimizationState
+from penstock_operator.plan.placement import PodRequirements
 from penstock_operator.plan.pod_template import (
     PYTHON,
     TMP,
@@ -41,6 +45,49 @@ GRACE_SECONDS = 30
 """From SIGTERM to SIGKILL: the job reports the interruption, and its partial work stays usable."""
 
 
+@dataclass(frozen=True)
+class JobHost:
+    """What the job's pod asks for, and on which nodes."""
+
+    hardware: HardwareClassSpec
+    cores: int
+    pod: Pod
+    memory_bytes: int
+    seconds: float
+    """From its start to its end."""
+    compiles: bool = False
+    """It compiles for Inferentia."""
+
+    @classmethod
+    def of(
+        cls, spec: OptimizedModelSpec, pod: Pod, hardware: HardwareClassSpec, settings: PlanSettings, *, factor: int = 1
+    ) -> JobHost:
+        """Of the job with this spec for endpoints with these pod settings. `factor`: on the memory.
+
+        A job that compiles for Inferentia has CPUs and memory of its own. The endpoint's nodeSelector is for the
+        serving pods, and may exclude all nodes without devices.
+        """
+        budget = spec.optimization.budget_seconds
+        if hardware.neuron is None:
+            memory = job_memory(pod, settings.job_memory, factor=factor)
+            return cls(hardware, spec.cores, pod, memory, budget + settings.job_overtime_seconds)
+        return cls(
+            hardware.compile_host,
+            settings.neuron.compile_cpus,
+            pod.model_copy(update={"node_selector": {}}),
+            job_memory(pod, settings.neuron.compile_memory, factor=factor),
+            budget + settings.neuron.compile_seconds,
+            compiles=True,
+        )
+
+    def requirements(self, class_name: str) -> PodRequirements:
+        """What the pod requires of its node. SpecError where devices are not whole."""
+        return replace(
+            PodRequirements.of(class_name, self.hardware, self.pod, cores=self.cores, memory_bytes=self.memory_bytes),
+            compiles=self.compiles,
+        )
+
+
 def job_policy(
     model: OptimizationState, facts: OptimizedModelFacts, endpoint: ParsedEndpoint, settings: PlanSettings
 ) -> Json:
@@ -63,7 +110,7 @@ def job(
     hardware: HardwareClassSpec,
     settings: PlanSettings,
 ) -> Json:
-    """The job of run `model.start`, with the endpoint's pod settings.
+    """The job of run `model.start`, with the endpoint's pod settings. `hardware`: the endpoint's class.
 
     Applied once: a Job's template is immutable. SpecError when the class's devices are not whole.
     """
@@ -109,6 +156,7 @@ def _pod(
     settings: PlanSettings,
 ) -> Json:
     spec = model.spec
+    host = JobHost.of(spec, endpoint.spec.pod, hardware, settings, factor=model.memory_factor)
     store = store_access(settings, settings.store_of(endpoint.namespace), writes=True)
     spec_volume: Json = {"name": "spec", "projected": {"sources": _inputs(spec)}}
     spec_mount: Json = {"name": "spec", "mountPath": SPEC_FOLDER, "readOnly": True}
@@ -124,6 +172,9 @@ def _pod(
         "PENSTOCK_PROGRESS_PORT": str(INTERNAL_PORT),
         "HOME": WORK,
     }
+    target = hardware.neuron.target if hardware.neuron is not None else None
+    if target is not None:
+        values["PENSTOCK_NEURON_TARGET"] = target.value
     if spec.texts_digest is not None:
         values["PENSTOCK_TEXTS"] = f"{SPEC_FOLDER}/{TEXTS_KEY}"
     secrets = list(store.secrets)
@@ -131,26 +182,24 @@ def _pod(
         # They come last and win: in this pod the variables of a store are for the download.
         secrets += secret_variables(spec.model_credentials.secret_name, spec.source.scheme)
     container: Json = {
-        "image": settings.optimizer_image,
+        "image": settings.optimizer_image_for(target),
         "command": [*PYTHON, "penstock_optimizer.pod"],
         "env": environment(settings, store.env, values, secrets=secrets),
-        "resources": resources(
-            hardware, spec.cores, job_memory(endpoint.spec.pod, settings, factor=model.memory_factor)
-        ),
+        "resources": resources(host.hardware, host.cores, host.memory_bytes),
         "ports": [{"name": "progress", "containerPort": INTERNAL_PORT, "protocol": "TCP"}],
         "volumeMounts": [*store.mounts, spec_mount, work_mount, tmp_mount, *mounts],
     }
     pod = pod_spec(
         container,
-        hardware=hardware,
-        pod=endpoint.spec.pod,
+        hardware=host.hardware,
+        pod=host.pod,
         settings=settings,
         volumes=[*store.volumes, spec_volume, work_volume, tmp_volume, *volumes],
     )
     pod["restartPolicy"] = "Never"
     pod["terminationGracePeriodSeconds"] = GRACE_SECONDS
     # The pod's deadline, not the Job's, which would include the time without a free node.
-    pod["activeDeadlineSeconds"] = int(spec.optimization.budget_seconds + settings.job_overtime_seconds)
+    pod["activeDeadlineSeconds"] = int(host.seconds)
     return pod
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from penstock.capacity import TokenCurve
 from penstock.errors import SpecError
-from penstock.resources.endpoint import OptimizationMode
+from penstock.planning.neuron import NeuronGeneration
+from penstock.resources.endpoint import Objective, OptimizationMode
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import Phase
-from penstock.resources.result import CapacityFacts, Result
+from penstock.resources.result import CapacityFacts, Result, TokenCapacityFacts
+from penstock.tasks import TaskName
 from penstock_operator.plan.conditions import Finding, Reason, no, sentence, stopped, unknown, yes
 from penstock_operator.plan.endpoint import ParsedEndpoint, refusal, refused_store
 from penstock_operator.plan.names import gateway_binding_name, gateway_name, pods_service_name
 from penstock_operator.plan.observed import EndpointSnapshot, Ref
-from penstock_operator.plan.optimized_model import OptimizationState, failure_text, pinned_model, queue_text
+from penstock_operator.plan.optimized_model import OptimizationState, failure_text, pinned_model, queue_text, target_of
 from penstock_operator.plan.pod_conditions import PinVerdict
 from penstock_operator.plan.serving import ServingChoice
 
@@ -35,10 +38,15 @@ def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: Har
             "allowedNamespaces does not select the labels of the namespace. Write another class in "
             "spec.hardwareClass, or ask an administrator of the cluster to add the namespace.",
         )
-    try:
-        hardware.requests(spec.cores)
-    except SpecError as error:
-        return no(Reason.INVALID_CORES, sentence(str(error)))
+    wrong = hardware.objection_to_cores(spec.cores)
+    if wrong is not None:
+        return no(Reason.INVALID_CORES, sentence(str(wrong)))
+    if hardware.neuron is not None and spec.task is TaskName.TEXT_GENERATION:
+        return no(
+            Reason.TASK_NOT_SUPPORTED,
+            f"The HardwareClass {spec.hardware_class} has Inferentia devices, and Penstock compiles encoders for them, "
+            "no models that generate text. Write a class of CPUs in spec.hardwareClass.",
+        )
     refused = refusal(spec, observed.settings.allowed, observed.namespace_labels) or refused_store(
         spec.source, observed.settings
     )
@@ -46,13 +54,22 @@ def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: Har
         return refused
     pins = spec.optimization.artefact
     shared = observed.settings.allowed.shared_artefacts
-    if pins is not None and not shared and pinned_model(spec, observed.optimized_models) is None:
+    pinned = pinned_model(spec, observed.optimized_models)
+    target = hardware.neuron.target if hardware.neuron is not None else None
+    if pins is not None and not shared and pinned is None:
         return no(
             Reason.ARTEFACT_NOT_ALLOWED,
             f"No OptimizedModel of the namespace {endpoint.namespace} has the artefact {_short(pins)} that "
             "optimization.artefact names. Write a digest from the status of an OptimizedModel of this namespace "
             "(kubectl get optimizedmodels -o yaml), or mode: Auto; or ask the cluster's administrator to allow "
             "artefacts that were made elsewhere (policy.sharedArtefacts of the chart).",
+        )
+    if pinned is not None and target_of(pinned) is not target:
+        return no(
+            Reason.ARTEFACT_NOT_FOR_CLASS,
+            f"The artefact {_short(str(pins))} that optimization.artefact names is for {_devices(target_of(pinned))}, "
+            f"and the HardwareClass {spec.hardware_class} has {_devices(target)}. Write a class that fits in "
+            "spec.hardwareClass, or mode: Auto in optimization.",
         )
     taken = _taken_names(endpoint, observed.conflicting)
     if taken:
@@ -76,6 +93,10 @@ def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: Har
             "or remove textsFrom.",
         )
     return yes(Reason.VALID, f"The spec is valid, and the hardware class {spec.hardware_class} exists.")
+
+
+def _devices(target: NeuronGeneration | None) -> str:
+    return "CPUs" if target is None else f"devices of {target.value}"
 
 
 def _taken_names(endpoint: ParsedEndpoint, conflicting: Iterable[Ref]) -> list[Ref]:
@@ -192,6 +213,9 @@ def accuracy(wanted: OptimizationState | None, serving: ServingChoice | None) ->
     return yes(Reason.WITHIN_BUDGET, verdict or f"Judged on {result.accuracy.texts} texts.")
 
 
+NOT_MEASURED = "The capacity of this plan was not measured: the time budget was too short."
+
+
 def objective(
     endpoint: ParsedEndpoint, serving: ServingChoice | None, pinned: Finding, verdicts: Sequence[PinVerdict]
 ) -> Finding:
@@ -204,7 +228,7 @@ def objective(
             f"{_pods([verdict.pod for verdict in wrong])} on {wrong[0].node}: {stopped(wrong[0].wrong_cpu)} "
             "Narrow the hardware class to nodes of one kind.",
         )
-    if wishes.latency is None and wishes.throughput is None:
+    if wishes.latency is None and wishes.throughput is None and not wishes.is_for_tokens:
         return yes(Reason.NO_OBJECTIVE, "The spec states none: the best of latency and throughput serves.")
     if serving is None or serving.result is None:
         return unknown(Reason.NOT_MEASURED, "What serves, if anything, was not measured.")
@@ -218,12 +242,12 @@ def objective(
             "The optimisation job did not own its cores, so its figures mean little. Run the nodes of this class with "
             f"cpuManagerPolicy: static, then: kubectl delete optimizedmodel {serving.optimized_model}.",
         )
+    if endpoint.spec.task is TaskName.TEXT_GENERATION:
+        return _token_objective(wishes, serving.result.token_capacity)
     capacity = serving.result.capacity
     rate = capacity.requests_per_second
     if capacity.p95_objective_milliseconds is None or (rate is None and not capacity.points):
-        return unknown(
-            Reason.NOT_MEASURED, "The capacity of this plan was not measured: the time budget was too short."
-        )
+        return unknown(Reason.NOT_MEASURED, NOT_MEASURED)
     if rate is None:
         return no(
             Reason.OBJECTIVE_MISSED,
@@ -238,6 +262,33 @@ def objective(
             f"{sentence(keeps)} objective.throughput asks for {asked:g}: give it more cores, or ask for less of one "
             "replica and let scaling add more.",
         )
+    return yes(Reason.MEASURED, sentence(keeps))
+
+
+def _token_objective(wishes: Objective, capacity: TokenCapacityFacts | None) -> Finding:
+    """The same for text generation: the limits of time, and the rates within them."""
+    curve = TokenCurve() if capacity is None else capacity.curve
+    best = curve.within
+    if not curve.points:
+        return unknown(Reason.NOT_MEASURED, NOT_MEASURED)
+    if best is None:
+        return no(
+            Reason.OBJECTIVE_MISSED,
+            f"{sentence(curve.summary)} Give it more cores, a smaller model, shorter prompts, or a longer "
+            "objective.timeToFirstToken or objective.timePerOutputToken.",
+        )
+    keeps = f"one replica generates {curve.summary}"
+    asked = wishes.throughput.requests_per_second if wishes.throughput is not None else None
+    for name, wanted, reached in (
+        ("tokensPerSecond", wishes.tokens_per_second, best.tokens_per_second),
+        ("throughput", asked, best.requests_per_second),
+    ):
+        if wanted is not None and reached < wanted:
+            return no(
+                Reason.OBJECTIVE_MISSED,
+                f"{sentence(keeps)} objective.{name} asks for {wanted:g}, and it reaches {reached:.4g}: give it more "
+                "cores, or ask for less of one replica and let scaling add more.",
+            )
     return yes(Reason.MEASURED, sentence(keeps))
 
 

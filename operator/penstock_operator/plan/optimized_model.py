@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.artefact_store import StoreUri
+from penstock.planning.neuron import NeuronGeneration
 from penstock.resources.endpoint import ModelEndpointSpec, OptimizationMode
 from penstock.resources.job_summary import Failure
 from penstock.resources.optimized_model import (
@@ -60,21 +61,31 @@ MAX_DOUBLINGS = 3
 
 
 def wanted_spec(
-    spec: ModelEndpointSpec, settings: PlanSettings, texts: Sequence[str] | None
+    spec: ModelEndpointSpec,
+    settings: PlanSettings,
+    texts: Sequence[str] | None,
+    target: NeuronGeneration | None = None,
 ) -> OptimizedModelSpec | None:
-    """The OptimizedModel spec that an endpoint needs; None when it pins an artefact, or its texts do not exist."""
+    """The OptimizedModel spec that an endpoint needs; None when it pins an artefact, or its texts do not exist.
+    `target`: the Inferentia devices of its hardware class; None: CPUs."""
     if spec.optimization.mode is OptimizationMode.PINNED:
         return None
     if spec.workload.texts_from is not None and texts is None:
         return None
     digest = texts_digest(texts) if spec.workload.texts_from is not None and texts is not None else None
-    toolchain = Toolchain(image=settings.optimizer_image, version=settings.toolchain)
+    image = settings.optimizer_image_for(target)
+    toolchain = Toolchain(image=image, version=settings.toolchain, target=target)
     return OptimizedModelSpec.of(spec, toolchain, texts_digest=digest)
 
 
-def wanted_name(spec: ModelEndpointSpec, settings: PlanSettings, texts: Sequence[str] | None) -> str:
-    """The name of the OptimizedModel that an endpoint needs; empty for none."""
-    wanted = wanted_spec(spec, settings, texts)
+def wanted_name(
+    spec: ModelEndpointSpec,
+    settings: PlanSettings,
+    texts: Sequence[str] | None,
+    target: NeuronGeneration | None = None,
+) -> str:
+    """The name of the OptimizedModel that an endpoint needs; empty for none. `target` as in `wanted_spec`."""
+    wanted = wanted_spec(spec, settings, texts, target)
     return "" if wanted is None else optimized_model_name(wanted)
 
 
@@ -463,6 +474,12 @@ def pinned_model(
         return facts.name != present, digests(facts.status)[0] != digest, facts.name
 
     return min((facts for facts in models if digest and digest in digests(facts.status)), key=order, default=None)
+
+
+def target_of(facts: OptimizedModelFacts) -> NeuronGeneration | None:
+    """The Inferentia devices that its artefacts are compiled for; None: CPUs."""
+    value = (facts.spec.get("toolchain") or {}).get("target")
+    return NeuronGeneration(value) if value in set(NeuronGeneration) else None
 
 
 def find(models: Iterable[OptimizedModelFacts], name: str) -> OptimizedModelFacts | None:

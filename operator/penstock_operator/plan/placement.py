@@ -22,7 +22,6 @@ from penstock.resources.hardware_class import (
 )
 from penstock.resources.pod import Pod, TaintEffect, Toleration, TolerationOperator
 from penstock.resources.text_fields import parse_quantity, written
-from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.observed import EndpointSnapshot
 
 ARCHITECTURE = "kubernetes.io/arch"
@@ -89,6 +88,13 @@ class PodRequirements:
     """Required by the architecture and by the endpoint's own nodeSelector."""
     tolerations: tuple[Toleration, ...] = ()
     requests: Mapping[str, Fraction] = field(default_factory=dict)
+    compiles: bool = False
+    """It is a job that compiles for the class, on nodes without devices."""
+
+    @property
+    def whose(self) -> str:
+        """For messages: the class, or its compile job."""
+        return f"{'compile jobs of ' if self.compiles else ''}hardwareClass {self.hardware_class}"
 
     @classmethod
     def of(cls, name: str, hardware: HardwareClassSpec, pod: Pod, *, cores: int, memory_bytes: int = 0) -> Self:
@@ -261,7 +267,7 @@ def explanation(needs: PodRequirements, misses: Sequence[NodeMismatch]) -> str:
     """One clause on what is missing, one for each kind of node that was checked."""
     if not misses:
         return (
-            f"hardwareClass {needs.hardware_class} finds no node, for the cluster has none that the operator sees: "
+            f"{needs.whose} finds no node, for the cluster has none that the operator sees: "
             "add nodes, or wait until the autoscaler of the cluster does"
         )
     best = max(misses, key=lambda miss: STAGES.index(miss.stage))
@@ -270,47 +276,48 @@ def explanation(needs: PodRequirements, misses: Sequence[NodeMismatch]) -> str:
 
 
 def _headline(needs: PodRequirements, best: NodeMismatch, misses: Sequence[NodeMismatch]) -> str:
-    name = needs.hardware_class
+    whose = needs.whose
     devices = sorted(resource for resource in needs.requests if "/" in resource)
     if best.stage == "class":
         if devices:
-            return (
-                f"no node offers {devices[0]}: hardwareClass {name} wants {_wanted(needs.terms)}{_plugin(devices[0])}"
-            )
-        return f"no node belongs to hardwareClass {name}: it wants {_wanted(needs.terms)}"
+            return f"no node offers {devices[0]}: {whose} wants {_wanted(needs.terms)}{_plugin(devices[0])}"
+        return f"no node belongs to {whose}: it wants {_wanted(needs.terms)}"
     if best.stage == "selector":
         return (
-            f"no node has {best.detail}: hardwareClass {name} or spec.pod.nodeSelector asks for it. "
+            f"no node has {best.detail}: {whose} or spec.pod.nodeSelector asks for it. "
             "Label the nodes, or change nodeSelector"
         )
     if best.stage == "advertised":
         wanted = f"wants {_wanted(needs.terms)}{_plugin(best.detail)}" if needs.terms else "asks for it"
-        return f"no node offers {best.detail}: hardwareClass {name} {wanted}"
+        return f"no node offers {best.detail}: {whose} {wanted}"
     if best.stage == "cordoned":
-        return f"every node of hardwareClass {name} that could take the pod is cordoned: kubectl uncordon one of them"
+        return f"every node of {whose} that could take the pod is cordoned: kubectl uncordon one of them"
     if best.stage == "not ready":
-        return f"no node of hardwareClass {name} is ready: look at it with kubectl describe node"
+        return f"no node of {whose} is ready: look at it with kubectl describe node"
     if best.stage == "taint":
         return (
-            f"the nodes of hardwareClass {name} have taints that the pod does not tolerate: add a toleration of "
+            f"the nodes of {whose} have taints that the pod does not tolerate: add a toleration of "
             f"{best.detail} to spec.pod.tolerations or to the class, or remove the taint"
         )
     return _scarcity(needs, best, misses)
 
 
 def _scarcity(needs: PodRequirements, best: NodeMismatch, misses: Sequence[NodeMismatch]) -> str:
-    resource, name = best.detail, needs.hardware_class
+    resource, whose = best.detail, needs.whose
     wanted = _amount_text(needs.requests.get(resource, Fraction(1)), resource)
     most = max((miss for miss in misses if miss.stage == best.stage and miss.detail == resource), key=_has)
     amount = f"{_amount_text(max(most.amount, Fraction(0)), resource)} ({most.node})"
     if best.stage == "too small":
         lower = {"cpu": "spec.cores", "memory": "spec.pod.memory"}.get(resource, "spec.cores")
+        if needs.compiles:
+            lower = {"cpu": "inferentia.compileCpus", "memory": "inferentia.compileMemory"}.get(resource, lower)
+            lower += " of the chart"
         return (
-            f"no node of hardwareClass {name} is large enough: {wanted} are wanted, and the largest has {amount} for "
+            f"no node of {whose} is large enough: {wanted} are wanted, and the largest has {amount} for "
             f"pods. Lower {lower}, or add larger nodes"
         )
     return (
-        f"the nodes of hardwareClass {name} are full: {wanted} are wanted, and the most that is free is {amount}. "
+        f"the nodes of {whose} are full: {wanted} are wanted, and the most that is free is {amount}. "
         "Add nodes, or lower replicas or cores of what runs there"
     )
 
@@ -417,21 +424,9 @@ def _count(count: int, noun: str) -> str:
     return f"1 {noun} was" if count == 1 else f"{count} {noun}s were"
 
 
-def missing_for(
-    endpoint: ParsedEndpoint,
-    observed: EndpointSnapshot,
-    hardware: HardwareClassSpec | None,
-    *,
-    class_name: str,
-    cores: int,
-    memory_bytes: int,
-) -> str:
-    """What is missing for a pod of this class; empty when a node would take it if it were free, or when that is not
-    known.
+def missing_for(needs: PodRequirements, observed: EndpointSnapshot) -> str:
+    """What is missing for such a pod; empty when a node would take it if it were free, or when that is not known.
 
     Called only when the scheduler has reported no node: clusters have many nodes, and mostly they fit.
     """
-    if hardware is None or not observed.nodes:
-        return ""
-    needs = PodRequirements.of(class_name, hardware, endpoint.spec.pod, cores=cores, memory_bytes=memory_bytes)
-    return place(needs, map(NodeFacts.from_object, observed.nodes)).explanation
+    return place(needs, map(NodeFacts.from_object, observed.nodes)).explanation if observed.nodes else ""

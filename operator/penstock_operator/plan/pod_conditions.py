@@ -62,8 +62,13 @@ def judge_pinning(
     `cpus`: what each pod has to own (cores x threads per core), unless the pod itself requested another number: pods of
     an older plan did. `hardware`: the class that states a processor; None: any. `namespace`: of the pods. `neighbours`:
     runtime pods of other endpoints on the same nodes; those of other namespaces are not named.
+
+    On Inferentia, only pods that have not reported have a verdict.
     """
     judged = tuple(pods)
+    if hardware is not None and hardware.neuron is not None:
+        # Devices compute. The runtime compares them with the artefact before it loads it.
+        return tuple(_judge(entry, cpus, "", ()) for entry in judged if entry.report is None)
     others = [
         (entry.node, entry.name if entry.namespace == namespace else "", frozenset(entry.cpus)) for entry in neighbours
     ]
@@ -153,12 +158,18 @@ def _cpus(count: int) -> str:
     return "1 CPU" if count == 1 else f"{count} CPUs"
 
 
-def cores_pinned(verdicts: Sequence[PinVerdict], serving: Collection[str]) -> Finding:
-    """The condition CoresPinned; `serving` are the names of the ready pods.
+def cores_pinned(verdicts: Sequence[PinVerdict], serving: Collection[str], *, devices: str = "") -> Finding:
+    """The condition CoresPinned; `serving` are the names of the ready pods. `devices`: what a pod requests, such as
+    `1 aws.amazon.com/neuron`; empty: CPUs compute.
 
     One pod that shares its cores makes it false. A pod without a report makes it unknown only when it is ready:
     starting pods report soon.
     """
+    if devices:
+        return yes(
+            Reason.NOT_NEEDED,
+            f"Each pod has {devices}, which no other pod gets. The CPUs of its host need not be its own.",
+        )
     if not verdicts:
         return unknown(Reason.NO_PODS, "No pod runs that could say where.")
     shared = [verdict for verdict in verdicts if verdict.pinned is False]
@@ -346,15 +357,15 @@ def progressing(
     desired_template: str,
     pods: Sequence[RuntimePod],
     problems: Sequence[PodProblem],
-    cpus: int,
+    room: str,
     turn: TurnDecision | None = None,
     canary: Finding | None = None,
 ) -> Finding:
     """The condition Progressing: a rollout or a change of the replica count is under way, and what it waits for.
 
-    `desired_template`: the hash of the desired pod template; empty: the present one stays. `cpus`: requested by a new
-    pod. `turn`: the place in the line of the rollout; None: there is none that needs one. `canary`: the state of its
-    canary; None: it has none.
+    `desired_template`: the hash of the desired pod template; empty: the present one stays. `room`: what a new pod
+    needs, such as `2 free CPUs`. `turn`: the place in the line of the rollout; None: there is none that needs one.
+    `canary`: the state of its canary; None: it has none.
     """
     if deployment is None or endpoint.spec.suspend:
         return no(Reason.SETTLED, "No rollout is under way.")
@@ -371,8 +382,8 @@ def progressing(
         where = f"hardware class {endpoint.spec.hardware_class}"
         return no(
             Reason.NO_ROOM_FOR_SURGE,
-            f"The new pod {waiting_pods[0].name} waits for {cpus} free CPUs of {where} while the old ones serve on: "
-            f"{sentence(waiting_pods[0].unschedulable)} Add a node or free these CPUs; or accept an interruption "
+            f"The new pod {waiting_pods[0].name} waits for {room} of {where} while the old ones serve on: "
+            f"{sentence(waiting_pods[0].unschedulable)} Add a node or free them; or accept an interruption "
             "and set spec.suspend to true and back to false.",
         )
     if deployment.progressing == "ProgressDeadlineExceeded" or (replacing and any(one.crashing for one in problems)):

@@ -29,6 +29,9 @@ COPIES = 2.5
 """Factor on the file size of an unmeasured artefact: the engine's weights, its repacked copy, the activations."""
 PROCESS = 512 * MEBIBYTE
 """Interpreter, engine, tokenizer, queues."""
+NEURON_PROCESS = 3072 * MEBIBYTE
+"""Memory of the host for the process that owns the NeuronCores: published metrics of one encoder on one core show 2 to
+3 GB. The files of the artefact, which it loads, are counted besides."""
 
 
 def in_bytes(text: str) -> int:
@@ -48,12 +51,19 @@ def runtime_memory(
     result: Result | None,
     artefact: ArtefactReference | None,
     caches: Caches | None = None,
+    devices: bool = False,
 ) -> int:
     """Memory in bytes of a runtime pod that serves this artefact: the endpoint's value, else from the measurement,
-    else from the size of the artefact; the last two with that of the caches. The limit equals the request."""
+    else from the size of the artefact; the last two with that of the caches. The limit equals the request.
+
+    `devices`: Inferentia computes. The job has not measured what the pod needs.
+    """
     if pod.memory is not None:
         return in_bytes(pod.memory)
     kept = caches.total_bytes if caches is not None else 0
+    if devices:
+        size = artefact.bytes if artefact is not None and artefact.bytes else in_bytes(settings.runtime_memory)
+        return size + NEURON_PROCESS + PROCESS + kept
     if result is not None and result.resident_bytes:
         return int(result.resident_bytes * ABOVE_MEASURED) + PROCESS // 2 + kept
     if artefact is not None and artefact.bytes:
@@ -61,13 +71,14 @@ def runtime_memory(
     return in_bytes(settings.runtime_memory) + kept
 
 
-def job_memory(pod: Pod, settings: PlanSettings, *, factor: int = 1) -> int:
-    """Memory in bytes of an optimisation job: several engines load the model in turn, next to the reference model.
+def job_memory(pod: Pod, least: str, *, factor: int = 1) -> int:
+    """Memory in bytes of an optimisation job, `least` at least: several engines load the model in turn, next to the
+    reference model.
 
     `factor` applies to a run after one that ran out of memory.
     """
     asked = in_bytes(pod.memory) if pod.memory is not None else 0
-    return max(asked, in_bytes(settings.job_memory)) * factor
+    return max(asked, in_bytes(least)) * factor
 
 
 VOLUME = "store"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.planning.neuron import NeuronGeneration
 from penstock.resources.endpoint import OptimizationMode
 from penstock.resources.optimized_model import OptimizedModelSpec
 from penstock.resources.result import ArtefactReference, Result
@@ -15,7 +16,7 @@ from penstock.tasks import TaskName
 from penstock_operator.plan.conditions import Reason
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.observed import DeploymentFacts, OptimizedModelFacts
-from penstock_operator.plan.optimized_model import OptimizationState, artefact_uri
+from penstock_operator.plan.optimized_model import OptimizationState, artefact_uri, target_of
 
 WORSE_SHARE = 0.9
 """A result with less than this share of the present capacity, measured alike, is worse; less difference is noise."""
@@ -46,6 +47,8 @@ class ServingChoice:
     """Why it is not the artefact that the present spec asks for; empty: it is."""
     same_spec: bool = False
     """It is kept, and another version of the optimiser made it for the same spec."""
+    target: NeuronGeneration | None = None
+    """The Inferentia devices that it was compiled for; None: it computes on CPUs, or it is only known by its digest."""
     known: bool = True
     """False: only its digest is known, and the Deployment is not changed."""
 
@@ -76,6 +79,7 @@ def choose(
             max_input_tokens=spec.serving.max_input_tokens,
             truncate=spec.serving.truncate,
             uri="" if pinned is None else artefact_uri(pinned.status, spec.optimization.artefact),
+            target=None if pinned is None else target_of(pinned),
         )
     present = deployment.artefact if deployment is not None else ""
     if wanted is not None and wanted.ready and wanted.status.artefact is not None:
@@ -112,15 +116,25 @@ def _why_worse(new: OptimizationState, old: OptimizationState) -> str:
         return ""
     if present.accuracy.within_budget and not found.accuracy.within_budget:
         return f"the new result is outside its accuracy budget ({found.accuracy.reason})"
-    if _without_toolchain(new.spec) != _without_toolchain(old.spec) or found.cpu.isa is not present.cpu.isa:
+    now_on, before_on = new.spec.toolchain.target, old.spec.toolchain.target
+    # The processor of a compile job has no part in the measurements.
+    alike = now_on is before_on and (now_on is not None or found.cpu.isa is present.cpu.isa)
+    if _without_toolchain(new.spec) != _without_toolchain(old.spec) or not alike:
         return ""
-    now, before = found.capacity.requests_per_second, present.capacity.requests_per_second
-    if before and (now is None or now < WORSE_SHARE * before):
-        return (
-            f"the new result takes {0 if now is None else now:.4g} requests/s within the objective, "
-            f"and what serves takes {before:.4g}"
-        )
+    for unit, now, before in (
+        ("requests/s", found.capacity.requests_per_second, present.capacity.requests_per_second),
+        ("tokens/s", _tokens_per_second(found), _tokens_per_second(present)),
+    ):
+        if before and (now is None or now < WORSE_SHARE * before):
+            return (
+                f"the new result takes {0 if now is None else now:.4g} {unit} within the objective, "
+                f"and what serves takes {before:.4g}"
+            )
     return ""
+
+
+def _tokens_per_second(result: Result) -> float | None:
+    return None if result.token_capacity is None else result.token_capacity.tokens_per_second
 
 
 def _without_toolchain(spec: OptimizedModelSpec) -> object:
@@ -130,8 +144,8 @@ def _without_toolchain(spec: OptimizedModelSpec) -> object:
 def _of(
     model: OptimizationState, artefact: ArtefactReference | None, *, kept: str = "", same_spec: bool = False
 ) -> ServingChoice | None:
-    if artefact is None:
-        return None
+    if artefact is None or (model.spec.toolchain.target is not None and artefact == model.status.baseline):
+        return None  # the fp32 graph computes on CPUs, and pods with devices have few
     result = model.status.artefact is not None and artefact.digest == model.status.artefact.digest
     return ServingChoice(
         artefact=artefact,
@@ -143,6 +157,7 @@ def _of(
         cores=model.spec.cores,
         max_input_tokens=model.spec.serving.max_input_tokens,
         truncate=model.spec.serving.truncate,
+        target=model.spec.toolchain.target,
         result=model.status.result if result else None,
         baseline=not result,
         kept=kept,

@@ -8,9 +8,11 @@ import json
 from dataclasses import dataclass
 
 from penstock.artefact_store import Digest, StoreScheme
+from penstock.resources.endpoint import ModelEndpointSpec
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.prompts import PROMPT_TASKS
 from penstock.resources.status import timestamp
+from penstock.tasks import TaskName
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.job_network import egress, identity_variables, reaches_metadata
@@ -131,8 +133,13 @@ PROGRESS_DEADLINE_SECONDS = 900
 """A rollout without progress for this time is reported as stuck; image pull, download and warm-up fit into it."""
 FINISH_SECONDS = 35
 """After the last accepted request: slightly longer than the 30 s of one request (PENSTOCK_DEADLINE_SECONDS)."""
+STREAM_SECONDS = 300
+"""The same for text generation: 3,000 tokens at ten a second."""
 MARGIN_SECONDS = 5
 """Between the process's own limit and the kubelet's SIGKILL."""
+RELEASE_SECONDS = 30
+"""The same on Inferentia: the process that owns the NeuronCores ends first. One that is killed releases them late, and
+the next pod waits for them."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +154,12 @@ class Drain:
     """The kubelet kills it."""
 
     @classmethod
-    def of(cls, drain_seconds: int) -> Drain:
-        """For `spec.rollout.drainSeconds`."""
-        limit = drain_seconds + FINISH_SECONDS
-        return cls(drain_seconds, limit, limit + MARGIN_SECONDS)
+    def of(cls, spec: ModelEndpointSpec, *, devices: bool = False) -> Drain:
+        """For `spec.rollout`. `devices`: of a pod that computes on Inferentia."""
+        usual = STREAM_SECONDS if spec.task is TaskName.TEXT_GENERATION else FINISH_SECONDS
+        finish = usual if spec.rollout.finish_seconds is None else spec.rollout.finish_seconds
+        limit = spec.rollout.drain_seconds + finish
+        return cls(spec.rollout.drain_seconds, limit, limit + (RELEASE_SECONDS if devices else MARGIN_SECONDS))
 
 
 def deployment(
@@ -223,13 +232,18 @@ def template(
     key_volumes, key_mounts = key_volume(endpoint)
     tls_volumes, tls_mounts = tls_volume(endpoint)
     memory = runtime_memory(
-        pod, settings, result=serving.result, artefact=serving.artefact, caches=endpoint.spec.serving.caches
+        pod,
+        settings,
+        result=serving.result,
+        artefact=serving.artefact,
+        caches=endpoint.spec.serving.caches,
+        devices=hardware.neuron is not None,
     )
     values = _environment(endpoint, serving, hardware)
     if settings.whole_store.scheme is not StoreScheme.FILE:
         values |= identity_variables(pod.service_account_name)
     container: Json = {
-        "image": settings.runtime_image,
+        "image": settings.runtime_image_for(hardware.target),
         "command": [*PYTHON, "penstock_runtime.pod"],
         "env": environment(settings, store.env, values, secrets=store.secrets),
         "ports": [
@@ -249,7 +263,8 @@ def template(
         volumes=[*store.volumes, cache_volume, tmp_volume, *key_volumes, *tls_volumes],
         spread_over=runtime_selector(endpoint.name),
     )
-    spec["terminationGracePeriodSeconds"] = Drain.of(endpoint.spec.rollout.drain_seconds).grace
+    drain = Drain.of(endpoint.spec, devices=hardware.neuron is not None)
+    spec["terminationGracePeriodSeconds"] = drain.grace
     annotations = {
         "prometheus.io/scrape": "true",
         "prometheus.io/port": str(INTERNAL_PORT),
@@ -298,7 +313,7 @@ def template_hash(value: Json) -> str:
 
 
 def _environment(endpoint: ParsedEndpoint, serving: ServingChoice, hardware: HardwareClassSpec) -> dict[str, str]:
-    drain = Drain.of(endpoint.spec.rollout.drain_seconds)
+    drain = Drain.of(endpoint.spec)
     values = {
         "PENSTOCK_ARTEFACT": serving.digest,
         "PENSTOCK_NAME": endpoint.name,
@@ -334,11 +349,18 @@ def _environment(endpoint: ParsedEndpoint, serving: ServingChoice, hardware: Har
     if hardware.neuron is not None:
         # With Neuron devices the CPU settings do not apply.
         del values["PENSTOCK_CORES"], values["PENSTOCK_THREADS_PER_CORE"]
+        values["PENSTOCK_NEURON_TARGET"] = hardware.neuron.target.value
+        values["PENSTOCK_NEURON_CORES"] = str(serving.cores)
     return values
 
 
 def _objective_milliseconds(endpoint: ParsedEndpoint, serving: ServingChoice) -> float | None:
-    """The p95 objective that the served artefact was measured for; else the endpoint's."""
+    """The p95 objective that the served artefact was measured for; else the endpoint's. Of text generation: that of the
+    time to the first token."""
+    if endpoint.spec.task is TaskName.TEXT_GENERATION:
+        tokens = serving.result.token_capacity if serving.result is not None else None
+        measured = None if tokens is None else tokens.first_token_objective_milliseconds
+        return measured or endpoint.spec.objective.first_token_milliseconds
     if serving.result is not None and serving.result.capacity.p95_objective_milliseconds is not None:
         return serving.result.capacity.p95_objective_milliseconds
     latency = endpoint.spec.objective.latency

@@ -100,6 +100,8 @@ class EndpointState:
     """The hash of the desired pod template; empty: the present template stays."""
     cpus: int
     """CPUs that a new pod requests."""
+    devices: str
+    """Devices that a new pod requests, such as `1 aws.amazon.com/neuron`; empty: none."""
     pods: tuple[RuntimePod, ...]
     """The runtime pods that are not being deleted."""
     problems: tuple[PodProblem, ...]
@@ -115,7 +117,8 @@ class EndpointState:
 def conditions_of(state: EndpointState) -> dict[str, Finding]:
     """The findings of all conditions by type, Ready last."""
     endpoint, observed, serving = state.endpoint, state.observed, state.serving
-    pinned = cores_pinned(state.verdicts, {entry.pod.name for entry in state.pods if entry.pod.ready})
+    ready_pods = {entry.pod.name for entry in state.pods if entry.pod.ready}
+    pinned = cores_pinned(state.verdicts, ready_pods, devices=state.devices)
     found: dict[str, Finding] = {
         ConditionType.ACCEPTED: state.acceptance,
         ConditionType.MODEL_RESOLVED: model_resolved(endpoint, state.wanted),
@@ -140,7 +143,7 @@ def conditions_of(state: EndpointState) -> dict[str, Finding]:
             desired_template=state.desired_template,
             pods=state.pods,
             problems=state.problems,
-            cpus=state.cpus,
+            room=state.devices or f"{state.cpus} free CPUs",
             turn=state.rollout,
             canary=state.canary.finding,
         ),
@@ -368,7 +371,7 @@ def _with_cost(state: EndpointState, shown: PlanStatus | None, replicas: int) ->
         return shown
     price = hardware.price
     per_hour = price.per_core_hour * serving.cores
-    rate = serving.result.capacity.requests_per_second if serving.result is not None else None
+    rate = serving.result.requests_per_second if serving.result is not None else None
     planned = (rate or 0.0) * state.endpoint.spec.scaling.headroom
     return shown.model_copy(
         update={

@@ -41,6 +41,7 @@ from penstock_operator.scaling.decide import (
     Value,
     decide,
     dump_handover,
+    in_measured_requests,
     restore_handover,
 )
 from penstock_operator.scaling.read.history import History
@@ -307,6 +308,7 @@ class Autoscaler:
             metrics = await self._with_gateway(target, endpoint, metrics, now)
         if metrics is None:
             return
+        metrics = in_measured_requests(metrics, target.service)
         # The decision of this process is in force, whatever another client may have written meanwhile.
         mine = endpoint.published is not None and operator_writes(target.mode)
         replicas = endpoint.published.replicas if mine and endpoint.published is not None else target.replicas
@@ -361,7 +363,7 @@ class Autoscaler:
         endpoint.asked_at = now
         if isinstance(source, str):
             return Metrics.unknown(source)
-        place = EndpointPods(target.key.namespace, target.key.name, target.ready)
+        place = EndpointPods(target.key.namespace, target.key.name, target.ready, target.generates)
         objective = target.objective_seconds
         return await self._prometheus.metrics(source, place, self._windows, objective_seconds=objective)
 

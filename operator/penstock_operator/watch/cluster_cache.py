@@ -39,7 +39,7 @@ from penstock_operator.cluster.api import (
     ResourceKind,
 )
 from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, version_of
-from penstock_operator.plan.endpoint import ParsedEndpoint, read_endpoint
+from penstock_operator.plan.endpoint import ParsedEndpoint, neuron_target, read_endpoint
 from penstock_operator.plan.exposure import hosts_of, may_use, moment_of
 from penstock_operator.plan.installation import PlanSettings
 from penstock_operator.plan.names import MANAGED_BY, MANAGER, canary_name, gateway_name
@@ -338,9 +338,11 @@ class ClusterCache:
         deployment = self.deployments.facts(key)
         texts = self._texts(key, value)
         names = models_named(value)
+        classes = {name.name: entry.facts for name in self.classes if (entry := self.classes.get(name))}
         if isinstance(parsed, ParsedEndpoint):
             # Another endpoint may have created the OptimizedModel of the present spec.
-            names.add(wanted_name(parsed.spec, self.settings, texts))
+            target = neuron_target(parsed.spec.hardware_class, classes)
+            names.add(wanted_name(parsed.spec, self.settings, texts, target))
             pinned = parsed.spec.optimization.artefact
             names |= {place.name for place, _ in self.models.of(("artefact", key.namespace, pinned or ""))}
         if deployment is not None:
@@ -354,7 +356,7 @@ class ClusterCache:
             now=now,
             settings=self.settings,
             parsed=parsed,
-            hardware_classes={name.name: entry.facts for name in self.classes if (entry := self.classes.get(name))},
+            hardware_classes=classes,
             optimized_models=tuple(model for model in models if model is not None),
             deployment=deployment,
             gateway=self.deployments.facts(ObjectKey(key.namespace, gateway_name(key.name))),

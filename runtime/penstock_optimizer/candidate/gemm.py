@@ -142,7 +142,8 @@ def chain_recipes(precision: Precision) -> tuple[Recipe, ...]:
         Recipe(engine=engine, precision=plain)
         for engine in EngineName
         # The native engine runs encoders, not any graph: its products are compared with the rate of the libraries.
-        if engine is not EngineName.NATIVE
+        # Neuron's are computed by a device.
+        if engine not in {EngineName.NATIVE, EngineName.NEURON}
         if plain is not Precision.BF16 or engine is EngineName.OPENVINO
     )
 

@@ -20,7 +20,7 @@ import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -102,9 +102,21 @@ class Worker:
         command = [*python_module("penstock_optimizer.candidate.isolation"), target]
         if cpus:
             command += ["--cpus", ",".join(map(str, cpus))]
+        self._start(command, log, None)
+
+    @classmethod
+    def of(cls, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> Self:
+        """A worker that another program serves, with the same protocol. OSError when it cannot be started."""
+        worker = cls.__new__(cls)
+        worker._start(command, log, environment)  # noqa: SLF001 - its own class
+        return worker
+
+    def _start(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None) -> None:
         self._log = log
         with log.open("ab") as file:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=environment
+            )
         self._buffer = b""
 
     def __enter__(self) -> Self:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from penstock.hardware import Isa
 from penstock.manifest import CandidateFacts, GenerationSpeed, Outcome
-from penstock.recipe import BF16_REST, CACHE_U8, EngineName, Plan, Precision, Recipe
+from penstock.recipe import BF16_REST, CACHE_U8, GROUP_32, EngineName, Plan, Precision, Recipe
 from penstock.resources.endpoint import Objective, Optimization
 from penstock_optimizer.generation.weights import Storage
+from penstock_runtime.engines.native.graph_file import SUFFIX
 
 FP32 = Recipe(engine=EngineName.OPENVINO, precision=Precision.FP32)
 """The reference, and the first answer."""
@@ -22,24 +23,28 @@ STORAGE = {
     Precision.INT4_WEIGHTS: Storage.INT4,
     Precision.INT4_ROWWISE: Storage.INT4,
 }
-"""How the graph of a precision stores its weights."""
+"""How OpenVINO's graph of a precision stores its weights."""
+NATIVE_BITS = {Precision.INT8_ROWWISE: 8, Precision.INT4_ROWWISE: 4}
+"""Bits of the weights in the native engine's graph of a precision."""
 
 
 def candidates(isa: Isa, optimization: Optimization) -> tuple[list[Recipe], list[tuple[Recipe, str]]]:
     """The recipes to try besides fp32, the most promising first, and those left out with the reason."""
     tried, skipped = [], []
-    for precision, options in (
-        (Precision.INT4_WEIGHTS, ()),
-        (Precision.INT8_ROWWISE, ()),
-        (Precision.INT4_ROWWISE, ()),
-        (Precision.INT8_WEIGHTS, (BF16_REST,)),
-        (Precision.INT4_WEIGHTS, (BF16_REST,)),
-        (Precision.BF16, ()),
-        (Precision.INT8_ROWWISE, (CACHE_U8,)),
-        (Precision.INT4_WEIGHTS, (CACHE_U8,)),
-        (Precision.INT8_WEIGHTS, ()),
+    for engine, precision, options in (
+        (EngineName.NATIVE, Precision.INT4_ROWWISE, (GROUP_32,)),
+        (EngineName.NATIVE, Precision.INT8_ROWWISE, (GROUP_32,)),
+        (EngineName.OPENVINO, Precision.INT4_WEIGHTS, ()),
+        (EngineName.OPENVINO, Precision.INT8_ROWWISE, ()),
+        (EngineName.OPENVINO, Precision.INT4_ROWWISE, ()),
+        (EngineName.OPENVINO, Precision.INT8_WEIGHTS, (BF16_REST,)),
+        (EngineName.OPENVINO, Precision.INT4_WEIGHTS, (BF16_REST,)),
+        (EngineName.OPENVINO, Precision.BF16, ()),
+        (EngineName.OPENVINO, Precision.INT8_ROWWISE, (CACHE_U8,)),
+        (EngineName.OPENVINO, Precision.INT4_WEIGHTS, (CACHE_U8,)),
+        (EngineName.OPENVINO, Precision.INT8_WEIGHTS, ()),
     ):
-        recipe = Recipe(engine=EngineName.OPENVINO, precision=precision, options=options)
+        recipe = Recipe(engine=engine, precision=precision, options=options)
         reason = _why_not(recipe, isa, optimization)
         if reason is None:
             tried.append(recipe)
@@ -55,9 +60,15 @@ def _why_not(recipe: Recipe, isa: Isa, optimization: Optimization) -> str | None
         return f"optimization.precisions leaves {recipe.precision.value} out"
     if (recipe.precision is Precision.BF16 or BF16_REST in recipe.options) and not isa.has_bf16:
         return f"{isa.value} has no native bf16: it would be emulated, slower than fp32"
-    if recipe.precision in {Precision.INT8_ROWWISE, Precision.INT4_ROWWISE} and not isa.has_int8_dot:
+    is_rowwise = recipe.precision in {Precision.INT8_ROWWISE, Precision.INT4_ROWWISE}
+    if recipe.engine is EngineName.OPENVINO and is_rowwise and not isa.has_int8_dot:
         return f"{isa.value} has no 8-bit dot product"
     return None
+
+
+def graph_name(recipe: Recipe) -> str:
+    """The name of the recipe's graph file."""
+    return f"model{SUFFIX}" if recipe.engine is EngineName.NATIVE else "model.xml"
 
 
 def plan_of(recipe: Recipe, cores: int) -> Plan:
@@ -70,19 +81,36 @@ def answer_milliseconds(speed: GenerationSpeed) -> float:
     return speed.first_token_milliseconds + (speed.output_tokens - 1) * speed.next_token_p50_milliseconds
 
 
+def time_over_limit(speed: GenerationSpeed, objective: Objective) -> float:
+    """The largest ratio of a measured time to its limit, both p95 where there is one; 1 within all limits."""
+    limits = (
+        (speed.first_token_milliseconds, objective.first_token_milliseconds),
+        (speed.next_token_p95_milliseconds, objective.next_token_milliseconds),
+    )
+    return max([1.0, *(measured / limit for measured, limit in limits if limit is not None)])
+
+
 def best(measured: Sequence[CandidateFacts], objective: Objective) -> CandidateFacts:
-    """The best of candidates with a speed. With an objective on throughput alone by tokens per second, otherwise by the
-    time of one client's answer; where these are within `NEAR`, the other one decides."""
-    by_rate_first = objective.throughput is not None and objective.latency is None
+    """The best of candidates with a speed, by criteria in order; where candidates are within `NEAR`, the next decides.
 
-    def costs(facts: CandidateFacts) -> tuple[float, float]:
+    First, where the objective limits the time to the first token or between tokens, what a client alone waits beyond
+    the limit. Then the time of one client's answer, and tokens per second of many; in the other order with an objective
+    on tokens per second, or on throughput without latency.
+    """
+    asks_for_rate = objective.tokens_per_second is not None
+    by_rate_first = asks_for_rate or (objective.throughput is not None and objective.latency is None)
+
+    def costs(facts: CandidateFacts) -> tuple[float, float, float]:
         assert facts.generation is not None  # noqa: S101 - the caller gives measured ones
-        alone, shared = answer_milliseconds(facts.generation), 1 / facts.generation.tokens_per_second
-        return (shared, alone) if by_rate_first else (alone, shared)
+        speed = facts.generation
+        over, alone, shared = time_over_limit(speed, objective), answer_milliseconds(speed), 1 / speed.tokens_per_second
+        return (over, shared, alone) if by_rate_first else (over, alone, shared)
 
-    lowest = min(costs(facts)[0] for facts in measured)
-    near = [facts for facts in measured if costs(facts)[0] <= lowest * (1 + NEAR)]
-    return min(near, key=lambda facts: costs(facts)[1])
+    left = list(measured)
+    for criterion in range(2):
+        lowest = min(costs(facts)[criterion] for facts in left)
+        left = [facts for facts in left if costs(facts)[criterion] <= lowest * (1 + NEAR)]
+    return min(left, key=lambda facts: costs(facts)[2])
 
 
 def concluded(measured: Sequence[CandidateFacts], chosen: CandidateFacts) -> tuple[CandidateFacts, ...]:

@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -28,8 +29,7 @@ from penstock_runtime.engines.base import Engine
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.errors import InferenceFailed, InvalidInput
 from penstock_runtime.rows import Outputs, Row
-from penstock_runtime.tasks.base import Prepared, Task
-from penstock_runtime.tasks.sparse_vectors import SparseVector
+from penstock_runtime.tasks.base import Judged, JudgedWith, Prepared, Task
 
 Forward = Callable[[Sequence[Row]], Sequence[Outputs]]
 """Runs rows in one batch, padded to the longest, and returns each row's outputs without padding."""
@@ -215,9 +215,10 @@ def prepare(task: Task, samples: Sequence[SampleRequest]) -> tuple[Prepared, ...
     """Tokenise requests, without those that the task refuses (too long where nothing may be truncated), and those
     without a row."""
     result = []
+    further = task.judging_parameters if isinstance(task, JudgedWith) else {}
     for sample in samples:
         try:
-            prepared = task.prepare(task.parse(sample.inputs, sample.parameters))
+            prepared = task.prepare(task.parse(sample.inputs, {**sample.parameters, **further}))
         except InvalidInput:
             continue
         if prepared.rows:
@@ -228,8 +229,10 @@ def prepare(task: Task, samples: Sequence[SampleRequest]) -> tuple[Prepared, ...
 def observe(task: Task, forward: Forward, prepared: Prepared) -> ObservedAnswer:
     """Run each row of a request alone. InferenceFailed for NaN, as when serving."""
     reduced = tuple(task.reduce(row, forward([row])[0]) for row in prepared.rows)
-    # As an array, which is stored between processes.
-    kept = tuple(one.pairs() if isinstance(one, SparseVector) else one for one in reduced)
+    kept: tuple[Any, ...] = reduced
+    if isinstance(task, Judged):
+        # Arrays, which are stored between processes.
+        kept = tuple(array for row, one in zip(prepared.rows, reduced, strict=True) for array in task.judged(row, one))
     return ObservedAnswer(task.assemble(prepared, reduced), kept)
 
 

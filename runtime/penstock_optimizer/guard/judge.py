@@ -204,15 +204,21 @@ def _mean(name: str, values: Sequence[float], budget: float) -> Metric:
 
 
 def _embeddings(case: _Case) -> tuple[Metric, ...]:
-    """For one vector a text, sparse or not, or the matrix of its token vectors."""
-    before = [np.asarray(one) for observed in case.reference for one in observed.reduced]
-    after = [np.asarray(one) for observed in case.candidate for one in observed.reduced]
-    if before and before[0].dtype == PAIR:
+    """For one vector a text, sparse or not, or the matrix of its token vectors; of a model with several of these, the
+    least like one of each text counts."""
+    kinds: dict[tuple[bool, int], tuple[list[Any], list[Any]]] = {}
+    for side, observations in enumerate((case.reference, case.candidate)):
+        for one in (np.asarray(array) for observed in observations for array in observed.reduced):
+            kinds.setdefault((one.dtype == PAIR, one.ndim), ([], []))[side].append(one)
+    if any(is_sparse for is_sparse, _ in kinds):
+        before, after = kinds.pop((True, 1))
         tokens = np.unique(np.concatenate([one["index"] for one in (*before, *after)]))
-        before, after = ([_dense(one, tokens) for one in vectors] for vectors in (before, after))
-    metrics = list(_cosines(case.stated_cosine, agreement.cosines(before, after)))
-    if len({vector.shape for vector in before}) == 1:  # pooled
-        kept = agreement.neighbour_overlap(before, after, NEIGHBOURS)
+        kinds[True, 1] = [_dense(one, tokens) for one in before], [_dense(one, tokens) for one in after]
+    compared = [agreement.cosines(before, after) for before, after in kinds.values()]
+    metrics = list(_cosines(case.stated_cosine, np.minimum.reduce(compared)))
+    pooled = [pair for (_, axes), pair in kinds.items() if axes == 1]  # one vector a text
+    if pooled:
+        kept = np.minimum.reduce([agreement.neighbour_overlap(before, after, NEIGHBOURS) for before, after in pooled])
         metrics.append(_mean("neighbour_overlap", kept.tolist(), MIN_NEIGHBOUR_OVERLAP))
     return tuple(metrics)
 

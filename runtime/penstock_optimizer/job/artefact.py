@@ -53,6 +53,8 @@ def write_artefact(
             copy_within(folder.path, path, draft / path.relative_to(folder.path))
         if folder.tokenizer.name != TOKENIZER:
             (draft / TOKENIZER).write_bytes(convert(folder.path, folder.config))
+        for name, contents in folder.artefact_files.items():
+            (draft / name).write_bytes(contents)
         for recipe, graph in graphs.items():
             for path in sorted(graph.parent.iterdir()):
                 if path.is_file():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.capacity import TokenCurve, TokenPoint
 from penstock.errors import ArtefactError, NoCandidateWithinBudget
 from penstock.manifest import (
     GRAPH_OUTPUTS,
@@ -25,7 +26,7 @@ from penstock.manifest import (
     ReasonCode,
     ServedModel,
 )
-from penstock.recipe import Recipe
+from penstock.recipe import EngineName, Recipe
 from penstock.resources.endpoint import NoCandidate, OptimizationMode
 from penstock.tasks import Head
 from penstock_optimizer.candidate.work_folder import locked
@@ -34,14 +35,25 @@ from penstock_optimizer.generation.agreement_of_logits import GenerationBudget, 
 from penstock_optimizer.generation.decoder import Decoder
 from penstock_optimizer.generation.decoder_families import read_decoder
 from penstock_optimizer.generation.decoder_graph import decoder_facts, write_graph
+from penstock_optimizer.generation.native_graph import why_not_native, write_native
 from penstock_optimizer.generation.prompts import judging_prompts
+from penstock_optimizer.generation.token_capacity import (
+    capacity_findings,
+    lengths_text,
+    measure_tokens,
+    request_lengths,
+)
 from penstock_optimizer.guard.judge import unused_budgets
 from penstock_optimizer.job.artefact import graph_path, write_artefact
 from penstock_optimizer.job.job import Job
 from penstock_optimizer.job.progress import OnProgressEvent, Stage, StepCounter, settled_message
+from penstock_optimizer.job.screening import CAPACITY_SHARE, MOST_CAPACITY_SECONDS
+from penstock_runtime.engines.native.library import library_path
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.generation.openvino_engine import BLOCK_SIZE, EngineOptions, OpenVinoStepEngine, load
+from penstock_runtime.generation.engine import BLOCK_SIZE, StepEngine
+from penstock_runtime.generation.open import block_bytes, load_graph
 from penstock_runtime.rows import Float
+from penstock_runtime.tokens import Tokenizer
 
 PROMPTS, CONTINUATION = 64, 16
 """Prompts of the guard, and the tokens after each of them that are compared."""
@@ -50,14 +62,17 @@ LONGEST_PROMPT = 192
 """Tokens of a prompt of the guard; the rest is cut off."""
 JUDGING_SHARE = 0.15
 """Of the time budget, for the continuations of the fp32 model. Slower models are judged on fewer prompts."""
-DEFAULT_PROMPT, OUTPUT = 128, 32
-"""Tokens of the prompt and of the answer that are timed."""
+OUTPUT = 32
+"""Most tokens of the answer that is timed."""
 PROMPT_LENGTHS = (32, 128, 512)
 COMPANY = 4
 """Prompts that are continued alone and together."""
+CAPACITY_CLIENTS = 32
+"""Clients whose requests fit into the cache when the capacity is measured, if they take no more than..."""
+CAPACITY_CACHE_BYTES = 2**30
+"""... this: with more, requests wait for blocks."""
 WRITING_SECONDS = 5.0
 """Reserved for the artefact and the report."""
-GRAPH = "model.xml"
 
 
 @dataclass(frozen=True)
@@ -84,7 +99,9 @@ class GenerationOptimisation:
         self._searches = job.spec.optimization.mode is OptimizationMode.AUTO
         self._tried, self._skipped = plans.candidates(job.host.cpu.isa, job.spec.optimization)
         count = 1 + (len(self._tried) if self._searches else 0)
-        self._events = StepCounter(on_progress, {Stage.EXPORT: 1, Stage.CANDIDATES: count, Stage.REPORT: 1})
+        self._events = StepCounter(
+            on_progress, {Stage.EXPORT: 1, Stage.CANDIDATES: count, Stage.CAPACITY: 1, Stage.REPORT: 1}
+        )
         self._graphs: dict[Recipe, Path] = {}
 
     @cached_property
@@ -141,9 +158,12 @@ class GenerationOptimisation:
         self._require_candidate(measured)
         passed = [one for one in measured if one.outcome in {Outcome.REFERENCE, Outcome.SLOWER}]
         chosen = plans.best(passed, job.spec.objective)
-        manifest = self._manifest(plans.concluded(measured, chosen), chosen, self._findings(measured, chosen))
+        capacity = self._capacity(chosen)
+        findings = self._findings(measured, chosen, capacity)
+        manifest = self._manifest(plans.concluded(measured, chosen), chosen, findings)
         manifest = manifest.model_copy(
             update={
+                "token_capacity": capacity,
                 "seconds": time.monotonic() - self._begin,
                 "budget_seconds": self._seconds,
                 "cut_short": any(one.reason_code.is_out_of_time for one in measured),
@@ -188,9 +208,11 @@ class GenerationOptimisation:
         return ReferenceTexts(texts, [logits for _, logits in found]), facts
 
     def _try(self, recipe: Recipe, reference: ReferenceTexts) -> CandidateFacts:
-        if self._left < WRITING_SECONDS:
+        if self._left < WRITING_SECONDS + self._capacity_seconds:
             blank = CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason="")
             return blank.settled(Outcome.SKIPPED, ReasonCode.NO_TURN)
+        if recipe.engine is EngineName.NATIVE and (reason := self._why_not_native()) is not None:
+            return CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason=reason)
         self._events.advance(Stage.CANDIDATES, recipe.name, by=0)
         begin = time.monotonic()
         facts = CandidateFacts(recipe=recipe, outcome=Outcome.FAILED, reason="")
@@ -211,6 +233,9 @@ class GenerationOptimisation:
             facts = facts.model_copy(update={"verdict": verdict})
             if not verdict.passed:
                 return facts.settled(Outcome.REJECTED, verdict.reason)
+            if recipe.engine is EngineName.NATIVE and company < 1:
+                # The server promises that its answers do not depend on other requests.
+                return facts.settled(Outcome.REJECTED, f"only {company:.1%} of its tokens are the same in company")
             speed = self._speed(engine)
             latency = drive.measure_prompts(engine, self._lengths)
         except InferenceFailed as error:
@@ -220,42 +245,87 @@ class GenerationOptimisation:
         facts = facts.model_copy(update={"generation": speed, "latency": latency})
         return facts.settled(Outcome.SLOWER, ReasonCode.WITHIN_BUDGET)
 
+    def _why_not_native(self) -> str | None:
+        if not library_path().is_file():
+            return (
+                "the native engine was not compiled: install a C compiler (Debian: gcc and libc6-dev) and then Penstock"
+            )
+        return why_not_native(self._decoder)
+
     @property
     def _budget(self) -> GenerationBudget:
         share = self._job.spec.optimization.accuracy.min_agreement
         return GenerationBudget() if share is None else GenerationBudget(same_best=share)
 
+    @cached_property
+    def _requests(self) -> tuple[tuple[int, int], ...]:
+        """Tokens of prompts and answers of the workload."""
+        return request_lengths(self._job.spec.workload, self._context)
+
     @property
     def _prompt_tokens(self) -> int:
         """The median prompt of the workload."""
-        stated = sorted(self._job.spec.workload.sequence_lengths)
-        length = stated[len(stated) // 2] if stated else DEFAULT_PROMPT
-        return max(min(length, self._context - OUTPUT), 1)
+        return sorted(prompt for prompt, _ in self._requests)[len(self._requests) // 2]
 
     @property
     def _output_tokens(self) -> int:
         return max(min(OUTPUT, self._context - self._prompt_tokens), 2)
 
     @property
+    def _capacity_seconds(self) -> float:
+        return min(CAPACITY_SHARE * self._seconds, MOST_CAPACITY_SECONDS)
+
+    def _capacity(self, chosen: CandidateFacts) -> TokenCurve:
+        """What one replica takes with the chosen plan."""
+        recipe, facts = chosen.recipe, decoder_facts(self._decoder)
+        end = time.monotonic() + min(self._capacity_seconds, self._left - WRITING_SECONDS)
+        longest = drive.blocks_needed(BLOCK_SIZE, max(map(sum, self._requests)), 1)
+        fitting = CAPACITY_CACHE_BYTES // block_bytes(facts, recipe)
+        blocks = max(longest, min(CAPACITY_CLIENTS * longest, fitting))
+        engine = load_graph(self._graph(recipe), facts, recipe, self._job.grant.cores, blocks=blocks)
+
+        def report(point: TokenPoint) -> None:
+            message = f"{point.tokens_per_second:.4g} tokens/s with {point.clients} clients"
+            self._events.advance(Stage.CAPACITY, message, facts=point.model_dump(mode="json"), by=0)
+
+        curve = measure_tokens(
+            engine,
+            Tokenizer.load(self._job.folder).backend.decode,
+            self._requests,
+            self._job.spec.objective,
+            seconds_left=lambda: end - time.monotonic(),
+            on_point=report,
+        )
+        self._events.advance(Stage.CAPACITY, curve.summary or "not measured")
+        return curve
+
+    @property
     def _lengths(self) -> list[int]:
         return sorted({min(length, self._context) for length in (*PROMPT_LENGTHS, self._prompt_tokens)})
 
-    def _speed(self, engine: OpenVinoStepEngine) -> GenerationSpeed:
+    def _speed(self, engine: StepEngine) -> GenerationSpeed:
         prompt = np.resize(np.concatenate(self._prompts), self._prompt_tokens).astype(np.int32)
         return drive.measure_speed(engine, prompt, self._output_tokens)
 
-    def _open(self, recipe: Recipe) -> OpenVinoStepEngine:
+    def _open(self, recipe: Recipe) -> StepEngine:
         longest = max(LONGEST_PROMPT + CONTINUATION, self._prompt_tokens + self._output_tokens)
         blocks = max(drive.blocks_needed(BLOCK_SIZE, longest), drive.blocks_needed(BLOCK_SIZE, self._lengths[-1], 1))
-        options = EngineOptions.of(recipe, self._job.grant.cores)
-        return load(self._graph(recipe), decoder_facts(self._decoder), options, blocks=blocks)
+        facts = decoder_facts(self._decoder)
+        return load_graph(self._graph(recipe), facts, recipe, self._job.grant.cores, blocks=blocks)
 
     def _graph(self, recipe: Recipe) -> Path:
         """The graph of a recipe. Recipes that differ in their arithmetic alone share it."""
+        name, graphs = plans.graph_name(recipe), self._job.work.path / "graphs"
+        if recipe.engine is EngineName.NATIVE:
+            bits = plans.NATIVE_BITS[recipe.precision]
+            path = graphs / f"native-{bits}" / name
+            if not path.is_file():
+                write_native(self._decoder, bits, path)
+            return path
         storage = plans.STORAGE[recipe.precision]
-        path = self._job.work.path / "graphs" / storage.value / GRAPH
+        path = graphs / storage.value / name
         if recipe == plans.FP32 and not path.is_file() and self._job.baseline.is_dir():
-            path = self._job.baseline / graph_path(recipe, Path(GRAPH))
+            path = self._job.baseline / graph_path(recipe, Path(name))
         if not path.is_file():
             write_graph(self._decoder, storage, path)
         return path
@@ -279,7 +349,7 @@ class GenerationOptimisation:
             "set whenNoCandidate: ServeFP32",
         )
 
-    def _findings(self, measured: Sequence[CandidateFacts], chosen: CandidateFacts) -> list[str]:
+    def _findings(self, measured: Sequence[CandidateFacts], chosen: CandidateFacts, capacity: TokenCurve) -> list[str]:
         found = []
         late = sum(one.reason_code.is_out_of_time for one in measured)
         if late:
@@ -293,7 +363,7 @@ class GenerationOptimisation:
                 "With this plan an answer may depend on the requests that run at the same time, also with a seed or at "
                 f"temperature 0: {company:.0%} of the tokens were the same alone and in company."
             )
-        found.append("The capacity of a replica was not measured: text generation has no capacity curve yet.")
+        found += capacity_findings(capacity, self._job.spec.objective)
         return [*found, *unused_budgets(self._job.spec.task, self._job.spec.optimization.accuracy)]
 
     # the artefact
@@ -309,14 +379,16 @@ class GenerationOptimisation:
             candidates=measured,
             findings=findings,
         )
-        workload = f"prompts of {self._prompt_tokens} tokens, answers of {self._output_tokens}"
+        workload = lengths_text(self._requests)
         decoder = decoder.model_copy(update={"context": self._context})
         return manifest.model_copy(update={"decoder": decoder, "workload": workload})
 
     def _served(self, recipe: Recipe) -> ServedModel:
         io = GraphIO(inputs=("input_ids",), outputs=dict(GRAPH_OUTPUTS[Head.CAUSAL_LM]))
         return ServedModel(
-            path=graph_path(recipe, Path(GRAPH)), io=io, plan=plans.plan_of(recipe, self._job.grant.cores)
+            path=graph_path(recipe, Path(plans.graph_name(recipe))),
+            io=io,
+            plan=plans.plan_of(recipe, self._job.grant.cores),
         )
 
 

@@ -23,8 +23,10 @@ from penstock.errors import ArtefactError, SpecError
 from penstock.hardware import Isa
 from penstock.logs import log_event
 from penstock.manifest import SCHEMA_VERSION, CandidateFacts, Manifest, ModelFacts, ServedModel
-from penstock.recipe import GENERATION_PRECISIONS
+from penstock.planning.neuron import NeuronGeneration
+from penstock.recipe import GENERATION_PRECISIONS, EngineName
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec, OptimizationMode
+from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.resources.source import Scheme
 from penstock.tasks import TaskName
 from penstock_optimizer.candidate.runner import CandidateContext
@@ -33,6 +35,8 @@ from penstock_optimizer.generation.decoder_families import read_decoder
 from penstock_optimizer.guard.judge import unused_budgets
 from penstock_optimizer.job.artefact import has_drafts, remove_drafts
 from penstock_optimizer.load.workload import LengthMix, mix_of_texts, sends_texts
+from penstock_optimizer.neuron.choice import longest_row, neuron_key
+from penstock_optimizer.neuron.session import Toolchain
 from penstock_runtime.engines.native.library import ABI, library_path
 from penstock_runtime.host import CoreGrant, Host, read_host
 from penstock_runtime.host.disk import lock_file
@@ -80,7 +84,7 @@ def optimization_key(spec: ModelEndpointSpec, *, model_digest: str, isa: Isa, co
         "isa": isa.value,
         "cores": cores,
         "mode": optimization.mode.value,
-        "engines": sorted(engine.value for engine in optimization.engines),
+        "engines": sorted(engine.value for engine in optimization.engines if engine is not EngineName.NEURON),
         "precisions": sorted(precision.value for precision in precisions),
         "accuracy": optimization.accuracy.model_dump(mode="json"),
         "when_no_candidate": optimization.when_no_candidate.value,
@@ -110,6 +114,8 @@ class Job:
     tools: dict[str, str]
     key: str
     store: Path
+    neuron: Toolchain | None = None
+    """What compiles for AWS Inferentia; None: the endpoint is for CPUs."""
 
     @classmethod
     def of(
@@ -121,11 +127,16 @@ class Job:
         cores: int | None = None,
         token: str | None = None,
         host: Host | None = None,
+        neuron: Toolchain | None = None,
         on_transfer: OnTransfer = ignore_progress,
     ) -> Job:
         """Fetch the model and read the machine. Errors as for `fetch_model` and `Host.usable_cores`; SpecError for a
-        longer input than the model takes, and for an endpoint that pins an artefact of the cluster's store."""
-        spec = endpoint.spec
+        longer input than the model takes, and for an endpoint that pins an artefact of the cluster's store.
+
+        With `neuron`, `cores` are NeuronCores, and the job uses all CPU cores of its own; SpecError when they are not
+        whole devices, and for text generation.
+        """
+        spec = endpoint.spec if cores is None else endpoint.spec.model_copy(update={"cores": cores})
         if spec.optimization.mode is OptimizationMode.PINNED:
             raise SpecError(
                 "optimization.mode is Pinned: the operator serves that artefact from its store, and there is nothing "
@@ -133,8 +144,10 @@ class Job:
                 field="spec.optimization.mode",
                 remedy="Set mode: Auto, or serve an artefact's folder: penstock serve FOLDER",
             )
+        if neuron is not None:
+            _require_neuron(spec, neuron.target)
         host = host or read_host()
-        grant = host.usable_cores(cores or spec.cores)
+        grant = host.usable_cores(spec.cores if neuron is None else None)
         folder = fetch_model(spec.source, cache=models, token=token, on_progress=on_transfer)
         if spec.source.scheme in REMOTE and folder.onnx is None and not _is_built(folder):
             # Weights alone would need torch: the model's own graph, if it has one, is faster to export.
@@ -147,13 +160,25 @@ class Job:
                 remedy=f"Set it to {folder.max_tokens} or less, or leave it out",
             )
         digest, tools = folder.digest(), toolchain()
-        key = optimization_key(spec, model_digest=digest, isa=host.cpu.isa, cores=grant.cores, tools=tools)
-        return cls(spec, folder, digest, host, grant, tools, key, store)
+        if neuron is None:
+            key = optimization_key(spec, model_digest=digest, isa=host.cpu.isa, cores=grant.cores, tools=tools)
+        else:
+            tools = {"penstock": tools["penstock"], **neuron.packages}
+            key = neuron_key(spec, target=neuron.target, packages=neuron.packages, digest=digest, cores=spec.cores)
+        return cls(spec, folder, digest, host, grant, tools, key, store, neuron)
 
     @property
     def max_tokens(self) -> int:
         """The longest row that is served."""
-        return self.spec.serving.max_input_tokens or self.folder.max_tokens
+        stated, most = self.spec.serving.max_input_tokens, self.folder.max_tokens
+        if self.neuron is not None:
+            return longest_row(most, stated, self.spec.workload.sequence_lengths)
+        return stated or most
+
+    @property
+    def cores(self) -> int:
+        """The cores that the plan is for: physical ones of this process, or NeuronCores of a pod."""
+        return self.grant.cores if self.neuron is None else self.spec.cores
 
     @cached_property
     def mix(self) -> LengthMix:
@@ -247,7 +272,7 @@ class Job:
             ),
             task=self.spec.task,
             cpu=self.host.cpu,
-            cores=self.grant.cores,
+            cores=self.cores,
             pinned=self.grant.pinned,
             objective=self.spec.objective.summary,
             chosen=chosen,
@@ -323,6 +348,16 @@ def _read(artefact: Path, key: str, *, whole: bool = True) -> Manifest | None:
 def _warn(artefact: str, damage: str) -> None:
     """Log a damaged artefact once: it is read before its lock is taken and after."""
     logger.warning("%s: it is made again", damage, extra=log_event("ArtefactDamaged", object=artefact))
+
+
+def _require_neuron(spec: ModelEndpointSpec, target: NeuronGeneration) -> None:
+    if spec.task is TaskName.TEXT_GENERATION:
+        raise SpecError(
+            f"text-generation is not compiled for {target.value}",
+            field="spec.task",
+            remedy="Take a class of CPUs for it",
+        )
+    HARDWARE_CLASSES[target.value].devices(spec.cores)
 
 
 def _is_built(folder: ModelFolder) -> bool:

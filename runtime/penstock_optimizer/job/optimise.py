@@ -43,6 +43,7 @@ from penstock_optimizer.job.artefact import (
 )
 from penstock_optimizer.job.generation import GenerationOptimisation, prepare_generation
 from penstock_optimizer.job.job import Job
+from penstock_optimizer.job.neuron import NeuronOptimisation
 from penstock_optimizer.job.plan_search import PlanSearch, is_exhaustive
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressEvent, ProgressReporter, Stage, ignore_progress
 from penstock_optimizer.job.screening import (
@@ -55,6 +56,7 @@ from penstock_optimizer.job.screening import (
     max_open_processes,
 )
 from penstock_optimizer.load.workload import measured_lengths, workload_bodies
+from penstock_optimizer.neuron.session import Toolchain
 from penstock_optimizer.search.climb import SearchResult, Trials
 from penstock_optimizer.search.goal import Goal
 from penstock_optimizer.search.recipes import REFERENCE, by_gain, candidate_recipes
@@ -126,16 +128,18 @@ def optimise(
     cores: int | None = None,
     budget_seconds: float | None = None,
     token: str | None = None,
+    neuron: Toolchain | None = None,
     on_progress: OnProgressEvent = ignore_progress,
     on_transfer: OnTransfer = no_transfer,
 ) -> Path:
     """Make the artefact of an endpoint on this machine, or find it; returns its folder `store/<key>`.
 
-    `cores` and `budget_seconds` override the endpoint's. OptimizationError when no result may be served; other
+    `cores` and `budget_seconds` override the endpoint's. `neuron`: what compiles for AWS Inferentia, for an endpoint of
+    such a class; None: for this machine's CPUs. OptimizationError when no result may be served; other
     PenstockErrors, and `on_transfer`, as for `prepare`.
     """
     begin = time.monotonic()
-    job = Job.of(endpoint, store=store, models=models, cores=cores, token=token, on_transfer=on_transfer)
+    job = Job.of(endpoint, store=store, models=models, cores=cores, token=token, neuron=neuron, on_transfer=on_transfer)
     seconds = budget_seconds or endpoint.spec.optimization.budget_seconds
     found = job.finished(more_than_seconds=seconds)
     if found is None:
@@ -147,13 +151,18 @@ def optimise(
         with translate_full_disk(store, what=STORE), locked(job.lock(""), waiting=waiting):
             found = job.finished(more_than_seconds=seconds)
             if found is None:
-                is_generation = job.spec.task is TaskName.TEXT_GENERATION
-                (GenerationOptimisation if is_generation else Optimisation)(job, seconds, on_progress).run()
+                _stages(job)(job, seconds, on_progress).run()
                 return job.artefact
     _tidy(job, found)
     facts = {"artefact": str(job.artefact), "found": True, "seconds": time.monotonic() - begin}
     on_progress(ProgressEvent(Stage.DONE, 1, 1, "found, made before for this model and machine", facts, 1, 1))
     return job.artefact
+
+
+def _stages(job: Job) -> type[GenerationOptimisation | NeuronOptimisation | Optimisation]:
+    if job.neuron is not None:
+        return NeuronOptimisation
+    return GenerationOptimisation if job.spec.task is TaskName.TEXT_GENERATION else Optimisation
 
 
 def _tidy(job: Job, found: Manifest) -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from penstock.artefact_store import StoreUri
 from penstock.errors import HostError, SettingError, TextsChanged
 from penstock.logs import json_line
 from penstock.manifest import Manifest
+from penstock.planning.neuron import NeuronGeneration
 from penstock.resources.base import API_VERSION
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.job_summary import Summary, summary_of
@@ -46,6 +48,7 @@ from penstock.resources.result import ArtefactReference
 from penstock.settings import hugging_face_token, setting
 from penstock_optimizer.job.optimise import optimise, prepare
 from penstock_optimizer.job.progress import ProgressEvent, transfer_message
+from penstock_optimizer.neuron.session import Toolchain
 from penstock_runtime.host import read_host
 from penstock_runtime.models.fetching import FetchProgress as Transfer
 from penstock_runtime.models.sources import fetch_model
@@ -80,6 +83,14 @@ class JobVariables(Variables):
         None, "Port of `GET /progress`, the newest state of the job as JSON. Not set: none.", ge=0, le=65535
     )
     progress_host: str = setting("127.0.0.1", "Address of that port; the operator sets 0.0.0.0.")
+    neuron_target: NeuronGeneration | None = setting(
+        None, "Compile for this generation of AWS Inferentia: `inf1` or `inf2`. Not set: optimise for the CPU."
+    )
+    neuron_python: Path | None = setting(
+        None,
+        "Interpreter with torch, transformers and the Neuron SDK, for the process that compiles. The images set it. "
+        "Not set: the job's own.",
+    )
     termination_log: Path = setting(
         DEFAULT_LOG, "File that the result or the failure is written to as JSON of at most 4,096 bytes."
     )
@@ -206,7 +217,10 @@ class PodJob:
         variables, events = self._variables, self._events
         endpoint = read_endpoint(variables)
         store = self._store()
-        grant = read_host().usable_cores(endpoint.spec.cores)
+        target = variables.neuron_target
+        # Early, like the store: a job that cannot compile should not download gigabytes first.
+        neuron = None if target is None else Toolchain.read(target, variables.neuron_python or Path(sys.executable))
+        grant = read_host().usable_cores(endpoint.spec.cores if neuron is None else None)
         pinned = "pinned to" if grant.pinned else "not pinned, on"
         events.stage("start", f"{pinned} CPUs {', '.join(map(str, grant.cpus))}")
         _require_writable(variables.work)
@@ -216,12 +230,11 @@ class PodJob:
         events.stage("download", f"looking for {source}")
         fetch_model(source, cache=models, token=token, on_progress=events.transfer("download", "fetching"))
         events.stage("export", "writing the fp32 graph")
-        prepared = prepare(endpoint, store=variables.work, models=models, token=token)
-        if not prepared.finished:
-            published = self._publish(store, prepared.artefact)
-            self.baseline = reference(published)
-            events.published("baseline", published)
-        artefact = optimise(endpoint, store=variables.work, models=models, token=token, on_progress=events.progress)
+        if neuron is None:
+            self._publish_baseline(endpoint, store, models, token)
+        artefact = optimise(
+            endpoint, store=variables.work, models=models, token=token, neuron=neuron, on_progress=events.progress
+        )
         published = self._publish(store, artefact)
         events.published("artefact", published)
         return summary_of(
@@ -231,6 +244,15 @@ class PodJob:
             size_bytes=published.bytes,
             baseline=self.baseline,
         )
+
+    def _publish_baseline(self, endpoint: ModelEndpoint, store: ArtefactStore, models: Path, token: str | None) -> None:
+        """Publish what is served in the meantime. Not for Inferentia, whose pods have nothing to serve before the
+        compiled model (`penstock_optimizer.job.neuron`)."""
+        prepared = prepare(endpoint, store=self._variables.work, models=models, token=token)
+        if not prepared.finished:
+            published = self._publish(store, prepared.artefact)
+            self.baseline = reference(published)
+            self._events.published("baseline", published)
 
     def _store(self) -> ArtefactStore:
         if not self._variables.store_uri:

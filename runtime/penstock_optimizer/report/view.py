@@ -13,8 +13,10 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from penstock.capacity import TokenCurve
 from penstock.manifest import CandidateFacts, Manifest, Metric, Outcome, served_latency
-from penstock.recipe import Plan
+from penstock.planning.neuron import NOT_RUN
+from penstock.recipe import EngineName, Plan
 from penstock_optimizer.report.charts import (
     Series,
     agreement_chart,
@@ -56,6 +58,21 @@ class LengthRow:
     speed_up: str
     share: str
     """Of the matrix-product ceiling; empty when unknown."""
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """One number of clients of text generation. Rates a second, p95 in milliseconds."""
+
+    clients: int
+    tokens: str
+    requests: str
+    first: str
+    following: str
+    kept: bool
+    """Both times are within their limits."""
+    best: bool
+    """No other point within the limits has more tokens per second."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +182,9 @@ def headline(manifest: Manifest) -> str:
     if plan.short is not None:
         short = f"rows of up to {plan.short.longest_tokens} tokens by {plan.short.recipe.name}"
         return f"{plan.recipe.name} is served {where}, {short}."
-    if plan.recipe == manifest.baseline.plan.recipe:
+    if plan.recipe.engine is EngineName.NEURON:
+        return f"{plan.recipe.name} is to be served on {manifest.cores} NeuronCores, {NOT_RUN}."
+    if manifest.serves_fp32:
         others = [one for one in manifest.candidates if one.recipe != plan.recipe]
         return f"The fp32 graph itself is served {where}: {why_fp32(others)}."
     return f"{plan.recipe.name} is served {where}."
@@ -202,7 +221,27 @@ def tiles(manifest: Manifest) -> list[Tile]:
     limit = manifest.capacity.p95_objective_milliseconds
     if rate is not None and limit is not None:
         found.append(Tile(f"{short(rate)}/s", f"requests within p95 {short(limit)} ms, one replica over HTTP"))
+    if (best := manifest.token_capacity.within) is not None:
+        clients = "client" if best.clients == 1 else "clients"
+        tokens = f"{short(best.tokens_per_second)}/s"
+        found.append(Tile(tokens, f"output tokens, one replica with {best.clients} {clients}"))
     return found
+
+
+def token_rows(curve: TokenCurve) -> list[TokenRow]:
+    """The points of a capacity curve of text generation."""
+    return [
+        TokenRow(
+            clients=point.clients,
+            tokens=short(point.tokens_per_second),
+            requests=short(point.requests_per_second),
+            first=short(point.first_token_p95_milliseconds),
+            following=short(point.next_token_p95_milliseconds),
+            kept=curve.meets(point),
+            best=point == curve.within,
+        )
+        for point in curve.points
+    ]
 
 
 def length_rows(manifest: Manifest) -> list[LengthRow]:
@@ -345,6 +384,7 @@ def render_report(manifest: Manifest) -> str:
             agreement_chart(drawn, metric=metric.name, budget=metric.budget) if metric is not None else ""
         ),
         metric=metric.name.replace("_", " ") if metric is not None else "",
+        token_rows=token_rows(manifest.token_capacity),
         capacity_chart=Markup(capacity_chart(manifest.capacity)),  # noqa: S704
         gemm_chart=Markup(gemm_chart(manifest.gemm)),  # noqa: S704
         first_looks=has_first_looks(manifest),

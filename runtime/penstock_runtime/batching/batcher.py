@@ -132,8 +132,12 @@ class Batcher:
         self._bounds = bounds
         self._observer = observer
         self._queue = RowQueue(self._policy)
-        self._rate = TokenRate(plan.streams)
+        self._rate = TokenRate(engine.facts.in_flight or plan.streams)
         self._stream_count = plan.streams
+        # A device may take more runs at once than it has copies of the model, and uses no core of this process.
+        device = engine.facts.in_flight
+        self._in_flight = plan.streams if device is None else device
+        self._runs_inline = device is None
         self._one_core = one_core and plan.streams == 1
         self._batches: dict[int, _Batch] = {}
         """By ticket, in the order in which they start."""
@@ -146,8 +150,8 @@ class Batcher:
     def depth(self) -> tuple[int, int]:
         """Waiting rows and tokens, those of prepared batches included."""
         rows, tokens = self._queue.rows, self._queue.tokens
-        if len(self._batches) > self._stream_count:
-            ahead = list(islice(self._batches.values(), self._stream_count, None))
+        if len(self._batches) > self._in_flight:
+            ahead = list(islice(self._batches.values(), self._in_flight, None))
             rows += sum(len(batch.entries) for batch in ahead)
             tokens += sum(batch.tokens for batch in ahead)
         return rows, tokens
@@ -194,7 +198,7 @@ class Batcher:
 
         For callers whose thread has nothing else to do meanwhile. `rows` of the result is empty.
         """
-        is_idle = not self._batches and not self._queue.rows
+        is_idle = not self._batches and not self._queue.rows and self._runs_inline
         if not is_idle or row.length > MAX_INLINE_SECONDS * self._rate.tokens_per_second:
             return None
         values, started, ended = self._run_inline([row])
@@ -221,6 +225,8 @@ class Batcher:
     def _is_brief(self) -> bool:
         """True if all waiting rows are run in the calling thread."""
         tokens_per_second = self._rate.tokens_per_second if self._rate.is_measured else 0.0
+        if not self._runs_inline:
+            return False
         if self._one_core:
             return self._queue.tokens <= ONE_CORE_SECONDS * tokens_per_second
         return self._queue.rows == 1 and self._queue.tokens <= BRIEF_SECONDS * tokens_per_second
@@ -238,7 +244,7 @@ class Batcher:
         return taken
 
     def _dispatch(self) -> None:
-        while self._queue.rows and len(self._batches) < self._stream_count + PREPARED_BATCHES:
+        while self._queue.rows and len(self._batches) < self._in_flight + PREPARED_BATCHES:
             taken = self._take(self._min_shared_tokens)
             if taken.rows:
                 is_alone = not self._batches and not self._queue.rows

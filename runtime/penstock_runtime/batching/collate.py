@@ -28,14 +28,18 @@ def collate(rows: Sequence[Row]) -> Batch:
         width = row.length
         ids = np.array([row.ids], dtype=np.int64)
         types = _part(_ZEROS, width) if row.type_ids is None else np.array([row.type_ids], dtype=np.int64)
-        return Batch(ids, _part(_ONES, width), types, pooling=row.pooling)
+        mask = _part(_ONES, width)
+        if row.attended is not None:
+            mask = mask.copy()
+            mask[:, row.attended :] = 0
+        return Batch(ids, mask, types, pooling=row.pooling)
     width = max(row.length for row in rows)
     ids = np.zeros((len(rows), width), dtype=np.int64)
     mask = np.zeros((len(rows), width), dtype=np.int64)
     types = np.zeros((len(rows), width), dtype=np.int64)
     for index, row in enumerate(rows):
         ids[index, : row.length] = row.ids
-        mask[index, : row.length] = 1
+        mask[index, : row.length if row.attended is None else row.attended] = 1
         if row.type_ids is not None:
             types[index, : row.length] = row.type_ids
     (pooling, *others) = {row.pooling for row in rows}

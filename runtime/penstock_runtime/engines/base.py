@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from penstock.errors import PenstockError
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.rows import Batch, Outputs, Row
 
@@ -38,8 +39,38 @@ class EngineFacts:
     grid: ShapeGrid | None = None
     """The lengths that the engine itself pads batches to; None: none. Batching rows with the same padded length costs
     nothing."""
+    in_flight: int | None = None
+    """Runs that a device takes at once. They need no core of this process: rows never run in the calling thread. None:
+    runs use the threads of this process, one run for each stream."""
     short: EngineFacts | None = None
     """Properties of the separate engine for short rows, if there is one (`engines.routed`)."""
+
+
+@dataclass(frozen=True)
+class DeviceState:
+    """A device beside the CPU, at the moment."""
+
+    cores: int
+    """Cores of the device that are granted."""
+    copies: int
+    """Copies of the model on them."""
+    out_of_service: Mapping[int, str]
+    """Copies that take no runs any more, with the reason."""
+    runs: int
+    """Runs that have ended well."""
+    errors: Mapping[str, int]
+    """Failed runs by kind."""
+    real_tokens: int
+    """Tokens of the batches that have run."""
+    padded_tokens: int
+    """Tokens of the shapes in which they ran."""
+    facts: Mapping[str, Any]
+    """What else to show, as JSON values."""
+
+    @property
+    def cores_in_service(self) -> int:
+        """Cores of the copies that take runs."""
+        return self.cores - len(self.out_of_service) * self.cores // self.copies
 
 
 class Parallelism(Enum):
@@ -138,6 +169,19 @@ class RunsRows(Protocol):
     def run_row(self, row: Row, parallelism: Parallelism) -> Outputs | None:
         """The same outputs, bit for bit, as for a batch of this row, without the batch axis. One thread at a time. None
         for a row that must run as a batch."""
+        ...
+
+
+@runtime_checkable
+class HasDevice(Protocol):
+    """An engine that computes on a device beside the CPU."""
+
+    def device(self) -> DeviceState:
+        """Its state. From any thread."""
+        ...
+
+    def when_lost(self, call: Callable[[PenstockError], None]) -> None:
+        """Call this, in any thread, once no copy of the model is in service; at once if that is so already."""
         ...
 
 

@@ -18,7 +18,7 @@ def load_engine(
     wide: bool = False,
     max_tokens: int | None = None,
 ) -> Engine:
-    """Load the graph at `path` (`.onnx`, `.xml` with its `.bin`, or `.native`) into the recipe's engine.
+    """Load the graph at `path` (`.onnx`, `.xml` with its `.bin`, `.native`, or `neuron.json`) into the recipe's engine.
 
     `wide` prepares `run_wide` to use streams x per_stream threads for one batch; without it `run_wide` is `run`.
     `max_tokens`: no row is longer, and the model's position table may end there (None: it does not).
@@ -37,3 +37,7 @@ def load_engine(
             from penstock_runtime.engines import native
 
             return native.load(path, io, recipe, threads, wide=wide)
+        case EngineName.NEURON:
+            from penstock_runtime.engines import neuron
+
+            return neuron.load(path, io, recipe, threads)

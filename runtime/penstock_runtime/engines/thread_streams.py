@@ -30,7 +30,7 @@ class ThreadStreams:
         self._notified = False
         self._threads = [
             threading.Thread(target=self._work, name=f"penstock-stream-{stream}", daemon=True)
-            for stream in range(engine.facts.threads.streams)
+            for stream in range(engine.facts.in_flight or engine.facts.threads.streams)
         ]
         for thread in self._threads:
             thread.start()

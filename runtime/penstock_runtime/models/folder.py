@@ -29,9 +29,18 @@ from penstock_runtime.models.files import (
 )
 from penstock_runtime.models.graph import check_data, check_graph, graph_data
 from penstock_runtime.models.limits import LONGEST_ROW, position_limit, tokenizer_limit
+from penstock_runtime.models.multi_vector import (
+    COLBERT_AI,
+    HEAD_FILES,
+    SPARSE_HEAD,
+    TOKEN_HEAD,
+    MultiVector,
+    head_file,
+    read_head,
+)
 from penstock_runtime.models.safetensors import INDEX, SINGLE, TensorInfo, check_shards, shard_files
 from penstock_runtime.models.sentence import LIMIT_FILES, SETTINGS, SentenceModules, SparsePooling
-from penstock_runtime.models.vector_modules import VectorModule
+from penstock_runtime.models.vector_modules import DenseModule, VectorModule
 from penstock_runtime.rows import AnyPooling
 
 LONGEST_WITHOUT_A_LIMIT = 512
@@ -53,7 +62,7 @@ SLOW_FILES = (*SLOW_TEXT_FILES, "sentencepiece.bpe.model", "spiece.model", "spm.
 instead."""
 GENERATION_FILES = ("generation_config.json", "chat_template.jinja")
 """Defaults of requests, and the form of conversations, of models that generate text."""
-MODEL_FILES = ("config.json", "modules.json", SETTINGS, *GENERATION_FILES)
+MODEL_FILES = ("config.json", "modules.json", SETTINGS, *GENERATION_FILES, *HEAD_FILES)
 """Together with the tokenizer's files, the weights and the modules' `config.json`, all files that affect an answer."""
 SETTINGS_FILES = frozenset({*MODEL_FILES, *TOKENIZER_FILES, *LIMIT_FILES})
 """The files at the top of a folder that are read if present. `modules.json` names the folders of the modules."""
@@ -163,11 +172,31 @@ class ModelFolder:
 
     @cached_property
     def pooling(self) -> AnyPooling | None:
-        """The pooling of sentence-transformers' modules; None if the folder is a plain transformers model.
+        """The pooling of sentence-transformers' modules; None if the folder is a plain transformers model, or one with
+        a vector for each token.
 
         UnsupportedModel names a module or a pooling that is not supported.
         """
-        return self._sentence.pooling()
+        return None if self.multi_vector is not None else self._sentence.pooling()
+
+    @cached_property
+    def multi_vector(self) -> MultiVector | None:
+        """The settings of a model with a vector for each token (ColBERT); None for other models."""
+        return self._sentence.multi_vector(self.architecture, self.tensors)
+
+    @cached_property
+    def heads(self) -> dict[str, DenseModule]:
+        """The linear layers of BGE-M3 by their file names, `TOKEN_HEAD` and `SPARSE_HEAD`; empty for other models."""
+        if self.multi_vector is not None:
+            return {}
+        return {name: read_head(self.path, name) for name in (TOKEN_HEAD, SPARSE_HEAD) if (self.path / name).is_file()}
+
+    @property
+    def artefact_files(self) -> dict[str, bytes]:
+        """Files that an artefact needs in place of weights: the projection of colbert-ai's folders."""
+        if self.architecture != COLBERT_AI or self.multi_vector is None:
+            return {}
+        return {TOKEN_HEAD: head_file(self.multi_vector.projections[0].weight)}
 
     @cached_property
     def normalize(self) -> bool:

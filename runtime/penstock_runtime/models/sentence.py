@@ -10,7 +10,8 @@ from typing import Any
 from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
 from penstock_runtime.models.files import is_inner, positive_number, read_list, read_object, read_optional
 from penstock_runtime.models.limits import text_limit
-from penstock_runtime.models.safetensors import SINGLE
+from penstock_runtime.models.multi_vector import PYLATE, ModuleEntry, MultiVector, read_multi_vector
+from penstock_runtime.models.safetensors import SINGLE, TensorInfo
 from penstock_runtime.models.vector_modules import NormalizeModule, VectorModule, read_module
 from penstock_runtime.rows import AnyPooling, Pooling, Poolings
 
@@ -25,8 +26,6 @@ _POOLINGS = {
 _SPLADE = "SpladePooling"
 _SPARSE = frozenset({_SPLADE, "SparseAutoEncoder", "CSRSparsity", "SparseStaticEmbedding", "MLMTransformer"})
 """Modules of sentence-transformers' SparseEncoder."""
-_MULTI_VECTOR = "pylate"
-"""The package whose modules multi-vector models have, in files of the same form."""
 _MASKED_LM_TASK = "fill-mask"
 """`transformer_task` of a Transformer module with a masked language model."""
 _AFTER_POOLING = ("Dense", "LayerNorm", "Normalize")
@@ -55,13 +54,8 @@ LIMIT_FILES = (
 
 
 @dataclass(frozen=True)
-class Module:
-    """One entry of `modules.json`."""
-
-    kind: str
-    """The class name, such as `Pooling`."""
-    folder: str
-    """Relative to the model folder; empty for the top."""
+class Module(ModuleEntry):
+    """One entry of `modules.json`: the class name, such as `Pooling`, and a folder; empty for the model folder."""
 
     @property
     def has_weights(self) -> bool:
@@ -95,10 +89,10 @@ class SentenceModules:
     default_prompt: str = ""
     dimensions: int | None = None
     """`truncate_dim`: the number of leading values of a vector that are kept."""
-    transformer_task: object = None
-    """Of the Transformer module; None: not stated, or a folder without modules."""
-    activation: object = None
-    """`activation_fn`: the function that a CrossEncoder was saved with; not checked."""
+    transformer: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of the Transformer module."""
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """`config_sentence_transformers.json`."""
     files: tuple[Path, ...] = ()
     """The files that were read, `modules.json` and `config_sentence_transformers.json` apart."""
 
@@ -129,8 +123,8 @@ class SentenceModules:
             prompts=prompts,
             default_prompt=default_prompt,
             dimensions=positive_number(path / SETTINGS, own, "truncate_dim"),
-            transformer_task=limits.get("transformer_task"),
-            activation=own.get("activation_fn") if modules and own.get("model_type") == "CrossEncoder" else None,
+            transformer=limits,
+            own=own,
             files=tuple(files),
         )
 
@@ -158,7 +152,7 @@ class SentenceModules:
         if not any(module.kind == _SPLADE for module in self.modules):
             return None
         first, *steps = [module for module in self.modules if module.kind != _IDLE_WHEN_SERVING]
-        masked = first.kind == "MLMTransformer" or self.transformer_task == _MASKED_LM_TASK
+        masked = first.kind == "MLMTransformer" or self.transformer.get("transformer_task") == _MASKED_LM_TASK
         if first.folder or first.kind not in {"Transformer", "MLMTransformer"} or not masked or len(steps) != 1:
             kinds = ", ".join(module.kind for module in self.modules)
             raise UnsupportedModel(
@@ -175,6 +169,17 @@ class SentenceModules:
                 remedy="Served are max and sum, with relu and log1p_relu; use a model with these",
             )
         return SparsePooling(sums=strategy == "sum", twice=activation == "log1p_relu")
+
+    @property
+    def activation(self) -> object:
+        """`activation_fn`: the function that a CrossEncoder was saved with; not checked."""
+        return self.own.get("activation_fn") if self.modules and self.own.get("model_type") == "CrossEncoder" else None
+
+    def multi_vector(self, architecture: str, tensors: Mapping[str, TensorInfo]) -> MultiVector | None:
+        """See `read_multi_vector`."""
+        return read_multi_vector(
+            self.path, self.modules, self.own, self.transformer, architecture=architecture, tensors=tensors
+        )
 
     def answers(self) -> tuple[object, object] | None:
         """The tokens whose logits a LogitScore module compares (unchecked values); None without such a module."""
@@ -264,19 +269,14 @@ def _module(path: Path, entry: dict[str, Any]) -> Module:
             remedy="Use a model from a source you trust",
         )
     package, _, name = kind.rpartition(".")
-    if package.partition(".")[0] == _MULTI_VECTOR:
-        raise UnsupportedModel(
-            f"{path}/modules.json has the class {kind}, of models with a vector for each token (ColBERT), which are "
-            "not served",
-            remedy="Use a model with one vector for each text, or with sparse vectors (SpladePooling)",
-        )
-    if package.partition(".")[0] != "sentence_transformers":
+    owner = package.partition(".")[0]
+    if owner not in {"sentence_transformers", PYLATE}:
         raise UnsafeModel(
             f"{path}/modules.json wants the class {kind}, which is code of the model's own",
             remedy="Code that comes with a model is never run here: use a model built of sentence-transformers' own "
             "modules",
         )
-    return Module(kind=name, folder="" if folder in {"", "."} else pure.as_posix())
+    return Module(kind=name, folder="" if folder in {"", "."} else pure.as_posix(), package=owner)
 
 
 def _modes(origin: Path, values: dict[str, Any]) -> list[str]:

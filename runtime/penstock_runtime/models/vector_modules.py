@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
 from penstock_runtime.models.files import PICKLED, positive_number, read_object
-from penstock_runtime.models.safetensors import SINGLE, read_float32, read_header
+from penstock_runtime.models.safetensors import SINGLE, TensorInfo, read_float32, read_header
 from penstock_runtime.rows import Float
 
 _EPSILON = 1e-5
@@ -65,7 +65,9 @@ class DenseModule:
     weight: Float
     """[out, in]"""
     bias: Float | None
-    activation: Callable[[Float], Float]
+    activation: Callable[[Float], Float] = _ACTIVATIONS["Identity"]
+    residual: Float | None = None
+    """[out, in]: the product with the input is added to the output (`use_residual`)."""
     kind: ClassVar[str] = "Dense"
 
     @property
@@ -76,7 +78,14 @@ class DenseModule:
     def __call__(self, vector: Float) -> Float:
         """See `VectorModule`."""
         product = self.weight @ vector
-        return self.activation(product if self.bias is None else product + self.bias)
+        result = self.activation(product if self.bias is None else product + self.bias)
+        return result if self.residual is None else result + self.residual @ vector
+
+    def of_tokens(self, vectors: Float) -> Float:
+        """[tokens, values] to [tokens, width]."""
+        product = vectors @ self.weight.T
+        result = self.activation(product if self.bias is None else product + self.bias)
+        return result if self.residual is None else result + vectors @ self.residual.T
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,40 +138,69 @@ def weights_file(path: Path, folder: str) -> Path:
 
 
 def read_module(path: Path, kind: str, folder: str) -> VectorModule:
-    """A Dense or LayerNorm module in `folder` of the model at `path`.
+    """A Dense or LayerNorm module in `folder` of the model at `path`. Errors as `read_dense`."""
+    if kind == "Dense":
+        return read_dense(path, folder)
+    module = _Module.read(path, folder)
+    width = _number(module.origin, module.values, "dimension")
+    return LayerNormModule(module.take("norm.weight", width), module.take("norm.bias", width))
+
+
+def read_dense(path: Path, folder: str, *, of_tokens: bool = False) -> DenseModule:
+    """A Dense module in `folder` of the model at `path`; `of_tokens`: of a model with a vector for each token.
 
     CorruptModel if a file is missing or contradicts the other; UnsupportedModel for another input than the pooled
-    vector or an unknown activation; UnsafeModel for pickled weights.
+    vector, or than the tokens' vectors, or an unknown activation; UnsafeModel for pickled weights.
     """
-    if not (path / folder / "config.json").is_file():
-        raise CorruptModel(f"{path} lacks {folder}/config.json", remedy="Fetch the model again")
-    values = read_object(path, f"{folder}/config.json")
-    origin = path / folder / "config.json"
-    file = weights_file(path, folder)
-    tensors = read_header(path, file)
+    module = _Module.read(path, folder)
+    origin, values = module.origin, module.values
+    read = "token_embeddings" if of_tokens else "sentence_embedding"
+    for key in ("module_input_name", "module_output_name"):
+        if values.get(key, read) not in {read, None}:
+            what = "the vectors of tokens" if of_tokens else "the pooled vector"
+            raise UnsupportedModel(
+                f"{origin}: {key} is {values[key]!r}, and only {what} ({read}) is served",
+                remedy="Use a model whose Dense modules are all of tokens"
+                if of_tokens
+                else "Use a model whose Dense modules follow the pooling",
+            )
+    before, after = _number(origin, values, "in_features"), _number(origin, values, "out_features")
+    residual = None
+    if values.get("use_residual") is True:
+        residual = np.eye(after, dtype=np.float32) if before == after else module.take("residual.weight", after, before)
+    bias = module.take("linear.bias", after) if values.get("bias", True) else None
+    plain = of_tokens and values.get("activation_function") is None
+    activation = _ACTIVATIONS["Identity"] if plain else _activation(origin, values)
+    return DenseModule(module.take("linear.weight", after, before), bias, activation, residual)
 
-    def take(name: str, *shape: int) -> Float:
-        info = tensors.get(name)
+
+@dataclass(frozen=True)
+class _Module:
+    """The files of a module."""
+
+    path: Path
+    file: Path
+    origin: Path
+    values: dict[str, Any]
+    tensors: Mapping[str, TensorInfo]
+
+    @classmethod
+    def read(cls, path: Path, folder: str) -> _Module:
+        if not (path / folder / "config.json").is_file():
+            raise CorruptModel(f"{path} lacks {folder}/config.json", remedy="Fetch the model again")
+        values = read_object(path, f"{folder}/config.json")
+        file = weights_file(path, folder)
+        return cls(path, file, path / folder / "config.json", values, read_header(path, file))
+
+    def take(self, name: str, *shape: int) -> Float:
+        info = self.tensors.get(name)
         if info is None or info.shape != shape:
             found = "no such tensor" if info is None else f"shape {list(info.shape)}"
             raise CorruptModel(
-                f"{file}: {name} should have shape {list(shape)} by {origin.name} next to it; it has {found}",
+                f"{self.file}: {name} should have shape {list(shape)} by {self.origin.name} next to it; it has {found}",
                 remedy="Take both files from the same revision of the model",
             )
-        return read_float32(path, info, name)
-
-    if kind == "LayerNorm":
-        width = _number(origin, values, "dimension")
-        return LayerNormModule(take("norm.weight", width), take("norm.bias", width))
-    for key in ("module_input_name", "module_output_name"):
-        if values.get(key, "sentence_embedding") not in {"sentence_embedding", None}:
-            raise UnsupportedModel(
-                f"{origin}: {key} is {values[key]!r}, and only the pooled vector (sentence_embedding) is served",
-                remedy="Use a model whose Dense modules follow the pooling",
-            )
-    before, after = _number(origin, values, "in_features"), _number(origin, values, "out_features")
-    bias = take("linear.bias", after) if values.get("bias", True) else None
-    return DenseModule(take("linear.weight", after, before), bias, _activation(origin, values))
+        return read_float32(self.path, info, name)
 
 
 def _number(origin: Path, values: dict[str, Any], key: str) -> int:

@@ -32,6 +32,7 @@ from penstock.logs import log_event
 from penstock.manifest import Manifest
 from penstock.recipe import Precision
 from penstock.tasks import TaskName
+from penstock_runtime.engines.neuron.variables import NeuronVariables
 from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.models.fetching import FetchProgress, OnProgress
@@ -39,7 +40,7 @@ from penstock_runtime.pod.termination import DEFAULT_LOG, exit_code, failure_mes
 from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.serving.generation_model import load_generation_artefact
 from penstock_runtime.serving.lifecycle import AnyModel, serve_while, start_model
-from penstock_runtime.serving.loaded_model import load_artefact
+from penstock_runtime.serving.loaded_model import is_on_device, load_artefact
 from penstock_runtime.serving.server import Server, request_limits
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import SETTINGS, Settings
@@ -79,10 +80,11 @@ class PodServing:
         if variables.is_local or task is None:
             folder = await in_daemon_thread(self._folder)
             manifest = Manifest.load(folder)
-            task, cores = manifest.task, cores or manifest.cores
+            task = manifest.task
+            cores = None if is_on_device(manifest.chosen.plan) else cores or manifest.cores
         status = ServerStatus(variables.name, task, host=self._host, route_prompts=of_routes(variables.prompts))
         status.message = "the artefact is being fetched" if folder is None else "the model is loading"
-        if cores is not None:
+        if cores is not None and NeuronVariables.of(os.environ).neuron_target is None:
             # Fail before anything else if the machine has too few cores.
             status.grant = self._grant(cores)
         self.server = Server(status, self._settings)
@@ -105,8 +107,12 @@ class PodServing:
         manifest = Manifest.load(folder)
         status.message = "the model is loading"
         self._check_task(manifest, status.task)
-        grant = status.grant or self._grant(manifest.cores)
-        found = check_instruction_set(manifest, self._host, allowed=self._variables.allow_other_isa)
+        on_device = is_on_device(manifest.chosen.plan)
+        # The cores of a plan for a device are the device's; this process uses all cores of the CPU that it has.
+        grant = self._host.usable_cores() if on_device else status.grant or self._grant(manifest.cores)
+        found = (
+            "" if on_device else check_instruction_set(manifest, self._host, allowed=self._variables.allow_other_isa)
+        )
         if found:
             logger.warning("%s", found, extra=log_event("OtherInstructionSet", object=status.name))
             grant = replace(grant, findings=(*grant.findings, found))
@@ -271,9 +277,10 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     log, name = DEFAULT_LOG, ""
     try:
-        variables = PodVariables.read(os.environ, others=[setting.variable for setting in SETTINGS])
+        others = [*(setting.variable for setting in SETTINGS), *NeuronVariables.names()]
+        variables = PodVariables.read(os.environ, others=others)
         log, name = variables.termination_log, variables.name
-        settings = Settings.load(os.environ, others=variables.names())
+        settings = Settings.load(os.environ, others=[*variables.names(), *NeuronVariables.names()])
         configure_logs(settings.log.log_level)
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         code = 1 if runner.run(PodServing(variables, settings).run()) else 0

@@ -41,11 +41,12 @@ STEP_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 class GenerationMetrics:
     """A `LoopObserver` that counts, for one server. Its families are empty until `state` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_token_seconds: tuple[float, ...] = FIRST_TOKEN_SECONDS) -> None:
+        """`first_token_seconds`: upper bounds of the buckets of the time to the first token."""
         self.state: Callable[[], tuple[LoopState, int]] | None = None
         """State of the loop and number of blocks in its pool; None: the server's task is another one."""
         self._lock = threading.Lock()
-        self._first_token = Tally(FIRST_TOKEN_SECONDS)
+        self._first_token = Tally(first_token_seconds)
         self._next_token = Tally(TOKEN_SECONDS)
         self._step_rows = Tally(STEP_ROWS)
         self._step_seconds = Tally(TOKEN_SECONDS)
@@ -83,7 +84,8 @@ class GenerationMetrics:
         state, blocks = self.state()
         with self._lock:
             yield self._first_token.family(
-                "penstock_first_token_seconds", "From the arrival of a sequence to its first token."
+                "penstock_first_token_seconds",
+                "From the arrival of a sequence to its first token. One bucket boundary is the objective.",
             )
             yield self._next_token.family("penstock_token_seconds", "Between two tokens of a sequence.")
             yield self._step_rows.family("penstock_step_rows", "Sequences in a step of the engine.")

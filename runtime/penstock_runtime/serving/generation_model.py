@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.errors import CorruptModel
+from penstock.errors import ArtefactError, CorruptModel
 from penstock.manifest import Manifest
-from penstock.recipe import Plan
+from penstock.recipe import EngineName, Plan
 from penstock_runtime.generation.engine import Row, StepEngine
 from penstock_runtime.generation.grammar import Grammars
 from penstock_runtime.host import Host
 from penstock_runtime.models.files import read_optional
-from penstock_runtime.serving.loaded_model import Which, check_isa, fit_plan
+from penstock_runtime.serving.loaded_model import Which, check_isa, fit_plan, is_on_device
 from penstock_runtime.tokens import Tokenizer
 from penstock_runtime.tokens.backend import component
 
@@ -120,6 +120,11 @@ def load_generation_artefact(
     if which == "chosen" and not any_isa:
         check_isa(folder, manifest.cpu.isa, host.cpu.isa)
     served = manifest.chosen if which == "chosen" else manifest.baseline
+    if is_on_device(served.plan):
+        raise ArtefactError(
+            "text-generation does not run on AWS Inferentia in this version",
+            remedy="Use a hardware class of CPUs for this endpoint",
+        )
     plan, findings = fit_plan(served.plan, cores)
     memory = host.memory
     is_known = memory.total != 0 or memory.limit is not None
@@ -131,12 +136,14 @@ def load_generation_artefact(
         engine.close()
         raise
     model.plan, model.manifest, model.findings = plan, manifest, (*findings, *model.tokenizer.findings)
-    recipe = plan.recipe
+    recipe, company = plan.recipe, _same_in_company(manifest, plan)
+    # The native engine computes each row on its own, and the guard has found no difference.
     model.facts = {
         "name": recipe.engine.value,
         "precision": recipe.precision.value,
         "which": which,
-        "same_in_company": _same_in_company(manifest, plan),
+        "same_in_company": company,
+        "batch_invariant": recipe.engine is EngineName.NATIVE and company in {None, 1.0},
     }
     return model
 

@@ -12,6 +12,8 @@ import gc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from penstock.errors import PenstockError
+from penstock_runtime.engines.base import HasDevice
 from penstock_runtime.errors import NotReady
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.serving.generator import Generator
@@ -30,6 +32,7 @@ async def serve_while(
 
     `loading` is cancelled when the server has drained. If it fails before the server has a model, the server stops, and
     its error is raised. If it fails later, `on_late_failure` is called, and the server goes on with the model it has.
+    Raises the error of a device that has failed while it served.
     """
     working = asyncio.create_task(loading)
 
@@ -51,6 +54,8 @@ async def serve_while(
             await working
     if server.service.predictor is None and not working.cancelled() and (error := working.exception()) is not None:
         raise error
+    if server.failure is not None:
+        raise server.failure
     return cut
 
 
@@ -79,6 +84,7 @@ async def start_model(server: Server, model: AnyModel) -> AnyPredictor:
     server.status.labels, server.status.pooling = model.labels, model.pooling
     server.status.truncate = model.truncate
     server.serve_with(predictor, model.plan, model.manifest)
+    _watch_device(server, model)
     return predictor
 
 
@@ -98,8 +104,22 @@ async def replace_model(server: Server, predictor: AnyPredictor, model: AnyModel
     except NotReady:
         return False
     server.serve_with(predictor, model.plan, model.manifest)
+    if isinstance(model, LoadedModel):
+        _watch_device(server, model)
     freeze_garbage_collector()
     return True
+
+
+def _watch_device(server: Server, model: LoadedModel) -> None:
+    """End the server once the device of its model has failed: where it is started again, it may find it working."""
+    engine, loop = model.engine, asyncio.get_running_loop()
+
+    def fail(error: PenstockError) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(server.fail, error)
+
+    if isinstance(engine, HasDevice):
+        engine.when_lost(fail)
 
 
 def freeze_garbage_collector() -> None:

@@ -10,6 +10,8 @@ from typing import Literal
 from penstock.errors import ArtefactError, OtherInstructionSet
 from penstock.hardware import Isa
 from penstock.manifest import GraphIO, Manifest
+from penstock.neuron_artefact import CompiledModel
+from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.recipe import EngineName, Plan
 from penstock.resources.prompts import Prompts
 from penstock.tasks import HEAD_OF_TASK, Head
@@ -25,10 +27,18 @@ from penstock_runtime.tasks.factory import make_task
 
 Which = Literal["chosen", "baseline"]
 
-_LOADING_FACTOR = {EngineName.ONNXRUNTIME: 2.5, EngineName.OPENVINO: 2.5, EngineName.NATIVE: 2.0}
-"""Peak memory of loading per byte of the graph's files, measured with MiniLM: file, weights, packed weights."""
+_LOADING_FACTOR = {
+    EngineName.ONNXRUNTIME: 2.5,
+    EngineName.OPENVINO: 2.5,
+    EngineName.NATIVE: 2.0,
+    EngineName.NEURON: 1.0,
+}
+"""Peak memory of loading per byte of the graph's files, measured with MiniLM: file, weights, packed weights. Neuron: a
+file at a time is in memory on its way to the device."""
 _WORKING_BYTES = 128 * 2**20
 """Libraries, arenas and Python besides the weights."""
+_DEVICE_PROCESS_BYTES = 512 * 2**20
+"""The process that owns a Neuron device: torch, and AWS's package without a model."""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,21 +137,28 @@ def load_artefact(
     """
     manifest = Manifest.load(folder)
     served = manifest.chosen if which == "chosen" else manifest.baseline
-    if which == "chosen" and not any_isa:
+    on_device = is_on_device(served.plan)
+    if which == "chosen" and not any_isa and not on_device:
         check_isa(folder, manifest.cpu.isa, host.cpu.isa)
     verify_files(folder, manifest, served)
-    plan, findings = fit_plan(served.plan, cores)
+    # The cores of a plan for a device are those of the device, which the engine finds.
+    plan, findings = fit_plan(served.plan, None if on_device else cores)
     short = (folder / served.short.path, served.short.io) if served.short is not None else None
     needed = _needed_bytes(folder / served.path, plan)
     if short is not None and (short_plan := plan.of_short_rows) is not None:
         needed += _needed_bytes(short[0], short_plan) - _WORKING_BYTES
     require_memory(host.memory, needed, f"serving {plan.recipe.name}")
     model_folder = ModelFolder.open(folder, weights=False)
+    longest = min(max_tokens or manifest.model.max_tokens, model_folder.max_tokens)
+    if on_device:
+        longest = max_tokens = min(longest, CompiledModel.load(folder / served.path).longest)
     task = make_task(
         manifest.task, model_folder, max_tokens=max_tokens, truncate=truncate, limits=limits, prompts=prompts
     )
-    longest = min(max_tokens or manifest.model.max_tokens, model_folder.max_tokens)
     model = load_graph(task, folder / served.path, served.io, plan, short=short, manifest=manifest, max_tokens=longest)
+    if on_device:
+        model.plan, changes = fit_plan_to_device(plan, model.engine.facts.threads)
+        findings = (*findings, *changes, *device_notes(folder / served.path))
     model.which = which
     if HEAD_OF_TASK[manifest.task] in {Head.SEQUENCE, Head.TOKEN}:
         model.labels = model_folder.labels
@@ -177,6 +194,33 @@ def fit_plan(plan: Plan, cores: int | None) -> tuple[Plan, tuple[str, ...]]:
     return fitted, (finding,)
 
 
+def is_on_device(plan: Plan) -> bool:
+    """True for a plan that computes on a device beside the CPU: any processor of the host will do."""
+    return plan.recipe.engine is EngineName.NEURON
+
+
+def fit_plan_to_device(plan: Plan, threads: Threads) -> tuple[Plan, tuple[str, ...]]:
+    """The plan with the copies that the engine has loaded on the granted cores, and what had to be changed. Pure."""
+    made_for = plan.streams * plan.threads_per_stream
+    fitted = plan.model_copy(update={"streams": threads.streams, "threads_per_stream": threads.per_stream})
+    if fitted == plan:
+        return plan, ()
+    finding = (
+        f"The plan was made for {made_for} NeuronCores ({plan.streams} copies of the model) and runs on "
+        f"{threads.streams * threads.per_stream} ({threads.streams} copies)"
+    )
+    return fitted, (finding,)
+
+
+def device_notes(path: Path) -> tuple[str, ...]:
+    """What a user has to know of a model that was compiled for Neuron. `path`: `neuron.json`."""
+    target = CompiledModel.load(path).target
+    notes = [f"AWS Inferentia ({target.value}): {NOT_RUN}"]
+    if target is NeuronGeneration.INF1:
+        notes.append(INF1_UNSUPPORTED)
+    return tuple(notes)
+
+
 def check_isa(folder: Path, made_on: Isa, here: Isa) -> None:
     """OtherInstructionSet if an artefact was made on a processor of another class than this one."""
     if made_on is not here:
@@ -192,4 +236,5 @@ def _needed_bytes(path: Path, plan: Plan) -> int:
     except OSError:
         size = 0  # loading will raise the error
     copies = 2 if plan.may_run_wide and plan.recipe.engine is EngineName.OPENVINO else 1
-    return int(size * (_LOADING_FACTOR[plan.recipe.engine] + copies - 1)) + _WORKING_BYTES
+    working = _WORKING_BYTES + (_DEVICE_PROCESS_BYTES if is_on_device(plan) else 0)
+    return int(size * (_LOADING_FACTOR[plan.recipe.engine] + copies - 1)) + working

@@ -16,8 +16,10 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
 from penstock import __version__
+from penstock_runtime.engines.base import DeviceState
 from penstock_runtime.host import read_throttling
-from penstock_runtime.serving.generation_metrics import GenerationMetrics
+from penstock_runtime.serving.device_metrics import device_families
+from penstock_runtime.serving.generation_metrics import FIRST_TOKEN_SECONDS, GenerationMetrics
 from penstock_runtime.serving.predictor import Answer
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from penstock_runtime.serving.tally import Tally
@@ -52,6 +54,8 @@ class ServerMetrics:
         """Number of open connections; set by the server."""
         self.queue_depth: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Waiting rows and tokens; set by the server."""
+        self.device: Callable[[], DeviceState | None] = lambda: None
+        """State of a device beside the CPU; set by the server."""
         self.request_seconds = Tally(with_objective(SECONDS, objective))
         self.queue_seconds = Tally(SECONDS)
         self.tokenization_seconds = Tally(SECONDS)
@@ -63,7 +67,7 @@ class ServerMetrics:
         self._batch_rows = Tally(ROWS)
         self._batch_tokens = {"real": 0, "padding": 0}
         self._cache: dict[tuple[str, str], int] = {}
-        self.generation = GenerationMetrics()
+        self.generation = GenerationMetrics(with_objective(FIRST_TOKEN_SECONDS, objective))
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
@@ -123,6 +127,9 @@ class ServerMetrics:
         yield from self._batch_families()
         yield from self.generation.families()
         yield from self._state_families()
+        device = self.device()
+        if device is not None:
+            yield from device_families(device)
 
     def _request_families(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from penstock_runtime.batching.batcher import BatchObserver, NullObserver
 from penstock_runtime.batching.dispatcher import Dispatcher
 from penstock_runtime.batching.queue import QueueBounds
-from penstock_runtime.engines.base import EngineFacts
+from penstock_runtime.engines.base import DeviceState, EngineFacts, HasDevice
 from penstock_runtime.errors import NotReady, Overloaded
 from penstock_runtime.host import is_on_one_core
 from penstock_runtime.serving.cache import BoundedCache, content_key, memory_size
@@ -84,16 +83,12 @@ class _ServedModel:
     idle: asyncio.Event | None = None
     """Set when the last request ends, if `_close` waits for it."""
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """A request is in progress: the model is not closed meanwhile."""
-        self.requests += 1
-        try:
-            yield
-        finally:
-            self.requests -= 1
-            if not self.requests and self.idle is not None:
-                self.idle.set()
+    def end_request(self) -> None:
+        """A request that was added to `requests` has ended. The model is not closed before. No context manager: that of
+        the standard library costs as much as parsing a request."""
+        self.requests -= 1
+        if not self.requests and self.idle is not None:
+            self.idle.set()
 
 
 class _Asked(NamedTuple):
@@ -176,9 +171,12 @@ class Predictor:
             # A request that may have to start earlier than the one in progress does not wait for it.
             if same is None or same.deadline > asked.deadline:
                 break
-            with served.counted():
+            served.requests += 1
+            try:
                 # Unlike awaiting it, this does not cancel what others wait for if this request is cancelled.
                 await asyncio.wait((same.answer,))
+            finally:
+                served.end_request()
             if same.answer.cancelled():
                 continue  # its client has left: the first of those that waited takes its place
             found = same.answer.result()
@@ -212,14 +210,6 @@ class Predictor:
         if served is self._served:  # no later request asks for an answer of a model that was replaced
             answers.put(key, answer, size)
         return answer
-
-    async def _compute(self, served: _ServedModel, asked: _Asked) -> tuple[Answer, bool]:
-        """The answer of the model, and whether it is large."""
-        with served.counted():
-            return await self._answer(
-                served, asked.inputs, asked.parameters, arrived=asked.arrived, deadline=asked.deadline,
-                caller=asked.caller, client=asked.client,
-            )  # fmt: skip
 
     async def warm_up(self) -> None:
         """Run the expected batch shapes on every stream before the first request."""
@@ -260,11 +250,17 @@ class Predictor:
         """Waiting rows and tokens."""
         return self._served.dispatcher.depth
 
+    def device(self) -> DeviceState | None:
+        """State of the device that the model runs on; None: it runs on the CPU. From any thread."""
+        engine = self._served.model.engine
+        return engine.device() if isinstance(engine, HasDevice) else None
+
     def facts(self) -> dict[str, Any]:
         """Model, plan, engine, queue and caches as JSON values, for `/info`."""
         model = self._served.model
         engine = model.engine.facts
         rows, tokens = self.queue_depth()
+        device = self.device()
         return {
             "task": model.task.name.value,
             "which": model.which,
@@ -275,6 +271,7 @@ class Predictor:
                 "weight_copies": engine.weight_copies,
                 **({"short": _engine_facts(engine.short)} if engine.short is not None else {}),
             },
+            **({"device": _device_facts(device)} if device is not None else {}),
             "findings": list(model.findings),
             "queue": {
                 "rows": rows,
@@ -298,40 +295,34 @@ class Predictor:
         )  # fmt: skip
         return _ServedModel(model, dispatcher, number)
 
-    async def _answer(
-        self,
-        served: _ServedModel,
-        inputs: Any,
-        parameters: Mapping[str, Any],
-        *,
-        arrived: float,
-        deadline: float,
-        caller: int,
-        client: str,
-    ) -> tuple[Answer, bool]:
-        """The answer, and whether it is large."""
-        task = served.model.task
-        # Refuse before tokenising if the queue is full.
-        served.dispatcher.check_admission(client)
-        request = task.parse(inputs, parameters)
-        parsed = perf_counter()
-        prepared = await self._prepare(served, request, inputs, parameters)
-        tokenised = perf_counter()
-        ran = await served.dispatcher.run(
-            prepared.rows, arrived=tokenised, deadline=deadline, caller=caller, client=client
-        )
-        resumed = perf_counter()
-        is_large = len(prepared.rows) > MANY_ROWS or prepared.answer_bytes > LARGE_BYTES
-        if is_large:
-            value = await asyncio.to_thread(task.assemble, prepared, ran.reduced)
-        else:
-            value = task.assemble(prepared, ran.reduced)
-        assembling = perf_counter() - resumed
+    async def _compute(self, served: _ServedModel, asked: _Asked) -> tuple[Answer, bool]:
+        """The answer of the model, and whether it is large."""
+        task, dispatcher = served.model.task, served.dispatcher
+        served.requests += 1
+        try:
+            # Refuse before tokenising if the queue is full.
+            dispatcher.check_admission(asked.client)
+            request = task.parse(asked.inputs, asked.parameters)
+            parsed = perf_counter()
+            prepared = await self._prepare(served, request, asked.inputs, asked.parameters)
+            tokenised = perf_counter()
+            ran = await dispatcher.run(
+                prepared.rows, arrived=tokenised, deadline=asked.deadline, caller=asked.caller, client=asked.client
+            )
+            resumed = perf_counter()
+            is_large = len(prepared.rows) > MANY_ROWS or prepared.answer_bytes > LARGE_BYTES
+            if is_large:
+                value = await asyncio.to_thread(task.assemble, prepared, ran.reduced)
+            else:
+                value = task.assemble(prepared, ran.reduced)
+            assembling = perf_counter() - resumed
+        finally:
+            served.end_request()
         timings = Timings(
             queue_milliseconds=ran.queue_milliseconds,
             tokenization_milliseconds=(tokenised - parsed) * 1e3,
             inference_milliseconds=ran.inference_milliseconds,
-            compute_milliseconds=(tokenised - arrived + assembling) * 1e3 + ran.inference_milliseconds,
+            compute_milliseconds=(tokenised - asked.arrived + assembling) * 1e3 + ran.inference_milliseconds,
         )
         return Answer(value, timings, prepared.tokens, prepared.truncated, cut_at=prepared.cut_at), is_large
 
@@ -401,6 +392,16 @@ def _engine_facts(facts: EngineFacts) -> dict[str, Any]:
         "threads_per_stream": facts.threads.per_stream,
         "fused_nodes": facts.fused_nodes,
         "weight_copies": facts.weight_copies,
+    }
+
+
+def _device_facts(state: DeviceState) -> dict[str, Any]:
+    return {
+        **state.facts,
+        "copies": state.copies,
+        "cores": state.cores,
+        "cores_in_service": state.cores_in_service,
+        "out_of_service": {str(copy): reason for copy, reason in state.out_of_service.items()},
     }
 
 

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 
-from penstock.errors import HostError
+from penstock.errors import HostError, PenstockError
 from penstock.logs import log_event
 from penstock.manifest import Manifest
 from penstock.recipe import Plan
@@ -28,6 +28,7 @@ from penstock_runtime.http.transport.tls import TlsFiles
 from penstock_runtime.rpc.grpc_server import RpcServer
 from penstock_runtime.serving.generator import Generator
 from penstock_runtime.serving.metrics import ServerMetrics
+from penstock_runtime.serving.predictor import Predictor
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from penstock_runtime.settings import HttpSettings, Settings
 from penstock_runtime.tasks.base import RequestLimits
@@ -88,6 +89,8 @@ class Server:
         self._rpc = None if settings.http.grpc_port is None else RpcServer(self.application, settings)
         self._listener: Listener | None = None
         self._internal_listener: Listener | None = None
+        self.failure: PenstockError | None = None
+        """Why it stops serving, if that is not a signal."""
         self._stop = asyncio.Event()
         self._was_ready = False
         self._flush: asyncio.TimerHandle | None = None
@@ -123,6 +126,8 @@ class Server:
         self.metrics.queue_depth = predictor.queue_depth
         if isinstance(predictor, Generator):
             self.metrics.generation.state = predictor.state
+        if isinstance(predictor, Predictor):
+            self.metrics.device = predictor.device
         self.status.plan = plan or self.status.plan
         self.status.manifest = manifest or self.status.manifest
         if self.status.phase is ServerPhase.LOADING:
@@ -194,6 +199,16 @@ class Server:
         if self._listener is not None:
             self._listener.draining = True
         self._stop.set()
+
+    def fail(self, error: PenstockError) -> None:
+        """Stop, because the model cannot run any longer: `/readyz` has the reason from now on."""
+        if self.failure is None:
+            self.failure = error
+            self.status.failure = error.message
+            logger.error(
+                "%s: draining", error.message, extra=log_event("ServerFailed", object=self.status.name, reason=error)
+            )
+            self.stop()
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._stop.is_set():

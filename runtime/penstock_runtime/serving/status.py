@@ -56,6 +56,8 @@ class ServerStatus:
     phase: ServerPhase = ServerPhase.LOADING
     message: str = "the model is loading"
     """Why it is not ready."""
+    failure: str = ""
+    """Why it is draining, if it cannot serve any longer; empty: a signal."""
     plan: Plan | None = None
     """The plan being served."""
     manifest: Manifest | None = None

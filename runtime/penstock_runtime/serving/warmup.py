@@ -35,14 +35,15 @@ def warm_up(model: LoadedModel) -> list[tuple[int, float]]:
     ran: list[tuple[int, float]] = []
     end = perf_counter() + SECONDS
     # Each stream has separate kernels and buffers. All run at once, so that no stream runs the work of two.
-    together = Barrier(plan.streams)
-    with ThreadPoolExecutor(max_workers=plan.streams, thread_name_prefix="penstock-warm-up") as pool:
+    at_once = model.engine.facts.in_flight or plan.streams
+    together = Barrier(at_once)
+    with ThreadPoolExecutor(max_workers=at_once, thread_name_prefix="penstock-warm-up") as pool:
         for rows, length in all_shapes(plan, model.max_tokens, model.engine.facts):
             batch = [Row([_ANY_TOKEN] * length)] * rows
             if not ran:
                 pool.submit(_check_numbers, model, batch).result()
             for again in (False, True):
-                runs = [pool.submit(_timed, model, batch, together) for _ in range(plan.streams)]
+                runs = [pool.submit(_timed, model, batch, together) for _ in range(at_once)]
                 for run in runs:
                     seconds = run.result()
                     if again:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
@@ -116,4 +116,23 @@ class Task(Protocol):
     def assemble(self, prepared: Prepared, reduced: Sequence[Any]) -> Any:
         """The answer in the HF shape: dicts, lists, strings, floats and float32 arrays (orjson writes those). Runs in
         another thread if there are many rows or `answer_bytes` is large."""
+        ...
+
+
+@runtime_checkable
+class Judged(Protocol):
+    """A task whose answers the accuracy guard compares as arrays that `reduce` does not give."""
+
+    def judged(self, row: Row, reduced: Any) -> tuple[Any, ...]:
+        """The arrays of a row."""
+        ...
+
+
+@runtime_checkable
+class JudgedWith(Protocol):
+    """A task that the accuracy guard asks with further parameters."""
+
+    @property
+    def judging_parameters(self) -> Mapping[str, Any]:
+        """Parameters that make all outputs part of the answer."""
         ...

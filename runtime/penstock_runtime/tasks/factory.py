@@ -25,6 +25,7 @@ from penstock_runtime.tasks.feature_extraction import FeatureExtraction
 from penstock_runtime.tasks.fields import JsonSchema
 from penstock_runtime.tasks.fill_mask import FillMask
 from penstock_runtime.tasks.fitting import Fitter
+from penstock_runtime.tasks.multi_vectors import MultiVectors, ThreeOutputs
 from penstock_runtime.tasks.question_answering import QuestionAnswering
 from penstock_runtime.tasks.sentence_similarity import SentenceSimilarity
 from penstock_runtime.tasks.sparse_vectors import SparseVectors
@@ -113,6 +114,10 @@ def make_task(
     fitter = Fitter(tokenizer, max_tokens or folder.max_tokens, truncate=truncate, pairs=name in _PAIRS)
     if head_of(name, folder) is Head.SPARSE:
         return SparseVectors(fitter, folder, limits, prompts)
+    if name is TaskName.FEATURE_EXTRACTION and folder.multi_vector is not None:
+        return MultiVectors(fitter, folder, limits, prompts)
+    if name is TaskName.FEATURE_EXTRACTION and folder.heads:
+        return ThreeOutputs(fitter, folder, limits, prompts)
     if name in _WITH_PROMPTS:
         return _WITH_PROMPTS[name](fitter, folder, limits, prompts)
     return _CLASSES[name](fitter, folder, limits)

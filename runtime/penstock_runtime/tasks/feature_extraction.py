@@ -34,7 +34,7 @@ from penstock_runtime.tasks.fields import (
     parse_parameters,
 )
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
-from penstock_runtime.tasks.prompts import PROMPT, PROMPT_NOTES, PromptTexts
+from penstock_runtime.tasks.prompts import PROMPT, PROMPT_NOTES, PromptedTask
 from penstock_runtime.tokens import Pieces
 
 WIDEST = 65_536
@@ -57,6 +57,14 @@ class SparseFormat(StrEnum):
     """All weights in one list, as long as the vocabulary."""
 
 
+class Output(StrEnum):
+    """What a model with several outputs (BGE-M3) computes of a text."""
+
+    DENSE = "dense"
+    SPARSE = "sparse"
+    MULTI_VECTOR = "multi_vector"
+
+
 PARAMETERS = Object(
     required={},
     optional={
@@ -64,6 +72,9 @@ PARAMETERS = Object(
         "dimensions": (Integer(1, WIDEST), None),
         "pooling": (Choice(("none", AUTO, *(str(pooling) for pooling in Pooling))), None),
         "sparse_format": (Choice(tuple(map(str, SparseFormat))), None),
+        "outputs": (ListOf(Choice(tuple(map(str, Output))), len(Output), words="a list of outputs"), None),
+        "top_k": (Integer(1, 1_000_000), None),
+        "return_text": (Boolean(), None),
         **PROMPT,
         **TRUNCATION,
     },
@@ -78,6 +89,10 @@ PARAMETERS = Object(
         "sparse_format": "For models with sparse vectors only, and then instead of the three above. pairs: "
         '[{"index", "value"}] for each text; tokens: {token: value}; arrays: {"indices", "values"}; dense: all values '
         "in one list. Default: pairs.",
+        "outputs": "For models with several (BGE-M3): these of one run, as an object with a field for each. Default: "
+        "the dense vectors alone.",
+        "top_k": "For a query with texts only: this many texts, the best first. Default: all.",
+        "return_text": "For a query with texts only: repeat each text with its score.",
         **PROMPT_NOTES,
         **TRUNCATION_NOTES,
     },
@@ -88,9 +103,11 @@ EXAMPLES = (
 )
 
 
-def inputs(limits: RequestLimits) -> FieldKind:
-    """A text or a list of texts."""
-    return Either((Text(), ListOf(Text(), limits.items)))
+def inputs(limits: RequestLimits) -> Either:
+    """A text or a list of texts; for models with a vector for each token also a query with texts to rank."""
+    texts = ListOf(Text(), limits.items)
+    ranking = Object(required={"query": Text(), "texts": texts}, words="an object with query and texts")
+    return Either((Text(), texts, ranking))
 
 
 def request_schema(limits: RequestLimits = DEFAULT_LIMITS) -> JsonSchema:
@@ -175,7 +192,7 @@ class EmbeddingRequest:
     wanted: Wanted
 
 
-class FeatureExtraction:
+class FeatureExtraction(PromptedTask):
     """The task."""
 
     name = TaskName.FEATURE_EXTRACTION
@@ -187,19 +204,17 @@ class FeatureExtraction:
         limits: RequestLimits = DEFAULT_LIMITS,
         prompts: Prompts | None = None,
     ) -> None:
-        self.tokenizer = fitter.tokenizer
-        self._embedding = Embedding.of(fitter, folder, PromptTexts.of(folder, prompts))
+        super().__init__(fitter, folder, limits, prompts)
+        self._embedding = Embedding.of(fitter, folder, self._prompts)
         self._normalize = folder.normalize
         self._dimensions = folder.dimensions
-        self._rule = fitter.rule
-        self._limits = limits
         self._inputs = inputs(limits)
         self._by_default = self._wanted({})
 
     def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> EmbeddingRequest:
         """See `Task`."""
         wanted = self._by_default if parameters == {} else self._wanted(parameters)
-        given = inputs if isinstance(inputs, TokenIds) else self._inputs.parse(inputs, "inputs")
+        given = texts_of(self._inputs, inputs)
         if isinstance(given, TokenIds):
             size = self._embedding.fitter.tokenizer.embedded_size
             return EmbeddingRequest(pieces_of(given, wanted.prefix, size), given.single, wanted)
@@ -207,6 +222,7 @@ class FeatureExtraction:
 
     def _wanted(self, parameters: Mapping[str, Any]) -> Wanted:
         values = parse_parameters(parameters, PARAMETERS)
+        refuse_others(values)
         if values["sparse_format"] is not None:
             raise InvalidInput(
                 "this model gives dense vectors, and the request asks for sparse ones",
@@ -284,6 +300,32 @@ class FeatureExtraction:
             return vectors[0][np.newaxis] if len(vectors) == 1 else np.stack(vectors)
         matrices = [matrix[np.newaxis] for matrix in reduced]
         return matrices[0] if request.single else matrices
+
+
+def texts_of(kind: FieldKind, inputs: Any) -> str | list[str] | TokenIds:
+    """The checked texts. InvalidInput for a query with texts, which this model does not rank."""
+    given: Any = inputs if isinstance(inputs, TokenIds) else kind.parse(inputs, "inputs")
+    if isinstance(given, dict):
+        raise InvalidInput(
+            "inputs is a query with texts, and this model ranks none: that takes a vector for each token (ColBERT)",
+            field="inputs",
+            remedy="Serve a reranker with task: text-ranking, or send texts and compare their vectors",
+        )
+    texts: str | list[str] | TokenIds = given
+    return texts
+
+
+def refuse_others(values: Mapping[str, Any], names: Sequence[str] = ("outputs", "top_k", "return_text")) -> None:
+    """InvalidInput for parameters of models with other outputs."""
+    for name in names:
+        if values[name] is not None:
+            raise InvalidInput(
+                f"parameters.{name} is not for this model: it has one kind of vectors"
+                if name == "outputs"
+                else f"parameters.{name} is for a query with texts, which a model with a vector for each token takes",
+                field=f"parameters.{name}",
+                remedy="Leave it out",
+            )
 
 
 def pieces_of(given: TokenIds, prefix: str, size: int) -> list[Pieces]:

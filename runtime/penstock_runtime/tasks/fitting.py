@@ -69,13 +69,16 @@ class Fitter:
         where: Sequence[str],
         rule: Truncation,
         pooling: AnyPooling | None = None,
+        *,
+        template: Template | None = None,
     ) -> tuple[list[Row], int]:
         """One row for each text (or tokenised text), to be pooled by `pooling`, and how many of them were cut.
 
-        `where` names the texts in errors. InvalidInput for the first text that is too long if `rule` does not cut, the
-        first with a token that the model does not have, or the first without any token (`require_tokens`).
+        `template`: the special tokens around them, if not the tokenizer's. `where` names the texts in errors.
+        InvalidInput for the first text that is too long if `rule` does not cut, the first with a token that the model
+        does not have, or the first without any token (`require_tokens`).
         """
-        template = self.tokenizer.single
+        template = template or self.tokenizer.single
         room = self.room(template)
         if texts and isinstance(texts[0], Pieces):
             tokenised = cast("Sequence[Pieces]", texts)

@@ -10,7 +10,10 @@ from penstock.errors import SpecError
 from penstock.resources.prompts import Prompts
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.multi_vector import DOCUMENT, QUERY
+from penstock_runtime.tasks.base import DEFAULT_LIMITS, RequestLimits
 from penstock_runtime.tasks.fields import FieldKind, Text, near
+from penstock_runtime.tasks.fitting import Fitter
 
 PROMPT: dict[str, tuple[FieldKind, Any]] = {"prompt_name": (Text("the name of a prompt"), None)}
 PROMPT_NOTES = {
@@ -28,6 +31,8 @@ class PromptTexts:
 
     texts: Mapping[str, str]
     default: str
+    default_name: str | None = None
+    """The endpoint's; None: it names none."""
 
     @classmethod
     def of(cls, folder: ModelFolder, prompts: Prompts | None) -> PromptTexts:
@@ -35,9 +40,13 @@ class PromptTexts:
 
         SpecError for a `default` or a route's prompt that neither has.
         """
+        own = folder.prompts
+        if folder.multi_vector is not None:
+            # Queries and documents differ in more than their prompts.
+            own = {QUERY: "", DOCUMENT: "", **own}
         if prompts is None:
-            return cls(folder.prompts, folder.default_prompt)
-        texts = {**folder.prompts, **prompts.texts}
+            return cls(own, folder.default_prompt)
+        texts = {**own, **prompts.texts}
         named = {"default": prompts.default, **{f"routes[{path}]": name for path, name in prompts.routes.items()}}
         for field, name in named.items():
             if name is not None and name not in texts:
@@ -49,7 +58,8 @@ class PromptTexts:
                     if texts
                     else "Add its text to serving.prompts.texts",
                 )
-        return cls(texts, folder.default_prompt if prompts.default is None else texts[prompts.default])
+        default = folder.default_prompt if prompts.default is None else texts[prompts.default]
+        return cls(texts, default, prompts.default)
 
     def text(self, name: str | None) -> str:
         """The text of a prompt, or the default; InvalidInput if there is none of this name."""
@@ -62,6 +72,24 @@ class PromptTexts:
                 remedy=near(name, list(self.texts)) if self.texts else "Leave it out: this endpoint has no prompts",
             )
         return self.texts[name]
+
+
+class PromptedTask:
+    """What tasks with prompts are made of."""
+
+    def __init__(
+        self,
+        fitter: Fitter,
+        folder: ModelFolder,
+        limits: RequestLimits = DEFAULT_LIMITS,
+        prompts: Prompts | None = None,
+    ) -> None:
+        """`prompts`: those of the endpoint. Errors as `PromptTexts.of`."""
+        self.tokenizer = fitter.tokenizer
+        self._fitter = fitter
+        self._rule = fitter.rule
+        self._limits = limits
+        self._prompts = PromptTexts.of(folder, prompts)
 
 
 def of_routes(prompts: Prompts | None) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.errors import UnsupportedModel
 from penstock.resources.prompts import Prompts
 from penstock.tasks import TaskName
 from penstock_runtime.models.folder import ModelFolder
@@ -16,7 +17,7 @@ from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits
 from penstock_runtime.tasks.embedding import Embedding, shorten
 from penstock_runtime.tasks.fields import JsonSchema, ListOf, Object, Text, body_schema, parse_parameters
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
-from penstock_runtime.tasks.prompts import PROMPT, PROMPT_NOTES, PromptTexts
+from penstock_runtime.tasks.prompts import PROMPT, PROMPT_NOTES, PromptedTask
 
 PARAMETERS = Object(required={}, optional={**PROMPT, **TRUNCATION}, notes={**PROMPT_NOTES, **TRUNCATION_NOTES})
 EXAMPLES = (
@@ -61,7 +62,7 @@ class SimilarityRequest:
     rule: Truncation
 
 
-class SentenceSimilarity:
+class SentenceSimilarity(PromptedTask):
     """The task. A model without pooling settings uses the mean, as in sentence-transformers."""
 
     name = TaskName.SENTENCE_SIMILARITY
@@ -73,10 +74,14 @@ class SentenceSimilarity:
         limits: RequestLimits = DEFAULT_LIMITS,
         prompts: Prompts | None = None,
     ) -> None:
-        self.tokenizer = fitter.tokenizer
-        self._embedding = Embedding.of(fitter, folder, PromptTexts.of(folder, prompts))
+        super().__init__(fitter, folder, limits, prompts)
+        if folder.multi_vector is not None:
+            raise UnsupportedModel(
+                f"{folder.path} has a vector for each token of a text (ColBERT), not one for the text",
+                remedy="Serve it with task: feature-extraction, which ranks texts for a query",
+            )
+        self._embedding = Embedding.of(fitter, folder, self._prompts)
         self._dimensions = folder.dimensions
-        self._rule = fitter.rule
         self._inputs = inputs(limits)
 
     def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> SimilarityRequest:

@@ -25,10 +25,12 @@ from penstock_runtime.tasks.feature_extraction import (
     inputs,
     pieces_of,
     prefixed,
+    refuse_others,
+    texts_of,
 )
 from penstock_runtime.tasks.fields import parse_parameters
 from penstock_runtime.tasks.fitting import Fitter, Truncation
-from penstock_runtime.tasks.prompts import PromptTexts
+from penstock_runtime.tasks.prompts import PromptedTask
 from penstock_runtime.tasks.scores import finite
 from penstock_runtime.tokens import Pieces, Tokenizer
 
@@ -72,7 +74,7 @@ class SparseRequest:
     rule: Truncation
 
 
-class SparseVectors:
+class SparseVectors(PromptedTask):
     """The task."""
 
     name = TaskName.FEATURE_EXTRACTION
@@ -84,15 +86,13 @@ class SparseVectors:
         limits: RequestLimits = DEFAULT_LIMITS,
         prompts: Prompts | None = None,
     ) -> None:
-        self.tokenizer = fitter.tokenizer
-        self._fitter = fitter
-        self._prompts = PromptTexts.of(folder, prompts)
-        self._limits = limits
+        super().__init__(fitter, folder, limits, prompts)
         self._inputs = inputs(limits)
 
     def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> SparseRequest:
         """See `Task`."""
         values = parse_parameters(parameters, PARAMETERS)
+        refuse_others(values)
         for name in ("normalize", "dimensions", "pooling"):
             if values[name] is not None:
                 raise InvalidInput(
@@ -103,7 +103,7 @@ class SparseVectors:
         prefix = self._prompts.text(values["prompt_name"])
         form = SparseFormat(values["sparse_format"] or SparseFormat.PAIRS)
         rule = self._fitter.rule.asked(values["truncate"], values["truncation_direction"])
-        given = inputs if isinstance(inputs, TokenIds) else self._inputs.parse(inputs, "inputs")
+        given = texts_of(self._inputs, inputs)
         if isinstance(given, TokenIds):
             return SparseRequest(pieces_of(given, prefix, self.tokenizer.embedded_size), given.single, form, rule)
         return SparseRequest(prefixed(given, prefix), isinstance(given, str), form, rule)
@@ -123,15 +123,20 @@ class SparseVectors:
         (indices,) = np.nonzero(weights > 0)
         return SparseVector(indices, weights[indices], weights.size)
 
+    def judged(self, row: Row, reduced: SparseVector) -> tuple[NDArray[Any], ...]:  # noqa: ARG002 - of Judged
+        """See `Judged`."""
+        return (reduced.pairs(),)
+
     def assemble(self, prepared: Prepared, reduced: Sequence[SparseVector]) -> Any:
         """For each text its vector in the form asked for; float32 [texts, vocabulary] for `SparseFormat.DENSE`."""
         request: SparseRequest = prepared.memo
         if request.form is SparseFormat.DENSE:
             return np.stack([one.dense() for one in reduced])
-        return [_formed(one, request.form, self.tokenizer) for one in reduced]
+        return [formed(one, request.form, self.tokenizer) for one in reduced]
 
 
-def _formed(vector: SparseVector, form: SparseFormat, tokenizer: Tokenizer) -> Any:
+def formed(vector: SparseVector, form: SparseFormat, tokenizer: Tokenizer) -> Any:
+    """The vector as JSON in the form asked for, but `SparseFormat.DENSE`."""
     if form is SparseFormat.ARRAYS:
         return {"indices": vector.indices, "values": vector.values}
     # The values stay float32, which JSON has with fewer digits.

@@ -31,7 +31,7 @@ from penstock_runtime.tasks.fields import (
     parse_parameters,
 )
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
-from penstock_runtime.tasks.prompts import PROMPT, PROMPT_NOTES, PromptTexts
+from penstock_runtime.tasks.prompts import PROMPT, PROMPT_NOTES, PromptedTask
 from penstock_runtime.tasks.scores import descending, finite, sigmoid
 from penstock_runtime.tokens import Template
 
@@ -121,7 +121,7 @@ class RankingRequest:
     rule: Truncation
 
 
-class TextRanking:
+class TextRanking(PromptedTask):
     """The task."""
 
     name = TaskName.TEXT_RANKING
@@ -133,16 +133,14 @@ class TextRanking:
         limits: RequestLimits = DEFAULT_LIMITS,
         prompts: Prompts | None = None,
     ) -> None:
+        super().__init__(fitter, folder, limits, prompts)
         self._prompted = _prompted(fitter, folder) if folder.ranks_by_words else None
         if self._prompted is None and folder.num_labels != 1:
             raise UnsupportedModel(
                 f"{folder.path} has {folder.num_labels} labels; a ranking model has one, the score",
                 remedy="Use the task text-classification, which takes pairs of texts too, or a cross-encoder model",
             )
-        self.tokenizer = fitter.tokenizer
-        self._fitter = fitter
         self._inputs = inputs(limits)
-        self._prompts = PromptTexts.of(folder, prompts)
         # With any other function the sigmoid stays: scores from 0 to 1.
         self._raw_pairs = (folder.activation or "").rpartition(".")[2] == "Identity"
 

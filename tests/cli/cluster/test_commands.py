@@ -96,6 +96,7 @@ def test_an_endpoint_that_the_operator_has_not_seen_points_to_the_operator() -> 
 KUBECTL = """#!/bin/sh
 case "$*" in
   *forbidden*) echo 'Error from server (Forbidden): no' >&2; exit 1;;
+  *ignore-not-found*"-- e") echo '{"metadata": {"name": "e", "namespace": "a"}}';;
   *ignore-not-found*) ;;
   *) echo '{"items": []}';;
 esac
@@ -106,6 +107,7 @@ esac
     ("words", "message"),
     [
         (("why", "absent"), "there is no ModelEndpoint absent"),
+        (("status", "absent"), "there is no ModelEndpoint absent"),
         (("status", "--namespace", "forbidden"), "kubectl get modelendpoints.penstock.dev: Error from server"),
     ],
 )
@@ -125,6 +127,18 @@ def test_the_status_without_endpoints_counts_none(tmp_path: Path) -> None:
     program.chmod(0o755)
 
     assert "0 of 0 endpoints are ready." in invoke("status", environment={"PATH": f"{tmp_path}:/bin:/usr/bin"}).output
+
+
+def test_the_status_of_one_endpoint_is_shown_by_name(tmp_path: Path) -> None:
+    program = tmp_path / "kubectl"
+    program.write_text(KUBECTL)
+    program.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/bin:/usr/bin"}
+
+    assert "0 of 1 endpoints are ready, 1 New." in invoke("status", "e", environment=environment).output
+    both = invoke("status", "e", "--all-namespaces", environment=environment)
+    assert both.exit_code == 2
+    assert "leave --all-namespaces out" in both.output
 
 
 def test_without_kubectl_the_error_names_it(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from tests.runtime.store.artefacts import write_artefact
 
 KUBECTL = """#!/bin/sh
 case "$*" in
+  *"get modelendpoints"*closed*) echo '{"metadata": {"name": "closed"}, "spec": {"tls": {"secretName": "s"}}}';;
   *"get modelendpoints"*) cat "$ANSWERS/endpoint";;
   *"get optimizedmodels"*) cat "$ANSWERS/model";;
   *"get pods"*) cat "$ANSWERS/pods";;
@@ -116,6 +117,7 @@ def test_the_table_of_a_namespace_without_endpoints_states_that(tmp_path: Path) 
 def test_an_endpoint_of_a_cluster_is_measured_through_a_forwarded_port(tmp_path: Path) -> None:
     task = TaskName.FEATURE_EXTRACTION
     model = make_model(tmp_path / "model", task)
+    (tmp_path / "endpoint").write_text(json.dumps(endpoint("emotion", "True", "Serving")))
     with serving(model, task) as server:
         variables = environment(tmp_path, SERVICE_PORT=str(server.server.port))
         words = ("--lengths", 8, "--batches", 1, "--seconds", 0.1, "--rounds", 1, "--output", tmp_path / "results")
@@ -126,3 +128,19 @@ def test_an_endpoint_of_a_cluster_is_measured_through_a_forwarded_port(tmp_path:
     assert (tmp_path / "results" / "report.html").is_file()
     assert failed.exit_code == 1
     assert 'kubectl port-forward service/absent: error: services "absent" not found' in failed.output
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("modelendpoint/closed", "closed serves HTTPS, and requests of the bench are plain HTTP. Measure an endpoint"),
+        ("emotion", "there is no file emotion. Give modelendpoint/emotion for an endpoint of a cluster"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_measured_is_refused_with_what_to_do(
+    target: str, message: str, tmp_path: Path
+) -> None:
+    run = invoke("bench", target, environment=environment(tmp_path))
+
+    assert run.exit_code == 1
+    assert message in " ".join(run.output.split())

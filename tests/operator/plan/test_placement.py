@@ -45,6 +45,14 @@ def on(instance: str, name: str = "n", **more: Fraction) -> NodeFacts:
     return NodeFacts(name, {"kubernetes.io/arch": arch, EC2: instance}, allocatable={**ROOM, **devices})
 
 
+def accelerated(accelerator: str, *, present: bool) -> NodeFacts:
+    labels = {"karpenter.k8s.aws/instance-accelerator-name": accelerator}
+    labels |= {"neuron.amazonaws.com/present": "true"} if present else {}
+    return NodeFacts(
+        "new", {"kubernetes.io/arch": "amd64", **labels}, allocatable={**ROOM, "aws.amazon.com/neuron": Fraction(2)}
+    )
+
+
 def nfd(vendor: str, family: int, model: int, *flags: str, threads: str = "true") -> NodeFacts:
     labels = {
         "kubernetes.io/arch": "amd64",
@@ -81,6 +89,10 @@ BELONGS: list[tuple[NodeFacts, set[str]]] = [
     (on("c6g.xlarge"), set()),
     (on("inf1.xlarge", neuron=Fraction(1)), {"inf1"}),
     (on("inf2.24xlarge", neuron=Fraction(2)), {"inf2"}),
+    (accelerated("inferentia", present=True), {"inf1"}),
+    (accelerated("inferentia2", present=True), {"inf2"}),
+    (accelerated("trainium", present=True), set()),
+    (accelerated("inferentia2", present=False), set()),  # the device plugin has not labelled it
     (on("Standard_D8s_v6"), {"sapphirerapids"}),
     (on("Standard_D8s_v5"), set()),  # one of three generations
     (on("Standard_D8ads_v6"), {"zen4"}),
@@ -126,9 +138,9 @@ def test_a_missing_device_plugin_is_named() -> None:
     assert words(place(needs("inf1"), nodes)) == (
         "no node offers aws.amazon.com/neuron: hardwareClass inf1 wants nodes labelled "
         "node.kubernetes.io/instance-type in (inf1.xlarge, inf1.2xlarge, inf1.6xlarge, …), or "
-        "karpenter.k8s.aws/instance-family=inf1 with the Neuron device plugin; 3 nodes were looked at: 2 lack the "
-        "labels, 1 (ip-10-0-3-7) has the labels but advertises no aws.amazon.com/neuron: is the device "
-        "plugin running there?"
+        "karpenter.k8s.aws/instance-family=inf1 or in 1 other way that docs/reference/hardware-classes.md lists with "
+        "the Neuron device plugin; 3 nodes were looked at: 2 lack the labels, 1 (ip-10-0-3-7) has the labels but "
+        "advertises no aws.amazon.com/neuron: is the device plugin running there?"
     )
 
 

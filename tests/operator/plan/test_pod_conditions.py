@@ -292,7 +292,7 @@ def test_the_objective_is_compared_with_the_measured_capacity(
 @pytest.mark.parametrize(
     ("change", "reason", "expected"),
     [
-        ({"hardwareClass": "icelak"}, "HardwareClassNotFound", "there are: any, icelake"),
+        ({"hardwareClass": "icelak"}, "HardwareClassNotFound", "there are: any, icelake. Did you mean icelake?"),
         ({"workload": {"textsFrom": {"configMapName": "texts", "key": "texts"}}}, "TextsNotFound", "ConfigMap texts"),
         ({"cores": 0}, "InvalidSpec", "cores"),
         ({"model": "org/model"}, "InvalidSpec", "hf://org/model"),
@@ -327,13 +327,13 @@ def test_neuron_cores_that_are_no_whole_devices_are_not_accepted() -> None:
     kube.classes["inf1"] = {
         **kube.classes["any"],
         "metadata": {"name": "inf1"},
-        "spec": {"neuron": {"coresPerDevice": 4}},
+        "spec": {"neuron": {"target": "inf1", "coresPerDevice": 4}, "schedulerName": "my-scheduler"},
     }
     made = kube.reconcile()
     assert condition(made, "Accepted")[:2] == ("False", "InvalidCores")
     kube.edit(cores=8)
-    kube.reconcile()
-    limits = kube.objects["Job", kube.job]["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+    kube.optimised()
+    limits = kube.deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert (limits["aws.amazon.com/neuron"], limits["cpu"]) == ("2", "4")
 
 

@@ -13,7 +13,6 @@ from penstock_operator.plan import names
 from penstock_operator.plan.credentials import KEYS
 from penstock_operator.plan.installation import PlanSettings, StoreVolume
 from penstock_operator.plan.observed import DesiredScale, Ref
-from penstock_operator.plan.serving_objects import Drain
 from tests.operator.plan.kube import SETTINGS, Json, Kube, hardware_class, reference, result
 
 
@@ -96,24 +95,22 @@ def test_the_class_any_has_no_node_requirements() -> None:
     assert "tolerations" not in pod
 
 
-def test_a_class_may_name_architecture_scheduler_runtime_class_and_devices() -> None:
-    kube = Kube(hardwareClass="special", cores=4)
+def test_a_class_may_name_architecture_scheduler_runtime_class_and_resources() -> None:
+    kube = Kube(hardwareClass="special", cores=3)
     kube.classes["special"] = hardware_class(
         "special",
         architecture="arm64",
         schedulerName="my-scheduler",
-        runtimeClassName="neuron",
-        neuron={"coresPerDevice": 4, "hostCpusPerDevice": 3},
+        runtimeClassName="fast",
         resources={"example.com/fast": 1},
     )
     for value in both(kube.optimised()):
         pod = value["spec"]["template"]["spec"]
-        assert (pod["schedulerName"], pod["runtimeClassName"]) == ("my-scheduler", "neuron")
+        assert (pod["schedulerName"], pod["runtimeClassName"]) == ("my-scheduler", "fast")
         terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
         assert terms == [{"matchExpressions": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]}]}]
         limits = container_of(value)["resources"]["limits"]
-        assert (limits["cpu"], limits["aws.amazon.com/neuron"], limits["example.com/fast"]) == ("3", "1", "1")
-    assert "PENSTOCK_CORES" not in env_of(kube.deployment)
+        assert (limits["cpu"], limits["example.com/fast"]) == ("3", "1")
 
 
 def test_the_environment_has_all_settings_of_the_runtime() -> None:
@@ -179,12 +176,21 @@ def test_runtime_and_job_parse_the_variables_of_their_pods() -> None:
     assert str(job.texts) == "/etc/penstock/texts.txt"
 
 
-@pytest.mark.parametrize("seconds", [0, 5, 20, 600])
-def test_a_pod_drains_within_its_grace_period(seconds: int) -> None:
-    drain = Drain.of(seconds)
-    assert drain.delay < drain.limit < drain.grace
-    pod = Kube(rollout={"drainSeconds": seconds}).optimised().deployment["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] == drain.grace
+@pytest.mark.parametrize(
+    ("task", "rollout", "limit"),
+    [
+        ("text-classification", {"drainSeconds": 0}, 35),
+        ("text-classification", {"drainSeconds": 600}, 635),
+        ("text-classification", {"finishSeconds": 60}, 80),
+        ("text-generation", {}, 320),
+        ("text-generation", {"drainSeconds": 5, "finishSeconds": 5}, 10),
+    ],
+)
+def test_a_pod_drains_within_its_grace_period(task: str, rollout: dict[str, int], limit: int) -> None:
+    made = Kube(task=task, rollout=rollout).optimised().deployment
+    pod = made["spec"]["template"]["spec"]
+    assert env_of(made)["PENSTOCK_DRAIN_LIMIT_SECONDS"] == str(limit)
+    assert pod["terminationGracePeriodSeconds"] > limit > int(env_of(made)["PENSTOCK_DRAIN_DELAY_SECONDS"])
 
 
 def test_rollouts_remove_no_pod_before_a_new_one_serves() -> None:

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from penstock.tasks import TaskName
+from penstock_runtime.generation.loop import LoopState
+from penstock_runtime.generation.scheduler import PlannedRow, Sequence, Step
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from testbed.ports import some_free_ports
@@ -28,6 +30,16 @@ class ServingPod:
         """Count `count` answered requests; `late` of them took `late_seconds`."""
         for index in range(count):
             self.metrics.finished(ROUTE, 200, late_seconds if index < late else seconds, inference=True)
+
+    def generate(self, tokens: int, *, first_token_seconds: float = 0.1) -> None:
+        """Count an answer of text generation with this number of tokens, one step each."""
+        metrics = self.metrics.generation
+        metrics.state = lambda: (LoopState(), 1)
+        metrics.first_token(first_token_seconds)
+        sequence = Sequence(0, [1], 2)
+        for _ in range(tokens):
+            metrics.step(Step((PlannedRow(sequence, 1, samples=True),), 16), 0.01)
+        self.answer(1, seconds=first_token_seconds + 0.01 * tokens)
 
     def refuse(self, count: int) -> None:
         """Count requests refused with 429."""

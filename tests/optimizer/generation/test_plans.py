@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.hardware import Isa
 from penstock.manifest import CandidateFacts, GenerationSpeed, Outcome, ReasonCode
 from penstock.recipe import EngineName, Precision, Recipe
-from penstock.resources.endpoint import Latency, Objective, Optimization, Throughput
-from penstock_optimizer.generation.plans import FP32, STORAGE, best, candidates, concluded
+from penstock.resources.endpoint import Latency, Objective, Optimization, Throughput, TokenTime
+from penstock_optimizer.generation.plans import FP32, STORAGE, best, candidates, concluded, time_over_limit
 
 INT8 = Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_WEIGHTS)
 INT4 = Recipe(engine=EngineName.OPENVINO, precision=Precision.INT4_WEIGHTS)
@@ -61,10 +63,36 @@ FAST_SHARED = facts(INT4, first=80, following=20, rate=300)
         (Objective(), INT8),
         (Objective(latency=Latency(p95_milliseconds=100)), INT8),
         (Objective(throughput=Throughput(requests_per_second=1)), INT4),
+        (Objective(tokens_per_second=200), INT4),
+        (Objective(time_to_first_token=TokenTime(p95_milliseconds=90)), INT8),
+        (Objective(time_to_first_token=TokenTime(p95_milliseconds=90), tokens_per_second=200), INT4),
+        (Objective(time_to_first_token=TokenTime(p95_milliseconds=60), tokens_per_second=200), INT8),
+        (Objective(time_per_output_token=TokenTime(p95_milliseconds=15), tokens_per_second=200), INT8),
+        (Objective(time_per_output_token=TokenTime(p95_milliseconds=5), tokens_per_second=200), INT8),
     ],
 )
 def test_the_objective_decides_between_one_client_and_many(objective: Objective, expected: Recipe) -> None:
     assert best([SLOW_SHARED, FAST_SHARED], objective).recipe == expected
+
+
+@given(
+    st.lists(st.tuples(*[st.floats(1, 1000)] * 3), min_size=1, max_size=8),
+    st.floats(1, 1000),
+    st.floats(1, 1000),
+)
+def test_a_plan_within_the_time_limits_is_preferred_to_one_that_is_not(
+    speeds: list[tuple[float, float, float]], first: float, following: float
+) -> None:
+    limits = Objective(
+        time_to_first_token=TokenTime(p95_milliseconds=first),
+        time_per_output_token=TokenTime(p95_milliseconds=following),
+        tokens_per_second=1,
+    )
+    measured = [facts(INT8, first=a, following=b, rate=c) for a, b, c in speeds]
+    chosen = best(measured, limits).generation
+    assert chosen is not None
+    over = [time_over_limit(one.generation, limits) for one in measured if one.generation is not None]
+    assert time_over_limit(chosen, limits) <= min(over) * 1.05
 
 
 def test_the_second_criterion_decides_between_near_ones() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.capacity import CapacityCurve
+from penstock.capacity import CapacityCurve, TokenCurve, TokenPoint
 from penstock.manifest import CandidateFacts, Manifest, Outcome, ReasonCode, ServedGraph, ServedModel
 from penstock.recipe import Batching, ShortRoute
 from penstock.resources.result import Result
@@ -205,6 +205,29 @@ def test_external_texts_are_escaped() -> None:
 
     assert nasty not in page
     assert page.count(html.escape(nasty)) >= 4
+
+
+def test_the_capacity_of_text_generation_is_a_table_with_its_limits() -> None:
+    points = [
+        TokenPoint(
+            clients=clients,
+            requests_per_second=clients,
+            tokens_per_second=40 * clients,
+            first_token_p95_milliseconds=100 * clients,
+            next_token_p95_milliseconds=20,
+            samples=20,
+        )
+        for clients in (1, 2, 4)
+    ]
+    page = render_report(changed(token_capacity=TokenCurve.of(points, first_token=250, next_token=None)))
+    assert "Limits: 250 ms to the first token, 100 ms between tokens" in page
+    rows = [re.findall("<td[^>]*>([^<]*)</td>", row) for row in page.split('id="tokens"')[1].split("<tr>")[2:5]]
+    assert rows == [
+        ["1", "40.0", "1.00", "100", "20.0", "yes"],
+        ["2", "80.0", "2.00", "200", "20.0", "yes, most tokens"],
+        ["4", "160", "4.00", "400", "20.0", "no"],
+    ]
+    assert "one replica with 2 clients" in page
 
 
 def test_charts_without_data_are_left_out() -> None:

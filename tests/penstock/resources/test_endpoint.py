@@ -25,6 +25,8 @@ from penstock.resources.endpoint import (
     Objective,
     OptimizationMode,
     Throughput,
+    TokenTime,
+    Workload,
 )
 from penstock.resources.source import ModelSource, Scheme
 from penstock.resources.yaml_documents import Loader
@@ -137,6 +139,14 @@ def test_every_field_is_read_from_yaml() -> None:
         (Objective(latency=Latency(p95_milliseconds=20)), "p95 within 20 ms"),
         (Objective(throughput=Throughput(requests_per_second=12.5)), "12.5 requests/s"),
         (
+            Objective(
+                time_to_first_token=TokenTime(p95_milliseconds=300),
+                time_per_output_token=TokenTime(p95_milliseconds=40),
+                tokens_per_second=90,
+            ),
+            "first token within 300 ms and 40 ms per token and 90 tokens/s",
+        ),
+        (
             Objective(latency=Latency(p95_milliseconds=20), throughput=Throughput(requests_per_second=100)),
             "p95 within 20 ms and 100 requests/s",
         ),
@@ -144,6 +154,13 @@ def test_every_field_is_read_from_yaml() -> None:
 )
 def test_objectives_are_described_in_one_line(objective: Objective, summary: str) -> None:
     assert objective.summary == summary
+
+
+@pytest.mark.parametrize("text", ["prompt,output\n128,64\n512,32\n", "128,64\n512,32"])
+def test_lengths_of_requests_are_read_from_csv(text: str) -> None:
+    workload = Workload(lengths=text)
+    assert workload.request_lengths == ((128, 64), (512, 32))
+    assert Workload().request_lengths == ()
 
 
 def test_null_counts_as_left_out_as_in_kubernetes() -> None:
@@ -200,6 +217,19 @@ BAD: list[tuple[str, object, str]] = [
     ("spec.objective.latency", {"p95Milliseconds": 0}, "p95Milliseconds: must be over 0 (given: 0)"),
     ("spec.objective.latency", {}, "spec.objective.latency.p95Milliseconds is missing. Add it"),
     ("spec.objective.throughput", 3, "spec.objective.throughput: must hold fields of its own (given: 3)"),
+    (
+        "spec.objective",
+        {"timeToFirstToken": {"p95Milliseconds": 300}},
+        "objective.timeToFirstToken, timePerOutputToken and tokensPerSecond are for text-generation, and task is ",
+    ),
+    ("spec.objective", {"timePerOutputToken": {"p95Milliseconds": 40}}, "write objective.latency or objective."),
+    ("spec.objective", {"tokensPerSecond": 90}, "write objective.latency or objective.throughput"),
+    ("spec.objective.tokensPerSecond", 0, "spec.objective.tokensPerSecond: must be over 0 (given: 0)"),
+    ("spec.objective.timeToFirstToken", {}, "spec.objective.timeToFirstToken.p95Milliseconds is missing. Add it"),
+    ("spec.workload", {"lengths": "8,8"}, "workload.lengths are for text-generation, and task is "),
+    ("spec.workload.lengths", "8;8", "'8;8' is not a list of request lengths. Write one request on each line: "),
+    ("spec.workload.lengths", "8,8\n9,0", "is not a list of request lengths. Write one request on each line: "),
+    ("spec.workload", {"lengths": "8,8", "sequenceLengths": [8]}, "lengths and sequenceLengths are both given: keep"),
     ("spec.workload.sequenceLengths", [8, 0], "spec.workload.sequenceLengths[1]: must be at least 1 (given: 0)"),
     ("spec.workload.sequenceLengths", 8, "spec.workload.sequenceLengths: must be a list (given: 8). Start each entry"),
     ("spec.workload.texts", [""], "spec.workload.texts[0]: must not be empty"),

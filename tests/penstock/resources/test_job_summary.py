@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.capacity import CapacityCurve, CapacityPoint
+from penstock.capacity import CapacityCurve, CapacityPoint, TokenCurve, TokenPoint
 from penstock.errors import ArtefactError, ModelAccessDenied, PenstockError
 from penstock.hardware import CpuIdentity, Isa
 from penstock.manifest import (
@@ -24,7 +24,7 @@ from penstock.manifest import (
 )
 from penstock.recipe import EngineName, Plan, Precision, Recipe
 from penstock.resources.job_summary import LIMIT_BYTES, Summary, summary_of
-from penstock.resources.result import ArtefactReference
+from penstock.resources.result import ArtefactReference, Result
 from penstock.tasks import Head, TaskName
 
 DIGEST = f"sha256:{'ab' * 32}"
@@ -101,6 +101,45 @@ def manifest(**changes: Any) -> Manifest:
 
 def summary(made: Manifest, uri: str = URI) -> Summary:
     return summary_of(made, digest=DIGEST, uri=uri, size_bytes=70_000_000)
+
+
+def token_curve() -> TokenCurve:
+    points = [
+        TokenPoint(
+            clients=2**power,
+            requests_per_second=1.23456 * 2**power,
+            tokens_per_second=98.7654 * 2**power,
+            first_token_p95_milliseconds=100 * 2**power,
+            next_token_p95_milliseconds=12.3456,
+            samples=20,
+        )
+        for power in range(7)
+    ]
+    return TokenCurve.of(points, first_token=900, next_token=None)
+
+
+def test_the_result_has_the_capacity_in_tokens_as_the_autoscaler_takes_it() -> None:
+    result = Result.of(manifest(token_capacity=token_curve()))
+    assert result.token_capacity is not None
+    assert result.token_capacity.tokens_per_second == 790.1
+    within = result.token_capacity.curve.within
+    assert within is not None
+    assert (within.clients, within.requests_per_second) == (8, 9.876)
+    assert Result.of(manifest()).token_capacity is None
+
+
+def test_a_report_that_is_too_long_keeps_the_best_point_of_the_capacity_in_tokens() -> None:
+    result = Result.of(manifest(token_capacity=token_curve()))
+    assert result.token_capacity is not None
+    whole = Summary(succeeded=True, artefact=ArtefactReference(digest=DIGEST, uri=URI), result=result)
+    for limit in range(900, 2400, 50):
+        message = whole.to_message(limit=limit)
+        read = Summary.from_message(message).result
+        assert read is not None
+        if read.token_capacity is not None and read.token_capacity.points:
+            within = read.token_capacity.curve.within
+            assert within is not None
+            assert within.clients == 8
 
 
 def test_a_report_holds_what_was_found() -> None:

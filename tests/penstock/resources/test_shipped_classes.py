@@ -6,7 +6,13 @@ import pytest
 
 from penstock.errors import SpecError
 from penstock.hardware import CpuIdentity, Isa
-from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec, Neuron
+from penstock.resources.hardware_class import (
+    Architecture,
+    HardwareClass,
+    HardwareClassSpec,
+    Neuron,
+    NeuronResource,
+)
 from penstock.resources.shipped_classes import DEDICATED, HARDWARE_CLASSES
 
 ICE_LAKE = CpuIdentity(vendor="GenuineIntel", family=6, model=106, model_name="Xeon 8375C", isa=Isa.AVX512_VNNI)
@@ -92,3 +98,48 @@ def test_a_class_accepts_a_node_by_its_processor(name: str, cpu: CpuIdentity, wo
     objection = HARDWARE_CLASSES[name].objection(cpu, name=name)
     assert words in objection
     assert bool(words) == bool(objection)
+
+
+@pytest.mark.parametrize(
+    ("update", "cores", "words"),
+    [
+        ({}, 2, ""),
+        ({}, 24, ""),  # all devices of the largest node
+        ({}, 4, "4 NeuronCores have to be those of 2 neighbouring devices"),
+        ({}, 22, "22 NeuronCores have to be those of 11 neighbouring devices"),
+        ({}, 26, "26 NeuronCores are more than the 24 of the class's largest node"),
+        ({"schedulerName": "neuron-scheduler"}, 4, ""),
+        ({"neuron": {"coresPerDevice": 2, "mostDevices": 6}}, 12, ""),
+        ({"neuron": {"coresPerDevice": 2, "mostDevices": 1}}, 2, ""),
+        ({"neuron": {"coresPerDevice": 2, "mostDevices": 1, "resource": "core"}}, 2, ""),
+        ({}, 3, "3 NeuronCores are not whole devices"),
+    ],
+)
+def test_neighbouring_neuron_devices_need_a_scheduler_that_knows_them(
+    update: dict[str, object], cores: int, words: str
+) -> None:
+    spec = HardwareClassSpec.model_validate({**HARDWARE_CLASSES["inf2"].to_object(), **update})
+    wrong = spec.objection_to_cores(cores)
+    assert (wrong is None) == (not words)
+    if wrong is not None:
+        assert words in str(wrong)
+        assert (wrong.field, bool(wrong.remedy)) == ("spec.cores", True)
+
+
+def test_a_class_of_cpus_has_no_objection_to_cores() -> None:
+    assert HARDWARE_CLASSES["icelake"].objection_to_cores(7) is None
+
+
+def test_neuron_cores_are_requested_instead_of_devices_where_the_class_names_them() -> None:
+    neuron = Neuron(cores_per_device=2, resource=NeuronResource.CORE)
+    spec = HardwareClassSpec(neuron=neuron, scheduler_name="neuron-scheduler")
+    assert spec.requests(4) == {"cpu": 4, "aws.amazon.com/neuroncore": 4}
+    assert spec.devices_text(4) == "4 aws.amazon.com/neuroncore"
+
+
+def test_models_for_neuron_devices_are_compiled_on_x86_nodes_without_devices() -> None:
+    for name in ("inf1", "inf2"):
+        host = HARDWARE_CLASSES[name].compile_host
+        assert host.requests(8) == {"cpu": 8}
+        assert (host.architecture, host.node_selector_terms) == (Architecture.AMD64, ())
+        assert [toleration.key for toleration in host.tolerations] == [DEDICATED]

@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import numpy as np
 import uvloop
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from penstock.tasks import HEAD_OF_TASK, Head, TaskName
@@ -186,12 +187,35 @@ class Model:
                 raise NotImplementedError("see small_generation_model")
 
 
-def write_sparse_folder(path: Path) -> Path:
+def write_sparse_folder(path: Path, _: TaskName = TaskName.FEATURE_EXTRACTION) -> Path:
     """The files of a model with sparse vectors."""
     write_folder(path, TaskName.FILL_MASK)
     modules = [("", "MLMTransformer"), ("1_SpladePooling", "SpladePooling")]
     entries = [{"path": where, "type": f"sentence_transformers.models.{kind}"} for where, kind in modules]
     (path / "modules.json").write_text(json.dumps(entries))
+    return path
+
+
+def write_token_vectors_folder(path: Path, values: int = 3) -> Path:
+    """The files of a model with a vector of `values` numbers for each token, as PyLate writes them."""
+    write_folder(path, TaskName.FEATURE_EXTRACTION)
+    modules = [("", "sentence_transformers.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense")]
+    (path / "modules.json").write_text(json.dumps([{"path": where, "type": kind} for where, kind in modules]))
+    (path / "config_sentence_transformers.json").write_text('{"query_length": 12, "query_prefix": "[MASK]"}')
+    (path / "1_Dense").mkdir()
+    dense = {"in_features": WIDTH, "out_features": values, "bias": False}
+    (path / "1_Dense" / "config.json").write_text(json.dumps(dense))
+    weight = np.random.default_rng(3).normal(size=(values, WIDTH)).astype(np.float32)
+    save_file({"linear.weight": weight}, path / "1_Dense" / "model.safetensors")
+    return path
+
+
+def write_three_outputs_folder(path: Path) -> Path:
+    """The files of a model with the three outputs of BGE-M3."""
+    write_folder(path, TaskName.FEATURE_EXTRACTION)
+    for seed, (name, values) in enumerate((("colbert_linear", WIDTH), ("sparse_linear", 1))):
+        weight = np.random.default_rng(seed).normal(size=(values, WIDTH)).astype(np.float32)
+        save_file({"weight": weight, "bias": np.ones(values, np.float32)}, path / f"{name}.safetensors")
     return path
 
 

@@ -269,10 +269,17 @@ class TestSentenceModules:
         with pytest.raises(UnsafeModel, match=r"wants the class custom_st\.MyPooling"):
             ModelFolder.open(sentence_folder(tmp_path, {}, "custom_st.MyPooling"))
 
-    def test_multi_vector_models_are_refused_with_the_reason(self, tmp_path: Path) -> None:
+    def test_a_multi_vector_model_without_the_file_of_a_module_is_refused(self, tmp_path: Path) -> None:
         folder = sentence_folder(tmp_path, {}, "pylate.models.Dense.Dense")
-        with pytest.raises(UnsupportedModel, match=r"a vector for each token \(ColBERT\), which are not served"):
-            ModelFolder.open(folder)
+        modules = json.loads((folder / "modules.json").read_bytes())
+        write_json(folder / "modules.json", [modules[0], modules[2]])
+        with pytest.raises(CorruptModel, match=r"lacks 2_pylate\.models\.Dense\.Dense/config\.json"):
+            _ = ModelFolder.open(folder).multi_vector
+
+    def test_other_modules_of_a_multi_vector_model_are_refused(self, tmp_path: Path) -> None:
+        folder = ModelFolder.open(sentence_folder(tmp_path, {}, "pylate.models.Dense.Dense"))
+        with pytest.raises(UnsupportedModel, match=r"has a Pooling module \(1_Pooling\), and is of a model"):
+            _ = folder.multi_vector
 
     def test_a_module_outside_of_the_folder_is_refused(self, tmp_path: Path) -> None:
         folder = sentence_folder(tmp_path, {})

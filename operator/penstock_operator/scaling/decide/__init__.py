@@ -4,6 +4,7 @@
     interpret    Prometheus' answers -> metrics
     counters     samples of counters -> rates, for pods that the operator scrapes itself
     service      the capacity of replicas from the measured curve, and how much slower they are
+    tokens       the load of text generation in requests of the measured workload
     demand       rates -> the demand at the time when new replicas have started, and the reserve beyond it
     state        what is kept between two decisions, and the handover snapshot for a new leader
     trial        counts of two plans -> whether a canary goes on, passes or is rejected
@@ -20,6 +21,7 @@ from penstock_operator.scaling.decide.replicas import decide, replicas_for_load
 from penstock_operator.scaling.decide.service import Service
 from penstock_operator.scaling.decide.settings import ScalingSettings, WhenMissing
 from penstock_operator.scaling.decide.state import Peak, Started, State, dump_handover, restore_handover
+from penstock_operator.scaling.decide.tokens import in_measured_requests
 
 __all__ = [
     "Cause",
@@ -40,6 +42,7 @@ __all__ = [
     "WhenMissing",
     "decide",
     "dump_handover",
+    "in_measured_requests",
     "known",
     "replicas_for_load",
     "restore_handover",

@@ -71,7 +71,8 @@ class Capacity:
     significantly above it counts at once."""
     started: float
     """Those of them that have started."""
-    objective_seconds: float
+    in_flight_seconds: float
+    """A request that is answered within the objective is in flight for no longer."""
     start_up_seconds: float
 
 
@@ -145,7 +146,7 @@ def demand_of(
             to_keep = min(level, max(rate, level - LEVEL_SECONDS * fall))
     in_flight = (known(metrics.in_flight) or 0.0) * metrics.scale
     # Little's law: a demand that is answered within the objective keeps at most this many in flight.
-    backlog = max(0.0, in_flight - max(1.0, level * capacity.objective_seconds))
+    backlog = max(0.0, in_flight - max(1.0, level * capacity.in_flight_seconds))
     return Demand(
         now=level,
         forecast=forecast,

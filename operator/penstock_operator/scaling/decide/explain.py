@@ -37,11 +37,14 @@ def _load(decision: Decision, settings: ScalingSettings, service: Service) -> st
     demand = decision.demand
     assert demand is not None  # noqa: S101 - checked by the caller
     text = f"{number(demand.now)} requests/s now"
+    if service.tokens_per_request is not None:
+        text = f"{number(demand.now)} requests/s of {number(service.tokens_per_request)} tokens now"
     if demand.forecast > demand.now * 1.005:
         text += f", {number(demand.forecast)} forecast in {demand.ahead_seconds:.0f} s"
     if demand.backlog >= 1:
         text += f", {number(demand.backlog)} waiting to be worked off in {settings.drain_seconds:.0f} s"
-    objective = f"p95 {number(service.p95_objective_milliseconds)} ms"
+    first = "" if service.tokens_per_request is None else " of the first token"
+    objective = f"p95{first} {number(service.p95_objective_milliseconds)} ms"
     at = f"at {objective}" if service.within_objective else f"({objective} is out of reach)"
     # The actual reserve: for a small fleet it may be more than the setting.
     asked = rate_to_plan(demand.planned, demand.forecast, settings.headroom, service.rate)

@@ -63,7 +63,9 @@ class Answers:
     in_flight: Answer
     """`sum(in_flight)`."""
     buckets: Answer
-    """`sum by (le) (rate(request_seconds_bucket[slow]))`."""
+    """`sum by (le) (rate(request_seconds_bucket[slow]))`, of text generation that of the time to the first token."""
+    tokens_per_request: Answer = Vector()
+    """Output tokens of an answer of text generation; NaN without answers; empty of other tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,14 @@ def metrics_of(answers: Answers, targets: ScrapeTargets) -> Metrics:
         coverage=coverage,
         fast_seconds=targets.fast_seconds,
         slow_seconds=targets.slow_seconds,
+        tokens_per_request=_tokens_per_request(answers.tokens_per_request),
     )
+
+
+def _tokens_per_request(answer: Answer) -> Measurement:
+    """Idle where it is not known: a request then counts as one of the measured workload."""
+    found = _single(answer, "tokens of an answer")
+    return found if isinstance(found, Value) else Idle()
 
 
 def _fresh(scraped: Vector, evaluated_at: float, targets: ScrapeTargets) -> tuple[set[str], str]:

@@ -66,13 +66,17 @@ class Metrics:
     good_share: Measurement
     """Share of the answers within the objective, over the slow window, 0 to 1. Idle when there were none."""
     p95_milliseconds: Measurement
-    """Observed p95 over the slow window. Idle when there were no answers."""
+    """Observed p95 over the slow window, of text generation that of the time to the first token, as the share above.
+    Idle when there were no answers."""
     coverage: float = 1.0
     """Share of the ready pods that were scraped lately, 0 to 1. Under 1 the rates above are of these pods only."""
     fast_seconds: float = 30.0
     """Length of the fast window, seconds."""
     slow_seconds: float = 120.0
     """Length of the slow window, seconds."""
+    tokens_per_request: Measurement = Idle()
+    """Output tokens of an answer of text generation, mean of the slow window. Idle without answers, and of other
+    tasks."""
 
     @property
     def scale(self) -> float:

@@ -156,7 +156,7 @@ def _inputs(settings: ScalingSettings, service: Service | None, seen: Observatio
             one=service.capacity(slowdown),
             requested=service.total(max(seen.replicas, 1), slowdown=slowdown),
             started=service.total(max(min(seen.ready, seen.replicas), 1), slowdown=slowdown),
-            objective_seconds=service.p95_objective_milliseconds / 1000,
+            in_flight_seconds=service.longest_in_flight_seconds,
             start_up_seconds=start_up_seconds,
         )
         demand = demand_of(seen.metrics, settings, capacity, state, now)

@@ -21,13 +21,19 @@ factor (less cache, a lower clock, a noisy neighbour, longer texts).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.capacity import CapacityCurve
+from penstock.capacity import CapacityCurve, TokenCurve
 
 SLOWEST = 4.0
 FASTEST = 0.25
 """Slow-downs are searched between these two."""
+IN_FLIGHT_MARGIN = 1.5
+"""Requests in flight beyond this many times those that the demand keeps in flight on average are a backlog: the number
+of busy clients varies."""
+SIGMAS = 1.645
+"""Standard normal quantile of 0.95."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,18 @@ class Service:
     """Requests go to the least busy replica, not to a random one."""
     within_objective: bool = True
     """False: even a nearly idle replica misses the objective; `rate` is then the rate that it keeps up with."""
+    seconds_in_flight: float | None = None
+    """Only of text generation: how long a request takes on average, from its arrival to its last token, at `rate`."""
+    tokens_per_request: float | None = None
+    """Only of text generation: output tokens of an answer of the workload that the curve was measured with, mean."""
+
+    @property
+    def longest_in_flight_seconds(self) -> float:
+        """A request that takes longer counts as waiting: the objective, or what text generation takes, with a
+        margin."""
+        if self.seconds_in_flight is None:
+            return self.p95_objective_milliseconds / 1000
+        return IN_FLIGHT_MARGIN * self.seconds_in_flight
 
     @classmethod
     def from_curve(
@@ -75,6 +93,45 @@ class Service:
         saturation = max(keeps_up, *(point.completed_per_second for point in points))
         return cls(
             keeps_up, objective, tuple(rates), tuple(p95s), saturation, pooled=pooled, within_objective=rate is not None
+        )
+
+    @classmethod
+    def from_tokens(cls, curve: TokenCurve, *, pooled: bool = False) -> Service | None:
+        """From the curve of text generation, whose points are of n clients that send one request after another.
+
+        Requests that arrive at random, at a rate r, keep L = r * W of them in flight on average (Little's law), and a
+        number that varies as a Poisson count does: 95 % of the arrivals find at most n in flight where
+        L + 1.645 * sqrt(L) = n. So a point of n clients becomes the rate at which L clients are served, with its p95
+        of the time to the first token. Rates between the measured numbers of clients are interpolated.
+
+        None without points.
+        """
+        objective = curve.first_token_objective_milliseconds
+        if objective is None or not curve.points:
+            return None
+        clients = [0.0, *(float(point.clients) for point in curve.points)]
+        served = [0.0, *(point.requests_per_second for point in curve.points)]
+        rates: list[float] = []
+        p95s: list[float] = []
+        for point in curve.points:
+            rate = _interpolated(mean_in_flight(point.clients), clients, served)
+            if not rates or rate > rates[-1]:
+                rates.append(rate)
+                p95s.append(max(point.first_token_p95_milliseconds, p95s[-1] if p95s else 1e-3))
+        within = curve.within
+        most = within or max(curve.points, key=lambda point: point.tokens_per_second)
+        in_flight = mean_in_flight(most.clients)
+        rate = _interpolated(in_flight, clients, served)
+        return cls(
+            rate,
+            objective,
+            tuple(rates),
+            tuple(p95s),
+            max(served),
+            pooled=pooled,
+            within_objective=within is not None,
+            seconds_in_flight=in_flight / rate,
+            tokens_per_request=most.tokens_per_second / most.requests_per_second,
         )
 
     def total(self, replicas: int, *, slowdown: float = 1.0) -> float:
@@ -156,3 +213,17 @@ class Service:
                 break
             reach = rate
         return reach
+
+
+def mean_in_flight(clients: float) -> float:
+    """The mean of a Poisson count of which 95 % are at most `clients`, by the normal approximation."""
+    return ((math.sqrt(SIGMAS * SIGMAS + 4 * clients) - SIGMAS) / 2) ** 2
+
+
+def _interpolated(at: float, places: Sequence[float], values: Sequence[float]) -> float:
+    """Linear between places, which rise; `at` is between the first and the last."""
+    for index in range(1, len(places)):
+        if at <= places[index]:
+            share = (at - places[index - 1]) / (places[index] - places[index - 1])
+            return values[index - 1] + share * (values[index] - values[index - 1])
+    return values[-1]

@@ -24,7 +24,16 @@ from penstock_operator.scaling.decide.interpret import (
     metrics_of,
 )
 from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Unknown, Value
-from penstock_operator.scaling.read.scrape import ANSWERED, BUCKET, IN_FLIGHT, REQUESTS, UNANSWERED_CODES
+from penstock_operator.scaling.read.scrape import (
+    ANSWERED,
+    BUCKET,
+    FIRST_TOKEN_BUCKET,
+    GENERATED,
+    IN_FLIGHT,
+    REQUESTS,
+    TOKENS,
+    UNANSWERED_CODES,
+)
 
 GOOD_SHARE = 0.95
 """p95 within the objective means that this share of the answers is."""
@@ -56,6 +65,8 @@ class EndpointPods:
     endpoint: str
     ready: tuple[str, ...]
     """Names of the ready pods."""
+    generates: bool = False
+    """They generate text: the latency is the time to the first token."""
 
 
 def selector(place: EndpointPods) -> str:
@@ -95,8 +106,11 @@ def queries(place: EndpointPods, windows: Windows, own: PrometheusQueries) -> di
         "arrivals_fast": arrivals(fast),
         "arrivals_slow": arrivals(slow),
         "in_flight": f"sum({waiting})",
-        "buckets": f"sum by (le) (rate({BUCKET}{{{pods}}}[{slow}]))",
+        "buckets": f"sum by (le) (rate({FIRST_TOKEN_BUCKET if place.generates else BUCKET}{{{pods}}}[{slow}]))",
     }
+    if place.generates:
+        tokens = f"sum(rate({TOKENS}{{{pods},{GENERATED}}}[{slow}]))"
+        asked["tokens_per_request"] = f"{tokens} / sum(rate({ANSWERED}{{{pods}}}[{slow}]))"
     if own.request_rate is not None:
         # The user's query defines what it counts; there may be no scrape target of these pods.
         rate = _filled(own.request_rate, place)
@@ -136,6 +150,7 @@ def judged(
             arrivals_slow=answers["arrivals_slow"],
             in_flight=answers["in_flight"],
             buckets=answers.get("buckets", Vector()),
+            tokens_per_request=answers.get("tokens_per_request", Vector()),
         ),
         ScrapeTargets(
             ready=place.ready,

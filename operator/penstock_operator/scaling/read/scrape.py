@@ -34,6 +34,10 @@ ANSWERED = "penstock_request_seconds_count"
 BUCKET = "penstock_request_seconds_bucket"
 REQUESTS = "penstock_requests_total"
 IN_FLIGHT = "penstock_in_flight_requests"
+FIRST_TOKEN_BUCKET = "penstock_first_token_seconds_bucket"  # noqa: S105 - not a password
+"""Only of text generation, whose latency objective is on the time to the first token."""
+TOKENS = "penstock_generation_tokens_total"
+GENERATED = 'kind="generated"'
 UNANSWERED_CODES = frozenset({"429", "499"})
 """Refused, or aborted by the client: they count as demand and are not in the histogram."""
 NOT_READY_CODE = "503"
@@ -58,11 +62,16 @@ class PodReading:
     in_flight: float
     """Requests in progress, without the scrape itself."""
     bounds: tuple[float, ...]
-    """Upper bounds of the latency histogram in seconds, ascending, the last one infinite."""
+    """Upper bounds of the latency histogram in seconds, ascending, the last one infinite. Of text generation: of the
+    time to the first token."""
     counts: array[float]
     """Answers up to each bound."""
     errors: float = 0.0
     """Answers with a status of 500 or more, which are among those of the histogram."""
+    answered: float = 0.0
+    """Requests to the model that were answered."""
+    generated: float | None = None
+    """Output tokens of text generation; None: another task."""
 
 
 def parse_metrics(text: str) -> PodReading:
@@ -70,20 +79,23 @@ def parse_metrics(text: str) -> PodReading:
     answered: float | None = None
     in_flight: float | None = None
     unanswered = errors = 0.0
+    generated: float | None = None
     buckets: list[tuple[float, float]] = []
+    first_tokens: list[tuple[float, float]] = []
     for line in text.splitlines():
         if not line.startswith("penstock_"):
             continue
         series, _, rest = line.rpartition("} ") if "} " in line else line.partition(" ")
         name = series.partition("{")[0]
-        if name == BUCKET:
+        if name in {BUCKET, FIRST_TOKEN_BUCKET}:
+            histogram = buckets if name == BUCKET else first_tokens
             found = _BOUND.search(series)
             if found is None:
                 raise UnreadableMetrics("its latency histogram has a series without a bound (le)")
             bound = _number(found.group(1), line)
-            if math.isnan(bound) or len(buckets) == MAX_BUCKETS:
+            if math.isnan(bound) or len(histogram) == MAX_BUCKETS:
                 raise UnreadableMetrics(f"its latency histogram has more than {MAX_BUCKETS} bounds, or one is NaN")
-            buckets.append((bound, _count(rest, line)))
+            histogram.append((bound, _count(rest, line)))
         elif name == REQUESTS:
             code = _CODE.search(series)
             if code is not None and code.group(1) in UNANSWERED_CODES:
@@ -94,9 +106,11 @@ def parse_metrics(text: str) -> PodReading:
             answered = _count(rest, line)
         elif name == IN_FLIGHT:
             in_flight = _count(rest, line)
+        elif name == TOKENS and GENERATED in series:
+            generated = _count(rest, line)
     if answered is None or in_flight is None or not buckets:
         raise UnreadableMetrics(f"it lacks one of {ANSWERED}, {BUCKET} and {IN_FLIGHT}")
-    buckets.sort()
+    buckets = sorted(first_tokens or buckets)
     if buckets[-1][0] != math.inf:
         raise UnreadableMetrics("its latency histogram has no infinite bound")
     return PodReading(
@@ -106,6 +120,8 @@ def parse_metrics(text: str) -> PodReading:
         bounds=tuple(bound for bound, _ in buckets),
         counts=array("d", (count for _, count in buckets)),
         errors=errors,
+        answered=answered,
+        generated=generated,
     )
 
 
@@ -229,7 +245,8 @@ def combined(gateway: Metrics, replicas: Metrics, *, ready: int, coverage_least:
         good_share = p95 = empty
     elif replicas.coverage < coverage_least:
         good_share = p95 = Unknown(f"only {replicas.coverage:.0%} of the ready replicas were scraped")
-    return replace(gateway, good_share=good_share, p95_milliseconds=p95)
+    tokens = replicas.tokens_per_request
+    return replace(gateway, good_share=good_share, p95_milliseconds=p95, tokens_per_request=tokens)
 
 
 class DemandWatcher:

@@ -59,8 +59,13 @@ class ScalingTarget:
         return self.prometheus.queries.request_rate is not None
 
     @property
+    def generates(self) -> bool:
+        """Whether it generates text, and its capacity in tokens was measured."""
+        return self.service is not None and self.service.tokens_per_request is not None
+
+    @property
     def objective_seconds(self) -> float:
-        """The p95 objective."""
+        """The p95 objective, of text generation that of the time to the first token."""
         if self.service is None:
             return DEFAULT_OBJECTIVE_SECONDS
         return self.service.p95_objective_milliseconds / 1000
@@ -143,6 +148,8 @@ class ScalingTargets:
         result = self._result(key.namespace, *self._served(key, deployment))
         if result is None:
             return None
+        if result.token_capacity is not None:
+            return Service.from_tokens(result.token_capacity.curve, pooled=pooled)
         latency = endpoint.spec.objective.latency
         # A changed objective starts another optimisation; what serves was made for its own objective.
         objective = result.capacity.p95_objective_milliseconds or (latency.p95_milliseconds if latency else None)

@@ -163,7 +163,8 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     return tuple(
         Route(
             "POST", path, cohere.rerank, "How well documents answer a query", TAG,
-            tasks=frozenset({TaskName.TEXT_RANKING}), inference=True, request=schema, response=RESULTS,
+            tasks=frozenset({TaskName.TEXT_RANKING, TaskName.FEATURE_EXTRACTION}), inference=True,
+            request=schema, response=RESULTS,
         )
         for path in ("/v1/rerank", "/v2/rerank")
     )  # fmt: skip

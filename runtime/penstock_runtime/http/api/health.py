@@ -36,7 +36,7 @@ class HealthRoutes:
         """NotReady unless new requests are accepted."""
         status = self._service.status
         if status.phase is ServerPhase.DRAINING:
-            raise NotReady("the server is draining", remedy="Ask another replica")
+            raise NotReady(status.failure or "the server is draining", remedy="Ask another replica")
         if not self._service.ready:
             raise NotReady(status.message)
         if status.tokens == 0:

@@ -87,6 +87,12 @@ def _single(tensors: Mapping[str, list[str]], name: str) -> str:
 
 
 def _vectors(value: Any, count: int) -> list[OutputTensor]:
+    if isinstance(value, dict):
+        raise InvalidInput(
+            "the answer has a field for each output, and a tensor holds one",
+            field="parameters.outputs",
+            remedy="Leave the parameter outputs out, or send the request to /predict",
+        )
     if isinstance(value, list):
         if not isinstance(value[0], np.ndarray):
             raise InvalidInput(

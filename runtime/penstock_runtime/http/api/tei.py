@@ -34,6 +34,8 @@ TAG = "text-embeddings-inference"
 TOKEN_BYTES = 80
 """JSON bytes of a token, without its text."""
 ROOT = {"inputs": "inputs", "parameters.": ""}
+OF_PREDICT = ("outputs", "top_k", "return_text")
+"""Parameters of `/predict` alone: each route here has one output."""
 
 
 class Tei:
@@ -50,7 +52,7 @@ class Tei:
         }
         self.embed_body = Object(
             required={"inputs": TextsOrIds(limits)},
-            optional={**without(every, "sparse_format"), **defaults},
+            optional={**without(every, *OF_PREDICT, "sparse_format"), **defaults},
             notes={
                 **notes,
                 "normalize": "Make vectors of length 1. Default: true; with pooling none it must be left out.",
@@ -61,14 +63,14 @@ class Tei:
         )
         self.embed_all_body = Object(
             required={"inputs": TextsOrIds(limits)},
-            optional=without(every, "normalize", "pooling", "dimensions", "sparse_format"),
+            optional=without(every, *OF_PREDICT, "normalize", "pooling", "dimensions", "sparse_format"),
             notes=notes,
             others=Others.IGNORED,
         )
         self.embed_sparse_body = Object(
             required={"inputs": TextsOrIds(limits)},
             optional={
-                **without(every, "normalize", "pooling", "dimensions"),
+                **without(every, *OF_PREDICT, "normalize", "pooling", "dimensions"),
                 "sparse_format": (every["sparse_format"][0], str(feature_extraction.SparseFormat.PAIRS)),
             },
             notes={
@@ -146,8 +148,13 @@ class Tei:
             return await self._cohere.rerank(request)
         body = checked(self.rerank_body, given_body)
         inputs = {"query": body.pop("query"), "texts": body.pop("texts")}
+        parameters = given(body)
+        if self._service.status.task is TaskName.FEATURE_EXTRACTION:
+            parameters = {
+                name: value for name, value in parameters.items() if name not in {"raw_scores", "prompt_name"}
+            }
         with fields_named({"inputs.": "", "parameters.": ""}):
-            answer = await self._service.predict(request, inputs, given(body))
+            answer = await self._service.predict(request, inputs, parameters)
         return answer_response(answer, answer.value)
 
     async def similarity(self, request: Request) -> Response:
@@ -278,7 +285,7 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
         ),
         Route(
             "POST", "/rerank", tei.rerank, "How well texts answer a query", TAG,
-            tasks=frozenset({TaskName.TEXT_RANKING}), inference=True,
+            tasks=frozenset({TaskName.TEXT_RANKING, TaskName.FEATURE_EXTRACTION}), inference=True,
             request={"anyOf": [tei.rerank_body.schema(), cohere_body(limits).schema()]}
             | {"examples": [{"query": "What is deep learning?", "texts": ["Cheese.", "A kind of machine learning."]}]},
             response={"anyOf": [text_ranking.response_schema(), RESULTS]},

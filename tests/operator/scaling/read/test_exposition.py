@@ -53,6 +53,19 @@ def test_the_client_library_reads_the_same() -> None:
     assert dict(zip(found.bounds, found.counts, strict=True)) == buckets
 
 
+def test_of_text_generation_the_latency_is_the_time_to_the_first_token() -> None:
+    pod = ServingPod(objective_milliseconds=250)
+    for _ in range(3):
+        pod.generate(20, first_token_seconds=0.25)
+    pod.generate(40, first_token_seconds=0.3)
+
+    found = parse_metrics(pod.text())
+
+    assert (found.arrivals, found.answered, found.generated) == (4, 4, 100)
+    assert found.counts[found.bounds.index(0.25)] == 3
+    assert parse_metrics(ServingPod().text()).generated is None
+
+
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [

@@ -57,6 +57,22 @@ def test_rates_are_of_all_pods_together() -> None:
     assert (value(found.in_flight), found.coverage) == (0, 1)
 
 
+def test_tokens_of_an_answer_are_a_mean_over_all_pods() -> None:
+    watch = Watch("a", "b")
+    for _ in range(30):
+        watch.pods["a"].generate(30)
+        watch.pods["b"].generate(50)
+        watch.watch(5)
+
+    assert value(watch.metrics().tokens_per_request) == pytest.approx(40)
+
+
+def test_without_answers_the_tokens_of_an_answer_are_not_known() -> None:
+    watch = Watch("a")
+    watch.watch(150, each=5)
+    assert watch.metrics().tokens_per_request == Idle()
+
+
 def test_refused_and_queued_requests_count_as_demand() -> None:
     watch = Watch("a")
     for _ in range(30):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import pytest
@@ -81,6 +82,19 @@ def test_no_query_replaces_a_missing_series_by_zero() -> None:
     for query in queries(PLACE, WINDOWS, OWN).values():
         assert "vector(" not in query
         assert 'namespace="team-a"' in query
+
+
+def test_text_generation_is_asked_for_first_tokens_and_tokens_of_an_answer() -> None:
+    place = EndpointPods("team-a", "chat", (), generates=True)
+    asked = queries(place, WINDOWS, OWN)
+    assert "penstock_first_token_seconds_bucket" in asked["buckets"]
+    assert 'kind="generated"' in asked["tokens_per_request"]
+    assert "tokens_per_request" not in queries(PLACE, WINDOWS, OWN)
+
+
+@pytest.mark.parametrize(("answer", "expected"), [(one(44), Value(44)), (one(math.nan), Idle()), (Vector(), Idle())])
+def test_tokens_of_an_answer_are_known_or_idle(answer: Answer, expected: object) -> None:
+    assert found(tokens_per_request=answer).tokens_per_request == expected
 
 
 def test_windows_hold_several_scrapes() -> None:

@@ -502,6 +502,16 @@ REFUSED: dict[str, Callable[[list[GraphStep]], list[GraphStep]]] = {
         GraphStep(operator="chosen", source=1, target=5, outputs=WIDTH, padding=7),
         steps[4].model_copy(update={"residual": 5, "target": 6}),
     ],
+    "multiplies with nothing": lambda steps: [
+        *steps[:4],
+        steps[4].model_copy(update={"gated": True, "residual": -1}),
+        *steps[5:],
+    ],
+    "activates a gated product": lambda steps: [
+        *steps[:4],
+        steps[4].model_copy(update={"gated": True, "activation": "gelu"}),
+        *steps[5:],
+    ],
     "takes the first token twice": lambda steps: [
         *steps,
         GraphStep(operator="first", source=1, target=5, outputs=WIDTH),

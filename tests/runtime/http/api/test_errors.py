@@ -135,7 +135,7 @@ class TestRoutes:
     @pytest.mark.parametrize(
         ("path", "message"),
         [
-            ("/rerank", "/rerank is for text-ranking, and this endpoint does feature-extraction"),
+            ("/classify", "/classify is for "),
             ("/embedd", "there is no /embedd; did you mean /embed?"),
             ("/v1/chat/completions", "is for text-generation, and this endpoint does feature-extraction"),
             ("/v1/responses", "is for text-generation, and this endpoint does feature-extraction"),
@@ -154,8 +154,8 @@ class TestRoutes:
         text = f"{value['message']}" if isinstance(value, dict) else f"{value}. {answer.json()['remedy']}"
         assert message in text
         assert (
-            "POST to /, /decode, /embed, /embed_all, /embed_sparse, /invocations, /predict, /similarity, /tokenize, "
-            "/v1/embeddings" in text
+            "POST to /, /decode, /embed, /embed_all, /embed_sparse, /invocations, /predict, /rerank, /similarity, "
+            "/tokenize, /v1/embeddings" in text
         )
 
     @pytest.mark.parametrize(

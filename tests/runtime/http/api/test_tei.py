@@ -15,7 +15,17 @@ from penstock.tasks import ENCODER_TASKS, TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.http.api.tei import TOKEN_BYTES, tokens_of
 from penstock_runtime.tasks.base import RequestLimits
-from tests.runtime.http.serving import WIDTH, Endpoint, make_model, model_of, serving, write_folder, write_sparse_folder
+from tests.runtime.http.serving import (
+    WIDTH,
+    Endpoint,
+    make_model,
+    model_of,
+    serving,
+    write_folder,
+    write_sparse_folder,
+    write_three_outputs_folder,
+    write_token_vectors_folder,
+)
 
 EndpointOf = Callable[[TaskName], Endpoint]
 
@@ -45,6 +55,90 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = write_sparse_folder(tmp_path_factory.mktemp("sparse"))
     with serving(model_of(folder, TaskName.FEATURE_EXTRACTION)) as endpoint:
         yield endpoint
+
+
+@pytest.fixture(scope="module")
+def token_vectors(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An endpoint with a vector for each token."""
+    folder = write_token_vectors_folder(tmp_path_factory.mktemp("tokens"))
+    with serving(model_of(folder, TaskName.FEATURE_EXTRACTION)) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def three_outputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An endpoint with the three outputs of BGE-M3."""
+    folder = write_three_outputs_folder(tmp_path_factory.mktemp("three"))
+    with serving(model_of(folder, TaskName.FEATURE_EXTRACTION)) as endpoint:
+        yield endpoint
+
+
+class TestTokenVectors:
+    def test_embed_all_gives_a_vector_for_each_token(self, token_vectors: Endpoint) -> None:
+        texts = ["a text", "cheese ."]
+        documents = httpx.post(f"{token_vectors.url}/embed_all", json={"inputs": texts}).json()
+        predicted = httpx.post(f"{token_vectors.url}/predict", json={"inputs": texts}).json()
+        queries = httpx.post(f"{token_vectors.url}/embed_all", json={"inputs": texts, "prompt_name": "query"}).json()
+
+        assert [matrix[0] for matrix in predicted] == documents
+        assert {len(vector) for matrix in documents for vector in matrix} == {3}
+        assert [len(matrix) for matrix in queries] == [12, 12]
+        np.testing.assert_allclose(np.linalg.norm(documents[0], axis=1), 1, atol=1e-5)
+
+    @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+    def test_texts_are_ranked_by_max_sim(self, path: str, token_vectors: Endpoint) -> None:
+        texts = ["cheese", "a text of a dog", "what is deep learning ?"]
+        embed = f"{token_vectors.url}/embed_all"
+        query = np.array(httpx.post(embed, json={"inputs": "what ?", "prompt_name": "query"}).json()[0])
+        documents = map(np.array, httpx.post(embed, json={"inputs": texts}).json())
+        scores = [float((query @ document.T).max(axis=1).sum()) for document in documents]
+        order = sorted(range(3), key=lambda index: -scores[index])
+
+        named = "texts" if path == "/rerank" else "documents"
+        answer = httpx.post(token_vectors.url + path, json={"query": "what ?", named: texts}).json()
+
+        found = answer if path == "/rerank" else answer["results"]
+        assert [entry["index"] for entry in found] == order
+        values = [entry["score" if path == "/rerank" else "relevance_score"] for entry in found]
+        np.testing.assert_allclose(values, [scores[index] for index in order], atol=1e-4)
+
+    @pytest.mark.parametrize(("path", "field"), [("/embed", "inputs"), ("/v1/embeddings", "input")])
+    def test_routes_for_one_vector_refuse_with_the_reason(self, path: str, field: str, token_vectors: Endpoint) -> None:
+        answer = httpx.post(token_vectors.url + path, json={field: "a text"})
+        assert answer.status_code == 422
+        assert "a vector for each token (ColBERT)" in answer.text
+        assert "/embed_all" in answer.text
+
+    def test_embed_sparse_is_refused(self, token_vectors: Endpoint) -> None:
+        answer = httpx.post(f"{token_vectors.url}/embed_sparse", json={"inputs": "a text"})
+        assert answer.status_code == 422
+        assert "a vector for each token" in answer.json()["error"]
+
+
+class TestThreeOutputs:
+    def test_each_route_serves_its_output(self, three_outputs: Endpoint) -> None:
+        texts = ["a text", "cheese ."]
+        asked = {"inputs": texts, "parameters": {"outputs": ["dense", "sparse", "multi_vector"]}}
+        whole = httpx.post(f"{three_outputs.url}/predict", json=asked).json()
+
+        routes = {"dense": "/embed", "sparse": "/embed_sparse", "multi_vector": "/embed_all"}
+        for output, path in routes.items():
+            answer = httpx.post(three_outputs.url + path, json={"inputs": texts}).json()
+            if output == "sparse":
+                assert answer == whole[output]
+            else:
+                for one, other in zip(answer, whole[output], strict=True):
+                    np.testing.assert_allclose(one, other, atol=1e-6)
+        openai = httpx.post(f"{three_outputs.url}/v1/embeddings", json={"input": texts}).json()
+        np.testing.assert_allclose([entry["embedding"] for entry in openai["data"]], whole["dense"], atol=1e-6)
+
+    def test_a_tensor_holds_one_output(self, three_outputs: Endpoint) -> None:
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a text"]}
+        body = {"inputs": [tensor], "parameters": {"outputs": ["dense", "sparse"]}}
+        name = httpx.get(f"{three_outputs.url}/info").json()["name"]
+        answer = httpx.post(f"{three_outputs.url}/v2/models/{name}/infer", json=body)
+        assert answer.status_code in {400, 422}
+        assert "outputs" in answer.text
 
 
 class TestSparseVectors:

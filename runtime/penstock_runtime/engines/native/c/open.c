@@ -8,8 +8,8 @@
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
-/* Huge pages if available: weights are read sequentially, and the TLB has few entries for small pages. */
-static void *take_pages(size_t size) {
+/* Weights are read sequentially, and the TLB has few entries for small pages. */
+void *take_pages(size_t size) {
     size_t whole = size + HUGE_PAGE;
     char *memory = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return NULL;
@@ -92,7 +92,8 @@ static int check_step(struct penstock_model *m, const struct penstock_step *s, e
                !bad_buffer(m, s->source, s->inputs) && s->source != s->target &&
                declare(m, s->target, s->outputs, per) &&
                (s->residual < 0 ||
-                (!bad_buffer(m, s->residual, s->outputs) && m->buffer_per[s->residual] == per));
+                (!bad_buffer(m, s->residual, s->outputs) && m->buffer_per[s->residual] == per)) &&
+               (!s->gated || (s->residual >= 0 && s->activation == PENSTOCK_NONE));
     case PENSTOCK_LINEAR32:
         return s->inputs > 0 && s->inputs % PANEL == 0 && s->weights && s->bias &&
                !bad_buffer(m, s->source, s->inputs) && s->source != s->target &&

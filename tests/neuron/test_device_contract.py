@@ -1,0 +1,169 @@
+"""What Penstock expects of torch-neuronx on Inf2, by its documents: runs on the stand-in, and unchanged on a device.
+
+On an inf2.xlarge with the Neuron SDK in the interpreter that runs pytest:
+
+    STANDIN=0 python -m pytest tests/neuron/test_device_contract.py
+
+Not yet run on a device.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.neuron_standin_env import SECONDS, StandIn, run_program
+
+pytestmark = [pytest.mark.parity]
+ON_DEVICE = os.environ.get("STANDIN") == "0"
+
+COMMON = """
+import json, sys, threading
+import torch
+
+class Small(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(64, 32)
+        self.layer = torch.nn.Linear(32, 8)
+
+    def forward(self, ids, mask):
+        return (torch.tanh(self.layer(self.table(ids) * mask.unsqueeze(-1).float())),)
+
+torch.manual_seed(7)
+model = Small().eval()
+ids = torch.arange(32, dtype=torch.int32).reshape(2, 16)
+mask = torch.ones((2, 16), dtype=torch.int32)
+
+def error_of(call):
+    try:
+        call()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return ["none", ""]
+
+def difference(compiled, ids=ids):
+    with torch.no_grad():
+        expected = model(ids, mask)[0]
+        return float((compiled(ids, mask)[0] - expected).norm() / expected.norm())
+"""
+COMPILE = """
+import torch_neuronx
+flags = ["--target", "inf2", "--model-type", "transformer", "--auto-cast", "matmult", "--auto-cast-type", "bf16",
+         "--optlevel", "2"]
+def trace(*arguments):
+    return torch_neuronx.trace(model, (ids, mask), compiler_args=list(arguments), cpu_backend=True)
+compiled = trace(*flags)
+compiled.save(sys.argv[1])
+print(json.dumps({
+    "is_script": isinstance(compiled, torch.jit.ScriptModule),
+    "has_operator": "neuron::" in str(compiled.inlined_graph),
+    "unknown_flag": error_of(lambda: trace(*flags, "--no-such-flag")),
+    "no_target": error_of(lambda: trace("--optlevel", "2")),
+}))
+"""
+RUN = """
+without_import = error_of(lambda: torch.jit.load(sys.argv[1]))
+import torch_neuronx
+placed = getattr(torch_neuronx, "neuron_cores_context", None) or torch_neuronx.experimental.neuron_cores_context
+copies = []
+for core in range(2):
+    with placed(core, 1):
+        copies.append(torch.jit.load(sys.argv[1]))
+answers = [difference(copy) for copy in copies]
+together, others = [], [torch.flip(ids, [0]), ids]
+def run(copy, ids):
+    together.extend(difference(copy, ids) for _ in range(5))
+threads = [threading.Thread(target=run, args=(copy, other)) for copy in copies for other in others]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(json.dumps({
+    "without_import": without_import,
+    "alone": answers,
+    "together": together,
+    "rows": error_of(lambda: copies[0](ids[:1], mask[:1])),
+    "tokens": error_of(lambda: copies[0](ids[:, :8], mask[:, :8])),
+    "after": difference(copies[0]),
+    "no_cores": error_of(lambda: placed(0, 0).__enter__()),
+    "too_many": error_of(lambda: placed(0, 1000).__enter__()),
+}))
+"""
+HOLD = """
+import torch_neuronx
+try:
+    compiled = torch.jit.load(sys.argv[1])
+    compiled(ids, mask)
+except RuntimeError as error:
+    print(json.dumps("refused"), flush=True)
+    sys.exit(0)
+print(json.dumps("running"), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dict[str, str]]:
+    """Of a host that compiles and has no device, and of one that has a device with two cores."""
+    compiling = {"NEURON_PLATFORM_TARGET_OVERRIDE": "inf2"}
+    if ON_DEVICE:
+        return {**os.environ, **compiling}, dict(os.environ)
+    standin = StandIn.make(tmp_path_factory.mktemp("standin"), "inf2")
+    standin.machine()
+    return standin.environment(compiling), standin.environment(devices=True)
+
+
+@pytest.fixture(scope="module")
+def compiled(
+    environments: tuple[dict[str, str], dict[str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    path = tmp_path_factory.mktemp("compiled") / "b2-t16.pt"
+    return path, run_program(COMMON + COMPILE, environments[0], str(path))
+
+
+def test_trace_gives_a_script_module_and_refuses_wrong_arguments(compiled: tuple[Path, dict[str, Any]]) -> None:
+    path, facts = compiled
+    assert path.is_file()
+    assert facts["is_script"]
+    assert facts["has_operator"]
+    kind, text = facts["unknown_flag"]
+    assert kind == "RuntimeError"
+    assert text.startswith("neuronx-cc failed with")
+    if not ON_DEVICE:  # with a device, the target is that device
+        assert facts["no_target"][0] == "RuntimeError"
+        assert "--target trn1" in facts["no_target"][1]
+
+
+def test_copies_load_after_the_import_only_answer_like_the_model_and_refuse_other_shapes(
+    environments: tuple[dict[str, str], dict[str, str]], compiled: tuple[Path, dict[str, Any]]
+) -> None:
+    found = run_program(COMMON + RUN, environments[1], str(compiled[0]))
+    kind, text = found["without_import"]
+    assert kind == "RuntimeError"
+    assert "Unknown builtin op: neuron::" in text or "Unknown type name" in text
+    assert max([*found["alone"], *found["together"], found["after"]]) < 0.02
+    assert len(found["together"]) == 20
+    assert [found[name][0] for name in ("rows", "tokens")] == ["RuntimeError", "RuntimeError"]
+    assert [found[name][0] for name in ("no_cores", "too_many")] == ["ValueError", "ValueError"]
+
+
+def test_cores_belong_to_one_process_until_it_ends(
+    environments: tuple[dict[str, str], dict[str, str]], compiled: tuple[Path, dict[str, Any]]
+) -> None:
+    words = [sys.executable, "-W", "ignore", "-c", COMMON + HOLD, str(compiled[0])]
+    with subprocess.Popen(
+        words, env=environments[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == '"running"'
+        refused = subprocess.run(
+            words, env=environments[1], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS,
+            check=False,
+        )  # fmt: skip
+        process.kill()
+    assert '"running"' not in refused.stdout  # an exception, or the end of the process
+    assert "not available" in refused.stderr
