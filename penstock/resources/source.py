@@ -13,7 +13,8 @@ class Scheme(StrEnum):
     """The kinds of model sources."""
 
     HF = "hf"
-    """`hf://repository@revision` of the Hugging Face hub; the revision defaults to `main`."""
+    """`hf://repository@revision` of the Hugging Face hub, or one GGUF file of it as `hf://repository/file.gguf`; the
+    revision defaults to `main`."""
     S3 = "s3"
     GS = "gs"
     AZ = "az"
@@ -26,7 +27,7 @@ class Scheme(StrEnum):
 
 
 _SHAPE = {
-    Scheme.HF: (r"[\w.-]+(/[\w.-]+)?", "hf://organisation/name@revision"),
+    Scheme.HF: (r"[\w.-]+(/[\w.-]+(/([\w.-]+/)*[\w.-]+\.gguf)?)?", "hf://organisation/name@revision"),
     Scheme.S3: (r"[\w.-]+(/.+)?", "s3://bucket/path"),
     Scheme.GS: (r"[\w.-]+(/.+)?", "gs://bucket/path"),
     Scheme.AZ: (r"[\w.-]+(/.+)?", "az://container/path"),
@@ -51,6 +52,10 @@ _OTHER_NAMES = {"huggingface": "hf", "hub": "hf", "gcs": "gs", "abfs": "az", "az
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
 _HUB_PAGE = re.compile(
     r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/tree/([\w./-]+?))?/?", re.ASCII
+)
+_HUB_FILE = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)/(?:blob|resolve)/([\w.-]+)/([\w./-]+\.gguf)",
+    re.ASCII,
 )
 
 
@@ -89,6 +94,16 @@ class ModelSource:
             )
         return cls(scheme, rest.rstrip("/") or "/", revision)
 
+    @property
+    def repository(self) -> str:
+        """Of `hf://`: the repository on the hub, without the file."""
+        return "/".join(self.location.split("/")[:2])
+
+    @property
+    def file(self) -> str:
+        """Of `hf://`: the one file of the repository that is the model; empty: all of it."""
+        return "/".join(self.location.split("/")[2:])
+
     def __str__(self) -> str:
         tail = f"@{self.revision}" if self.revision else ""
         return f"{self.scheme.value}://{self.location}{tail}"
@@ -103,6 +118,9 @@ def _meant(text: str) -> str:
     page = _HUB_PAGE.fullmatch(text)
     if page is not None:
         return f"Did you mean hf://{page[1]}{f'@{page[2]}' if page[2] else ''}?"
+    file = _HUB_FILE.fullmatch(text)
+    if file is not None:
+        return f"Did you mean hf://{file[1]}/{file[3]}@{file[2]}?"
     scheme, separator, rest = text.partition(":")
     rest = rest.lstrip("/")
     if separator and rest:

@@ -20,12 +20,11 @@ import numpy as np
 
 from penstock.errors import CorruptModel, UnsupportedModel
 from penstock_runtime.models.gguf import GgufFile
+from penstock_runtime.models.gguf_tokenizer import Vocabulary, byte_level, is_splitting, sentence_pieces
 from penstock_runtime.models.safetensors import SINGLE
 from penstock_runtime.rows import Float
 
 SUFFIX = ".gguf"
-_CONTROL, _USER_DEFINED = 3, 4
-"""Types of tokens in the file that the tokenizer looks for before it splits a text."""
 
 
 def unpack(path: Path, cache: Path) -> Path:
@@ -39,6 +38,7 @@ def unpack(path: Path, cache: Path) -> Path:
     if target.is_dir():
         return target
     model = _Model(GgufFile.open(path))
+    model.check_whole()
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -95,6 +95,15 @@ class _Model:
             "tokenizer_config.json": self._tokenizer_config(),
             "generation_config.json": {**self._token_ids(), "eos_token_id": self._ends()},
         }
+
+    def check_whole(self) -> None:
+        """UnsupportedModel for one of several files that have the tensors together."""
+        parts = self.file.metadata.get("split.count", 1)
+        if parts != 1:
+            raise UnsupportedModel(
+                f"{self.file.path} is one of {parts} files, which have the tensors together",
+                remedy="Join them with llama-gguf-split --merge",
+            )
 
     @property
     def architecture(self) -> str:
@@ -185,75 +194,37 @@ class _Model:
         return np.ascontiguousarray(paired.swapaxes(1, 2).reshape(array.shape))
 
     def tokenizer(self) -> dict[str, Any]:
-        """tokenizer.json, for byte-level BPE."""
-        if (kind := self._text("tokenizer.ggml.model")) != "gpt2":
-            raise UnsupportedModel(
-                f"{self.file.path} has a tokenizer of the kind {kind}, which is not read from GGUF",
-                remedy="Use the model's safetensors, with its tokenizer.json",
-            )
-        tokens, merges = self._list("tokenizer.ggml.tokens"), self._list("tokenizer.ggml.merges")
-        kinds = self.file.metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+        """tokenizer.json"""
+        metadata = self.file.metadata
+        kind = self._text("tokenizer.ggml.model")
+        tokens = self._list("tokenizer.ggml.tokens")
+        kinds = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
         if len(kinds) != len(tokens):
             raise self._corrupt(f"it has {len(tokens)} tokens and {len(kinds)} types of tokens")
-        normalizer, splitting = self._splitting(self._text("tokenizer.ggml.pre", "default"))
-        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-        return {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [
-                _added(index, text, special=kind == _CONTROL)
-                for index, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
-                if kind in {_CONTROL, _USER_DEFINED}
-            ],
-            "normalizer": normalizer,
-            "pre_tokenizer": splitting,
-            "post_processor": self._beginning(tokens),
-            "decoder": byte_level | {"add_prefix_space": True},
-            "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": None,
-                "end_of_word_suffix": None,
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "ignore_merges": self._text("tokenizer.ggml.pre", "default") == "llama-bpe",
-                "vocab": {text: index for index, text in enumerate(tokens)},
-                "merges": [merge.split(" ", 1) for merge in merges],
-            },
-        }
-
-    def _splitting(self, name: str) -> tuple[Any, Any]:
-        """Normalizer and pre-tokenizer for llama.cpp's name of the way in which texts are split."""
-        words = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-        if name in {"gpt-2", "default"}:
-            return None, words
-        if name == "smollm":
-            digits = {"type": "Digits", "individual_digits": True}
-            return None, {"type": "Sequence", "pretokenizers": [digits, words]}
-        if name not in _PATTERNS:
-            raise UnsupportedModel(
-                f"{self.file.path} splits texts as {name}, which is not read from GGUF",
-                remedy="Use the model's safetensors, with its tokenizer.json",
-            )
-        split = {"type": "Split", "pattern": {"Regex": _PATTERNS[name]}, "behavior": "Isolated", "invert": False}
-        steps = [split, words | {"use_regex": False}]
-        return {"type": "NFC"} if name == "qwen2" else None, {"type": "Sequence", "pretokenizers": steps}
-
-    def _beginning(self, tokens: list[str]) -> Any:
-        """The step that adds the first token, if the model wants one."""
-        first = self._token_ids().get("bos_token_id")
-        if first is None or not self.file.metadata.get("tokenizer.ggml.add_bos_token", False):
-            return None
-        text = tokens[first]
-        special, single = {"SpecialToken": {"id": text, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
-        return {
-            "type": "TemplateProcessing",
-            "single": [special, single],
-            "pair": [special, single, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": {text: {"id": text, "ids": [first], "tokens": [text]}},
-        }
+        vocabulary = Vocabulary(tokens, kinds)
+        ids = self._token_ids()
+        first = ids.get("bos_token_id") if metadata.get("tokenizer.ggml.add_bos_token", kind == "llama") else None
+        last = ids.get("eos_token_id") if metadata.get("tokenizer.ggml.add_eos_token", False) else None
+        if kind == "gpt2":
+            name = self._text("tokenizer.ggml.pre", "default")
+            if not is_splitting(name):
+                raise UnsupportedModel(
+                    f"{self.file.path} splits texts as {name}, which is not read from GGUF",
+                    remedy="Use the model's safetensors, with its tokenizer.json",
+                )
+            merges = [tuple(merge.split(" ", 1)) for merge in self._list("tokenizer.ggml.merges")]
+            return byte_level(vocabulary, merges, name, first=first, last=last)
+        if kind == "llama":
+            scores = metadata.get("tokenizer.ggml.scores")
+            if not isinstance(scores, list) or len(scores) != len(tokens):
+                raise self._corrupt("tokenizer.ggml.scores is not a list with a number for each token")
+            prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+            unknown = ids.get("unk_token_id", 0)
+            return sentence_pieces(vocabulary, scores, unknown, prefix=bool(prefix), first=first, last=last)
+        raise UnsupportedModel(
+            f"{self.file.path} has a tokenizer of the kind {kind}, which is not read from GGUF",
+            remedy="Use the model's safetensors, with its tokenizer.json",
+        )
 
     def _tokenizer_config(self) -> dict[str, Any]:
         tokens, ids = self._list("tokenizer.ggml.tokens"), self._token_ids()
@@ -309,20 +280,6 @@ class _Model:
 
     def _corrupt(self, what: str) -> CorruptModel:
         return CorruptModel(f"{self.file.path}: {what}", remedy="Fetch the model again")
-
-
-_PATTERNS = {
-    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-    r"\s*[\r\n]+|\s+(?!\S)|\s+",
-    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-    r"\s*[\r\n]+|\s+(?!\S)|\s+",
-}
-"""Patterns of the models' own tokenizer.json, by llama.cpp's name of them."""
-
-
-def _added(index: int, text: str, *, special: bool) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": index, "content": text, **flags, "special": special}
 
 
 def _write_safetensors(path: Path, model: _Model) -> None:

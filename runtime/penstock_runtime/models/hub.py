@@ -74,12 +74,13 @@ class HubFetch:
     report: OnProgress
 
     def run(self) -> Path:
-        """Fetch and return the snapshot's folder. Without a connection to the hub a complete cached copy is used.
+        """Fetch and return the snapshot's folder, or the one file that the source names. Without a connection to the
+        hub a complete cached copy is used.
 
         HostError if a local folder cannot be written: it is not retried.
         """
         with translate_folder_errors(self.cache):
-            return self._run()
+            return self._run() / self.source.file
 
     def _run(self) -> Path:
         revision = self.source.revision or "main"
@@ -102,12 +103,12 @@ class HubFetch:
 
     def _list(self, revision: str) -> _Listing:
         api = _hub().HfApi(endpoint=_endpoint(), token=self.token)
-        info = api.model_info(self.source.location, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
+        info = api.model_info(self.source.repository, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         return _Listing(commit=info.sha, sizes=sizes)
 
     def _download(self, listing: _Listing) -> Path:
-        names = choose_files(str(self.source), listing.sizes, graph=self.graph)
+        names = self._names(listing)
         folder: Path | None = None
         if "config.json" in names:
             # First, because it tells whether the model needs its own code, before gigabytes are downloaded.
@@ -134,11 +135,26 @@ class HubFetch:
         self._records.remember(listing.commit, folder, names)
         return folder
 
+    def _names(self, listing: _Listing) -> list[str]:
+        """The files to fetch, settings first. ModelNotFound if the source names another one."""
+        file = self.source.file
+        if not file:
+            return choose_files(str(self.source), listing.sizes, graph=self.graph)
+        if file not in listing.sizes:
+            others = sorted(name for name in listing.sizes if name.endswith(".gguf"))
+            raise ModelNotFound(
+                f"{self.source}: the repository has no file {file}",
+                remedy=f"It has {', '.join(others[:10])}"
+                if others
+                else "It has no GGUF file: name the repository alone",
+            )
+        return [file]
+
     def _file(self, listing: _Listing, name: str) -> Path:
         def download(*, force: bool = False) -> Path:
             return Path(
                 _hub().hf_hub_download(
-                    self.source.location,
+                    self.source.repository,
                     name,
                     revision=listing.commit,
                     cache_dir=str(self._hub_place[0]),
@@ -182,12 +198,13 @@ class HubFetch:
     @property
     def _blobs(self) -> Path:
         """The folder in which the library stores files during the download."""
-        return self._hub_place[0] / f"models--{self.source.location.replace('/', '--')}" / "blobs"
+        return self._hub_place[0] / f"models--{self.source.repository.replace('/', '--')}" / "blobs"
 
     @property
     def _records(self) -> SnapshotRecords:
-        name = self.source.location.replace("/", "--") + ("--graph" if self.graph else "")
-        return SnapshotRecords(self.cache / "hub-complete" / name)
+        name = self.source.repository.replace("/", "--") + ("--graph" if self.graph else "")
+        # A file's records are in a folder below those of the whole repository.
+        return SnapshotRecords(self.cache / "hub-complete" / name / self.source.file.replace("/", "--"))
 
     def _translate(self, action: Callable[[], T]) -> T:
         """Run an action of the library and map its errors to ours; unknown errors pass unchanged."""

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from penstock.errors import CorruptModel, PenstockError, UnsupportedModel
 from penstock_runtime.models.files import open_within, read_object, read_optional
+from penstock_runtime.models.merges import merges_of
 from penstock_runtime.tokens.classes import class_name, class_of
 from penstock_runtime.tokens.sentencepiece import CONTROL, USER_DEFINED, SentencePiece, read_model
 
@@ -226,17 +227,10 @@ def _add_symbols(backend: Any, model: SentencePiece) -> None:
 
 
 def _merged(scored: Vocabulary, model: SentencePiece, *, byte_fallback: bool) -> Any:
-    """BPE: the merges are those of two pieces into one, the highest score of the result first."""
     ids = {piece: index for index, (piece, _) in enumerate(scored)}
-    merges = []
-    for piece, score in dict(scored).items():
-        halves = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
-        known = [(left, right) for left, right in halves if left in ids and right in ids]
-        merges += [(left, right, score) for left, right in sorted(known, key=lambda both: (ids[both[0]], ids[both[1]]))]
-    merges.sort(key=lambda one: (one[2], len(one[0]), len(one[1])), reverse=True)
     return models.BPE(
         ids,
-        [(left, right) for left, right, _ in merges],
+        merges_of(scored, ids),
         unk_token=model.unknown_piece,
         fuse_unk=True,
         byte_fallback=byte_fallback,

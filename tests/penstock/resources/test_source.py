@@ -15,6 +15,8 @@ from penstock.resources.source import ModelSource, Scheme
     [
         ("hf://org/name", Scheme.HF, "org/name", "main"),
         ("hf://name", Scheme.HF, "name", "main"),
+        ("hf://org/name/model.Q8_0.gguf", Scheme.HF, "org/name/model.Q8_0.gguf", "main"),
+        ("hf://org/name/8-bits/x.gguf@v1", Scheme.HF, "org/name/8-bits/x.gguf", "v1"),
         ("hf://org/name@v1.2", Scheme.HF, "org/name", "v1.2"),
         ("hf://org/name@refs/pr/1", Scheme.HF, "org/name", "refs/pr/1"),
         (f"hf://org/name@{'0' * 40}", Scheme.HF, "org/name", "0" * 40),
@@ -65,6 +67,12 @@ def test_sources_are_parsed(text: str, scheme: Scheme, location: str, revision: 
         ("s3a://bucket/x", "Did you mean s3://bucket/x?"),
         ("pkgs://package/x", "Did you mean pkg://package/x?"),
         ("ftp://server/x", "Known forms: "),
+        (
+            "https://huggingface.co/org/name/blob/main/a/x.gguf",
+            "Did you mean hf://org/name/a/x.gguf@main?",
+        ),
+        ("hf://org/name/../x.gguf", "Write hf://organisation/name@revision"),
+        ("hf://org/name//x.gguf", "Write hf://organisation/name@revision"),
         ("hf://org/name/extra", "Write hf://organisation/name@revision"),
         ("hf://org/name@", "Write hf://organisation/name@revision"),
         ("hf://org/name@../x", "Write hf://organisation/name@revision"),

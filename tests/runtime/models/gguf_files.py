@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import sentencepiece
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 
+from tests.runtime.tasks.texts import TRAINING
+
 TEMPLATE = "{% for message in messages %}<s>{{ message['content'] }}</s>{% endfor %}"
+SENTENCE_PIECES: dict[str, Any] = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.pre": "default",
+    "tokenizer.ggml.unknown_token_id": 0,
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+}
 HEADS, KEY_HEADS, HIDDEN, INNER = 4, 2, 64, 96
 
 
@@ -20,11 +32,40 @@ def tokens() -> list[str]:
     return ["<s>", "</s>", *map(chr, printable), *others, "ab", "abc"]
 
 
-def write_gguf(path: Path, architecture: str = "llama", *, kind: str = "Q4_1", **overrides: Any) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Pieces:
+    """The vocabulary of a model of sentencepiece, as llama.cpp writes it."""
+
+    tokens: list[str]
+    scores: list[float]
+    kinds: list[int]
+
+    @classmethod
+    def trained(cls, **options: Any) -> tuple[sentencepiece.SentencePieceProcessor, Pieces]:
+        """A model like Llama 2's, trained on a few texts."""
+        target = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(TRAINING), model_writer=target, model_type="bpe", vocab_size=700,
+            hard_vocab_limit=False, character_coverage=0.995, minloglevel=2, byte_fallback=True,
+            normalization_rule_name="identity", remove_extra_whitespaces=False, split_digits=True,
+            allow_whitespace_only_pieces=True, **options,
+        )  # fmt: skip
+        model = sentencepiece.SentencePieceProcessor(model_proto=target.getvalue())
+        numbers = range(model.get_piece_size())
+        kinds = [
+            2 if model.is_unknown(one) else 3 if model.is_control(one) else 6 if model.is_byte(one) else 1
+            for one in numbers
+        ]
+        return model, cls([model.id_to_piece(one) for one in numbers], [model.get_score(one) for one in numbers], kinds)
+
+
+def write_gguf(
+    path: Path, architecture: str = "llama", *, kind: str = "Q4_1", pieces: Pieces | None = None, **overrides: Any
+) -> dict[str, Any]:
     """Write a model with one layer; returns its tensors as they were before they were rounded. `overrides` None removes
-    an entry of the header."""
+    an entry of the header. `pieces`: a vocabulary of sentencepiece instead of byte-level BPE."""
     writer = GGUFWriter(path, architecture)
-    names = tokens()
+    names = tokens() if pieces is None else pieces.tokens
     entries = {
         f"{architecture}.block_count": 1,
         f"{architecture}.context_length": 128,
@@ -38,6 +79,7 @@ def write_gguf(path: Path, architecture: str = "llama", *, kind: str = "Q4_1", *
         "tokenizer.chat_template": TEMPLATE,
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 1,
+        **({} if pieces is None else SENTENCE_PIECES),
         **overrides,
     }
     for key, value in entries.items():
@@ -53,8 +95,12 @@ def write_gguf(path: Path, architecture: str = "llama", *, kind: str = "Q4_1", *
             case _:
                 writer.add_string(key, value)
     writer.add_array("tokenizer.ggml.tokens", names)
-    writer.add_array("tokenizer.ggml.token_type", [3, 3] + [1] * (len(names) - 2))
-    writer.add_array("tokenizer.ggml.merges", ["a b", "ab c"])
+    if pieces is None:
+        writer.add_array("tokenizer.ggml.token_type", [3, 3] + [1] * (len(names) - 2))
+        writer.add_array("tokenizer.ggml.merges", ["a b", "ab c"])
+    else:
+        writer.add_array("tokenizer.ggml.token_type", pieces.kinds)
+        writer.add_array("tokenizer.ggml.scores", pieces.scores)
     random = np.random.default_rng(0)
     width = HIDDEN // HEADS
     shapes = {

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+import sentencepiece
 from gguf import GGMLQuantizationType, GGUFWriter
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +24,8 @@ from penstock_runtime.models.gguf import GgufFile
 from penstock_runtime.models.gguf_folder import unpack
 from penstock_runtime.models.safetensors import read_float32
 from penstock_runtime.models.sources import fetch_model
-from tests.runtime.models.gguf_files import HEADS, HIDDEN, KEY_HEADS, TEMPLATE, write_gguf, written
+from tests.runtime.models.gguf_files import HEADS, HIDDEN, KEY_HEADS, TEMPLATE, Pieces, write_gguf, written
+from tests.runtime.tasks.texts import TRAINING
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
@@ -84,10 +88,58 @@ def test_a_first_token_is_added_where_the_file_wants_one(tmp_path: Path) -> None
     assert Tokenizer.from_file(str(folder / "tokenizer.json")).encode("abc").tokens == ["<s>", "abc"]
 
 
+TEXTS = (
+    *TRAINING[:40],
+    "",
+    " ",
+    "Hello  world\n\n\tand   more ",
+    "Zürich, São Paulo, Ελλάδα, Москва, القاهرة, 東京, 서울, नई दिल्ली",
+    "x = 12345.678e-9; // aaaa aaaaa aaaaaa",
+    "emoji 🤗👩‍👩‍👧 and \u200b \ufeff",
+)
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[sentencepiece.SentencePieceProcessor, Pieces]:
+    return Pieces.trained()
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_tokens_of_sentencepiece_are_those_of_its_own_package(
+    prefix: bool, trained: tuple[sentencepiece.SentencePieceProcessor, Pieces], tmp_path: Path
+) -> None:
+    model, pieces = trained if prefix else Pieces.trained(add_dummy_prefix=False)
+    write_gguf(tmp_path / "model.gguf", pieces=pieces, **{"tokenizer.ggml.add_space_prefix": prefix})
+    folder = unpack(tmp_path / "model.gguf", tmp_path / "cache")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in TEXTS:
+        expected = model.encode(text)
+        assert tokenizer.encode(text, add_special_tokens=False).ids == expected, text
+        assert tokenizer.decode(expected) == model.decode(expected)
+    assert tokenizer.encode("a").tokens[0] == "<s>"
+    assert tokenizer.encode("<s>a</s>", add_special_tokens=False).ids == [1, *model.encode("a"), 2]
+
+
+@given(st.text())
+def test_any_text_has_the_tokens_of_sentencepiece(text: str) -> None:
+    model, tokenizer = _by_sentencepiece()
+    assert tokenizer.encode(text, add_special_tokens=False).ids == model.encode(text)
+
+
+@cache
+def _by_sentencepiece() -> tuple[sentencepiece.SentencePieceProcessor, Tokenizer]:
+    model, pieces = Pieces.trained()
+    with tempfile.TemporaryDirectory() as name:
+        write_gguf(Path(name) / "model.gguf", pieces=pieces)
+        return model, Tokenizer.from_file(str(unpack(Path(name) / "model.gguf", Path(name)) / "tokenizer.json"))
+
+
 @pytest.mark.parametrize(
     ("overrides", "error", "words"),
     [
-        ({"tokenizer.ggml.model": "llama"}, UnsupportedModel, "tokenizer of the kind llama"),
+        ({"tokenizer.ggml.model": "t5"}, UnsupportedModel, "tokenizer of the kind t5"),
+        ({"tokenizer.ggml.model": "llama"}, CorruptModel, "tokenizer.ggml.scores is not a list"),
+        ({"split.count": 3}, UnsupportedModel, "is one of 3 files"),
         ({"tokenizer.ggml.pre": "tekken"}, UnsupportedModel, "splits texts as tekken"),
         ({"llama.block_count": None}, CorruptModel, "llama.block_count is None"),
         ({"tokenizer.ggml.eos_token_id": 100_000}, CorruptModel, "eos_token_id is 100000"),

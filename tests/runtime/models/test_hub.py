@@ -39,6 +39,7 @@ from tests.runtime.models.folders import (
     write_onnx,
     write_pickle,
 )
+from tests.runtime.models.gguf_files import write_gguf
 from tests.runtime.models.hub_server import Hub, running_hub
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -537,3 +538,25 @@ class TestOffline:
         folder = fetch(tmp_path / "cache", Waits())
         below = tmp_path / "mine" / ("hub" if variable == "HF_HOME" else "")
         assert folder.path.is_relative_to(below / "models--org--model")
+
+
+def test_one_gguf_file_of_a_repository_is_fetched_alone_and_kept(hub: Hub, tmp_path: Path, waits: Waits) -> None:
+    original = tmp_path / "original"
+    original.mkdir()
+    write_gguf(original / "model.Q8_0.gguf", kind="Q8_0")
+    write_gguf(original / "model.Q4_1.gguf")
+    (original / "README.md").write_text("about")
+    hub.add("org/model", original)
+    source = ModelSource.parse("hf://org/model/model.Q8_0.gguf")
+
+    folder = fetch(tmp_path / "cache", waits, source)
+
+    assert folder.model_type == "llama"
+    assert hub.fetched() == ["model.Q8_0.gguf"]
+    assert (source.repository, source.file) == ("org/model", "model.Q8_0.gguf")
+    hub.failures.extend([503] * 10)
+    assert fetch(tmp_path / "cache", waits, source).path == folder.path
+    hub.failures.clear()
+    with pytest.raises(ModelNotFound, match=r"has no file model.Q2_K.gguf") as caught:
+        fetch(tmp_path / "cache", waits, ModelSource.parse("hf://org/model/model.Q2_K.gguf"))
+    assert caught.value.remedy == "It has model.Q4_1.gguf, model.Q8_0.gguf"

@@ -71,7 +71,7 @@ def tei_info(service: ModelService) -> dict[str, Any]:
     model_id, revision = status.name, None
     if status.manifest is not None and status.manifest.model.source.startswith("hf://"):
         source = ModelSource.parse(status.manifest.model.source)
-        model_id, revision = source.location, source.revision
+        model_id, revision = source.repository, source.revision
     labels = {
         "id2label": {str(index): label for index, label in enumerate(status.labels)},
         "label2id": {label: index for index, label in enumerate(status.labels)},
