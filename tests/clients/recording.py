@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import numpy as np
 
-from penstock.tasks import ENCODER_TASKS
 from penstock_runtime.http.transport.message import Request, Response
 from tests.runtime.http.serving import Endpoint, make_model, serving
+from tests.tasks import COMMON_TASKS
 
 FOLDER = Path(__file__).parent
 RECORDED = FOLDER / "recorded.json"
@@ -165,7 +165,7 @@ def recorder(folder: Path) -> Iterator[Recorder]:
     """An endpoint for each task, of models made of arithmetic."""
     with ExitStack() as stack:
         made = Recorder()
-        for task in ENCODER_TASKS:
+        for task in COMMON_TASKS:
             model = make_model(folder / task.value, task)
             made.watch(task.value, stack.enter_context(serving(model, task)))
         yield made

@@ -31,12 +31,11 @@ from penstock_runtime.tasks.feature_extraction import (
     Output,
     SparseFormat,
     TokenIds,
-    inputs,
     pieces_of,
     prefixed,
     refuse_others,
 )
-from penstock_runtime.tasks.fields import parse_parameters
+from penstock_runtime.tasks.fields import Either, ListOf, Object, Text, parse_parameters
 from penstock_runtime.tasks.fitting import Fitter, Truncation
 from penstock_runtime.tasks.prompts import PromptedTask
 from penstock_runtime.tasks.scores import descending, finite
@@ -100,7 +99,9 @@ class MultiVectors(PromptedTask):
         self._model = model
         self._kinds = {name: _kind(name, model, fitter) for name in (QUERY, DOCUMENT)}
         self._width = model.width or width(folder.config)
-        self._inputs = inputs(limits)
+        texts = ListOf(Text(), limits.items)
+        ranking = Object(required={"query": Text(), "texts": texts}, words="an object with query and texts")
+        self._inputs = Either((Text(), texts, ranking))
         self._filler = _filler(model, fitter)
 
     def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> MultiVectorRequest:
