@@ -16,6 +16,7 @@ class TaskName(StrEnum):
     QUESTION_ANSWERING = "question-answering"
     FILL_MASK = "fill-mask"
     ZERO_SHOT_CLASSIFICATION = "zero-shot-classification"
+    ZERO_SHOT_TOKEN_CLASSIFICATION = "zero-shot-token-classification"  # noqa: S105 - not a password
     TEXT_GENERATION = "text-generation"
 
 
@@ -44,6 +45,7 @@ HEAD_OF_TASK = {
     TaskName.QUESTION_ANSWERING: Head.SPAN,
     TaskName.FILL_MASK: Head.MASKED_LM,
     TaskName.ZERO_SHOT_CLASSIFICATION: Head.SEQUENCE,
+    TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION: Head.ENCODER,
     TaskName.TEXT_GENERATION: Head.CAUSAL_LM,
 }
 """The head that a task needs; feature-extraction with a sparse model needs `Head.SPARSE`."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UnsupportedModel
 from penstock.tasks import TaskName
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Pooling
@@ -71,6 +71,11 @@ def make_answer(folder: ModelFolder, task: TaskName) -> Answer:
         case TaskName.TOKEN_CLASSIFICATION | TaskName.FILL_MASK | TaskName.ZERO_SHOT_CLASSIFICATION:
             apply = _pipeline(task.value, folder)
             return lambda inputs, parameters: apply(inputs, batch_size=_size(inputs), **parameters)
+        case TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION:
+            raise UnsupportedModel(
+                f"transformers has no pipeline for {task.value}",
+                remedy="Leave the comparison with transformers out",
+            )
         case TaskName.TEXT_GENERATION:
             generate = _pipeline(task.value, folder)
             return lambda inputs, parameters: generate(inputs, **parameters)

@@ -69,6 +69,9 @@ SAMPLE = {
     TaskName.ZERO_SHOT_CLASSIFICATION: (
         '{"inputs": "I like you.", "parameters": {"candidate_labels": ["love", "politics"]}}'
     ),
+    TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION: (
+        '{"inputs": "Ada was born in London.", "parameters": {"candidate_labels": ["person", "city"]}}'
+    ),
     TaskName.TEXT_GENERATION: '{"messages": [{"role": "user", "content": "Who are you?"}], "stream": true}',
 }
 """A request body of each task, for the curl line."""

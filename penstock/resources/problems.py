@@ -32,6 +32,8 @@ SYNONYMS = {
     "masked-lm": "fill-mask",
     "mlm": "fill-mask",
     "zero-shot": "zero-shot-classification",
+    "gliner": "zero-shot-token-classification",
+    "zero-shot-ner": "zero-shot-token-classification",
     "ort": "onnxruntime",
     "onnx": "onnxruntime",
     "float32": "fp32",

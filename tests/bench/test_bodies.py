@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from penstock.tasks import ENCODER_TASKS, TaskName
+from penstock.tasks import TaskName
 from penstock_bench.subject import batch_bodies, everyday_tokenizer, fewest_tokens
 from penstock_runtime.tasks import make_task
 from tests.runtime.tasks.families import BERT, NLI, build_for
+from tests.tasks import COMMON_TASKS
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_the_shortest_input_of_a_task_has_exactly_the_stated_number_of_tokens(
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("name", list(ENCODER_TASKS))
+@pytest.mark.parametrize("name", list(COMMON_TASKS))
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_task_takes_its_batches(name: TaskName, batch: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     labels = {TaskName.ZERO_SHOT_CLASSIFICATION: NLI, TaskName.TEXT_RANKING: ("relevance",)}.get(name, ("A", "B"))

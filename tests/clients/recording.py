@@ -14,10 +14,11 @@ from typing import Any
 import httpx
 import numpy as np
 
-from penstock.tasks import ENCODER_TASKS, TaskName
+from penstock.tasks import TaskName
 from penstock_runtime.http.transport.message import Request, Response
 from tests.runtime.generation.small_model import TOOL_TEMPLATE, serving_generation, small_generation_model
 from tests.runtime.http.serving import Endpoint, make_model, serving
+from tests.tasks import COMMON_TASKS
 
 FOLDER = Path(__file__).parent
 RECORDED = FOLDER / "recorded.json"
@@ -187,7 +188,7 @@ def recorder(folder: Path) -> Iterator[Recorder]:
         generation = small_generation_model(folder / "generation", template=TOOL_TEMPLATE)
         running = serving_generation(generation, name="emotion", prefix_reuse=False)
         made.watch(TaskName.TEXT_GENERATION.value, stack.enter_context(running))
-        for task in ENCODER_TASKS:
+        for task in COMMON_TASKS:
             model = make_model(folder / task.value, task)
             made.watch(task.value, stack.enter_context(serving(model, task)))
         yield made

@@ -12,19 +12,20 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from penstock.tasks import ENCODER_TASKS, TaskName
+from penstock.tasks import TaskName
 from penstock_runtime.models.folder import ModelFolder
 from tests.golden import pipeline, snapshots
 from tests.golden.cases import CASES
 from tests.golden.models import BERT, KINDS, Kind, write_model
 from tests.runtime.tasks.answers import assert_alike
+from tests.tasks import COMMON_TASKS
 
 WITHIN = 1e-4
 BERT_DIGEST = "0a01ca76d030877b67c5dfbca877d31c6ca8a55a9ebd7046f0afdbf9224d4298"
 """sha256 of the weights, in the order of their names."""
 
 
-@pytest.mark.parametrize("task", ENCODER_TASKS, ids=lambda task: task.value)
+@pytest.mark.parametrize("task", COMMON_TASKS, ids=lambda task: task.value)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_small_model_answers_as_reviewed(kind: Kind, task: TaskName, tmp_path: Path) -> None:
     assert_alike(snapshots.compute(kind, task, tmp_path), snapshots.load(kind.name, task), within=WITHIN)
@@ -52,7 +53,7 @@ def test_snapshots_and_cases_match(kind: Kind) -> None:
 
 
 def test_every_task_has_cases() -> None:
-    assert set(CASES) == set(ENCODER_TASKS)
+    assert set(CASES) == set(COMMON_TASKS)
 
 
 def test_weights_never_change(tmp_path: Path) -> None:

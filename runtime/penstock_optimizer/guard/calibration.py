@@ -28,6 +28,7 @@ CANDIDATES_PER_QUERY = 5
 TOGETHER = 4
 """Number of themes that make a text of more than 512 tokens."""
 LABELS = ("travel", "business", "cooking", "science", "sport", "technology", "law")
+ENTITY_LABELS = ("person", "organization", "place", "date", "product", "animal")
 TOP_MASKS = 10
 STRATA = ((8, 0.30), (32, 0.35), (128, 0.25), (None, 0.10))
 """Length classes: upper end in tokens (the last one is open) and share. Few texts are long, since each costs as much as
@@ -193,6 +194,12 @@ def _zero_shot(corpus: Corpus, _mask: str) -> tuple[SampleRequest, ...]:
     )
 
 
+def _entities(corpus: Corpus, _mask: str) -> tuple[SampleRequest, ...]:
+    return tuple(
+        SampleRequest(text, {"candidate_labels": list(ENTITY_LABELS)}) for text in corpus.singles() if text.strip()
+    )
+
+
 _SAMPLES: dict[TaskName, Callable[[Corpus, str], tuple[SampleRequest, ...]]] = {
     TaskName.FEATURE_EXTRACTION: _single,
     TaskName.SENTENCE_SIMILARITY: _similarity,
@@ -202,6 +209,7 @@ _SAMPLES: dict[TaskName, Callable[[Corpus, str], tuple[SampleRequest, ...]]] = {
     TaskName.QUESTION_ANSWERING: _questions,
     TaskName.FILL_MASK: _masks,
     TaskName.ZERO_SHOT_CLASSIFICATION: _zero_shot,
+    TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION: _entities,
 }
 
 

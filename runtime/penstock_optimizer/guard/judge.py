@@ -61,6 +61,7 @@ MIN_AGREEMENT = {
     TaskName.QUESTION_ANSWERING: 0.90,
     TaskName.FILL_MASK: 0.90,
     TaskName.ZERO_SHOT_CLASSIFICATION: 0.95,
+    TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION: 0.97,
 }
 """The least share of answers that stay the same, where the endpoint states none."""
 COSINE_TASKS = frozenset({TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY})
@@ -75,6 +76,10 @@ MIN_TAU = 0.90
 """Ranking: mean Kendall tau."""
 MIN_ENTITY_F1 = 0.95
 MIN_SPAN_F1 = 0.93
+ENTITY_THRESHOLD = 0.5
+"""Zero-shot entities: the score of a span that is an entity."""
+NEAR_THRESHOLD = 0.1
+"""Spans with lower scores by both models are not compared: nearly all are."""
 MIN_TOP_K_OVERLAP = 0.85
 """Fill-mask: the least mean share of the best tokens that stay among the best."""
 SCORE_CHANGE = 0.2
@@ -391,6 +396,28 @@ def _zero_shot(case: _Case) -> tuple[Metric, ...]:
     return _distributions([(before, after) for before, after in pairs], case.agreement)
 
 
+def _entities(case: _Case) -> tuple[Metric, ...]:
+    """The entities over the threshold, and the decision about each span that is not far below it."""
+    hits: list[bool] = []
+    for before, after in zip(case.reference, case.candidate, strict=True):
+        one, other = (np.concatenate([np.ravel(array) for array in side.reduced]) for side in (before, after))
+        near = np.maximum(one, other) >= NEAR_THRESHOLD
+        same = (one >= ENTITY_THRESHOLD) == (other >= ENTITY_THRESHOLD)
+        hits += (same | (np.abs(one - ENTITY_THRESHOLD) <= TIE))[near].tolist()
+    metrics = [_share("span_agreement", hits or [True], case.agreement)]
+    found, total = [], []
+    for answers in case.answers():
+        sets = [{(one["start"], one["end"], one["entity_group"]) for one in answer} for answer in answers]
+        twice, sizes = agreement.f1(sets[0], sets[1])
+        found.append(float(twice))
+        total.append(float(sizes))
+    if sum(total):
+        shares = [a / b if b else 0.0 for a, b in zip(found, total, strict=True)]
+        value = sum(found) / sum(total)
+        metrics.append(_least("entity_f1", value, min(MIN_ENTITY_F1, case.agreement), bootstrap_lower(shares, total)))
+    return tuple(metrics)
+
+
 _METRICS: dict[TaskName, Callable[[_Case], tuple[Metric, ...]]] = {
     TaskName.FEATURE_EXTRACTION: _embeddings,
     TaskName.SENTENCE_SIMILARITY: _similarity,
@@ -400,4 +427,5 @@ _METRICS: dict[TaskName, Callable[[_Case], tuple[Metric, ...]]] = {
     TaskName.QUESTION_ANSWERING: _spans,
     TaskName.FILL_MASK: _masks,
     TaskName.ZERO_SHOT_CLASSIFICATION: _zero_shot,
+    TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION: _entities,
 }

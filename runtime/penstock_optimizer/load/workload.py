@@ -281,7 +281,7 @@ def _payload(task: TaskName, maker: TextMaker, tokens: int, mask_token: str | No
             return {"inputs": {"query": query, "texts": [text]}}
         case TaskName.SENTENCE_SIMILARITY:
             return {"inputs": {"source_sentence": maker.text(tokens), "sentences": [maker.text(tokens)]}}
-        case TaskName.ZERO_SHOT_CLASSIFICATION:
+        case TaskName.ZERO_SHOT_CLASSIFICATION | TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION:
             return {"inputs": maker.text(tokens), "parameters": {"candidate_labels": list(CANDIDATE_LABELS)}}
         case TaskName.FILL_MASK:
             if mask_token is None:

@@ -27,6 +27,14 @@ from penstock_runtime.models.files import (
     read_optional,
     remote_code_classes,
 )
+from penstock_runtime.models.gliner import (
+    HEAD_FILE,
+    SETTINGS_FILE,
+    GlinerHead,
+    configuration,
+    head_tensors,
+    read_gliner,
+)
 from penstock_runtime.models.graph import check_data, check_graph, graph_data
 from penstock_runtime.models.limits import LONGEST_ROW, position_limit, tokenizer_limit
 from penstock_runtime.models.multi_vector import (
@@ -35,10 +43,9 @@ from penstock_runtime.models.multi_vector import (
     SPARSE_HEAD,
     TOKEN_HEAD,
     MultiVector,
-    head_file,
     read_head,
 )
-from penstock_runtime.models.safetensors import INDEX, SINGLE, TensorInfo, check_shards, shard_files
+from penstock_runtime.models.safetensors import INDEX, SINGLE, TensorInfo, check_shards, shard_files, written
 from penstock_runtime.models.sentence import LIMIT_FILES, SETTINGS, SentenceModules, SparsePooling
 from penstock_runtime.models.vector_modules import DenseModule, VectorModule
 from penstock_runtime.rows import AnyPooling
@@ -62,7 +69,7 @@ SLOW_FILES = (*SLOW_TEXT_FILES, "sentencepiece.bpe.model", "spiece.model", "spm.
 instead."""
 GENERATION_FILES = ("generation_config.json", "chat_template.jinja")
 """Defaults of requests, and the form of conversations, of models that generate text."""
-MODEL_FILES = ("config.json", "modules.json", SETTINGS, *GENERATION_FILES, *HEAD_FILES)
+MODEL_FILES = ("config.json", "modules.json", SETTINGS, *GENERATION_FILES, *HEAD_FILES, SETTINGS_FILE, HEAD_FILE)
 """Together with the tokenizer's files, the weights and the modules' `config.json`, all files that affect an answer."""
 SETTINGS_FILES = frozenset({*MODEL_FILES, *TOKENIZER_FILES, *LIMIT_FILES})
 """The files at the top of a folder that are read if present. `modules.json` names the folders of the modules."""
@@ -193,10 +200,17 @@ class ModelFolder:
 
     @property
     def artefact_files(self) -> dict[str, bytes]:
-        """Files that an artefact needs in place of weights: the projection of colbert-ai's folders."""
-        if self.architecture != COLBERT_AI or self.multi_vector is None:
-            return {}
-        return {TOKEN_HEAD: head_file(self.multi_vector.projections[0].weight)}
+        """Files that an artefact needs in place of weights: of colbert-ai's projection, and of GLiNER's head."""
+        if self.gliner is not None:
+            return {HEAD_FILE: written(head_tensors(self.path, self.tensors))}
+        if self.architecture == COLBERT_AI and self.multi_vector is not None:
+            return {TOKEN_HEAD: written({"weight": self.multi_vector.projections[0].weight})}
+        return {}
+
+    @cached_property
+    def gliner(self) -> GlinerHead | None:
+        """The head of a GLiNER model; None for other models."""
+        return read_gliner(self.path, self.config, self.tensors)
 
     @cached_property
     def normalize(self) -> bool:
@@ -333,6 +347,8 @@ class ModelFolder:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
+    if (path / SETTINGS_FILE).is_file():
+        return configuration(path)
     if (path / "config.json").is_file():
         return read_object(path, "config.json")
     nested = sorted(child.parent.name for child in path.glob("*/config.json") if shard_files(child.parent))

@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from penstock.errors import CorruptModel, UnsupportedModel
 from penstock_runtime.models.files import positive_number, read_optional
 from penstock_runtime.models.safetensors import TensorInfo, read_float32, read_header
 from penstock_runtime.models.vector_modules import DenseModule, read_dense
-from penstock_runtime.rows import Float
 
 COLBERT_AI = "HF_ColBERT"
 """The architecture in config.json of the folders that colbert-ai writes."""
@@ -194,7 +191,7 @@ def _of_colbert_ai(path: Path, tensors: Mapping[str, TensorInfo]) -> MultiVector
     if (path / TOKEN_HEAD).is_file():
         projection = read_head(path, TOKEN_HEAD)
     elif PROJECTION in tensors:
-        projection = DenseModule(read_float32(path, tensors[PROJECTION], PROJECTION), None)
+        projection = DenseModule(read_float32(path, tensors[PROJECTION], PROJECTION).copy(), None)
     else:
         raise CorruptModel(f"{path} has no tensor {PROJECTION!r}, the projection of ColBERT", remedy="Fetch it again")
     tokens = positive_number(origin, values, "query_maxlen") or QUERY_TOKENS
@@ -222,15 +219,8 @@ def read_head(path: Path, name: str) -> DenseModule:
             remedy="Make it again (docs/how-to/convert-a-model.md#bge-m3)",
         )
     added = None if bias is None else read_float32(path, bias, "bias")
-    return DenseModule(read_float32(path, weight, "weight"), added)
-
-
-def head_file(weight: Float) -> bytes:
-    """A safetensors file with the tensor `weight`, for `read_head`."""
-    data = np.ascontiguousarray(weight, "<f4").tobytes()
-    shape = ",".join(map(str, weight.shape))
-    header = f'{{"weight":{{"dtype":"F32","shape":[{shape}],"data_offsets":[0,{len(data)}]}}}}'.encode()
-    return len(header).to_bytes(8, "little") + header + data
+    # A copy: arrays in a file are not aligned, and would be copied for each product.
+    return DenseModule(read_float32(path, weight, "weight").copy(), added)
 
 
 def _text(origin: Path, values: Mapping[str, Any], key: str, default: str) -> str:

@@ -148,6 +148,18 @@ def read_float32(folder: Path, info: TensorInfo, name: str) -> Float:
     return array.view(np.ndarray).reshape(info.shape)
 
 
+def written(tensors: Mapping[str, Float]) -> bytes:
+    """A safetensors file with these tensors."""
+    header: dict[str, Any] = {}
+    data = bytearray()
+    for name, tensor in tensors.items():
+        begin = len(data)
+        data += np.ascontiguousarray(tensor, "<f4").tobytes()
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, len(data)]}
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(data)
+
+
 def _check_spans(path: Path, spans: list[tuple[int, int, str]], available: int) -> None:
     position = 0
     for begin, end, name in sorted(spans):

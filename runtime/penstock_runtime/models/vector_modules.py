@@ -200,7 +200,8 @@ class _Module:
                 f"{self.file}: {name} should have shape {list(shape)} by {self.origin.name} next to it; it has {found}",
                 remedy="Take both files from the same revision of the model",
             )
-        return read_float32(self.path, info, name)
+        # A copy: arrays in a file are not aligned, and would be copied for each product.
+        return read_float32(self.path, info, name).copy()
 
 
 def _number(origin: Path, values: dict[str, Any], key: str) -> int:

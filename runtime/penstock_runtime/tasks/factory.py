@@ -19,6 +19,7 @@ from penstock_runtime.tasks import (
     text_ranking,
     token_classification,
     zero_shot_classification,
+    zero_shot_token_classification,
 )
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, RequestLimits, Task
 from penstock_runtime.tasks.feature_extraction import FeatureExtraction
@@ -33,6 +34,7 @@ from penstock_runtime.tasks.text_classification import TextClassification
 from penstock_runtime.tasks.text_ranking import TextRanking
 from penstock_runtime.tasks.token_classification import TokenClassification
 from penstock_runtime.tasks.zero_shot_classification import ZeroShotClassification
+from penstock_runtime.tasks.zero_shot_token_classification import ZeroShotTokenClassification
 from penstock_runtime.tokens import Tokenizer
 
 MODULES: dict[TaskName, ModuleType] = {
@@ -44,6 +46,7 @@ MODULES: dict[TaskName, ModuleType] = {
     TaskName.QUESTION_ANSWERING: question_answering,
     TaskName.FILL_MASK: fill_mask,
     TaskName.ZERO_SHOT_CLASSIFICATION: zero_shot_classification,
+    TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION: zero_shot_token_classification,
     TaskName.TEXT_GENERATION: text_generation,
 }
 
@@ -53,6 +56,7 @@ _CLASSES: dict[TaskName, Callable[[Fitter, ModelFolder, RequestLimits], Task]] =
     TaskName.QUESTION_ANSWERING: QuestionAnswering,
     TaskName.FILL_MASK: FillMask,
     TaskName.ZERO_SHOT_CLASSIFICATION: ZeroShotClassification,
+    TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION: ZeroShotTokenClassification,
 }
 _WITH_PROMPTS: dict[TaskName, Callable[[Fitter, ModelFolder, RequestLimits, Prompts | None], Task]] = {
     TaskName.FEATURE_EXTRACTION: FeatureExtraction,
@@ -136,6 +140,11 @@ def response_schema(name: TaskName) -> JsonSchema:
 
 
 def _check_head(name: TaskName, folder: ModelFolder) -> None:
+    if folder.gliner is not None and name is not TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION:
+        raise UnsupportedModel(
+            f"{folder.path} is a GLiNER model, which finds entities of the labels in a request",
+            remedy=f"Serve it with task: {TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION.value}",
+        )
     wanted = _ARCHITECTURES.get(head_of(name, folder))
     if wanted is None or not folder.architecture or folder.architecture.endswith(wanted):
         return
@@ -144,7 +153,8 @@ def _check_head(name: TaskName, folder: ModelFolder) -> None:
     fitting = [
         task.value
         for task, head in HEAD_OF_TASK.items()
-        if head not in _ARCHITECTURES or folder.architecture.endswith(_ARCHITECTURES[head])
+        if task is not TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION
+        and (head not in _ARCHITECTURES or folder.architecture.endswith(_ARCHITECTURES[head]))
     ]
     raise UnsupportedModel(
         f"{folder.path} is a {folder.architecture}, which has no head for {name.value}",

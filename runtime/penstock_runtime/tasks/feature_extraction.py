@@ -103,11 +103,9 @@ EXAMPLES = (
 )
 
 
-def inputs(limits: RequestLimits) -> Either:
-    """A text or a list of texts; for models with a vector for each token also a query with texts to rank."""
-    texts = ListOf(Text(), limits.items)
-    ranking = Object(required={"query": Text(), "texts": texts}, words="an object with query and texts")
-    return Either((Text(), texts, ranking))
+def inputs(limits: RequestLimits) -> FieldKind:
+    """A text or a list of texts."""
+    return Either((Text(), ListOf(Text(), limits.items)))
 
 
 def request_schema(limits: RequestLimits = DEFAULT_LIMITS) -> JsonSchema:
@@ -304,14 +302,15 @@ class FeatureExtraction(PromptedTask):
 
 def texts_of(kind: FieldKind, inputs: Any) -> str | list[str] | TokenIds:
     """The checked texts. InvalidInput for a query with texts, which this model does not rank."""
-    given: Any = inputs if isinstance(inputs, TokenIds) else kind.parse(inputs, "inputs")
-    if isinstance(given, dict):
+    if isinstance(inputs, TokenIds):
+        return inputs
+    if isinstance(inputs, Mapping) and {"query", "texts"} <= inputs.keys():
         raise InvalidInput(
             "inputs is a query with texts, and this model ranks none: that takes a vector for each token (ColBERT)",
             field="inputs",
             remedy="Serve a reranker with task: text-ranking, or send texts and compare their vectors",
         )
-    texts: str | list[str] | TokenIds = given
+    texts: str | list[str] = kind.parse(inputs, "inputs")
     return texts
 
 

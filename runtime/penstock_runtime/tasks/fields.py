@@ -157,6 +157,30 @@ class Integer:
 
 
 @dataclass(frozen=True)
+class Number:
+    """A number within limits (both included)."""
+
+    minimum: float
+    maximum: float
+    python: type = object
+
+    @property
+    def words(self) -> str:
+        """Its name with the limits."""
+        return f"a number from {self.minimum:g} to {self.maximum:g}"
+
+    def parse(self, value: Any, where: str) -> float:
+        """The number."""
+        if isinstance(value, bool) or not isinstance(value, int | float) or not self.minimum <= value <= self.maximum:
+            raise _wrong(self, value, where)
+        return float(value)
+
+    def schema(self) -> JsonSchema:
+        """A number with its limits."""
+        return {"type": "number", "minimum": self.minimum, "maximum": self.maximum}
+
+
+@dataclass(frozen=True)
 class Choice:
     """One of several words; `any_case` also accepts capitals, and returns the spelling of `options`."""
 

@@ -21,6 +21,7 @@ from penstock_runtime.tasks.fields import (
     Integer,
     JsonSchema,
     ListOf,
+    Number,
     Object,
     Others,
     Text,
@@ -40,32 +41,6 @@ MOST_LOGPROBS = 20
 PIPELINE_DEFAULTS: Mapping[str, Any] = {"max_new_tokens": 256, "do_sample": True, "temperature": 0.7}
 """Those of transformers' pipeline, where the model's generation_config.json has none."""
 MESSAGES_LIMIT = 2000
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number within limits (both included)."""
-
-    minimum: float
-    maximum: float
-    python: type = object
-
-    @property
-    def words(self) -> str:
-        """Its name with the limits."""
-        return f"a number from {self.minimum:g} to {self.maximum:g}"
-
-    def parse(self, value: Any, where: str) -> float:
-        """The number."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or not self.minimum <= value <= self.maximum:
-            raise InvalidInput(
-                f"{where} must be {self.words}, not {json_words(value)}", field=where, remedy=f"Send {self.words}"
-            )
-        return float(value)
-
-    def schema(self) -> JsonSchema:
-        """A number with its limits."""
-        return {"type": "number", "minimum": self.minimum, "maximum": self.maximum}
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ class ZeroShotClassification:
         texts = self._inputs.parse(inputs, "inputs")
         single = isinstance(texts, str)
         texts = [texts] if single else texts
-        labels = self._labels(values["candidate_labels"])
+        labels = labels_of(values["candidate_labels"], self._limits)
         if len(texts) * len(labels) > self._limits.rows:
             raise InvalidInput(
                 f"{len(texts)} texts times {len(labels)} labels are over the limit of {self._limits.rows} rows",
@@ -262,15 +262,16 @@ class ZeroShotClassification:
             return [{"label": label, "score": score} for label, score in zip(labels, values, strict=True)]
         return {"sequence": text, "labels": labels, "scores": values}
 
-    def _labels(self, given: str | list[str]) -> list[str]:
-        """The labels as a list; InvalidInput if there are none, or too many."""
-        if isinstance(given, list):
-            return given
-        where = "parameters.candidate_labels"
-        labels = [label for part in given.split(",") if (label := part.strip())]
-        if not labels:
-            raise InvalidInput(f"{where} holds no label", field=where, remedy="Send a label, or several with commas")
-        return ListOf(Text("a label"), self._limits.items).parse(labels, where)
+
+def labels_of(given: str | list[str], limits: RequestLimits) -> list[str]:
+    """The labels as a list; InvalidInput if there are none, or too many."""
+    if isinstance(given, list):
+        return given
+    where = "parameters.candidate_labels"
+    labels = [label for part in given.split(",") if (label := part.strip())]
+    if not labels:
+        raise InvalidInput(f"{where} holds no label", field=where, remedy="Send a label, or several with commas")
+    return ListOf(Text("a label"), limits.items).parse(labels, where)
 
 
 def fill(template: str, label: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.manifest import GraphIO
 from penstock.resources.endpoint import AccuracyBudget
-from penstock.tasks import ENCODER_TASKS, HEAD_OF_TASK, TaskName
+from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.export import export
 from penstock_optimizer.guard.calibration import judging_samples, own_corpus, samples, split
 from penstock_optimizer.guard.gate import Forward, Reference, forward_of, judge_candidate, observe_reference, prepare
@@ -25,6 +25,7 @@ from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Outputs, Row
 from penstock_runtime.tasks import Task, make_task
 from tests.golden.models import write_model
+from tests.tasks import COMMON_TASKS
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Noisy:
         }
 
 
-@pytest.mark.parametrize("name", ENCODER_TASKS)
+@pytest.mark.parametrize("name", COMMON_TASKS)
 def test_the_reference_is_accepted_as_a_candidate_and_may_be_batched(name: TaskName, subject_of: SubjectOf) -> None:
     context = subject_of(name)
 
@@ -89,7 +90,7 @@ def test_the_reference_is_accepted_as_a_candidate_and_may_be_batched(name: TaskN
     assert [m.name for m in verdict.metrics if m.higher_is_better and m.value != pytest.approx(1)] == []
 
 
-@pytest.mark.parametrize("name", ENCODER_TASKS)
+@pytest.mark.parametrize("name", COMMON_TASKS)
 def test_a_candidate_with_little_noise_passes_and_one_with_much_noise_fails(
     name: TaskName, subject_of: SubjectOf
 ) -> None:
@@ -113,7 +114,7 @@ def test_every_request_is_run_row_by_row(subject_of: SubjectOf) -> None:
     assert [row.ids for row in noisy.rows[: len(wanted)]] == wanted
 
 
-@pytest.mark.parametrize("name", ENCODER_TASKS)
+@pytest.mark.parametrize("name", COMMON_TASKS)
 def test_nan_outputs_give_a_verdict_and_no_exception(name: TaskName, subject_of: SubjectOf) -> None:
     context = subject_of(name)
 

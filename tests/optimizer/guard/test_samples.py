@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.tasks import ENCODER_TASKS, TaskName
+from penstock.tasks import TaskName
 from penstock_optimizer.guard.calibration import (
     CALIBRATION_ROWS,
     JUDGING_SAMPLES,
@@ -25,6 +25,7 @@ from penstock_optimizer.guard.gate import prepare
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tasks import Task, make_task
 from tests.golden.models import Sizes, write_model
+from tests.tasks import COMMON_TASKS
 
 TaskOf = Callable[[TaskName], Task]
 
@@ -39,7 +40,7 @@ def task_of(tmp_path_factory: pytest.TempPathFactory) -> TaskOf:
     return make
 
 
-@pytest.mark.parametrize("name", ENCODER_TASKS)
+@pytest.mark.parametrize("name", COMMON_TASKS)
 def test_every_task_takes_every_request(name: TaskName, task_of: TaskOf) -> None:
     for corpus in split(own_corpus()):
         requests = samples(name, corpus)
@@ -47,7 +48,7 @@ def test_every_task_takes_every_request(name: TaskName, task_of: TaskOf) -> None
         assert len(prepare(task_of(name), requests)) == len(requests) > 30
 
 
-@pytest.mark.parametrize("name", ENCODER_TASKS)
+@pytest.mark.parametrize("name", COMMON_TASKS)
 def test_calibration_has_rows_of_all_lengths_within_its_limit(name: TaskName, task_of: TaskOf) -> None:
     rows = calibration_rows(task_of(name), samples(name, split(own_corpus())[0]))
 
@@ -58,7 +59,7 @@ def test_calibration_has_rows_of_all_lengths_within_its_limit(name: TaskName, ta
     assert sum(length > 128 for length in lengths) <= 0.4 * len(rows), "long rows cost much"
 
 
-@pytest.mark.parametrize("name", ENCODER_TASKS)
+@pytest.mark.parametrize("name", COMMON_TASKS)
 def test_judging_has_enough_requests_of_all_lengths(name: TaskName, task_of: TaskOf) -> None:
     chosen = judging_samples(task_of(name), samples(name, split(own_corpus())[1]))
 
@@ -68,7 +69,7 @@ def test_judging_has_enough_requests_of_all_lengths(name: TaskName, task_of: Tas
     assert max(lengths) > 100
 
 
-@pytest.mark.parametrize("name", ENCODER_TASKS)
+@pytest.mark.parametrize("name", COMMON_TASKS)
 def test_the_choice_is_the_same_every_time(name: TaskName, task_of: TaskOf) -> None:
     requests = samples(name, split(own_corpus())[0])
 

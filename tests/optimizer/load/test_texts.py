@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from penstock.errors import UnsupportedModel
 from penstock.resources.endpoint import Workload
-from penstock.tasks import ENCODER_TASKS, TaskName
+from penstock.tasks import TaskName
 from penstock_optimizer.load.workload import (
     EVERYDAY_WORDS,
     LengthMix,
@@ -19,6 +19,7 @@ from penstock_optimizer.load.workload import (
     workload_bodies,
 )
 from penstock_runtime.tokens.pieces import Side
+from tests.tasks import COMMON_TASKS
 
 
 def wordpiece() -> Tokenizer:
@@ -115,7 +116,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("task", ENCODER_TASKS)
+@pytest.mark.parametrize("task", COMMON_TASKS)
 def test_every_task_has_bodies_of_the_asked_lengths(task: TaskName) -> None:
     tokenizer = wordpiece()
     maker = TextMaker(tokenizer)

@@ -17,7 +17,7 @@ from penstock.errors import OptimizationError
 from penstock.hardware import Isa
 from penstock.manifest import Axes, GraphIO
 from penstock.recipe import EngineName, Precision, Recipe
-from penstock.tasks import ENCODER_TASKS, HEAD_OF_TASK, TaskName
+from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.guard.calibration import calibration_rows, own_corpus, samples, split
 from penstock_optimizer.guard.gate import forward_of
@@ -35,6 +35,7 @@ from tests.optimizer.end_to_end.small_model import (
     write_small_modernbert,
     write_small_nomic,
 )
+from tests.tasks import COMMON_TASKS
 
 SIZES = Sizes(width=128, layers=2, heads=4, inner=256, positions=64)
 EVERYTHING = (tuple(EngineName), tuple(Precision))
@@ -147,7 +148,7 @@ def test_every_candidate_of_newer_families_is_near_fp32(name: str, newer: Model,
     assert newer.error(recipe, built.path) < limit
 
 
-@pytest.mark.parametrize("task", list(ENCODER_TASKS))
+@pytest.mark.parametrize("task", list(COMMON_TASKS))
 @pytest.mark.parametrize("engine", [EngineName.ONNXRUNTIME, EngineName.OPENVINO])
 def test_every_head_can_be_made(engine: EngineName, task: TaskName, model_of: ModelOf, tmp_path: Path) -> None:
     recipe = next(r for r in MADE.values() if r.engine is engine and r.precision is Precision.INT8_STATIC)

@@ -65,6 +65,10 @@ REQUESTS: dict[TaskName, dict[str, Any]] = {
         "inputs": {"question": "what is my name ?", "context": "my name is clara and i live in berkeley"}
     },
     TaskName.FILL_MASK: {"inputs": "paris is the [MASK] of france"},
+    TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION: {
+        "inputs": "my name is clara and i live in berkeley",
+        "parameters": {"candidate_labels": ["person", "city"], "threshold": 0.1},
+    },
     TaskName.ZERO_SHOT_CLASSIFICATION: {
         "inputs": "i have a problem with my phone",
         "parameters": {"candidate_labels": ["urgent", "phone"]},
@@ -78,6 +82,8 @@ def write_folder(path: Path, task: TaskName) -> Path:
     """Configuration and tokenizer of a small BERT; no weights are needed."""
     path.mkdir(parents=True, exist_ok=True)
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    if task is TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION:
+        specials += ["<<ENT>>", "<<SEP>>"]
     vocabulary = {word: index for index, word in enumerate((*specials, *dict.fromkeys(WORDS.split())))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.add_special_tokens(specials)
@@ -103,6 +109,8 @@ def write_folder(path: Path, task: TaskName) -> Path:
             }
         )
     )
+    if task is TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION:
+        write_gliner_files(path, vocabulary["<<ENT>>"])
     if task in {TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY}:
         modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
         (path / "modules.json").write_text(
@@ -185,6 +193,30 @@ class Model:
                 return {"logits": values(self._vocabulary)[[i for i, one in enumerate(row.ids) if one == 4]]}
             case Head.CAUSAL_LM:
                 raise NotImplementedError("see small_generation_model")
+
+
+def write_gliner_files(path: Path, class_token: int) -> None:
+    """Settings and head of GLiNER, next to the configuration of its encoder."""
+    encoder = json.loads((path / "config.json").read_text())
+    settings = {
+        "encoder_config": encoder,
+        "hidden_size": WIDTH,
+        "span_mode": "marker",
+        "max_width": 3,
+        "num_rnn_layers": 0,
+        "class_token_index": class_token,
+    }
+    (path / "gliner_config.json").write_text(json.dumps(settings))
+    spans, inner = "span_rep_layer.span_rep_layer", 2 * WIDTH
+    shapes = {f"{spans}.{side}.0": (inner, WIDTH) for side in ("project_start", "project_end")}
+    shapes |= {f"{spans}.{side}.3": (WIDTH, inner) for side in ("project_start", "project_end")}
+    shapes |= {f"{spans}.out_project": (WIDTH, inner)}
+    shapes |= {"prompt_rep_layer.0": (4 * WIDTH, WIDTH), "prompt_rep_layer.3": (WIDTH, 4 * WIDTH)}
+    generator, tensors = np.random.default_rng(5), {}
+    for name, shape in shapes.items():
+        tensors[f"{name}.weight"] = generator.normal(size=shape).astype(np.float32) / 4
+        tensors[f"{name}.bias"] = np.zeros(shape[0], np.float32)
+    save_file(tensors, path / "gliner_head.safetensors")
 
 
 def write_sparse_folder(path: Path, _: TaskName = TaskName.FEATURE_EXTRACTION) -> Path:

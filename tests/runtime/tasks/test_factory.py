@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import SpecError, UnsupportedModel
-from penstock.tasks import ENCODER_TASKS, HEAD_OF_TASK, Head, TaskName
+from penstock.tasks import HEAD_OF_TASK, Head, TaskName
 from penstock_runtime.tasks import make_task
 from tests.runtime.tasks.conftest import Build
 from tests.runtime.tasks.families import BERT, POSITIONS
+from tests.tasks import COMMON_TASKS
 
 MADE_FOR = {
     Head.ENCODER: TaskName.FEATURE_EXTRACTION,
@@ -18,7 +19,7 @@ MADE_FOR = {
 
 
 @pytest.mark.parametrize("head", MADE_FOR)
-@pytest.mark.parametrize("name", ENCODER_TASKS)
+@pytest.mark.parametrize("name", COMMON_TASKS)
 def test_a_task_is_made_for_models_with_its_head_only(name: TaskName, head: Head, built: Build) -> None:
     folder = built(MADE_FOR[head], BERT).folder()
     if HEAD_OF_TASK[name] in {head, Head.ENCODER}:

@@ -17,14 +17,15 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.tasks import ENCODER_TASKS, TaskName
+from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.tasks import Prepared, RequestLimits, Task, request_schema, response_schema
 from tests.examples import examples
 from tests.runtime.tasks.conftest import Build
 from tests.runtime.tasks.families import BERT, SMALL, Built, Runner
+from tests.tasks import COMMON_TASKS
 
-EVERY = list(ENCODER_TASKS)
+EVERY = list(COMMON_TASKS)
 FEATURES = TaskName.FEATURE_EXTRACTION
 SIMILARITY = TaskName.SENTENCE_SIMILARITY
 RANKING = TaskName.TEXT_RANKING
@@ -357,6 +358,9 @@ DOCUMENTED = (
     "has no mask",
     "in this model's vocabulary",
     "tokens; this model takes",
+    "this model gives dense vectors",
+    "it has one kind of vectors",
+    "for a query with texts",
 )
 """What a request may be refused for although it fits the schema. docs/reference/tasks.md lists these reasons."""
 

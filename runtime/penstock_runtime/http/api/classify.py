@@ -17,14 +17,15 @@ from penstock_runtime.http.api.bodies import answer_response, checked, fields_na
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import Request, Response, Route
 from penstock_runtime.serving.predictor import Answer
-from penstock_runtime.tasks import text_classification, token_classification
+from penstock_runtime.tasks import text_classification, token_classification, zero_shot_token_classification
 from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.entities import Aggregation
 from penstock_runtime.tasks.fields import Boolean, Choice, Either, JsonSchema, ListOf, Object, Others, Text
 from penstock_runtime.tasks.text_classification import Function
 
 TAG = "LLM gateways"
-TASKS = frozenset({TaskName.TEXT_CLASSIFICATION, TaskName.TOKEN_CLASSIFICATION})
+SPAN_TASKS = frozenset({TaskName.TOKEN_CLASSIFICATION, TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION})
+TASKS = SPAN_TASKS | {TaskName.TEXT_CLASSIFICATION}
 
 
 def distribution_body(limits: RequestLimits) -> Object:
@@ -49,6 +50,15 @@ def spans_body(limits: RequestLimits) -> Object:
     )
 
 
+def labelled_spans_body(limits: RequestLimits) -> Object:
+    """The same for the labels of a request."""
+    kinds = zero_shot_token_classification.parameter_kinds(limits)
+    return Object(
+        required={"inputs": token_classification.inputs(limits), "parameters": _ignoring_others(kinds)},
+        others=Others.IGNORED,
+    )
+
+
 def vllm_body(limits: RequestLimits) -> Object:
     """The body of vLLM's `/classify`."""
     return Object(
@@ -69,17 +79,19 @@ class Classify:
     def __init__(self, service: ModelService, limits: RequestLimits) -> None:
         self._service = service
         self.distribution_body = distribution_body(limits)
-        self.spans_body = spans_body(limits)
+        zero_shot = service.status.task is TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION
+        self.spans_body = labelled_spans_body(limits) if zero_shot else spans_body(limits)
         self.vllm_body = vllm_body(limits)
 
     async def classify(self, request: Request) -> Response:
         """Labels or spans, in the form that the body asks for."""
         body = read_json(request)
-        spans = self._service.status.task is TaskName.TOKEN_CLASSIFICATION
+        task = self._service.status.task
+        spans = task in SPAN_TASKS
         if isinstance(body, Mapping) and "input" in body and "inputs" not in body:
             if spans:
                 raise InvalidInput(
-                    "'input' is for classifiers of texts, and this endpoint does token-classification",
+                    f"'input' is for classifiers of texts, and this endpoint does {task.value}",
                     field="input",
                     remedy="Rename 'input' to 'inputs' to get spans",
                 )
@@ -208,7 +220,7 @@ VLLM: JsonSchema = {
 def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     """Their table."""
     classify = Classify(service, limits)
-    if service.status.task is TaskName.TOKEN_CLASSIFICATION:
+    if service.status.task in SPAN_TASKS:
         request, answer = classify.spans_body.schema(), [SPANS, {"type": "array", "items": SPANS}]
     else:
         request = {"anyOf": [classify.distribution_body.schema(), classify.vllm_body.schema()]}

@@ -160,6 +160,10 @@ SIGNATURES: dict[TaskName, Signature] = {
         (TensorSpec("question", "BYTES", (-1,)), TensorSpec("context", "BYTES", (-1,))), (ANSWER,), _questions, _json,
         {r"inputs\[(\d+)\]\.question": "question", r"inputs(?:\[(\d+)\]\.context)?": "context"},
     ),
+    TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION: Signature(
+        (TEXT, TensorSpec("candidate_labels", "BYTES", (-1,))), (ANSWER,), _zero_shot, _json,
+        {**TEXTS, r"parameters\.candidate_labels(?:\[(\d+)\])?": "candidate_labels"},
+    ),
     TaskName.FILL_MASK: Signature((TEXT,), (ANSWER,), _texts, _json, TEXTS),
     TaskName.TEXT_GENERATION: Signature((TEXT,), (ANSWER,), _texts, _json, TEXTS),
 }  # fmt: skip

@@ -1,0 +1,1 @@
+"""Small GLiNER folders, and the answers of the package gliner to them."""
