@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field
 
 from penstock.planning.neuron import NeuronGeneration
-from penstock.recipe import GENERATION_PRECISIONS
+from penstock.recipe import GENERATION_PRECISIONS, EngineName
 from penstock.resources.base import AnyMetadata, Facts, Resource, Spec
 from penstock.resources.endpoint import EndpointCore, ModelEndpointSpec, Serving, ServingLimits
 from penstock.resources.job_summary import Failure
@@ -77,12 +77,14 @@ class OptimizedModelSpec(EndpointCore):
         if endpoint.task is not TaskName.TEXT_GENERATION:
             # An endpoint that allows nothing else keeps them: the field may not be empty.
             precisions = precisions - GENERATION_PRECISIONS or precisions
+        # Devices of Inferentia are for their own engine alone, and CPUs for the others.
+        engines = set(optimization.engines) - {EngineName.NEURON} or set(optimization.engines)
         core = {name: getattr(endpoint, name) for name in EndpointCore.model_fields}
         limits = {name: getattr(endpoint.serving, name) for name in ServingLimits.model_fields}
         core["serving"] = ServingLimits(**limits)
         core["optimization"] = optimization.model_copy(
             update={
-                "engines": tuple(sorted(set(optimization.engines))),
+                "engines": tuple(sorted(engines)),
                 "precisions": tuple(sorted(precisions)),
                 "serve_while_optimizing": True,
             }

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.resources.hardware_class import HardwareClassSpec
+from penstock.resources.hardware_class import HardwareClassSpec, Neuron, NeuronResource
 from penstock.resources.pod import Pod, Toleration, TolerationOperator
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_operator.plan.installation import PlanSettings
@@ -156,6 +156,41 @@ def test_the_scheduler_places_pods_of_each_class_on_its_nodes(scheduler: ApiServ
     assert decisions(scheduler, {name: bool(node) for name, node in expected.items()}) == expected
     assert sum(map(bool, expected.values())) > 60
     remove(scheduler, pods=order, nodes=list(nodes))
+
+
+def test_the_scheduler_places_pods_of_neuron_classes_and_their_compile_jobs(scheduler: ApiServer) -> None:
+    taint = (Taint("aws.amazon.com/neuron", "NoSchedule", "present"),)
+    device, core = {**ROOM, "aws.amazon.com/neuron": Fraction(2)}, {**ROOM, "aws.amazon.com/neuroncore": Fraction(4)}
+    nodes = [
+        named(NodeFacts("", on("inf2.xlarge").labels, taint, device), "devices"),
+        named(NodeFacts("", on("inf2.xlarge").labels, taint, core), "cores"),
+        named(NodeFacts("", on("c6i.4xlarge").labels, (), ROOM), "plain"),
+    ]
+    for node in nodes:
+        add(scheduler, node)
+    inf2 = HARDWARE_CLASSES["inf2"]
+    neuron = Neuron(cores_per_device=2, resource=NeuronResource.CORE, most_devices=1)
+    by_core = HardwareClassSpec.model_validate({**inf2.to_object(), "neuron": neuron.to_object()})
+    cases = {
+        "by-device": (inf2, 2, "devices"),
+        "by-core": (by_core, 2, "cores"),
+        "too-many": (inf2, 6, ""),
+        "compiles": (inf2.compile_host, 8, "plain"),
+    }
+    for name, (hardware, cores, expected) in cases.items():
+        create(scheduler, PODS, pod_of(name, hardware, Pod(), cores))
+        needs = PodRequirements.of("mine", hardware, Pod(), cores=cores, memory_bytes=MEMORY)
+        assert "".join(place(needs, nodes).nodes) == expected
+    # The scheduler extension of Neuron is another scheduler, which does not run here: ours leaves its pods alone.
+    extension = HardwareClassSpec.model_validate({**inf2.to_object(), "schedulerName": "neuron-scheduler"})
+    create(scheduler, PODS, pod_of("extension", extension, Pod(), 4))
+    assert decisions(scheduler, {name: bool(node) for name, (_, _, node) in cases.items()}) == {
+        name: node for name, (_, _, node) in cases.items()
+    }
+    _, body = scheduler.call("GET", f"{PODS}/extension")
+    assert (body["spec"]["schedulerName"], body["spec"].get("nodeName")) == ("neuron-scheduler", None)
+    assert "conditions" not in body["status"]
+    remove(scheduler, pods=[*cases, "extension"], nodes=[node.name for node in nodes])
 
 
 def test_the_scheduler_refuses_a_pod_of_a_full_class_as_the_explanation_states(scheduler: ApiServer) -> None:

@@ -17,6 +17,7 @@ from testbed.kubectl import Kubectl
 from testbed.machine import machine_lock
 from testbed.sharing import STARTED_BY_TESTS
 from tests.charts.helm import Helm
+from tests.endtoend_cluster.inferentia import INTERPRETER
 from tests.endtoend_cluster.installation import (
     Endpoint,
     Installation,
@@ -31,12 +32,17 @@ IMAGES = ("operator", "runtime", "gateway", "optimizer-demo")
 VALUES: dict[str, object] = {
     "images": {
         "optimizer": {"repository": "localhost/penstock-optimizer-demo", "tag": project_version()},
+        # A stand-in for the Neuron SDK comes in volumes: test_inferentia.py.
+        "runtimeNeuron": {"repository": "localhost/penstock-runtime", "tag": project_version()},
+        "optimizerNeuron": {"repository": "localhost/penstock-optimizer-demo", "tag": project_version()},
         "pullPolicy": "Never",
     },
     "jobs": {"overtimeSeconds": 300},
     # Tests of other endpoints do not wait for each other.
     "maxConcurrentOptimizations": 8,
     "maxConcurrentRollouts": 8,
+    "inferentia": {"compileCpus": 1, "compileMemory": "3Gi"},
+    "extraEnv": INTERPRETER,
     # A Prometheus runs in the namespace of a test.
     "prometheus": {"allowedHosts": ["*.svc"]},
     # The nodes own one or two cores each: a tenth of one would keep a pod from its own.
@@ -60,8 +66,16 @@ def turn(full_cluster: Cluster) -> None:
 
 
 @pytest.fixture(scope="session")
+def file_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the nodes whose models endpoints may name; of the nodes that are this machine."""
+    folder = tmp_path_factory.mktemp("sources")
+    folder.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def installation(
-    machine_cluster: Cluster, helm: Path, tmp_path_factory: pytest.TempPathFactory
+    machine_cluster: Cluster, helm: Path, file_sources: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installation]:
     """Penstock, installed on the whole cluster as in its README, once for all modules, and uninstalled at the end."""
     working = builder(lambda line: print(line, file=sys.stderr, flush=True))
@@ -81,7 +95,11 @@ def installation(
         # The nodes are this machine, and its own folder of artefacts is none of ours.
         path = {"path": str(tmp_path_factory.mktemp("store"))} if machine_cluster.machine else {}
         helm_here = Helm(helm, machine_cluster.kubeconfig)
-        values = {**VALUES, "store": {"hostPath": {"enabled": True, **path}}}
+        values = {
+            **VALUES,
+            "store": {"hostPath": {"enabled": True, **path}},
+            "policy": {"fileSources": [str(file_sources)]},
+        }
         with installed(machine_cluster, helm_here, values, stays=STARTED_BY_TESTS.exists()) as installation:
             yield installation
 

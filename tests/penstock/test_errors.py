@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock import errors
 from penstock.errors import (
+    DeviceUnavailable,
     Interrupted,
     ModelUnavailable,
     OutOfDisk,
@@ -47,6 +48,7 @@ def test_each_error_reads_as_message_and_remedy(kind: type[PenstockError]) -> No
 
 def test_temporary_errors_are_those_that_a_retry_can_fix() -> None:
     assert {kind for kind in CLASSES if kind.temporary} == {
+        DeviceUnavailable,
         ModelUnavailable,
         StoreUnavailable,
         OutOfDisk,

@@ -7,13 +7,20 @@ from typing import Any
 
 import pytest
 
-from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN
+from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.job_summary import Failure
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_operator.inferentia_settings import InferentiaSettings
 from penstock_operator.plan.conditions import Reason
 from penstock_operator.plan.endpoint_plan import ReconcilePlan
 from penstock_operator.plan.serving_objects import Drain
+from penstock_optimizer.pod.pod_job import JobVariables
+from penstock_runtime.engines.neuron.device_errors import Failure as DeviceFailure
+from penstock_runtime.engines.neuron.device_errors import start_error
+from penstock_runtime.engines.neuron.variables import NeuronVariables
+from penstock_runtime.pod.variables import PodVariables
+from penstock_runtime.settings import SETTINGS as RUNTIME_SETTINGS
 from tests.operator.plan.kube import RESULT, Json, Kube, container, hardware_class
 from tests.operator.plan.test_serving_objects import container_of, env_of, job_of
 
@@ -219,20 +226,21 @@ def test_memory_holds_the_compiled_files_and_the_process_that_loads_them() -> No
 
 
 @pytest.mark.parametrize(
-    ("reason", "words", "remedy"),
+    ("failure", "reason", "words", "remedy"),
     [
-        ("NeuronCoresTaken", "no NeuronCore was free for 60 s", "Delete the pod that holds them"),
-        ("NoNeuronDevice", "the pod has no Neuron device", "See whether the device plugin runs on the node"),
-        ("NeuronDeviceFailed", "no NeuronCore is left: hardware error 1202", "Replace the node"),
+        (DeviceFailure.CORES_TAKEN, "DeviceUnavailable", "the NeuronCores are taken by another process", "neuron-ls"),
+        (DeviceFailure.NO_DEVICE, "HostUnsuitable", "no Neuron device can be used here", "aws.amazon.com/neuron: 1"),
+        (DeviceFailure.NO_DRIVER, "HostUnsuitable", "no Neuron driver is loaded", "Install aws-neuronx-dkms"),
+        (DeviceFailure.HARDWARE, "DeviceUnavailable", "the Neuron runtime failed at start", "troubleshooting guide"),
     ],
 )
 def test_a_pod_without_working_cores_brings_its_reason_and_remedy_into_the_condition(
-    reason: str, words: str, remedy: str
+    failure: DeviceFailure, reason: str, words: str, remedy: str
 ) -> None:
     kube = on("inf2", 2).optimised()
     (name,) = [name for name in kube.pods if "-pod" not in name]
-    report = f'{{"reason": "{reason}", "message": "{words}", "remedy": "{remedy}", "retryable": true}}'
-    ended = {"exitCode": 1, "reason": "Error", "message": report}
+    report = Failure.of(start_error(failure, "a line of the runtime", visible="0-1")).model_dump_json(by_alias=True)
+    ended = {"exitCode": 75, "reason": "Error", "message": report}
     kube.pods[name]["status"] |= {
         "conditions": [{"type": "Ready", "status": "False"}],
         "containerStatuses": [container(restarts=4, waiting=("CrashLoopBackOff", ""), last=ended)],
@@ -267,6 +275,16 @@ def test_the_descriptions_of_the_classes_state_that_no_device_was_used() -> None
     for name in ("inf1", "inf2"):
         assert NOT_RUN.lower() in HARDWARE_CLASSES[name].description.lower()
     assert INF1_UNSUPPORTED in HARDWARE_CLASSES["inf1"].description
+
+
+def test_runtime_and_job_parse_the_variables_of_their_pods() -> None:
+    kube = on("inf2", 2).optimised()
+    environment = env_of(kube.deployment)
+    variables = NeuronVariables.read(environment)
+    assert (variables.neuron_target, variables.neuron_cores) == (NeuronGeneration.INF2, 2)
+    read = PodVariables.read(environment, others=[setting.variable for setting in RUNTIME_SETTINGS])
+    assert read.name == "emotion"
+    assert JobVariables.read(env_of(job_of(kube))).neuron_target is NeuronGeneration.INF2
 
 
 def test_settings_name_the_images_and_the_size_of_compile_jobs() -> None:
