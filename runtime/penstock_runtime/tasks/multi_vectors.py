@@ -215,7 +215,7 @@ class MultiVectors(PromptedTask):
             nested = [matrix[np.newaxis] for matrix in matrices]
             return nested[0] if request.single else nested
         query, *documents = matrices
-        scores: Float = np.array([max_sim(query, document) for document in documents], np.float32)
+        scores: Float = np.array([max_sim(query, document) for document in documents], dtype=np.float32)
         values: list[float] = scores.tolist()
         return [
             {"index": index, "score": values[index], **({"text": request.ranked[index]} if request.return_text else {})}
