@@ -114,12 +114,12 @@ class GlinerHead:
     longest: int
     """Words of a text that are read."""
     class_token: int
-    """The token before each label, whose vector stands for the label."""
+    """The token before each label, whose vector represents the label."""
     separator: str
     """The token between labels and text."""
     last: bool
     """A word has the vector of its last token, not of its first."""
-    beside: bool
+    label_follows: bool
     """A label has the vector of the token after `class_token`."""
     projection: DenseModule | None
     layers: tuple[_Lstm, ...]
@@ -226,7 +226,7 @@ def read_gliner(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Ten
         class_token=class_token,
         separator=str(values.get("sep_token", "<<SEP>>")),
         last=values.get("subtoken_pooling") == "last",
-        beside=values.get("embed_ent_token") is False,
+        label_follows=values.get("embed_ent_token") is False,
         projection=None if own == width else weights.dense("token_rep_layer.projection", own, width),
         layers=tuple(_lstm(weights, index, width) for index in range(_count(values, "num_rnn_layers", 1))),
         start=weights.network(f"{_SPANS}.project_start", width, inner),

@@ -215,7 +215,7 @@ class MultiVectors(PromptedTask):
             nested = [matrix[np.newaxis] for matrix in matrices]
             return nested[0] if request.single else nested
         query, *documents = matrices
-        scores: Float = np.array([max_sim(query, document) for document in documents], np.float32)
+        scores: Float = np.array([max_sim(query, document) for document in documents], dtype=np.float32)
         values: list[float] = scores.tolist()
         return [
             {"index": index, "score": values[index], **({"text": request.ranked[index]} if request.return_text else {})}
@@ -230,8 +230,8 @@ def max_sim(query: Float, document: Float) -> float:
 
 def scaled(vectors: Float) -> Float:
     """Each vector [n, width] scaled to length 1; a zero vector stays as it is."""
-    lengths: Float = np.sqrt(np.add.reduce(np.square(vectors), axis=1, keepdims=True))
-    result: Float = vectors / np.maximum(lengths, np.float32(1e-12))
+    squares: Float = np.add.reduce(np.square(vectors), axis=1, keepdims=True)
+    result: Float = vectors / np.maximum(np.sqrt(squares), np.float32(1e-12))
     return result
 
 

@@ -219,11 +219,11 @@ class ZeroShotTokenClassification:
         return Prepared(rows=rows, memo=request, truncated=cut, answer_bytes=size, cut_at=tuple(cut_at))
 
     def _prompt(self, labels: Sequence[str]) -> tuple[list[int], list[int]]:
-        """The tokens before the text, and for each label the place of the token whose vector stands for it."""
+        """The tokens before the text, and for each label the place of the token whose vector represents it."""
         prompt: list[int] = []
         places = []
         for pieces in self.tokenizer.split(labels):
-            places.append(len(prompt) + self._head.beside)
+            places.append(len(prompt) + self._head.label_follows)
             prompt += [self._head.class_token, *pieces.ids]
         return [*prompt, self._separator], places
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from penstock_runtime.engines.load import load_engine
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.gliner import HEAD_FILE
+from penstock_runtime.rows import Outputs, Row
 from penstock_runtime.tasks.factory import head_of, make_task
 from penstock_runtime.tasks.zero_shot_token_classification import spans
 from tests.optimizer.export.gliner.folders import CASES, LABELS, TEXTS, THRESHOLD, write_gliner
@@ -41,7 +43,11 @@ class Asked:
         exported = export(folder, head_of(NAME, folder), out)
         recipe = Recipe(engine=engine, precision=Precision.FP32)
         self.engine = load_engine(exported.path, exported.io, recipe, Threads(1, 1), max_tokens=folder.max_tokens)
-        self.forward = lambda rows: run_rows(self.engine.run, exported.io, rows)
+        self.io = exported.io
+
+    def forward(self, rows: Sequence[Row]) -> list[Outputs]:
+        """The outputs of rows in a batch."""
+        return run_rows(self.engine.run, self.io, rows)
 
     def __call__(self, inputs: Any, **parameters: Any) -> Any:
         request = self.task.parse(inputs, {"candidate_labels": list(LABELS), **parameters})
@@ -138,7 +144,7 @@ def test_the_guard_rejects_other_entities(tmp_path: Path) -> None:
     assert passed.passed
     assert {"span_agreement", "entity_f1"} <= {metric.name for metric in passed.metrics}
 
-    def other(rows: Any) -> Any:
+    def other(rows: Sequence[Row]) -> list[Outputs]:
         return [{"last_hidden_state": -outputs["last_hidden_state"]} for outputs in asked.forward(rows)]
 
     verdict = judge_candidate(asked.task, other, reference, AccuracyBudget())
@@ -161,6 +167,6 @@ def test_flat_entities_do_not_overlap(seed: int, words: int, multi_label: bool) 
         assert len(set(places)) == len(places)
     for one in set(places):
         assert all(other == one or other[1] < one[0] or one[1] < other[0] for other in places)
-    best = np.unravel_index(int(scores.argmax()), scores.shape)
-    if scores[best] > 0.4:
-        assert (best[0], best[0] + best[1]) in places
+    first, width, label = map(int, np.unravel_index(int(scores.argmax()), scores.shape))
+    if scores[first, width, label] > 0.4:
+        assert (first, first + width) in places

@@ -14,7 +14,18 @@ from penstock_runtime.generation.grammar import GrammarState
 from penstock_runtime.generation.loop import JobRequest
 from penstock_runtime.generation.tool_calls import LIST_TOKEN, ToolForm, arguments_name, calls_grammar
 from penstock_runtime.serving.generation_model import GenerationModel
-from penstock_runtime.tasks.fields import Boolean, Choice, Either, FieldKind, Integer, ListOf, Object, Others, Text
+from penstock_runtime.tasks.fields import (
+    Boolean,
+    Choice,
+    Either,
+    FieldKind,
+    Integer,
+    ListOf,
+    Number,
+    Object,
+    Others,
+    Text,
+)
 from penstock_runtime.tasks.text_generation import (
     MESSAGES_LIMIT,
     MOST_CHOICES,
@@ -24,7 +35,6 @@ from penstock_runtime.tasks.text_generation import (
     SAMPLING,
     STOPS,
     AnyText,
-    Number,
     sampling,
 )
 

@@ -27,7 +27,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deberta": ("deberta-v2", {}),
     "deberta-last": ("deberta-v2", {"subtoken_pooling": "last", "hidden_size": WIDTH, "num_rnn_layers": 0}),
     "deberta-marker": ("deberta-v2", {"span_mode": "marker", "max_width": 3}),
-    "deberta-beside": ("deberta-v2", {"embed_ent_token": False, "max_len": 12, "num_rnn_layers": 2}),
+    "deberta-follow": ("deberta-v2", {"embed_ent_token": False, "max_len": 12, "num_rnn_layers": 2}),
     "modernbert": ("modernbert", {}),
 }
 """Encoder and settings of each folder."""
