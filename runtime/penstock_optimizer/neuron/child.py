@@ -59,7 +59,15 @@ class Child:
     def versions(self, target: str) -> dict[str, str]:
         """Versions of torch, transformers, the SDK's package for torch and its compiler."""
         names = ("torch-neuronx", "neuronx-cc") if target == "inf2" else ("torch-neuron", "neuron-cc")
-        found = {name: _version(name) for name in ("torch", "transformers", *names)}
+        found = {name: _version(name) for name in (*names, "torch", "transformers")}
+        release = tuple(int(part) for part in found.get("torch-neuronx", "").split(".")[:2] if part)
+        if release > LAST_INF2:
+            raise Refused(
+                f"torch-neuronx {found['torch-neuronx']} does not support Inf2: from 2.10 on the package of this "
+                "name is for Trn2 and Trn3 only",
+                "Install torch-neuronx==2.9.0.2.15.32035 and neuronx-cc==2.26.6360.0 (Neuron SDK 2.31.1)",
+                "HostError",
+            )
         missing = [name for name, version in found.items() if not version]
         if missing:
             raise Refused(
@@ -68,15 +76,6 @@ class Child:
                 "interpreter that has the Neuron SDK",
                 "HostError",
             )
-        if target == "inf2":
-            release = tuple(int(part) for part in found["torch-neuronx"].split(".")[:2])
-            if release > LAST_INF2:
-                raise Refused(
-                    f"torch-neuronx {found['torch-neuronx']} does not support Inf2: from 2.10 on the package of this "
-                    "name is for Trn2 and Trn3 only",
-                    "Install torch-neuronx==2.9.0.2.15.32035 and neuronx-cc==2.26.6360.0 (Neuron SDK 2.31.1)",
-                    "HostError",
-                )
         return found
 
     def open(
