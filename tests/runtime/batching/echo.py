@@ -30,7 +30,7 @@ class EchoEngine:
     grid: ShapeGrid | None = None
     divides_batches: bool = False
     in_flight: int | None = None
-    """As of a device beside the CPU."""
+    """As of a device other than the CPU."""
     gate: threading.Event = field(default_factory=threading.Event)
     batches: list[list[int]] = field(default_factory=list)
     """Lengths of the rows of every run, in the order in which the runs began."""
