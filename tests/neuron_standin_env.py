@@ -14,7 +14,7 @@ from typing import Any
 from neuron_standin.install import install
 from neuron_standin.machine import FAULTS_VARIABLE, MACHINE_VARIABLE, write_machine
 
-SECONDS = 240.0
+SECONDS = 540.0
 """Ends a test that hangs."""
 
 

@@ -282,6 +282,8 @@ def _answer(child: Child, line: bytes) -> dict[str, Any]:
 
 def main() -> None:
     """Answer calls until the input ends."""
+    # Python puts the folder of a program first, and the modules here are no top-level ones.
+    del sys.path[0]
     # Standard output belongs to the protocol; what libraries and compilers print goes to the log.
     output = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)

@@ -128,7 +128,7 @@ def test_what_cannot_be_compiled_is_refused_before_the_model_is_fetched(
         Job.of(_endpoint(model, task="text-generation"), store=tmp_path, models=tmp_path, neuron=tools)
 
 
-def test_a_budget_that_is_too_small_for_one_shape_says_what_to_raise(
+def test_a_budget_that_is_too_small_for_one_shape_has_to_be_raised(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools = _tools(tmp_path, "inf2", monkeypatch)

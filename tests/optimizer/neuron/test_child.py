@@ -16,7 +16,7 @@ from penstock_optimizer.neuron import child as program
 from penstock_optimizer.neuron.child import Child, Refused
 
 pytestmark = pytest.mark.parity
-TORCH_SAYS = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning")
+QUIET_TORCH = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning")
 
 
 def test_it_is_python_3_9_and_imports_nothing_of_ours() -> None:
@@ -128,7 +128,7 @@ def test_sparse_weights_are_those_of_the_formula(masked_model: tuple[Path, Any],
     np.testing.assert_allclose(weights, expected, atol=1e-4)
 
 
-@TORCH_SAYS
+@QUIET_TORCH
 def test_graphs_have_no_constant_that_is_infinite_in_16_bits(masked_model: tuple[Path, Any]) -> None:
     folder, _ = masked_model
     example = (torch.ones((1, 8), dtype=torch.int32), torch.ones((1, 8), dtype=torch.int32))

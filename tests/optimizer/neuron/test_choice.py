@@ -40,11 +40,11 @@ def _choose(
     *,
     longest: int = 128,
     shape: ModelShape = BASE,
-    bytes_per_weight: int = 2,
+    weights_bytes: int = 2 * BASE.weights,
 ) -> Choice:
     return choose(
         published_rows(), target, cores, shape, objective=objective, lengths=lengths, longest=longest,
-        bytes_per_weight=bytes_per_weight,
+        weights_bytes=weights_bytes,
     )  # fmt: skip
 
 
@@ -101,14 +101,12 @@ def test_the_first_shape_holds_every_row_and_the_rest_follow_the_workload() -> N
 def test_shapes_fit_into_four_fifths_of_a_core() -> None:
     # Nine shapes of BERT-base for an Inf1 core, by the SDK's bucketing note, which counts 1e9 bytes.
     assert how_many_fit(INF1, 2 * BASE.device_weights) == 9
-    large = ModelShape("", 24, 1024, 335_000_000, 32_000_000)
-    chosen = _choose(INF1, 4, MANY, lengths=(20, 50, 100, 200, 500), longest=512, shape=large, bytes_per_weight=4)
-    assert len(chosen.shapes) == how_many_fit(INF1, 4 * large.device_weights) == 1
+    chosen = _choose(INF1, 4, MANY, lengths=(20, 50, 100, 200, 500), longest=512, weights_bytes=1_200_000_000)
+    assert len(chosen.shapes) == how_many_fit(INF1, 1_200_000_000) == 1
     assert (chosen.shapes[0].batch, chosen.shapes[0].tokens) == (1, 512)
     assert chosen.dropped > 0
-    huge = ModelShape("", 48, 4096, 5_000_000_000)
-    with pytest.raises(UnsupportedModel, match="5000 M weights do not fit"):
-        _choose(INF1, 4, MANY, shape=huge)
+    with pytest.raises(UnsupportedModel, match="weights of 2000 MB do not fit"):
+        _choose(INF1, 4, MANY, weights_bytes=2_000_000_000)
 
 
 @given(
