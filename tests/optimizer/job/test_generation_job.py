@@ -13,6 +13,7 @@ from penstock.errors import ArtefactError, HostError
 from penstock.manifest import CandidateFacts, Manifest, Outcome
 from penstock.recipe import EngineName
 from penstock.resources.endpoint import ModelEndpoint, Objective
+from penstock_optimizer.generation import plans
 from penstock_optimizer.generation.agreement_of_logits import GenerationBudget
 from penstock_optimizer.job import generation
 from penstock_optimizer.job.optimise import optimise, prepare
@@ -85,7 +86,7 @@ def test_a_native_plan_is_searched_and_served_with_answers_that_do_not_depend_on
         del objective
         return next(one for one in measured if one.recipe.engine is EngineName.NATIVE)
 
-    monkeypatch.setattr(generation.plans, "best", fastest)
+    monkeypatch.setattr(plans, "best", fastest)
     finished = optimise(chat, store=tmp_path / "store", models=folders[2] / "models", budget_seconds=BUDGET_SECONDS)
 
     manifest = Manifest.load(finished)
