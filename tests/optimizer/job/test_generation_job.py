@@ -14,7 +14,7 @@ from penstock.manifest import CandidateFacts, Manifest, Outcome
 from penstock.recipe import EngineName
 from penstock.resources.endpoint import ModelEndpoint, Objective
 from penstock.resources.result import Result
-from penstock_optimizer.generation import token_capacity
+from penstock_optimizer.generation import plans, token_capacity
 from penstock_optimizer.generation.agreement_of_logits import GenerationBudget
 from penstock_optimizer.job import generation
 from penstock_optimizer.job.optimise import optimise, prepare
@@ -89,7 +89,7 @@ def test_a_native_plan_is_searched_and_served_with_answers_that_do_not_depend_on
         del objective
         return next(one for one in measured if one.recipe.engine is EngineName.NATIVE)
 
-    monkeypatch.setattr("penstock_optimizer.generation.plans.best", fastest)
+    monkeypatch.setattr(plans, "best", fastest)
     finished = optimise(chat, store=tmp_path / "store", models=folders[2] / "models", budget_seconds=BUDGET_SECONDS)
 
     manifest = Manifest.load(finished)
