@@ -38,7 +38,8 @@ SPEC: Json = {
 def model(shared_kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A small model on a volume of the nodes, which are this machine."""
     folder = tmp_path_factory.mktemp("model")
-    write_gguf(folder / "model.gguf", **{"llama.context_length": CONTEXT})
+    header: Json = {"llama.context_length": CONTEXT}
+    write_gguf(folder / "model.gguf", **header)
     folder.chmod(0o755)
     (folder / "model.gguf").chmod(0o644)
     volume = f"{CLAIM}-{shared_kubectl.namespace}"

@@ -1,9 +1,10 @@
 """The load of text generation in requests of the workload that the capacity was measured with. Pure.
 
-Two loads are compared, and the higher one counts. Requests arrive at a rate, each with so many output tokens: a request
-with twice the tokens of a measured one counts as two. And requests are in progress: the number that a replica keeps in
-progress at its capacity stands for the capacity, by Little's law. The first is right while replicas keep up. The second
-shows an overload by clients that wait for their answers before they ask again: the arrivals then fall with the speed.
+Two loads are compared, and the higher one counts. Requests arrive at a rate, and each has a number of output tokens: a
+request with twice the tokens of a measured one counts as two. And requests are in progress: the number that a replica
+keeps in progress at its capacity means the capacity, by Little's law. The first is right while replicas keep up. The
+second shows an overload by clients that wait for their answers before they ask again: the arrivals then fall with the
+speed.
 """
 
 from __future__ import annotations
