@@ -232,6 +232,18 @@ class GenerationSpeed(Frozen):
     clients: int = Field(ge=1)
 
 
+class BatchInvariance(Frozen):
+    """Whether answers of text generation depend on the requests that run at the same time: the same requests, half of
+    them greedy and half with a seed, alone and with others."""
+
+    requests: int = Field(ge=0)
+    differing: int = Field(ge=0)
+    """Requests with another token than alone."""
+    at_once: int = Field(ge=1)
+    same_tokens: float = Field(ge=0, le=1)
+    """Share of the tokens before the first other one."""
+
+
 class CandidateFacts(Frozen):
     """One candidate: its recipe, the verdict on its accuracy, and its speed."""
 
@@ -244,6 +256,8 @@ class CandidateFacts(Frozen):
     latency: tuple[LatencyPoint, ...] = ()
     """Of text generation: the time of a prompt of this length alone."""
     generation: GenerationSpeed | None = None
+    """Only of text generation."""
+    batch_invariance: BatchInvariance | None = None
     """Only of text generation."""
     fused_nodes: dict[str, int] = Field(default_factory=dict)
     build_seconds: float = 0.0

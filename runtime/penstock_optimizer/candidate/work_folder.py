@@ -6,6 +6,7 @@
         export/<flavour>.json     the record of one (ExportRecord)
         candidates/<slug>/        the built graph, as it goes into the artefact
         candidates/<slug>.json    its record (CandidateRecord)
+        candidates/<slug>.tries   how often it was begun and not finished (text generation)
         teacher.zip               the outcomes of the fp32 reference (`save_observed`)
         trials.jsonl              the plan search
         logs/<slug>.log           output of libraries
@@ -167,6 +168,22 @@ class WorkFolder:
         if record.graph and not _are_whole(self.candidate(recipe), record.files):
             return None
         return record
+
+    def tries(self, recipe: Recipe) -> int:
+        """How often a candidate was begun and not finished."""
+        try:
+            return int(self._tries(recipe).read_text(encoding="ascii"))
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def save_tries(self, recipe: Recipe, count: int) -> None:
+        """Store how often a candidate was begun and not finished."""
+        path = self._tries(recipe)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(count), encoding="ascii")
+
+    def _tries(self, recipe: Recipe) -> Path:
+        return self.path / "candidates" / f"{recipe.slug}.tries"
 
     def reference_digest(self) -> str:
         """sha256 of the reference's outcomes; empty when there are none."""

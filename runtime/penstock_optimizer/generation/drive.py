@@ -91,16 +91,6 @@ def forced_logits(engine: StepEngine, texts: Sequence[Forced]) -> list[Float]:
     return found
 
 
-def same_in_company(engine: StepEngine, prompts: Sequence[Tokens], length: int) -> float:
-    """The share of greedy tokens of sequences alone that are the same with others in the same steps."""
-    together = continue_greedily(engine, prompts, length)
-    equal = 0
-    for prompt, (tokens, _) in zip(prompts, together, strict=True):
-        ((alone, _),) = continue_greedily(engine, [prompt], length)
-        equal += int((alone == tokens).cumprod().sum())
-    return equal / (len(prompts) * length)
-
-
 def _prefill(engine: StepEngine, prompts: Sequence[Tokens], blocks: _Blocks) -> list[Float]:
     """The logits [vocabulary] of each prompt's last token."""
     found = []

@@ -1,6 +1,7 @@
 """Optimises an endpoint for text generation: the fp32 artefact, candidates with their verdicts and times, the artefact.
 
-Everything runs in this process, unlike the candidates of encoders: they are few, and of one engine.
+Everything runs in this process, unlike the candidates of encoders. What is measured is kept in the work folder, from
+which the next run goes on.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from penstock.capacity import TokenCurve, TokenPoint
 from penstock.errors import ArtefactError, NoCandidateWithinBudget
 from penstock.manifest import (
     GRAPH_OUTPUTS,
+    BatchInvariance,
     CandidateFacts,
     GenerationSpeed,
     GraphIO,
     Manifest,
-    Metric,
     Outcome,
     ReasonCode,
     ServedModel,
@@ -29,9 +30,10 @@ from penstock.manifest import (
 from penstock.recipe import EngineName, Recipe
 from penstock.resources.endpoint import NoCandidate, OptimizationMode
 from penstock.tasks import Head
-from penstock_optimizer.candidate.work_folder import locked
+from penstock_optimizer.candidate.work_folder import CandidateRecord, locked
 from penstock_optimizer.generation import drive, plans
 from penstock_optimizer.generation.agreement_of_logits import GenerationBudget, compare, judge_texts
+from penstock_optimizer.generation.batch_invariance import measure_invariance, requests_of, within
 from penstock_optimizer.generation.decoder import Decoder
 from penstock_optimizer.generation.decoder_families import read_decoder
 from penstock_optimizer.generation.decoder_graph import decoder_facts, write_graph
@@ -65,12 +67,18 @@ JUDGING_SHARE = 0.15
 OUTPUT = 32
 """Most tokens of the answer that is timed."""
 PROMPT_LENGTHS = (32, 128, 512)
-COMPANY = 4
-"""Prompts that are continued alone and together."""
+COMPARED = 64
+"""Most requests that are run alone and with others, to compare their answers."""
+COMPARED_PROMPT, COMPARED_ANSWER = 48, 12
+"""Most tokens of their prompts and answers."""
+COMPARED_SHARE = 0.02
+"""Of the time budget, for each candidate. At least one group of requests is compared."""
 CAPACITY_CLIENTS = 32
 """Clients whose requests fit into the cache when the capacity is measured, if they take no more than..."""
 CAPACITY_CACHE_BYTES = 2**30
 """... this: with more, requests wait for blocks."""
+MOST_TRIES = 2
+"""Times that a candidate may end the process of the search before it is left out."""
 WRITING_SECONDS = 5.0
 """Reserved for the artefact and the report."""
 
@@ -150,7 +158,7 @@ class GenerationOptimisation:
         reference, facts = self._reference()
         measured = [self._settled(facts)]
         if self._searches:
-            measured += [self._settled(self._try(recipe, reference)) for recipe in self._tried]
+            measured += [self._settled(self._resumed(recipe, reference)) for recipe in self._tried]
             measured += [
                 CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason=reason)
                 for recipe, reason in self._skipped
@@ -207,6 +215,27 @@ class GenerationOptimisation:
         )
         return ReferenceTexts(texts, [logits for _, logits in found]), facts
 
+    def _resumed(self, recipe: Recipe, reference: ReferenceTexts) -> CandidateFacts:
+        """A candidate as an interrupted run has left it, or tried now.
+
+        A candidate that ends the process, such as one for which the memory does not suffice, is left out by the run
+        after the next: the search ends nevertheless.
+        """
+        work = self._job.work
+        record = work.load(recipe)
+        if record is not None:
+            return record.facts
+        begun = work.tries(recipe)
+        if begun >= MOST_TRIES:
+            reason = f"the process ended {begun} times while it was tried, out of memory in all likelihood"
+            return CandidateFacts(recipe=recipe, outcome=Outcome.FAILED, reason=reason)
+        work.save_tries(recipe, begun + 1)
+        facts = self._try(recipe, reference)
+        work.save_tries(recipe, 0)
+        if facts.outcome in {Outcome.SLOWER, Outcome.REJECTED}:
+            work.save(CandidateRecord(facts=facts))
+        return facts
+
     def _try(self, recipe: Recipe, reference: ReferenceTexts) -> CandidateFacts:
         if self._left < WRITING_SECONDS + self._capacity_seconds:
             blank = CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason="")
@@ -228,14 +257,15 @@ class GenerationOptimisation:
                 compare(expected, actual, text.continuation)
                 for expected, actual, text in zip(reference.logits, found, reference.texts, strict=True)
             ]
-            company = drive.same_in_company(engine, self._prompts[:COMPANY], CONTINUATION)
-            verdict = judge_texts(compared, company, self._budget)
-            facts = facts.model_copy(update={"verdict": verdict})
+            invariance = self._invariance(engine)
+            verdict = judge_texts(compared, invariance.same_tokens, self._budget)
+            facts = facts.model_copy(update={"verdict": verdict, "batch_invariance": invariance})
             if not verdict.passed:
                 return facts.settled(Outcome.REJECTED, verdict.reason)
-            if recipe.engine is EngineName.NATIVE and company < 1:
+            if recipe.engine is EngineName.NATIVE and invariance.differing:
                 # The server promises that its answers do not depend on other requests.
-                return facts.settled(Outcome.REJECTED, f"only {company:.1%} of its tokens are the same in company")
+                reason = f"{invariance.differing} of {invariance.requests} answers depend on other requests"
+                return facts.settled(Outcome.REJECTED, reason)
             speed = self._speed(engine)
             latency = drive.measure_prompts(engine, self._lengths)
         except InferenceFailed as error:
@@ -244,6 +274,11 @@ class GenerationOptimisation:
             engine.close()
         facts = facts.model_copy(update={"generation": speed, "latency": latency})
         return facts.settled(Outcome.SLOWER, ReasonCode.WITHIN_BUDGET)
+
+    def _invariance(self, engine: StepEngine) -> BatchInvariance:
+        prompts = [prompt[:COMPARED_PROMPT] for prompt in self._prompts]
+        requests = requests_of(prompts, COMPARED, min(COMPARED_ANSWER, CONTINUATION))
+        return measure_invariance(engine, requests, goes_on=within(COMPARED_SHARE * self._seconds))
 
     def _why_not_native(self) -> str | None:
         if not library_path().is_file():
@@ -357,15 +392,15 @@ class GenerationOptimisation:
         late = sum(one.reason_code.is_out_of_time for one in measured)
         if late:
             found.append(f"The time budget ended before {late} candidates had a turn: a larger one tries them.")
-        company = next(
-            (metric.value for metric in _metrics(chosen) if metric.name == "same_in_company"),
-            None,
-        )
-        if company is not None and company < 1:
+        compared = chosen.batch_invariance
+        if compared is not None and compared.differing:
             found.append(
                 "With this plan an answer may depend on the requests that run at the same time, also with a seed or at "
-                f"temperature 0: {company:.0%} of the tokens were the same alone and in company."
+                f"temperature 0: {compared.differing} of {compared.requests} answers were others alone than with "
+                f"{compared.at_once - 1} other requests."
             )
+        elif compared is not None:
+            found.append(f"{compared.requests} answers were the same alone and with {compared.at_once - 1} others.")
         found += capacity_findings(capacity, self._job.spec.objective)
         return [*found, *unused_budgets(self._job.spec.task, self._job.spec.optimization.accuracy)]
 
@@ -393,10 +428,6 @@ class GenerationOptimisation:
             io=io,
             plan=plans.plan_of(recipe, self._job.grant.cores),
         )
-
-
-def _metrics(facts: CandidateFacts) -> tuple[Metric, ...]:
-    return facts.verdict.metrics if facts.verdict is not None else ()
 
 
 def _size(graph: Path) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import ArtefactError, CorruptModel
-from penstock.manifest import Manifest
+from penstock.manifest import BatchInvariance, Manifest
 from penstock.recipe import EngineName, Plan
 from penstock_runtime.generation.engine import Row, StepEngine
 from penstock_runtime.generation.grammar import Grammars
@@ -136,14 +136,15 @@ def load_generation_artefact(
         engine.close()
         raise
     model.plan, model.manifest, model.findings = plan, manifest, (*findings, *model.tokenizer.findings)
-    recipe, company = plan.recipe, _same_in_company(manifest, plan)
+    recipe, company, compared = plan.recipe, _same_in_company(manifest, plan), _invariance(manifest, plan)
     # The native engine computes each row on its own, and the guard has found no difference.
     model.facts = {
         "name": recipe.engine.value,
         "precision": recipe.precision.value,
         "which": which,
         "same_in_company": company,
-        "batch_invariant": recipe.engine is EngineName.NATIVE and company in {None, 1.0},
+        "batch_invariant": recipe.engine is EngineName.NATIVE and (compared is None or not compared.differing),
+        "batch_invariance": None if compared is None else compared.model_dump(mode="json"),
     }
     return model
 
@@ -153,6 +154,12 @@ def _same_in_company(manifest: Manifest, plan: Plan) -> float | None:
     verdicts = [one.verdict for one in manifest.candidates if one.recipe == plan.recipe and one.verdict is not None]
     metrics = [metric for verdict in verdicts for metric in verdict.metrics if metric.name == "same_in_company"]
     return metrics[0].value if metrics else None
+
+
+def _invariance(manifest: Manifest, plan: Plan) -> BatchInvariance | None:
+    """What was found for the plan's recipe; None if it was not measured."""
+    found = (one.batch_invariance for one in manifest.candidates if one.recipe == plan.recipe)
+    return next((one for one in found if one is not None), None)
 
 
 def warm_up(engine: StepEngine) -> None:

@@ -87,6 +87,8 @@ class Generation:
         self.arrived = perf_counter()
         self.first_token_at = 0.0
         self._jobs: dict[GenerationJob, Continuation] = {}
+        self._later: list[tuple[Continuation, JobRequest]] = []
+        """Continuations that start when the prompt is in the cache."""
         self._pending: list[tuple[Continuation, Delta]] = []
         self._changed = asyncio.Event()
         self._closed = False
@@ -122,7 +124,8 @@ class Generation:
             if delta.token is not None:
                 one.tokens.append(delta.token)
             one.finish = delta.finish or one.finish
-            self.reused_tokens = max(self.reused_tokens, delta.reused_tokens)
+            if one.choice == 0:  # the others share the prompt with it
+                self.reused_tokens = max(self.reused_tokens, delta.reused_tokens)
             if delta.error is not None:
                 raise delta.error
         return list(changed.values())
@@ -145,17 +148,26 @@ class Generation:
             self._owner._ended(self, self._served)  # noqa: SLF001 - two halves of one thing
 
     def start(self, requests: Sequence[JobRequest]) -> None:
-        """Submit the continuations."""
-        for one, request in zip(self.continuations, requests, strict=True):
-            job = self._served.loop.submit(request)
-            self._served.generations[job] = self
-            self._jobs[job] = one
+        """Submit the first continuation; the others follow when it has computed the prompt, which they then share."""
+        first, *later = zip(self.continuations, requests, strict=True)
+        # The request has started by then: its deadline does not apply to them.
+        self._later = [(one, replace(request, deadline=math.inf)) for one, request in later]
+        self._submit(*first)
+
+    def _submit(self, one: Continuation, request: JobRequest) -> None:
+        job = self._served.loop.submit(request)
+        self._served.generations[job] = self
+        self._jobs[job] = one
 
     def deliver(self, job: GenerationJob, delta: Delta) -> None:
         """A step has added to a continuation."""
         if not self.first_token_at:
             self.first_token_at = perf_counter()
             self._owner._started(self)  # noqa: SLF001 - two halves of one thing
+        if delta.error is None:
+            later, self._later = self._later, []
+            for one, request in later:
+                self._submit(one, request)
         self._pending.append((self._jobs[job], delta))
         if delta.finish is not None or delta.error is not None:
             del self._jobs[job], self._served.generations[job]
@@ -171,6 +183,7 @@ class Generation:
         for job in self._jobs:
             self._served.generations.pop(job, None)
         self._jobs.clear()
+        self._later.clear()
 
 
 @dataclass(eq=False)

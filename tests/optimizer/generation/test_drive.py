@@ -11,7 +11,6 @@ from penstock_optimizer.generation.drive import (
     forced_logits,
     measure_prompts,
     measure_speed,
-    same_in_company,
 )
 from tests.runtime.generation.paged_engine import PagedEngine
 
@@ -42,10 +41,6 @@ def test_continuations_may_differ_in_length() -> None:
     forced = forced_logits(engine(), [Forced(texts[0], whole[0][0][:2]), Forced(texts[1], whole[1][0])])
     assert [len(logits) for logits in forced] == [2, 5]
     np.testing.assert_array_equal(forced[1], whole[1][1])
-
-
-def test_an_engine_that_gives_the_same_bits_in_any_company_is_found_to_do_so() -> None:
-    assert same_in_company(engine(), prompts(3, 9, 20), 5) == 1.0
 
 
 def test_times_name_what_was_measured() -> None:

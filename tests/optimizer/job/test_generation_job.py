@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import ArtefactError, HostError
 from penstock.manifest import CandidateFacts, Manifest, Outcome
-from penstock.recipe import EngineName
+from penstock.recipe import EngineName, Recipe
 from penstock.resources.endpoint import ModelEndpoint, Objective
 from penstock.resources.result import Result
 from penstock_optimizer.generation import plans, token_capacity
@@ -101,6 +101,39 @@ def test_a_native_plan_is_searched_and_served_with_answers_that_do_not_depend_on
         assert np.isfinite(first_logits(model.engine)).all()
     finally:
         model.engine.close()
+
+
+def test_an_interrupted_search_goes_on_and_leaves_out_what_ends_the_process(
+    folders: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = endpoint(folders[2] / "model.gguf", optimization={"engines": ["openvino"]})
+    for name in ("PROMPTS", "LEAST_PROMPTS", "CONTINUATION"):
+        monkeypatch.setattr(generation, name, 4)
+    monkeypatch.setattr(token_capacity, "LEAST_SECONDS", 0.1)
+    monkeypatch.setattr(token_capacity, "MOST_CLIENTS", 2)
+    tried: list[Recipe] = []
+    original = generation.GenerationOptimisation._try
+
+    def ends_with_the_second(run: Any, recipe: Recipe, reference: Any) -> CandidateFacts:
+        tried.append(recipe)
+        if recipe == (tried[1] if len(tried) > 1 else None):
+            raise KeyboardInterrupt  # as the end of the process, which no handler of candidates catches
+        return original(run, recipe, reference)
+
+    monkeypatch.setattr(generation.GenerationOptimisation, "_try", ends_with_the_second)
+
+    def search() -> Path:
+        return optimise(chat, store=tmp_path / "store", models=folders[2] / "models", budget_seconds=BUDGET_SECONDS)
+
+    for _ in range(generation.MOST_TRIES):
+        with pytest.raises(KeyboardInterrupt):
+            search()
+    assert tried == [tried[0], tried[1], tried[1]]
+    manifest = Manifest.load(search())
+    assert tried.count(tried[0]) == 1
+    assert tried.count(tried[1]) == generation.MOST_TRIES
+    (left_out,) = [one for one in manifest.candidates if one.recipe == tried[1]]
+    assert (left_out.outcome, left_out.reason[:29]) == (Outcome.FAILED, "the process ended 2 times whi")
 
 
 def test_the_fp32_artefact_can_be_served_before_the_search(folders: tuple[Path, Path, Path]) -> None:

@@ -109,7 +109,8 @@ def test_tokens_of_sentencepiece_are_those_of_its_own_package(
     prefix: bool, trained: tuple[sentencepiece.SentencePieceProcessor, Pieces], tmp_path: Path
 ) -> None:
     model, pieces = trained if prefix else Pieces.trained(add_dummy_prefix=False)
-    write_gguf(tmp_path / "model.gguf", pieces=pieces, **{"tokenizer.ggml.add_space_prefix": prefix})
+    changed: dict[str, Any] = {"tokenizer.ggml.add_space_prefix": prefix}
+    write_gguf(tmp_path / "model.gguf", pieces=pieces, **changed)
     folder = unpack(tmp_path / "model.gguf", tmp_path / "cache")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     for text in TEXTS:

@@ -105,6 +105,39 @@ def test_a_small_pool_limits_the_length_and_not_the_number_of_requests(tmp_path:
     run(test)
 
 
+def test_several_answers_of_one_prompt_compute_it_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        engine = small_engine()
+        generator = Generator(small_generation_model(tmp_path, engine))
+        prompt = [1] * 200
+        generation = generator.generate(prompt, [job(3)] * 4)
+        found = await generation.read_all()
+        assert len({tuple(sampled.token for sampled in one.tokens) for one in found}) == 1
+        assert [len(one.tokens) for one in found] == [3] * 4
+        computed = sum(count for step in engine.steps for _, count in step)
+        # The last block of the prompt is not whole, and each answer computes two tokens of its own.
+        assert computed <= len(prompt) + 3 * engine.block_size + 4 * 2
+        assert generation.reused_tokens == 0
+        await generator.drain()
+
+    run(test)
+
+
+def test_a_closed_request_starts_no_further_answers(tmp_path: Path) -> None:
+    async def test() -> None:
+        engine = small_engine()
+        engine.gate = threading.Semaphore(0)
+        generator = Generator(small_generation_model(tmp_path, engine))
+        generation = generator.generate(PROMPT, [job(3)] * 3)
+        generation.close()
+        for _ in range(10):
+            engine.gate.release()
+        await generator.drain()
+        assert len(engine.steps) <= 1
+
+    run(test)
+
+
 def test_a_closed_request_frees_its_blocks(tmp_path: Path) -> None:
     async def test() -> None:
         generator = Generator(small_generation_model(tmp_path))
