@@ -16,7 +16,7 @@ from penstock_runtime.engines.native.compiler import FLAGS, LIBRARY, WARNINGS, N
 
 ROOT = Path(__file__).parents[4]
 needs_compiler = pytest.mark.skipif(compiler.compiler() is None, reason="no C compiler")
-TESTS = ("test_native_engine.py", "test_kernels.py", "test_native_streams.py")
+TESTS = ("test_native_engine.py", "test_kernels.py", "test_decoder_kernels.py", "test_native_streams.py")
 
 
 @pytest.mark.slow
