@@ -84,6 +84,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "model_type": "qwen3", **BASE, "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
         "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "max_position_embeddings": 8192,
     },
+    "qwen3-base": {"model_type": "qwen3", **DECODER, "head_dim": 64},
     "gemma3": {
         "model_type": "gemma3_text", **BASE, "num_hidden_layers": 24, "num_attention_heads": 3,
         "num_key_value_heads": 1, "head_dim": 256, "query_pre_attn_scalar": 256, "intermediate_size": 1152,
@@ -92,8 +93,8 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 """By name: config.json. The sizes are those of the family's base model: qwen2 has those of Qwen2-0.5B, qwen3 those of
-Qwen3-Embedding-0.6B, gemma3 those of EmbeddingGemma-300M, llama and mistral those of BERT-base."""
-LAST_TOKEN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+Qwen3-Embedding-0.6B, gemma3 those of EmbeddingGemma-300M, llama, mistral and qwen3-base those of BERT-base."""
+LAST_TOKEN = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3-base"})
 """Families whose embedders take the last token's vector; others take the mean."""
 
 
@@ -165,6 +166,9 @@ def write_pooling(path: Path, *, width: int, last_token: bool) -> None:
     (path / "modules.json").write_text(json.dumps(modules))
     pooling = {
         "word_embedding_dimension": width,
+        "pooling_mode_cls_token": False,
+        "pooling_mode_max_tokens": False,
+        "pooling_mode_mean_sqrt_len_tokens": False,
         "pooling_mode_mean_tokens": not last_token,
         "pooling_mode_lasttoken": last_token,
     }

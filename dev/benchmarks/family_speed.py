@@ -9,14 +9,17 @@ machine disturbs least; the ratio of these; and, in brackets, that of the median
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
 import click
+from tokenizers import Tokenizer
 
 from benchmarks.families import FAMILIES, family_model
 from benchmarks.markdown import markdown_table
@@ -24,6 +27,7 @@ from benchmarks.program import Program
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import Head
 from penstock_optimizer.export import Flavour, export
+from penstock_optimizer.load.workload import TextMaker
 from penstock_optimizer.quantise import build
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Threads
@@ -69,6 +73,20 @@ def transformers(folder: ModelFolder, threads: int) -> Run:
     return run
 
 
+def served(url: str, folder: ModelFolder) -> Run:
+    """A server, asked for the vector of one text."""
+    maker = TextMaker(Tokenizer.from_file(str(folder.path / "tokenizer.json")), seed=1)
+    texts: dict[int, bytes] = {}
+
+    def run(tokens: int) -> object:
+        body = texts.setdefault(tokens, json.dumps({"inputs": maker.text(tokens)}).encode())
+        asked = urllib.request.Request(f"{url}/embed", body, {"content-type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return answer.read()
+
+    return run
+
+
 def timings(
     runs: Sequence[Run], tokens: int, turns: int, seconds: float, *, clock: Callable[[], float] = time.perf_counter
 ) -> list[list[float]]:
@@ -104,9 +122,12 @@ def cells(found: Sequence[Sequence[float]]) -> list[str]:
 @click.option("--threads", default=2, show_default=True)
 @click.option("--turns", default=5, show_default=True)
 @click.option("--seconds", default=0.3, show_default=True, help="Of each in each turn.")
+@click.option("--against", type=click.Choice(list(FAMILIES)), help="Another family, on the native engine.")
+@click.option("--url", help="Of a server with the same model.")
 @click.option("--cpu-time", is_flag=True, help="The processor's time of one thread.")
 def main(
-    *, names: Sequence[str], lengths: str, threads: int, turns: int, seconds: float, cpu_time: bool
+    *, names: Sequence[str], lengths: str, threads: int, turns: int, seconds: float, against: str | None,
+    url: str | None, cpu_time: bool
 ) -> None:  # fmt: skip
     """Measure and print."""
     threads, clock = (1, time.process_time) if cpu_time else (threads, time.perf_counter)
@@ -116,7 +137,11 @@ def main(
         with tempfile.TemporaryDirectory() as scratch:
             folder = ModelFolder.open(family_model(name))
             runs = [ours(folder, threads, Path(scratch))]
-            if name not in WITHOUT_A_CLASS:
+            if against:
+                runs.append(ours(ModelFolder.open(family_model(against)), threads, Path(scratch) / "other"))
+            elif url:
+                runs.append(served(url, folder))
+            elif name not in WITHOUT_A_CLASS:
                 runs.append(transformers(folder, threads))
             found = [cells(timings(runs, tokens, turns, seconds, clock=clock)) for tokens in sizes]
         table.append([name, *(cell for pair in found for cell in pair)])
@@ -124,7 +149,8 @@ def main(
     cpu = read_host().cpu
     unit = "milliseconds of the processor" if cpu_time else "milliseconds"
     click.echo(f"{cpu.model_name} ({cpu.isa.value}), threads: {threads}, load {os.getloadavg()[0]:.0f}, {unit}\n")
-    click.echo(markdown_table(["family", *(f"{size} | transformers" for size in sizes)], table))
+    other = against or ("server" if url else "transformers")
+    click.echo(markdown_table(["family", *(cell for size in sizes for cell in (f"{size}", other))], table))
 
 
 if __name__ == "__main__":

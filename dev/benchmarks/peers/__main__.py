@@ -42,6 +42,8 @@ from penstock_runtime.host import read_host
 
 READY_SECONDS = 240.0
 CHECKED_TEXTS = 100
+CHECKED_TEXTS_OF_A_FAMILY = 16
+"""Base models take long."""
 
 
 @contextmanager
@@ -200,8 +202,8 @@ def main(
             name, _, url = text.partition("=")
             servers[name] = MeasuredServer(name, url)
             peers[name] = Peer(name, url, EMBED, "/health", lambda _: [])
-        maker = TextMaker(tokenizer, seed=99)
-        texts = [maker.text(tokens) for tokens in LengthMix(maximum=512).sample(CHECKED_TEXTS, seed=3)]
+        maker, checked = TextMaker(tokenizer, seed=99), CHECKED_TEXTS_OF_A_FAMILY if family else CHECKED_TEXTS
+        texts = [maker.text(tokens) for tokens in LengthMix(maximum=512).sample(checked, seed=3)]
         agreements = check(servers, peers, texts)
         client = stack.enter_context(Client(placement.client))
         standings: list[Standing] = []

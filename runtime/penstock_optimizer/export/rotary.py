@@ -57,7 +57,7 @@ def rotary_of(reader: Reader, stated: Mapping[str, Any], positions: int, width: 
             return rotary(positions, width, base, shrink=_positive(reader, stated, "factor", 1.0))
         case "llama3":
             plain = rotary(positions, width, base)  # checks both
-            return _tables(len(plain.cos), llama3(reader, _frequencies(width, base), stated))
+            return _tables(len(plain.cos), _llama3(reader, _frequencies(width, base), stated))
         case "yarn":
             plain = rotary(positions, width, base)
             return _tables(len(plain.cos), *_yarn(reader, _frequencies(width, base), stated, base))
@@ -66,7 +66,7 @@ def rotary_of(reader: Reader, stated: Mapping[str, Any], positions: int, width: 
             return rotary(positions, width, base)
 
 
-def llama3(reader: Reader, plain: Float, stated: Mapping[str, Any]) -> Float:
+def _llama3(reader: Reader, plain: Float, stated: Mapping[str, Any]) -> Float:
     """The scaling of Llama 3.1: frequencies of long waves are divided by `factor`, those of middle ones interpolated.
 
     Source: transformers' `_compute_llama3_parameters`.

@@ -19,6 +19,7 @@ needs_compiler = pytest.mark.skipif(compiler.compiler() is None, reason="no C co
 TESTS = (
     "tests/runtime/engines/native/test_native_engine.py",
     "tests/runtime/engines/native/test_kernels.py",
+    "tests/runtime/engines/native/test_decoder_kernels.py",
     "tests/runtime/engines/native/test_native_streams.py",
     "tests/runtime/generation/test_native_engine.py",
 )
