@@ -131,7 +131,7 @@ def test_other_architectures_and_tasks_are_refused_with_the_reason(tmp_path: Pat
         with pytest.raises(UnsupportedModel, match=message):
             ModelFolder.open(path)
     (path / "gliner_config.json").write_text(json.dumps({**original, "num_rnn_layers": 3}))
-    with pytest.raises(CorruptModel, match=r"rnn\.lstm\.weight_ih_l1' is missing"):
+    with pytest.raises(CorruptModel, match=r"rnn\.lstm\.bias_ih_l1' is missing"):
         make_task(NAME, ModelFolder.open(path))
 
 
