@@ -61,7 +61,7 @@ class LengthRow:
 
 
 @dataclass(frozen=True)
-class TokenRow:
+class TokenSpeedRow:
     """One number of clients of text generation. Rates a second, p95 in milliseconds."""
 
     clients: int
@@ -228,10 +228,10 @@ def tiles(manifest: Manifest) -> list[Tile]:
     return found
 
 
-def token_rows(curve: TokenCurve) -> list[TokenRow]:
+def token_rows(curve: TokenCurve) -> list[TokenSpeedRow]:
     """The points of a capacity curve of text generation."""
     return [
-        TokenRow(
+        TokenSpeedRow(
             clients=point.clients,
             tokens=short(point.tokens_per_second),
             requests=short(point.requests_per_second),

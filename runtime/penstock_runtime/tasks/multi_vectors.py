@@ -231,7 +231,7 @@ def max_sim(query: Float, document: Float) -> float:
 def scaled(vectors: Float) -> Float:
     """Each vector [n, width] scaled to length 1; a zero vector stays as it is."""
     squares: Float = np.add.reduce(np.square(vectors), axis=1, keepdims=True)
-    result: Float = vectors / np.maximum(np.sqrt(squares), np.float32(1e-12))
+    result: Float = np.divide(vectors, np.maximum(np.sqrt(squares), np.float32(1e-12)), dtype=np.float32)
     return result
 
 

@@ -16,8 +16,7 @@ from penstock_operator.plan.conditions import Reason
 from penstock_operator.plan.endpoint_plan import ReconcilePlan
 from penstock_operator.plan.serving_objects import Drain
 from penstock_optimizer.pod.pod_job import JobVariables
-from penstock_runtime.engines.neuron.device_errors import Failure as DeviceFailure
-from penstock_runtime.engines.neuron.device_errors import start_error
+from penstock_runtime.engines.neuron.device_errors import DeviceFailure, start_error
 from penstock_runtime.engines.neuron.variables import NeuronVariables
 from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.settings import SETTINGS as RUNTIME_SETTINGS
