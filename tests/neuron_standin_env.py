@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from neuron_standin.install import install
 from neuron_standin.machine import FAULTS_VARIABLE, MACHINE_VARIABLE, write_machine
 
-SECONDS = 240.0
+SECONDS = 540.0
 """Ends a test that hangs."""
 
 
@@ -35,21 +36,21 @@ class StandIn:
         return write_machine(self.folder / "machine.json", self.folder / "state", self.generation, **fields)
 
     def environment(
-        self, *, devices: bool = False, faults: dict[str, Any] | None = None, **more: str
+        self, more: Mapping[str, str] | None = None, *, devices: bool = False, faults: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """Variables that processes need; `devices`: they see those of `machine`."""
+        """Variables that processes need; `more`: further ones. `devices`: they see those of `machine`."""
         found = {
             **os.environ,
             "PYTHONPATH": str(self.folder),
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
             # Its programs are small: several threads of torch would only compete with other tests.
             "OMP_NUM_THREADS": "1",
-            **more,
+            **(more or {}),
         }
         if devices:
             found[MACHINE_VARIABLE] = str(self.folder / "machine.json")
         if faults:
-            found[FAULTS_VARIABLE] = json.dumps(faults)
+            found[FAULTS_VARIABLE] = json.dumps(dict(faults))
         return found
 
 

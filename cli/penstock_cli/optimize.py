@@ -15,7 +15,7 @@ import click
 
 from penstock.artefact_store import DEFAULT_MODELS, DEFAULT_STORE
 from penstock.manifest import Manifest
-from penstock.planning.neuron import NeuronGeneration
+from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.process import sigterm_interrupts
 from penstock.resources.endpoint import LONGEST_BUDGET_SECONDS, ModelEndpoint
 from penstock.settings import hugging_face_token
@@ -89,7 +89,7 @@ def command(
     endpoint = ModelEndpoint.from_file(file)
     models = models.expanduser()
     token = hugging_face_token(os.environ)
-    target = _neuron_target(neuron_target, endpoint)
+    target = target_of(neuron_target, endpoint)
     neuron = None if target is None else Toolchain.read(target, neuron_python)
     if as_json:
         _end_with_input()
@@ -101,6 +101,10 @@ def command(
         return
     fact("cpu", describe_cpu(read_host()))
     fact("model", f"{endpoint.spec.model}  {endpoint.spec.task.value}")
+    if neuron is not None:
+        unsupported = f"; {INF1_UNSUPPORTED}" if target is NeuronGeneration.INF1 else ""
+        packages = ", ".join(f"{name} {version}" for name, version in neuron.packages.items() if "neuron" in name)
+        fact("compiles", f"for {neuron.target.value} with {packages}: {NOT_RUN}{unsupported}")
     try:
         with sigterm_interrupts(), OptimizationView() as view:
             artefact = optimise(
@@ -125,7 +129,7 @@ def command(
     console.print(f"serve it   {command_line}", markup=False)
 
 
-def _neuron_target(asked: str | None, endpoint: ModelEndpoint) -> NeuronGeneration | None:
+def target_of(asked: str | None, endpoint: ModelEndpoint) -> NeuronGeneration | None:
     """What to compile for: as asked, else the endpoint's class where that is one of the shipped ones for Inferentia."""
     name = asked or endpoint.spec.hardware_class
     return NeuronGeneration(name) if name in set(NeuronGeneration) else None

@@ -43,6 +43,7 @@ from penstock_cli.options import (
 from penstock_cli.packages import require_optimizer
 from penstock_cli.progress import OptimizationView, event_from_json, show_result
 from penstock_cli.screen import TRANSFER_SECONDS, console, fact, screen_log
+from penstock_runtime.engines.base import HasDevice
 from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.models.fetching import FetchProgress as Transfer
@@ -229,6 +230,10 @@ class ServeSession:
                 limits=request_limits(self._settings),
             )
         )
+        device = model.engine.device() if isinstance(model.engine, HasDevice) else None
+        if device is not None:
+            shapes = ", ".join(f"{one['batch']}x{one['tokens']}" for one in device.facts["buckets"])
+            fact("device", f"{device.copies} copies on {device.cores} NeuronCores, compiled for {shapes} tokens")
         for finding in model.findings:
             fact("note", finding)
         return model

@@ -28,7 +28,7 @@ time.sleep(seconds)
 
 def parse_visible(text: str) -> list[int]:
     """`3`, `0-3` or `0,2-3` -> core numbers. ValueError for anything else."""
-    cores = []
+    cores: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         cores += range(int(first), int(last or first) + 1)

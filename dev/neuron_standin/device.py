@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -51,7 +51,7 @@ class Compiled(torch.nn.Module):
         return (self.neff, self.metadata, self.lazy, self.training)
 
     @torch.jit.export
-    def __setstate__(self, state: tuple[torch.Tensor, str, bool, bool]):  # noqa: ANN204
+    def __setstate__(self, state: tuple[torch.Tensor, str, bool, bool]):  # type: ignore[no-untyped-def] # noqa: ANN204
         self.neff = state[0]
         self.metadata = state[1]
         self.lazy = state[2]
@@ -274,7 +274,7 @@ def _too_few(core: int, metadata: dict[str, Any]) -> None:
     raise RuntimeError("Failed to load model: status=9 (LOAD_NOT_ENOUGH_NC)")
 
 
-def no_device() -> Any:
+def no_device() -> NoReturn:
     """What a process finds on a host without devices: RuntimeError."""
     runtime_log("ERROR TDRV:tdrv_get_dev_info No neuron device available")
     raise RuntimeError(NOT_INITIALIZED)

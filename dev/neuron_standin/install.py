@@ -52,4 +52,4 @@ def install(folder: Path, generation: str = "inf2", versions: Mapping[str, str] 
 
 
 if __name__ == "__main__":
-    print(install(Path(sys.argv[1]).absolute(), *sys.argv[2:3]))
+    print(install(Path(sys.argv[1]).absolute(), sys.argv[2] if len(sys.argv) > 2 else "inf2"))

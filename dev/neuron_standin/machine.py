@@ -84,7 +84,8 @@ def _faults(given: dict[str, Any]) -> Faults:
     known = {one.name for one in fields(Faults)}
     if unknown := sorted(set(given) - known):
         raise ValueError(f"unknown faults of the stand-in: {', '.join(unknown)}")
-    return Faults(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in given.items()}
+    return Faults(**values)
 
 
 def read_machine() -> Machine | None:

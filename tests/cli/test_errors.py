@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from penstock.manifest import MANIFEST_NAME
+from penstock.resources.endpoint import ModelEndpoint
+from penstock_cli.optimize import target_of
 from penstock_runtime.host import read_host
 from penstock_runtime.models.fetching import FetchProgress, OnProgress
 from tests.cli.endpoints import SECONDS, clean_environment, invoke, run, write_endpoint
@@ -366,3 +368,30 @@ def test_an_interrupted_optimisation_prints_how_to_resume(
 
     assert result.exit_code == 130
     assert "interrupted: the same command goes on from there" in result.output
+
+
+@pytest.mark.parametrize(
+    ("asked", "hardware_class", "target"),
+    [
+        (None, "inf2", "inf2"),
+        (None, "inf1", "inf1"),
+        (None, "any", None),
+        (None, "our-own", None),
+        ("none", "inf2", None),
+        ("inf1", "any", "inf1"),
+    ],
+)
+def test_the_neuron_target_is_as_asked_or_the_shipped_class(
+    asked: str | None, hardware_class: str, target: str | None, tmp_path: Path
+) -> None:
+    file = write_endpoint(tmp_path / "endpoint.yaml", tmp_path, hardwareClass=hardware_class, cores=4)
+    assert target_of(asked, ModelEndpoint.from_file(file)) == target
+
+
+def test_an_endpoint_for_inferentia_needs_the_neuron_sdk(tmp_path: Path) -> None:
+    file = write_endpoint(tmp_path / "endpoint.yaml", tmp_path, hardwareClass="inf2", cores=2)
+    ended = run("optimize", str(file), "--store", str(tmp_path / "store"))
+    assert ended.returncode == 1
+    assert "error: compiling for inf2 needs torch-neuronx, neuronx-cc" in ended.stderr
+    assert "PENSTOCK_NEURON_PYTHON" in ended.stderr
+    assert not (tmp_path / "store").exists()

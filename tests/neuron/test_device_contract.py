@@ -114,7 +114,7 @@ def environments(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, st
         return {**os.environ, **compiling}, dict(os.environ)
     standin = StandIn.make(tmp_path_factory.mktemp("standin"), "inf2")
     standin.machine()
-    return standin.environment(**compiling), standin.environment(devices=True)
+    return standin.environment(compiling), standin.environment(devices=True)
 
 
 @pytest.fixture(scope="module")

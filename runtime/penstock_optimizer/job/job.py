@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock import __version__
 from penstock.errors import ArtefactError, SpecError
@@ -36,7 +36,6 @@ from penstock_optimizer.guard.judge import unused_budgets
 from penstock_optimizer.job.artefact import has_drafts, remove_drafts
 from penstock_optimizer.load.workload import LengthMix, mix_of_texts, sends_texts
 from penstock_optimizer.neuron.choice import longest_row, neuron_key
-from penstock_optimizer.neuron.session import Toolchain
 from penstock_runtime.engines.native.library import ABI, library_path
 from penstock_runtime.host import CoreGrant, Host, read_host
 from penstock_runtime.host.disk import lock_file
@@ -47,6 +46,9 @@ from penstock_runtime.models.sources import fetch_model
 from penstock_runtime.serving.verification import verify_files
 from penstock_runtime.tasks.factory import head_of, make_task
 from penstock_runtime.tokens import Tokenizer
+
+if TYPE_CHECKING:
+    from penstock_optimizer.neuron.session import Toolchain
 
 SHORT = 16
 """Hexadecimal digits of the key in folder names."""

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from penstock.errors import NoCandidateWithinBudget, OptimizationError, OutOfMemory
 from penstock.manifest import Axes, CandidateFacts, Manifest, Outcome, ReasonCode, ServedModel
 from penstock.neuron_artefact import NEURON_FILE, CompiledModel, NeuronBucket, NeuronFence
-from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
+from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration, buckets
 from penstock.planning.published import family_of, published_rows
 from penstock.recipe import LARGEST_PADDING_SHARE, Batching, Plan, Precision, Recipe
 from penstock.resources.endpoint import NoCandidate, OptimizationMode
@@ -42,6 +43,7 @@ from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.neuron.fence import Fence, largest_error, write_fence
 from penstock_runtime.host.cgroup import HostMemory
 from penstock_runtime.rows import Row
+from penstock_runtime.tasks.base import Prepared
 from penstock_runtime.tasks.factory import head_of, make_task
 
 BUCKET_SECONDS = 1800.0
@@ -82,7 +84,7 @@ class NeuronOptimisation:
         self._begin = time.monotonic()
         self._runner = ProcessRunner(job.context, job.work, job.cpus)
         self._recipes = self._allowed()
-        shapes = 2 * len(choice.buckets(job.mix.sample(SAMPLE_LENGTHS, seed=0), longest=job.max_tokens))
+        shapes = 2 * len(buckets(job.mix.sample(SAMPLE_LENGTHS, seed=0), longest=job.max_tokens))
         self._events = StepCounter(on_progress, {Stage.EXPORT: 1, Stage.CANDIDATES: 1 + shapes, Stage.REPORT: 1})
         self._facts: list[CandidateFacts] = []
 
@@ -170,7 +172,7 @@ class NeuronOptimisation:
         job = self._job
         task = make_task(job.spec.task, job.folder, max_tokens=job.max_tokens, truncate=True)
         forward = session.forward(choice.arithmetic(self._target, recipe), wanted.shapes)
-        reference = gate.Reference(self._prepared(), load_observed(job.work.reference))
+        reference = gate.Reference(self._prepared, load_observed(job.work.reference))
         verdict = gate.judge_candidate(
             task, forward, reference, job.spec.optimization.accuracy, arithmetic=gate.arithmetic_of(recipe)
         )
@@ -258,10 +260,16 @@ class NeuronOptimisation:
             objective=job.spec.objective,
             lengths=job.mix.sample(SAMPLE_LENGTHS, seed=0),
             longest=job.max_tokens,
-            bytes_per_weight=4 if recipe.precision is Precision.FP32 else 2,
+            weights_bytes=self._weights_bytes(recipe),
         )
 
-    def _prepared(self) -> tuple[gate.Prepared, ...]:
+    def _weights_bytes(self, recipe: Recipe) -> int:
+        """On the device, of one copy of one shape. On Inf1 embeddings stay on the host."""
+        on_host = self._embedding_weights if self._target is NeuronGeneration.INF1 else 0
+        return (self._weights - on_host) * (4 if recipe.precision is Precision.FP32 else 2)
+
+    @cached_property
+    def _prepared(self) -> tuple[Prepared, ...]:
         """The judging requests, as `Candidate` takes them for the reference."""
         job = self._job
         task = make_task(job.spec.task, job.folder, max_tokens=job.max_tokens, truncate=True)
@@ -277,7 +285,7 @@ class NeuronOptimisation:
         """A few short rows with the fp32 model's answers, and how far the device may be from them. None: no row is
         short enough for every shape."""
         shortest = min(shape.tokens for shape in wanted.shapes)
-        rows = [row for prepared in self._prepared() for row in prepared.rows if row.length <= shortest]
+        rows = [row for prepared in self._prepared for row in prepared.rows if row.length <= shortest]
         chosen: list[Row] = sorted(rows, key=lambda row: -row.length)[:FENCE_ROWS]
         if not chosen:
             return None
@@ -292,6 +300,8 @@ class NeuronOptimisation:
 
     def _write(self, compiled: CompiledModel, folder: Path, fence: tuple[Fence, float] | None) -> None:
         """`neuron.json` and the fence, next to the compiled shapes."""
+        for unfinished in folder.glob("*.new"):  # of a killed run
+            unfinished.unlink()
         if fence is not None:
             write_fence(folder / FENCE_FILE, fence[0].batch, fence[0].outputs)
             described = NeuronFence(file=FENCE_FILE, max_relative_error=fence[1])
@@ -302,8 +312,6 @@ class NeuronOptimisation:
         self, model: SourceModel, recipe: Recipe, chosen: Choice, shapes: Sequence[NeuronBucket]
     ) -> CompiledModel:
         packages = dict(self._tools.packages)
-        bytes_each = 4 if recipe.precision is Precision.FP32 else 2
-        on_host = self._embedding_weights if self._target is NeuronGeneration.INF1 else 0
         return CompiledModel(
             target=self._target,
             sdk=choice.sdk_release(self._target, packages),
@@ -314,7 +322,7 @@ class NeuronOptimisation:
             outputs=tuple(model.io.outputs),
             cores_per_model=chosen.cores_per_model,
             requests_per_copy=chosen.requests_per_copy,
-            weights_bytes=(self._weights - on_host) * bytes_each,
+            weights_bytes=self._weights_bytes(recipe),
             buckets=tuple(shapes),
             chosen_token=model.mask_token,
         )

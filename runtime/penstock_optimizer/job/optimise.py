@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.capacity import CapacityCurve, CapacityPoint
 from penstock.errors import NoCandidateWithinBudget, OptimizationError
@@ -43,7 +43,6 @@ from penstock_optimizer.job.artefact import (
 )
 from penstock_optimizer.job.generation import GenerationOptimisation, prepare_generation
 from penstock_optimizer.job.job import Job
-from penstock_optimizer.job.neuron import NeuronOptimisation
 from penstock_optimizer.job.plan_search import PlanSearch, is_exhaustive
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressEvent, ProgressReporter, Stage, ignore_progress
 from penstock_optimizer.job.screening import (
@@ -56,7 +55,6 @@ from penstock_optimizer.job.screening import (
     max_open_processes,
 )
 from penstock_optimizer.load.workload import measured_lengths, workload_bodies
-from penstock_optimizer.neuron.session import Toolchain
 from penstock_optimizer.search.climb import SearchResult, Trials
 from penstock_optimizer.search.goal import Goal
 from penstock_optimizer.search.recipes import REFERENCE, by_gain, candidate_recipes
@@ -65,6 +63,10 @@ from penstock_runtime.host.disk import translate_full_disk
 from penstock_runtime.models.fetching import OnProgress as OnTransfer
 from penstock_runtime.models.fetching import ignore_progress as no_transfer
 from penstock_runtime.tasks.factory import head_of
+
+if TYPE_CHECKING:
+    from penstock_optimizer.job.neuron import NeuronOptimisation
+    from penstock_optimizer.neuron.session import Toolchain
 
 __all__ = ["PreparedArtefact", "optimise", "prepare"]
 
@@ -161,6 +163,8 @@ def optimise(
 
 def _stages(job: Job) -> type[GenerationOptimisation | NeuronOptimisation | Optimisation]:
     if job.neuron is not None:
+        from penstock_optimizer.job.neuron import NeuronOptimisation
+
         return NeuronOptimisation
     return GenerationOptimisation if job.spec.task is TaskName.TEXT_GENERATION else Optimisation
 

@@ -59,7 +59,15 @@ class Child:
     def versions(self, target: str) -> dict[str, str]:
         """Versions of torch, transformers, the SDK's package for torch and its compiler."""
         names = ("torch-neuronx", "neuronx-cc") if target == "inf2" else ("torch-neuron", "neuron-cc")
-        found = {name: _version(name) for name in ("torch", "transformers", *names)}
+        found = {name: _version(name) for name in (*names, "torch", "transformers")}
+        release = tuple(int(part) for part in found.get("torch-neuronx", "").split(".")[:2] if part)
+        if release > LAST_INF2:
+            raise Refused(
+                f"torch-neuronx {found['torch-neuronx']} does not support Inf2: from 2.10 on the package of this "
+                "name is for Trn2 and Trn3 only",
+                "Install torch-neuronx==2.9.0.2.15.32035 and neuronx-cc==2.26.6360.0 (Neuron SDK 2.31.1)",
+                "HostError",
+            )
         missing = [name for name, version in found.items() if not version]
         if missing:
             raise Refused(
@@ -68,15 +76,6 @@ class Child:
                 "interpreter that has the Neuron SDK",
                 "HostError",
             )
-        if target == "inf2":
-            release = tuple(int(part) for part in found["torch-neuronx"].split(".")[:2])
-            if release > LAST_INF2:
-                raise Refused(
-                    f"torch-neuronx {found['torch-neuronx']} does not support Inf2: from 2.10 on the package of this "
-                    "name is for Trn2 and Trn3 only",
-                    "Install torch-neuronx==2.9.0.2.15.32035 and neuronx-cc==2.26.6360.0 (Neuron SDK 2.31.1)",
-                    "HostError",
-                )
         return found
 
     def open(
@@ -88,7 +87,7 @@ class Child:
 
         torch.set_grad_enabled(False)
         warnings.simplefilter("ignore")
-        options = {"local_files_only": True, "output_loading_info": True}
+        options: dict[str, Any] = {"local_files_only": True, "output_loading_info": True}
         if tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= (4, 36):
             options["attn_implementation"] = "eager"  # plain operators
         model, report = getattr(transformers, model_class).from_pretrained(folder, **options)
@@ -159,7 +158,7 @@ class Child:
 def _wrapper(model: Any, inputs: list[str], outputs: list[str], sparse: dict[str, bool] | None) -> Any:
     import torch
 
-    class Wrapper(torch.nn.Module):
+    class Wrapper(torch.nn.Module):  # type: ignore[misc] # torch is optional and has no types here
         """Takes int32 tensors by position, gives a tuple of float tensors."""
 
         def __init__(self) -> None:
@@ -221,7 +220,7 @@ def _rounded_products() -> Any:
         is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
         return value.to(torch.bfloat16).float() if is_float else value
 
-    class Rounding(TorchFunctionMode):
+    class Rounding(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = getattr(func, "__name__", "")
             if name in PRODUCTS:
@@ -282,6 +281,8 @@ def _answer(child: Child, line: bytes) -> dict[str, Any]:
 
 def main() -> None:
     """Answer calls until the input ends."""
+    # Python puts the folder of a program first, and the modules here are no top-level ones.
+    del sys.path[0]
     # Standard output belongs to the protocol; what libraries and compilers print goes to the log.
     output = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)

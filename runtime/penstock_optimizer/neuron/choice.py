@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 from penstock.errors import UnsupportedModel
 from penstock.manifest import SCHEMA_VERSION
@@ -116,11 +117,12 @@ def choose(
     objective: Objective,
     lengths: Sequence[int],
     longest: int,
-    bytes_per_weight: int = 2,
+    weights_bytes: int,
 ) -> Choice:
     """The planner's best for the objective, and shapes for the workload's `lengths` (tokens, as often as they occur).
 
-    UnsupportedModel when one shape alone does not fit into a core's memory.
+    `shape`: what times are estimated for; `weights_bytes`: of this model, on the device. UnsupportedModel when one
+    shape alone does not fit into a core's memory.
     """
     compiled = buckets((min(length, longest) for length in lengths), longest=longest)
     typical = next(tokens for tokens in compiled if tokens >= min(median(lengths), longest))
@@ -130,11 +132,11 @@ def choose(
     each = candidate.cores_per_model
     others = dict.fromkeys(one.cores_per_model for one in candidates(target, cores, shape.device_weights))
     order = [one for one in others if one not in {1, each}]
-    weights = shape.device_weights if target is NeuronGeneration.INF1 else shape.weights
-    fitting = how_many_fit(target, weights * bytes_per_weight // each)
+    fitting = how_many_fit(target, weights_bytes // each)
     if not fitting:
         raise UnsupportedModel(
-            f"{weights / 1e6:.0f} M weights do not fit into the memory of {each} NeuronCores of {target.value}",
+            f"weights of {weights_bytes / 1e6:.0f} MB do not fit into 80 % of the memory of {each} NeuronCores of "
+            f"{target.value}",
             remedy="Take a smaller model, or a class with larger devices",
         )
     wanted = _in_order(compiled, candidate.batch, lengths)
@@ -179,7 +181,7 @@ def _in_order(compiled: Sequence[int], batch: int, lengths: Sequence[int]) -> tu
     return tuple(NeuronBucket(file=f"b{rows}-t{tokens}.pt", batch=rows, tokens=tokens) for rows, tokens in order)
 
 
-def model_shape(config: dict[str, object], weights: int, embedding_weights: int) -> ModelShape:
+def model_shape(config: Mapping[str, Any], weights: int, embedding_weights: int) -> ModelShape:
     """The shape of a model that has no published family, from its configuration."""
 
     def number(*names: str, otherwise: int) -> int:

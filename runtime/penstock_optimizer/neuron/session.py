@@ -18,7 +18,6 @@ from penstock.neuron_artefact import NeuronBucket
 from penstock.planning.neuron import NeuronGeneration
 from penstock.tasks import Head
 from penstock_optimizer.candidate.isolation import Worker, WorkerFailed
-from penstock_optimizer.export.torch_export import AUTO_CLASS, ENCODER_CLASS
 from penstock_optimizer.guard.gate import Forward
 from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.models.folder import ModelFolder
@@ -89,6 +88,9 @@ class SourceModel:
     @property
     def arguments(self) -> dict[str, Any]:
         """Of `Child.open`."""
+        # Imported on use: that takes a second.
+        from penstock_optimizer.export.torch_export import AUTO_CLASS, ENCODER_CLASS
+
         name = AUTO_CLASS[Head.MASKED_LM if self.head is Head.SPARSE else self.head]
         if self.head is Head.ENCODER:
             name = ENCODER_CLASS.get(self.folder.model_type, name)
@@ -148,7 +150,7 @@ class Session:
         """Run a batch as it is on the CPU."""
         given, found = (Path(self._scratch.name) / name for name in ("inputs.npz", "outputs.npz"))
         arrays = [getattr(batch, name).astype(np.int32) for name in self.model.io.inputs]
-        np.savez(given, **{str(index): array for index, array in enumerate(arrays)})  # type: ignore[arg-type]
+        np.savez(given, **{str(index): array for index, array in enumerate(arrays)})
         self._worker.call(
             "answers", timeout_seconds=RUN_SECONDS, inputs=str(given), outputs=str(found), arithmetic=arithmetic
         )

@@ -48,7 +48,6 @@ from penstock.resources.result import ArtefactReference
 from penstock.settings import hugging_face_token, setting
 from penstock_optimizer.job.optimise import optimise, prepare
 from penstock_optimizer.job.progress import ProgressEvent, transfer_message
-from penstock_optimizer.neuron.session import Toolchain
 from penstock_runtime.host import read_host
 from penstock_runtime.models.fetching import FetchProgress as Transfer
 from penstock_runtime.models.sources import fetch_model
@@ -86,10 +85,10 @@ class JobVariables(Variables):
     neuron_target: NeuronGeneration | None = setting(
         None, "Compile for this generation of AWS Inferentia: `inf1` or `inf2`. Not set: optimise for the CPU."
     )
-    neuron_python: Path = setting(
-        Path(sys.executable),
-        "Interpreter with torch, transformers and the Neuron SDK, for the process that compiles. The images set it; "
-        "default: the job's own.",
+    neuron_python: Path | None = setting(
+        None,
+        "Interpreter with torch, transformers and the Neuron SDK, for the process that compiles. The images set it. "
+        "Not set: the job's own.",
     )
     termination_log: Path = setting(
         DEFAULT_LOG, "File that the result or the failure is written to as JSON of at most 4,096 bytes."
@@ -219,7 +218,11 @@ class PodJob:
         store = self._store()
         target = variables.neuron_target
         # Early, like the store: a job that cannot compile should not download gigabytes first.
-        neuron = None if target is None else Toolchain.read(target, variables.neuron_python)
+        neuron = None
+        if target is not None:
+            from penstock_optimizer.neuron.session import Toolchain
+
+            neuron = Toolchain.read(target, variables.neuron_python or Path(sys.executable))
         grant = read_host().usable_cores(endpoint.spec.cores if neuron is None else None)
         pinned = "pinned to" if grant.pinned else "not pinned, on"
         events.stage("start", f"{pinned} CPUs {', '.join(map(str, grant.cpus))}")

@@ -72,6 +72,11 @@ def build(
             return Built(path, io, *make_model(recipe, graph, io, calibration, path, threads=threads))
         case EngineName.NATIVE:
             return _build_native(recipe, graph, io, calibration, out, threads=threads)
+        case EngineName.NEURON:
+            raise OptimizationError(
+                "neuron models are compiled from the model's code, not from its graph",
+                remedy="penstock_optimizer.job.neuron compiles them",
+            )
 
 
 def _build_onnxruntime(

@@ -48,7 +48,7 @@ class EngineFacts:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """A device beside the CPU, at the moment."""
+    """A device other than the CPU, at the moment."""
 
     cores: int
     """Cores of the device that are granted."""
@@ -174,7 +174,7 @@ class RunsRows(Protocol):
 
 @runtime_checkable
 class HasDevice(Protocol):
-    """An engine that computes on a device beside the CPU."""
+    """An engine that computes on a device other than the CPU."""
 
     def device(self) -> DeviceState:
         """Its state. From any thread."""

@@ -1,4 +1,4 @@
-"""Metrics of a device beside the CPU, of servers that have one."""
+"""Metrics of a device other than the CPU, of servers that have one."""
 
 from __future__ import annotations
 

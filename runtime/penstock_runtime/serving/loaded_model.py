@@ -195,7 +195,7 @@ def fit_plan(plan: Plan, cores: int | None) -> tuple[Plan, tuple[str, ...]]:
 
 
 def is_on_device(plan: Plan) -> bool:
-    """True for a plan that computes on a device beside the CPU: any processor of the host will do."""
+    """True for a plan that computes on a device other than the CPU: any processor of the host will do."""
     return plan.recipe.engine is EngineName.NEURON
 
 

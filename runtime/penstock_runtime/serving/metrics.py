@@ -55,7 +55,7 @@ class ServerMetrics:
         self.queue_depth: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Waiting rows and tokens; set by the server."""
         self.device: Callable[[], DeviceState | None] = lambda: None
-        """State of a device beside the CPU; set by the server."""
+        """State of a device other than the CPU; set by the server."""
         self.request_seconds = Tally(with_objective(SECONDS, objective))
         self.queue_seconds = Tally(SECONDS)
         self.tokenization_seconds = Tally(SECONDS)

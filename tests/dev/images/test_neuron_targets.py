@@ -1,4 +1,4 @@
-"""The images for AWS Inferentia, which cannot be built without AWS's packages: what can be said of their recipe."""
+"""The images for AWS Inferentia, which cannot be built without AWS's packages: what can be checked in their recipe."""
 
 from __future__ import annotations
 

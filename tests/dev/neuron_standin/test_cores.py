@@ -39,7 +39,7 @@ def standin(tmp_path: Path) -> StandIn:
 @contextmanager
 def _holder(standin: StandIn, **variables: str) -> Iterator[list[int]]:
     with subprocess.Popen(
-        [sys.executable, "-c", CLAIM, "hold"], env=standin.environment(devices=True, **variables),
+        [sys.executable, "-c", CLAIM, "hold"], env=standin.environment(variables, devices=True),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -48,7 +48,7 @@ def _holder(standin: StandIn, **variables: str) -> Iterator[list[int]]:
 
 
 def _claim(standin: StandIn, **variables: str) -> object:
-    return run_program(CLAIM, standin.environment(devices=True, **variables))
+    return run_program(CLAIM, standin.environment(variables, devices=True))
 
 
 @pytest.mark.parametrize(("text", "cores"), [("3", [3]), ("0-2", [0, 1, 2]), ("1,3-4", [1, 3, 4])])
@@ -68,7 +68,7 @@ def test_a_taken_core_is_named_on_standard_error_and_freed_at_death(standin: Sta
     with _holder(standin, NEURON_RT_VISIBLE_CORES="1"):
         refused = subprocess.run(
             [sys.executable, "-c", CLAIM],
-            env=standin.environment(devices=True, NEURON_RT_VISIBLE_CORES="1"),
+            env=standin.environment({"NEURON_RT_VISIBLE_CORES": "1"}, devices=True),
             capture_output=True, text=True, timeout=SECONDS, check=True,
         )  # fmt: skip
         assert "nrt_allocate_neuron_cores NeuronCore(s) not available - Requested:nc1-nc1 Available:0" in refused.stderr
@@ -93,7 +93,7 @@ def test_cores_can_stay_taken_for_a_while_after_death(standin: StandIn, monkeypa
 
 def test_a_core_that_the_host_has_not_cannot_be_opened(standin: StandIn) -> None:
     refused = subprocess.run(
-        [sys.executable, "-c", CLAIM], env=standin.environment(devices=True, NEURON_RT_VISIBLE_CORES="4-5"),
+        [sys.executable, "-c", CLAIM], env=standin.environment({"NEURON_RT_VISIBLE_CORES": "4-5"}, devices=True),
         capture_output=True, text=True, timeout=SECONDS, check=True,
     )  # fmt: skip
     assert "Could not open the nd2" in refused.stderr

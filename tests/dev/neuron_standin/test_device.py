@@ -60,7 +60,7 @@ print(json.dumps({
     "training": error_of(lambda: torch_neuronx.trace(
         train, (ids, mask), compiler_args="--target inf2", cpu_backend=True)),
     "depends": error_of(lambda: torch_neuronx.trace(
-        lambda ids, mask: ids * 2 if bool(mask.sum() > 0) else ids * 3, (ids, mask),
+        lambda ids, mask: ids + 2 if bool(mask.sum() > 0) else ids + 3, (ids, mask),
         compiler_args="--target inf2", cpu_backend=True)),
     "warned": sorted(one.category.__name__ for one in warned if "trace" in str(one.message)),
 }))
@@ -110,7 +110,7 @@ def standin(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
 @pytest.fixture(scope="module")
 def facts(standin: StandIn) -> dict[str, Any]:
     """Of compilations; their modules are in the stand-in's folder."""
-    environment = standin.environment(NEURON_PLATFORM_TARGET_OVERRIDE="inf2")
+    environment = standin.environment({"NEURON_PLATFORM_TARGET_OVERRIDE": "inf2"})
     found: dict[str, Any] = run_program(COMMON + COMPILE_INF2, environment, str(standin.folder))
     return found
 

@@ -25,6 +25,8 @@ from tests.neuron_standin_env import StandIn
 from tests.optimizer.end_to_end.small_model import write_small_bert
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow]
+ENOUGH = 5000.0
+"""Seconds of a budget that no machine uses up."""
 
 
 def _endpoint(model: Path, **spec: Any) -> ModelEndpoint:
@@ -61,7 +63,7 @@ def test_a_precision_that_fails_the_guard_falls_back_to_fp32_which_is_compiled(
     messages: list[str] = []
 
     artefact = optimise(
-        strict, store=tmp_path / "store", models=tmp_path, neuron=tools,
+        strict, store=tmp_path / "store", models=tmp_path, neuron=tools, budget_seconds=ENOUGH,
         on_progress=lambda event: messages.append(event.message),
     )  # fmt: skip
 
@@ -104,12 +106,14 @@ def test_inf1_fails_when_the_compiler_leaves_the_model_on_the_cpu_and_names_the_
     endpoint = _endpoint(model, cores=4, optimization={"precisions": ["fp32"]})
 
     with pytest.raises(NoCandidateWithinBudget, match="left the whole model on the CPU") as error:
-        optimise(endpoint, store=tmp_path / "store", models=tmp_path, neuron=tools)
+        optimise(endpoint, store=tmp_path / "store", models=tmp_path, neuron=tools, budget_seconds=ENOUGH)
 
     assert "nothing can be served on inf1" in error.value.message
     # The next run finds the fp32 answers, and compiles.
     monkeypatch.setenv("STANDIN_FAULTS", json.dumps({"refuse_pipeline_cores": [4]}))
-    manifest = Manifest.load(optimise(endpoint, store=tmp_path / "store", models=tmp_path, neuron=tools))
+    manifest = Manifest.load(
+        optimise(endpoint, store=tmp_path / "store", models=tmp_path, neuron=tools, budget_seconds=ENOUGH)
+    )
     compiled = CompiledModel.model_validate_json(
         (tmp_path / "store" / manifest.key[:16] / manifest.chosen.path).read_bytes()
     )
@@ -128,7 +132,7 @@ def test_what_cannot_be_compiled_is_refused_before_the_model_is_fetched(
         Job.of(_endpoint(model, task="text-generation"), store=tmp_path, models=tmp_path, neuron=tools)
 
 
-def test_a_budget_that_is_too_small_for_one_shape_says_what_to_raise(
+def test_a_budget_that_is_too_small_for_one_shape_has_to_be_raised(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools = _tools(tmp_path, "inf2", monkeypatch)

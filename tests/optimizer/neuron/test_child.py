@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from penstock_optimizer.neuron import child as program
 from penstock_optimizer.neuron.child import Child, Refused
 
 pytestmark = pytest.mark.parity
-TORCH_SAYS = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning")
+QUIET_TORCH = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning")
 
 
 def test_it_is_python_3_9_and_imports_nothing_of_ours() -> None:
@@ -85,7 +86,7 @@ def masked_model(tmp_path: Path, gradients: None) -> tuple[Path, Any]:
 def _opened(folder: Path, outputs: list[str], sparse: dict[str, bool] | None = None) -> Child:
     child = Child()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program.warnings, "simplefilter", lambda _: None)
+        patch.setattr(warnings, "simplefilter", lambda _: None)
         child.open(str(folder), "AutoModelForMaskedLM", ["input_ids", "attention_mask"], outputs, sparse)
     return child
 
@@ -127,7 +128,7 @@ def test_sparse_weights_are_those_of_the_formula(masked_model: tuple[Path, Any],
     np.testing.assert_allclose(weights, expected, atol=1e-4)
 
 
-@TORCH_SAYS
+@QUIET_TORCH
 def test_graphs_have_no_constant_that_is_infinite_in_16_bits(masked_model: tuple[Path, Any]) -> None:
     folder, _ = masked_model
     example = (torch.ones((1, 8), dtype=torch.int32), torch.ones((1, 8), dtype=torch.int32))
@@ -135,7 +136,7 @@ def test_graphs_have_no_constant_that_is_infinite_in_16_bits(masked_model: tuple
     program._require_finite(torch.jit.trace(wrapper, example, check_trace=False))
     assert torch.finfo(torch.float32).min < -1e38  # only while the model runs
 
-    class Infinite(torch.nn.Module):
+    class Infinite(torch.nn.Module):  # type: ignore[misc]
         def forward(self, ids: Any, mask: Any) -> Any:
             return (ids * 1.0).masked_fill(mask == 0, float("-inf"))
 

@@ -33,12 +33,18 @@ MANY = Objective(throughput=Throughput(requests_per_second=500))
 
 
 def _choose(
-    target: NeuronGeneration, cores: int, objective: Objective, lengths: tuple[int, ...] = (100,), **more: int
+    target: NeuronGeneration,
+    cores: int,
+    objective: Objective,
+    lengths: tuple[int, ...] = (100,),
+    *,
+    longest: int = 128,
+    shape: ModelShape = BASE,
+    weights_bytes: int = 2 * BASE.weights,
 ) -> Choice:
-    shape = more.pop("shape", BASE)
     return choose(
-        published_rows(), target, cores, shape, objective=objective, lengths=lengths, longest=more.pop("longest", 128),
-        **more,
+        published_rows(), target, cores, shape, objective=objective, lengths=lengths, longest=longest,
+        weights_bytes=weights_bytes,
     )  # fmt: skip
 
 
@@ -95,14 +101,12 @@ def test_the_first_shape_holds_every_row_and_the_rest_follow_the_workload() -> N
 def test_shapes_fit_into_four_fifths_of_a_core() -> None:
     # Nine shapes of BERT-base for an Inf1 core, by the SDK's bucketing note, which counts 1e9 bytes.
     assert how_many_fit(INF1, 2 * BASE.device_weights) == 9
-    large = ModelShape("", 24, 1024, 335_000_000, 32_000_000)
-    chosen = _choose(INF1, 4, MANY, lengths=(20, 50, 100, 200, 500), longest=512, shape=large, bytes_per_weight=4)  # type: ignore[arg-type]
-    assert len(chosen.shapes) == how_many_fit(INF1, 4 * large.device_weights) == 1
+    chosen = _choose(INF1, 4, MANY, lengths=(20, 50, 100, 200, 500), longest=512, weights_bytes=1_200_000_000)
+    assert len(chosen.shapes) == how_many_fit(INF1, 1_200_000_000) == 1
     assert (chosen.shapes[0].batch, chosen.shapes[0].tokens) == (1, 512)
     assert chosen.dropped > 0
-    huge = ModelShape("", 48, 4096, 5_000_000_000)
-    with pytest.raises(UnsupportedModel, match="5000 M weights do not fit"):
-        _choose(INF1, 4, MANY, shape=huge)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedModel, match="weights of 2000 MB do not fit"):
+        _choose(INF1, 4, MANY, weights_bytes=2_000_000_000)
 
 
 @given(

@@ -29,6 +29,8 @@ class EchoEngine:
     poison: bool = True
     grid: ShapeGrid | None = None
     divides_batches: bool = False
+    in_flight: int | None = None
+    """As of a device other than the CPU."""
     gate: threading.Event = field(default_factory=threading.Event)
     batches: list[list[int]] = field(default_factory=list)
     """Lengths of the rows of every run, in the order in which the runs began."""
@@ -58,6 +60,7 @@ class EchoEngine:
             "f32",
             grid=self.grid,
             divides_batches=self.divides_batches,
+            in_flight=self.in_flight,
         )
 
     def run(self, batch: Batch) -> Outputs:

@@ -534,3 +534,30 @@ def test_a_batch_that_cannot_even_be_begun_is_tried_row_by_row(monkeypatch: pyte
     assert isinstance(failed.values[0], InferenceFailed)
     assert "MemoryError" in failed.values[0].message
     assert ran.values == [28.0]
+
+
+def test_a_device_gets_as_many_runs_at_once_as_it_takes_and_one_is_prepared() -> None:
+    engine = EchoEngine(streams=2, in_flight=4)
+    engine.gate.clear()
+    with working(engine, plan(streams=2)) as bench:
+        bench.push(*range(3, 10))
+        for _ in range(4):
+            assert engine.began.acquire(timeout=60)
+        waiting = bench.batcher.depth
+        engine.gate.set()
+        ended = [bench.get() for _ in range(7)]
+
+    assert waiting == (3, 7 + 8 + 9)
+    assert engine.most_at_once == 4
+    assert sorted(result.values[0] for result in ended) == sorted(float(sum(one.ids)) for one in rows(range(3, 10)))
+
+
+def test_rows_for_a_device_never_run_in_the_callers_thread() -> None:
+    engine = EchoEngine(in_flight=2)
+    with working(engine, plan(), tokens_per_second=1e9) as bench:
+        inline = bench.batcher.run_inline(row(3))
+        bench.push(3)
+        bench.get()
+
+    assert inline is None
+    assert threading.current_thread().name not in engine.threads

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.errors import HostError
+from penstock.errors import DeviceUnavailable, HostError
 from penstock.tasks import TaskName
 from penstock_runtime.serving.server import Server
 from penstock_runtime.serving.status import ServerStatus
@@ -53,6 +53,24 @@ def test_monitoring_is_on_the_internal_port_only_and_probes_are_on_both() -> Non
     assert {"host", "artefact", "access", "limits"} <= facts.keys()
     assert refused["error"] == "/metrics is served on the internal port only"
     assert "--internal-port" in refused["remedy"]
+
+
+def test_after_a_failure_of_the_device_the_reason_is_on_the_readiness_probe_until_the_end() -> None:
+    gate = Gate()
+    with serving(gate, internal_port=0) as endpoint, ExitStack() as stack:
+        asked = threading.Thread(target=lambda: httpx.post(f"{endpoint.url}/predict", json={"inputs": "a"}, timeout=60))
+        asked.start()
+        stack.callback(asked.join, 60)
+        stack.callback(gate.open)
+        gate.wait_for("waiting", 1)
+        endpoint.loop.call_soon_threadsafe(endpoint.server.fail, DeviceUnavailable("no NeuronCore is left"))
+        until(lambda: endpoint.server.failure is not None)
+
+        ready = httpx.get(f"{internal_url(endpoint)}/readyz", timeout=60)
+        alive = httpx.get(f"{internal_url(endpoint)}/healthz", timeout=60)
+
+    assert (ready.status_code, ready.json()["error"]) == (503, "no NeuronCore is left")
+    assert alive.status_code == 200
 
 
 def test_without_an_internal_port_everything_is_on_one_port() -> None:

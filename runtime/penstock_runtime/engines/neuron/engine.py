@@ -295,7 +295,7 @@ def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads) -> NeuronEng
     """
     model = CompiledModel.load(path)
     _check_io(path, model, io)
-    variables = NeuronVariables.read(os.environ)
+    variables = NeuronVariables.of(os.environ)
     if variables.neuron_target not in {None, model.target}:
         raise ArtefactError(
             f"{path} was compiled for {model.target.value}, and PENSTOCK_NEURON_TARGET is {variables.neuron_target}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 from penstock.errors import HostError, SettingError
 from penstock.planning.neuron import NeuronGeneration
@@ -40,6 +41,11 @@ class NeuronVariables(Variables):
         unit="s",
         ge=0,
     )
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Self:
+        """Read its variables only: the process checks the others itself. SettingError as `read`."""
+        return cls.read({name: value for name, value in environment.items() if name.startswith("PENSTOCK_NEURON_")})
 
 
 def visible_cores(text: str) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ Messages are a length (4 bytes, big-endian), a JSON object of that length, and a
 
     control  <- {files, inputs, outputs, copies, places, cores_per_model, chosen_token, package}
              -> {packages}                          installed versions; the parent decides
-             <- {go: true}
+             <- {go: true}, or {close: true}
              -> {loaded: [copy, file]} ...          one for each load, after a first run of it
              -> {ready: true}, or {failed: {stage, type, message}}
              <- {close: true}                       ends the process; so does the end of the parent
@@ -174,7 +174,12 @@ def main() -> None:
     control, *places = [socket.socket(fileno=int(number)) for number in sys.argv[1:]]
     given, _ = receive(control)
     send(control, {"packages": installed()})
-    receive(control)
+    try:
+        answer, _ = receive(control)
+    except EOFError:
+        return
+    if not answer.get("go"):
+        return
     closing = threading.Event()
     threading.Thread(target=watch, args=(control, closing), daemon=True).start()
     worker = Worker(given)

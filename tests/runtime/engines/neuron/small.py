@@ -27,7 +27,7 @@ from penstock.manifest import GRAPH_OUTPUTS, MANIFEST_NAME, GraphIO, Manifest, M
 from penstock.neuron_artefact import CompiledModel, NeuronBucket, NeuronFence
 from penstock.planning.neuron import NeuronGeneration
 from penstock.recipe import Batching, EngineName, Plan, Precision, Recipe
-from penstock.tasks import HEAD_OF_TASK, Head, TaskName
+from penstock.tasks import Head, TaskName
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import EngineFacts, Streams, Threads
 from penstock_runtime.engines.neuron.fence import write_fence
@@ -262,7 +262,7 @@ def write_artefact(
             source="a model of the tests",
             digest="0" * 64,
             architecture="BertModel",
-            head=HEAD_OF_TASK[task],
+            head=KINDS[kind][0],
             parameters=1000,
             max_tokens=64,
         ),

@@ -40,13 +40,13 @@ def test_any_other_text_is_refused_by_name(text: str) -> None:
 def test_the_granted_cores_are_those_that_are_visible_then_the_setting_then_the_plan(
     setting: str | None, visible: str, cores: int
 ) -> None:
-    variables = NeuronVariables.read({} if setting is None else {"PENSTOCK_NEURON_CORES": setting})
+    variables = NeuronVariables.of({} if setting is None else {"PENSTOCK_NEURON_CORES": setting})
 
     assert granted_cores(variables, {"NEURON_RT_VISIBLE_CORES": visible}, 4) == cores
 
 
 def test_a_setting_that_disagrees_with_the_visible_cores_is_refused() -> None:
-    variables = NeuronVariables.read({"PENSTOCK_NEURON_CORES": "4"})
+    variables = NeuronVariables.of({"PENSTOCK_NEURON_CORES": "4"})
 
     with pytest.raises(HostError, match="PENSTOCK_NEURON_CORES is 4, and NEURON_RT_VISIBLE_CORES is 0-1: 2 cores"):
         granted_cores(variables, {"NEURON_RT_VISIBLE_CORES": "0-1"}, 4)
@@ -56,3 +56,10 @@ def test_the_child_takes_only_its_number_of_cores_and_the_plugins_choice_is_kept
     assert child_environment({"A": "b"}, 2) == {"A": "b", "NEURON_RT_NUM_CORES": "2"}
     assert child_environment({"NEURON_RT_VISIBLE_CORES": "2-3"}, 2) == {"NEURON_RT_VISIBLE_CORES": "2-3"}
     assert child_environment({"NEURON_RT_VISIBLE_CORES": ""}, 1) == {"NEURON_RT_NUM_CORES": "1"}
+
+
+def test_only_its_own_variables_are_read_and_a_mistyped_one_is_refused() -> None:
+    assert NeuronVariables.of({"PENSTOCK_MODEL": "x", "PENSTOCK_PORT": "1"}) == NeuronVariables()
+
+    with pytest.raises(SettingError, match="PENSTOCK_NEURON_CORE is not a setting"):
+        NeuronVariables.of({"PENSTOCK_NEURON_CORE": "2"})
