@@ -44,6 +44,10 @@ ANSWERS: dict[TaskName, Callable[[int], Answer]] = {
         {"score": 0.5 / (rank + 1), "token": rank, "token_str": "x", "sequence": "x"} for rank in range(10)
     ],
     TaskName.ZERO_SHOT_CLASSIFICATION: lambda _: {"sequence": "x", "labels": ["a", "b"], "scores": [0.9, 0.1]},
+    TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION: lambda _: [
+        {"entity_group": label, "score": 0.9, "word": "x", "start": place, "end": place + 1}
+        for place, label in enumerate(["person", "city"])
+    ],
 }
 
 
@@ -52,6 +56,8 @@ def observed(task: TaskName, answer: Answer) -> ObservedAnswer:
         return ObservedAnswer(answer, tuple(answer))
     if task is TaskName.SENTENCE_SIMILARITY:
         return ObservedAnswer(answer, (np.ones(4, np.float32), *(np.ones(4, np.float32) for _ in answer)))
+    if task is TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION:
+        return ObservedAnswer(answer, (np.array([entity["score"] for entity in answer], np.float32),))
     return ObservedAnswer(answer)
 
 

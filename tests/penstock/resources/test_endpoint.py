@@ -242,7 +242,7 @@ BAD: list[tuple[str, object, str]] = [
     (
         "spec.optimization.engines", ["onnx"],
         "'onnx' is not one of onnxruntime, openvino, native, neuron. Did you mean onnxr",
-    ),  # fmt: skip
+    ),
     ("spec.optimization.precisions", ["float32"], "Did you mean fp32?"),
     ("spec.optimization.accuracy.minCosine", 1.5, "minCosine: must be at most 1 (given: 1.5)"),
     ("spec.optimization.budgetSeconds", "10m", "must be a number (given: '10m'). Write the number alone"),
