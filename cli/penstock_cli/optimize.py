@@ -84,13 +84,13 @@ def command(
     # Imported here, because `penstock optimize --help` needs none of it.
     from penstock_optimizer.job.optimise import optimise
     from penstock_optimizer.job.progress import DownloadReporter
-    from penstock_optimizer.neuron.session import Toolchain
+    from penstock_optimizer.neuron.session import NeuronToolchain
 
     endpoint = ModelEndpoint.from_file(file)
     models = models.expanduser()
     token = hugging_face_token(os.environ)
     target = target_of(neuron_target, endpoint)
-    neuron = None if target is None else Toolchain.read(target, neuron_python)
+    neuron = None if target is None else NeuronToolchain.read(target, neuron_python)
     if as_json:
         _end_with_input()
         optimise(

@@ -48,7 +48,7 @@ from penstock_runtime.tasks.factory import head_of, make_task
 from penstock_runtime.tokens import Tokenizer
 
 if TYPE_CHECKING:
-    from penstock_optimizer.neuron.session import Toolchain
+    from penstock_optimizer.neuron.session import NeuronToolchain
 
 SHORT = 16
 """Hexadecimal digits of the key in folder names."""
@@ -116,7 +116,7 @@ class Job:
     tools: dict[str, str]
     key: str
     store: Path
-    neuron: Toolchain | None = None
+    neuron: NeuronToolchain | None = None
     """What compiles for AWS Inferentia; None: the endpoint is for CPUs."""
 
     @classmethod
@@ -129,7 +129,7 @@ class Job:
         cores: int | None = None,
         token: str | None = None,
         host: Host | None = None,
-        neuron: Toolchain | None = None,
+        neuron: NeuronToolchain | None = None,
         on_transfer: OnTransfer = ignore_progress,
     ) -> Job:
         """Fetch the model and read the machine. Errors as for `fetch_model` and `Host.usable_cores`; SpecError for a

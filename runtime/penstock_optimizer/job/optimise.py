@@ -66,7 +66,7 @@ from penstock_runtime.tasks.factory import head_of
 
 if TYPE_CHECKING:
     from penstock_optimizer.job.neuron import NeuronOptimisation
-    from penstock_optimizer.neuron.session import Toolchain
+    from penstock_optimizer.neuron.session import NeuronToolchain
 
 __all__ = ["PreparedArtefact", "optimise", "prepare"]
 
@@ -130,7 +130,7 @@ def optimise(
     cores: int | None = None,
     budget_seconds: float | None = None,
     token: str | None = None,
-    neuron: Toolchain | None = None,
+    neuron: NeuronToolchain | None = None,
     on_progress: OnProgressEvent = ignore_progress,
     on_transfer: OnTransfer = no_transfer,
 ) -> Path:

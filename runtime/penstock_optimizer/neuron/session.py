@@ -33,7 +33,7 @@ RUN_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
-class Toolchain:
+class NeuronToolchain:
     """What compiles: the device to compile for, and an interpreter with the SDK."""
 
     target: NeuronGeneration
@@ -42,7 +42,7 @@ class Toolchain:
     """Versions of torch, transformers, the SDK's package for torch and its compiler, by name."""
 
     @classmethod
-    def read(cls, target: NeuronGeneration, python: Path) -> Toolchain:
+    def read(cls, target: NeuronGeneration, python: Path) -> NeuronToolchain:
         """Ask the interpreter for its versions. HostError when a package is missing, or is for other devices."""
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -107,7 +107,7 @@ class SourceModel:
 class Session:
     """A child process with the model loaded. WorkerFailed from all calls."""
 
-    def __init__(self, tools: Toolchain, model: SourceModel, log: Path) -> None:
+    def __init__(self, tools: NeuronToolchain, model: SourceModel, log: Path) -> None:
         self._tools = tools
         self.model = model
         self._worker = tools.start(log)

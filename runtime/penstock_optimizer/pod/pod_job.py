@@ -220,9 +220,9 @@ class PodJob:
         # Early, like the store: a job that cannot compile should not download gigabytes first.
         neuron = None
         if target is not None:
-            from penstock_optimizer.neuron.session import Toolchain
+            from penstock_optimizer.neuron.session import NeuronToolchain
 
-            neuron = Toolchain.read(target, variables.neuron_python or Path(sys.executable))
+            neuron = NeuronToolchain.read(target, variables.neuron_python or Path(sys.executable))
         grant = read_host().usable_cores(endpoint.spec.cores if neuron is None else None)
         pinned = "pinned to" if grant.pinned else "not pinned, on"
         events.stage("start", f"{pinned} CPUs {', '.join(map(str, grant.cpus))}")

@@ -19,7 +19,7 @@ from penstock.resources.endpoint import ModelEndpoint
 from penstock_optimizer.job.job import Job
 from penstock_optimizer.job.neuron import require_compiler_memory
 from penstock_optimizer.job.optimise import optimise
-from penstock_optimizer.neuron.session import Toolchain
+from penstock_optimizer.neuron.session import NeuronToolchain
 from penstock_runtime.host import HostMemory
 from tests.neuron_standin_env import StandIn
 from tests.optimizer.end_to_end.small_model import write_small_bert
@@ -49,10 +49,10 @@ def model(tmp_path: Path) -> Path:
     return write_small_bert(tmp_path / "model")
 
 
-def _tools(folder: Path, generation: str, monkeypatch: pytest.MonkeyPatch, **faults: Any) -> Toolchain:
+def _tools(folder: Path, generation: str, monkeypatch: pytest.MonkeyPatch, **faults: Any) -> NeuronToolchain:
     for name, value in StandIn.make(folder, generation).environment(faults=faults).items():
         monkeypatch.setenv(name, value)
-    return Toolchain.read(NeuronGeneration(generation), Path(sys.executable))
+    return NeuronToolchain.read(NeuronGeneration(generation), Path(sys.executable))
 
 
 def test_a_precision_that_fails_the_guard_falls_back_to_fp32_which_is_compiled(

@@ -15,7 +15,7 @@ from penstock.manifest import GRAPH_OUTPUTS, Axes, GraphIO
 from penstock.neuron_artefact import NeuronBucket
 from penstock.planning.neuron import NeuronGeneration
 from penstock.tasks import Head
-from penstock_optimizer.neuron.session import SourceModel, Toolchain, at_masks, padded, trimmed
+from penstock_optimizer.neuron.session import NeuronToolchain, SourceModel, at_masks, padded, trimmed
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Batch, Row
@@ -80,10 +80,10 @@ def test_each_head_is_loaded_as_its_class(head: Head, class_name: str, tmp_path:
 
 def test_an_interpreter_without_the_sdk_is_an_error_that_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="compiling for inf2 needs torch-neuronx, neuronx-cc") as error:
-        Toolchain.read(NeuronGeneration.INF2, Path(sys.executable))
+        NeuronToolchain.read(NeuronGeneration.INF2, Path(sys.executable))
     assert "optimizer-neuron" in error.value.remedy
     with pytest.raises(HostError, match="does not start"):
-        Toolchain.read(NeuronGeneration.INF2, tmp_path / "nothing")
+        NeuronToolchain.read(NeuronGeneration.INF2, tmp_path / "nothing")
 
 
 def test_a_package_for_other_devices_is_refused_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,4 +91,4 @@ def test_a_package_for_other_devices_is_refused_at_start(tmp_path: Path, monkeyp
     for name, value in standin.environment().items():
         monkeypatch.setenv(name, value)
     with pytest.raises(HostError, match=r"torch-neuronx 2\.13\.0\.1 does not support Inf2"):
-        Toolchain.read(NeuronGeneration.INF2, Path(sys.executable))
+        NeuronToolchain.read(NeuronGeneration.INF2, Path(sys.executable))
