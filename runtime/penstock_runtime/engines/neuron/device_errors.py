@@ -14,7 +14,7 @@ from enum import StrEnum
 from penstock.errors import ArtefactError, DeviceUnavailable, HostError, PenstockError
 
 
-class Failure(StrEnum):
+class DeviceFailure(StrEnum):
     """What failed."""
 
     CORES_TAKEN = "cores-taken"
@@ -36,37 +36,41 @@ class Failure(StrEnum):
     @property
     def takes_core_out(self) -> bool:
         """True if no further run is given to the core."""
-        return self in {Failure.TIMED_OUT, Failure.HARDWARE}
+        return self in {DeviceFailure.TIMED_OUT, DeviceFailure.HARDWARE}
 
 
 _TEXTS = (
-    (re.compile(r"NeuronCore\(s\) not available", re.IGNORECASE), Failure.CORES_TAKEN),
-    (re.compile(r"No neuron device available", re.IGNORECASE), Failure.NO_DEVICE),
-    (re.compile(r"Unable to determine Neuron Driver version", re.IGNORECASE), Failure.NO_DRIVER),
-    (re.compile(r"Could not open the nd\d+", re.IGNORECASE), Failure.NOT_OPENED),
-    (re.compile(r"Neuron cores are not contiguous", re.IGNORECASE), Failure.NOT_CONTIGUOUS),
-    (re.compile(r"NEFF version mismatch", re.IGNORECASE), Failure.OTHER_GENERATION),
-    (re.compile(r"Could not find VNC id", re.IGNORECASE), Failure.TOO_FEW_CORES),
-    (re.compile(r"device mempool \[\d+:\d+\] total", re.IGNORECASE), Failure.DEVICE_MEMORY),
+    (re.compile(r"NeuronCore\(s\) not available", re.IGNORECASE), DeviceFailure.CORES_TAKEN),
+    (re.compile(r"No neuron device available", re.IGNORECASE), DeviceFailure.NO_DEVICE),
+    (re.compile(r"Unable to determine Neuron Driver version", re.IGNORECASE), DeviceFailure.NO_DRIVER),
+    (re.compile(r"Could not open the nd\d+", re.IGNORECASE), DeviceFailure.NOT_OPENED),
+    (re.compile(r"Neuron cores are not contiguous", re.IGNORECASE), DeviceFailure.NOT_CONTIGUOUS),
+    (re.compile(r"NEFF version mismatch", re.IGNORECASE), DeviceFailure.OTHER_GENERATION),
+    (re.compile(r"Could not find VNC id", re.IGNORECASE), DeviceFailure.TOO_FEW_CORES),
+    (re.compile(r"device mempool \[\d+:\d+\] total", re.IGNORECASE), DeviceFailure.DEVICE_MEMORY),
 )
 """Lines of the runtime, as in its troubleshooting guide."""
 _CODES = {
-    4: Failure.DEVICE_MEMORY,
-    5: Failure.TIMED_OUT,
-    9: Failure.TOO_FEW_CORES,
-    10: Failure.OTHER_GENERATION,
-    1002: Failure.BAD_INPUT,
-    1003: Failure.NOT_A_NUMBER,
-    1005: Failure.CORES_TAKEN,
+    4: DeviceFailure.DEVICE_MEMORY,
+    5: DeviceFailure.TIMED_OUT,
+    9: DeviceFailure.TOO_FEW_CORES,
+    10: DeviceFailure.OTHER_GENERATION,
+    1002: DeviceFailure.BAD_INPUT,
+    1003: DeviceFailure.NOT_A_NUMBER,
+    1005: DeviceFailure.CORES_TAKEN,
 }
 """Return codes of the runtime's API (`nrt.h`)."""
 _HARDWARE_CODES = range(1200, 1210)
-_NAMES = {"NRT_TIMEOUT": Failure.TIMED_OUT, "NRT_EXEC_HW_ERR": Failure.HARDWARE, "NRT_RESOURCE": Failure.DEVICE_MEMORY}
+_NAMES = {
+    "NRT_TIMEOUT": DeviceFailure.TIMED_OUT,
+    "NRT_EXEC_HW_ERR": DeviceFailure.HARDWARE,
+    "NRT_RESOURCE": DeviceFailure.DEVICE_MEMORY,
+}
 _NAME = re.compile(r"\bNRT_[A-Z_]+")
 _CODE = re.compile(r"(?:\b(?:status|err|code)\s*[:=]?\s*|\bNRT_[A-Z_]+\s*\(\s*)(\d{1,4})\b", re.IGNORECASE)
 
 
-def failure_in(text: str) -> Failure | None:
+def failure_in(text: str) -> DeviceFailure | None:
     """The kind of failure that a line or an exception's message names; None if it names none that is known."""
     for pattern, failure in _TEXTS:
         if pattern.search(text):
@@ -78,51 +82,51 @@ def failure_in(text: str) -> Failure | None:
     for digits in _CODE.findall(text):
         code = int(digits)
         if code in _HARDWARE_CODES:
-            return Failure.HARDWARE
+            return DeviceFailure.HARDWARE
         if code in _CODES:
             return _CODES[code]
     return None
 
 
-def failure_of(message: str, lines: Iterable[str]) -> Failure:
+def failure_of(message: str, lines: Iterable[str]) -> DeviceFailure:
     """The failure that an exception's message names, or else the last of the runtime's `lines` that names one."""
     found = failure_in(message)
     if found is None:
         found = next((known for line in reversed(list(lines)) if (known := failure_in(line)) is not None), None)
-    return Failure.OTHER if found is None else found
+    return DeviceFailure.OTHER if found is None else found
 
 
-def start_error(failure: Failure, details: str, *, visible: str) -> PenstockError:
+def start_error(failure: DeviceFailure, details: str, *, visible: str) -> PenstockError:
     """The error of a start that failed. `details`: what the runtime wrote; `visible`: NEURON_RT_VISIBLE_CORES."""
     cores = f"NEURON_RT_VISIBLE_CORES is {visible}" if visible else "NEURON_RT_VISIBLE_CORES is not set"
     match failure:
-        case Failure.CORES_TAKEN:
+        case DeviceFailure.CORES_TAKEN:
             return DeviceUnavailable(
                 f"the NeuronCores are taken by another process ({cores}): {details}",
                 remedy="End the process that has them (`neuron-ls` shows it), or give this one other cores",
             )
-        case Failure.NO_DEVICE | Failure.NOT_OPENED:
+        case DeviceFailure.NO_DEVICE | DeviceFailure.NOT_OPENED:
             return HostError(
                 f"no Neuron device can be used here ({cores}): {details}",
                 remedy="Run it on an Inferentia instance, in a container with /dev/neuron0 (in Kubernetes a resource "
                 "of the Neuron device plugin, such as aws.amazon.com/neuron: 1)",
             )
-        case Failure.NO_DRIVER:
+        case DeviceFailure.NO_DRIVER:
             return HostError(
                 f"no Neuron driver is loaded on this machine: {details}",
                 remedy="Install aws-neuronx-dkms on the node (docs/how-to/inferentia.md has the version)",
             )
-        case Failure.NOT_CONTIGUOUS | Failure.TOO_FEW_CORES:
+        case DeviceFailure.NOT_CONTIGUOUS | DeviceFailure.TOO_FEW_CORES:
             return HostError(
                 f"the model does not fit onto the granted NeuronCores ({cores}): {details}",
                 remedy="Grant whole neighbouring devices, with as many cores as the endpoint's spec.cores",
             )
-        case Failure.OTHER_GENERATION:
+        case DeviceFailure.OTHER_GENERATION:
             return ArtefactError(
                 f"the model was compiled for another generation of the device: {details}",
                 remedy="Optimise it again with the hardware class of this node (inf1 or inf2)",
             )
-        case Failure.DEVICE_MEMORY:
+        case DeviceFailure.DEVICE_MEMORY:
             return HostError(
                 f"the compiled shapes do not fit into the device's memory: {details}",
                 remedy="Optimise it again with fewer lengths in the workload, or with more devices for each copy",

@@ -25,7 +25,7 @@ from penstock_runtime.engines.neuron.copies import Copies, Place
 from penstock_runtime.engines.neuron.device_errors import start_error
 from penstock_runtime.engines.neuron.fence import Fence, largest_error, read_fence
 from penstock_runtime.engines.neuron.process import NeuronProcess, ProcessEnded, RunFailed, StartFailed, start
-from penstock_runtime.engines.neuron.shapes import Part, bucket_grid, divide, padded_inputs, real_tokens
+from penstock_runtime.engines.neuron.shapes import BatchPart, bucket_grid, divide, padded_inputs, real_tokens
 from penstock_runtime.engines.neuron.variables import VISIBLE_CORES, NeuronVariables, child_environment, granted_cores
 from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.errors import InferenceFailed
@@ -140,7 +140,7 @@ class NeuronEngine:
         """No copy is left: the child has ended. From any thread."""
         self._take_out(range(self._copies.count), reason)
 
-    def _run_part(self, batch: Batch, part: Part, tokens: int) -> Outputs:
+    def _run_part(self, batch: Batch, part: BatchPart, tokens: int) -> Outputs:
         inputs = padded_inputs(self._model, batch, part)
         while True:
             place = self._place()
@@ -164,7 +164,7 @@ class NeuronEngine:
                     self._copies.give_back(place)
                     self._changed.notify()
 
-    def _run_on(self, place: Place, part: Part, tokens: int, inputs: list[Any]) -> dict[str, Float]:
+    def _run_on(self, place: Place, part: BatchPart, tokens: int, inputs: list[Any]) -> dict[str, Float]:
         assert self._process is not None  # noqa: S101 - set by `begin`
         values = self._process.run(place, part.bucket, part.rows, tokens, inputs)
         return dict(zip(self._model.outputs, values, strict=True))
@@ -239,7 +239,7 @@ class NeuronEngine:
                 continue
             found = []
             for start_row in range(0, rows, bucket.batch):
-                part = Part(start_row, min(bucket.batch, rows - start_row), index)
+                part = BatchPart(start_row, min(bucket.batch, rows - start_row), index)
                 inputs = padded_inputs(self._model, fence.batch, part)
                 found.append(self._run_on(Place(copy, 0), part, tokens, inputs))
             joined = {name: np.concatenate([one[name] for one in found]) for name in self._io.outputs}

@@ -24,7 +24,7 @@ import numpy as np
 from penstock.errors import printable
 from penstock.logs import log_event
 from penstock_runtime.engines.neuron.copies import Place
-from penstock_runtime.engines.neuron.device_errors import Failure, failure_in, failure_of
+from penstock_runtime.engines.neuron.device_errors import DeviceFailure, failure_in, failure_of
 from penstock_runtime.engines.neuron.shapes import Int32
 from penstock_runtime.engines.neuron.worker import receive, send
 from penstock_runtime.rows import Float
@@ -48,7 +48,7 @@ DETAIL_CHARACTERS = 400
 class StartFailed(Exception):
     """The child could not load the model. `failure` by its messages; `stage`: import or load."""
 
-    def __init__(self, failure: Failure, stage: str, details: str) -> None:
+    def __init__(self, failure: DeviceFailure, stage: str, details: str) -> None:
         super().__init__(details)
         self.failure = failure
         self.stage = stage
@@ -58,7 +58,7 @@ class StartFailed(Exception):
 class RunFailed(Exception):
     """A run failed on the device."""
 
-    def __init__(self, failure: Failure, details: str) -> None:
+    def __init__(self, failure: DeviceFailure, details: str) -> None:
         super().__init__(details)
         self.failure = failure
         self.details = details
@@ -166,7 +166,7 @@ class NeuronProcess:
             send(connection, header, *inputs)
             answer, data = receive(connection)
         except TimeoutError:
-            raise RunFailed(Failure.TIMED_OUT, f"no answer within {RUN_SECONDS:.0f} s") from None
+            raise RunFailed(DeviceFailure.TIMED_OUT, f"no answer within {RUN_SECONDS:.0f} s") from None
         except (EOFError, OSError):
             raise ProcessEnded(self.end_reason()) from None
         if "error" in answer:
@@ -235,10 +235,10 @@ class NeuronProcess:
                 else:
                     logger.debug("%s", text)
 
-    def _failure(self, text: str, *, after: int = 0) -> Failure:
+    def _failure(self, text: str, *, after: int = 0) -> DeviceFailure:
         """The failure that a message names, or else one of the lines after this number."""
         end = time.monotonic() + LINE_SECONDS
-        while (found := failure_of(text, self._written(after))) is Failure.OTHER and time.monotonic() < end:
+        while (found := failure_of(text, self._written(after))) is DeviceFailure.OTHER and time.monotonic() < end:
             # The lines were written before the message was sent; the thread that reads them may be behind.
             time.sleep(0.01)
         return found
@@ -275,7 +275,7 @@ def start(
         except StartFailed as error:
             process.close()
             waited = clock() - begun
-            if error.failure is not Failure.CORES_TAKEN or waited + delay > seconds:
+            if error.failure is not DeviceFailure.CORES_TAKEN or waited + delay > seconds:
                 raise
             logger.warning(
                 "the NeuronCores are taken; trying again in %.0f s (%.0f of %.0f s): %s",

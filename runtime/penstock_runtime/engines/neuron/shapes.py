@@ -22,7 +22,7 @@ Int32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchPart:
     """Rows of a batch that run together."""
 
     start: int
@@ -67,7 +67,7 @@ def constant_tokens(generation: NeuronGeneration) -> float:
     return time.constant / time.each * FITTED_TOKENS
 
 
-def divide(model: CompiledModel, rows: int, tokens: int) -> tuple[Part, ...]:
+def divide(model: CompiledModel, rows: int, tokens: int) -> tuple[BatchPart, ...]:
     """The runs for a batch of `rows` rows padded to `tokens`, the first rows first.
 
     ValueError if the rows are longer than every bucket.
@@ -78,7 +78,7 @@ def divide(model: CompiledModel, rows: int, tokens: int) -> tuple[Part, ...]:
     parts, start = [], 0
     for bucket in found:
         count = min(model.buckets[bucket].batch, rows - start)
-        parts.append(Part(start, count, bucket))
+        parts.append(BatchPart(start, count, bucket))
         start += count
     return tuple(parts)
 
@@ -112,7 +112,7 @@ def _divided(buckets: tuple[NeuronBucket, ...], constant: float, rows: int, toke
     return tuple(sorted(chosen, key=lambda index: -buckets[index].batch))
 
 
-def padded_inputs(model: CompiledModel, batch: Batch, part: Part) -> list[Int32]:
+def padded_inputs(model: CompiledModel, batch: Batch, part: BatchPart) -> list[Int32]:
     """The arrays of a run in the order of the model's inputs: int32 [bucket's batch, bucket's tokens].
 
     Real tokens are those of the batch. Padding has the model's padding token and a mask of 0. Rows that are only
@@ -139,6 +139,6 @@ def padded_inputs(model: CompiledModel, batch: Batch, part: Part) -> list[Int32]
     return arrays
 
 
-def real_tokens(batch: Batch, parts: Sequence[Part], model: CompiledModel) -> tuple[int, int]:
+def real_tokens(batch: Batch, parts: Sequence[BatchPart], model: CompiledModel) -> tuple[int, int]:
     """Tokens of the batch, and padded tokens of its runs."""
     return int(batch.attention_mask.sum()), sum(model.buckets[part.bucket].size for part in parts)

@@ -73,7 +73,7 @@ def installed() -> dict[str, str]:
     return found
 
 
-class Worker:
+class LoadedCopies:
     """The loaded copies."""
 
     def __init__(self, given: dict[str, Any]) -> None:
@@ -182,7 +182,7 @@ def main() -> None:
         return
     closing = threading.Event()
     threading.Thread(target=watch, args=(control, closing), daemon=True).start()
-    worker = Worker(given)
+    worker = LoadedCopies(given)
     stage = "import"
     try:
         worker.import_packages()

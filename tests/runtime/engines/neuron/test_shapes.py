@@ -13,7 +13,7 @@ from penstock.neuron_artefact import CompiledModel, NeuronBucket
 from penstock.planning.neuron import NeuronGeneration
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.neuron.shapes import (
-    Part,
+    BatchPart,
     bucket_grid,
     constant_tokens,
     divide,
@@ -117,7 +117,7 @@ def test_padding_has_the_padding_token_and_no_attention_and_empty_rows_have_one_
     model = compiled((3, 6), pad=9)
     batch = collate([Row([1, 2, 3], [0, 0, 1]), Row([4])])
 
-    ids, mask, types = padded_inputs(model, batch, Part(0, 2, 0))
+    ids, mask, types = padded_inputs(model, batch, BatchPart(0, 2, 0))
 
     assert ids.dtype == mask.dtype == types.dtype == np.int32
     assert ids.tolist() == [[1, 2, 3, 9, 9, 9], [4, 9, 9, 9, 9, 9], [9] * 6]
