@@ -36,7 +36,7 @@ from penstock_optimizer.job.artefact import graph_path, write_artefact
 from penstock_optimizer.job.job import Job
 from penstock_optimizer.job.progress import OnProgressEvent, Stage, StepCounter, export_message, settled_message
 from penstock_optimizer.neuron import choice
-from penstock_optimizer.neuron.choice import CompileChoice
+from penstock_optimizer.neuron.choice import NeuronChoice
 from penstock_optimizer.neuron.session import Session, SourceModel
 from penstock_optimizer.search.recipes import REFERENCE
 from penstock_runtime.batching.collate import collate
@@ -136,7 +136,7 @@ class NeuronOptimisation:
         self._facts.append(facts.settled(Outcome.REFERENCE, "the fp32 graph that the others are judged by"))
         return exported
 
-    def _compiled(self, model: SourceModel) -> tuple[Recipe, CompileChoice, Path, list[NeuronBucket]]:
+    def _compiled(self, model: SourceModel) -> tuple[Recipe, NeuronChoice, Path, list[NeuronBucket]]:
         """The first precision that the guard accepts and the compiler compiles: with its folder and finished shapes."""
         for recipe in self._recipes:
             with self._session(model, "judge") as session:
@@ -167,7 +167,7 @@ class NeuronOptimisation:
             remedy="Widen spec.optimization.accuracy, allow more precisions, or take a class of CPUs",
         )
 
-    def _judged(self, session: Session, recipe: Recipe, wanted: CompileChoice) -> CandidateFacts:
+    def _judged(self, session: Session, recipe: Recipe, wanted: NeuronChoice) -> CandidateFacts:
         """The guard's verdict on the arithmetic of a precision."""
         job = self._job
         task = make_task(job.spec.task, job.folder, max_tokens=job.max_tokens, truncate=True)
@@ -182,8 +182,8 @@ class NeuronOptimisation:
         return facts.settled(Outcome.SLOWER, ReasonCode.WITHIN_BUDGET)
 
     def _compile(
-        self, model: SourceModel, recipe: Recipe, wanted: CompileChoice
-    ) -> tuple[CompileChoice, Path, list[NeuronBucket]]:
+        self, model: SourceModel, recipe: Recipe, wanted: NeuronChoice
+    ) -> tuple[NeuronChoice, Path, list[NeuronBucket]]:
         """All shapes, or as many as there is time for. Another number of cores when the compiler refuses one."""
         refused = ""
         for cores in (wanted.cores_per_model, *wanted.others):
@@ -198,7 +198,7 @@ class NeuronOptimisation:
         raise CompilationFailed(refused)
 
     def _compile_shapes(
-        self, model: SourceModel, flags: Sequence[str], wanted: CompileChoice, folder: Path
+        self, model: SourceModel, flags: Sequence[str], wanted: NeuronChoice, folder: Path
     ) -> list[NeuronBucket]:
         done: list[NeuronBucket] = []
         for shape in wanted.shapes:
@@ -251,7 +251,7 @@ class NeuronOptimisation:
         self._weights, self._embedding_weights = session.weights, session.embedding_weights
         return session
 
-    def _choose(self, session: Session, recipe: Recipe) -> CompileChoice:
+    def _choose(self, session: Session, recipe: Recipe) -> NeuronChoice:
         job = self._job
         own = choice.model_shape(job.folder.config, session.weights, session.embedding_weights)
         return choice.choose(
@@ -283,7 +283,7 @@ class NeuronOptimisation:
         is_masked = Axes.MASKS in exported.io.outputs.values()
         return self._job.tokenizer.mask_id if is_masked else None
 
-    def _fence(self, session: Session, recipe: Recipe, wanted: CompileChoice) -> tuple[Fence, float] | None:
+    def _fence(self, session: Session, recipe: Recipe, wanted: NeuronChoice) -> tuple[Fence, float] | None:
         """A few short rows with the fp32 model's answers, and how far the device may be from them. None: no row is
         short enough for every shape."""
         shortest = min(shape.tokens for shape in wanted.shapes)
@@ -311,7 +311,7 @@ class NeuronOptimisation:
         (folder / NEURON_FILE).write_text(compiled.model_dump_json(indent=1), encoding="utf-8")
 
     def _description(
-        self, model: SourceModel, recipe: Recipe, chosen: CompileChoice, shapes: Sequence[NeuronBucket]
+        self, model: SourceModel, recipe: Recipe, chosen: NeuronChoice, shapes: Sequence[NeuronBucket]
     ) -> CompiledModel:
         packages = dict(self._tools.packages)
         return CompiledModel(
@@ -330,7 +330,7 @@ class NeuronOptimisation:
         )
 
     def _manifest(
-        self, exported: ExportedFacts, recipe: Recipe, chosen: CompileChoice, shapes: Sequence[NeuronBucket]
+        self, exported: ExportedFacts, recipe: Recipe, chosen: NeuronChoice, shapes: Sequence[NeuronBucket]
     ) -> Manifest:
         job = self._job
         verdict = next(one.verdict for one in self._facts if one.recipe == recipe)
@@ -365,7 +365,7 @@ class NeuronOptimisation:
             cut_short=cut_short,
         )
 
-    def _findings(self, chosen: CompileChoice, shapes: Sequence[NeuronBucket], *, cut_short: bool) -> list[str]:
+    def _findings(self, chosen: NeuronChoice, shapes: Sequence[NeuronBucket], *, cut_short: bool) -> list[str]:
         target = self._target.value
         found = [
             f"Compiled for {target} and {NOT_RUN}: latency and capacity were not measured.",

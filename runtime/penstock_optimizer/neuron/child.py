@@ -34,7 +34,7 @@ LONGEST_ERROR = 400
 PRODUCTS = ("linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "__matmul__")
 
 
-class CompileRefused(Exception):
+class CompilationRefused(Exception):
     """An error for users; `kind` is the name of the PenstockError to raise."""
 
     def __init__(self, message: str, remedy: str, kind: str) -> None:
@@ -62,7 +62,7 @@ class Child:
         found = {name: _version(name) for name in (*names, "torch", "transformers")}
         release = tuple(int(part) for part in found.get("torch-neuronx", "").split(".")[:2] if part)
         if release > LAST_INF2:
-            raise CompileRefused(
+            raise CompilationRefused(
                 f"torch-neuronx {found['torch-neuronx']} does not support Inf2: from 2.10 on the package of this "
                 "name is for Trn2 and Trn3 only",
                 "Install torch-neuronx==2.9.0.2.15.32035 and neuronx-cc==2.26.6360.0 (Neuron SDK 2.31.1)",
@@ -70,7 +70,7 @@ class Child:
             )
         missing = [name for name, version in found.items() if not version]
         if missing:
-            raise CompileRefused(
+            raise CompilationRefused(
                 f"compiling for {target} needs {', '.join(missing)}, not installed for {sys.executable}",
                 "Use the image optimizer-neuron (Inf1: optimizer-neuron-legacy), or set PENSTOCK_NEURON_PYTHON to an "
                 "interpreter that has the Neuron SDK",
@@ -93,7 +93,7 @@ class Child:
         model, report = getattr(transformers, model_class).from_pretrained(folder, **options)
         absent = [name for name in report["missing_keys"] if "pooler" not in name]
         if absent:
-            raise CompileRefused(f"{folder} has no tensor {absent[0]!r}", "Fetch the model again", "CorruptModel")
+            raise CompilationRefused(f"{folder} has no tensor {absent[0]!r}", "Fetch the model again", "CorruptModel")
         self._wrapper = _wrapper(model.float().eval(), inputs, outputs, sparse)
         embedded = [one for one in model.modules() if isinstance(one, torch.nn.Embedding)]
         counted = {id(weight): weight.numel() for one in embedded for weight in one.parameters()}
@@ -138,14 +138,14 @@ class Child:
         if "neuron::forward" not in str(compiled.inlined_graph):
             # The package for Inf1 then only warns.
             reasons = [str(one.message) for one in warned if "falling back" in str(one.message)]
-            raise CompileRefused(
+            raise CompilationRefused(
                 f"the compiler left the whole model on the CPU: {' '.join(' '.join(reasons).split())}",
                 "See the log of the compiler",
                 "UnsupportedModel",
             )
         share = 1 - on_host / max(operations, 1)
         if share < LEAST_ON_DEVICE:
-            raise CompileRefused(
+            raise CompilationRefused(
                 f"only {share:.0%} of the operations were compiled, and the rest would run on the CPU",
                 "See the log of the compiler",
                 "UnsupportedModel",
@@ -243,7 +243,7 @@ def _require_finite(program: Any) -> None:
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
             value = float(value.abs().max())
         if isinstance(value, float) and not abs(value) <= LARGEST:
-            raise CompileRefused(
+            raise CompilationRefused(
                 f"the model's code masks with {value:g}, which is no number in 16 bits",
                 "Use a model whose library masks with torch.finfo(...).min",
                 "UnsupportedModel",
@@ -271,7 +271,7 @@ def _answer(child: Child, line: bytes) -> dict[str, Any]:
     call = json.loads(line)
     try:
         return {"value": getattr(child, call["method"])(**call["arguments"])}
-    except CompileRefused as error:
+    except CompilationRefused as error:
         return {"error": str(error), "remedy": error.remedy, "kind": error.kind}
     except Exception as error:  # whatever torch, transformers or the SDK raise is the answer
         traceback.print_exc()

@@ -77,7 +77,7 @@ def longest_row(model_tokens: int, stated: int | None, workload: Sequence[int]) 
 
 
 @dataclass(frozen=True)
-class CompileChoice:
+class NeuronChoice:
     """What to compile: copies over how many cores, for which shapes."""
 
     target: NeuronGeneration
@@ -103,7 +103,7 @@ class CompileChoice:
         """Runs in progress: 2 hide the host's time; a pipeline has one for each of its stages that are busy."""
         return 2 if self.cores_per_model == 1 else 4 + (self.cores_per_model - 4) * 8 // 12
 
-    def over(self, cores_per_model: int) -> CompileChoice:
+    def over(self, cores_per_model: int) -> NeuronChoice:
         """The same with copies over another number of cores."""
         return replace(self, cores_per_model=cores_per_model, others=())
 
@@ -118,7 +118,7 @@ def choose(
     lengths: Sequence[int],
     longest: int,
     weights_bytes: int,
-) -> CompileChoice:
+) -> NeuronChoice:
     """The planner's best for the objective, and shapes for the workload's `lengths` (tokens, as often as they occur).
 
     `shape`: what times are estimated for; `weights_bytes`: of this model, on the device. UnsupportedModel when one
@@ -140,7 +140,7 @@ def choose(
             remedy="Take a smaller model, or a class with larger devices",
         )
     wanted = _in_order(compiled, candidate.batch, lengths)
-    return CompileChoice(
+    return NeuronChoice(
         target,
         cores,
         each,

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from penstock_optimizer.neuron import child as program
-from penstock_optimizer.neuron.child import Child, CompileRefused
+from penstock_optimizer.neuron.child import Child, CompilationRefused
 
 pytestmark = pytest.mark.parity
 QUIET_TORCH = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning")
@@ -52,7 +52,7 @@ def test_packages_for_other_devices_are_refused(
     if not error:
         assert Child().versions("inf2")["torch-neuronx"] == versions["torch-neuronx"]
         return
-    with pytest.raises(CompileRefused, match=error) as refused:
+    with pytest.raises(CompilationRefused, match=error) as refused:
         Child().versions("inf2")
     assert refused.value.kind == "HostError"
     assert refused.value.remedy
@@ -140,5 +140,5 @@ def test_graphs_have_no_constant_that_is_infinite_in_16_bits(masked_model: tuple
         def forward(self, ids: Any, mask: Any) -> Any:
             return (ids * 1.0).masked_fill(mask == 0, float("-inf"))
 
-    with pytest.raises(CompileRefused, match="masks with -inf"):
+    with pytest.raises(CompilationRefused, match="masks with -inf"):
         program._require_finite(torch.jit.trace(Infinite(), example, check_trace=False))

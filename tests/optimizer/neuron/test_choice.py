@@ -15,7 +15,7 @@ from penstock_optimizer.neuron.choice import (
     BF16_PRODUCTS,
     FP32,
     RECIPES,
-    CompileChoice,
+    NeuronChoice,
     arithmetic,
     choose,
     compiler_flags,
@@ -41,7 +41,7 @@ def _choose(
     longest: int = 128,
     shape: ModelShape = BASE,
     weights_bytes: int = 2 * BASE.weights,
-) -> CompileChoice:
+) -> NeuronChoice:
     return choose(
         published_rows(), target, cores, shape, objective=objective, lengths=lengths, longest=longest,
         weights_bytes=weights_bytes,
