@@ -22,7 +22,7 @@ HEAVY = {
         "runtime/penstock_optimizer/quantise/",
         "runtime/penstock_optimizer/generation/",
     },
-    "torch": {"runtime/penstock_optimizer/export/"},
+    "torch": {"runtime/penstock_optimizer/export/", "runtime/penstock_optimizer/neuron/"},
 }
 """Where each heavy library may be imported: one place each (a quantiser is tied to its engine's library)."""
 
