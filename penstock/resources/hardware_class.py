@@ -138,7 +138,7 @@ class Processors(Spec):
 
 
 class NeuronResource(StrEnum):
-    """What pods request of the Neuron device plugin. Both are the same device, and the plugin's accounts of them
+    """What pods request of the Neuron device plugin. Both belong to one device, and the plugin's accounts of them
     differ: a class requests one of them, and the nodes of a class should have no pods that request the other."""
 
     DEVICE = "device"
