@@ -13,7 +13,8 @@ class EngineName(StrEnum):
     ONNXRUNTIME = "onnxruntime"
     OPENVINO = "openvino"
     NATIVE = "native"
-    """Penstock's engine in C: 8-bit encoders on x86 with 8-bit dot products, fastest for short rows."""
+    """Penstock's engine in C: 8-bit encoders on x86 with 8-bit dot products, fastest for short rows; text generation
+    with weights in 8 and 4 bits."""
 
 
 class Precision(StrEnum):
@@ -57,7 +58,8 @@ SIX_BITS = "6-bit-weights"
 """Option of the native engine: weights are stored in 6 bits and expanded to 8 bits in registers. Reading weights is
 most of the time of a short row, and this saves a quarter of it."""
 GROUP_32 = "group-32"
-"""Option of OpenVINO: a scale for every 32 activations of a token, computed at run time."""
+"""Option: a scale for every 32 activations of a token, computed at run time. In text generation on the native engine
+every 32 inputs of a weight have one as well."""
 CACHE_U8 = "cache-u8"
 """Option of text generation: keys and values are kept in 8 bits, with scales, instead of the precision of the rest."""
 BF16_REST = "bf16-rest"
@@ -70,6 +72,7 @@ _SHORT_NAMES: dict[tuple[EngineName, Precision], tuple[str, frozenset[str]]] = {
     (EngineName.OPENVINO, Precision.INT8_STATIC): ("int8", _TUNED),
     (EngineName.OPENVINO, Precision.INT8_ROWWISE): ("int8-rowwise", frozenset({GROUP_32})),
     (EngineName.NATIVE, Precision.INT8_ROWWISE): ("int8", _TUNED),
+    (EngineName.NATIVE, Precision.INT4_ROWWISE): ("int4", frozenset({GROUP_32})),
 }
 """Engine and precision -> precision in the name, and the usual options, which the name leaves out."""
 _SHORT_OPTIONS = {BF16_REST: "bf16"}
@@ -103,6 +106,8 @@ class Recipe(BaseModel):
         Two recipes of one optimisation never share a name. `reduced-range` is left out: the processor decides it.
         """
         precision, usual = _SHORT_NAMES.get((self.engine, self.precision), (self.precision.value, frozenset()))
+        if GROUP_32 in self.options:  # instead of what encoders need
+            usual = frozenset({GROUP_32})
         if SIX_BITS in self.options:
             precision = precision.replace("int8", "int6")
         named = [option for option in self.options if option not in {*usual, SIX_BITS, REDUCED_RANGE}]

@@ -3,7 +3,8 @@
     python -m benchmarks.peers.setup openvino-genai
     python -m benchmarks.generation --artefact ARTEFACT --gguf model.gguf --folder FOLDER
 
-ARTEFACT is what `penstock optimize examples/chat.yaml` has made, FOLDER the model as safetensors (GGUF files are
+ARTEFACT is what `penstock optimize examples/chat.yaml` has made; several may be given, such as those of endpoints with
+different `optimization.engines`. FOLDER the model as safetensors (GGUF files are
 expanded into the models folder), `model.gguf` the file that openvino-genai reads. Each server runs alone. For prompts
 of each length and each number of clients the table has the median time to the first token, the median time of each
 further token, and the tokens per second of all clients. Answers have a fixed number of tokens. Penstock's answers are
@@ -29,6 +30,7 @@ import orjson
 
 from benchmarks.peers.setup import interpreter, is_installed
 from benchmarks.program import Program
+from penstock.manifest import Manifest
 from penstock.process import python_module
 
 APP = Path(__file__).parent / "peers" / "generation_app.py"
@@ -138,12 +140,17 @@ def measure(subject: Subject, address: str, *, prompt: int, clients: int, count:
     return [subject.name, str(prompt), str(clients), first, following, f"{median(rates):.0f}"]
 
 
-def subjects(artefact: Path, gguf: Path | None, folder: Path | None, cores: int) -> list[Subject]:
-    """The servers that can run here."""
+def penstock(artefact: Path, cores: int) -> Subject:
+    """Penstock with an artefact's plan."""
     serve = (*python_module("penstock_cli.main"), "serve", str(artefact), "--port", "{port}", "--cores", str(cores))
     ends = orjson.loads((artefact / "generation_config.json").read_bytes())["eos_token_id"]
-    own = Subject("penstock", serve, is_penstock=True, ends=tuple(ends if isinstance(ends, list) else [ends]))
-    found = [own]
+    name = f"penstock {Manifest.load(artefact).chosen.plan.recipe.name}"
+    return Subject(name, serve, is_penstock=True, ends=tuple(ends if isinstance(ends, list) else [ends]))
+
+
+def subjects(artefacts: Sequence[Path], gguf: Path | None, folder: Path | None, cores: int) -> list[Subject]:
+    """The servers that can run here."""
+    found = [penstock(artefact, cores) for artefact in artefacts]
     common = ("--port", "{port}", "--threads", str(cores))
     if folder is not None:
         command = (sys.executable, str(APP), "transformers", "--model", str(folder), *common)
@@ -155,7 +162,7 @@ def subjects(artefact: Path, gguf: Path | None, folder: Path | None, cores: int)
 
 
 @click.command(cls=Program)
-@click.option("--artefact", type=click.Path(exists=True, path_type=Path), required=True)
+@click.option("--artefact", "artefacts", type=click.Path(exists=True, path_type=Path), required=True, multiple=True)
 @click.option("--gguf", type=click.Path(exists=True, path_type=Path))
 @click.option("--folder", type=click.Path(exists=True, path_type=Path))
 @click.option("--cores", default=2, show_default=True)
@@ -165,7 +172,7 @@ def subjects(artefact: Path, gguf: Path | None, folder: Path | None, cores: int)
 @click.option("--rounds", default=3, show_default=True, help="Measured rounds of each cell.")
 def main(
     *,
-    artefact: Path,
+    artefacts: tuple[Path, ...],
     gguf: Path | None,
     folder: Path | None,
     cores: int,
@@ -177,7 +184,7 @@ def main(
     """Measure all servers that can run here, one after the other."""
     print("| server | prompt | clients | first token, ms | further token, ms | tokens/s |")
     print("|---|---|---|---|---|---|")
-    for subject in subjects(artefact, gguf, folder, cores):
+    for subject in subjects(artefacts, gguf, folder, cores):
         with subject.running() as address:
             for prompt in map(int, prompts.split(",")):
                 for some in map(int, clients.split(",")):

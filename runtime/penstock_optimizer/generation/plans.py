@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from penstock.hardware import Isa
 from penstock.manifest import CandidateFacts, GenerationSpeed, Outcome
-from penstock.recipe import BF16_REST, CACHE_U8, EngineName, Plan, Precision, Recipe
+from penstock.recipe import BF16_REST, CACHE_U8, GROUP_32, EngineName, Plan, Precision, Recipe
 from penstock.resources.endpoint import Objective, Optimization
 from penstock_optimizer.generation.weights import Storage
+from penstock_runtime.engines.native.graph_file import SUFFIX
 
 FP32 = Recipe(engine=EngineName.OPENVINO, precision=Precision.FP32)
 """The reference, and the first answer."""
@@ -22,24 +23,28 @@ STORAGE = {
     Precision.INT4_WEIGHTS: Storage.INT4,
     Precision.INT4_ROWWISE: Storage.INT4,
 }
-"""How the graph of a precision stores its weights."""
+"""How OpenVINO's graph of a precision stores its weights."""
+NATIVE_BITS = {Precision.INT8_ROWWISE: 8, Precision.INT4_ROWWISE: 4}
+"""Bits of the weights in the native engine's graph of a precision."""
 
 
 def candidates(isa: Isa, optimization: Optimization) -> tuple[list[Recipe], list[tuple[Recipe, str]]]:
     """The recipes to try besides fp32, the most promising first, and those left out with the reason."""
     tried, skipped = [], []
-    for precision, options in (
-        (Precision.INT4_WEIGHTS, ()),
-        (Precision.INT8_ROWWISE, ()),
-        (Precision.INT4_ROWWISE, ()),
-        (Precision.INT8_WEIGHTS, (BF16_REST,)),
-        (Precision.INT4_WEIGHTS, (BF16_REST,)),
-        (Precision.BF16, ()),
-        (Precision.INT8_ROWWISE, (CACHE_U8,)),
-        (Precision.INT4_WEIGHTS, (CACHE_U8,)),
-        (Precision.INT8_WEIGHTS, ()),
+    for engine, precision, options in (
+        (EngineName.NATIVE, Precision.INT4_ROWWISE, (GROUP_32,)),
+        (EngineName.NATIVE, Precision.INT8_ROWWISE, (GROUP_32,)),
+        (EngineName.OPENVINO, Precision.INT4_WEIGHTS, ()),
+        (EngineName.OPENVINO, Precision.INT8_ROWWISE, ()),
+        (EngineName.OPENVINO, Precision.INT4_ROWWISE, ()),
+        (EngineName.OPENVINO, Precision.INT8_WEIGHTS, (BF16_REST,)),
+        (EngineName.OPENVINO, Precision.INT4_WEIGHTS, (BF16_REST,)),
+        (EngineName.OPENVINO, Precision.BF16, ()),
+        (EngineName.OPENVINO, Precision.INT8_ROWWISE, (CACHE_U8,)),
+        (EngineName.OPENVINO, Precision.INT4_WEIGHTS, (CACHE_U8,)),
+        (EngineName.OPENVINO, Precision.INT8_WEIGHTS, ()),
     ):
-        recipe = Recipe(engine=EngineName.OPENVINO, precision=precision, options=options)
+        recipe = Recipe(engine=engine, precision=precision, options=options)
         reason = _why_not(recipe, isa, optimization)
         if reason is None:
             tried.append(recipe)
@@ -55,9 +60,15 @@ def _why_not(recipe: Recipe, isa: Isa, optimization: Optimization) -> str | None
         return f"optimization.precisions leaves {recipe.precision.value} out"
     if (recipe.precision is Precision.BF16 or BF16_REST in recipe.options) and not isa.has_bf16:
         return f"{isa.value} has no native bf16: it would be emulated, slower than fp32"
-    if recipe.precision in {Precision.INT8_ROWWISE, Precision.INT4_ROWWISE} and not isa.has_int8_dot:
+    is_rowwise = recipe.precision in {Precision.INT8_ROWWISE, Precision.INT4_ROWWISE}
+    if recipe.engine is EngineName.OPENVINO and is_rowwise and not isa.has_int8_dot:
         return f"{isa.value} has no 8-bit dot product"
     return None
+
+
+def graph_name(recipe: Recipe) -> str:
+    """The name of the recipe's graph file."""
+    return f"model{SUFFIX}" if recipe.engine is EngineName.NATIVE else "model.xml"
 
 
 def plan_of(recipe: Recipe, cores: int) -> Plan:

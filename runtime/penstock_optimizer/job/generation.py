@@ -26,7 +26,7 @@ from penstock.manifest import (
     ReasonCode,
     ServedModel,
 )
-from penstock.recipe import Recipe
+from penstock.recipe import EngineName, Recipe
 from penstock.resources.endpoint import NoCandidate, OptimizationMode
 from penstock.tasks import Head
 from penstock_optimizer.candidate.work_folder import locked
@@ -35,6 +35,7 @@ from penstock_optimizer.generation.agreement_of_logits import GenerationBudget, 
 from penstock_optimizer.generation.decoder import Decoder
 from penstock_optimizer.generation.decoder_families import read_decoder
 from penstock_optimizer.generation.decoder_graph import decoder_facts, write_graph
+from penstock_optimizer.generation.native_graph import why_not_native, write_native
 from penstock_optimizer.generation.prompts import judging_prompts
 from penstock_optimizer.generation.token_capacity import (
     capacity_findings,
@@ -47,14 +48,10 @@ from penstock_optimizer.job.artefact import graph_path, write_artefact
 from penstock_optimizer.job.job import Job
 from penstock_optimizer.job.progress import OnProgressEvent, Stage, StepCounter, settled_message
 from penstock_optimizer.job.screening import CAPACITY_SHARE, MOST_CAPACITY_SECONDS
+from penstock_runtime.engines.native.library import library_path
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.generation.openvino_engine import (
-    BLOCK_SIZE,
-    EngineOptions,
-    OpenVinoStepEngine,
-    block_bytes,
-    load,
-)
+from penstock_runtime.generation.engine import BLOCK_SIZE, StepEngine
+from penstock_runtime.generation.open import block_bytes, load_graph
 from penstock_runtime.rows import Float
 from penstock_runtime.tokens import Tokenizer
 
@@ -76,7 +73,6 @@ CAPACITY_CACHE_BYTES = 2**30
 """... this: with more, requests wait for blocks."""
 WRITING_SECONDS = 5.0
 """Reserved for the artefact and the report."""
-GRAPH = "model.xml"
 
 
 @dataclass(frozen=True)
@@ -215,6 +211,8 @@ class GenerationOptimisation:
         if self._left < WRITING_SECONDS + self._capacity_seconds:
             blank = CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason="")
             return blank.settled(Outcome.SKIPPED, ReasonCode.NO_TURN)
+        if recipe.engine is EngineName.NATIVE and (reason := self._why_not_native()) is not None:
+            return CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason=reason)
         self._events.advance(Stage.CANDIDATES, recipe.name, by=0)
         begin = time.monotonic()
         facts = CandidateFacts(recipe=recipe, outcome=Outcome.FAILED, reason="")
@@ -235,6 +233,9 @@ class GenerationOptimisation:
             facts = facts.model_copy(update={"verdict": verdict})
             if not verdict.passed:
                 return facts.settled(Outcome.REJECTED, verdict.reason)
+            if recipe.engine is EngineName.NATIVE and company < 1:
+                # The server promises that its answers do not depend on other requests.
+                return facts.settled(Outcome.REJECTED, f"only {company:.1%} of its tokens are the same in company")
             speed = self._speed(engine)
             latency = drive.measure_prompts(engine, self._lengths)
         except InferenceFailed as error:
@@ -243,6 +244,13 @@ class GenerationOptimisation:
             engine.close()
         facts = facts.model_copy(update={"generation": speed, "latency": latency})
         return facts.settled(Outcome.SLOWER, ReasonCode.WITHIN_BUDGET)
+
+    def _why_not_native(self) -> str | None:
+        if not library_path().is_file():
+            return (
+                "the native engine was not compiled: install a C compiler (Debian: gcc and libc6-dev) and then Penstock"
+            )
+        return why_not_native(self._decoder)
 
     @property
     def _budget(self) -> GenerationBudget:
@@ -274,12 +282,10 @@ class GenerationOptimisation:
         if seconds <= 0:
             return TokenCurve()
         end = time.monotonic() + seconds
-        options = EngineOptions.of(recipe, self._job.grant.cores)
         longest = drive.blocks_needed(BLOCK_SIZE, max(map(sum, self._requests)), 1)
-        fitting = CAPACITY_CACHE_BYTES // block_bytes(facts, options)
-        engine = load(
-            self._graph(recipe), facts, options, blocks=max(longest, min(CAPACITY_CLIENTS * longest, fitting))
-        )
+        fitting = CAPACITY_CACHE_BYTES // block_bytes(facts, recipe)
+        blocks = max(longest, min(CAPACITY_CLIENTS * longest, fitting))
+        engine = load_graph(self._graph(recipe), facts, recipe, self._job.grant.cores, blocks=blocks)
 
         def report(point: TokenPoint) -> None:
             message = f"{point.tokens_per_second:.4g} tokens/s with {point.clients} clients"
@@ -300,22 +306,29 @@ class GenerationOptimisation:
     def _lengths(self) -> list[int]:
         return sorted({min(length, self._context) for length in (*PROMPT_LENGTHS, self._prompt_tokens)})
 
-    def _speed(self, engine: OpenVinoStepEngine) -> GenerationSpeed:
+    def _speed(self, engine: StepEngine) -> GenerationSpeed:
         prompt = np.resize(np.concatenate(self._prompts), self._prompt_tokens).astype(np.int32)
         return drive.measure_speed(engine, prompt, self._output_tokens)
 
-    def _open(self, recipe: Recipe) -> OpenVinoStepEngine:
+    def _open(self, recipe: Recipe) -> StepEngine:
         longest = max(LONGEST_PROMPT + CONTINUATION, self._prompt_tokens + self._output_tokens)
         blocks = max(drive.blocks_needed(BLOCK_SIZE, longest), drive.blocks_needed(BLOCK_SIZE, self._lengths[-1], 1))
-        options = EngineOptions.of(recipe, self._job.grant.cores)
-        return load(self._graph(recipe), decoder_facts(self._decoder), options, blocks=blocks)
+        facts = decoder_facts(self._decoder)
+        return load_graph(self._graph(recipe), facts, recipe, self._job.grant.cores, blocks=blocks)
 
     def _graph(self, recipe: Recipe) -> Path:
         """The graph of a recipe. Recipes that differ in their arithmetic alone share it."""
+        name, graphs = plans.graph_name(recipe), self._job.work.path / "graphs"
+        if recipe.engine is EngineName.NATIVE:
+            bits = plans.NATIVE_BITS[recipe.precision]
+            path = graphs / f"native-{bits}" / name
+            if not path.is_file():
+                write_native(self._decoder, bits, path)
+            return path
         storage = plans.STORAGE[recipe.precision]
-        path = self._job.work.path / "graphs" / storage.value / GRAPH
+        path = graphs / storage.value / name
         if recipe == plans.FP32 and not path.is_file() and self._job.baseline.is_dir():
-            path = self._job.baseline / graph_path(recipe, Path(GRAPH))
+            path = self._job.baseline / graph_path(recipe, Path(name))
         if not path.is_file():
             write_graph(self._decoder, storage, path)
         return path
@@ -376,7 +389,9 @@ class GenerationOptimisation:
     def _served(self, recipe: Recipe) -> ServedModel:
         io = GraphIO(inputs=("input_ids",), outputs=dict(GRAPH_OUTPUTS[Head.CAUSAL_LM]))
         return ServedModel(
-            path=graph_path(recipe, Path(GRAPH)), io=io, plan=plans.plan_of(recipe, self._job.grant.cores)
+            path=graph_path(recipe, Path(plans.graph_name(recipe))),
+            io=io,
+            plan=plans.plan_of(recipe, self._job.grant.cores),
         )
 
 

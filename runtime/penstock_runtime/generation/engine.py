@@ -11,6 +11,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+BLOCK_SIZE = 32
+"""Tokens in a block of the cache, in every engine: the only size that OpenVINO's CPU plugin has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ArtefactError, HostError
 from penstock.manifest import Manifest
-from penstock_runtime.generation.engine import StepEngine
+from penstock.recipe import EngineName, Recipe
+from penstock_runtime.generation.engine import BLOCK_SIZE, StepEngine
 from penstock_runtime.serving.loaded_model import Which, fit_plan
 from penstock_runtime.serving.verification import verify_files
 
@@ -36,9 +37,6 @@ def open_generation_engine(
     ArtefactError: a file is missing or altered, the artefact is of another task, or the graph does not load. HostError:
     the memory does not suffice for the weights and one block.
     """
-    # The library takes a second to import, and servers of other tasks do not need it.
-    from penstock_runtime.generation import openvino_engine
-
     manifest = Manifest.load(folder)
     if manifest.decoder is None:
         raise ArtefactError(
@@ -48,17 +46,43 @@ def open_generation_engine(
     served = manifest.chosen if which == "chosen" else manifest.baseline
     verify_files(folder, manifest, served)
     plan, _ = fit_plan(served.plan, cores)
-    options = openvino_engine.EngineOptions.of(plan.recipe, plan.streams * plan.threads_per_stream)
     graph = folder / served.path
     files = sum(file.stat().st_size for file in graph.parent.iterdir() if file.is_file())
     blocks = pool_blocks(
         manifest.decoder,
-        block_size=openvino_engine.BLOCK_SIZE,
-        block_bytes=openvino_engine.block_bytes(manifest.decoder, options),
+        block_size=BLOCK_SIZE,
+        block_bytes=block_bytes(manifest.decoder, plan.recipe),
         weights_bytes=files,
         memory=memory,
     )
-    return openvino_engine.load(graph, manifest.decoder, options, blocks=blocks)
+    return load_graph(graph, manifest.decoder, plan.recipe, plan.streams * plan.threads_per_stream, blocks=blocks)
+
+
+def load_graph(graph: Path, facts: DecoderFacts, recipe: Recipe, threads: int, *, blocks: int) -> StepEngine:
+    """Load a graph file into the engine of its recipe, with a pool of `blocks` cache blocks.
+
+    ArtefactError when it does not load, MemoryError when the memory does not suffice.
+    """
+    if recipe.engine is EngineName.NATIVE:
+        from penstock_runtime.generation import native_engine
+
+        return native_engine.load(graph, facts, threads, blocks=blocks)
+    # The library takes a second to import, and servers of other tasks do not need it.
+    from penstock_runtime.generation import openvino_engine
+
+    options = openvino_engine.EngineOptions.of(recipe, threads)
+    return openvino_engine.load(graph, facts, options, blocks=blocks)
+
+
+def block_bytes(facts: DecoderFacts, recipe: Recipe) -> int:
+    """Bytes of a block of the cache, in all layers."""
+    if recipe.engine is EngineName.NATIVE:
+        from penstock_runtime.generation import native_engine
+
+        return native_engine.block_bytes(facts)
+    from penstock_runtime.generation import openvino_engine
+
+    return openvino_engine.block_bytes(facts, openvino_engine.EngineOptions.of(recipe, 1))
 
 
 def pool_blocks(

@@ -22,10 +22,8 @@ from penstock.errors import ArtefactError
 from penstock.manifest import DecoderFacts
 from penstock.recipe import BF16_REST, CACHE_U8, Precision, Recipe
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.generation.engine import Row
+from penstock_runtime.generation.engine import BLOCK_SIZE, Row
 
-BLOCK_SIZE = 32
-"""Tokens in a block: the only size that the CPU plugin has."""
 ACTIVATION_GROUP = 32
 """Activations of a token that share a scale."""
 

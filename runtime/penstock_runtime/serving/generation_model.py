@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.errors import CorruptModel
 from penstock.manifest import Manifest
-from penstock.recipe import Plan
+from penstock.recipe import EngineName, Plan
 from penstock_runtime.generation.engine import Row, StepEngine
 from penstock_runtime.generation.grammar import Grammars
 from penstock_runtime.host import Host
@@ -131,12 +131,14 @@ def load_generation_artefact(
         engine.close()
         raise
     model.plan, model.manifest, model.findings = plan, manifest, (*findings, *model.tokenizer.findings)
-    recipe = plan.recipe
+    recipe, company = plan.recipe, _same_in_company(manifest, plan)
+    # The native engine computes each row on its own, and the guard has found no difference.
     model.facts = {
         "name": recipe.engine.value,
         "precision": recipe.precision.value,
         "which": which,
-        "same_in_company": _same_in_company(manifest, plan),
+        "same_in_company": company,
+        "batch_invariant": recipe.engine is EngineName.NATIVE and company in {None, 1.0},
     }
     return model
 

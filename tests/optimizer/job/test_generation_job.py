@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.errors import ArtefactError, HostError
-from penstock.manifest import Manifest, Outcome
-from penstock.resources.endpoint import ModelEndpoint
+from penstock.manifest import CandidateFacts, Manifest, Outcome
+from penstock.recipe import EngineName
+from penstock.resources.endpoint import ModelEndpoint, Objective
 from penstock.resources.result import Result
-from penstock_optimizer.generation import token_capacity
+from penstock_optimizer.generation import plans, token_capacity
+from penstock_optimizer.generation.agreement_of_logits import GenerationBudget
 from penstock_optimizer.job import generation
 from penstock_optimizer.job.optimise import optimise, prepare
+from penstock_runtime.engines.native.library import library_path
 from penstock_runtime.generation.engine import Row, StepEngine
 from penstock_runtime.generation.open import open_generation_engine
+from penstock_runtime.host import read_host
 from penstock_runtime.rows import Float
+from penstock_runtime.serving.generation_model import load_generation_artefact
 from tests.runtime.models.gguf_files import write_gguf
 
 pytestmark = pytest.mark.slow
@@ -25,13 +32,13 @@ BUDGET_SECONDS = 3600.0
 """Not reached: the run ends when all candidates have had a turn."""
 
 
-def endpoint(model: Path) -> ModelEndpoint:
+def endpoint(model: Path, **spec: Any) -> ModelEndpoint:
     return ModelEndpoint.model_validate(
         {
             "apiVersion": "penstock.dev/v1alpha1",
             "kind": "ModelEndpoint",
             "metadata": {"name": "chat"},
-            "spec": {"model": f"file://{model}", "task": "text-generation", "cores": 1},
+            "spec": {"model": f"file://{model}", "task": "text-generation", "cores": 1, **spec},
         }
     )
 
@@ -63,6 +70,37 @@ def first_logits(engine: StepEngine) -> Float:
         return logits
     finally:
         engine.close()
+
+
+@pytest.mark.skipif(not library_path().is_file(), reason="the native engine was not compiled")
+def test_a_native_plan_is_searched_and_served_with_answers_that_do_not_depend_on_company(
+    folders: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = endpoint(folders[2] / "model.gguf", optimization={"engines": ["native"]})
+    # Rounding changes the logits of random weights much.
+    wide = GenerationBudget(mean_divergence=1e3, p99_divergence=1e3, same_best=0.0, perplexity=1e9)
+    monkeypatch.setattr(generation, "GenerationBudget", lambda: wide)
+    monkeypatch.setattr(generation, "PROMPTS", 8)
+    monkeypatch.setattr(generation, "LEAST_PROMPTS", 8)
+    monkeypatch.setattr(generation, "CONTINUATION", 4)
+
+    def fastest(measured: Sequence[CandidateFacts], objective: Objective) -> CandidateFacts:
+        """The native plan, although times of so small a model mean nothing."""
+        del objective
+        return next(one for one in measured if one.recipe.engine is EngineName.NATIVE)
+
+    monkeypatch.setattr(plans, "best", fastest)
+    finished = optimise(chat, store=tmp_path / "store", models=folders[2] / "models", budget_seconds=BUDGET_SECONDS)
+
+    manifest = Manifest.load(finished)
+    assert manifest.chosen.plan.recipe.engine is EngineName.NATIVE
+    assert manifest.chosen.path.endswith(".native")
+    model = load_generation_artefact(finished, "chosen", read_host())
+    try:
+        assert model.facts["batch_invariant"] is True
+        assert np.isfinite(first_logits(model.engine)).all()
+    finally:
+        model.engine.close()
 
 
 def test_the_fp32_artefact_can_be_served_before_the_search(folders: tuple[Path, Path, Path]) -> None:

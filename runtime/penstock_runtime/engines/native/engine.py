@@ -31,7 +31,8 @@ _KINDS: dict[Operator, StepKind] = {
     "rotate": StepKind.ROTATE,
     "average": StepKind.AVERAGE,
 }
-_ACTIVATIONS: dict[Activation, int] = {"none": 0, "gelu": 1, "relu": 2, "tanh": 3, "gelu-tanh": 4, "silu": 5}
+ACTIVATIONS: dict[Activation, int] = {"none": 0, "gelu": 1, "relu": 2, "tanh": 3, "gelu-tanh": 4, "silu": 5}
+"""`enum penstock_activation`."""
 
 
 class NativeEngine:
@@ -141,7 +142,7 @@ def _c_step(step: GraphStep, graph: NativeGraph) -> CStep:
     numbers = ("source", "target", "residual", "keys", "values", "inputs", "outputs", "heads", "positions", "types")
     made = CStep(
         kind=_KINDS[step.operator],
-        activation=_ACTIVATIONS[step.activation],
+        activation=ACTIVATIONS[step.activation],
         padding=step.padding,
         gated=step.gated,
         epsilon=step.epsilon,

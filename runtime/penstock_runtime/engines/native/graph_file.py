@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -90,10 +91,12 @@ class GraphOutput(BaseModel):
         return self.columns or (self.name,)
 
 
-class _Tensor(BaseModel):
+class StoredTensor(BaseModel):
+    """Where a tensor is in the file."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dtype: Literal["int8", "int16", "float32"]
+    dtype: Literal["int8", "uint8", "int16", "float32"]
     shape: list[int]
     offset: int = Field(ge=0)
 
@@ -104,7 +107,7 @@ class _Header(BaseModel):
     version: Literal[1]
     output: GraphOutput
     steps: list[GraphStep] = Field(min_length=1, max_length=2000)
-    tensors: dict[str, _Tensor]
+    tensors: dict[str, StoredTensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,54 +166,74 @@ def write(path: Path, graph: NativeGraph) -> None:
     output_width(graph.steps, graph.output)
     for step in graph.steps:
         _check_step(step, {name: (str(a.dtype), a.shape) for name, a in graph.tensors.items()})
-    # Offsets from the end of the header, whose size depends on their digits.
-    tensors: dict[str, Any] = {}
-    size = 0
-    for name, array in graph.tensors.items():
-        tensors[name] = {"dtype": str(array.dtype), "shape": list(array.shape), "offset": size}
-        size = _aligned(size + array.nbytes)
-    document = {
-        "version": VERSION,
+    fields = {
         "output": graph.output.model_dump(exclude_defaults=True),
         "steps": [step.model_dump(exclude_defaults=True) for step in graph.steps],
-        "tensors": tensors,
     }
+    write_tensors(path, fields, graph.tensors)
+
+
+def write_tensors(path: Path, fields: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
+    """Write a file whose header has these fields, its version and the places of the tensors."""
+    # Offsets from the end of the header, whose size depends on their digits.
+    places: dict[str, Any] = {}
+    size = 0
+    for name, array in tensors.items():
+        places[name] = {"dtype": str(array.dtype), "shape": list(array.shape), "offset": size}
+        size = _aligned(size + array.nbytes)
+    document = {"version": VERSION, **fields, "tensors": places}
     text = json.dumps(document, separators=(",", ":")).encode()
     header = text + b" " * (_aligned(16 + len(text)) - 16 - len(text))
     with path.open("wb") as file:
         file.write(MAGIC + len(header).to_bytes(8, "little") + header)
-        for name, array in graph.tensors.items():
-            file.seek(16 + len(header) + tensors[name]["offset"])
+        for name, array in tensors.items():
+            file.seek(16 + len(header) + places[name]["offset"])
             file.write(np.ascontiguousarray(array).tobytes())
 
 
 def read(path: Path) -> NativeGraph:
     """Map the file. ArtefactError if it is missing, truncated, altered, or of another version."""
-    if not path.is_file():
-        raise _bad(path, "is missing")
-    try:
-        data = np.memmap(path, dtype=np.uint8, mode="r")
-    except (OSError, ValueError) as error:
-        raise _bad(path, f"cannot be read: {error}") from error
-    start = bytes(data[:16])
-    size = int.from_bytes(start[8:16], "little")
-    if start[:8] != MAGIC or size > data.size - 16 or (16 + size) % ALIGNMENT:
-        raise _bad(path, "is not a native graph, or is cut short")
-    try:
-        header = _Header.model_validate_json(bytes(data[16 : 16 + size]))
+    with header_checked(path):
+        text, data = read_header(path)
+        header = _Header.model_validate_json(text)
         output_width(header.steps, header.output)
-        tensors = {name: _tensor(data[16 + size :], one) for name, one in header.tensors.items()}
+        tensors = {name: mapped_tensor(data, one) for name, one in header.tensors.items()}
         for step in header.steps:
             _check_step(step, {name: (one.dtype, tuple(one.shape)) for name, one in header.tensors.items()})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise _bad(path, f"has a header that is wrong at {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    except ValueError as error:
-        raise _bad(path, str(error)) from error
     return NativeGraph(tuple(header.steps), header.output, tensors)
 
 
-def _tensor(data: Array, tensor: _Tensor) -> Array:
+@contextmanager
+def header_checked(path: Path) -> Iterator[None]:
+    """Errors of a header's fields and tensors become an ArtefactError that names the file."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise bad_file(
+            path, f"has a header that is wrong at {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        ) from error
+    except ValueError as error:
+        raise bad_file(path, str(error)) from error
+
+
+def read_header(path: Path) -> tuple[bytes, Array]:
+    """The header and the bytes after it, mapped. ArtefactError if the file is missing or cut short."""
+    if not path.is_file():
+        raise bad_file(path, "is missing")
+    try:
+        data = np.memmap(path, dtype=np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        raise bad_file(path, f"cannot be read: {error}") from error
+    start = bytes(data[:16])
+    size = int.from_bytes(start[8:16], "little")
+    if start[:8] != MAGIC or size > data.size - 16 or (16 + size) % ALIGNMENT:
+        raise bad_file(path, "is not a native graph, or is cut short")
+    return bytes(data[16 : 16 + size]), data[16 + size :]
+
+
+def mapped_tensor(data: Array, tensor: StoredTensor) -> Array:
+    """The tensor, from the bytes after the header. ValueError if they do not hold it."""
     dtype = np.dtype(tensor.dtype)
     if any(size < 1 for size in tensor.shape):
         raise ValueError(f"has a tensor of shape {tensor.shape}")
@@ -237,5 +260,6 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _bad(path: Path, what: str) -> ArtefactError:
+def bad_file(path: Path, what: str) -> ArtefactError:
+    """The error of a file that cannot be read."""
     return ArtefactError(f"{path} {what}", remedy="Run penstock optimize again")

@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.errors import ArtefactError
 from penstock_runtime.engines.native.compiler import LIBRARY
 
-ABI = 10
+ABI = 11
 """`PENSTOCK_ABI` of native.h."""
 VARIABLE = "PENSTOCK_NATIVE_LIBRARY"
 """Environment variable: another file than the installed one (such as a build with sanitizers)."""
@@ -93,6 +93,72 @@ class CJob(ctypes.Structure):
     )
 
 
+class CProduct(ctypes.Structure):
+    """`struct penstock_product`. All zero: the model does not have it."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("inputs", "outputs", "bits")),
+        *((name, ctypes.c_void_p) for name in ("packed", "bias")),
+    )
+
+
+class CNormalisation(ctypes.Structure):
+    """`struct penstock_normalisation`."""
+
+    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("epsilon", ctypes.c_float))
+
+
+class CLayer(ctypes.Structure):
+    """`struct penstock_layer`."""
+
+    _fields_ = (
+        *((name, CProduct) for name in ("attend", "output", "up", "gate", "down")),
+        *(
+            (f"{name}_norm", CNormalisation)
+            for name in ("attention", "network", "query", "key", "attended", "expanded")
+        ),
+        ("scale", ctypes.c_float),
+        ("window", ctypes.c_int32),
+        ("rope", ctypes.c_int32),
+    )
+
+
+class CRope(ctypes.Structure):
+    """`struct penstock_rope`."""
+
+    _fields_ = (("half", ctypes.c_int32), ("magnitude", ctypes.c_float), ("frequencies", ctypes.c_void_p))
+
+
+class CDecoder(ctypes.Structure):
+    """`struct penstock_decoder_parts`."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                "layers", "ropes", "heads", "key_heads", "head_width", "head_size", "vocabulary", "positions",
+                "activation",
+            )
+        ),
+        ("embedding_scale", ctypes.c_float),
+        ("embeddings", CProduct),
+        ("head", CProduct),
+        ("position_table", ctypes.c_void_p),
+        ("final_norm", CNormalisation),
+        ("layer", ctypes.POINTER(CLayer)),
+        ("rope", ctypes.POINTER(CRope)),
+    )  # fmt: skip
+
+
+class CRows(ctypes.Structure):
+    """`struct penstock_rows`."""
+
+    _fields_ = (
+        ("rows", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("tokens", "counts", "positions", "blocks", "logits", "result")),
+    )
+
+
 def library_path() -> Path:
     """The path of the library, which may not exist."""
     return Path(os.environ.get(VARIABLE) or LIBRARY)
@@ -134,6 +200,14 @@ def load_library() -> ctypes.CDLL:
     library.penstock_streams_collect.argtypes = [pointer]
     library.penstock_streams_close.restype = None
     library.penstock_streams_close.argtypes = [pointer]
+    library.penstock_decoder_open.restype = pointer
+    library.penstock_decoder_open.argtypes = [
+        ctypes.POINTER(CDecoder), number, number, number, ctypes.POINTER(number)
+    ]  # fmt: skip
+    library.penstock_decoder_step.restype = number
+    library.penstock_decoder_step.argtypes = [pointer, ctypes.POINTER(CRows)]
+    library.penstock_decoder_close.restype = None
+    library.penstock_decoder_close.argtypes = [pointer]
     return library
 
 

@@ -16,7 +16,12 @@ from penstock_runtime.engines.native.compiler import FLAGS, LIBRARY, WARNINGS, N
 
 ROOT = Path(__file__).parents[4]
 needs_compiler = pytest.mark.skipif(compiler.compiler() is None, reason="no C compiler")
-TESTS = ("test_native_engine.py", "test_kernels.py", "test_native_streams.py")
+TESTS = (
+    "tests/runtime/engines/native/test_native_engine.py",
+    "tests/runtime/engines/native/test_kernels.py",
+    "tests/runtime/engines/native/test_native_streams.py",
+    "tests/runtime/generation/test_native_engine.py",
+)
 
 
 @pytest.mark.slow
@@ -80,7 +85,7 @@ def test_the_sanitisers_find_nothing(tmp_path: Path) -> None:
         "ASAN_OPTIONS": "detect_leaks=0",  # Python keeps what it has until the end
     }
 
-    files = [str(Path(__file__).with_name(name)) for name in TESTS]
+    files = [str(ROOT / name) for name in TESTS]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False,

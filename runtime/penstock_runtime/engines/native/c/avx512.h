@@ -27,6 +27,11 @@ static inline V v_shorts(const int16_t *p) {
 static inline void v_store_bytes(uint8_t *p, V shifted) {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_castps_si512(shifted)));
 }
+#define HAS_HALVES
+static inline V v_halves(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+static inline void v_store_halves(uint16_t *p, V x) {
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 #define STORES_FOUR
 static inline void v_store_four(uint8_t *p, const V *shifted) {
     const __m512i none = _mm512_castps_si512(v_set(ROUNDER));
@@ -43,6 +48,10 @@ static inline void v_store_four(uint8_t *p, const V *shifted) {
 /* The 8-bit product of kernels_avx512.c. */
 void linear8_vnni(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
                   const float *residual, int first, int last, int from, int to, float *target);
+
+/* The product of decoders of kernels_avx512.c. */
+void grouped_vnni(const struct grouped *layer, const int8_t *stored, const struct group_grid *grids,
+                  const float *residual, int first, int last, int from, int to, uint8_t *room, float *target);
 
 /* Distance of the prefetch of weights into the first-level cache, in bytes: 2,048 to 8,192 make no difference. */
 #define AHEAD 4096

@@ -29,7 +29,8 @@ int penstock_best_isa(void) {
         return has_amx()                              ? PENSTOCK_AMX
                : __builtin_cpu_supports("avx512bf16") ? PENSTOCK_AVX512_BF16
                                                       : PENSTOCK_AVX512_VNNI;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return PENSTOCK_AVX2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+        return PENSTOCK_AVX2;
 #endif
     return PENSTOCK_PLAIN;
 }
@@ -53,6 +54,20 @@ const struct kernels *kernels_for(int isa) {
     case PENSTOCK_AVX2: return &penstock_avx2;
 #endif
     case PENSTOCK_PLAIN: return &penstock_plain;
+    default: return NULL;
+    }
+}
+
+const struct decoder_kernels *decoder_kernels_for(int isa) {
+    if (isa > penstock_best_isa()) return NULL;
+    switch (isa) {
+#if defined(__x86_64__)
+    case PENSTOCK_AMX: return &penstock_decoder_amx;
+    case PENSTOCK_AVX512_BF16:
+    case PENSTOCK_AVX512_VNNI: return &penstock_decoder_avx512_vnni;
+    case PENSTOCK_AVX2: return &penstock_decoder_avx2;
+#endif
+    case PENSTOCK_PLAIN: return &penstock_decoder_plain;
     default: return NULL;
     }
 }

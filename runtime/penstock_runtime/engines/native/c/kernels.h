@@ -44,6 +44,75 @@ struct head {
     float *scratch;                       /* attention_scratch() floats */
 };
 
+/* ---- Decoders (text generation) ---- */
+
+#define GROUP 32 /* inputs that share a scale */
+#define BLOCK_TOKENS 32 /* in a block of the cache */
+
+/* The quantisation of a group of activations: value = scale * stored. */
+struct group_grid {
+    float scale;
+    float offset; /* -128 times the sum of the stored numbers: weights of 8 bits are stored with 128 added */
+    float share;  /* the sum of the values */
+};
+
+/* A product whose weights and activations have a scale for each group of inputs. The sum over the groups is in the order of
+the groups, in float; within a group sums are integers, so every way to compute them gives the same bits. */
+struct grouped {
+    int inputs;  /* a multiple of GROUP */
+    int outputs; /* a multiple of PANEL */
+    int bits;    /* 8: weight = scale * (q - 128); 4: weight = scale * q + minimum */
+    int activation;
+    int gated; /* the residual is multiplied with the result instead of added to it */
+    /* [outputs / PANEL, inputs / GROUP] records: weights [GROUP / 4, PANEL, 4], of 4 bits with an odd line in the upper
+    bits of the line before it; the scales of PANEL outputs as float16; with 4 bits their minima. */
+    const uint8_t *packed;
+    const float *bias; /* [outputs]; may be NULL */
+};
+
+static inline size_t record_bytes(int bits) { return bits == 8 ? GROUP * PANEL + 2 * PANEL : GROUP * PANEL / 2 + 4 * PANEL; }
+
+/* Attention of up to `queries` queries of one sequence that read the same keys and values. */
+struct paged_attention {
+    const uint16_t *cache; /* float16: keys [width, BLOCK_TOKENS] and values [BLOCK_TOKENS, width] of block 0 */
+    size_t stride;         /* numbers to the next block */
+    const int32_t *blocks; /* of the sequence */
+    int width;            /* of a head; a multiple of 16 */
+    int window;           /* tokens that a query sees at most; 0: all before it */
+    float scale;
+    const float *query[8]; /* [width] each */
+    float *target[8];
+    int end[8]; /* tokens that the query sees, itself included */
+    int count;
+    float *scratch; /* [queries, tokens of the sequence rounded up to blocks + BLOCK_TOKENS] */
+    size_t padded;  /* floats in a line of it */
+};
+
+struct decoder_kernels {
+    int queries; /* most queries of one call of `attend` */
+    /* Lines first..last of `source`, quantised to `stored`. */
+    void (*quantise)(const float *source, int width, int first, int last, int8_t *stored, struct group_grid *grids);
+    /* target = x / sqrt(sum(x^2) / count + epsilon) * weight; `width` is a multiple of 16. */
+    void (*root_norm)(const float *x, const float *weight, float epsilon, int width, int count, float *target);
+    void (*norm)(const float *source, const float *weight, const float *bias, float epsilon, int width, int first,
+                 int last, float *target);
+    /* Lines first..last, panels from..to. `residual` may be NULL, and may be the target. `room`: GROUP * PANEL bytes for each
+    group of inputs. */
+    void (*grouped)(const struct grouped *layer, const int8_t *stored, const struct group_grid *grids,
+                    const float *residual, int first, int last, int from, int to, uint8_t *room, float *target);
+    void (*attend)(const struct paged_attention *attention);
+    /* The nearest float16 numbers, at most 65504; `width` is a multiple of 16. */
+    void (*narrow)(const float *x, int width, uint16_t *target);
+    void (*rotate)(const float *cosines, const float *sines, int heads, int half, float *line);
+};
+
+extern const struct decoder_kernels penstock_decoder_plain;
+#if defined(__x86_64__)
+extern const struct decoder_kernels penstock_decoder_avx2;
+extern const struct decoder_kernels penstock_decoder_avx512_vnni;
+extern const struct decoder_kernels penstock_decoder_amx;
+#endif
+
 struct kernels {
     int narrow; /* linear8 takes weights of fewer than 8 bits, given AVX-512 VBMI */
     /* Lines first..last of `source`, quantised to `stored` and `grids`. `factors` may be NULL. */

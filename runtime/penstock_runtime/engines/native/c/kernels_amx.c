@@ -174,4 +174,104 @@ static inline AMX void product16(int lines, const uint16_t *left, size_t left_st
 }
 
 const struct kernels penstock_amx = {1, quantise, norm, linear8_amx, linear32, attention16, embed, rotate};
+
+/* ---- Decoders ---- */
+
+#include "decoder_kernels.inc"
+
+/* Tiles 0..3: sums of 16 lines and 16 columns; 4, 5: a group of 16 lines; 6, 7: of 16 columns. */
+static inline AMX void shape_group_tiles(void) {
+    struct tile_shapes shapes = {.palette = 1};
+    for (int t = 0; t < 8; t++) {
+        shapes.bytes[t] = t == 4 || t == 5 ? GROUP : 64;
+        shapes.rows[t] = t > 5 ? GROUP / 4 : TILE;
+    }
+    _tile_loadconfig(&shapes);
+}
+
+#define LAG 2 /* groups */
+
+/* The integer sums of one group, for 16 lines x 16 columns. `SUM`, `LEFT` and `RIGHT` are tiles. */
+#define GROUP_TILE(SUM, LEFT, RIGHT) \
+    _tile_loadd(LEFT, x + g * GROUP, inputs); \
+    _tile_loadd(RIGHT, weights + g * GROUP * PANEL, PANEL * 4); \
+    _tile_zero(SUM); \
+    _tile_dpbssd(SUM, LEFT, RIGHT); \
+    _tile_stored(SUM, sums[SUM], TILE * 4)
+
+/* 16 lines x 16 columns. The sums of a group are read LAG groups later, when their tile has been stored. */
+static inline __attribute__((always_inline)) AMX void grouped_tile(const int bits, const struct grouped *layer,
+                                                                   const int8_t *x, const struct group_grid *grid,
+                                                                   const float *residual, int line, int column,
+                                                                   const uint8_t *room, float *target) {
+    const size_t inputs = (size_t)layer->inputs, groups = inputs / GROUP, bytes = record_bytes(bits);
+    const size_t start = (size_t)(column % PANEL);
+    const uint8_t *record = layer->packed + (size_t)(column / PANEL) * groups * bytes;
+    const uint8_t *weights = room + start * 4;
+    const uint16_t *scales = (const uint16_t *)(record + bytes) - (bits == 8 ? PANEL : 2 * PANEL) + start;
+    _Alignas(64) int32_t sums[4][TILE * TILE];
+    V y[TILE];
+    UNROLL for (int m = 0; m < TILE; m++) y[m] = v_zero();
+    for (size_t g = 0; g < groups + LAG; g++) {
+        if (g < groups) {
+            switch (g % 4) {
+            case 0: GROUP_TILE(0, 4, 6); break;
+            case 1: GROUP_TILE(1, 5, 7); break;
+            case 2: GROUP_TILE(2, 4, 6); break;
+            default: GROUP_TILE(3, 5, 7); break;
+            }
+        }
+        if (g < LAG) continue;
+        V scale = v_halves(scales), minimum = bits == 8 ? v_zero() : v_halves(scales + PANEL);
+        const int32_t *whole = sums[(g - LAG) % 4];
+        UNROLL for (int m = 0; m < TILE; m++) {
+            const struct group_grid *own = grid + (size_t)m * groups + g - LAG;
+            V part = _mm512_cvtepi32_ps(_mm512_load_si512(whole + m * TILE)) * scale;
+            y[m] = v_fma(part, v_set(own->scale), y[m]);
+            if (bits < 8) y[m] = v_fma(minimum, v_set(own->share), y[m]);
+        }
+        scales = (const uint16_t *)((const uint8_t *)scales + bytes);
+    }
+    UNROLL for (int m = 0; m < TILE; m++) {
+        size_t at = (size_t)(line + m) * (size_t)layer->outputs + (size_t)column;
+        v_store(target + at, finished(layer, y[m], column, residual, at));
+    }
+}
+
+static inline __attribute__((always_inline)) AMX void grouped_tiles(const int bits, const struct grouped *layer,
+                                                                    const int8_t *stored, const struct group_grid *grids,
+                                                                    const float *residual, int first, int last, int from,
+                                                                    int to, uint8_t *room, float *target) {
+    size_t inputs = (size_t)layer->inputs, groups = inputs / GROUP, bytes = record_bytes(bits);
+    for (int panel = from; panel < to; panel++) {
+        for (size_t g = 0; g < groups; g++) {
+            const uint8_t *record = layer->packed + ((size_t)panel * groups + g) * bytes;
+            if (bits < 8)
+                record_weights(record, bits, room + g * GROUP * PANEL);
+            else
+                for (int i = 0; i < GROUP * PANEL; i++) room[g * GROUP * PANEL + i] = record[i] ^ 0x80; /* signed */
+        }
+        for (int line = first; line < last; line += TILE)
+            for (int column = panel * PANEL; column < (panel + 1) * PANEL; column += TILE)
+                grouped_tile(bits, layer, stored + (size_t)line * inputs, grids + (size_t)line * groups, residual, line,
+                             column, room, target);
+    }
+}
+
+static AMX void grouped_amx(const struct grouped *layer, const int8_t *stored, const struct group_grid *grids,
+                            const float *residual, int first, int last, int from, int to, uint8_t *room, float *target) {
+    int tiled = first + (last - first) / TILE * TILE;
+    if (tiled > first) {
+        shape_group_tiles();
+        if (layer->bits == 8)
+            grouped_tiles(8, layer, stored, grids, residual, first, tiled, from, to, room, target);
+        else
+            grouped_tiles(4, layer, stored, grids, residual, first, tiled, from, to, room, target);
+        _tile_release(); /* otherwise every context switch would save them */
+    }
+    if (tiled < last) grouped_vnni(layer, stored, grids, residual, tiled, last, from, to, room, target);
+}
+
+const struct decoder_kernels penstock_decoder_amx = {QUERIES,     quantise_groups, root_norm, norm,
+                                                     grouped_amx, attend,          narrow,    rotate};
 #endif

@@ -90,5 +90,102 @@ void linear8_vnni(const struct linear8 *layer, const uint8_t *stored, const stru
     }
 }
 
+/* ---- Decoders ---- */
+
+#include "decoder_kernels.inc"
+
+#define GROUPED_LINES 12
+
+/* Lines x 16 columns, once or twice: all sums are in registers. */
+static inline __attribute__((always_inline)) void grouped_block(const int lines, const int vectors, const int bits,
+                                                                const struct grouped *layer, const int8_t *stored,
+                                                                const struct group_grid *grids, const float *residual,
+                                                                int line, int column, float *target) {
+    const size_t inputs = (size_t)layer->inputs, groups = inputs / GROUP, bytes = record_bytes(bits);
+    const size_t start = (size_t)(column % PANEL);
+    const uint8_t *record = layer->packed + (size_t)(column / PANEL) * groups * bytes;
+    const int8_t *x = stored + (size_t)line * inputs;
+    const struct group_grid *grid = grids + (size_t)line * groups;
+    const __m512i nibble = _mm512_set1_epi8(15);
+    V y[GROUPED_LINES][2];
+    UNROLL for (int m = 0; m < lines; m++)
+        UNROLL for (int v = 0; v < vectors; v++) y[m][v] = v_zero();
+    for (size_t g = 0; g < groups; g++, record += bytes, x += GROUP, grid++) {
+        const uint8_t *weights = record + start * 4;
+        const uint16_t *scales = (const uint16_t *)(record + bytes) - (bits == 8 ? PANEL : 2 * PANEL) + start;
+        __m512i sums[GROUPED_LINES][2];
+        UNROLL for (int m = 0; m < lines; m++)
+            UNROLL for (int v = 0; v < vectors; v++) sums[m][v] = _mm512_setzero_si512();
+        UNROLL for (int k = 0; k < GROUP; k += 4) {
+            __m512i w[2];
+            UNROLL for (int v = 0; v < vectors; v++) {
+                if (bits == 8) {
+                    w[v] = _mm512_loadu_si512(weights + k * PANEL + v * 64);
+                } else {
+                    w[v] = _mm512_loadu_si512(weights + k / 8 * PANEL * 4 + v * 64);
+                    w[v] = _mm512_and_si512(k % 8 ? _mm512_srli_epi16(w[v], 4) : w[v], nibble);
+                }
+                if (bits == 8 || k % 8 == 0)
+                    _mm_prefetch((const char *)weights + (bits == 8 ? k * PANEL : k / 8 * PANEL * 4) + v * 64 + AHEAD,
+                                 _MM_HINT_T0);
+            }
+            UNROLL for (int m = 0; m < lines; m++) {
+                int32_t four;
+                memcpy(&four, x + (size_t)m * inputs + k, 4);
+                __m512i a = _mm512_set1_epi32(four);
+                /* Not an intrinsic: gcc 12 would copy every sum in every turn. */
+                UNROLL for (int v = 0; v < vectors; v++)
+                    __asm__("vpdpbusd %2, %1, %0" : "+v"(sums[m][v]) : "v"(w[v]), "v"(a));
+            }
+        }
+        _mm_prefetch((const char *)scales + AHEAD, _MM_HINT_T0);
+        UNROLL for (int v = 0; v < vectors; v++) {
+            V scale = v_halves(scales + v * LANES), minimum = bits == 8 ? v_zero() : v_halves(scales + PANEL + v * LANES);
+            UNROLL for (int m = 0; m < lines; m++)
+                y[m][v] = add_group(bits, y[m][v], _mm512_cvtepi32_ps(sums[m][v]), scale, minimum,
+                                    grid + (size_t)m * groups);
+        }
+    }
+    UNROLL for (int m = 0; m < lines; m++)
+        UNROLL for (int v = 0; v < vectors; v++) {
+            size_t at = (size_t)(line + m) * (size_t)layer->outputs + (size_t)(column + v * LANES);
+            v_store(target + at, finished(layer, y[m][v], column + v * LANES, residual, at));
+        }
+}
+
+#define GROUPED(LINES, VECTORS) \
+    case LINES: grouped_block(LINES, VECTORS, bits, layer, stored, grids, residual, line, column, target); break;
+
+static inline __attribute__((always_inline)) void grouped_as(const int bits, const struct grouped *layer,
+                                                             const int8_t *stored, const struct group_grid *grids,
+                                                             const float *residual, int first, int last, int from,
+                                                             int to, float *target) {
+    int count = last - first, chunks = (count + GROUPED_LINES - 1) / GROUPED_LINES;
+    int step = count <= GROUPED_LINES / 2 ? PANEL : PANEL / 2; /* few lines: more columns hide the latency */
+    for (int column = from * PANEL; column < to * PANEL; column += step)
+        for (int chunk = 0; chunk < chunks; chunk++) {
+            int line = first + count * chunk / chunks, lines = first + count * (chunk + 1) / chunks - line;
+            if (step == PANEL) {
+                switch (lines) { GROUPED(1, 2) GROUPED(2, 2) GROUPED(3, 2) GROUPED(4, 2) GROUPED(5, 2) GROUPED(6, 2) }
+            } else {
+                switch (lines) {
+                    GROUPED(4, 1) GROUPED(5, 1) GROUPED(6, 1) GROUPED(7, 1) GROUPED(8, 1) GROUPED(9, 1)
+                    GROUPED(10, 1) GROUPED(11, 1) GROUPED(12, 1)
+                }
+            }
+        }
+}
+
+void grouped_vnni(const struct grouped *layer, const int8_t *stored, const struct group_grid *grids,
+                  const float *residual, int first, int last, int from, int to, uint8_t *room, float *target) {
+    (void)room;
+    if (layer->bits == 8)
+        grouped_as(8, layer, stored, grids, residual, first, last, from, to, target);
+    else
+        grouped_as(4, layer, stored, grids, residual, first, last, from, to, target);
+}
+
+const struct decoder_kernels penstock_decoder_avx512_vnni = {QUERIES,      quantise_groups, root_norm, norm,
+                                                             grouped_vnni, attend,          narrow,    rotate};
 const struct kernels penstock_avx512_vnni = {1, quantise, norm, linear8_vnni, linear32, attention16, embed, rotate};
 #endif

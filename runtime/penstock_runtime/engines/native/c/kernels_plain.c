@@ -55,4 +55,41 @@ static void linear8(const struct linear8 *layer, const uint8_t *stored, const st
     }
 }
 
+#include "decoder_kernels.inc"
+
+static void grouped(const struct grouped *layer, const int8_t *stored, const struct group_grid *grids,
+                    const float *residual, int first, int last, int from, int to, uint8_t *room, float *target) {
+    int inputs = layer->inputs, groups = inputs / GROUP;
+    size_t bytes = record_bytes(layer->bits), width = (size_t)layer->outputs;
+    for (int panel = from; panel < to; panel++)
+        for (int line = first; line < last; line++) {
+            const uint8_t *record = layer->packed + (size_t)panel * (size_t)groups * bytes;
+            const struct group_grid *grid = grids + (size_t)line * (size_t)groups;
+            V y[PANEL / LANES];
+            for (int v = 0; v < PANEL / LANES; v++) y[v] = v_zero();
+            for (int g = 0; g < groups; g++, record += bytes, grid++) {
+                const uint8_t *weights = record_weights(record, layer->bits, room);
+                const int8_t *x = stored + (size_t)line * (size_t)inputs + g * GROUP;
+                const uint16_t *scales = (const uint16_t *)(record + bytes) - (layer->bits == 8 ? PANEL : 2 * PANEL);
+                int32_t sums[PANEL] = {0};
+                for (int k = 0; k < GROUP; k++)
+                    for (int n = 0; n < PANEL; n++) sums[n] += x[k] * weights[k / 4 * PANEL * 4 + n * 4 + k % 4];
+                for (int v = 0; v < PANEL / LANES; v++) {
+                    V whole = v_convert(*(const VI_unaligned *)(sums + v * LANES)), scale = v_halves(scales + v * LANES);
+                    if (layer->bits == 8)
+                        y[v] = add_group(8, y[v], whole, scale, v_zero(), grid);
+                    else
+                        y[v] = add_group(4, y[v], whole, scale, v_halves(scales + PANEL + v * LANES), grid);
+                }
+            }
+            for (int v = 0; v < PANEL / LANES; v++) {
+                int column = panel * PANEL + v * LANES;
+                size_t at = (size_t)line * width + (size_t)column;
+                v_store(target + at, finished(layer, y[v], column, residual, at));
+            }
+        }
+}
+
+const struct decoder_kernels penstock_decoder_plain = {QUERIES, quantise_groups, root_norm, norm,
+                                                       grouped, attend,          narrow,    rotate};
 const struct kernels penstock_plain = {0, quantise, norm, linear8, linear32, attention, embed, rotate};

@@ -71,6 +71,10 @@ int has_vbmi(void);
 
 /* The kernels of an instruction set; NULL if this processor does not have it. */
 const struct kernels *kernels_for(int isa);
+const struct decoder_kernels *decoder_kernels_for(int isa);
+
+/* Zeroed memory at a multiple of 64 bytes, in huge pages if available; NULL if there is none. munmap returns it. */
+void *take_pages(size_t size);
 
 /* Memory for `rows` rows of `tokens` tokens, and `chosen` chosen tokens in total; NULL if there is none. To be returned
 with scratch_give. */

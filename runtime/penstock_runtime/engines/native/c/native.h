@@ -8,7 +8,7 @@ Weights stay in the caller's memory, except those of 8-bit products, which are p
 
 #include <stdint.h>
 
-#define PENSTOCK_ABI 10
+#define PENSTOCK_ABI 11
 #define PENSTOCK_DISTANCES_SPARE 33 /* floats after each line of `distances`, read but not used */
 #define PENSTOCK_API __attribute__((visibility("default")))
 
@@ -134,5 +134,77 @@ PENSTOCK_API struct penstock_job *penstock_streams_collect(struct penstock_strea
 
 /* Runs all submitted jobs, then ends the threads and frees `streams`. */
 PENSTOCK_API void penstock_streams_close(struct penstock_streams *streams);
+
+/* ---- Decoders (text generation) ---- */
+
+/* A product; `packed` as in kernels.h (struct grouped). A part that a model does not have has 0 outputs. */
+struct penstock_product {
+    int32_t inputs, outputs, bits; /* inputs and outputs are multiples of 32; 8 or 4 bits */
+    const uint8_t *packed;
+    const float *bias; /* [outputs]; may be NULL */
+};
+
+/* Normalisation: with a bias by mean and variance, otherwise by the root mean square. A part that a model does not have has
+no weight. */
+struct penstock_normalisation {
+    const float *weight, *bias;
+    float epsilon;
+};
+
+struct penstock_layer {
+    struct penstock_product attend;  /* queries, keys and values: outputs are (heads + 2 key heads) x head width */
+    struct penstock_product output, up, gate, down;
+    struct penstock_normalisation attention_norm, network_norm; /* of the inputs of the attention and the network */
+    struct penstock_normalisation query_norm, key_norm;         /* of each head, by the root mean square; optional */
+    struct penstock_normalisation attended_norm, expanded_norm; /* of the outputs, before the sum; optional */
+    float scale;    /* of the products of queries and keys */
+    int32_t window; /* tokens that a token attends to at most, itself included; 0: all before it */
+    int32_t rope;   /* number of the rotary positions; -1: none */
+};
+
+/* Rotary positions: numbers i and i + half of each head are turned by the angle position * frequencies[i]. */
+struct penstock_rope {
+    int32_t half;
+    float magnitude; /* factor of cosine and sine */
+    const float *frequencies; /* [half] */
+};
+
+struct penstock_decoder_parts {
+    int32_t layers, ropes, heads, key_heads;
+    int32_t head_width; /* as computed: a multiple of 16 */
+    int32_t head_size;  /* without the zeros that fill a head up */
+    int32_t vocabulary, positions; /* rows of the tables */
+    int32_t activation;
+    float embedding_scale;
+    struct penstock_product embeddings; /* [vocabulary, hidden] */
+    struct penstock_product head;       /* 0 outputs: the embeddings */
+    const float *position_table;        /* [positions, hidden]; may be NULL */
+    struct penstock_normalisation final_norm;
+    const struct penstock_layer *layer;
+    const struct penstock_rope *rope;
+};
+
+struct penstock_decoder;
+
+/* Copies the weights, and takes the memory of `blocks` blocks of the cache, each of 32 tokens. `threads` includes the
+caller's. NULL, with *status set, without memory or for parts that do not fit together. */
+PENSTOCK_API struct penstock_decoder *penstock_decoder_open(const struct penstock_decoder_parts *parts, int32_t blocks,
+                                                            int32_t threads, int32_t isa, int32_t *status);
+
+/* The rows of a step: tokens of some sequences, which the cache holds up to `positions`. */
+struct penstock_rows {
+    int32_t rows;
+    const int32_t *tokens;    /* row after row */
+    const int32_t *counts;    /* [rows]: tokens of each row */
+    const int32_t *positions; /* [rows] */
+    const int32_t *blocks;    /* row after row, for each ceil((position + count) / 32) numbers */
+    const int32_t *logits;    /* [rows]: its last tokens that need logits */
+    float *result;            /* [sum of logits, outputs of the head] */
+};
+
+/* For one caller at a time. enum penstock_status. */
+PENSTOCK_API int32_t penstock_decoder_step(struct penstock_decoder *decoder, const struct penstock_rows *rows);
+
+PENSTOCK_API void penstock_decoder_close(struct penstock_decoder *decoder);
 
 #endif

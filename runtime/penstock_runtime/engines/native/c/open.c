@@ -8,8 +8,8 @@
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
-/* Huge pages if available: weights are read sequentially, and the TLB has few entries for small pages. */
-static void *take_pages(size_t size) {
+/* Weights are read sequentially, and the TLB has few entries for small pages. */
+void *take_pages(size_t size) {
     size_t whole = size + HUGE_PAGE;
     char *memory = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return NULL;

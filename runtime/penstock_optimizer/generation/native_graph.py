@@ -1,0 +1,222 @@
+"""Writes a decoder as a file of the native engine: weights in 8 or 4 bits with a scale for each group of inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_optimizer.export.encoder import Activation, Dense
+from penstock_optimizer.generation.decoder import Decoder, DecoderLayer, Normalisation, Rope
+from penstock_runtime.engines.native import graph_file
+from penstock_runtime.engines.native.decoder_file import (
+    GROUP,
+    PANEL,
+    DecoderParts,
+    LayerParts,
+    NativeDecoderFile,
+    NormPart,
+    ProductPart,
+    RopePart,
+    write_decoder,
+)
+from penstock_runtime.generation.native_engine import HEAD_MULTIPLE
+from penstock_runtime.rows import Float
+
+_ACTIVATIONS: dict[Activation, graph_file.Activation] = {
+    Activation.GELU: "gelu",
+    Activation.GELU_TANH: "gelu-tanh",
+    Activation.SILU: "silu",
+    Activation.RELU: "relu",
+    Activation.TANH: "tanh",
+    Activation.LINEAR: "none",
+}
+
+
+def why_not_native(decoder: Decoder) -> str | None:
+    """Why the native engine does not compute this decoder; None if it does."""
+    if decoder.activation not in _ACTIVATIONS:
+        return f"the native engine does not compute the activation {decoder.activation.value}"
+    queries = decoder.heads * _filled(decoder.head_size, HEAD_MULTIPLE)
+    if decoder.hidden % GROUP or queries % GROUP:
+        return f"the native engine needs widths that are multiples of {GROUP}, not {decoder.hidden} and {queries}"
+    norms = [norm for layer in decoder.layers for norm in (layer.query_norm, layer.key_norm) if norm is not None]
+    if any(norm.bias is not None for norm in norms):
+        return "the native engine normalises the heads of queries and keys by the root mean square only"
+    return None
+
+
+def write_native(decoder: Decoder, bits: int, path: Path) -> None:
+    """Write `path`. The head and the embeddings are stored in 8 bits. ValueError for a decoder that is refused by
+    `why_not_native`."""
+    reason = why_not_native(decoder)
+    if reason is not None:
+        raise ValueError(reason)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = _Writer(decoder, bits)
+    parts = writer.parts()
+    write_decoder(path, NativeDecoderFile(parts, writer.tensors))
+
+
+def packed(weight: Float, bits: int) -> NDArray[np.uint8]:
+    """A weight [outputs, inputs], both multiples of 32, as the records of `struct grouped` (kernels.h): uint8
+    [outputs / 32, inputs / 32, bytes]. Scales and minima are float16, which llama.cpp's formats have as well."""
+    panels, groups = weight.shape[0] // PANEL, weight.shape[1] // GROUP
+    grouped = weight.reshape(panels, PANEL, groups, GROUP)
+    if bits == 8:
+        exact = np.abs(grouped).max(3) / np.float32(127)
+        scale = exact.astype(np.float16)
+        steps = np.rint(grouped * _inverse(scale)[..., None])
+        values = (np.clip(steps, -127, 127) + 128).astype(np.uint8)
+        numbers = [scale]
+    else:
+        lowest, highest = grouped.min(3), grouped.max(3)
+        scale = ((highest - lowest) / np.float32(15)).astype(np.float16)
+        minimum = lowest.astype(np.float16)
+        steps = np.rint((grouped - minimum.astype(np.float32)[..., None]) * _inverse(scale)[..., None])
+        values = np.clip(steps, 0, 15).astype(np.uint8)
+        numbers = [scale, minimum]
+    # [panel, group, four inputs, output, input]
+    ordered = values.reshape(panels, PANEL, groups, GROUP // 4, 4).transpose(0, 2, 3, 1, 4)
+    if bits == 4:
+        ordered = ordered[:, :, 0::2] | (ordered[:, :, 1::2] << 4)
+    parts = [ordered, *(number.transpose(0, 2, 1) for number in numbers)]
+    records = [np.ascontiguousarray(part).view(np.uint8).reshape(panels, groups, -1) for part in parts]
+    return np.concatenate(records, axis=2)
+
+
+def _inverse(scale: NDArray[np.float16]) -> Float:
+    wide = scale.astype(np.float32)
+    return np.divide(1, wide, out=np.zeros_like(wide), where=wide > 0)
+
+
+class _Writer:
+    def __init__(self, decoder: Decoder, bits: int) -> None:
+        self._decoder = decoder
+        self._bits = bits
+        self._head_width = _filled(decoder.head_size, HEAD_MULTIPLE)
+        self._ropes: dict[int, int] = {}
+        self._rope_facts: list[RopePart] = []
+        self.tensors: dict[str, Any] = {}
+
+    def parts(self) -> DecoderParts:
+        """The parts; fills `tensors`."""
+        decoder = self._decoder
+        layers = tuple(self._layer(layer, f"layer.{index}.") for index, layer in enumerate(decoder.layers))
+        table = Dense(decoder.embeddings, None)
+        positions = None
+        if decoder.positions is not None:
+            positions = self._add("positions", decoder.positions)
+        return DecoderParts(
+            heads=decoder.heads,
+            key_heads=decoder.key_heads,
+            head_width=self._head_width,
+            head_size=decoder.head_size,
+            vocabulary=decoder.vocabulary,
+            activation=_ACTIVATIONS[decoder.activation],
+            embedding_scale=decoder.embedding_scale,
+            embeddings=self._product(table, "embeddings", bits=8),
+            head=self._product(decoder.head, "head", bits=8) if decoder.head is not None else None,
+            position_table=positions,
+            positions=0 if decoder.positions is None else len(decoder.positions),
+            final_norm=self._norm(decoder.final_norm, "final_norm"),
+            ropes=tuple(self._rope_facts),
+            layers=layers,
+        )
+
+    def _layer(self, layer: DecoderLayer, prefix: str) -> LayerParts:
+        decoder, width = self._decoder, self._head_width
+        inner = _filled(len(layer.up.weight), GROUP)
+        projections = [
+            self._heads(dense, heads)
+            for dense, heads in (
+                (layer.query, decoder.heads),
+                (layer.key, decoder.key_heads),
+                (layer.value, decoder.key_heads),
+            )
+        ]
+        by_head = _wider(layer.output.weight.reshape(-1, decoder.heads, decoder.head_size), 2, width)
+        mixed = by_head.reshape(len(by_head), -1)
+        down = Dense(_wider(layer.down.weight, 1, inner), layer.down.bias)
+        norms = {
+            name: self._norm(norm, prefix + name, width if name in {"query_norm", "key_norm"} else None)
+            for name in (
+                "attention_norm", "network_norm", "query_norm", "key_norm", "attended_norm", "expanded_norm"
+            )
+            if (norm := getattr(layer, name)) is not None
+        }  # fmt: skip
+        return LayerParts(
+            attend=self._product(_joined(projections), f"{prefix}attend"),
+            output=self._product(Dense(mixed, layer.output.bias), f"{prefix}output"),
+            up=self._product(_longer(layer.up, inner), f"{prefix}up"),
+            gate=None if layer.gate is None else self._product(_longer(layer.gate, inner), f"{prefix}gate"),
+            down=self._product(down, f"{prefix}down"),
+            scale=layer.scale,
+            window=layer.window or 0,
+            rope=self._rope(layer.rope),
+            **norms,
+        )
+
+    def _heads(self, dense: Dense, heads: int) -> Dense:
+        """The product with each head's outputs filled up with zeros."""
+        size, width = self._decoder.head_size, self._head_width
+        weight = _wider(dense.weight.reshape(heads, size, -1), 1, width).reshape(heads * width, -1)
+        if dense.bias is None:
+            return Dense(weight, None)
+        return Dense(weight, _wider(dense.bias.reshape(heads, size), 1, width).reshape(-1))
+
+    def _rope(self, rope: Rope | None) -> int:
+        """The number of these positions; those of several layers are computed once."""
+        if rope is None:
+            return -1
+        if id(rope) not in self._ropes:
+            number = self._ropes[id(rope)] = len(self._ropes)
+            name = self._add(f"rope.{number}", rope.frequencies)
+            self._rope_facts.append(RopePart(frequencies=name, magnitude=rope.magnitude))
+        return self._ropes[id(rope)]
+
+    def _product(self, dense: Dense, name: str, bits: int | None = None) -> ProductPart:
+        weight = _longer(dense, _filled(len(dense.weight), PANEL))
+        count = self._bits if bits is None else bits
+        self.tensors[name] = packed(weight.weight, count)
+        bias = None if weight.bias is None else self._add(f"{name}.bias", weight.bias)
+        outputs, inputs = weight.weight.shape
+        return ProductPart(inputs=inputs, outputs=outputs, bits=8 if count == 8 else 4, packed=name, bias=bias)
+
+    def _norm(self, norm: Normalisation, name: str, width: int | None = None) -> NormPart:
+        weight = norm.weight if width is None else _wider(norm.weight, 0, width)
+        bias = None if norm.bias is None else self._add(f"{name}.bias", norm.bias)
+        return NormPart(weight=self._add(name, weight), bias=bias, epsilon=norm.epsilon)
+
+    def _add(self, name: str, array: Float) -> str:
+        self.tensors[name] = np.ascontiguousarray(array, np.float32)
+        return name
+
+
+def _joined(products: list[Dense]) -> Dense:
+    """Products of the same inputs as one."""
+    weight = np.concatenate([one.weight for one in products])
+    if all(one.bias is None for one in products):
+        return Dense(weight, None)
+    biases = [np.zeros(len(one.weight), np.float32) if one.bias is None else one.bias for one in products]
+    return Dense(weight, np.concatenate(biases))
+
+
+def _longer(dense: Dense, outputs: int) -> Dense:
+    """The product with outputs of zeros behind its own."""
+    bias = None if dense.bias is None else _wider(dense.bias, 0, outputs)
+    return Dense(_wider(dense.weight, 0, outputs), bias)
+
+
+def _wider(array: Float, axis: int, size: int) -> Float:
+    """The array with zeros behind it on this axis."""
+    missing = size - array.shape[axis]
+    if not missing:
+        return array
+    return np.pad(array, [(0, missing if at == axis else 0) for at in range(array.ndim)])
+
+
+def _filled(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple

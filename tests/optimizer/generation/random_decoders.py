@@ -1,0 +1,189 @@
+"""Random decoders without a file, and their logits in numpy with the rounding of the native engine."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.manifest import DecoderFacts
+from penstock_optimizer.export.encoder import Activation, Dense
+from penstock_optimizer.generation.decoder import Decoder, DecoderLayer, Normalisation, Rope
+from penstock_optimizer.generation.decoder_graph import decoder_facts
+from penstock_optimizer.generation.native_graph import packed
+from penstock_runtime.rows import Float
+
+Wide = NDArray[Any]
+"""float64."""
+VOCABULARY = 70
+"""Not a multiple of 32: the head is filled up."""
+
+
+def random_decoder(
+    seed: int, *, hidden: int = 64, heads: int = 4, key_heads: int = 2, head_size: int = 16, inner: int = 96,
+    layers: int = 2, window: int | None = None, turned: int | None = 16, gated: bool = True, biased: bool = False,
+    normed_heads: bool = False, normed_outputs: bool = False, tied: bool = True, positions: bool = False,
+    activation: Activation = Activation.SILU,
+) -> Decoder:  # fmt: skip
+    """A decoder whose logits depend on every part. `turned`: numbers of a head that are rotated."""
+    random = np.random.default_rng(seed)
+
+    def numbers(*shape: int, scale: float = 1.0) -> Float:
+        return (random.normal(0, scale, shape)).astype(np.float32)
+
+    def dense(inputs: int, outputs: int) -> Dense:
+        return Dense(
+            numbers(outputs, inputs, scale=1 / math.sqrt(inputs)), numbers(outputs, scale=0.1) if biased else None
+        )
+
+    def norm(width: int) -> Normalisation:
+        return Normalisation(1 + numbers(width, scale=0.2), numbers(width, scale=0.1) if positions else None, 1e-5)
+
+    def heads_norm() -> Normalisation | None:
+        return Normalisation(1 + numbers(head_size, scale=0.2), None, 1e-6) if normed_heads else None
+
+    rope = None
+    if turned is not None:
+        exponents = np.arange(turned // 2, dtype=np.float32) / np.float32(8)
+        rope = Rope((np.float32(100.0) ** -exponents).astype(np.float32), 1.1)
+    made = tuple(
+        DecoderLayer(
+            query=dense(hidden, heads * head_size),
+            key=dense(hidden, key_heads * head_size),
+            value=dense(hidden, key_heads * head_size),
+            output=dense(heads * head_size, hidden),
+            up=dense(hidden, inner),
+            down=dense(inner, hidden),
+            gate=dense(hidden, inner) if gated else None,
+            attention_norm=norm(hidden),
+            network_norm=norm(hidden),
+            query_norm=heads_norm(),
+            key_norm=heads_norm(),
+            attended_norm=norm(hidden) if normed_outputs else None,
+            expanded_norm=norm(hidden) if normed_outputs else None,
+            rope=rope,
+            scale=1 / math.sqrt(head_size),
+            window=window if index else None,
+        )
+        for index in range(layers)
+    )
+    return Decoder(
+        embeddings=numbers(VOCABULARY, hidden),
+        embedding_scale=1.5,
+        positions=numbers(256, hidden, scale=0.3) if positions else None,
+        layers=made,
+        activation=activation,
+        final_norm=norm(hidden),
+        head=None if tied else Dense(numbers(VOCABULARY, hidden, scale=1 / math.sqrt(hidden)), None),
+        heads=heads,
+        key_heads=key_heads,
+        head_size=head_size,
+        context=256,
+    )
+
+
+def facts_of(decoder: Decoder) -> DecoderFacts:
+    """What the engine needs besides the graph."""
+    return decoder_facts(decoder)
+
+
+def unpacked(weight: Float, bits: int) -> Float:
+    """The weight [outputs, inputs] that the native engine multiplies with."""
+    outputs, inputs = weight.shape
+    filled = np.pad(weight, [(0, -outputs % 32), (0, -inputs % 32)])
+    records = packed(filled, bits)
+    panels, groups, _ = records.shape
+    size = 1024 if bits == 8 else 512
+    values: NDArray[Any] = records[:, :, :size].reshape(panels, groups, -1, 32, 4)
+    numbers = (
+        np.ascontiguousarray(records[:, :, size:]).view(np.float16).astype(np.float32).reshape(panels, groups, -1, 32)
+    )
+    if bits == 8:
+        steps, minimum = values.astype(np.float32) - 128, np.zeros_like(numbers[:, :, 0])
+    else:
+        # Odd lines of four inputs are in the upper bits.
+        steps = np.stack([values & 15, values >> 4], 3).reshape(panels, groups, 8, 32, 4).astype(np.float32)
+        minimum = numbers[:, :, 1]
+    wide = steps * numbers[:, :, 0][:, :, None, :, None] + minimum[:, :, None, :, None]
+    return wide.transpose(0, 3, 1, 2, 4).reshape(panels * 32, groups * 32)[:outputs, :inputs]
+
+
+def native_logits(decoder: Decoder, bits: int, ids: NDArray[np.int32]) -> Wide:
+    """The logits [tokens, vocabulary] with the weights and the rounded activations of the native engine."""
+    heads, key_heads, size, count = decoder.heads, decoder.key_heads, decoder.head_size, len(ids)
+    places = np.arange(count)
+    x = unpacked(decoder.embeddings, 8)[ids].astype(np.float64) * decoder.embedding_scale
+    if decoder.positions is not None:
+        x = x + decoder.positions[:count]
+    width = -(-size // 16) * 16
+    for layer in decoder.layers:
+        read = _normal(x, layer.attention_norm)
+
+        def split(dense: Dense, number: int, read: Any = read) -> Wide:
+            return _product(read, dense, bits).reshape(count, number, size)
+
+        query, key, value = split(layer.query, heads), split(layer.key, key_heads), split(layer.value, key_heads)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query, key = _normal(query, layer.query_norm), _normal(key, layer.key_norm)
+        if layer.rope is not None:
+            query, key = (_turned(one, layer.rope, places) for one in (query, key))
+        key, value = (one.astype(np.float16).astype(np.float64) for one in (key, value))  # in the cache
+        seen = places[None] <= places[:, None]
+        if layer.window is not None:
+            seen &= places[None] > places[:, None] - layer.window
+        mixed = np.zeros((count, heads, width))
+        for number in range(heads):
+            shared = number // (heads // key_heads)
+            scores = np.where(seen, query[:, number] @ key[:, shared].T * layer.scale, -np.inf)
+            powers = np.exp(scores - scores.max(1, keepdims=True))
+            mixed[:, number, :size] = powers / powers.sum(1, keepdims=True) @ value[:, shared]
+        # Heads are filled up with zeros, so that groups of activations are others.
+        output = np.zeros((decoder.hidden, heads, width), np.float32)
+        output[:, :, :size] = layer.output.weight.reshape(-1, heads, size)
+        mixed = _product(mixed.reshape(count, -1), Dense(output.reshape(decoder.hidden, -1), layer.output.bias), bits)
+        x = x + (mixed if layer.attended_norm is None else _normal(mixed, layer.attended_norm))
+        read = _normal(x, layer.network_norm)
+        inner = _product(read, layer.up, bits)
+        if layer.gate is None:
+            inner = _activated(inner, decoder.activation)
+        else:
+            inner = inner * _activated(_product(read, layer.gate, bits), decoder.activation)
+        inner = _product(inner, layer.down, bits)
+        x = x + (inner if layer.expanded_norm is None else _normal(inner, layer.expanded_norm))
+    head = decoder.head if decoder.head is not None else Dense(decoder.embeddings, None)
+    return _product(_normal(x, decoder.final_norm), head, 8)
+
+
+def _product(x: Wide, dense: Dense, bits: int) -> Wide:
+    filled = np.pad(x, [(0, 0), (0, -x.shape[1] % 32)])
+    groups = filled.reshape(len(x), -1, 32)
+    scale = np.abs(groups).max(2, keepdims=True) / 127
+    rounded = np.rint(groups / np.maximum(scale, 1e-30)) * scale
+    y = rounded.reshape(len(x), -1)[:, : x.shape[1]] @ unpacked(dense.weight, bits).T.astype(np.float64)
+    return np.asarray(y if dense.bias is None else y + dense.bias)
+
+
+def _normal(x: Wide, norm: Normalisation) -> Wide:
+    if norm.bias is None:
+        return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.epsilon) * norm.weight)
+    centred = x - x.mean(-1, keepdims=True)
+    scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + norm.epsilon) * norm.weight
+    return np.asarray(scaled + norm.bias)
+
+
+def _turned(x: Wide, rope: Rope, places: NDArray[Any]) -> Wide:
+    half = len(rope.frequencies)
+    angles = places[:, None, None] * rope.frequencies
+    cosines, sines = np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return np.concatenate([first * cosines - second * sines, second * cosines + first * sines, rest], -1)
+
+
+def _activated(x: Wide, activation: Activation) -> Wide:
+    if activation is Activation.RELU:
+        return np.maximum(x, 0)
+    if activation is Activation.GELU_TANH:
+        return np.asarray(x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
+    return np.asarray(x / (1 + np.exp(-x)))
