@@ -141,7 +141,7 @@ def send(http: httpx.Client, one: Asked) -> str:
 
 def in_use(url: str) -> tuple[int, int, int]:
     """Sequences that run and wait, and blocks of the cache in use."""
-    facts = httpx.get(f"{url}/info", timeout=30).json()
+    facts = httpx.get(f"{url}/info", timeout=30).json()["predictor"]
     sequences = facts["sequences"]
     return sequences["running"], sequences["waiting"], facts["cache"]["blocks_in_use"]
 
