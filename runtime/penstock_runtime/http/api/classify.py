@@ -220,6 +220,9 @@ VLLM: JsonSchema = {
 def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     """Their table."""
     classify = Classify(service, limits)
+    example: JsonSchema = {"inputs": "I like you. I love you."}
+    if service.status.task is TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION:
+        example = dict(zero_shot_token_classification.EXAMPLES[0])
     if service.status.task in SPAN_TASKS:
         request, answer = classify.spans_body.schema(), [SPANS, {"type": "array", "items": SPANS}]
     else:
@@ -228,7 +231,7 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     return (
         Route(
             "POST", "/classify", classify.classify, "Labels or spans, for LLM gateways", TAG, tasks=TASKS,
-            inference=True, request=request | {"examples": [{"inputs": "I like you. I love you."}]},
+            inference=True, request=request | {"examples": [example]},
             response={"anyOf": answer},
         ),
     )  # fmt: skip
