@@ -231,12 +231,8 @@ def max_sim(query: Float, document: Float) -> float:
 def scaled(vectors: Float) -> Float:
     """Each vector [n, width] scaled to length 1; a zero vector stays as it is."""
     squares: Float = np.add.reduce(np.square(vectors), axis=1, keepdims=True)
-<<<<<<< HEAD
-    result: Float = np.divide(vectors, np.maximum(np.sqrt(squares), np.float32(1e-12)), dtype=np.float32)
-=======
     lengths = np.maximum(np.sqrt(squares), 1e-12).astype(np.float32)
     result: Float = (vectors / lengths).astype(np.float32, copy=False)
->>>>>>> e2
     return result
 
 

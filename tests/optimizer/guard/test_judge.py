@@ -44,12 +44,7 @@ ANSWERS: dict[TaskName, Callable[[int], Answer]] = {
     ],
     TaskName.ZERO_SHOT_CLASSIFICATION: lambda _: {"sequence": "x", "labels": ["a", "b"], "scores": [0.9, 0.1]},
     TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION: lambda _: [
-<<<<<<< HEAD
-        {"entity_group": label, "score": 0.9, "word": "x", "start": place, "end": place + 1}
-        for place, label in enumerate(["person", "city"])
-=======
         {"entity_group": "PER", "score": 0.9, "word": "x", "start": place, "end": place + 1} for place in (1, 4)
->>>>>>> e2
     ],
 }
 
@@ -60,13 +55,9 @@ def observed(task: TaskName, answer: Answer) -> ObservedAnswer:
     if task is TaskName.SENTENCE_SIMILARITY:
         return ObservedAnswer(answer, (np.ones(4, np.float32), *(np.ones(4, np.float32) for _ in answer)))
     if task is TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION:
-<<<<<<< HEAD
-        return ObservedAnswer(answer, (np.array([entity["score"] for entity in answer], np.float32),))
-=======
         scores = np.full(8, 0.2, np.float32)
         scores[[entity["start"] for entity in answer]] = 0.9
         return ObservedAnswer(answer, (scores,))
->>>>>>> e2
     return ObservedAnswer(answer)
 
 

@@ -220,15 +220,9 @@ VLLM: JsonSchema = {
 def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     """Their table."""
     classify = Classify(service, limits)
-<<<<<<< HEAD
-    example: dict[str, Any] = {"inputs": "I like you. I love you."}
-    if service.status.task is TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION:
-        example["parameters"] = {"candidate_labels": ["person", "city"]}
-=======
     example: JsonSchema = {"inputs": "I like you. I love you."}
     if service.status.task is TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION:
         example = dict(zero_shot_token_classification.EXAMPLES[0])
->>>>>>> e2
     if service.status.task in SPAN_TASKS:
         request, answer = classify.spans_body.schema(), [SPANS, {"type": "array", "items": SPANS}]
     else:
