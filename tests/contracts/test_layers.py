@@ -22,7 +22,12 @@ HEAVY = {
         "runtime/penstock_optimizer/quantise/",
         "runtime/penstock_optimizer/generation/",
     },
-    "torch": {"runtime/penstock_optimizer/export/"},
+    # The Neuron SDK is an extension of torch, in a process of its own.
+    "torch": {
+        "runtime/penstock_optimizer/export/",
+        "runtime/penstock_optimizer/neuron/child.py",
+        "runtime/penstock_runtime/engines/neuron/worker.py",
+    },
 }
 """Where each heavy library may be imported: one place each (a quantiser is tied to its engine's library)."""
 
