@@ -26,7 +26,6 @@ HEAVY = {
     "torch": {
         "runtime/penstock_optimizer/export/",
         "runtime/penstock_optimizer/neuron/child.py",
-        "runtime/penstock_runtime/engines/neuron/worker.py",
     },
 }
 """Where each heavy library may be imported: one place each (a quantiser is tied to its engine's library)."""
