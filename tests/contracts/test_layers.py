@@ -22,7 +22,11 @@ HEAVY = {
         "runtime/penstock_optimizer/quantise/",
         "runtime/penstock_optimizer/generation/",
     },
-    "torch": {"runtime/penstock_optimizer/export/", "runtime/penstock_optimizer/neuron/child.py"},
+    # The Neuron SDK is an extension of torch, in a process of its own.
+    "torch": {
+        "runtime/penstock_optimizer/export/",
+        "runtime/penstock_optimizer/neuron/child.py",
+    },
 }
 """Where each heavy library may be imported: one place each (a quantiser is tied to its engine's library)."""
 
