@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -39,6 +40,15 @@ VARYING = frozenset({"id", "created"})
 
 def start(endpoint: Endpoint, model: LoadedModel) -> None:
     asyncio.run_coroutine_threadsafe(start_model(endpoint.server, model), endpoint.loop).result(SECONDS)
+
+
+def opened(value: Any) -> Any:
+    """The same JSON value, with answers that are JSON in a text, as in tensors of texts, as values."""
+    if isinstance(value, Mapping):
+        return {name: opened(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [opened(one) for one in value]
+    return json.loads(value) if isinstance(value, str) and value.startswith(("{", "[{")) else value
 
 
 def numbers(value: Any) -> Iterator[float]:
@@ -100,8 +110,9 @@ def test_every_route_of_every_task_answers_as_on_the_cpu(
                     assert found.status_code == wanted.status_code, (path, body, found.text, wanted.text)
                     if wanted.status_code != 200 or "json" not in wanted.headers["content-type"]:
                         continue
-                    assert without_numbers(found.json()) == without_numbers(wanted.json()), path
-                    for one, other in zip(numbers(found.json()), numbers(wanted.json()), strict=True):
+                    given, expected = opened(found.json()), opened(wanted.json())
+                    assert without_numbers(given) == without_numbers(expected), path
+                    for one, other in zip(numbers(given), numbers(expected), strict=True):
                         assert math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-4), path
                 info = client.get(f"{on_device.url}/info").json()
                 metrics = client.get(f"{on_device.url}/metrics").text
