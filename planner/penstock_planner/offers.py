@@ -22,7 +22,6 @@ GPU = "gpu-"
 """Beginning of the names of GPU classes in a price list. Penstock has no GPU runtime: they are for comparison."""
 NODE_RESERVE = 1
 """Physical cores of each node that are kept for the kubelet, the system and daemons, as `reservedSystemCPUs`."""
-NO_NEURON_RUNTIME = "this release has no runtime for Inferentia"
 GPU_CAVEATS = (
     "published GPU figures of a T4 are of the device or of one process: HTTP and tokenisation are not included",
     "the PyTorch figures of 2021 are half of what TensorRT reaches on the same T4",
@@ -125,7 +124,7 @@ def _not_chosen(name: str, chosen: Sequence[str]) -> str:
         return "Penstock has no GPU runtime"
     if name not in set(NeuronGeneration) or name in chosen:
         return ""
-    reason = INF1_UNSUPPORTED if name == NeuronGeneration.INF1.value else NO_NEURON_RUNTIME
+    reason = INF1_UNSUPPORTED if name == NeuronGeneration.INF1.value else f"the runtime for Inferentia is {NOT_RUN}"
     return f"{reason}; name it in --classes to choose it"
 
 

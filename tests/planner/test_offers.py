@@ -141,7 +141,7 @@ def test_every_offer_of_inferentia_states_that_nothing_was_run() -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("inf1", "AWS no longer supports Inf1"), ("inf2", "this release has no runtime for Inferentia")],
+    [("inf1", "AWS no longer supports Inf1"), ("inf2", "the runtime for Inferentia is not yet run on a device")],
 )
 def test_inferentia_is_chosen_only_when_it_is_named(name: str, reason: str) -> None:
     load = Load(200, 400, 50)
