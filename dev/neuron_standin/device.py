@@ -51,7 +51,7 @@ class Compiled(torch.nn.Module):
         return (self.neff, self.metadata, self.lazy, self.training)
 
     @torch.jit.export
-    def __setstate__(self, state: tuple[torch.Tensor, str, bool, bool]):  # type: ignore[no-untyped-def] # noqa: ANN204
+    def __setstate__(self, state: tuple[torch.Tensor, str, bool, bool]) -> None:
         self.neff = state[0]
         self.metadata = state[1]
         self.lazy = state[2]

@@ -78,7 +78,7 @@ def explained(kube: Kubectl, path: str) -> str:
         ("mep.spec.model", "Where the model comes from: `hf://organisation/name@revision`"),
         ("mep.spec", "cores <integer> Physical cores of one replica; NeuronCores on a class that has them."),
         ("mep.spec", "model <string> -required-"),
-        ("mep.spec.objective", "What to optimise for. Both: the highest rate within the latency."),
+        ("mep.spec.objective", "What to optimise for. Latency and throughput: the highest rate within the latency."),
         ("mep.spec.scaling.mode", "What decides the number of replicas. `Internal`: the operator, from the measured"),
         ("mep.spec.scaling.mode", "ENUM: Internal HPA KEDA External None"),
         ("mep.spec.pod.memory", "Memory of one pod, requested and limited, such as 2Gi."),

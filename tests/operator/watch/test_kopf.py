@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import cast
 
-import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
@@ -18,12 +20,13 @@ from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.loop.controller import Controller
 from penstock_operator.process import run_kopf
 from penstock_operator.settings import Settings
-from penstock_operator.watch import handlers
 from penstock_operator.watch.cluster_cache import ClusterCache
 from tests.operator import objects
 from tests.operator.objects import Json
 
 KINDS = {"modelendpoints": "ModelEndpoint", "optimizedmodels": "OptimizedModel", "hardwareclasses": "HardwareClass"}
+
+ROOT = Path(__file__).parents[3]
 
 
 def hardware_class(name: str, version: int) -> Json:
@@ -122,41 +125,47 @@ async def until(true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
-def test_kopf_updates_the_own_kinds_reports_a_new_listing_and_handles_no_signals(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(handlers, "START_RETRY_SECONDS", 0.1)
+async def kinds_relists_and_signals() -> None:
+    """For a process of its own: a signal that is not caught would end the process of other tests, too."""
+    api, controller = Api(), Began()
+    cache = ClusterCache(Settings().plan_settings())
+    stop, stop_kopf = asyncio.Event(), asyncio.Event()
+    async with asyncio.timeout(300), served(api) as configuration:
+        work = run_kopf(
+            configuration, Settings(), cast("Controller", controller), cache, stop=stop, stop_kopf=stop_kopf
+        )
+        task = asyncio.create_task(work)
+        await until(lambda: all(len(store) == 1 for store in (cache.endpoints, cache.models, cache.classes)))
+        assert controller.attempts == 2
 
-    async def scenario() -> None:
-        api, controller = Api(), Began()
-        cache = ClusterCache(Settings().plan_settings())
-        stop, stop_kopf = asyncio.Event(), asyncio.Event()
-        async with asyncio.timeout(300), served(api) as configuration:
-            work = run_kopf(
-                configuration, Settings(), cast("Controller", controller), cache, stop=stop, stop_kopf=stop_kopf
-            )
-            task = asyncio.create_task(work)
-            await until(lambda: all(len(store) == 1 for store in (cache.endpoints, cache.models, cache.classes)))
-            assert controller.attempts == 2
+        await api.events["optimizedmodels"].put({"type": "ADDED", "object": objects.optimized_model("new", 11)})
+        await until(lambda: cache.models.get(ObjectKey("a", "new")) is not None)
+        gone = {"type": "DELETED", "object": objects.optimized_model("om", 12)}
+        await api.events["optimizedmodels"].put(gone)
+        await until(lambda: cache.models.get(ObjectKey("a", "om")) is None)
+        assert controller.relists == 0
 
-            await api.events["optimizedmodels"].put({"type": "ADDED", "object": objects.optimized_model("new", 11)})
-            await until(lambda: cache.models.get(ObjectKey("a", "new")) is not None)
-            gone = {"type": "DELETED", "object": objects.optimized_model("om", 12)}
-            await api.events["optimizedmodels"].put(gone)
-            await until(lambda: cache.models.get(ObjectKey("a", "om")) is None)
-            assert controller.relists == 0
+        # The history is lost: Kopf lists again.
+        expired = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}
+        await api.events["hardwareclasses"].put(expired)
+        await until(lambda: controller.relists == 1)
 
-            # The history is lost: Kopf lists again.
-            expired = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}
-            await api.events["hardwareclasses"].put(expired)
-            await until(lambda: controller.relists == 1)
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.wait_for(stop.wait(), 60)
+        assert not task.done()
 
-            signal.raise_signal(signal.SIGTERM)
-            await asyncio.wait_for(stop.wait(), 60)
-            assert not task.done()
+        stop_kopf.set()
+        await task
+    assert api.writes == []
 
-            stop_kopf.set()
-            await task
-        assert api.writes == []
 
-    asyncio.run(scenario())
+def test_kopf_updates_the_own_kinds_reports_a_new_listing_and_handles_no_signals() -> None:
+    code = (
+        "import asyncio; from penstock_operator.watch import handlers; from tests.operator.watch import test_kopf; "
+        "handlers.START_RETRY_SECONDS = 0.1; asyncio.run(test_kopf.kinds_relists_and_signals())"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=330, check=False
+    )
+
+    assert run.returncode == 0, run.stderr[-3000:]
