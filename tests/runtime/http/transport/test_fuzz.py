@@ -51,7 +51,7 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|is given twice|has no tensor|fit into a tensor|not one|questions and \d+ contexts"
     r"|there is no prompt|has no prompts|asks for sparse|windows of this model have"
     r"|this model's tokens are|this model's vectors have|is for pooled vectors|; this model takes"
-    r"|is not for this model: it has one kind of vectors|this model ranks none"
+    r"|is not for this model: it has one kind of vectors|this model ranks none|is for a query with texts"
     r"|needs logprobs|chat template|is no token|must be a text|cannot be followed|must be a JSON schema"
     r"|mask|hypothesis|needs entities to merge|over the limit of \d+ rows|holds no label|no room"
 )
