@@ -117,14 +117,14 @@ def load_generation_artefact(
     from penstock_runtime.generation.open import open_generation_engine
 
     manifest = Manifest.load(folder)
-    if which == "chosen" and not any_isa:
-        check_isa(folder, manifest.cpu.isa, host.cpu.isa)
     served = manifest.chosen if which == "chosen" else manifest.baseline
     if is_on_device(served.plan):
         raise ArtefactError(
             "text-generation does not run on AWS Inferentia in this version",
             remedy="Use a hardware class of CPUs for this endpoint",
         )
+    if which == "chosen" and not any_isa:
+        check_isa(folder, manifest.cpu.isa, host.cpu.isa)
     plan, findings = fit_plan(served.plan, cores)
     memory = host.memory
     is_known = memory.total != 0 or memory.limit is not None

@@ -207,7 +207,7 @@ class TestModels:
     def test_inferentia_without_its_sdk_is_found_out_before_the_download(self, tmp_path: Path) -> None:
         given = {**spec("file:///nowhere/at/all"), "cores": 2}
         reason, message = failure(job(tmp_path, given, neuron_target="inf2"))
-        assert reason == "HostError"
+        assert reason == "HostUnsuitable"
         assert "compiling for inf2 needs torch-neuronx, neuronx-cc" in message
 
     def test_pickled_weights(self, model: Path, tmp_path: Path) -> None:
