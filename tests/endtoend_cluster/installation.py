@@ -175,6 +175,12 @@ def remove_endpoints(kubectl: Kubectl, *names: str) -> None:
     kubectl.wait("delete", "pods", pods, timeout_seconds=300)
 
 
+def is_ready(pod: Json) -> bool:
+    """Whether its condition Ready is True."""
+    conditions = pod["status"].get("conditions", [])
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
 def processes(pod: Json) -> list[int]:
     """The processes that serve in a pod, from /proc of this machine, which is the nodes'."""
     found = []

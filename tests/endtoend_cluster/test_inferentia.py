@@ -18,7 +18,7 @@ from penstock_operator.plan.names import NAME, OPTIMIZED_MODEL, OPTIMIZER
 from testbed.device_plugin import running_device_plugin
 from testbed.kubectl import Kubectl
 from tests.endtoend_cluster.inferentia import devices, write_interpreter
-from tests.endtoend_cluster.installation import Endpoint, Installation
+from tests.endtoend_cluster.installation import Endpoint, Installation, Json, is_ready
 from tests.endtoend_cluster.load import until_answered
 from tests.endtoend_cluster.test_life import until_gone
 from tests.optimizer.end_to_end.small_model import HIDDEN, write_small_bert
@@ -36,6 +36,9 @@ def neuron_node(installation: Installation, file_sources: Path, tmp_path: Path) 
     node = cluster.machine.nodes[-1]
     write_interpreter(file_sources)
     write_small_bert(file_sources / "model")
+    # The job runs as another user.
+    for path in (file_sources / "model").rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
     folder = tmp_path / "machine"
     folder.mkdir()
     hardware: dict[str, Any] = copy.deepcopy(HARDWARE_CLASSES["inf2"].to_object())
@@ -88,10 +91,15 @@ def test_an_endpoint_is_compiled_without_a_device_and_answers_from_a_pod_that_ow
     shared_kubectl("scale", f"modelendpoint/{one.name}", "--replicas=0")
     one.until(lambda _: not one.pods(), "without pods")
     shared_kubectl("scale", f"modelendpoint/{one.name}", "--replicas=1")
-    again = until_answered(one.address(), seconds=600)
+
+    def is_replaced(_: Json) -> bool:
+        # The first pod, which ends, answers until it has drained.
+        ready = [other for other in one.pods() if is_ready(other)]
+        return len(ready) == 1 and ready[0]["metadata"]["uid"] != pod["metadata"]["uid"]
+
+    one.until(is_replaced, "served by another pod", seconds=600)
+    again = until_answered(one.address(), seconds=300)
     assert again.vector == pytest.approx(answer.vector, abs=1e-5)
-    (other,) = one.pods()
-    assert other["metadata"]["uid"] != pod["metadata"]["uid"]
 
     shared_kubectl("delete", "modelendpoint", one.name, "--timeout=60s")
     until_gone(shared_kubectl, one.name)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from testbed.kubectl import Kubectl
-from tests.endtoend_cluster.installation import Endpoint, Json
+from tests.endtoend_cluster.installation import Endpoint, Json, is_ready
 from tests.gateway.streams import chat, read_stream, streams
 from tests.runtime.models.gguf_files import write_gguf
 
@@ -63,11 +63,6 @@ def model(shared_kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> 
     shared_kubectl("delete", "persistentvolume", volume, "--ignore-not-found", "--wait=false")
 
 
-def is_ready(pod: Json) -> bool:
-    conditions = pod["status"].get("conditions", [])
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-
-
 def until_streamed(address: str, endpoint: Endpoint) -> None:
     """Wait until the Service leads to a pod that generates."""
 
@@ -96,13 +91,7 @@ def test_streams_outlast_rollouts_and_changes_of_the_number_of_replicas(endpoint
 
         def is_it(_: Json) -> bool:
             found = pods()
-            ready = [
-                pod
-                for pod in found
-                if any(
-                    one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", [])
-                )
-            ]
+            ready = [pod for pod in found if is_ready(pod)]
             names = {pod["metadata"]["name"] for pod in found}
             return len(found) == len(ready) == count and not names & other_than
 
