@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "c"
@@ -26,6 +27,8 @@ FLAGS = (
     "-g0",
     "-Wl,--build-id=none",
 )  # fmt: skip
+LINKED = {"-shared", "-Wl,--build-id=none"}
+"""Flags of the linker alone."""
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 """For the tests only: a new warning of another compiler must not prevent an installation."""
 TIMEOUT_SECONDS = 300.0
@@ -54,20 +57,25 @@ def compile_library(target: Path = LIBRARY, *, flags: tuple[str, ...] = FLAGS, s
     names = sorted(path.name for path in sources.glob("*.c"))
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
+        objects = [str((Path(folder) / name).with_suffix(".o").resolve()) for name in names]
+        compiled = [flag for flag in flags if flag not in LINKED]
         # In the folder of the sources, with bare file names: no path of this machine gets into the library.
-        try:
-            done = subprocess.run(
-                [command, *flags, *names, "-o", str(made.resolve()), "-lm"],
-                cwd=sources,
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise NotCompiled(f"{command} does not run: {error}") from error
-        if done.returncode:
-            raise NotCompiled(f"{command} failed:\n{done.stderr.strip()}")
+        commands = [
+            [command, *compiled, "-c", name, "-o", made_of] for name, made_of in zip(names, objects, strict=True)
+        ]
+        # One file takes more time than all others together.
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda words: _run(words, sources), commands))
+        _run([command, *flags, *objects, "-o", str(made.resolve()), "-lm"], sources)
         made.chmod(0o755)
         made.replace(target)
     return target
+
+
+def _run(words: list[str], folder: Path) -> None:
+    try:
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotCompiled(f"{words[0]} does not run: {error}") from error
+    if done.returncode:
+        raise NotCompiled(f"{words[0]} failed:\n{done.stderr.strip()}")
