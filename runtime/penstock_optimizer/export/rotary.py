@@ -57,7 +57,12 @@ def rotary_of(reader: Reader, stated: Mapping[str, Any], positions: int, width: 
             return rotary(positions, width, base, shrink=_positive(reader, stated, "factor", 1.0))
         case "llama3":
             plain = rotary(positions, width, base)  # checks both
-            return _tables(len(plain.cos), _llama3(reader, _frequencies(width, base), stated))
+            return _tables(
+                len(plain.cos),
+                llama3_frequencies(
+                    _frequencies(width, base), *(_positive(reader, stated, key, None) for key in LLAMA3_SETTINGS)
+                ),
+            )
         case "yarn":
             plain = rotary(positions, width, base)
             return _tables(len(plain.cos), *_yarn(reader, _frequencies(width, base), stated, base))
@@ -66,13 +71,16 @@ def rotary_of(reader: Reader, stated: Mapping[str, Any], positions: int, width: 
             return rotary(positions, width, base)
 
 
-def _llama3(reader: Reader, plain: Float, stated: Mapping[str, Any]) -> Float:
+LLAMA3_SETTINGS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+"""Settings of the scaling of Llama 3.1, in the order of `llama3_frequencies`."""
+
+
+def llama3_frequencies(plain: Float, factor: float, low: float, high: float, original: float) -> Float:
     """The scaling of Llama 3.1: frequencies of long waves are divided by `factor`, those of middle ones interpolated.
 
-    Source: transformers' `_compute_llama3_parameters`.
+    `plain`: float32 [half the width], angle of each position step in radians. Source: transformers'
+    `_compute_llama3_parameters`.
     """
-    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    factor, low, high, original = (_positive(reader, stated, key, None) for key in keys)
     wavelength = (np.float32(2 * math.pi) / plain).astype(np.float32)
     scaled = np.where(wavelength > original / low, plain / np.float32(factor), plain)
     smooth = ((np.float32(original) / wavelength - np.float32(low)) / np.float32(high - low)).astype(np.float32)

@@ -11,6 +11,7 @@ import numpy as np
 from penstock.errors import UnsupportedModel
 from penstock_optimizer.export.encoder import BY_NAME, Activation, Dense
 from penstock_optimizer.export.reader import NotBuildable, Reader, Tensors
+from penstock_optimizer.export.rotary import LLAMA3_SETTINGS, llama3_frequencies
 from penstock_optimizer.generation.decoder import Decoder, DecoderLayer, Normalisation, Rope
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float
@@ -217,7 +218,9 @@ def _rope(reader: Reader, settings: Mapping[str, Any], head_size: int, context: 
         case "linear":
             return Rope(plain / np.float32(_setting(reader, settings, "factor"))), context
         case "llama3":
-            return Rope(_llama3(reader, plain, settings)), context
+            return Rope(
+                llama3_frequencies(plain, *(_setting(reader, settings, key) for key in LLAMA3_SETTINGS))
+            ), context
         case "longrope" | "su":
             return _long_rope(reader, plain, settings, context)
         case _:
@@ -230,21 +233,6 @@ def _setting(reader: Reader, settings: Mapping[str, Any], key: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
         raise reader.invalid(f"rope_scaling has the {key} {value!r}; rope_scaling", settings, "complete")
     return float(value)
-
-
-def _llama3(reader: Reader, plain: Float, settings: Mapping[str, Any]) -> Float:
-    """Llama 3.1's scaling: long wavelengths are divided by `factor`, middle ones interpolated.
-
-    Source: transformers' `_compute_llama3_parameters`.
-    """
-    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    factor, low, high, original = (_setting(reader, settings, key) for key in keys)
-    wavelength = (np.float32(2 * math.pi) / plain).astype(np.float32)
-    scaled = np.where(wavelength > original / low, plain / np.float32(factor), plain)
-    smooth = ((np.float32(original) / wavelength - np.float32(low)) / np.float32(high - low)).astype(np.float32)
-    between = (1 - smooth) * scaled / np.float32(factor) + smooth * scaled
-    is_between = ~(wavelength < original / high) & ~(wavelength > original / low)
-    return np.where(is_between, between, scaled).astype(np.float32)
 
 
 def _long_rope(reader: Reader, plain: Float, settings: Mapping[str, Any], context: int) -> tuple[Rope, int]:
