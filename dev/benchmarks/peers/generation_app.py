@@ -1,7 +1,9 @@
 """A library of text generation behind a plain HTTP server, as a peer of `benchmarks.generation`.
 
     python generation_app.py openvino-genai --model model.gguf --port 8081 --threads 2 [--hint f32]
-    python generation_app.py transformers --model folder --port 8081 --threads 2
+    python generation_app.py transformers --model folder --port 8081 --threads 2 [--hint bf16]
+    python generation_app.py transformers-without-cache --model folder --port 8081 --threads 2
+    python generation_app.py ctranslate2 --model folder --port 8081 --threads 2
 
 `POST /` with {"tokens": [...], "count": n} streams one line for each token. Runs in the peer's own environment, and so
 imports nothing of Penstock.
@@ -12,10 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import queue
+import shutil
+import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+GATHER_SECONDS = 0.02
 
 
 class GenAi:
@@ -77,8 +85,52 @@ class GenAi:
             running = left
 
 
-class Transformers:
-    """`transformers.generate` in fp32 with its cache: one request after the other, as it has no batching of its own."""
+class Batches:
+    """Runs requests that wait at the same time, and have prompts of one length, as one batch."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._waiting: list[tuple[list[int], int, queue.SimpleQueue[int | None]]] = []
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def generate(self, tokens: list[int], count: int) -> Iterator[int]:
+        """The tokens as they are made."""
+        found: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        with self._lock:
+            self._waiting.append((tokens, count, found))
+            self._lock.notify()
+        while (token := found.get()) is not None:
+            yield token
+
+    def run(self, prompts: list[list[int]], count: int, put: Callable[[int, int], None]) -> None:
+        """Generate `count` tokens for each prompt, and call `put` with the number of a prompt and its token."""
+        raise NotImplementedError
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._waiting:
+                    self._lock.wait()
+            # Requests that clients send together arrive within this time.
+            time.sleep(GATHER_SECONDS)
+            with self._lock:
+                length, count = len(self._waiting[0][0]), self._waiting[0][1]
+                batch = [one for one in self._waiting if (len(one[0]), one[1]) == (length, count)]
+                self._waiting = [one for one in self._waiting if one not in batch]
+            self._answer(batch, count)
+
+    def _answer(self, batch: list[tuple[list[int], int, queue.SimpleQueue[int | None]]], count: int) -> None:
+        try:
+            self.run([one[0] for one in batch], count, lambda number, token: batch[number][2].put(token))
+        finally:
+            for one in batch:
+                one[2].put(None)
+
+
+class Transformers(Batches):
+    """`transformers.generate` with its cache."""
+
+    use_cache = True
 
     def __init__(self, model: str, threads: int, hint: str) -> None:
         import torch
@@ -87,44 +139,86 @@ class Transformers:
         torch.set_num_threads(threads)
         kind = torch.bfloat16 if hint == "bf16" else torch.float32
         self._model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=kind).eval()
-        self._lock = threading.Lock()
+        super().__init__()
 
-    def generate(self, tokens: list[int], count: int) -> Iterator[int]:
-        """The tokens as they are made."""
+    def run(self, prompts: list[list[int]], count: int, put: Callable[[int, int], None]) -> None:
+        """One batch."""
         import torch
 
-        found: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-
         class Streamer:
-            """Receives the prompt first, then each token."""
+            """Receives the prompts first, then one token of each sequence."""
 
             def __init__(self) -> None:
                 self.prompt = True
 
             def put(self, value: Any) -> None:
                 if not self.prompt:
-                    found.put(int(value.reshape(-1)[0]))
+                    for number, token in enumerate(value.reshape(-1).tolist()):
+                        put(number, token)
                 self.prompt = False
 
             def end(self) -> None:
-                found.put(None)
+                """All tokens were given to `put`."""
 
-        def run() -> None:
-            with self._lock, torch.no_grad():
-                self._model.generate(
-                    torch.tensor([tokens]),
-                    max_new_tokens=count,
-                    min_new_tokens=count,
-                    do_sample=False,
-                    streamer=Streamer(),
-                )
-
-        threading.Thread(target=run, daemon=True).start()
-        while (token := found.get()) is not None:
-            yield token
+        ids = torch.tensor(prompts)
+        with torch.no_grad():
+            self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=count,
+                min_new_tokens=count,
+                do_sample=False,
+                use_cache=self.use_cache,
+                streamer=Streamer(),
+            )
 
 
-def serve(engine: GenAi | Transformers, port: int) -> None:
+class WithoutCache(Transformers):
+    """The plain loop: every token computes the whole text again."""
+
+    use_cache = False
+
+
+class CTranslate2(Batches):
+    """CTranslate2 with int8 weights, converted here; its batches are static."""
+
+    def __init__(self, model: str, threads: int, hint: str) -> None:
+        assert not hint
+        import ctranslate2
+        import transformers
+
+        folder = Path(tempfile.mkdtemp()) / "model"
+        ctranslate2.converters.TransformersConverter(model).convert(str(folder), quantization="int8")
+        self._generator = ctranslate2.Generator(str(folder), device="cpu", intra_threads=threads, inter_threads=1)
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+        shutil.rmtree(folder.parent)
+        super().__init__()
+
+    def run(self, prompts: list[list[int]], count: int, put: Callable[[int, int], None]) -> None:
+        """One batch."""
+
+        def step(result: Any) -> bool:
+            put(result.batch_id, result.token_id)
+            return False
+
+        self._generator.generate_batch(
+            [self._tokenizer.convert_ids_to_tokens(tokens) for tokens in prompts],
+            max_length=count,
+            min_length=count,
+            include_prompt_in_result=False,
+            callback=step,
+        )
+
+
+LIBRARIES: dict[str, type[GenAi | Batches]] = {
+    "openvino-genai": GenAi,
+    "transformers": Transformers,
+    "transformers-without-cache": WithoutCache,
+    "ctranslate2": CTranslate2,
+}
+
+
+def serve(engine: GenAi | Batches, port: int) -> None:
     """Serve until the process is ended."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -152,11 +246,10 @@ def serve(engine: GenAi | Transformers, port: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("library", choices=["openvino-genai", "transformers"])
+    parser.add_argument("library", choices=LIBRARIES)
     parser.add_argument("--model", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--hint", default="")
     given = parser.parse_args()
-    kind = GenAi if given.library == "openvino-genai" else Transformers
-    serve(kind(given.model, given.threads, given.hint), given.port)
+    serve(LIBRARIES[given.library](given.model, given.threads, given.hint), given.port)

@@ -65,7 +65,7 @@ MIN_AGREEMENT = {
 }
 """The least share of answers that stay the same, where the endpoint states none."""
 COSINE_TASKS = frozenset({TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY})
-"""The tasks that minCosine applies to; minAgreement applies to those of MIN_AGREEMENT."""
+"""The tasks that minCosine applies to; minAgreement applies to all but feature-extraction."""
 TIE = 0.02
 """Two labels whose reference scores are this close tie: either is right."""
 MAX_DIVERGENCE = 0.02
@@ -140,7 +140,7 @@ def unused_budgets(task: TaskName, budget: AccuracyBudget) -> tuple[str, ...]:
     found = []
     if budget.min_cosine is not None and task not in COSINE_TASKS:
         found.append(f"{task.value} has no cosines: accuracy.minCosine decides nothing there. State minAgreement")
-    if budget.min_agreement is not None and task not in MIN_AGREEMENT:
+    if budget.min_agreement is not None and task is TaskName.FEATURE_EXTRACTION:
         found.append(f"{task.value} answers with vectors: accuracy.minAgreement decides nothing there. State minCosine")
     return tuple(found)
 

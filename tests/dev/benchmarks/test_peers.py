@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.generation import GENERATION_PEER
+from benchmarks.generation import CONVERTED_PEER, GENERATION_PEER
 from benchmarks.peers.answers import Agreement, Cosines, agreement, cosine
 from benchmarks.peers.cells import CONCURRENT, GROUPS, MIXED, SINGLE, TRAFFIC, Cell, aims
 from benchmarks.peers.outcome import Outcome, Standing, to_csv, to_json, to_markdown, write
@@ -54,7 +54,7 @@ def test_mlservers_input_has_the_name_that_loses_no_text() -> None:
 
 
 def test_every_peer_has_its_pins() -> None:
-    assert {GENERATION_PEER, *(peer.needs for peer in PYPI_PEERS)} == set(NAMES)
+    assert {GENERATION_PEER, CONVERTED_PEER, *(peer.needs for peer in PYPI_PEERS)} == set(NAMES)
     assert all("==" in (REQUIREMENTS / f"{name}.txt").read_text() for name in NAMES)
 
 

@@ -472,3 +472,9 @@ def test_sparse_vectors_are_judged_as_their_dense_forms(kept: int) -> None:
     for one, other in zip(by_pairs.metrics, by_vectors.metrics, strict=True):
         assert one.name == other.name
         assert one.value == pytest.approx(other.value, abs=1e-6)
+
+
+def test_text_generation_takes_the_budget_of_agreement() -> None:
+    """Its share of positions with the same best token: `generation.agreement_of_logits`."""
+    assert unused_budgets(TaskName.TEXT_GENERATION, AccuracyBudget(min_agreement=0.9)) == ()
+    assert len(unused_budgets(TaskName.TEXT_GENERATION, AccuracyBudget(min_cosine=0.9))) == 1
