@@ -15,7 +15,7 @@ from hypothesis import settings
 from penstock_runtime.host.cores import pin_process
 from tests import unit
 from tests.examples import THOROUGH, examples
-from tests.process_state import ProcessState
+from tests.process_state import ProcessState, signals_to_this_process_fail
 
 # Machines differ and are shared: a slow example is no failure. The pytest timeout ends what hangs.
 settings.register_profile(
@@ -54,6 +54,12 @@ def pytest_configure() -> None:
     firsts = len(cpus) - FEWEST_CPUS + 1
     if worker and firsts > 1:
         pin_process(cpus[int(worker.removeprefix("gw")) % firsts :])
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_test_signals_this_process() -> Iterator[None]:
+    with signals_to_this_process_fail():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
