@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hypothesis import settings
 from penstock_runtime.host.cores import pin_process
 from tests import unit
 from tests.examples import THOROUGH, examples
-from tests.process_state import ProcessState
+from tests.process_state import ProcessState, signals_to_this_process_fail
 
 # Machines differ and are shared: a slow example is no failure. The pytest timeout ends what hangs.
 settings.register_profile(
@@ -54,6 +55,24 @@ def pytest_configure() -> None:
     firsts = len(cpus) - FEWEST_CPUS + 1
     if worker and firsts > 1:
         pin_process(cpus[int(worker.removeprefix("gw")) % firsts :])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep modules and tests out of garbage collections. They stay until the end, and each later collection, of a test
+    or of pytest at the end, would look at these millions of objects again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_test_signals_this_process() -> Iterator[None]:
+    with signals_to_this_process_fail():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,8 +11,12 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
+
+import pytest
 
 from penstock_runtime.host.cores import pin_process
 from penstock_runtime.no_telemetry import REFUSALS
@@ -114,6 +118,33 @@ class ProcessState:
         ]
 
 
+@contextmanager
+def signals_to_this_process_fail() -> Iterator[None]:
+    """Until the end of the block, `os.kill` and `signal.raise_signal` fail the test that would signal this process.
+
+    A handler that is not installed, or not any more, would let the signal end the tests of other files, too. Processes
+    that are forked from this one are free to signal themselves.
+    """
+    own, kill, raise_signal = os.getpid(), os.kill, signal.raise_signal
+
+    def checked_kill(pid: int, number: int) -> None:
+        # 0 asks whether the process exists; ids from 0 down are those of process groups.
+        if number and os.getpid() == own and (pid in {own, 0, -1} or pid == -os.getpgrp()):
+            pytest.fail(f"signal {number} to the process of the tests: {_REMEDY}")
+        kill(pid, number)
+
+    def checked_raise(number: int) -> None:
+        if os.getpid() == own:
+            pytest.fail(f"signal {number} to the process of the tests: {_REMEDY}")
+        raise_signal(number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "kill", checked_kill)
+        patch.setattr(signal, "raise_signal", checked_raise)
+        yield
+
+
+_REMEDY = "send it in a process that the test starts (tests/penstock/test_process.py has an example)"
 _LEVEL = "level of "
 
 

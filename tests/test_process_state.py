@@ -1,4 +1,5 @@
-"""The check of tests/conftest.py: a test that leaves this process changed fails, and the next one finds it restored."""
+"""The checks of tests/conftest.py: a test that leaves this process changed fails, and the next one finds it restored; a
+test that would send this process a signal fails."""
 
 from __future__ import annotations
 
@@ -19,12 +20,27 @@ ROOT = Path(__file__).parents[1]
 
 LEAKING = """
 import os
+import signal
+
+import pytest
 
 def test_leaks():
     os.environ["PENSTOCK_LEFT"] = "1"
 
 def test_depends_on_it():
     assert "PENSTOCK_LEFT" not in os.environ
+
+def raise_it(number):
+    signal.raise_signal(number)
+
+@pytest.mark.parametrize("send", [lambda number: os.kill(os.getpid(), number), raise_it])
+def test_signals_itself(send):
+    send(signal.SIGTERM)
+
+def test_a_forked_process_may():
+    if not (child := os.fork()):
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
 """
 
 
@@ -58,7 +74,7 @@ def test_a_change_is_found_and_undone(field: str) -> None:
     assert before.differences(ProcessState.now()) == []
 
 
-def test_the_test_that_changes_the_process_fails_and_the_next_one_does_not(tmp_path: Path) -> None:
+def test_a_test_that_changes_or_signals_the_process_fails_and_the_next_ones_do_not(tmp_path: Path) -> None:
     file = tmp_path / "test_leaking.py"
     file.write_text(LEAKING)
     options = ["-q", "-p", "no:cacheprovider", "-p", "tests.conftest"]
@@ -67,5 +83,6 @@ def test_the_test_that_changes_the_process_fails_and_the_next_one_does_not(tmp_p
         [sys.executable, "-m", "pytest", *options, file], cwd=ROOT, capture_output=True, text=True, check=False
     )
 
-    assert "2 passed, 1 error" in result.stdout
+    assert "2 failed, 3 passed, 1 error" in result.stdout
+    assert result.stdout.count("Failed: signal 15 to the process of the tests") == 2
     assert "environment['PENSTOCK_LEFT']: None before, '1' after" in result.stdout

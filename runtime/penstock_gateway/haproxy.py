@@ -21,7 +21,8 @@ CHECK = "check inter 2s fastinter 500ms downinter 500ms fall 3 rise 1 observe la
 """A replica that refuses a connection is down at once: requests are held or go to other replicas. Health checks bring
 it back. Checks alone detect a failure slowly, since a busy replica may be slow to answer them."""
 TLS = " ssl verify none check-ssl"
-"""Replicas serve HTTPS. Their addresses come from the API server, so their certificates are not checked."""
+"""Replicas serve HTTPS. Their addresses come from the API server, so their certificates are not checked
+(docs/decisions/gateway.md)."""
 MAINTENANCE, DRAINING = 0x01, 0x08
 """Bits of `srv_admin_state`, set over the socket."""
 ADDED, DELETED = "New server registered.", "Server deleted."

@@ -61,7 +61,7 @@ class HttpSettings(SettingsGroup):
     )
     max_connections: int = setting(
         4096,
-        "Open connections. For one more, an idle connection of the address with the most is closed; if there is none, "
+        "Open connections. For one more, an idle connection of the address with the most is closed; if none is found, "
         "the new one is answered with 503. Each costs some 10 KB and an open file: the process raises its limit of "
         "these (ulimit -n) as far as allowed; if that is too low, it accepts fewer connections and logs a warning.",
         unit="connections",

@@ -6,6 +6,7 @@ import asyncio
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,13 @@ def desired(value: Json, namespace: str = "default") -> Json:
 
 def made(name: str) -> Iterator[Json]:
     """The objects of one of `ENDPOINTS`, once its model is optimised."""
-    for (kind, _), value in ENDPOINTS[name]().optimised().objects.items():
-        if kind != "OptimizedModel":
-            yield desired(value)
+    yield from (desired(value) for value in _planned(name))
+
+
+@cache
+def _planned(name: str) -> tuple[Json, ...]:
+    objects = ENDPOINTS[name]().optimised().objects
+    return tuple(value for (kind, _), value in objects.items() if kind != "OptimizedModel")
 
 
 def made_for_the_store() -> tuple[Json, Json]:

@@ -1,5 +1,6 @@
 """The repository follows the rules of CONTRIBUTING.md."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -61,6 +62,37 @@ def test_tests_that_run_at_the_same_time_as_clusters_start_none(place: str) -> N
 
     assert tests
     assert [path for path in tests if re.search(r"\b(control_plane|kubectl)\b", path.read_text())] == []
+
+
+def test_only_files_of_the_second_phase_import_pytorch_while_they_are_collected() -> None:
+    """Each process of the first phase would take seconds and a gigabyte for it."""
+    packages = {"torch", "transformers", "sentence_transformers"}
+    imported = {path: _imported_modules(path) for path in tracked("tests/**.py")}
+    heavy = {path for path, names in imported.items() if packages & {name.partition(".")[0] for name in names}}
+    while more := {path for path, names in imported.items() if names & set(map(_module, heavy))} - heavy:
+        heavy |= more
+
+    assert len(heavy) > len(COMPUTING_TESTS)
+    places = [ROOT / place for place in COMPUTING_TESTS]
+    assert [path for path in heavy if path.match("test_*.py") and not any(map(path.is_relative_to, places))] == []
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def _imported_modules(path: Path) -> set[str]:
+    """Dotted names that a file imports outside of functions."""
+    text = path.read_text(encoding="utf-8")
+    if not re.search(r"^(from tests\.|(from|import) (torch|transformers|sentence_transformers)\b)", text, re.MULTILINE):
+        return set()
+    names: set[str] = set()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Import):
+            names |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
+    return names
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,9 @@ def test_a_few_failed_tests_run_again_and_are_reported(
         "        if 'clusters' in item.path.parts:\n"
         "            item.add_marker('full_cluster')\n"
     )
+    # Only the plugin that `-n` needs: the others take longer to import than these tests take.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_tests, "COMPUTING_TESTS", ("computing",))
     monkeypatch.setattr(run_tests, "FULL_CLUSTER_TESTS", ("clusters",))

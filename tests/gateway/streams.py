@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+
+from tests.gateway.load import Clients
 
 END = "data: [DONE]"
 
@@ -78,18 +77,12 @@ def read_stream(client: httpx.Client, url: str, body: dict[str, Any]) -> Stream:
     return found
 
 
-class StreamLoad:
-    """Streams of `tokens` tokens by several clients. `broken` are those that a user would notice."""
+class StreamLoad(Clients):
+    """Streams of `max_tokens` tokens."""
 
     def __init__(self, url: str, *, clients: int, body: dict[str, Any], new_connections: bool) -> None:
-        self.complete = 0
-        self.broken: list[str] = []
-        self._url, self._body, self._new_connections = url, body, new_connections
-        self._changed = threading.Condition()
-        self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(clients)]
-        for thread in self._threads:
-            thread.start()
+        super().__init__(url, clients)
+        self._body, self._new_connections = body, new_connections
 
     def _ask(self) -> None:
         while not self._over.is_set():
@@ -103,36 +96,13 @@ class StreamLoad:
         problem = found.problem
         if not problem and found.generated != self._body["max_tokens"]:
             problem = f"{found.generated} tokens, {found.finish_reason}"
-        with self._changed:
-            if problem:
-                self.broken.append(problem)
-                # A server that refuses everything must not be asked without a pause.
-                time.sleep(0.1)
-            else:
-                self.complete += 1
-            self._changed.notify_all()
-
-    def more(self, count: int, *, seconds: float = 120) -> None:
-        """Wait for this number of further complete streams."""
-        with self._changed:
-            wanted = self.complete + count
-            assert self._changed.wait_for(lambda: self.complete >= wanted, seconds), self.broken
-
-    def end(self) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join(130)
+        self._note(problem)
+        if problem:
+            # A server that refuses everything must not be asked without a pause.
+            time.sleep(0.1)
 
 
-@contextmanager
-def streams(
-    url: str, *, tokens: int, clients: int = 4, new_connections: bool = False, **changes: Any
-) -> Iterator[StreamLoad]:
+def streams(url: str, *, tokens: int, clients: int = 4, new_connections: bool = False, **changes: Any) -> StreamLoad:
     """Runs during the `with` block. `new_connections`: each stream on a connection of its own. `changes`: of the
     body."""
-    body = {**chat(tokens), **changes}
-    running = StreamLoad(url, clients=clients, body=body, new_connections=new_connections)
-    try:
-        yield running
-    finally:
-        running.end()
+    return StreamLoad(url, clients=clients, body={**chat(tokens), **changes}, new_connections=new_connections)

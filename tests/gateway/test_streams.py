@@ -75,7 +75,7 @@ def test_replicas_come_and_go_under_streams_and_none_is_broken(rig: Rig) -> None
         second.wait()
         rig.announce(without=("a", "b"))
         load.more(8)
-    assert load.broken == []
+    assert load.failures == []
 
 
 def test_a_replica_ends_streams_with_a_reason_at_the_limit_of_its_drain(rig: Rig) -> None:

@@ -13,15 +13,11 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
-from penstock.tasks import TaskName
 from penstock_runtime.generation.engine import Row
 from penstock_runtime.serving.generation_model import read_generation_model
-from penstock_runtime.serving.generator import Generator
-from penstock_runtime.serving.server import Server, request_limits
-from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 from tests.runtime.generation.paged_engine import PagedEngine
-from tests.runtime.generation.small_model import write_generation_folder
+from tests.runtime.generation.small_model import generation_server, write_generation_folder
 
 
 class SlowEngine(PagedEngine):
@@ -39,15 +35,7 @@ class SlowEngine(PagedEngine):
 async def serve(seconds: float, flags: dict[str, Any], port_pipe: Connection, folder: Path) -> None:
     settings = Settings.load({}, {"port": 0, "drain_idle_seconds": 0.1, "drain_limit_seconds": 60.0, **flags})
     model = read_generation_model(write_generation_folder(folder), SlowEngine(seconds))
-    server = Server(ServerStatus("chat", TaskName.TEXT_GENERATION), settings)
-    generator = Generator(
-        model,
-        server.metrics.generation,
-        queue=settings.queue,
-        settings=settings.generation,
-        limits=request_limits(settings),
-    )
-    server.serve_with(generator)
+    server, _ = generation_server(model, settings, "chat")
     await server.start()
     port_pipe.send(server.port)
     await server.serve()

@@ -290,7 +290,7 @@ def _reason(comparison: Comparison) -> str:
     if comparison.ranking is Ranking.SAME:
         return f"no difference beyond the noise ({comparison.noise:.0%})"
     word = "better" if comparison.ranking is Ranking.BETTER else "worse"
-    seen = f"noise {comparison.noise:.0%}" if comparison.pairs > 1 else "seen once"
+    seen = f"noise {comparison.noise:.0%}" if comparison.pairs > 1 else "measured once"
     return f"{abs(comparison.gain):.0%} {word} by {comparison.criterion} ({seen})"
 
 

@@ -1,12 +1,12 @@
 """Compares plans: criteria in order of weight, each with a tolerance, decided on paired measurements.
 
     objective         first                                            then
-    latency, or none  lone latency                                     requests/s
-    throughput        requests/s                                       lone latency
-    both              p95 at the asked rate within the asked latency   requests/s, lone latency
+    latency, or none  single-request latency                           requests/s
+    throughput        requests/s                                       single-request latency
+    both              p95 at the asked rate within the asked latency   requests/s, single-request latency
 
-Lone latency is the geometric mean of p50 and p95 of requests that find the engine idle, over the workload's length mix:
-p50 alone would ignore the long requests, p95 alone the many short ones.
+Single-request latency is the geometric mean of p50 and p95 of requests that find the engine idle, over the workload's
+length mix: p50 alone would ignore the long requests, p95 alone the many short ones.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Comparison:
 class Quantity(StrEnum):
     """What a criterion compares; the value is its name in reports."""
 
-    LONE_LATENCY = "lone latency"
+    SINGLE_LATENCY = "single-request latency"
     REQUEST_RATE = "requests/s"
     P95_OVER_LIMIT = "p95 over the limit"
 
@@ -102,7 +102,7 @@ class Criterion:
     def cost(self, sample: PlanSample, goal: Goal) -> float:
         """The number: positive, lower is better."""
         match self.quantity:
-            case Quantity.LONE_LATENCY:
+            case Quantity.SINGLE_LATENCY:
                 return sample.lone_milliseconds
             case Quantity.REQUEST_RATE:
                 return 1.0 / sample.requests_per_second
@@ -126,7 +126,7 @@ class Goal:
     @classmethod
     def of(cls, objective: Objective) -> Goal:
         """The criteria of an endpoint's objective."""
-        latency = Criterion(Quantity.LONE_LATENCY, NEAR_LATENCY)
+        latency = Criterion(Quantity.SINGLE_LATENCY, NEAR_LATENCY)
         rate = Criterion(Quantity.REQUEST_RATE, NOISE_FLOOR)
         p95 = objective.latency.p95_milliseconds if objective.latency else None
         asked = objective.throughput.requests_per_second if objective.throughput else None
@@ -154,8 +154,8 @@ class Goal:
 class RouteGoal:
     """Compares a plan with a route with the same plan without it.
 
-    For pure throughput more requests/s decide. Otherwise the lone latency at the shortest lengths does, and nothing
-    that the objective is about may get worse beyond the noise.
+    For pure throughput more requests/s decide. Otherwise the single-request latency at the shortest lengths does, and
+    nothing that the objective is about may get worse beyond the noise.
     """
 
     goal: Goal
@@ -183,7 +183,7 @@ class RouteGoal:
         )
 
     def _of_short_rows(self, pairs: Sequence[Pair]) -> Comparison:
-        name = f"lone latency up to {self.longest_tokens} tokens"
+        name = f"single-request latency up to {self.longest_tokens} tokens"
         return _compared(name, [self._short_ratio(pair.challenger, pair.incumbent) for pair in pairs], NEAR_LATENCY)
 
     def _short_ratio(self, challenger: PlanSample, incumbent: PlanSample) -> float:

@@ -6,8 +6,8 @@ axis.
 
 A plan may also route short rows to a second recipe: at a few tokens the work around the matrix products decides, at
 many the products themselves, so that the recipe that is best over a workload need not be the best for its shortest or
-its longest rows. Short rows hardly weigh in the lone latency over the workload (p50 and p95 are those of longer rows),
-so a plan with a route is compared with the plan without it by a separate goal (`goal.RouteGoal`).
+its longest rows. Short rows hardly weigh in the single-request latency over the workload (p50 and p95 are those of
+longer rows), so a plan with a route is compared with the plan without it by a separate goal (`goal.RouteGoal`).
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def _not_pinned(
         return ["no cpuset can be read, so other processes may run on these cores"]
     granted = set(cpuset)
     if granted >= online:
-        reasons.append("other processes may run on these cores: the cpuset is the whole machine")
+        reasons.append("other processes may run on these cores: no core of the machine is reserved for this process")
     elif granted - own:
         reasons.append(
             f"the cpuset {format_cpus(granted)} is wider than the {format_cpus(own)} in use, "

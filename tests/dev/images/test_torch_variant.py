@@ -13,7 +13,6 @@ from images.build import Builder
 from penstock.tasks import Head
 from tests.cli.endpoints import write_endpoint
 from tests.dev.images.container import engine
-from tests.optimizer.export.models import SMALL, make
 
 pytestmark = pytest.mark.extended
 
@@ -21,6 +20,8 @@ pytestmark = pytest.mark.extended
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
     """A folder with such a model, and an endpoint that wants it served as it is."""
+    from tests.optimizer.export.models import SMALL, make
+
     folder = tmp_path / "models"
     folder.mkdir()
     make(folder / "relative", "BertConfig", Head.SEQUENCE, **SMALL, position_embedding_type="relative_key")

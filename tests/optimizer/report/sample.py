@@ -87,7 +87,7 @@ def sample_manifest() -> Manifest:
         CandidateFacts(
             recipe=INT8,
             outcome=Outcome.CHOSEN,
-            reason="fastest within the accuracy budget: lone latency 1.8 times that of fp32",
+            reason="fastest within the accuracy budget: single-request latency 1.8 times that of fp32",
             verdict=verdict(0.9901, Batching.SINGLE),
             latency=latency(0.48),
             fused_nodes={**fused, "DynamicQuantizeMatMul": 18},
@@ -176,7 +176,9 @@ def sample_manifest() -> Manifest:
         noise=0.03,
         workload="median 44 tokens, p95 187, longest 512",
         trials=(
-            PlanTrial(plan=PLAN, against=FP32_PLAN, promoted=True, reason="48% better by lone latency (noise 3%)"),
+            PlanTrial(
+                plan=PLAN, against=FP32_PLAN, promoted=True, reason="48% better by single-request latency (noise 3%)"
+            ),
             PlanTrial(
                 plan=PLAN.model_copy(update={"streams": 1, "threads_per_stream": 2}),
                 against=PLAN,

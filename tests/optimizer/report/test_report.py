@@ -99,7 +99,7 @@ def test_the_first_lines_have_the_choice_and_its_reason() -> None:
         "onnxruntime-int8-dynamic-per-channel is served on 2 cores of AMD EPYC 7763 64-Core Processor (avx2)."
     )
     assert why(manifest) == (
-        "Fastest within the accuracy budget: lone latency 1.8 times that of fp32. "
+        "Fastest within the accuracy budget: single-request latency 1.8 times that of fp32. "
         "Of the other candidates: 3 slower, 1 outside the accuracy budget, 1 failed, 1 not tried."
     )
     assert [(tile.figure, tile.meaning) for tile in tiles(manifest)] == [

@@ -113,7 +113,7 @@ def test_a_small_gain_measured_once_promotes_nothing() -> None:
     result = HillClimb(LATENCY, model, time_left=lambda: len(model.measured) < 1).search(start(), limits)
 
     assert result.plan.recipe == FP32
-    assert result.steps[0].reason == "7% better by lone latency (seen once): too little to be sure"
+    assert result.steps[0].reason == "7% better by single-request latency (measured once): too little to be sure"
 
 
 def test_an_interrupted_search_continues_from_its_trials(tmp_path: Path) -> None:

@@ -23,15 +23,15 @@ def sample(p50: float = 5, p95: float = 10, rows: float = 100, loaded: float | N
 @pytest.mark.parametrize(
     ("objective", "challenger", "incumbent", "ranking", "criterion"),
     [
-        (LATENCY, sample(p95=8), sample(), Ranking.BETTER, "lone latency"),
-        (LATENCY, sample(p95=8, rows=10), sample(), Ranking.BETTER, "lone latency"),
+        (LATENCY, sample(p95=8), sample(), Ranking.BETTER, "single-request latency"),
+        (LATENCY, sample(p95=8, rows=10), sample(), Ranking.BETTER, "single-request latency"),
         (LATENCY, sample(p95=9.8, rows=120), sample(), Ranking.BETTER, "requests/s"),
         (LATENCY, sample(p95=10.2, rows=120), sample(), Ranking.BETTER, "requests/s"),
-        (LATENCY, sample(p95=13, rows=500), sample(), Ranking.WORSE, "lone latency"),
-        (LATENCY, sample(rows=101), sample(), Ranking.SAME, "lone latency"),
-        (Objective(), sample(p50=4, p95=8), sample(), Ranking.BETTER, "lone latency"),
+        (LATENCY, sample(p95=13, rows=500), sample(), Ranking.WORSE, "single-request latency"),
+        (LATENCY, sample(rows=101), sample(), Ranking.SAME, "single-request latency"),
+        (Objective(), sample(p50=4, p95=8), sample(), Ranking.BETTER, "single-request latency"),
         (THROUGHPUT, sample(p95=50, rows=120), sample(), Ranking.BETTER, "requests/s"),
-        (THROUGHPUT, sample(p95=5), sample(), Ranking.BETTER, "lone latency"),
+        (THROUGHPUT, sample(p95=5), sample(), Ranking.BETTER, "single-request latency"),
         (THROUGHPUT, sample(p95=5, rows=80), sample(), Ranking.WORSE, "requests/s"),
         # Both are within the limit: the rate decides, however much closer to the limit the faster one is.
         (BOTH, sample(rows=120, loaded=19), sample(loaded=11), Ranking.BETTER, "requests/s"),

@@ -154,14 +154,14 @@ def test_short_rows_have_separate_wide_thresholds(
 @pytest.mark.parametrize(
     ("goal", "challenger", "ranking", "criterion"),
     [
-        (LATENCY, sample(0.8), Ranking.BETTER, "lone latency up to 16 tokens"),
-        (LATENCY, sample(0.97), Ranking.SAME, "lone latency up to 16 tokens"),
+        (LATENCY, sample(0.8), Ranking.BETTER, "single-request latency up to 16 tokens"),
+        (LATENCY, sample(0.97), Ranking.SAME, "single-request latency up to 16 tokens"),
         (LATENCY, sample(0.8, lone=4.9, rate=80), Ranking.WORSE, "requests/s"),
-        (LATENCY, sample(0.8, lone=6.0), Ranking.WORSE, "lone latency"),
-        (LATENCY, sample(0.8, rate=98), Ranking.BETTER, "lone latency up to 16 tokens"),
+        (LATENCY, sample(0.8, lone=6.0), Ranking.WORSE, "single-request latency"),
+        (LATENCY, sample(0.8, rate=98), Ranking.BETTER, "single-request latency up to 16 tokens"),
         (RATE, sample(0.8), Ranking.SAME, "requests/s"),
         (RATE, sample(1.0, rate=108), Ranking.BETTER, "requests/s"),
-        (RATE, sample(0.8, lone=6.0, rate=108), Ranking.WORSE, "lone latency"),
+        (RATE, sample(0.8, lone=6.0, rate=108), Ranking.WORSE, "single-request latency"),
         (RATE, sample(0.8, rate=90), Ranking.WORSE, "requests/s"),
     ],
 )
@@ -212,7 +212,7 @@ def test_a_route_that_gains_is_promoted_and_kept_in_later_steps() -> None:
     assert plan.short is not None
     assert plan.short.recipe == INT8
     assert steps[0][0]
-    assert "better by lone latency up to 16 tokens" in steps[0][1]
+    assert "better by single-request latency up to 16 tokens" in steps[0][1]
 
 
 def test_a_route_that_costs_throughput_is_not_taken() -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import uvloop
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from penstock.tasks import TaskName
@@ -20,7 +16,7 @@ from penstock_runtime.serving.server import Server, request_limits
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 from tests.runtime.generation.paged_engine import PagedEngine
-from tests.runtime.http.serving import Endpoint
+from tests.runtime.http.serving import Endpoint, running
 
 END = "<|im_end|>"
 TEMPLATE = (
@@ -64,43 +60,20 @@ def small_generation_model(path: Path, engine: PagedEngine | None = None, **fold
     return read_generation_model(write_generation_folder(path, **folder), engine or small_engine())
 
 
-@contextmanager
-def serving_generation(model: GenerationModel, name: str = "smol", **flags: Any) -> Iterator[Endpoint]:
-    """A server for the model on a free port in a thread of its own; it is drained at the end."""
-    settings = Settings.load({}, {"port": 0, "drain_idle_seconds": 0.0, "drain_limit_seconds": 20.0, **flags})
-    started = threading.Event()
-    made: list[Any] = []
-    cut: list[int] = []
+def generation_server(model: GenerationModel, settings: Settings, name: str) -> tuple[Server, Generator]:
+    """A server for the model, to be started in this event loop."""
+    server = Server(ServerStatus(name, TaskName.TEXT_GENERATION), settings)
+    generator = Generator(
+        model,
+        server.metrics.generation,
+        queue=settings.queue,
+        settings=settings.generation,
+        limits=request_limits(settings),
+    )
+    server.serve_with(generator)
+    return server, generator
 
-    async def main() -> None:
-        server = Server(ServerStatus(name, TaskName.TEXT_GENERATION), settings)
-        generator = Generator(
-            model,
-            server.metrics.generation,
-            queue=settings.queue,
-            settings=settings.generation,
-            limits=request_limits(settings),
-        )
-        server.serve_with(generator)
-        await server.start()
-        made.extend((server, asyncio.get_running_loop(), generator))
-        started.set()
-        cut.append(await server.serve(signals=False))
 
-    def run() -> None:
-        try:
-            uvloop.run(main())
-        finally:
-            started.set()
-
-    thread = threading.Thread(target=run, name="server")
-    thread.start()
-    assert started.wait(60)
-    endpoint = Endpoint(made[0], made[1], thread, made[2], cut)
-    try:
-        yield endpoint
-    finally:
-        if thread.is_alive():
-            endpoint.stop()
-        thread.join(60)
-        assert not thread.is_alive(), "the server did not end"
+def serving_generation(model: GenerationModel, name: str = "smol", **flags: Any) -> AbstractContextManager[Endpoint]:
+    """A server for the model, in a thread of its own."""
+    return running(lambda settings: generation_server(model, settings, name), **{"drain_limit_seconds": 20.0, **flags})

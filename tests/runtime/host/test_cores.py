@@ -13,7 +13,7 @@ from penstock_runtime.host import Core, CoreGrant, read_host
 from penstock_runtime.host.cores import grant_cores
 from tests.runtime.host.trees import Machine, cgroup_v1, cgroup_v2, hyper_threaded, single_threaded
 
-SHARED = "other processes may run on these cores: the cpuset is the whole machine"
+SHARED = "other processes may run on these cores: no core of the machine is reserved for this process"
 
 
 def grant(machine: Machine, root: Path, asked: int | None = None) -> CoreGrant:

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -360,18 +360,24 @@ class Endpoint:
         return socket.create_connection(("127.0.0.1", self.server.port), timeout=60)
 
 
+def serving(model: Any, task: TaskName = TaskName.FEATURE_EXTRACTION, **flags: Any) -> AbstractContextManager[Endpoint]:
+    """A server for a predictor; see `running`."""
+    return running(lambda settings: (Server(ServerStatus("emotion", task), settings, model), model), **flags)
+
+
 @contextmanager
-def serving(model: Any, task: TaskName = TaskName.FEATURE_EXTRACTION, **flags: Any) -> Iterator[Endpoint]:
-    """A server on a free port in a thread of its own; it is drained at the end."""
+def running(make: Callable[[Settings], tuple[Server, Any]], **flags: Any) -> Iterator[Endpoint]:
+    """A server and its predictor, which `make` makes in the event loop, on a free port in a thread of its own; it is
+    drained at the end."""
     settings = Settings.load({}, {"port": 0, "drain_idle_seconds": 0.0, "drain_limit_seconds": 5.0, **flags})
     started = threading.Event()
     made: list[Any] = []
     cut: list[int] = []
 
     async def main() -> None:
-        server = Server(ServerStatus("emotion", task), settings, model)
+        server, predictor = make(settings)
         await server.start()
-        made.extend((server, asyncio.get_running_loop()))
+        made.extend((server, asyncio.get_running_loop(), predictor))
         started.set()
         cut.append(await server.serve(signals=False))
 
@@ -384,7 +390,7 @@ def serving(model: Any, task: TaskName = TaskName.FEATURE_EXTRACTION, **flags: A
     thread = threading.Thread(target=run, name="server")
     thread.start()
     assert started.wait(60)
-    endpoint = Endpoint(made[0], made[1], thread, model, cut)
+    endpoint = Endpoint(made[0], made[1], thread, made[2], cut)
     try:
         yield endpoint
     finally:

@@ -1,7 +1,7 @@
 """Pages for browsers: the playground, the reference page, and the OpenAPI document.
 
 The pages are files in this folder and load nothing from other hosts, so that they work offline. They contain nothing
-about the endpoint (they fetch it with the user's token), so they are public.
+about the endpoint (they fetch it with the user's token), so they are public. They share `head.html`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ HTML = b"text/html; charset=utf-8"
 
 
 class StaticPage:
-    """One page, read once, with a content security policy that allows only its own script and style."""
+    """One page, read once, with a content security policy that allows only its own scripts and styles."""
 
     def __init__(self, name: str) -> None:
-        self._body = resources.files("penstock_runtime.http.pages").joinpath(name).read_bytes()
+        folder = resources.files("penstock_runtime.http.pages")
+        head, page = (folder.joinpath(one).read_text(encoding="utf-8") for one in ("head.html", name))
+        text = page.replace("<!-- head.html -->\n", head)
+        self._body = text.encode()
         self._etag = b'"%b"' % hashlib.sha256(self._body).hexdigest()[:16].encode()
-        text = self._body.decode()
         policy = "; ".join(
             (
                 "default-src 'none'",

@@ -15,8 +15,8 @@ import math
 import random
 import resource
 import secrets
-from collections import deque
-from collections.abc import Coroutine
+from collections import OrderedDict, deque
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from penstock_runtime.errors import RequestError
@@ -33,6 +33,9 @@ UPLOAD_SECONDS = 10.0
 """Interval between two checks of the rate of a body: longer than a lost packet delays it."""
 LEAST_UPLOAD_SECONDS = 0.05
 """A body that has just begun is not slow yet."""
+MAX_LOOKS = 256
+"""Connections of an address that are looked at to find the one to close. To look at all of some thousands would take
+longer than to accept the new one."""
 PIPELINE_BYTES = 32 * 2**10
 """How much is read ahead of the request that is being answered. Reading may not stop earlier: only a connection that is
 read shows that its client has disconnected."""
@@ -105,23 +108,33 @@ class ClientShare:
 
     def __init__(self, key: str) -> None:
         self.key = key
-        self.connections: dict[PooledConnection, None] = {}
-        """In the order of their opening."""
+        self.connections: OrderedDict[PooledConnection, None] = OrderedDict()
+        """In the order in which they are looked at: that of their opening, then of the last look."""
         self.holders: set[PooledConnection] = set()
         """Those that hold bytes."""
         self.held_bytes = 0
 
     def idle_connection(self) -> PooledConnection | None:
-        """The oldest one without a request."""
-        return next((one for one in self.connections if one.is_idle), None)
+        """One without a request; see `_first`."""
+        return self._first(lambda one: one.is_idle)
 
     def waiting_connection(self) -> PooledConnection | None:
-        """The oldest one that waits for its client."""
-        return next((one for one in self.connections if one.waits_for_client), None)
+        """One that waits for its client; see `_first`."""
+        return self._first(lambda one: one.waits_for_client)
+
+    def _first(self, fits: Callable[[PooledConnection], bool]) -> PooledConnection | None:
+        """The first of the next `MAX_LOOKS` connections that fits. Those before it are looked at last the next time."""
+        for _ in range(min(len(self.connections), MAX_LOOKS)):
+            one = next(iter(self.connections))
+            if fits(one):
+                return one
+            self.connections.move_to_end(one)
+        return None
 
     def slowest_connection(self, now: float) -> PooledConnection | None:
-        """Of those that hold bytes and wait for their client, the one that transfers the fewest per second."""
-        rates = ((rate, one) for one in self.holders if (rate := one.transfer_rate(now)) is not None)
+        """Of `MAX_LOOKS` that hold bytes, the one that waits for its client and transfers the fewest per second."""
+        some = itertools.islice(self.holders, MAX_LOOKS)
+        rates = ((rate, one) for one in some if (rate := one.transfer_rate(now)) is not None)
         return min(rates, key=lambda pair: pair[0], default=(0.0, None))[1]
 
 
