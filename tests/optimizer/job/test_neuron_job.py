@@ -17,10 +17,11 @@ from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.resources.base import API_VERSION
 from penstock.resources.endpoint import ModelEndpoint
 from penstock_optimizer.job.job import Job
-from penstock_optimizer.job.neuron import require_compiler_memory
+from penstock_optimizer.job.neuron import fence_rows, require_compiler_memory
 from penstock_optimizer.job.optimise import optimise
 from penstock_optimizer.neuron.session import NeuronToolchain
 from penstock_runtime.host import HostMemory
+from penstock_runtime.rows import Row
 from tests.neuron_standin_env import StandIn
 from tests.optimizer.end_to_end.small_model import write_small_bert
 
@@ -85,7 +86,6 @@ def test_a_precision_that_fails_the_guard_falls_back_to_fp32_which_is_compiled(
     assert [(one.batch, one.tokens) for one in compiled.buckets] == [(1, 24)]
     assert (compiled.sdk, compiled.cores_per_model, compiled.requests_per_copy) == ("2.31.1", 1, 2)
     assert "none" in compiled.flags
-    assert compiled.fence is not None
     assert compiled.fence.max_relative_error == pytest.approx(0.01)
     with np.load(folder / compiled.fence.file) as fence:
         assert fence["input_ids"].shape == fence["attention_mask"].shape
@@ -139,6 +139,16 @@ def test_a_budget_that_is_too_small_for_one_shape_has_to_be_raised(
     with pytest.raises(OptimizationError) as error:
         optimise(_endpoint(model), store=tmp_path / "store", models=tmp_path, neuron=tools, budget_seconds=0.001)
     assert "budgetSeconds" in error.value.remedy
+
+
+def test_rows_for_the_comparison_fit_into_the_shortest_shape_or_are_cut_to_it() -> None:
+    rows = [Row([1] * length, [0] * length) for length in (12, 3, 9, 7, 5, 8)]
+    assert [row.length for row in fence_rows(rows, 8, None)] == [8, 7, 5, 3]
+    long = [Row(list(range(20)), [0] * 20), Row(list(range(30)))]
+    assert [(row.ids, row.type_ids) for row in fence_rows(long, 4, None)] == [
+        ([0, 1, 2, 3], [0] * 4), ([0, 1, 2, 3], None),
+    ]  # fmt: skip
+    assert [row.ids for row in fence_rows(long, 4, 99)] == [[0, 1, 2, 99]] * 2
 
 
 def test_compiling_needs_free_memory_for_the_weights() -> None:
