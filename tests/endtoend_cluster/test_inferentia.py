@@ -98,8 +98,8 @@ def test_an_endpoint_is_compiled_without_a_device_and_each_of_its_pods_owns_one(
     assert (answer.status, len(answer.vector)) == (200, HIDDEN)
 
     def scale(replicas: int, *, without: Collection[str] = ()) -> list[Json]:
-        """Scale it, and wait until so many pods are ready, and none else is left that is not ending. `without`: pods
-        that may not be among them: one that ends answers until it has drained."""
+        """Scale it, and wait until it has this number of pods that are not ending, all of them ready. `without`: pods
+        that may not be among them."""
         shared_kubectl("scale", f"modelendpoint/{one.name}", f"--replicas={replicas}")
         found: list[Json] = []
 
