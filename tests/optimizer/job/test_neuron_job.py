@@ -22,6 +22,7 @@ from penstock_optimizer.job.optimise import optimise
 from penstock_optimizer.neuron.session import NeuronToolchain
 from penstock_runtime.host import HostMemory
 from penstock_runtime.rows import Row
+from tests.cli.endpoints import run
 from tests.neuron_standin_env import StandIn
 from tests.optimizer.end_to_end.small_model import write_small_bert
 
@@ -95,6 +96,15 @@ def test_a_precision_that_fails_the_guard_falls_back_to_fp32_which_is_compiled(
 
     found = optimise(strict, store=tmp_path / "store", models=tmp_path, neuron=tools)
     assert found == artefact
+    file = tmp_path / "endpoint.yaml"
+    file.write_text(json.dumps(strict.to_object()))
+    ended = run(
+        "optimize", file, "--neuron-target", "inf2", "--neuron-python", sys.executable, "--store", tmp_path / "store",
+        "--models", tmp_path,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert f"compiles   for inf2 with torch-neuronx 2.9.0.2.15.32035, neuronx-cc 2.26.6360.0: {NOT_RUN}" in ended.stdout
+    assert f"penstock serve {artefact}  (on an instance with Inferentia)" in ended.stdout
     # An artefact for CPUs has another key.
     assert Job.of(strict, store=tmp_path / "store", models=tmp_path, cores=1).key != manifest.key
 
