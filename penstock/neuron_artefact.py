@@ -71,8 +71,8 @@ class CompiledModel(Frozen):
     chosen_token: int | None = Field(default=None, ge=0)
     """Masked language models: the id of the mask token. The compiled module returns logits of all tokens, and the
     engine keeps those of mask tokens (`Axes.MASKS`)."""
-    fence: NeuronFence | None = None
-    """None: a pod gets ready without a comparison on the device."""
+    fence: NeuronFence
+    """Required: the guard does not run on a device, so that no pod may be ready without this comparison."""
 
     @model_validator(mode="after")
     def _has_each_bucket_once(self) -> CompiledModel:
@@ -93,8 +93,7 @@ class CompiledModel(Frozen):
             raise ArtefactError(
                 f"{path} is not what this version reads ({where}: {first['msg']})", remedy=f"{_AGAIN} with this version"
             ) from error
-        files = [bucket.file for bucket in model.buckets] + ([] if model.fence is None else [model.fence.file])
-        for name in files:
+        for name in (*(bucket.file for bucket in model.buckets), model.fence.file):
             if not (path.parent / name).is_file():
                 raise ArtefactError(f"{path.parent / name} is missing", remedy=_AGAIN)
         return model

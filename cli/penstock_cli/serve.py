@@ -24,7 +24,7 @@ from typing import Any
 
 import click
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SettingError
 from penstock.logs import log_event
 from penstock.manifest import Manifest
 from penstock.process import python_module
@@ -32,6 +32,7 @@ from penstock.resources.endpoint import ModelEndpoint, OptimizationMode
 from penstock.settings import hugging_face_token
 from penstock.tasks import TaskName
 from penstock_cli.host import describe_cpu, describe_memory
+from penstock_cli.optimize import target_of
 from penstock_cli.options import (
     models_option,
     read_artefact,
@@ -112,15 +113,27 @@ class ServeSession:
         """Serve until a signal ends it. Returns the number of connections that were cut off."""
         if self._options.target.is_dir():
             manifest = read_artefact(self._options.target, otherwise=NO_ARTEFACT)
-            name, task, cores = (
-                self._options.target.resolve().name,
-                manifest.task,
-                None if is_on_device(manifest.chosen.plan) else self._options.cores or manifest.cores,
-            )
+            on_device = is_on_device(manifest.chosen.plan)
+            if on_device and self._options.cores is not None:
+                raise SettingError(
+                    "--cores counts CPU cores, and this artefact runs on AWS Inferentia",
+                    field="--cores",
+                    remedy="Leave it out, or set PENSTOCK_NEURON_CORES to the number of NeuronCores",
+                )
+            name, task = self._options.target.resolve().name, manifest.task
+            cores = None if on_device else self._options.cores or manifest.cores
         else:
             self._endpoint = ModelEndpoint.from_file(self._options.target)
             spec = self._endpoint.spec
             name, task, cores = self._endpoint.metadata.name, spec.task, self._options.cores or spec.cores
+            if target_of(None, self._endpoint) is not None:
+                # Its `cores` are NeuronCores.
+                cores = self._options.cores
+                fact(
+                    "note",
+                    f"hardwareClass {spec.hardware_class} is AWS Inferentia, and a file is served by this machine's "
+                    "CPUs: for the device, penstock optimize it and serve the artefact",
+                )
             self._add_objective_bucket(self._endpoint)
         grant = self._host.usable_cores(cores)
         if grant.keep:

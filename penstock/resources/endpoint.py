@@ -67,6 +67,10 @@ MOST_CHARACTERS = 32_768
 """Characters of all texts of a workload together: more would not fit into an annotation (256 KiB)."""
 LONGEST_BUDGET_SECONDS = 86_400
 """Longest time budget of one optimisation."""
+BUDGET_SECONDS = 600.0
+"""Time budget of an optimisation for CPUs, where the endpoint has none."""
+COMPILE_BUDGET_SECONDS = 7200.0
+"""The same for AWS Inferentia. Not measured: ten shapes at up to ten minutes, and the fp32 answers."""
 
 
 class ConfigMapKey(Spec):
@@ -192,8 +196,12 @@ class Optimization(Spec):
     when_no_candidate: NoCandidate = Field(
         default=NoCandidate.SERVE_FP32, description="What to do when no candidate is within the accuracy budget."
     )
-    budget_seconds: float = Field(
-        default=600, gt=0, le=LONGEST_BUDGET_SECONDS, description="Time limit of the whole optimisation."
+    budget_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        le=LONGEST_BUDGET_SECONDS,
+        description="Time limit of the whole optimisation. Default: 600, and 7,200 for AWS Inferentia, where the "
+        "compiler takes minutes for each shape.",
     )
     serve_while_optimizing: bool = Field(
         default=True,
@@ -214,6 +222,10 @@ class Optimization(Spec):
             "artefact is for mode Pinned, and mode is {mode}: write mode: Pinned, or remove artefact",
         ),
     )
+
+    def seconds(self, *, compiles: bool) -> float:
+        """The time budget. `compiles`: for AWS Inferentia."""
+        return self.budget_seconds or (COMPILE_BUDGET_SECONDS if compiles else BUDGET_SECONDS)
 
 
 class ModelCredentials(Spec):

@@ -70,8 +70,9 @@ class OptimizedModelSpec(EndpointCore):
 
     @classmethod
     def of(cls, endpoint: ModelEndpointSpec, toolchain: Toolchain, *, texts_digest: str | None = None) -> Self:
-        """The spec for an endpoint, without what the result does not depend on: serving during the optimisation,
-        prompts, caches, gRPC, the order of engines and precisions, and precisions that the task does not have."""
+        """The spec for an endpoint, with the time budget, and without what the result does not depend on: serving
+        during the optimisation, prompts, caches, gRPC, the order of engines and precisions, and precisions that the
+        task does not have."""
         optimization = endpoint.optimization
         precisions = set(optimization.precisions)
         if endpoint.task is not TaskName.TEXT_GENERATION:
@@ -87,6 +88,7 @@ class OptimizedModelSpec(EndpointCore):
                 "engines": tuple(sorted(engines)),
                 "precisions": tuple(sorted(precisions)),
                 "serve_while_optimizing": True,
+                "budget_seconds": optimization.seconds(compiles=toolchain.target is not None),
             }
         )
         return cls(**core, toolchain=toolchain, texts_digest=texts_digest)

@@ -51,13 +51,13 @@ _SIZES = {
     **dict.fromkeys(("c7g", "m7g", "r7g", "c7gd", "m7gd", "r7gd"),
                     "medium large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge metal"),
     "c7gn": "medium large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge metal",
-    **dict.fromkeys(("c8i", "m8i", "r8i"),
+    **dict.fromkeys(("c8i", "m8i", "r8i", "c8id", "m8id", "r8id", "c8in", "m8in", "r8in"),
                     "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 32xlarge 48xlarge 96xlarge "
                     "metal-48xl metal-96xl"),
     **dict.fromkeys(("c8a", "m8a", "r8a"),
                     "medium large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge metal-24xl "
                     "metal-48xl"),
-    **dict.fromkeys(("c8g", "m8g", "r8g", "c8gd", "m8gd", "r8gd"),
+    **dict.fromkeys(("c8g", "m8g", "r8g", "c8gd", "m8gd", "r8gd", "c8gn", "m8gn", "r8gn"),
                     "medium large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge metal-24xl "
                     "metal-48xl"),
     "inf1": "xlarge 2xlarge 6xlarge 24xlarge",
@@ -188,7 +188,8 @@ HARDWARE_CLASSES: dict[str, HardwareClassSpec] = {
         architecture=Architecture.AMD64,
         node_selector_terms=(
             # Machines of GKE's C4 are Emerald Rapids or Granite Rapids under one label: there, NFD labels decide.
-            *_ec2("c8i", "m8i", "r8i"),
+            *_ec2("c8i", "m8i", "r8i", "c8id", "m8id", "r8id", "c8in", "m8in", "r8in"),
+            _aks("Ds Dds Es Eds", (2, 4, 8, 16, 32, 48, 64, 96, 128, 192), version="v7"),
             _nfd(_INTEL, 6, _GRANITE_RAPIDS.models, _flag("AMXINT8"), _flag("AMXTILE")),
         ),
         tolerations=(_ON_DEDICATED_POOLS,),
@@ -258,7 +259,7 @@ HARDWARE_CLASSES: dict[str, HardwareClassSpec] = {
     "graviton4": HardwareClassSpec(
         description="AWS Graviton 4 (Neoverse V2): 8-bit and bf16 matrix products.",
         architecture=Architecture.ARM64,
-        node_selector_terms=_ec2("c8g", "m8g", "r8g", "c8gd", "m8gd", "r8gd"),
+        node_selector_terms=_ec2("c8g", "m8g", "r8g", "c8gd", "m8gd", "r8gd", "c8gn", "m8gn", "r8gn"),
         tolerations=(_ON_DEDICATED_POOLS, _ON_ARM_POOLS),
         threads_per_core=1,
         isa=Isa.NEON_I8MM,

@@ -231,7 +231,10 @@ def _why(row: OfferRow, best: OfferRow | None, load: Load) -> str:
     if not judged.within_objective or max(judged.p95_mean, judged.p95_peak) > load.p95_milliseconds:
         if judged is not sizing and sizing.within_objective:
             return f"{_origin(row)}: may miss the p95 of {load.p95_milliseconds:g} ms; measure it on this class"
-        return f"misses the p95: {sizing.p95_mean:.3g} ms at the mean load, {load.p95_milliseconds:g} ms allowed"
+        origin = f" ({_origin(row)})" if row.evidence is not None and _is_rough(row.evidence) else ""
+        return (
+            f"misses the p95: {sizing.p95_mean:.3g} ms at the mean load{origin}, {load.p95_milliseconds:g} ms allowed"
+        )
     if load.most_replicas is not None and judged.replicas_peak > load.most_replicas:
         return f"needs {judged.replicas_peak} replicas at the peak, scaling.maxReplicas is {load.most_replicas}"
     if row.offer.not_chosen:

@@ -1,7 +1,8 @@
 """Evidence of what one replica takes: a capacity curve, where it comes from, and how exact it is.
 
 Measured curves come from the manifests of artefacts, from OptimizedModels, and from a file of the user. Published
-figures are closed loops: `curve_of_closed_loop` estimates a curve from one by a queueing formula.
+figures are closed loops: `curve_of_closed_loop` estimates a curve from one by a queueing formula. Text generation is
+measured by number of clients: `curve_of_tokens`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from penstock.capacity import CapacityCurve, CapacityPoint
+from penstock.capacity import CapacityCurve, CapacityPoint, TokenCurve
 from penstock.errors import SettingError, printable
 from penstock.hardware import CpuIdentity
 from penstock.manifest import Manifest
 from penstock.resources.result import Result
+from penstock_operator.scaling.decide import Service
 
 
 class Origin(StrEnum):
@@ -75,6 +77,8 @@ class Evidence:
     """Where exactly: artefact, machine, publication, or how it was estimated."""
     interval: Interval
     caveats: tuple[str, ...] = ()
+    tokens_per_request: float | None = None
+    """Only of text generation, whose p95 is that of the time to the first token: output tokens of a request, mean."""
 
 
 def faster(curve: CapacityCurve, factor: float) -> CapacityCurve:
@@ -156,14 +160,55 @@ def curve_of_closed_loop(
     return CapacityCurve(points=tuple(points))
 
 
+def curve_of_tokens(curve: TokenCurve) -> CapacityCurve:
+    """The curve of text generation by arrival rate, with the p95 of the time to the first token: as the autoscaler has
+    it (`Service.from_tokens`), up to the rate at which both token times are within the objectives of the measurement.
+
+    A replica that misses them with one client keeps up with no rate: its points count as refused.
+    """
+    service = Service.from_tokens(curve)
+    if service is None:
+        return CapacityCurve()
+    points = zip(service.rates, service.p95_milliseconds, strict=True)
+    return CapacityCurve(
+        points=tuple(
+            CapacityPoint(
+                arrivals_per_second=rate,
+                completed_per_second=rate,
+                p50_milliseconds=p95,
+                p95_milliseconds=p95,
+                p99_milliseconds=p95,
+                refused_share=0.0 if service.within_objective else 1.0,
+                samples=0,
+            )
+            for rate, p95 in points
+            if rate <= service.rate or not service.within_objective
+        ),
+        p95_objective_milliseconds=curve.first_token_objective_milliseconds,
+    )
+
+
+def _measured(capacity: CapacityCurve, tokens: TokenCurve) -> tuple[CapacityCurve, float | None, list[str]]:
+    """The curve, output tokens of a request, and what limits the figures; of encoders or of text generation."""
+    service = Service.from_tokens(tokens)
+    if service is None:
+        return capacity, None, []
+    each = service.tokens_per_request
+    caveats = ["p95 is that of the time to the first token", tokens.summary]
+    if each is not None:
+        caveats.append(f"a request has {each:.3g} output tokens on average in the measurement")
+    return curve_of_tokens(tokens), each, caveats
+
+
 def of_manifest(manifest: Manifest, hardware_class: str, *, here: CpuIdentity | None, folder: str) -> Evidence | None:
     """The evidence in an artefact; None if it has no capacity curve. `here`: the processor of this machine."""
-    if not manifest.capacity.points:
+    curve, tokens, limits = _measured(manifest.capacity, manifest.token_capacity)
+    if not curve.points:
         return None
     is_here = here is not None and (here.vendor, here.family, here.model, here.stepping, here.isa) == (
         manifest.cpu.vendor, manifest.cpu.family, manifest.cpu.model, manifest.cpu.stepping, manifest.cpu.isa,
     )  # fmt: skip
-    caveats = [f"lengths of the measurement: {manifest.workload}"] if manifest.workload else []
+    caveats = limits + ([f"lengths of the measurement: {manifest.workload}"] if manifest.workload else [])
     if manifest.pinned is False:
         caveats.append("measured on shared cores")
     if not manifest.cpu.microarchitecture:
@@ -172,27 +217,31 @@ def of_manifest(manifest: Manifest, hardware_class: str, *, here: CpuIdentity | 
         hardware_class=hardware_class,
         cores=manifest.cores,
         plan=manifest.chosen.plan.summary,
-        curve=manifest.capacity,
+        curve=curve,
         origin=Origin.MEASURED_HERE if is_here else Origin.MEASURED_ON_CLASS,
         basis=f"{folder}, {manifest.cpu.model_name}, {manifest.created[:10]}",
         interval=Interval.around(min(max(manifest.noise, LEAST_NOISE), 0.5)),
         caveats=tuple(map(printable, caveats)),
+        tokens_per_request=tokens,
     )
 
 
 def of_result(result: Result, hardware_class: str, *, name: str) -> Evidence | None:
     """The evidence in the status of an OptimizedModel; None if it has no capacity curve."""
-    if not result.capacity.points:
+    measured = result.token_capacity.curve if result.token_capacity is not None else TokenCurve()
+    curve, tokens, limits = _measured(result.capacity.curve, measured)
+    if not curve.points:
         return None
     return Evidence(
         hardware_class=hardware_class,
         cores=result.cores,
         plan=result.plan.summary,
-        curve=result.capacity.curve,
+        curve=curve,
         origin=Origin.MEASURED_ON_CLASS,
         basis=f"OptimizedModel {name}, {result.cpu.model_name}",
         interval=Interval.around(UNKNOWN_NOISE),
-        caveats=("measured on shared cores",) if result.pinned is False else (),
+        caveats=(*limits, *(("measured on shared cores",) if result.pinned is False else ())),
+        tokens_per_request=tokens,
     )
 
 

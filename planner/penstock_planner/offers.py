@@ -1,7 +1,8 @@
 """Offers from hardware classes, prices and evidence: the nodes that hold a replica, and what is known of it.
 
 An offer is a hardware class with a number of cores. Its evidence is measured or given; where there is none, published
-figures count, and then estimates. Inferentia and GPUs have published and estimated figures only.
+figures count, and then estimates. Inferentia and GPUs have published and estimated figures only. Text generation has
+measured and given figures only: its speed is that of the memory, which does not follow from the arithmetic of a core.
 """
 
 from __future__ import annotations
@@ -262,7 +263,7 @@ def _published_cpu(inputs: OfferInputs, name: str, cores: int) -> tuple[Evidence
 
 def _scaled_cores(inputs: OfferInputs, name: str, cores: int) -> tuple[Evidence, ...]:
     """An estimate from the nearest measured number of cores of the same class."""
-    measured = [one for one in inputs.evidence if one.hardware_class == name]
+    measured = [one for one in inputs.evidence if one.hardware_class == name and one.tokens_per_request is None]
     if not measured:
         return ()
     source = min(measured, key=lambda one: (abs(math.log(cores / one.cores)), one.cores))
@@ -284,7 +285,7 @@ def _scaled_cores(inputs: OfferInputs, name: str, cores: int) -> tuple[Evidence,
 def _scaled_class(inputs: OfferInputs, name: str, cores: int) -> tuple[Evidence, ...]:
     """An estimate from the class that was measured, by the arithmetic of a core."""
     peak = CORE_PEAKS.get(name)
-    sources = [one for one in inputs.evidence if one.hardware_class in CORE_PEAKS]
+    sources = [one for one in inputs.evidence if one.hardware_class in CORE_PEAKS and one.tokens_per_request is None]
     if peak is None or not sources:
         return ()
     source = min(sources, key=lambda one: (abs(math.log(cores / one.cores)), one.cores))

@@ -8,19 +8,21 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 
+from penstock.capacity import CapacityCurve
 from penstock.manifest import Manifest
 from penstock_cli.planning.objects import cluster_plan, load_of_week, week_queries
 from penstock_planner.evidence import Origin
 from penstock_planner.ledger import read_ledger
 from tests.cli.endpoints import invoke, write_endpoint
-from tests.planner.cases import CURVE
+from tests.planner.cases import CURVE, TOKENS
 
 OBJECTIVE = {"latency": {"p95Milliseconds": 50}}
 MEASURED = """
@@ -100,6 +102,44 @@ def test_artefacts_of_the_store_are_the_evidence(artefact: Path, tiny: Path, tmp
     rows = json.loads(done.output)["rows"]
     origins = [row["evidence"]["origin"] for row in rows if row["evidence"] and str(place) in row["evidence"]["basis"]]
     assert Origin.MEASURED_HERE.value in origins
+
+
+def test_text_generation_is_planned_by_tokens_and_not_estimated_for_other_classes(
+    artefact: Path, tiny: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "store" / "made"
+    shutil.copytree(artefact, place)
+    manifest = Manifest.load(artefact).model_copy(update={"capacity": CapacityCurve(), "token_capacity": TOKENS})
+    (place / "manifest.json").write_text(manifest.model_dump_json())
+    prices = tmp_path / "prices.yaml"
+    classes = {name: {"n": {"perHour": 1, "cpus": 8}} for name in ("icelake", "sapphirerapids", "zen4", "zen5", "any")}
+    prices.write_text(json.dumps({"date": "2026-01-01", "classes": classes}))
+
+    done = invoke(
+        "plan", write_endpoint(tmp_path / "tiny.yaml", tiny), "--rate", "2", "--p95", "500", "--prices", prices,
+        "--cores", "1,2", "--store", tmp_path / "store", "--ledger", tmp_path / "ledger.jsonl", "--output", "json",
+    )  # fmt: skip
+
+    value = json.loads(done.output)
+    (row,) = [one for one in value["rows"] if one["evidence"]]
+    assert row["figures"]["p95_peak"] <= 500
+    assert row["evidence"]["caveats"][0] == "p95 is that of the time to the first token"
+    assert value["notes"][0].endswith("reserved, with 60 of them in a request")
+
+
+@pytest.mark.parametrize(
+    ("words_of_test", "problem"),
+    [
+        ([], "the endpoint has no objective.timeToFirstToken. Give --p95"),
+        (["--p95", "900", "--verify", "http://127.0.0.1:1"], "which --verify does not measure"),
+    ],
+)
+def test_text_generation_needs_an_objective_of_its_own(tmp_path: Path, words_of_test: list[str], problem: str) -> None:
+    chat = write_endpoint(tmp_path / "chat.yaml", "hf://org/chat@main", task="text-generation", objective={})
+
+    done = invoke("plan", chat, "--rate", "5", "--store", tmp_path, "--ledger", tmp_path / "ledger", *words_of_test)
+
+    assert (done.exit_code, problem in done.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +222,10 @@ def test_a_plan_is_verified_and_kept_in_the_ledger(
     assert re.search(r"predicted  p95 15 ms \(given\)\nmeasured   p95 [\d.e+]+ ms", done.output)
     # Later plans state how far past ones were off.
     assert "1 prediction measured so far: the p95 differed by" in invoke(*asked).output
+    # What a program reads is the plan alone.
+    as_json = invoke(*asked, "--verify", server, "--verify-seconds", "1", "--output", "json")
+    assert json.loads(as_json.stdout)["rows"]
+    assert "verified: p95 predicted 15 ms, measured" in as_json.stderr
 
 
 def test_a_server_that_does_not_answer_is_an_error(emotion: Path, words: list[str]) -> None:
@@ -248,22 +292,52 @@ def test_a_cluster_gives_its_classes_prices_models_and_load() -> None:
     ]  # fmt: skip
 
 
-def test_the_cheaper_class_of_a_cluster_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    endpoint, classes, models = cluster_objects()
-    for name, value in (("one", endpoint), ("classes", {"items": classes}), ("models", {"items": models})):
-        (tmp_path / f"{name}.json").write_text(json.dumps(value))
+Cluster = Callable[..., Result]
+
+
+@pytest.fixture
+def of_cluster(tmp_path: Path) -> Cluster:
+    """Runs `penstock plan emotion` with a kubectl that prints these objects."""
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(
         '#!/bin/sh\ncase "$*" in *modelendpoints*) f=one;; *hardwareclasses*) f=classes;; *) f=models;; esac\n'
         f"cat {tmp_path}/$f.json\n"
     )
     kubectl.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
-    done = invoke(
-        "plan", "emotion", "--namespace", "team", "--cores", "1", "--ledger", tmp_path / "l",
-        environment={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-    )  # fmt: skip
+    def plan(endpoint: Any, classes: Any, models: Any) -> Result:
+        for name, value in (("one", endpoint), ("classes", {"items": classes}), ("models", {"items": models})):
+            (tmp_path / f"{name}.json").write_text(json.dumps(value))
+        return invoke(
+            "plan", "emotion", "--namespace", "team", "--cores", "1", "--ledger", tmp_path / "l",
+            environment={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        )  # fmt: skip
+
+    return plan
+
+
+def test_an_endpoint_without_requests_needs_a_load(of_cluster: Cluster) -> None:
+    endpoint, classes, models = cluster_objects()
+    endpoint["status"]["scaling"]["requestsPerSecond"] = 0.0
+
+    done = of_cluster(endpoint, classes, models)
+
+    assert done.exit_code == 1
+    assert "error: the endpoint gets no requests at present. Give --rate" in done.stderr
+    assert "--prometheus URL" in done.stderr
+
+
+def test_why_the_endpoints_own_hardware_has_no_figures(of_cluster: Cluster) -> None:
+    endpoint, classes, models = cluster_objects()
+    del classes[0]["spec"]["price"]
+
+    done = of_cluster(endpoint, classes, models)
+
+    assert "hardware (dear, 1 core) has no figures here: no price of a node for 1 core of dear" in done.output
+
+
+def test_the_cheaper_class_of_a_cluster_is_named(of_cluster: Cluster) -> None:
+    done = of_cluster(*cluster_objects())
 
     assert done.exit_code == 0, done.output
     assert "load at present: 120 requests/s; give --prometheus for that of the last week" in done.output

@@ -106,7 +106,6 @@ def test_the_example_is_accepted_and_gets_its_defaults(kube: Kubectl) -> None:
         "mode": "Auto",
         "accuracy": {},
         "whenNoCandidate": "ServeFP32",
-        "budgetSeconds": 600,
         "serveWhileOptimizing": True,
     }
     assert spec["scaling"] == {

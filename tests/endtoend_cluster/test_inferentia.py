@@ -1,5 +1,6 @@
 """An endpoint on Inferentia, from `kubectl apply` to `kubectl delete`, with a device plugin for tests and the stand-in
-for the Neuron SDK: a compile job, a pod that owns the device, requests, scaling, deletion.
+for the Neuron SDK: a compile job, pods that own a device each, requests, scaling from one replica to two, one, none and
+one, deletion.
 
 Times and answers are those of the stand-in. Not yet run on a device.
 """
@@ -7,7 +8,8 @@ Times and answers are those of the stand-in. Not yet run on a device.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from testbed.device_plugin import running_device_plugin
 from testbed.kubectl import Kubectl
 from tests.endtoend_cluster.inferentia import devices, write_interpreter
 from tests.endtoend_cluster.installation import Endpoint, Installation, Json, is_ready
-from tests.endtoend_cluster.load import until_answered
+from tests.endtoend_cluster.load import constant_load, until_answered
 from tests.endtoend_cluster.test_life import until_gone
 from tests.optimizer.end_to_end.small_model import HIDDEN, write_small_bert
 
@@ -29,38 +31,46 @@ RESOURCE = "aws.amazon.com/neuron"
 
 
 @pytest.fixture
-def neuron_node(installation: Installation, file_sources: Path, tmp_path: Path) -> Iterator[str]:
-    """The name of a node with one device, and a HardwareClass `inf2-of-tests` with one CPU of the host for it."""
+def neuron_nodes(installation: Installation, file_sources: Path, tmp_path: Path) -> Iterator[list[str]]:
+    """The names of two nodes with a device each, and a HardwareClass `inf2-of-tests` with one CPU of the host for it:
+    nodes of the test bed own one core each."""
     cluster, kubectl = installation.cluster, installation.cluster.kubectl
     assert cluster.machine is not None, "this needs the nodes of this machine"
-    node = cluster.machine.nodes[-1]
+    nodes = cluster.machine.nodes[:2]
+    assert len(nodes) == 2
     write_interpreter(file_sources)
     write_small_bert(file_sources / "model")
     # The job runs as another user.
     for path in (file_sources / "model").rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    folder = tmp_path / "machine"
-    folder.mkdir()
     hardware: dict[str, Any] = copy.deepcopy(HARDWARE_CLASSES["inf2"].to_object())
     hardware["neuron"] |= {"hostCpusPerDevice": 1}
     name = "inf2-of-tests"
     kubectl.apply(
         {"apiVersion": "penstock.dev/v1alpha1", "kind": "HardwareClass", "metadata": {"name": name}, "spec": hardware}
     )
-    kubectl("label", "--overwrite", f"node/{node.name}", f"{INSTANCE_TYPE}=inf2.xlarge")
-    try:
-        with running_device_plugin(devices(node, folder, file_sources), tmp_path):
+    with ExitStack() as stack:
+        stack.callback(kubectl, "delete", "hardwareclass", name, "--ignore-not-found")
+        for node in nodes:
+            own, machine = tmp_path / node.name, tmp_path / node.name / "machine"
+            machine.mkdir(parents=True)
+            kubectl("label", "--overwrite", f"node/{node.name}", f"{INSTANCE_TYPE}=inf2.xlarge")
+            stack.callback(kubectl, "label", f"node/{node.name}", f"{INSTANCE_TYPE}-")
+            stack.enter_context(running_device_plugin(devices(node, machine, file_sources), own))
+        for node in nodes:
             kubectl.wait(
                 r"jsonpath={.status.allocatable.aws\.amazon\.com/neuron}=1", f"node/{node.name}", timeout_seconds=60
             )
-            yield node.name
-    finally:
-        kubectl("label", f"node/{node.name}", f"{INSTANCE_TYPE}-")
-        kubectl("delete", "hardwareclass", name, "--ignore-not-found")
+        yield [node.name for node in nodes]
 
 
-def test_an_endpoint_is_compiled_without_a_device_and_answers_from_a_pod_that_owns_one(
-    endpoint: Callable[[str], Endpoint], neuron_node: str, file_sources: Path, shared_kubectl: Kubectl
+def uid(pod: Json) -> str:
+    """What tells a pod from another one of the same endpoint."""
+    return str(pod["metadata"]["uid"])
+
+
+def test_an_endpoint_is_compiled_without_a_device_and_each_of_its_pods_owns_one(
+    endpoint: Callable[[str], Endpoint], neuron_nodes: list[str], file_sources: Path, shared_kubectl: Kubectl
 ) -> None:
     one = endpoint("inferentia")
     one.apply(
@@ -82,22 +92,40 @@ def test_an_endpoint_is_compiled_without_a_device_and_answers_from_a_pod_that_ow
     assert RESOURCE not in job["spec"]["containers"][0]["resources"]["limits"]
 
     (pod,) = one.pods()
-    assert pod["spec"]["nodeName"] == neuron_node
+    assert pod["spec"]["nodeName"] in neuron_nodes
     assert pod["spec"]["containers"][0]["resources"]["limits"][RESOURCE] == "1"
     answer = until_answered(one.address(), seconds=300)
     assert (answer.status, len(answer.vector)) == (200, HIDDEN)
 
+    def scale(replicas: int, *, without: Collection[str] = ()) -> list[Json]:
+        """Scale it, and wait until it has this number of pods that are not ending, all of them ready. `without`: pods
+        that may not be among them."""
+        shared_kubectl("scale", f"modelendpoint/{one.name}", f"--replicas={replicas}")
+        found: list[Json] = []
+
+        def is_scaled(_: Json) -> bool:
+            found[:] = one.pods()
+            settled = len(found) == replicas and all(map(is_ready, found))
+            return settled and not set(map(uid, found)) & set(without)
+
+        one.until(is_scaled, f"scaled to {replicas}", seconds=600)
+        return found
+
+    # A second replica takes the device of the other node; requests go on.
+    with constant_load(one.address(), per_second=4) as load:
+        load.more(5)
+        both = scale(2)
+        load.more(20)
+        (left,) = scale(1)
+        load.more(10)
+    assert load.failures == []
+    assert {other["spec"]["nodeName"] for other in both} == set(neuron_nodes)
+    assert uid(pod) in set(map(uid, both))
+    assert uid(left) in set(map(uid, both))
+
     # The device is released, and taken again by another pod.
-    shared_kubectl("scale", f"modelendpoint/{one.name}", "--replicas=0")
-    one.until(lambda _: not one.pods(), "without pods")
-    shared_kubectl("scale", f"modelendpoint/{one.name}", "--replicas=1")
-
-    def is_replaced(_: Json) -> bool:
-        # The first pod, which ends, answers until it has drained.
-        ready = [other for other in one.pods() if is_ready(other)]
-        return len(ready) == 1 and ready[0]["metadata"]["uid"] != pod["metadata"]["uid"]
-
-    one.until(is_replaced, "served by another pod", seconds=600)
+    scale(0)
+    scale(1, without=set(map(uid, both)))
     again = until_answered(one.address(), seconds=300)
     assert again.vector == pytest.approx(answer.vector, abs=1e-5)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from penstock.neuron_artefact import CompiledModel, NeuronBucket
+from penstock.neuron_artefact import CompiledModel, NeuronBucket, NeuronFence
 from penstock.planning.neuron import NeuronGeneration
 
 
@@ -20,6 +20,7 @@ def compiled(*shapes: tuple[int, int]) -> CompiledModel:
         outputs=("logits",),
         weights_bytes=1,
         buckets=tuple(NeuronBucket(file=f"b{b}-t{t}.pt", batch=b, tokens=t) for b, t in shapes),
+        fence=NeuronFence(max_relative_error=0.05),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.capacity import CapacityCurve, CapacityPoint
+from penstock.capacity import CapacityCurve, CapacityPoint, TokenCurve, TokenPoint
 from penstock_planner.compare import Load, Node, Offer
 from penstock_planner.evidence import Evidence, Interval, Origin
 
@@ -17,6 +17,18 @@ def point(rate: float, p95: float) -> CapacityPoint:
 CURVE = CapacityCurve(
     points=(point(10, 20), point(40, 25), point(80, 50), point(100, 200)), p95_objective_milliseconds=50
 )
+TOKENS = TokenCurve.of(
+    [
+        TokenPoint(
+            clients=clients, requests_per_second=tokens / 60, tokens_per_second=tokens,
+            first_token_p95_milliseconds=first, next_token_p95_milliseconds=20, samples=20,
+        )
+        for clients, tokens, first in ((1, 60, 100), (2, 110, 150), (4, 190, 220), (8, 300, 400), (16, 360, 900))
+    ],
+    first_token=500,
+    next_token=None,
+)  # fmt: skip
+"""Text generation: 60 output tokens in each request."""
 LOAD = Load(mean=200, peak=800, p95_milliseconds=50)
 NODE = Node("big", 1.0, 4)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.capacity import TokenCurve
 from penstock.errors import SettingError
-from penstock_planner.evidence import Origin, curve_of_closed_loop, faster, of_file, wider
+from penstock_operator.scaling.decide import Service
+from penstock_planner.evidence import Origin, curve_of_closed_loop, curve_of_tokens, faster, of_file, wider
 from tests.examples import examples
-from tests.planner.cases import CURVE
+from tests.planner.cases import CURVE, TOKENS
 
 GIVEN = """
 measurements:
@@ -80,6 +83,26 @@ def test_a_faster_replica_takes_more_at_a_shorter_latency(factor: float, p95: fl
     assert rate is not None
     assert faster(CURVE, factor).rate_within(p95 / factor) == pytest.approx(rate * factor)
     assert wider(CURVE, factor).rate_within(p95) == pytest.approx(rate * factor)
+
+
+def test_text_generation_has_the_rates_of_the_autoscaler_up_to_its_objectives() -> None:
+    service = Service.from_tokens(TOKENS)
+    found = curve_of_tokens(TOKENS)
+
+    assert service is not None
+    assert found.p95_objective_milliseconds == 500
+    assert found.rate_within(500) == pytest.approx(service.rate)
+    # A later first token does not allow a higher rate: the points behind miss an objective of the measurement.
+    assert found.rate_within(5000) == pytest.approx(service.rate)
+    assert curve_of_tokens(TokenCurve()).points == ()
+
+
+def test_text_generation_that_misses_its_objectives_keeps_up_with_no_rate() -> None:
+    missed = TokenCurve.of(TOKENS.points, first_token=50, next_token=None)
+
+    assert missed.within is None
+    assert curve_of_tokens(missed).points
+    assert curve_of_tokens(missed).rate_within(math.inf) is None
 
 
 def test_a_closed_loop_needs_positive_figures() -> None:

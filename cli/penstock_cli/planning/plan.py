@@ -20,6 +20,7 @@ from penstock.planning.prices import load_prices, shipped_prices
 from penstock.planning.published import FAMILIES, family_of, published_rows
 from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpointSpec
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
+from penstock.tasks import TaskName
 from penstock_cli.options import FiniteRange, PositiveIntegers
 from penstock_cli.planning.objects import ClusterPlan, load_of_week, read_cluster
 from penstock_cli.screen import console, fact
@@ -77,7 +78,8 @@ class PlannedEndpoint:
     "--p95",
     "p95_milliseconds",
     type=FiniteRange(min=0, min_open=True),
-    help="p95 in milliseconds. Default: objective.latency of the endpoint.",
+    help="p95 in milliseconds, of text generation that of the time to the first token. Default: objective.latency or "
+    "objective.timeToFirstToken of the endpoint.",
 )
 @click.option("--classes", type=Names(), help="Hardware classes to compare. Default: all with a price.")
 @click.option(
@@ -145,12 +147,14 @@ def command(target: str, **options: Any) -> None:
     ledger = options["ledger"].expanduser()
     load, notes = _load(subject, options)
     inputs = _inputs(subject, options)
-    if inputs.shape is None:
+    generates = subject.spec.task is TaskName.TEXT_GENERATION
+    if inputs.shape is None and not generates:
         notes.append("the kind of model is not known from its name: give --family for published figures")
     notes += [f"prices: {inputs.prices.summary} ({inputs.prices.source})"]
     notes += filter(None, [error_text(read_ledger(ledger))])
     names = options["classes"] or _default_classes(inputs)
     comparison = compare(offers(inputs, names, options["cores"], chosen=options["classes"] or ()), load, notes=notes)
+    comparison = replace(comparison, notes=(*_cost_of_tokens(comparison), *comparison.notes))
     if subject.cluster is not None:
         comparison = replace(comparison, notes=(*_present_class(subject, comparison), *comparison.notes))
     output = options["output"]
@@ -158,13 +162,26 @@ def command(target: str, **options: Any) -> None:
         _print_table(comparison)
     else:
         click.echo(_TEXTS[output](comparison), nl=False)
+    if options["verify"] and generates:
+        raise SettingError(
+            "the p95 of text generation is that of the time to the first token, which --verify does not measure",
+            field="--verify",
+            remedy="Leave it out, and compare with the metric penstock_first_token_seconds of the running endpoint",
+        )
     if options["verify"]:
         from penstock_cli.planning.verification import verify_plan
 
-        verify_plan(
+        entry = verify_plan(
             comparison, subject.spec, url=options["verify"], replicas=options["verify_replicas"],
             seconds=options["verify_seconds"], classes=inputs.classes, ledger=ledger, quiet=output != "table",
         )  # fmt: skip
+        if output != "table":
+            # Standard output has the plan alone, which a program may read.
+            click.echo(
+                f"verified: p95 predicted {entry.predicted_p95_milliseconds:.3g} ms, measured "
+                f"{entry.measured_p95_milliseconds:.3g} ms; kept in {ledger}",
+                err=True,
+            )
 
 
 _TEXTS: dict[str, Callable[[HardwareComparison], str]] = {
@@ -207,19 +224,18 @@ def _load(subject: PlannedEndpoint, options: dict[str, Any]) -> tuple[Load, list
             rate = subject.cluster.requests_per_second
             if rate:
                 notes.append(f"load at present: {rate:.3g} requests/s; give --prometheus for that of the last week")
-    if not rate:
+    if rate == 0:
+        raise SettingError(
+            "the endpoint gets no requests at present",
+            field="--rate",
+            remedy="Give --rate, the requests per second, or --prometheus URL for the load of the last week",
+        )
+    if rate is None:
         raise SettingError(
             "the load is not known", field="--rate", remedy="Give --rate, the requests per second, such as --rate 200"
         )
     if p95 is None:
-        latency = subject.spec.objective.latency
-        if latency is None:
-            raise SettingError(
-                "the endpoint has no objective.latency",
-                field="--p95",
-                remedy="Give --p95 in milliseconds, such as --p95 50",
-            )
-        p95 = latency.p95_milliseconds
+        p95 = _objective_p95(subject.spec)
     peak = rate if peak is None else peak
     if peak < rate:
         raise SettingError(f"--peak {peak:g} is under --rate {rate:g}", field="--peak", remedy="Raise --peak")
@@ -237,6 +253,30 @@ def _load(subject: PlannedEndpoint, options: dict[str, Any]) -> tuple[Load, list
         pooled=pooled,
     )
     return load, notes
+
+
+def _objective_p95(spec: ModelEndpointSpec) -> float:
+    """The endpoint's objective in milliseconds; of text generation that of the first token."""
+    generates = spec.task is TaskName.TEXT_GENERATION
+    latency = spec.objective.time_to_first_token if generates else spec.objective.latency
+    if latency is None:
+        name, example = ("timeToFirstToken", 1000) if generates else ("latency", 50)
+        raise SettingError(
+            f"the endpoint has no objective.{name}",
+            field="--p95",
+            remedy=f"Give --p95 in milliseconds, such as --p95 {example}",
+        )
+    return latency.p95_milliseconds
+
+
+def _cost_of_tokens(comparison: HardwareComparison) -> tuple[str, ...]:
+    """What a million output tokens of the chosen offer cost; nothing for encoders."""
+    best = comparison.best
+    if best is None or best.sizing is None or best.evidence is None or best.evidence.tokens_per_request is None:
+        return ()
+    each = best.evidence.tokens_per_request
+    cost = best.sizing.reserved_per_million / each
+    return (f"a million output tokens cost {cost:.3g} reserved, with {each:.3g} of them in a request",)
 
 
 def _bucket(spec: ModelEndpointSpec) -> int:
@@ -316,9 +356,9 @@ def _present_class(subject: PlannedEndpoint, comparison: HardwareComparison) -> 
         None,
     )
     if own is None or own.sizing is None:
-        return (
-            f"the endpoint's own hardware ({spec.hardware_class}, {counted(spec.cores, 'core')}) has no figures here",
-        )
+        why = f": {own.why}" if own is not None and own.why else ""
+        hardware = f"{spec.hardware_class}, {counted(spec.cores, 'core')}"
+        return (f"the endpoint's own hardware ({hardware}) has no figures here{why}",)
     if best is None or best.sizing is None:
         return ()
     if best.offer is own.offer:

@@ -100,7 +100,10 @@ def _row_of(
     info: ServerInfo | None,
     classes: Mapping[str, HardwareClassSpec],
 ) -> OfferRow | None:
-    cpu = info.host.cpu if info is not None and info.host is not None else None
+    own = classes.get(spec.hardware_class)
+    on_device = own is not None and own.neuron is not None
+    # The CPU of a host with devices is not what computes.
+    cpu = info.host.cpu if info is not None and info.host is not None and not on_device else None
     names = [name for name in (class_of_cpu(classes, cpu) if cpu is not None else None, spec.hardware_class) if name]
     for name in names:
         for row in comparison.rows:

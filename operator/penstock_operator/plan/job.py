@@ -67,7 +67,7 @@ class JobHost:
         A job that compiles for Inferentia has CPUs and memory of its own. The endpoint's nodeSelector is for the
         serving pods, and may exclude all nodes without devices.
         """
-        budget = spec.optimization.budget_seconds
+        budget = spec.optimization.seconds(compiles=hardware.neuron is not None)
         if hardware.neuron is None:
             memory = job_memory(pod, settings.job_memory, factor=factor)
             return cls(hardware, spec.cores, pod, memory, budget + settings.job_overtime_seconds)

@@ -142,9 +142,10 @@ class NeuronOptimisation:
             with self._session(model, "judge") as session:
                 wanted = self._choose(session, recipe)
                 facts = self._judged(session, recipe, wanted)
-                fence = self._fence(session, recipe, wanted) if facts.outcome is Outcome.SLOWER else None
+                is_within = facts.outcome is Outcome.SLOWER
+                fence, limit = self._fence(session, recipe, wanted) if is_within else (None, 0.0)
             self._events.advance(Stage.CANDIDATES, _judged_message(facts), facts=_as_fact(facts))
-            if facts.outcome is not Outcome.SLOWER:
+            if fence is None:
                 self._facts.append(facts)
                 continue
             begin = time.monotonic()
@@ -159,7 +160,7 @@ class NeuronOptimisation:
             facts = facts.model_copy(update={"build_seconds": time.monotonic() - begin, "size_bytes": size})
             reason = f"its arithmetic is within the accuracy budget on the CPU; {NOT_RUN}"
             self._facts.append(facts.settled(Outcome.CHOSEN, reason))
-            self._write(self._description(model, recipe, chosen, shapes), folder, fence)
+            self._write(self._description(model, recipe, chosen, shapes, limit), folder, fence)
             return recipe, chosen, folder, shapes
         listed = "; ".join(f"{one.recipe.name}: {one.reason}" for one in self._facts if one.recipe != REFERENCE)
         raise NoCandidateWithinBudget(
@@ -201,8 +202,8 @@ class NeuronOptimisation:
         self, model: SourceModel, flags: Sequence[str], wanted: NeuronChoice, folder: Path
     ) -> list[NeuronBucket]:
         done: list[NeuronBucket] = []
-        for shape in wanted.shapes:
-            name = f"{shape.batch} x {shape.tokens}"
+        for number, shape in enumerate(wanted.shapes, 1):
+            name = f"{shape.batch} x {shape.tokens} ({number} of {len(wanted.shapes)})"
             if (folder / shape.file).is_file():
                 self._events.advance(Stage.CANDIDATES, f"shape {name}: compiled before")
                 done.append(shape)
@@ -210,7 +211,8 @@ class NeuronOptimisation:
             left = self._left()
             if left < WRITING_SECONDS:
                 break
-            self._events.advance(Stage.CANDIDATES, f"compiling shape {name}", by=0)
+            message = f"compiling shape {name}; {left:,.0f} s of the time budget are left"
+            self._events.advance(Stage.CANDIDATES, message, by=0)
             require_compiler_memory(self._job.host.with_present_memory().memory, self._weights)
             try:
                 with self._session(model, f"compile-{shape.file.removesuffix('.pt')}") as session:
@@ -283,15 +285,12 @@ class NeuronOptimisation:
         is_masked = Axes.MASKS in exported.io.outputs.values()
         return self._job.tokenizer.mask_id if is_masked else None
 
-    def _fence(self, session: Session, recipe: Recipe, wanted: NeuronChoice) -> tuple[Fence, float] | None:
-        """A few short rows with the fp32 model's answers, and how far the device may be from them. None: no row is
-        short enough for every shape."""
+    def _fence(self, session: Session, recipe: Recipe, wanted: NeuronChoice) -> tuple[Fence, float]:
+        """A few rows that fit into every shape, with the fp32 model's answers, and how far the device may be from
+        them."""
         shortest = min(shape.tokens for shape in wanted.shapes)
-        rows = [row for prepared in self._prepared for row in prepared.rows if row.length <= shortest]
-        chosen: list[Row] = sorted(rows, key=lambda row: -row.length)[:FENCE_ROWS]
-        if not chosen:
-            return None
-        batch = collate(chosen)
+        rows = [row for prepared in self._prepared for row in prepared.rows]
+        batch = collate(fence_rows(rows, shortest, session.model.mask_token))
         fence = Fence(batch, session.run("float32", batch))
         found = session.run(choice.arithmetic(self._target, recipe), batch)
         expected = largest_error(fence, session.model.io, found)
@@ -300,18 +299,15 @@ class NeuronOptimisation:
 
     # the artefact
 
-    def _write(self, compiled: CompiledModel, folder: Path, fence: tuple[Fence, float] | None) -> None:
+    def _write(self, compiled: CompiledModel, folder: Path, fence: Fence) -> None:
         """`neuron.json` and the fence, next to the compiled shapes."""
         for unfinished in folder.glob("*.new"):  # of a killed run
             unfinished.unlink()
-        if fence is not None:
-            write_fence(folder / FENCE_FILE, fence[0].batch, fence[0].outputs)
-            described = NeuronFence(file=FENCE_FILE, max_relative_error=fence[1])
-            compiled = compiled.model_copy(update={"fence": described})
+        write_fence(folder / FENCE_FILE, fence.batch, fence.outputs)
         (folder / NEURON_FILE).write_text(compiled.model_dump_json(indent=1), encoding="utf-8")
 
     def _description(
-        self, model: SourceModel, recipe: Recipe, chosen: NeuronChoice, shapes: Sequence[NeuronBucket]
+        self, model: SourceModel, recipe: Recipe, chosen: NeuronChoice, shapes: Sequence[NeuronBucket], limit: float
     ) -> CompiledModel:
         packages = dict(self._tools.packages)
         return CompiledModel(
@@ -327,6 +323,7 @@ class NeuronOptimisation:
             weights_bytes=self._weights_bytes(recipe),
             buckets=tuple(shapes),
             chosen_token=model.mask_token,
+            fence=NeuronFence(file=FENCE_FILE, max_relative_error=limit),
         )
 
     def _manifest(
@@ -396,6 +393,22 @@ class NeuronOptimisation:
                 "and a larger budget goes on from here."
             )
         return [*found, *unused_budgets(self._job.spec.task, self._job.spec.optimization.accuracy)]
+
+
+def fence_rows(rows: Sequence[Row], shortest: int, mask_token: int | None) -> list[Row]:
+    """The longest of the rows that fit into the shortest compiled shape; where none does, the shortest ones, cut. Pure.
+
+    The meaning of a cut row does not matter, since the answers to it are compared with those of the fp32 model. It
+    keeps a mask token where the model answers for these alone.
+    """
+    fitting = sorted((row for row in rows if row.length <= shortest), key=lambda row: -row.length)[:FENCE_ROWS]
+    if fitting:
+        return fitting
+    last = [] if mask_token is None else [mask_token]
+    return [
+        Row([*row.ids[: shortest - len(last)], *last], None if row.type_ids is None else row.type_ids[:shortest])
+        for row in sorted(rows, key=lambda row: row.length)[:FENCE_ROWS]
+    ]
 
 
 def _judged_message(facts: CandidateFacts) -> str:

@@ -142,7 +142,7 @@ def optimise(
     """
     begin = time.monotonic()
     job = Job.of(endpoint, store=store, models=models, cores=cores, token=token, neuron=neuron, on_transfer=on_transfer)
-    seconds = budget_seconds or endpoint.spec.optimization.budget_seconds
+    seconds = budget_seconds or endpoint.spec.optimization.seconds(compiles=neuron is not None)
     found = job.finished(more_than_seconds=seconds)
     if found is None:
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from benchmarks.fastapi_target import DOLLARS, P95_MILLISECONDS, RATE, is_reached, plan
-from penstock_planner.compare import HardwareComparison
-from penstock_planner.evidence import of_file
+from penstock_planner.compare import HardwareComparison, Sizing
+from penstock_planner.evidence import Origin, of_file
 from penstock_planner.offers import NODE_RESERVE
 
 MEASURED = Path(__file__).parents[3] / "dev" / "benchmarks" / "fastapi_target.yaml"
@@ -53,3 +53,33 @@ def test_each_family_of_instances_is_compared(family: str) -> None:
     judged = {row.offer.hardware_class for row in planned(family).rows if row.sizing is not None}
 
     assert judged == {"icelake", "sapphirerapids", "zen4-full-cores", "graviton3"}
+
+
+@pytest.mark.parametrize(
+    ("family", "hardware_class", "origin", "middle", "fast"),
+    [
+        ("distilbert", "sapphirerapids", Origin.GIVEN, True, True),
+        ("distilbert", "icelake", Origin.ESTIMATED, False, True),
+        ("distilbert", "zen4-full-cores", Origin.ESTIMATED, False, True),
+        ("distilbert", "graviton3", Origin.ESTIMATED, False, True),
+        ("bert-base", "sapphirerapids", Origin.GIVEN, False, False),
+        ("bert-base", "icelake", Origin.ESTIMATED, False, True),
+        ("bert-base", "zen4-full-cores", Origin.ESTIMATED, False, False),
+        ("bert-base", "graviton3", Origin.ESTIMATED, False, False),
+    ],
+)
+def test_what_is_measured_and_what_is_estimated_meets_the_target_as_documented(
+    family: str, hardware_class: str, origin: Origin, middle: bool, fast: bool
+) -> None:
+    (row,) = [
+        one
+        for one in planned(family).rows
+        if (one.offer.hardware_class, one.offer.cores, one.evidence and one.evidence.origin)
+        == (hardware_class, 1, origin)
+    ]
+
+    def meets(sizing: Sizing | None) -> bool:
+        assert sizing is not None
+        return sizing.within_objective and sizing.p95_peak < 100 and sizing.reserved_per_month < DOLLARS
+
+    assert (meets(row.sizing), meets(row.fast)) == (middle, fast)

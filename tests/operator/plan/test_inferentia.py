@@ -71,7 +71,8 @@ def test_a_compile_job_runs_on_a_node_without_devices(name: str, cores: int, ima
     assert term == {"matchExpressions": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64"]}]}
     assert [one["key"] for one in pod["tolerations"]] == ["penstock.dev/dedicated", "spot"]
     assert "schedulerName" not in pod
-    assert pod["activeDeadlineSeconds"] == 600 + 7200
+    # The time budget, and what jobs that compile may take beyond it.
+    assert pod["activeDeadlineSeconds"] == 7200 + 7200
 
 
 def test_a_compile_job_that_ran_out_of_memory_gets_more() -> None:

@@ -17,10 +17,12 @@ from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.resources.base import API_VERSION
 from penstock.resources.endpoint import ModelEndpoint
 from penstock_optimizer.job.job import Job
-from penstock_optimizer.job.neuron import require_compiler_memory
+from penstock_optimizer.job.neuron import fence_rows, require_compiler_memory
 from penstock_optimizer.job.optimise import optimise
 from penstock_optimizer.neuron.session import NeuronToolchain
 from penstock_runtime.host import HostMemory
+from penstock_runtime.rows import Row
+from tests.cli.endpoints import run
 from tests.neuron_standin_env import StandIn
 from tests.optimizer.end_to_end.small_model import write_small_bert
 
@@ -85,7 +87,6 @@ def test_a_precision_that_fails_the_guard_falls_back_to_fp32_which_is_compiled(
     assert [(one.batch, one.tokens) for one in compiled.buckets] == [(1, 24)]
     assert (compiled.sdk, compiled.cores_per_model, compiled.requests_per_copy) == ("2.31.1", 1, 2)
     assert "none" in compiled.flags
-    assert compiled.fence is not None
     assert compiled.fence.max_relative_error == pytest.approx(0.01)
     with np.load(folder / compiled.fence.file) as fence:
         assert fence["input_ids"].shape == fence["attention_mask"].shape
@@ -95,6 +96,15 @@ def test_a_precision_that_fails_the_guard_falls_back_to_fp32_which_is_compiled(
 
     found = optimise(strict, store=tmp_path / "store", models=tmp_path, neuron=tools)
     assert found == artefact
+    file = tmp_path / "endpoint.yaml"
+    file.write_text(json.dumps(strict.to_object()))
+    ended = run(
+        "optimize", file, "--neuron-target", "inf2", "--neuron-python", sys.executable, "--store", tmp_path / "store",
+        "--models", tmp_path,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert f"compiles   for inf2 with torch-neuronx 2.9.0.2.15.32035, neuronx-cc 2.26.6360.0: {NOT_RUN}" in ended.stdout
+    assert f"penstock serve {artefact}  (on an instance with Inferentia)" in ended.stdout
     # An artefact for CPUs has another key.
     assert Job.of(strict, store=tmp_path / "store", models=tmp_path, cores=1).key != manifest.key
 
@@ -139,6 +149,16 @@ def test_a_budget_that_is_too_small_for_one_shape_has_to_be_raised(
     with pytest.raises(OptimizationError) as error:
         optimise(_endpoint(model), store=tmp_path / "store", models=tmp_path, neuron=tools, budget_seconds=0.001)
     assert "budgetSeconds" in error.value.remedy
+
+
+def test_rows_for_the_comparison_fit_into_the_shortest_shape_or_are_cut_to_it() -> None:
+    rows = [Row([1] * length, [0] * length) for length in (12, 3, 9, 7, 5, 8)]
+    assert [row.length for row in fence_rows(rows, 8, None)] == [8, 7, 5, 3]
+    long = [Row(list(range(20)), [0] * 20), Row(list(range(30)))]
+    assert [(row.ids, row.type_ids) for row in fence_rows(long, 4, None)] == [
+        ([0, 1, 2, 3], [0] * 4), ([0, 1, 2, 3], None),
+    ]  # fmt: skip
+    assert [row.ids for row in fence_rows(long, 4, 99)] == [[0, 1, 2, 99]] * 2
 
 
 def test_compiling_needs_free_memory_for_the_weights() -> None:

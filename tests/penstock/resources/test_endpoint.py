@@ -70,7 +70,8 @@ def test_the_smallest_endpoint_has_the_promised_defaults() -> None:
     assert (optimization.mode, optimization.when_no_candidate) == (OptimizationMode.AUTO, NoCandidate.SERVE_FP32)
     assert (optimization.engines, optimization.precisions) == (tuple(EngineName), tuple(Precision))
     assert (optimization.accuracy.min_cosine, optimization.accuracy.min_agreement) == (None, None)
-    assert optimization.budget_seconds == 600
+    assert (optimization.seconds(compiles=False), optimization.seconds(compiles=True)) == (600, 7200)
+    assert optimization.model_copy(update={"budget_seconds": 90.0}).seconds(compiles=True) == 90
     assert (spec.serving.max_input_tokens, spec.serving.truncate) == (None, True)
     assert (spec.scaling.min_replicas, spec.scaling.max_replicas) == (1, 4)
 

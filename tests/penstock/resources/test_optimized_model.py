@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SpecError
+from penstock.planning.neuron import NeuronGeneration
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
 from penstock.resources.optimized_model import (
     OptimizedModel,
@@ -85,6 +86,17 @@ def test_what_the_result_does_not_depend_on_is_not_in_the_key(changes: dict[str,
 )
 def test_what_the_result_depends_on_is_in_the_key(changes: dict[str, Any]) -> None:
     assert key(**changes) != key()
+
+
+def test_the_time_budget_is_in_the_spec_and_longer_for_inferentia() -> None:
+    compiles = TOOLS.model_copy(update={"target": NeuronGeneration.INF2})
+
+    def seconds(tools: Toolchain, **changes: Any) -> float | None:
+        return OptimizedModelSpec.of(spec(**changes), tools).optimization.budget_seconds
+
+    assert seconds(TOOLS) == 600
+    assert seconds(compiles) == 7200
+    assert seconds(compiles, optimization={"budgetSeconds": 90}) == 90
 
 
 def test_tools_and_the_content_of_a_config_map_are_in_the_key() -> None:

@@ -126,15 +126,14 @@ class NeuronEngine:
         assert self._process is not None  # noqa: S101 - set by `begin`
         return self._process.pid
 
-    def begin(self, process: NeuronProcess, details: Mapping[str, Any], fence: Fence | None) -> None:
+    def begin(self, process: NeuronProcess, details: Mapping[str, Any], fence: Fence) -> None:
         """Take runs from now on, after comparing each copy with fp32.
 
         ArtefactError if no copy gives the stored answers. A copy that alone does not is taken out of service.
         """
         self._process = process
         self._details = dict(details)
-        if fence is not None and self._model.fence is not None:
-            self._details["largest_relative_error"] = self._compare(fence, self._model.fence.max_relative_error)
+        self._details["largest_relative_error"] = self._compare(fence, self._model.fence.max_relative_error)
 
     def child_ended(self, reason: str) -> None:
         """No copy is left: the child has ended. From any thread."""
@@ -231,12 +230,10 @@ class NeuronEngine:
         return max(good)
 
     def _error_of(self, copy: int, fence: Fence) -> float:
-        """The largest relative error of a copy, in all shapes that hold the stored inputs."""
+        """The largest relative error of a copy, in all shapes."""
         rows, tokens = fence.batch.input_ids.shape
         worst = 0.0
         for index, bucket in enumerate(self._model.buckets):
-            if bucket.tokens < tokens:
-                continue
             found = []
             for start_row in range(0, rows, bucket.batch):
                 part = BatchPart(start_row, min(bucket.batch, rows - start_row), index)
@@ -287,6 +284,22 @@ def _check_io(path: Path, model: CompiledModel, io: GraphIO) -> None:
         raise ArtefactError(f"{path} does not name the mask token", remedy="Run penstock optimize again")
 
 
+def _read_fence(folder: Path, model: CompiledModel, io: GraphIO) -> Fence:
+    """The stored inputs and answers. ArtefactError unless every shape can be compared with them: a pod is not ready
+    without that."""
+    path = folder / model.fence.file
+    fence = read_fence(path, io)
+    if any(not len(values) for values in fence.outputs.values()):
+        raise ArtefactError(f"{path} has no answers to compare the device with", remedy="Run penstock optimize again")
+    tokens = fence.batch.input_ids.shape[1]
+    if shorter := [bucket.file for bucket in model.buckets if bucket.tokens < tokens]:
+        raise ArtefactError(
+            f"the inputs of {path} have {tokens} tokens, too many to compare {shorter[0]} with them",
+            remedy="Run penstock optimize again",
+        )
+    return fence
+
+
 def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads) -> NeuronEngine:
     """See `load_engine`. `path`: `neuron.json`; `threads`: copies and cores of each as planned.
 
@@ -301,7 +314,7 @@ def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads) -> NeuronEng
             f"{path} was compiled for {model.target.value}, and PENSTOCK_NEURON_TARGET is {variables.neuron_target}",
             remedy="Optimise it again with the hardware class of this node",
         )
-    fence = None if model.fence is None else read_fence(path.parent / model.fence.file, io)
+    fence = _read_fence(path.parent, model, io)
     cores = granted_cores(variables, os.environ, threads.streams * threads.per_stream)
     count = cores // model.cores_per_model
     if not count:

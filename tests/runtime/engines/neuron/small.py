@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,20 +68,28 @@ COMPILE = """
 import json, sys
 import numpy as np
 import torch
-import torch_neuronx
 
 given = json.loads(sys.argv[1])
+if sys.argv[2] == "inf2":
+    import torch_neuronx as neuron
+    options = {"compiler_args": "--target inf2 --auto-cast none", "cpu_backend": True}
+else:
+    import torch_neuron as neuron
+    options = {"compiler_args": ["--fast-math", "none"]}
 
 class Small(torch.nn.Module):
     def __init__(self, weights, head):
         super().__init__()
         for name, values in weights.items():
-            setattr(self, name, torch.nn.Parameter(torch.from_numpy(values)))
+            values = torch.from_numpy(values)
+            # Embeddings are modules, as in real models: on Inf1 they stay on the host.
+            own = torch.nn.Embedding.from_pretrained if name in {"table", "kinds"} else torch.nn.Parameter
+            setattr(self, name, own(values))
         self.head = head
 
     def forward(self, ids, mask, types):
         real = mask.to(torch.float32).unsqueeze(-1)
-        own = self.table[ids] + self.kinds[types]
+        own = self.table(ids) + self.kinds(types)
         mean = (own * real).sum(1, keepdim=True) / real.sum(1, keepdim=True)
         hidden = torch.tanh((own + mean) @ self.matrix)
         if self.head == "vectors":
@@ -95,9 +103,12 @@ class Small(torch.nn.Module):
 
 for one in given:
     model = Small(dict(np.load(one["weights"])), one["head"]).eval()
+    own = dict(options)
+    if one["cores"] > 1:
+        own["compiler_args"] = [*own["compiler_args"], "--neuroncore-pipeline-cores", str(one["cores"])]
     for batch, tokens, file in one["buckets"]:
         example = tuple(torch.ones((batch, tokens), dtype=torch.int32) for _ in range(3))
-        torch_neuronx.trace(model, example, compiler_args="--target inf2 --auto-cast none", cpu_backend=True).save(file)
+        neuron.trace(model, example, **own).save(file)
 """
 
 
@@ -187,32 +198,49 @@ class Standin:
         write_machine(self.machine, self.folder / "state", self.generation, **more)
 
 
-def install_standin(folder: Path, *, versions: Mapping[str, str] | None = None) -> Standin:
-    install(folder / "packages", "inf2", versions)
-    standin = Standin(folder)
+def install_standin(folder: Path, generation: str = "inf2", *, versions: Mapping[str, str] | None = None) -> Standin:
+    install(folder / "packages", generation, versions)
+    standin = Standin(folder, generation)
     standin.describe()
     return standin
 
 
-def compile_kinds(standin: Standin, folder: Path) -> dict[str, Path]:
-    """Compile a model of each kind; the paths of their `neuron.json`."""
-    given = []
-    for kind in KINDS:
-        own = folder / kind
+def of_inf1(cores: int) -> dict[str, Any]:
+    """Fields of `neuron.json` of a model for Inf1 with copies over this many NeuronCores."""
+    return {
+        "target": "inf1",
+        "sdk": "2.20.0",
+        "packages": dict(VERSIONS["inf1"]),
+        "flags": ["--fast-math", "none", *(["--neuroncore-pipeline-cores", str(cores)] if cores > 1 else [])],
+        "cores_per_model": cores,
+        "requests_per_copy": 4 if cores > 1 else 2,
+    }
+
+
+def compile_kinds(standin: Standin, folder: Path, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], Path]:
+    """Compile a model for each kind and number of NeuronCores of a copy; the paths of their `neuron.json`."""
+    given, found = [], {}
+    for kind, cores in wanted:
+        own = folder / f"{kind}-{cores}"
         own.mkdir(parents=True)
         np.savez(own / "weights.npz", **weights_of(kind))  # type: ignore[arg-type] # as in write_fence
         buckets = [(batch, tokens, str(own / f"b{batch}-t{tokens}.pt")) for batch, tokens in BUCKETS]
-        given.append({"head": kind, "weights": str(own / "weights.npz"), "buckets": buckets})
+        given.append({"head": kind, "weights": str(own / "weights.npz"), "buckets": buckets, "cores": cores})
+        found[kind, cores] = own
+    environment = standin.variables(devices=False, NEURON_PLATFORM_TARGET_OVERRIDE="inf2")
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE, json.dumps(given)],
-        env={**os.environ, **standin.variables(devices=False, NEURON_PLATFORM_TARGET_OVERRIDE="inf2")},
+        [sys.executable, "-c", COMPILE, json.dumps(given), standin.generation],
+        env={**os.environ, **environment},
         check=False,
         capture_output=True,
         text=True,
         timeout=400,
     )
     assert done.returncode == 0, done.stderr
-    return {kind: write_compiled(folder / kind, kind) for kind in KINDS}
+    return {
+        (kind, cores): write_compiled(own, kind, **(of_inf1(cores) if standin.generation == "inf1" else {}))
+        for (kind, cores), own in found.items()
+    }
 
 
 def write_compiled(folder: Path, kind: str, **changes: Any) -> Path:
@@ -252,7 +280,8 @@ def write_artefact(
     folder = root / "model" / RECIPE.slug
     shutil.copytree(path.parent, folder, ignore=shutil.ignore_patterns("weights.npz"))
     write(root, task)
-    served = ServedModel(path=str((folder / "neuron.json").relative_to(root)), io=io_of(kind), plan=plan_of())
+    plan = plan_of(cores_per_copy=CompiledModel.load(path).cores_per_model)
+    served = ServedModel(path=str((folder / "neuron.json").relative_to(root)), io=io_of(kind), plan=plan)
     here = read_host().cpu.isa
     manifest = Manifest(
         key="0" * 64,
@@ -285,11 +314,11 @@ def write_artefact(
     return manifest
 
 
-def plan_of(copies: int = 2) -> Plan:
+def plan_of(copies: int = 2, cores_per_copy: int = 1) -> Plan:
     return Plan(
         recipe=RECIPE,
         streams=copies,
-        threads_per_stream=1,
+        threads_per_stream=cores_per_copy,
         batching=Batching.PADDED,
         max_batch_rows=4,
         max_batch_tokens=256,

@@ -22,9 +22,19 @@ from penstock_runtime.engines.base import Engine, HasDevice, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.neuron import NeuronEngine
 from penstock_runtime.engines.neuron.engine import check_packages
+from penstock_runtime.engines.neuron.fence import write_fence
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import Row
-from tests.runtime.engines.neuron.small import MASK, RECIPE, InNumpy, Standin, changed_copy, install_standin, io_of
+from tests.runtime.engines.neuron.small import (
+    MASK,
+    RECIPE,
+    InNumpy,
+    Standin,
+    changed_copy,
+    install_standin,
+    io_of,
+    of_inf1,
+)
 
 SECONDS = 60
 
@@ -128,6 +138,56 @@ def test_a_core_that_fails_is_taken_out_of_service_and_its_run_is_repeated_on_an
     assert events.count("NeuronCoreFailed") == 2
 
 
+@pytest.mark.parametrize(
+    ("cores_per_copy", "broken", "failed", "left"), [(1, [0, 1, 2, 4], {0, 1, 2}, 5), (4, [3], {0}, 4)]
+)
+def test_on_inf1_copies_have_cores_of_their_own_one_after_the_other(
+    on_inf1: Standin,
+    compiled_inf1: dict[tuple[str, int], Path],
+    *,
+    cores_per_copy: int,
+    broken: list[int],
+    failed: set[int],
+    left: int,
+) -> None:
+    copies = 8 // cores_per_copy
+    engine = load_engine(
+        compiled_inf1["vectors", cores_per_copy], io_of("vectors"), RECIPE, Threads(copies, cores_per_copy)
+    )
+    assert isinstance(engine, NeuronEngine)
+    try:
+        assert_same(engine, "vectors", ROWS)
+        before = engine.device()
+        on_inf1.describe(chips=2, faults={"hardware_error_cores": broken})
+        # The first copy in service takes a run that is alone, and the next one after a failure.
+        assert_same(engine, "vectors", ROWS[:1])
+        after = engine.device()
+    finally:
+        engine.close()
+
+    assert before.facts["notes"] == ["not yet run on a device", "AWS no longer supports Inf1"]
+    assert (before.cores, before.copies, before.cores_in_service) == (8, copies, 8)
+    assert 0 <= before.facts["largest_relative_error"] < 0.001
+    # A pipeline of four cores has four runs in progress, so that its stages are busy.
+    assert engine.facts.in_flight == copies * (2 if cores_per_copy == 1 else 4)
+    assert set(after.out_of_service) == failed
+    assert after.cores_in_service == left
+
+
+def test_inf1_takes_as_many_free_cores_as_whole_copies_need(
+    on_inf1: Standin, compiled_inf1: dict[tuple[str, int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, io = compiled_inf1["vectors", 4], io_of("vectors")
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "4-7")
+    engine = load_engine(path, io, RECIPE, Threads(2, 4))
+    engine.close()
+    assert engine.facts.threads == Threads(1, 4)
+
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0-2")
+    with pytest.raises(DeviceUnavailable, match="compiled for 4 NeuronCores, and 3 are granted"):
+        load_engine(path, io, RECIPE, Threads(2, 4))
+
+
 def test_when_the_child_is_killed_no_copy_is_left_and_waiting_runs_fail(
     on_host: Standin, compiled: dict[str, Path]
 ) -> None:
@@ -193,26 +253,32 @@ def test_a_copy_with_wrong_answers_stops_the_start(on_host: Standin, compiled: d
 
 
 @pytest.mark.parametrize(
-    ("version", "kind", "words"),
+    ("package", "version", "kind", "words"),
     [
-        ("2.10.0.1.0", MissingPackage, "releases from 2.10 on are another product"),
-        ("2.9.0.2.99.1", ArtefactError, "was compiled with torch-neuronx 2.9.0.2.15.32035"),
-        ("2.9.0.2.15.32035", None, ""),
-        ("", MissingPackage, "torch-neuronx is not installed for python"),
+        ("torch-neuronx", "2.10.0.1.0", MissingPackage, "releases from 2.10 on are another product"),
+        ("torch-neuronx", "2.9.0.2.99.1", ArtefactError, "was compiled with torch-neuronx 2.9.0.2.15.32035"),
+        ("torch-neuronx", "2.9.0.2.15.32035", None, ""),
+        ("torch-neuronx", "", MissingPackage, "torch-neuronx is not installed for python"),
+        ("torch-neuron", "1.13.1.2.11.13.0", None, ""),
+        ("torch-neuron", "1.13.1.2.9.6.0", ArtefactError, "was compiled with torch-neuron 1.13.1.2.11.13.0"),
+        ("torch-neuron", "", MissingPackage, "torch-neuron is not installed for python"),
     ],
 )
 def test_other_releases_of_the_package_are_refused_by_name(
-    compiled: dict[str, Path], version: str, kind: type[PenstockError] | None, words: str
+    compiled: dict[str, Path], package: str, version: str, kind: type[PenstockError] | None, words: str
 ) -> None:
     model = CompiledModel.load(compiled["vectors"])
-    installed = {"torch-neuronx": version} if version else {}
+    if package == "torch-neuron":
+        model = CompiledModel.model_validate({**model.model_dump(), **of_inf1(4)})
+    installed = {package: version} if version else {}
     if kind is None:
         check_packages(model, installed, Path("python"))
         return
     with pytest.raises(kind, match=words) as raised:
         check_packages(model, installed, Path("python"))
 
-    assert "runtime-neuron" in raised.value.remedy or "optimizer image" in raised.value.remedy
+    image = "runtime-neuron-legacy" if package == "torch-neuron" else "runtime-neuron"
+    assert image in raised.value.remedy or "optimizer image" in raised.value.remedy
 
 
 def test_a_refused_package_is_not_imported(
@@ -245,6 +311,7 @@ def test_without_the_package_or_the_interpreter_the_image_is_named(
     [
         ({"outputs": ("logits",)}, "but is described with"),
         ({"fence": {"file": "other.npz", "max_relative_error": 0.1}}, "other.npz is missing"),
+        ({"fence": None}, r"is not what this version reads \(fence"),
         ({"cores_per_model": 4}, "the model was compiled for 4 NeuronCores, and 2 are granted"),
         ({"buckets": ()}, "is not what this version reads"),
     ],
@@ -256,6 +323,24 @@ def test_an_artefact_that_does_not_fit_is_refused_before_a_child_is_started(
 
     with pytest.raises(PenstockError, match=words):
         load_engine(path, io_of("vectors"), RECIPE, Threads(2, 1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([Row([2, MASK, *[5] * 38])], "have 40 tokens, too many to compare b1-t32.pt"),
+        ([Row([2, 5, 3])], "has no answers"),
+    ],
+)
+def test_a_model_that_cannot_be_compared_with_fp32_in_every_shape_is_refused(
+    compiled: dict[str, Path], tmp_path: Path, rows: list[Row], words: str
+) -> None:
+    path = changed_copy(compiled["masks"], tmp_path / "copy", "masks")
+    batch = collate(rows)
+    write_fence(path.with_name("fence.npz"), batch, InNumpy("masks").run(batch))
+
+    with pytest.raises(ArtefactError, match=words):
+        load_engine(path, io_of("masks"), RECIPE, Threads(2, 1))
 
 
 def test_another_target_than_that_of_the_pod_is_refused(

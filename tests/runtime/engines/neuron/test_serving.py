@@ -26,6 +26,7 @@ from tests.runtime.engines.neuron.small import (
     KINDS,
     InNumpy,
     Standin,
+    changed_copy,
     io_of,
     plan_of,
     write_artefact,
@@ -80,19 +81,17 @@ def requests_of(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield path.replace("{name}", "emotion").replace("{version}", "1"), example["value"]
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_every_route_of_every_task_answers_as_on_the_cpu(
-    kind: str, on_host: Standin, compiled: dict[str, Path], tmp_path: Path
-) -> None:
+def check_every_route(folder: Path, path: Path, kind: str) -> tuple[LoadedModel, dict[str, Any]]:
+    """Serve a compiled model of a kind with each of its tasks. All routes answer as a server does that has the same
+    model on the CPU. Returns the closed model, and `/info` of the last server."""
     tasks = [task for task, own in KIND_OF_TASK.items() if own == kind] or [TaskName.FEATURE_EXTRACTION]
     write = write_sparse_folder if kind == "sparse" else write_folder
-    write_artefact(tmp_path / "artefact", compiled[kind], kind, tasks[0], write)
-    loaded = load_artefact(tmp_path / "artefact", "chosen", read_host())
+    write_artefact(folder / "artefact", path, kind, tasks[0], write)
+    loaded = load_artefact(folder / "artefact", "chosen", read_host())
     with ExitStack() as stack:
         stack.callback(loaded.close)
         for task in tasks:
-            folder = tmp_path / task.value
-            made = make_task(task, ModelFolder.open(write(folder, task), weights=False), max_tokens=64)
+            made = make_task(task, ModelFolder.open(write(folder / task.value, task), weights=False), max_tokens=64)
             neuron = (
                 loaded
                 if task is tasks[0]
@@ -105,24 +104,78 @@ def test_every_route_of_every_task_answers_as_on_the_cpu(
             with httpx.Client(timeout=SECONDS) as client:
                 examples = list(requests_of(client.get(f"{on_device.url}/openapi.json").json()))
                 assert len(examples) >= 5
-                for path, body in examples:
-                    found, wanted = (client.post(f"{one.url}{path}", json=body) for one in (on_device, on_cpu))
-                    assert found.status_code == wanted.status_code, (path, body, found.text, wanted.text)
+                for route, body in examples:
+                    found, wanted = (client.post(f"{one.url}{route}", json=body) for one in (on_device, on_cpu))
+                    assert found.status_code == wanted.status_code, (route, body, found.text, wanted.text)
                     if wanted.status_code != 200 or "json" not in wanted.headers["content-type"]:
                         continue
                     given, expected = opened(found.json()), opened(wanted.json())
-                    assert without_numbers(given) == without_numbers(expected), path
+                    assert without_numbers(given) == without_numbers(expected), route
                     for one, other in zip(numbers(given), numbers(expected), strict=True):
-                        assert math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-4), path
-                info = client.get(f"{on_device.url}/info").json()
+                        assert math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-4), route
+                info: dict[str, Any] = client.get(f"{on_device.url}/info").json()
                 metrics = client.get(f"{on_device.url}/metrics").text
 
+            cores = info["predictor"]["device"]["cores_in_service"]
             assert info["predictor"]["engine"]["name"] == "neuron"
-            assert info["predictor"]["device"]["cores_in_service"] == 2
-            assert 'penstock_device_cores{kind="in-service"} 2.0' in metrics
+            assert f'penstock_device_cores{{kind="in-service"}} {cores:.1f}' in metrics
             assert 'penstock_device_tokens_total{kind="padding"}' in metrics
+    return loaded, info
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_every_route_of_every_task_answers_as_on_the_cpu(
+    kind: str, on_host: Standin, compiled: dict[str, Path], tmp_path: Path
+) -> None:
+    loaded, info = check_every_route(tmp_path, compiled[kind], kind)
+
+    assert info["predictor"]["device"]["cores_in_service"] == 2
     assert "AWS Inferentia (inf2): not yet run on a device" in loaded.findings
     assert loaded.plan.streams == 2
+
+
+@pytest.mark.parametrize("kind", list(dict.fromkeys(KIND_OF_TASK.values())))
+def test_a_pipeline_on_inf1_answers_every_route_of_every_task_as_on_the_cpu(
+    kind: str, on_inf1: Standin, compiled_inf1: dict[tuple[str, int], Path], tmp_path: Path
+) -> None:
+    loaded, info = check_every_route(tmp_path, compiled_inf1[kind, 4], kind)
+
+    device = info["predictor"]["device"]
+    assert (device["cores_in_service"], device["copies"]) == (8, 2)
+    assert info["predictor"]["engine"]["version"] == "1.13.1.2.11.13.0"
+    assert (loaded.plan.streams, loaded.plan.threads_per_stream) == (2, 4)
+    assert loaded.findings[:2] == ("AWS Inferentia (inf1): not yet run on a device", "AWS no longer supports Inf1")
+
+
+def test_a_text_longer_than_the_longest_compiled_shape_is_cut_or_refused(
+    on_host: Standin, compiled: dict[str, Path], tmp_path: Path
+) -> None:
+    shorter = changed_copy(
+        compiled["vectors"], tmp_path / "short", "vectors", buckets=[{"file": "b1-t32.pt", "batch": 1, "tokens": 32}]
+    )
+    write_artefact(tmp_path / "artefact", shorter, "vectors", TaskName.FEATURE_EXTRACTION, write_folder)
+    # More than what was compiled: a setting of the endpoint does not change the shapes.
+    loaded = load_artefact(tmp_path / "artefact", "chosen", read_host(), max_tokens=64)
+    with ExitStack() as stack:
+        stack.callback(loaded.close)
+        endpoint = stack.enter_context(serving(None))
+        start(endpoint, loaded)
+        with httpx.Client(timeout=SECONDS) as client:
+
+            def ask(words: int, **parameters: Any) -> httpx.Response:
+                return client.post(
+                    f"{endpoint.url}/predict", json={"inputs": "love " * words, "parameters": parameters}
+                )
+
+            whole, cut, refused = ask(30), ask(31), ask(31, truncate=False)
+
+    assert loaded.manifest is not None
+    assert (loaded.max_tokens, loaded.manifest.model.max_tokens) == (32, 64)
+    assert (whole.status_code, cut.status_code, refused.status_code) == (200, 200, 422)
+    assert cut.headers["x-truncated"] == "1"
+    assert "x-truncated" not in whole.headers
+    assert list(numbers(cut.json())) == pytest.approx(list(numbers(whole.json())))
+    assert "32" in refused.json()["error"]
 
 
 def test_a_pod_answers_and_ends_with_a_reason_when_its_last_core_fails(

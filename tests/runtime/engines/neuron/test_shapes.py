@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.neuron_artefact import CompiledModel, NeuronBucket
+from penstock.neuron_artefact import CompiledModel, NeuronBucket, NeuronFence
 from penstock.planning.neuron import NeuronGeneration
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.neuron.shapes import (
@@ -37,6 +37,7 @@ def compiled(*shapes: tuple[int, int], target: NeuronGeneration = NeuronGenerati
         buckets=tuple(
             NeuronBucket(file=f"b{batch}-t{tokens}.pt", batch=batch, tokens=tokens) for batch, tokens in shapes
         ),
+        fence=NeuronFence(max_relative_error=0.05),
     )
 
 
