@@ -28,7 +28,7 @@ from testbed.layout import API_PORT, DEFAULT_NODES, HOST_ADDRESS, Node, core_lis
 from testbed.node import RunningNode
 from testbed.node_files import PAUSE_IMAGE
 from testbed.ports import some_free_ports
-from testbed.programs import Settings
+from testbed.programs import Ports, Settings
 from testbed.readiness import await_ready
 from testbed.tools import COREDNS, KUBE, PAUSE
 
@@ -67,6 +67,34 @@ class Machine:
         """Give every node the images of an OCI or Docker archive, as a registry would."""
         with ThreadPoolExecutor(len(self.nodes)) as pool:
             list(pool.map(lambda node: RunningNode(node).import_image(archive), self.nodes))
+
+    @contextmanager
+    def additional_node(self, *archives: Path) -> Iterator[RunningNode]:
+        """A further node for the block, with the images of these archives.
+
+        It owns a core that the first node owns too: for tests that need more pods than this machine has cores, and in
+        which no speed matters.
+        """
+        first, index = self.nodes[0], len(self.nodes) + 1
+        name = chr(ord(first.name) + index - 1)
+        owned = frozenset({min(first.owned)})
+        folder = first.folder.with_name(name)
+        node = RunningNode(Node(name, index, owned, (first.owned | first.reserved) - owned, folder))
+        settings = Settings(folder=FOLDER, address=HOST_ADDRESS, ports=Ports(api=API_PORT))
+        try:
+            node.start_runtime([*_base_images(), *archives])
+            node.start_kubelet(
+                binary(KUBE),
+                kubeconfig=node_kubeconfig(settings, name),
+                client_authority=settings.keys / "ca.crt",
+            )
+            with _with_kubelet_logs([node], "do not get Ready"):
+                self.kubectl("wait", "--for=create", f"--timeout={START_SECONDS}s", f"node/{name}")
+                self.kubectl.wait("condition=Ready", f"node/{name}", timeout_seconds=START_SECONDS)
+            yield node
+        finally:
+            node.remove()
+            self.kubectl("delete", f"node/{name}", "--ignore-not-found")
 
 
 def find() -> Machine | None:
@@ -229,7 +257,12 @@ def _images(pause: Path) -> list[Path]:
             ["/bin/sh"],
         ),
     ]
-    paths = [FOLDER / f"{index}.oci.tar" for index in range(len(images))]
+    paths = _base_images()
     for path, image in zip(paths, images, strict=True):
         path.write_bytes(image.archive())
     return paths
+
+
+def _base_images() -> list[Path]:
+    """The paths of these archives."""
+    return [FOLDER / f"{name}.oci.tar" for name in ("pause", "busybox")]

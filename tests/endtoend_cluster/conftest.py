@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,14 +18,17 @@ from testbed.kubectl import Kubectl
 from testbed.machine import machine_lock
 from testbed.sharing import STARTED_BY_TESTS
 from tests.charts.helm import Helm
+from tests.endtoend_cluster.chat import CONTEXT
 from tests.endtoend_cluster.inferentia import INTERPRETER
 from tests.endtoend_cluster.installation import (
     Endpoint,
     Installation,
+    Json,
     installed,
     prepare_capacity,
     remove_endpoints,
 )
+from tests.runtime.models.gguf_files import write_gguf
 
 IMAGES = ("operator", "runtime", "gateway", "optimizer-demo")
 """The demonstration's optimiser has the example's model inside: nothing here leaves the machine."""
@@ -74,15 +78,24 @@ def file_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def installation(
-    machine_cluster: Cluster, helm: Path, file_sources: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Installation]:
-    """Penstock, installed on the whole cluster as in its README, once for all modules, and uninstalled at the end."""
+def archives() -> list[Path]:
+    """The archives of IMAGES."""
     working = builder(lambda line: print(line, file=sys.stderr, flush=True))
     try:
-        archives = [working.build(target_named(name)) for name in IMAGES]
+        return [working.build(target_named(name)) for name in IMAGES]
     except ImageError as error:
         pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def installation(
+    machine_cluster: Cluster,
+    helm: Path,
+    archives: list[Path],
+    file_sources: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Installation]:
+    """Penstock, installed on the whole cluster as in its README, once for all modules, and uninstalled at the end."""
     # One release for each cluster, whichever test process it belongs to.
     with machine_lock("installation.lock"):
         try:
@@ -125,3 +138,33 @@ def endpoint(installation: Installation, shared_kubectl: Kubectl) -> Iterator[Ca
 
     yield new
     remove_endpoints(shared_kubectl, *names)
+
+
+@pytest.fixture
+def chat_model(shared_kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`spec.model` of a small language model on a volume of the nodes, which are this machine."""
+    folder = tmp_path_factory.mktemp("chat-model")
+    header: Json = {"llama.context_length": CONTEXT}
+    write_gguf(folder / "model.gguf", **header)
+    folder.chmod(0o755)
+    (folder / "model.gguf").chmod(0o644)
+    # Another one each time: Kubernetes keeps a claim as long as the pods of ended jobs refer to it.
+    claim = f"chat-model-{secrets.token_hex(4)}"
+    common: Json = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
+    shared_kubectl.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": claim},
+            "spec": common | {"capacity": {"storage": "1Gi"}, "hostPath": {"path": str(folder)}},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": claim},
+            "spec": common | {"volumeName": claim, "resources": {"requests": {"storage": "1Gi"}}},
+        },
+    )
+    yield f"pvc://{claim}/model.gguf"
+    shared_kubectl("delete", "persistentvolumeclaim", claim, "--ignore-not-found", "--wait=false")
+    shared_kubectl("delete", "persistentvolume", claim, "--ignore-not-found", "--wait=false")

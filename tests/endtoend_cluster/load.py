@@ -58,7 +58,7 @@ def until_answered(address: str, *, seconds: float) -> Answer:
     raise TimeoutError(f"{address} did not answer within {seconds:g} s; last: {last}")
 
 
-def _send(connection: http.client.HTTPConnection, text: str = TEXT) -> Answer:
+def _send(connection: http.client.HTTPConnection, text: str) -> Answer:
     connection.request("POST", "/predict", json.dumps({"inputs": text}), HEADERS)
     response = connection.getresponse()
     return Answer(
@@ -72,6 +72,7 @@ class Load:
 
     address: str
     per_second: float
+    text: str = TEXT
     answered: int = 0
     failures: list[str] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -87,7 +88,7 @@ class Load:
         """Each request on a connection of its own: each may meet another pod."""
         while not self._over.wait(1 / self.per_second):
             try:
-                self._count(predict(self.address, timeout_seconds=PATIENCE_SECONDS))
+                self._count(predict(self.address, self.text, timeout_seconds=PATIENCE_SECONDS))
             except (OSError, http.client.HTTPException) as error:
                 self.failures.append(f"new connection: {error!r}")
 
@@ -98,7 +99,7 @@ class Load:
             if connection is None:
                 connection = http.client.HTTPConnection(self.address, 80, timeout=PATIENCE_SECONDS)
             try:
-                answer = _send(connection)
+                answer = _send(connection, self.text)
             except (OSError, http.client.HTTPException) as error:
                 self.failures.append(f"kept connection: {error!r}")
                 connection.close()
@@ -125,9 +126,9 @@ class Load:
 
 
 @contextmanager
-def constant_load(address: str, *, per_second: float = 10) -> Iterator[Load]:
+def constant_load(address: str, *, per_second: float = 10, text: str = TEXT) -> Iterator[Load]:
     """Requests at that rate, half of them on new connections, while the block runs."""
-    load = Load(address, per_second / 2)
+    load = Load(address, per_second / 2, text)
     threads = [threading.Thread(target=work) for work in (load.on_new_connections, load.on_kept_connections)]
     for thread in threads:
         thread.start()

@@ -2,84 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import httpx
 import pytest
 
-from testbed.kubectl import Kubectl
+from tests.endtoend_cluster.chat import NO_END, SECONDS, SPEC, TOKENS, until_streamed
 from tests.endtoend_cluster.installation import Endpoint, Json, is_ready
-from tests.gateway.streams import chat, read_stream, streams
-from tests.runtime.models.gguf_files import write_gguf
+from tests.gateway.streams import streams
 
 pytestmark = pytest.mark.slow
 
-CLAIM = "chat-model"
-CONTEXT = 4096
-TOKENS = 1500
-"""Of an answer: some seconds, so that each change of the pods meets streams in progress."""
-NO_END = {"1": -100}
-"""The model is random, and its end token would come by chance."""
-SECONDS = 600.0
-SPEC: Json = {
-    "model": f"pvc://{CLAIM}/model.gguf",
-    "task": "text-generation",
-    "objective": {"timeToFirstToken": {"p95Milliseconds": 60_000}},
-    "workload": {"lengths": "16,32"},
-    "serving": {},
-    # Nothing is searched for: the fp32 model serves first, and then the same with its measured capacity.
-    "optimization": {"mode": "Disabled", "budgetSeconds": 120},
-    "scaling": {"mode": "None"},
-    "rollout": {"drainSeconds": 3, "finishSeconds": 120},
-}
 
-
-@pytest.fixture
-def model(shared_kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A small model on a volume of the nodes, which are this machine."""
-    folder = tmp_path_factory.mktemp("model")
-    header: Json = {"llama.context_length": CONTEXT}
-    write_gguf(folder / "model.gguf", **header)
-    folder.chmod(0o755)
-    (folder / "model.gguf").chmod(0o644)
-    volume = f"{CLAIM}-{shared_kubectl.namespace}"
-    common: Json = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
-    shared_kubectl.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": volume},
-            "spec": common | {"capacity": {"storage": "1Gi"}, "hostPath": {"path": str(folder)}},
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": CLAIM},
-            "spec": common | {"volumeName": volume, "resources": {"requests": {"storage": "1Gi"}}},
-        },
-    )
-    yield
-    shared_kubectl("delete", "persistentvolumeclaim", CLAIM, "--ignore-not-found", "--wait=false")
-    shared_kubectl("delete", "persistentvolume", volume, "--ignore-not-found", "--wait=false")
-
-
-def until_streamed(address: str, endpoint: Endpoint) -> None:
-    """Wait until the Service leads to a pod that generates."""
-
-    def is_it(_: Json) -> bool:
-        with httpx.Client(trust_env=False, verify=False, timeout=60) as client:
-            found = read_stream(client, f"http://{address}", {**chat(4), "logit_bias": NO_END})
-            return found.problem == "" and found.generated == 4
-
-    endpoint.until(is_it, "streaming", seconds=SECONDS)
-
-
-@pytest.mark.usefixtures("model")
-def test_streams_outlast_rollouts_and_changes_of_the_number_of_replicas(endpoint: Callable[[str], Endpoint]) -> None:
+def test_streams_outlast_rollouts_and_changes_of_the_number_of_replicas(
+    chat_model: str, endpoint: Callable[[str], Endpoint]
+) -> None:
     chat_endpoint = endpoint("chat")
 
     def apply(**changes: object) -> None:
-        chat_endpoint.apply(**SPEC | changes)
+        chat_endpoint.apply(**SPEC | changes, model=chat_model)
 
     def pods() -> list[Json]:
         """Those that are ready, and those that end."""

@@ -1,6 +1,8 @@
-"""An upgrade from the previous release with helm, and a rollback, on real nodes and under load: no request is lost.
+"""Upgrades with helm, and rollbacks, on real nodes and under load: no request is lost, no stream breaks, and one model
+is optimised and one endpoint replaces its pods at a time.
 
-The previous release is the state before the version was raised last: its chart and its images come from there.
+The previous release is the state before the version was raised last: its chart and its images come from there. It has
+no text generation, so that streams run during an upgrade from this release to one with other tags of its images.
 """
 
 from __future__ import annotations
@@ -10,27 +12,43 @@ import os
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from images.target import ROOT, project_version
 from testbed.kubectl import Kubectl
+from testbed.layout import Node
+from testbed.machine import Machine
+from testbed.node import RunningNode
 from tests.charts.helm import CHART, NAMESPACE, RELEASE, Helm
+from tests.endtoend_cluster.chat import NO_END, TOKENS, until_streamed
+from tests.endtoend_cluster.chat import SPEC as CHAT
 from tests.endtoend_cluster.conftest import IMAGES, VALUES
 from tests.endtoend_cluster.installation import Endpoint, Installation, Json, remove_endpoints
 from tests.endtoend_cluster.load import Load, constant_load, until_answered
+from tests.gateway.streams import streams
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(5400)]
 
 DEFINITIONS = CHART.parent / "penstock-crds"
+RUNTIME = "localhost/penstock-runtime"
+OPTIMIZER = "localhost/penstock-optimizer-demo"
+NEXT = "next"
+"""A tag for this release's images, as those of a later release would have."""
+WHERE = ("--namespace", NAMESPACE)
+WAIT = (*WHERE, "--wait", "--timeout", "900s")
+HELM_SECONDS = 1000
 STEP_SECONDS = 2400
 """For a step on a busy machine; each ends by itself."""
+POLL_SECONDS = 0.2
 COMMON: Json = {
-    "images": {"optimizer": {"repository": "localhost/penstock-optimizer-demo"}, "pullPolicy": "Never"},
+    "images": {"optimizer": {"repository": OPTIMIZER}, "pullPolicy": "Never"},
     "jobs": VALUES["jobs"],
     "operator": VALUES["operator"],
 }
@@ -39,6 +57,8 @@ SPEC: Json = {
     "optimization": {"budgetSeconds": 60, "mode": "Disabled"},
     "objective": {"latency": {"p95Milliseconds": 2000}},
 }
+LENGTHS = {"first": [16], "second": [32]}
+"""Tokens of the requests of two endpoints: each has a result of its own."""
 
 
 def git(*words: str) -> str:
@@ -74,26 +94,36 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Previous:
     return Previous(root, version, tuple(map(Path, run.stdout.split())))
 
 
+@pytest.fixture(scope="module")
+def machine(installation: Installation, archives: list[Path], shared_kubectl: Kubectl) -> Iterator[Machine]:
+    """The test bed, with a third node: two endpoints, a job and the next pod of a rollout take more than two cores."""
+    found = installation.cluster.machine
+    if found is None:
+        pytest.skip("the images of another release can be loaded into the test bed's nodes only")
+    remove_endpoints(shared_kubectl, "prepared")
+    with found.additional_node(*archives) as node:
+        yield Machine((*found.nodes, node.node))
+
+
 @pytest.fixture
-def upgradable(installation: Installation, previous: Previous, shared_kubectl: Kubectl) -> Iterator[Helm]:
+def with_previous(
+    installation: Installation, previous: Previous, machine: Machine, shared_kubectl: Kubectl
+) -> Iterator[Helm]:
     """The previous release in place of the present one, which is back at the end."""
     helm, cluster = installation.helm, installation.cluster
-    if cluster.machine is None:
-        pytest.skip("the images of the previous release can be loaded into the test bed's nodes only")
-    store = helm.run("get", "values", RELEASE, "--namespace", NAMESPACE, "--output", "json").stdout
-    remove_endpoints(shared_kubectl, "prepared")
-    helm.run("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", timeout_seconds=600)
+    store = helm.run("get", "values", RELEASE, *WHERE, "--output", "json").stdout
+    helm.run("uninstall", RELEASE, *WHERE, "--wait", timeout_seconds=600)
     cluster.kubectl("delete", "--filename", str(CHART / "crds"), timeout_seconds=600)
     for archive in previous.archives:
-        cluster.load_image(archive)
+        machine.import_image(archive)
     values = {**COMMON, "store": {"hostPath": _host_path(store)}}
-    chart = str(previous.root / "charts/penstock")
-    where = ("--namespace", NAMESPACE, "--wait", "--timeout", "900s")
-    helm.run("install", RELEASE, chart, *where, values=values, timeout_seconds=1000)
+    helm.run(
+        "install", RELEASE, str(previous.root / "charts/penstock"), *WAIT, values=values, timeout_seconds=HELM_SECONDS
+    )
     yield helm
-    remove_endpoints(shared_kubectl, "upgraded")
+    remove_endpoints(shared_kubectl, *LENGTHS)
     kept = {**VALUES, "store": {"hostPath": _host_path(store)}}
-    helm.run("upgrade", RELEASE, str(CHART), *where, "--reset-values", values=kept, timeout_seconds=1000)
+    helm.run("upgrade", RELEASE, str(CHART), *WAIT, "--reset-values", values=kept, timeout_seconds=HELM_SECONDS)
 
 
 def _host_path(values: str) -> Json:
@@ -113,41 +143,187 @@ def serves(one: Endpoint, version: str) -> Callable[[Json], bool]:
         status = body.get("status", {})
         plan = status.get("plan") or {}
         ready = one.condition("Ready", body).get("status") == "True" and not plan.get("baseline")
-        return bool(ready and plan.get("digest")) and images(one) == {f"localhost/penstock-runtime:{version}"}
+        return bool(ready and plan.get("digest")) and images(one) == {f"{RUNTIME}:{version}"}
 
     return check
 
 
-def test_an_upgrade_and_a_rollback_under_load_lose_no_request(
-    upgradable: Helm, previous: Previous, installation: Installation, shared_kubectl: Kubectl
+@dataclass
+class AtOnce:
+    """The largest numbers of optimisations and rollouts that were seen at the same time, and all that were seen."""
+
+    kubectl: Kubectl
+    most_jobs: int = 0
+    most_rollouts: int = 0
+    jobs: set[str] = field(default_factory=set)
+    rollouts: set[str] = field(default_factory=set)
+    looks: int = 0
+
+    def look(self) -> None:
+        """Each kind is read in one request, which gives the state at one moment."""
+        jobs = {job["metadata"]["name"] for job in self.kubectl.items("jobs") if not _has_ended(job)}
+        templates: dict[str, int] = {}
+        for one in self.kubectl.items("replicasets", "app.kubernetes.io/name=penstock-runtime"):
+            if one["spec"]["replicas"]:
+                name = one["metadata"]["labels"]["penstock.dev/endpoint"]
+                templates[name] = templates.get(name, 0) + 1
+        rollouts = {name for name, count in templates.items() if count > 1}
+        self.most_jobs, self.jobs = max(self.most_jobs, len(jobs)), self.jobs | jobs
+        self.most_rollouts, self.rollouts = max(self.most_rollouts, len(rollouts)), self.rollouts | rollouts
+        self.looks += 1
+
+
+def _has_ended(job: Json) -> bool:
+    conditions = job.get("status", {}).get("conditions", [])
+    return any(one["type"] in ("Complete", "Failed") and one["status"] == "True" for one in conditions)
+
+
+@contextmanager
+def looking(kubectl: Kubectl) -> Iterator[AtOnce]:
+    """Look several times a second while the block runs."""
+    found, over = AtOnce(kubectl), threading.Event()
+
+    def look() -> None:
+        while not over.wait(POLL_SECONDS):
+            found.look()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
+
+@dataclass
+class Report:
+    """Prints the table of docs/how-to/upgrade.md."""
+
+    loads: list[Load] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+
+    def __call__(self, what: str) -> None:
+        answered, lost = sum(one.answered for one in self.loads), sum(len(one.failures) for one in self.loads)
+        print(f"{time.monotonic() - self.began:7.1f} s  {what}: {answered} requests answered, {lost} lost", flush=True)
+
+
+def test_an_upgrade_from_the_previous_release_and_a_rollback_lose_no_request(
+    with_previous: Helm, previous: Previous, installation: Installation, shared_kubectl: Kubectl
 ) -> None:
-    one = Endpoint(installation, shared_kubectl, "upgraded")
-    where = ("--namespace", NAMESPACE)
-    began = time.monotonic()
+    endpoints = [Endpoint(installation, shared_kubectl, name) for name in LENGTHS]
+    report = Report()
 
-    def report(what: str, load: Load | None = None) -> None:
-        answered = "" if load is None else f", {load.answered} requests answered, {len(load.failures)} lost"
-        print(f"{time.monotonic() - began:7.1f} s  {what}{answered}", flush=True)
+    def until_all(version: str) -> None:
+        for one in endpoints:
+            one.until(serves(one, version), f"Ready on {version}", seconds=STEP_SECONDS)
 
-    one.apply(**SPEC)
-    one.until(serves(one, previous.version), f"Ready on {previous.version}", seconds=STEP_SECONDS)
-    until_answered(one.address(), seconds=300)
-    report(f"serves with {previous.version}")
+    for one in endpoints:
+        one.apply(**SPEC, workload={"sequenceLengths": LENGTHS[one.name]})
+    until_all(previous.version)
+    for one in endpoints:
+        until_answered(one.address(), seconds=300)
+    report(f"serve with {previous.version}")
 
-    with constant_load(one.address()) as load:
+    with ExitStack() as loads:
+        report.loads = [loads.enter_context(constant_load(one.address(), per_second=5)) for one in endpoints]
+        for load in report.loads:
+            load.more(20)
+        with_previous.run("upgrade", "--install", "penstock-crds", str(DEFINITIONS), *WHERE, "--take-ownership")
+        with looking(shared_kubectl) as seen:
+            with_previous.run(
+                "upgrade", RELEASE, str(CHART), *WAIT, "--reset-then-reuse-values", timeout_seconds=HELM_SECONDS
+            )
+            report("helm upgrade has ended")
+            until_all(project_version())
+        report(f"serve with {project_version()}")
+        optimised = {one.read()["status"]["optimizedModel"] for one in endpoints}
+        with_previous.run("rollback", RELEASE, *WAIT, timeout_seconds=HELM_SECONDS)
+        report("helm rollback has ended")
+        until_all(previous.version)
+        report(f"serve with {previous.version} again")
+        for load in report.loads:
+            load.more(20)
+
+    assert [load.failures for load in report.loads] == [[], []]
+    assert len(optimised) == 2
+    assert optimised <= {model["metadata"]["name"] for model in shared_kubectl.items("optimizedmodels")}
+    check_one_at_a_time(seen, rollouts=set(LENGTHS), jobs=2)
+
+
+def check_one_at_a_time(seen: AtOnce, *, rollouts: set[str], jobs: int) -> None:
+    """All of these were seen, and no two at once: the chart's defaults."""
+    print(f"{seen.looks} looks: {len(seen.jobs)} jobs, and rollouts of {', '.join(sorted(seen.rollouts))}")
+    assert seen.rollouts == rollouts
+    assert len(seen.jobs) == jobs
+    assert (seen.most_jobs, seen.most_rollouts) == (1, 1)
+
+
+@pytest.fixture
+def next_release(installation: Installation, machine: Machine, shared_kubectl: Kubectl) -> Iterator[None]:
+    """A second tag for this release's images; the installation is as before at the end."""
+    for node in machine.nodes:
+        _tag(node)
+    values = installation.helm.run("get", "values", RELEASE, *WHERE, "--output", "json").stdout
+    yield
+    remove_endpoints(shared_kubectl, "chat", "first")
+    installation.helm.run(
+        "upgrade", RELEASE, str(CHART), *WAIT, "--reset-values", values=json.loads(values), timeout_seconds=HELM_SECONDS
+    )
+
+
+def _tag(node: Node) -> None:
+    for image in (RUNTIME, OPTIMIZER):
+        RunningNode(node).ctr("images", "tag", "--force", f"{image}:{project_version()}", f"{image}:{NEXT}")
+
+
+@pytest.mark.usefixtures("next_release")
+def test_an_upgrade_to_other_images_and_a_rollback_break_no_stream(
+    chat_model: str, installation: Installation, shared_kubectl: Kubectl
+) -> None:
+    helm, version = installation.helm, project_version()
+    chat, first = (Endpoint(installation, shared_kubectl, name) for name in ("chat", "first"))
+    report = Report()
+
+    def until_both(tag: str) -> None:
+        for one in (first, chat):
+            one.until(serves(one, tag), f"Ready on {tag}", seconds=STEP_SECONDS)
+
+    chat.apply(**CHAT, model=chat_model)
+    first.apply(**SPEC)
+    until_both(version)
+    until_answered(first.address(), seconds=300)
+    until_streamed(chat.address(), chat)
+    report(f"serve with {version}")
+
+    # Each stream on a connection of its own: the Service chooses a pod for each.
+    with (
+        constant_load(first.address(), per_second=5) as load,
+        streams(
+            f"http://{chat.address()}", tokens=TOKENS, clients=2, new_connections=True, logit_bias=NO_END
+        ) as answers,
+        looking(shared_kubectl) as seen,
+    ):
+        report.loads = [load]
         load.more(20)
-        upgradable.run("upgrade", "--install", "penstock-crds", str(DEFINITIONS), *where, "--take-ownership")
-        wait = ("--wait", "--timeout", "900s")
-        upgradable.run("upgrade", RELEASE, str(CHART), *where, "--reset-then-reuse-values", *wait, timeout_seconds=1000)
-        report("helm upgrade has ended", load)
-        one.until(serves(one, project_version()), f"Ready on {project_version()}", seconds=STEP_SECONDS)
-        report(f"serves with {project_version()}", load)
-        optimised = one.read()["status"]["optimizedModel"]
-        upgradable.run("rollback", RELEASE, *where, *wait, timeout_seconds=1000)
-        report("helm rollback has ended", load)
-        one.until(serves(one, previous.version), f"Ready on {previous.version}", seconds=STEP_SECONDS)
-        report(f"serves with {previous.version} again", load)
-        load.more(20)
+        answers.more(2, seconds=STEP_SECONDS)
+        tags = [f"images.{image}.tag={NEXT}" for image in ("runtime", "optimizer")]
+        limits = ["maxConcurrentOptimizations=1", "maxConcurrentRollouts=1"]
+        changes = [word for value in (*tags, *limits) for word in ("--set", value)]
+        helm.run(
+            "upgrade", RELEASE, str(CHART), *WAIT, "--reset-then-reuse-values", *changes, timeout_seconds=HELM_SECONDS
+        )
+        report("helm upgrade has ended")
+        until_both(NEXT)
+        report(f"serve with {NEXT}")
+        answers.more(2, seconds=STEP_SECONDS)
+        check_one_at_a_time(seen, rollouts={"chat", "first"}, jobs=2)
+        helm.run("rollback", RELEASE, *WAIT, timeout_seconds=HELM_SECONDS)
+        report("helm rollback has ended")
+        until_both(version)
+        report(f"serve with {version} again")
+        answers.more(2, seconds=STEP_SECONDS)
 
     assert load.failures == []
-    assert optimised in {model["metadata"]["name"] for model in shared_kubectl.items("optimizedmodels")}
+    assert answers.broken == []
+    print(f"{answers.complete} streams of {TOKENS} tokens, none broken")

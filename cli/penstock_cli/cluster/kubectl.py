@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from penstock.errors import PenstockError
 Json = dict[str, Any]
 SECONDS = 60.0
 """No call takes longer."""
+LOG_LINE = re.compile(r"[IWEF]\d{4} ")
+"""How the lines begin that kubectl's libraries log (klog), several for each error."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +67,16 @@ class ClusterReader:
             ) from None
         if run.returncode != 0:
             raise PenstockError(
-                f"kubectl {' '.join(words[:2])}: {run.stderr.strip()}",
+                f"kubectl {' '.join(words[:2])}: {_message(run.stderr)}",
                 remedy="Check the context and your rights: kubectl auth can-i list modelendpoints",
             )
         return run.stdout
+
+
+def _message(errors: str) -> str:
+    """The message of kubectl, without its log; the log if there is nothing else."""
+    lines = errors.strip().splitlines()
+    return "\n".join(line for line in lines if not LOG_LINE.match(line)) or errors.strip()
 
 
 def condition(value: Json, kind: str) -> Json:

@@ -96,6 +96,10 @@ def test_an_endpoint_that_the_operator_has_not_seen_points_to_the_operator() -> 
 KUBECTL = """#!/bin/sh
 case "$*" in
   *forbidden*) echo 'Error from server (Forbidden): no' >&2; exit 1;;
+  *unreachable*)
+    echo 'E1127 09:30:10.012148   16152 memcache.go:265] "Unhandled Error" err="connection refused"' >&2
+    echo 'The connection to the server localhost:8080 was refused' >&2
+    exit 1;;
   *ignore-not-found*"-- e") echo '{"metadata": {"name": "e", "namespace": "a"}}';;
   *ignore-not-found*) ;;
   *) echo '{"items": []}';;
@@ -109,6 +113,8 @@ esac
         (("why", "absent"), "there is no ModelEndpoint absent"),
         (("status", "absent"), "there is no ModelEndpoint absent"),
         (("status", "--namespace", "forbidden"), "kubectl get modelendpoints.penstock.dev: Error from server"),
+        # Without the lines of kubectl's log.
+        (("status", "--namespace", "unreachable"), "kubectl get modelendpoints.penstock.dev: The connection to the"),
     ],
 )
 def test_errors_of_kubectl_are_shown_with_what_to_do(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
