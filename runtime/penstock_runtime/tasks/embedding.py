@@ -36,12 +36,18 @@ class Embedding:
     """Between the model's own pooling and normalisation."""
     width: int | None
     """Values of a token's vector, if config.json has it."""
+    pooled: bool = False
+    """The graph gives one vector for each text, and none for tokens."""
 
     @classmethod
-    def of(cls, fitter: Fitter, folder: ModelFolder, prompts: PromptTexts) -> Embedding:
-        """Of a model folder. Errors as of its `pooling` and `vector_modules`; CorruptModel if widths do not fit."""
-        pooling, modules = folder.pooling, folder.vector_modules
-        made = cls(fitter, prompts, pooling, folder.include_prompt, modules, width(folder.config))
+    def of(cls, fitter: Fitter, folder: ModelFolder, prompts: PromptTexts, *, pooled: bool = False) -> Embedding:
+        """Of a model folder; `pooled`: with a graph that pools. Errors as of the folder's `pooling` and
+        `vector_modules`; CorruptModel if widths do not fit."""
+        own, modules = folder.pooling, folder.vector_modules
+        if pooled and (own is None or isinstance(own, Poolings)):
+            # It only has to be one: the graph's vector takes its place.
+            own = Pooling.MEAN
+        made = cls(fitter, prompts, own, folder.include_prompt, modules, width(folder.config), pooled)
         made._check_widths(folder.path)
         return made
 
