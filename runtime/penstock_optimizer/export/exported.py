@@ -28,7 +28,7 @@ class Exported:
     parameters: int
     """Numbers in the weights that the graph uses, each shared one once."""
     notes: tuple[str, ...] = ()
-    """What was chosen where the model's own file leaves a choice, as sentences for the user."""
+    """What was chosen where the model leaves a choice, as sentences for the user."""
 
 
 CLASS_ENDINGS: Mapping[Head, tuple[str, ...]] = {

@@ -117,6 +117,8 @@ Answers = dict[str, NDArray[Any]]
 def _outputs(folder: ModelFolder, head: Head, answers: Answers) -> tuple[dict[str, str], dict[str, Axes]]:
     """Our names to those of the graph, and the axes of ours."""
     wanted, labels = OUTPUTS[head], len(folder.labels)
+    if head is Head.ENCODER and folder.graph_has_modules:
+        return {POOLED: _with_modules(folder, answers)}, {POOLED: Axes.ROW}
     floats = [
         name for name, one in answers.items() if one.ndim == RANKS[head] and np.issubdtype(one.dtype, np.floating)
     ]
@@ -148,13 +150,14 @@ def _pooled(folder: ModelFolder, answers: Answers) -> str | None:
 
     UnsupportedModel if several may be meant, or the model's files ask for vectors of tokens.
     """
-    hidden = width(folder.config)
+    hidden, final = width(folder.config), folder.final_width
+    values = final or hidden
     fitting = [
         name
         for name, one in answers.items()
         if one.ndim == 2
         and np.issubdtype(one.dtype, np.floating)
-        and (one.shape[-1] == hidden or (hidden is None and name in POOLED_NAMES))
+        and (one.shape[-1] == values or (values is None and name in POOLED_NAMES))
     ]
     known = [name for name in POOLED_NAMES if name in fitting]
     if not fitting:
@@ -165,7 +168,23 @@ def _pooled(folder: ModelFolder, answers: Answers) -> str | None:
             remedy=f"Leave one of them in the graph, or call one {POOLED_NAMES[0]}",
         )
     _check_settings(folder)
+    # Modules that change the width have left their mark on the vector; those that keep it may be in the graph or not.
+    if final in {None, hidden} and not folder.graph_has_modules:
+        _check_modules(folder)
     return known[0] if known else fitting[0]
+
+
+def _with_modules(folder: ModelFolder, answers: Answers) -> str:
+    """The output that has passed the modules, whose weights are only in the graph. CorruptModel if there is none."""
+    name = _pooled(folder, answers)
+    if name is None:
+        raise CorruptModel(
+            f"{folder.path} has no {folder.missing_module_weights}, the weights of a module, and {folder.onnx} has no "
+            f"output with {folder.final_width} values for each text",
+            remedy="Put that file there, from the model that the graph was exported of, or export the graph with the "
+            "modules (its output is then called sentence_embedding)",
+        )
+    return name
 
 
 def _check_settings(folder: ModelFolder) -> None:
@@ -183,6 +202,10 @@ def _check_settings(folder: ModelFolder) -> None:
             remedy="Export it with the vectors of tokens (last_hidden_state) as an output, or put the safetensors "
             "weights next to it",
         )
+
+
+def _check_modules(folder: ModelFolder) -> None:
+    """UnsupportedModel if modules after the pooling may be in the graph or not."""
     modules = [module.kind for module in folder.vector_modules if module.kind != NormalizeModule.kind]
     if modules:
         raise UnsupportedModel(
@@ -198,7 +221,7 @@ def _notes(chosen: dict[str, Source], named: dict[str, str], answers: Answers) -
     found = []
     (first, *_), others = named.values(), [name for name in answers if name not in named.values()]
     if POOLED in named:
-        found.append(f"The ONNX file gives one vector for each text ({first}), and none for tokens")
+        found.append(f"The vector of a text is the output {first} of the ONNX file; vectors of tokens are not served")
     if others:
         found.append(f"Of the outputs of the ONNX file {' and '.join(named.values())} is used, not {', '.join(others)}")
     functions = {str(source.function) for source in chosen.values() if source.function is not None}
@@ -241,27 +264,28 @@ class _Probe:
     """Runs of the graph with the special tokens of the model, which some heads look for."""
 
     def __init__(self, source: Path, copy: Path, inputs: tuple[str, ...], tokenizer: Tokenizer) -> None:
-        """CorruptModel if the graph does not run."""
+        """CorruptModel if the graph does not run; UnsupportedModel if it lacks a special token for it."""
         self.source, self._inputs = source, inputs
         self._single, self._pair = tokenizer.single, tokenizer.pair
         self._size = tokenizer.embedded_size
         try:
             self._session = open_session(copy)
-            self._names = [node.name for node in self._session.get_outputs()]
-            self.answers = self._run([self._row(shift) for shift in range(PROBE[0])])
         except Exception as error:  # its errors derive from Exception only
-            if hasattr(self, "_session") and (missing := self._missing_specials(tokenizer)):
-                raise UnsupportedModel(
-                    f"{source} runs only on texts with the special token {missing}, which tokenizer.json does not add",
-                    remedy="Let tokenizer.json add it (docs/how-to/convert-a-model.md#special-tokens), or put the "
-                    "safetensors weights next to the graph",
-                ) from error
-            raise CorruptModel(
-                f"{source} does not run: {error}",
-                remedy="Export it again for texts of any length and number, or put the safetensors weights next to it",
+            raise _does_not_run(source, error) from error
+        self._names = [node.name for node in self._session.get_outputs()]
+        try:
+            self.answers = self._run([self._row(shift) for shift in range(PROBE[0])])
+        except Exception as error:  # as above
+            missing = self._missing_special(tokenizer)
+            if not missing:
+                raise _does_not_run(source, error) from error
+            raise UnsupportedModel(
+                f"{source} runs only on texts with the special token {missing}, which tokenizer.json does not add",
+                remedy="Let tokenizer.json add it (docs/how-to/convert-a-model.md#special-tokens), or put the "
+                "safetensors weights next to the graph",
             ) from error
 
-    def _missing_specials(self, tokenizer: Tokenizer) -> str:
+    def _missing_special(self, tokenizer: Tokenizer) -> str:
         """The special token at the end or at the beginning of each row without which the graph does not run; else an
         empty text."""
         added = tokenizer.backend.get_added_tokens_decoder()
@@ -311,6 +335,13 @@ class _Probe:
             remedy="Put the model's safetensors weights next to it (BART is then served from them), use an encoder "
             "model for this task, or export it so that rows do not depend on each other",
         )
+
+
+def _does_not_run(source: Path, error: Exception) -> CorruptModel:
+    return CorruptModel(
+        f"{source} does not run: {error}",
+        remedy="Export it again for texts of any length and number, or put the safetensors weights next to it",
+    )
 
 
 def _distance(padded: NDArray[Any], alone: NDArray[Any], length: int) -> float:

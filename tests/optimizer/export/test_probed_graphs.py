@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer as Backend
 
-from penstock.errors import UnsupportedModel
+from penstock.errors import CorruptModel, ModelError, UnsupportedModel
 from penstock.manifest import Axes
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import Head, TaskName
@@ -30,11 +32,14 @@ from penstock_runtime.tasks import Task, make_task
 from tests.runtime.http.serving import WIDTH, write_folder
 
 VOCABULARY = 64
+IDENTITY = "torch.nn.modules.linear.Identity"
+PROJECTED = 5
+PROJECTION: NDArray[np.float32] = np.random.default_rng(6).normal(size=(WIDTH, PROJECTED)).astype(np.float32)
 TABLE: NDArray[np.float32] = np.random.default_rng(5).normal(size=(VOCABULARY, WIDTH)).astype(np.float32)
 SEPARATOR = 3
 TEXTS = ["a very happy dog", "paris", "i like you and what you love"]
 DOCUMENT = Path(__file__).parents[3] / "docs" / "how-to" / "convert-a-model.md"
-NODES = {
+NODES: Mapping[str, Sequence[tuple[str, Sequence[str], Mapping[str, Any]]]] = {
     "last_hidden_state": [("Identity", ["tokens"], {})],
     "sentence_embedding": [
         ("Cast", ["attention_mask"], {"to": TensorProto.FLOAT}),
@@ -44,9 +49,27 @@ NODES = {
         ("ReduceSum", ["#1", "second"], {"keepdims": 0}),
         ("Div", ["#3", "#4"], {}),
     ],
+    "projected": [
+        ("Cast", ["attention_mask"], {"to": TensorProto.FLOAT}),
+        ("Unsqueeze", ["#0", "last"], {}),
+        ("Mul", ["tokens", "#1"], {}),
+        ("ReduceSum", ["#2", "second"], {"keepdims": 0}),
+        ("ReduceSum", ["#1", "second"], {"keepdims": 0}),
+        ("Div", ["#3", "#4"], {}),
+        ("MatMul", ["#5", "projection"], {}),
+    ],
+    "mean_of_all": [("ReduceMean", ["tokens"], {"keepdims": 0, "axes": [1]})],
+    "logits": [("Gather", ["tokens", "zero"], {"axis": 1}), ("MatMul", ["#0", "classifier"], {})],
+    "shares": [
+        ("Gather", ["tokens", "zero"], {"axis": 1}),
+        ("MatMul", ["#0", "classifier"], {}),
+        ("Softmax", ["#1"], {}),
+        ("Abs", ["#2"], {}),
+    ],
+    "broken": [("MatMul", ["tokens", "classifier"], {}), ("MatMul", ["#0", "classifier"], {})],
     "pooler_output": [("Gather", ["tokens", "zero"], {"axis": 1})],
 }
-"""Nodes for each output: of the mean, and of the first token."""
+"""Nodes for each output: of the mean, of the mean and a Dense module, of the first token, and of faulty graphs."""
 
 
 def write_graph(path: Path, outputs: dict[str, str]) -> Path:
@@ -65,6 +88,8 @@ def write_graph(path: Path, outputs: dict[str, str]) -> Path:
 def write_nodes(path: Path, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> None:
     constants = {
         "table": TABLE,
+        "projection": PROJECTION,
+        "classifier": np.ascontiguousarray(TABLE[:WIDTH, :2]),
         "last": np.array([-1]),
         "second": np.array([1]),
         "zero": np.array(0),
@@ -132,7 +157,8 @@ def means(path: Path, texts: Sequence[str]) -> NDArray[np.float32]:
 
 
 def scaled(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    result: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return result
 
 
 class TestPooledOutputs:
@@ -145,7 +171,8 @@ class TestPooledOutputs:
         found = exported(path)
 
         assert (found.how, found.io.outputs) == ("own-onnx", {"pooled": Axes.ROW})
-        assert found.notes == (f"The ONNX file gives one vector for each text ({name}), and none for tokens",)
+        note = f"The vector of a text is the output {name} of the ONNX file; vectors of tokens are not served"
+        assert found.notes == (note,)
         np.testing.assert_allclose(answer(path, found, TEXTS), means(path, TEXTS), rtol=0, atol=1e-5)
         by_request = answer(path, found, TEXTS, {"pooling": "auto", "normalize": True, "dimensions": 5})
         np.testing.assert_allclose(by_request, scaled(means(path, TEXTS)[:, :5]), rtol=0, atol=1e-5)
@@ -223,6 +250,55 @@ class TestPooledOutputs:
         change_json(path / "modules.json", lambda entries: [one for one in entries if "Dense" not in one["type"]])
         assert exported(path).io.outputs == {"pooled": Axes.ROW}
 
+    @pytest.mark.parametrize("outputs", [("projected",), ("last_hidden_state", "projected")], ids=len)
+    def test_modules_that_only_the_graph_holds_are_not_applied_again(
+        self, outputs: tuple[str, ...], tmp_path: Path
+    ) -> None:
+        path = model(tmp_path / "model", {f"output_{index}": name for index, name in enumerate(outputs)})
+        _add_dense(path, PROJECTED)
+        (path / "2_Dense" / "model.safetensors").unlink()
+
+        vectors = answer(path, exported(path), TEXTS)
+
+        np.testing.assert_allclose(vectors, scaled(means(path, TEXTS) @ PROJECTION), rtol=0, atol=1e-5)
+
+    def test_modules_that_the_graph_has_passed_are_seen_by_the_width(self, tmp_path: Path) -> None:
+        path = model(tmp_path / "model", {"output_0": "projected"})
+        _add_dense(path, PROJECTED)
+
+        vectors = answer(path, exported(path), TEXTS)
+
+        np.testing.assert_allclose(vectors, scaled(means(path, TEXTS) @ PROJECTION), rtol=0, atol=1e-5)
+
+    def test_the_number_of_values_is_that_after_the_modules(self, tmp_path: Path) -> None:
+        path = model(tmp_path / "model", {"output_0": "projected"})
+        _add_dense(path, PROJECTED)
+        task = task_of(path, exported(path))
+
+        with pytest.raises(InvalidInput, match=f"dimensions is {WIDTH}; this model's vectors have {PROJECTED}"):
+            task.parse(TEXTS, {"dimensions": WIDTH})
+
+    @pytest.mark.parametrize("follow", ["file", "graph"])
+    def test_weights_of_modules_that_are_nowhere_are_refused_and_the_remedy_works(
+        self, follow: str, tmp_path: Path
+    ) -> None:
+        path = model(tmp_path / "model", {"last_hidden_state": "last_hidden_state"})
+        _add_dense(path, PROJECTED)
+        weights = path / "2_Dense" / "model.safetensors"
+        weights.rename(tmp_path / "kept")
+
+        with pytest.raises(CorruptModel, match=r"no 2_Dense/model\.safetensors.*no output with 5 values") as caught:
+            exported(path)
+
+        assert "Put that file there" in caught.value.remedy
+        assert "export the graph with the modules" in caught.value.remedy
+        if follow == "file":
+            (tmp_path / "kept").rename(weights)
+        else:
+            write_graph(path, {"sentence_embedding": "projected"})
+        vectors = answer(path, exported(path), TEXTS)
+        np.testing.assert_allclose(vectors, scaled(means(path, TEXTS) @ PROJECTION), rtol=0, atol=1e-5)
+
     def test_a_prompt_that_must_not_count_is_refused_and_the_remedy_works(self, tmp_path: Path) -> None:
         path = model(tmp_path / "model", {"sentence_embedding": "sentence_embedding"})
         change_json(path / "1_Pooling" / "config.json", lambda config: {**config, "include_prompt": False})
@@ -235,15 +311,79 @@ class TestPooledOutputs:
         assert exported(path).io.outputs == {"last_hidden_state": Axes.TOKENS}
 
 
-def _add_dense(path: Path) -> None:
-    from safetensors.numpy import save_file
-
+def _add_dense(path: Path, values: int = WIDTH) -> None:
+    """A Dense module to `values`, by the projection if it is to its width."""
     entry = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
     change_json(path / "modules.json", lambda entries: [*entries[:2], entry, *entries[2:]])
     (path / "2_Dense").mkdir()
-    settings = {"in_features": WIDTH, "out_features": WIDTH, "bias": False}
+    settings = {"in_features": WIDTH, "out_features": values, "bias": False, "activation_function": IDENTITY}
     (path / "2_Dense" / "config.json").write_text(json.dumps(settings))
-    save_file({"linear.weight": np.eye(WIDTH, dtype=np.float32)}, path / "2_Dense" / "model.safetensors")
+    weight = np.ascontiguousarray(PROJECTION.T) if values == PROJECTED else np.eye(WIDTH, dtype=np.float32)
+    save_file({"linear.weight": weight}, path / "2_Dense" / "model.safetensors")
+
+
+def with_positions(path: Path) -> None:
+    """A third input."""
+    change_graph(
+        path,
+        lambda graph: graph.input.append(helper.make_tensor_value_info("position_ids", TensorProto.INT64, ["b", "t"])),
+    )
+
+
+def with_a_fixed_length(path: Path) -> None:
+    def fix(graph: Any) -> None:
+        for value in graph.input:
+            value.type.tensor_type.shape.dim[1].dim_value = 128
+
+    change_graph(path, fix)
+
+
+def change_graph(path: Path, change: Callable[[Any], Any]) -> None:
+    found = onnx.load(str(path / "model.onnx"))
+    change(found.graph)
+    onnx.save(found, str(path / "model.onnx"))
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A graph that is refused, by its output; words of the error and of the remedy; and the output that follows it."""
+
+    output: str
+    error: str
+    remedy: str
+    instead: str
+    head: Head = Head.ENCODER
+    change: Callable[[Path], object] = lambda path: path
+
+
+TOKENS = "last_hidden_state"
+REFUSED = {
+    "unknown input": Refused(
+        TOKENS, "wants the inputs position_ids", "Export it with the", TOKENS, change=with_positions
+    ),
+    "fixed length": Refused(TOKENS, "free axes", "Export it with the inputs", TOKENS, change=with_a_fixed_length),
+    "does not run": Refused("broken", "does not run", "Export it again", TOKENS),
+    "another task": Refused(TOKENS, "nothing is logits", "Export it for this task", "logits", Head.SEQUENCE),
+    "probabilities": Refused("shares", "are probabilities", "with logits as its output", "logits", Head.SEQUENCE),
+    "mask not used": Refused(
+        "mean_of_all", "another answer in a batch", "do not depend on each other", "sentence_embedding"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_graph_that_is_refused_is_served_after_its_remedy(name: str, tmp_path: Path) -> None:
+    case = REFUSED[name]
+    path = model(tmp_path / "model", {"output": case.output})
+    case.change(path)
+
+    with pytest.raises(ModelError) as caught:
+        exported(path, case.head)
+    write_graph(path, {"output": case.instead})
+
+    assert case.error in caught.value.message
+    assert case.remedy in caught.value.remedy
+    assert exported(path, case.head).how == "own-onnx"
 
 
 def write_graph_that_needs_a_separator(path: Path) -> None:
