@@ -13,6 +13,7 @@ import re
 import socket
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -275,14 +276,20 @@ def _mask_token(task: TaskName, folder: ModelFolder) -> str | None:
     return found
 
 
-def everyday_tokenizer() -> Backend:
-    """Counts everyday words as one token and adds two special ones: what a BERT-like tokenizer does with them."""
-    entries = ["[CLS]", "[SEP]", "[UNK]", *EVERYDAY_WORDS]
+def everyday_tokenizer(first: Sequence[str] = ()) -> Backend:
+    """Counts everyday words as one token and adds two special ones: what a BERT-like tokenizer does with them.
+
+    `first`: further special tokens, before these.
+    """
+    entries = [*first, "[CLS]", "[SEP]", "[UNK]", *EVERYDAY_WORDS]
     tokenizer = Backend(WordLevel({word: index for index, word in enumerate(entries)}, unk_token="[UNK]"))  # noqa: S106
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, entries.index(token)) for token in ("[CLS]", "[SEP]")],
     )
+    tokenizer.add_special_tokens(list(first))
     return tokenizer
 
 

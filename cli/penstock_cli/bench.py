@@ -11,6 +11,7 @@ import click
 
 from penstock.errors import SpecError
 from penstock_bench.cell import MeasurementFailed
+from penstock_bench.families import FAMILIES, family_endpoint
 from penstock_bench.grid import BenchOptions
 from penstock_bench.run import BenchProgress, run_bench
 from penstock_cli.cluster.forward import forwarded
@@ -41,7 +42,12 @@ def _show(progress: BenchProgress) -> None:
 
 
 @click.command
-@click.argument("target", metavar="FILE|URL|modelendpoint/NAME")
+@click.argument("target", metavar="FILE|URL|modelendpoint/NAME", required=False)
+@click.option(
+    "--family",
+    type=click.Choice(list(FAMILIES)),
+    help="Instead of a target: a base model of this family with random weights, written to the models folder.",
+)
 @click.option("--cores", type=PositiveIntegers(), default=FIELDS["cores"].default, help=_help("cores"))
 @click.option("--lengths", type=PositiveIntegers(), default=FIELDS["lengths"].default, help=_help("lengths"))
 @click.option("--batches", type=PositiveIntegers(), default=FIELDS["batches"].default, help=_help("batches"))
@@ -73,7 +79,7 @@ def _show(progress: BenchProgress) -> None:
 @click.option("--seed", type=int, default=FIELDS["seed"].default, help=_help("seed"))
 @click.option("--namespace", "-n", default="", help="Of modelendpoint/NAME. Default: that of the current context.")
 @click.option("--context", default="", help="Of modelendpoint/NAME. Default: the current context of the kubeconfig.")
-def command(namespace: str, context: str, **options: Any) -> None:
+def command(namespace: str, context: str, family: str | None, **options: Any) -> None:
     """Measure an endpoint: throughput and latency for cores x lengths x batches.
 
     FILE is a ModelEndpoint, which is optimised and served for each number of cores; URL is a running server;
@@ -82,6 +88,10 @@ def command(namespace: str, context: str, **options: Any) -> None:
     run is resumed by the same command.
     """
     output = options["output"]
+    if (family is None) == (options["target"] is None):
+        raise click.UsageError("Give either FILE, URL or modelendpoint/NAME, or --family.")
+    if family is not None:
+        options["target"] = str(family_endpoint(family, options["models"]))
     try:
         with ExitStack() as stack:
             if _NAME.fullmatch(options["target"]) and not Path(options["target"]).exists():

@@ -10,7 +10,11 @@ import pytest
 
 import penstock_cli.bench
 from penstock.artefact_store import DEFAULT_MODELS
+from penstock.resources.endpoint import ModelEndpoint
+from penstock_bench.families import FAMILIES
 from penstock_bench.grid import BenchOptions
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.tokens import Tokenizer
 from tests.cli.endpoints import invoke, write_endpoint
 from tests.runtime.models.hub_server import running_hub
 
@@ -144,3 +148,31 @@ def test_an_endpoint_file_that_is_not_there_is_an_error_with_a_remedy(tmp_path: 
     assert result.exit_code == 1
     assert "none.yaml" in result.stderr
     assert result.stderr.startswith("error: ")
+
+
+def test_a_family_is_measured_with_random_weights(
+    benched: Benched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
+    small = {**FAMILIES["bert"], **sizes, "vocab_size": 900}
+    monkeypatch.setitem(FAMILIES, "bert", small)
+
+    for _ in range(2):  # the second time with the folder that is there
+        assert invoke("bench", "--family", "bert", "--models", tmp_path).exit_code == 0
+
+    first, second = (ModelEndpoint.from_file(Path(options.target)) for options in benched)
+    assert first == second
+    folder = ModelFolder.open(Path(first.spec.model.removeprefix("file://")))
+    assert (folder.model_type, str(folder.pooling), folder.max_tokens) == ("bert", "mean", 512)
+    tokenizer = Tokenizer.load(folder)
+    assert [len(pieces) for pieces in tokenizer.split(["the school of music"])] == [4]
+    assert tokenizer.single.specials == 2
+
+
+@pytest.mark.parametrize("words", [[], ["x.yaml", "--family", "bert"]], ids=["neither", "both"])
+def test_a_target_or_a_family_is_given(words: list[str], benched: Benched) -> None:
+    result = invoke("bench", *words)
+
+    assert result.exit_code == 2
+    assert "Give either FILE, URL or modelendpoint/NAME, or --family." in result.output
+    assert benched == []

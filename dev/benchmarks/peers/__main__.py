@@ -22,7 +22,7 @@ from pathlib import Path
 import click
 from tokenizers import Tokenizer
 
-from benchmarks.families import FAMILIES, family_model
+from benchmarks.families import family_model
 from benchmarks.models import minilm, minilm_with_graph
 from benchmarks.ours import serving
 from benchmarks.peers.answers import Agreement, agreement, ask
@@ -33,6 +33,7 @@ from benchmarks.program import Program
 from penstock.recipe import EngineName
 from penstock.tasks import TaskName
 from penstock_bench.cell import CellSpec, Client, MeasurementFailed, Turn, measure_in_turn
+from penstock_bench.families import FAMILIES
 from penstock_bench.grid import Placement, place
 from penstock_bench.results import OURS, Figures
 from penstock_bench.server import READY_PATH, MeasuredServer, free_port

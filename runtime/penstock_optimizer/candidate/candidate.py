@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from penstock.errors import UnsupportedModel
-from penstock.manifest import Verdict
+from penstock.manifest import GraphIO, Verdict
 from penstock.recipe import Plan, Precision, Recipe
 from penstock.tasks import Head
 from penstock_optimizer.candidate import gemm, measure
@@ -62,6 +62,7 @@ class Candidate:
     def __init__(self) -> None:
         self._kept: EngineCache | None = None
         self._second_graph_bytes: int | None = None
+        self._made_task: Task | None = None
 
     # calls
 
@@ -90,6 +91,7 @@ class Candidate:
             fused_nodes=exported.fused_nodes,
             how=exported.how,
             parameters=exported.parameters,
+            notes=exported.notes,
             seconds=time.perf_counter() - begin,
         )
 
@@ -101,7 +103,7 @@ class Candidate:
         begin = time.perf_counter()
         calibrating, _ = self._corpora
         requests = samples(self._context.task, calibrating, mask=self._mask)
-        rows = calibration_rows(self._task, requests)
+        rows = calibration_rows(self._task_of(source.io), requests)
         built = build(self._recipe, Path(source.path), source.io, rows, Path(out), threads=self._context.cores)
         self.use({"path": str(built.path), "io": built.io})
         return BuiltFacts(
@@ -238,11 +240,18 @@ class Candidate:
     def _folder(self) -> ModelFolder:
         return ModelFolder.open(Path(self._context.model))
 
-    @cached_property
+    @property
     def _task(self) -> Task:
+        return self._task_of(self._graph.io)
+
+    def _task_of(self, io: GraphIO) -> Task:
         # Truncates whatever the endpoint's rule is: measuring and judging use Penstock's own requests, made to about a
         # length, and one that is a token too long must not end the optimisation.
-        return make_task(self._context.task, self._folder, max_tokens=self._context.max_tokens, truncate=True)
+        if self._made_task is None:
+            self._made_task = make_task(
+                self._context.task, self._folder, io=io, max_tokens=self._context.max_tokens, truncate=True
+            )
+        return self._made_task
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

@@ -64,6 +64,7 @@ class ExportedFacts(Frozen):
     fused_nodes: dict[str, int]
     how: str
     parameters: int
+    notes: tuple[str, ...] = ()
     seconds: float
 
 

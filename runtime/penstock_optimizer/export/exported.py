@@ -27,6 +27,8 @@ class Exported:
     """Built from the weights, the model's own file, or exported by torch."""
     parameters: int
     """Numbers in the weights that the graph uses, each shared one once."""
+    notes: tuple[str, ...] = ()
+    """What was chosen where the model leaves a choice, as sentences for the user."""
 
 
 CLASS_ENDINGS: Mapping[Head, tuple[str, ...]] = {

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from penstock.errors import UnsafeModel
 from penstock_optimizer.export.bart import Bart
 from penstock_optimizer.export.deberta import DebertaV2
 from penstock_optimizer.export.decoders import EuroBert, Llama, Mistral, Qwen2, Qwen3
@@ -16,6 +17,7 @@ from penstock_optimizer.export.family import DEFAULTS, ClassifierNames, Family, 
 from penstock_optimizer.export.gemma import Gemma3
 from penstock_optimizer.export.gte import Gte
 from penstock_optimizer.export.jina import JinaBert
+from penstock_optimizer.export.jina_flash import LAYER, XlmRobertaFlash, XlmRobertaRotary
 from penstock_optimizer.export.modernbert import ModernBert
 from penstock_optimizer.export.nomic import NomicBert
 from penstock_optimizer.export.reader import NotBuildable
@@ -214,7 +216,19 @@ FAMILIES: Mapping[str, type[Family]] = {
 
 
 def family_of(folder: ModelFolder) -> type[Family] | None:
-    """The family of a model; None for one that is not known."""
+    """The family of a model; None for one that is not known. UnsafeModel for one that its own code is needed for."""
+    if folder.model_type == "xlm-roberta" and any(name.endswith(LAYER) for name in folder.tensors):
+        is_rotary = folder.config.get("position_embedding_type") == XlmRobertaRotary.position_embedding
+        return XlmRobertaRotary if is_rotary else XlmRobertaFlash
+    if folder.model_type == "xlm-roberta" and folder.config.get("auto_map"):
+        if folder.onnx is None:
+            raise UnsafeModel(
+                f"{folder.path}/config.json names code of the model's own (auto_map), whose weights Penstock reads in "
+                f"the layout of jina-embeddings-v3 only: there is no tensor ...{LAYER}",
+                remedy="Code that comes with a model is never run here: export it to ONNX where you trust it and put "
+                "model.onnx into the folder (docs/how-to/convert-a-model.md#remote-code)",
+            )
+        return None
     if folder.model_type == "bert" and folder.config.get("position_embedding_type") == JinaBert.position_embedding:
         return JinaBert
     return FAMILIES.get(folder.model_type)

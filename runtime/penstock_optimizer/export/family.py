@@ -128,6 +128,11 @@ class Family:
         """How many weights were read so far."""
         return self.reader.weights.parameters
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was chosen where the model leaves a choice, as sentences for the user."""
+        return ()
+
     def key(self, name: str) -> str:
         """What the family calls a field of config.json."""
         return self.keys.get(name, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +25,9 @@ from penstock_runtime.engines.grid import feed
 from penstock_runtime.models.files import copy_within
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.graph import check_data, graph_data
-from penstock_runtime.rows import Row
+from penstock_runtime.models.vector_modules import NormalizeModule
+from penstock_runtime.rows import POOLED, Row
+from penstock_runtime.tasks.embedding import width
 from penstock_runtime.tasks.text_classification import Function
 from penstock_runtime.tokens.tokenizer import Tokenizer
 
@@ -32,6 +35,8 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OUTPUTS: dict[Head, dict[str, Axes]] = {**GRAPH_OUTPUTS, Head.MASKED_LM: {"logits": Axes.TOKENS}}
 """What such graphs are called to answer with: as ours, but every token of a masked language model."""
 RANKS = {Head.ENCODER: 3, Head.SEQUENCE: 2, Head.TOKEN: 3, Head.SPAN: 2, Head.MASKED_LM: 3}
+POOLED_NAMES = ("sentence_embedding", "text_embeds", "pooler_output")
+"""What pooled outputs are called by sentence-transformers, CLIP and transformers: the first of several is taken."""
 PROBE = (2, 7)
 """Rows and tokens of the run that shows the outputs' real shapes."""
 CLOSE = 0.02
@@ -45,7 +50,8 @@ def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
     """Copy the graph to `path`; its external weights, under any names, to `<path>.data`.
 
     Outputs under other names than ours are renamed, by rank and order; those of another float type become float32;
-    a function from logits to scores at the end is left out (`own_outputs`).
+    a function from logits to scores at the end is left out (`own_outputs`). A graph without vectors of tokens may have
+    pooled ones: its output is then `POOLED`.
     CorruptModel when it does not load, or lacks a file with weights; UnsupportedModel when it wants inputs or gives
     outputs that no task here knows, naming them, or gives other answers in a batch than alone.
     """
@@ -62,7 +68,7 @@ def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
         model = _load(source, copy)
         inputs = _inputs(source, model)
         probe = _Probe(source, copy, inputs, Tokenizer.load(folder))
-        named = _outputs(source, head, probe.answers, len(folder.labels))
+        named, axes = _outputs(folder, head, probe.answers)
         chosen = {ours: _logits(folder, head, model, probe, theirs) for ours, theirs in named.items()}
         probe.check_batch(list(named.values()), exact=not _is_quantised(model))
         as_ours = all(taken == Source(ours, is_float32=True) for ours, taken in chosen.items())
@@ -74,10 +80,11 @@ def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
             _save(model, copy, path, external=bool(data))
     return Exported(
         path=path,
-        io=GraphIO(inputs=inputs, outputs=OUTPUTS[head]),
+        io=GraphIO(inputs=inputs, outputs=axes),
         fused_nodes=fused_nodes(model.graph.node),
         how="own-onnx",
         parameters=sum(math.prod(tensor.dims) for tensor in model.graph.initializer),
+        notes=_notes(chosen, named, probe.answers),
     )
 
 
@@ -107,9 +114,11 @@ Answers = dict[str, NDArray[Any]]
 """The outputs of a run by name."""
 
 
-def _outputs(source: Path, head: Head, answers: Answers, labels: int) -> dict[str, str]:
-    """Our names to those of the graph."""
-    wanted = list(OUTPUTS[head])
+def _outputs(folder: ModelFolder, head: Head, answers: Answers) -> tuple[dict[str, str], dict[str, Axes]]:
+    """Our names to those of the graph, and the axes of ours."""
+    wanted, labels = OUTPUTS[head], len(folder.labels)
+    if head is Head.ENCODER and folder.graph_has_modules:
+        return {POOLED: _with_modules(folder, answers)}, {POOLED: Axes.ROW}
     floats = [
         name for name, one in answers.items() if one.ndim == RANKS[head] and np.issubdtype(one.dtype, np.floating)
     ]
@@ -118,19 +127,106 @@ def _outputs(source: Path, head: Head, answers: Answers, labels: int) -> dict[st
     # Of half precision where there is nothing better.
     fitting = [name for name in floats if answers[name].dtype == np.float32] or floats
     if set(wanted) <= set(fitting):
-        return {name: name for name in wanted}
+        return {name: name for name in wanted}, wanted
     # Of logits and their probabilities, the logits.
     logits = [name for name in fitting if not are_probabilities(answers[name])]
     if len(logits) == len(wanted):
         fitting = logits
-    if len(fitting) != len(wanted):
-        described = ", ".join(f"{name} {one.dtype} {list(one.shape)}" for name, one in answers.items())
+    if len(fitting) == len(wanted):
+        return dict(zip(wanted, fitting, strict=True)), wanted
+    pooled = _pooled(folder, answers) if head is Head.ENCODER and not fitting else None
+    if pooled is not None:
+        return {POOLED: pooled}, {POOLED: Axes.ROW}
+    described = ", ".join(f"{name} {one.dtype} {list(one.shape)}" for name, one in answers.items())
+    raise UnsupportedModel(
+        f"{folder.onnx} answers {PROBE[0]} rows of {PROBE[1]} tokens with {described}, "
+        f"of which nothing is {' and '.join(wanted)} of a {head.value} model with {labels} labels",
+        remedy="Export it for this task, or put the safetensors weights next to it",
+    )
+
+
+def _pooled(folder: ModelFolder, answers: Answers) -> str | None:
+    """The output that is one vector for each text, of a graph without vectors of tokens; None if there is none.
+
+    UnsupportedModel if several may be meant, or the model's files ask for vectors of tokens.
+    """
+    hidden, final = width(folder.config), folder.final_width
+    values = final or hidden
+    fitting = [
+        name
+        for name, one in answers.items()
+        if one.ndim == 2
+        and np.issubdtype(one.dtype, np.floating)
+        and (one.shape[-1] == values or (values is None and name in POOLED_NAMES))
+    ]
+    known = [name for name in POOLED_NAMES if name in fitting]
+    if not fitting:
+        return None
+    if not known and len(fitting) > 1:
         raise UnsupportedModel(
-            f"{source} answers {PROBE[0]} rows of {PROBE[1]} tokens with {described}, "
-            f"of which nothing is {' and '.join(wanted)} of a {head.value} model with {labels} labels",
-            remedy="Export it for this task, or put the safetensors weights next to it",
+            f"{folder.onnx} has no vectors of tokens and several pooled ones: {', '.join(fitting)}",
+            remedy=f"Leave one of them in the graph, or call one {POOLED_NAMES[0]}",
         )
-    return dict(zip(wanted, fitting, strict=True))
+    _check_settings(folder)
+    # Modules that change the width have left their mark on the vector; those that keep it may be in the graph or not.
+    if final in {None, hidden} and not folder.graph_has_modules:
+        _check_modules(folder)
+    return known[0] if known else fitting[0]
+
+
+def _with_modules(folder: ModelFolder, answers: Answers) -> str:
+    """The output that has passed the modules, whose weights are only in the graph. CorruptModel if there is none."""
+    name = _pooled(folder, answers)
+    if name is None:
+        raise CorruptModel(
+            f"{folder.path} has no {folder.missing_module_weights}, the weights of a module, and {folder.onnx} has no "
+            f"output with {folder.final_width} values for each text",
+            remedy="Put that file there, from the model that the graph was exported of, or export the graph with the "
+            "modules (its output is then called sentence_embedding)",
+        )
+    return name
+
+
+def _check_settings(folder: ModelFolder) -> None:
+    """UnsupportedModel if the folder's files describe more than a vector that the graph has pooled."""
+    needs = {
+        "modules.json has modules for a vector for each token": folder.multi_vector is not None,
+        "the folder has the further heads of BGE-M3": bool(folder.heads),
+        "gliner_config.json asks for vectors of words": folder.gliner is not None,
+        "the settings of the pooling have include_prompt: false": not folder.include_prompt,
+    }
+    reason = next((words for words, holds in needs.items() if holds), None)
+    if reason is not None:
+        raise UnsupportedModel(
+            f"{folder.onnx} gives one vector for each text, and {reason}",
+            remedy="Export it with the vectors of tokens (last_hidden_state) as an output, or put the safetensors "
+            "weights next to it",
+        )
+
+
+def _check_modules(folder: ModelFolder) -> None:
+    """UnsupportedModel if modules after the pooling may be in the graph or not."""
+    modules = [module.kind for module in folder.vector_modules if module.kind != NormalizeModule.kind]
+    if modules:
+        raise UnsupportedModel(
+            f"{folder.onnx} gives one vector for each text, and modules.json has {' and '.join(modules)} after the "
+            "pooling: whether the graph includes that cannot be seen",
+            remedy="Remove it from modules.json if the graph includes it; otherwise export the graph with the vectors "
+            "of tokens (last_hidden_state) as an output, or put the safetensors weights next to it",
+        )
+
+
+def _notes(chosen: dict[str, Source], named: dict[str, str], answers: Answers) -> tuple[str, ...]:
+    """What was chosen, where there was a choice, as sentences for the user."""
+    found = []
+    (first, *_), others = named.values(), [name for name in answers if name not in named.values()]
+    if POOLED in named:
+        found.append(f"The vector of a text is the output {first} of the ONNX file; vectors of tokens are not served")
+    if others:
+        found.append(f"Of the outputs of the ONNX file {' and '.join(named.values())} is used, not {', '.join(others)}")
+    functions = {str(source.function) for source in chosen.values() if source.function is not None}
+    found += [f"The {function} at the end of the ONNX file is left out: the task applies it" for function in functions]
+    return tuple(found)
 
 
 def _logits(folder: ModelFolder, head: Head, model: Any, probe: _Probe, name: str) -> Source:
@@ -160,23 +256,50 @@ def _logits(folder: ModelFolder, head: Head, model: Any, probe: _Probe, name: st
     return found
 
 
+MOST_SPECIALS = 16
+"""Special tokens that are tried where a graph does not run without one."""
+
+
 class _Probe:
     """Runs of the graph with the special tokens of the model, which some heads look for."""
 
     def __init__(self, source: Path, copy: Path, inputs: tuple[str, ...], tokenizer: Tokenizer) -> None:
-        """CorruptModel if the graph does not run."""
+        """CorruptModel if the graph does not run; UnsupportedModel if it lacks a special token for it."""
         self.source, self._inputs = source, inputs
         self._single, self._pair = tokenizer.single, tokenizer.pair
         self._size = tokenizer.embedded_size
         try:
             self._session = open_session(copy)
-            self._names = [node.name for node in self._session.get_outputs()]
-            self.answers = self._run([self._row(shift) for shift in range(PROBE[0])])
         except Exception as error:  # its errors derive from Exception only
-            raise CorruptModel(
-                f"{source} does not run: {error}",
-                remedy="Export it again for texts of any length and number, or put the safetensors weights next to it",
+            raise _does_not_run(source, error) from error
+        self._names = [node.name for node in self._session.get_outputs()]
+        try:
+            self.answers = self._run([self._row(shift) for shift in range(PROBE[0])])
+        except Exception as error:  # as above
+            missing = self._missing_special(tokenizer)
+            if not missing:
+                raise _does_not_run(source, error) from error
+            raise UnsupportedModel(
+                f"{source} runs only on texts with the special token {missing}, which tokenizer.json does not add",
+                remedy="Let tokenizer.json add it (docs/how-to/convert-a-model.md#special-tokens), or put the "
+                "safetensors weights next to the graph",
             ) from error
+
+    def _missing_special(self, tokenizer: Tokenizer) -> str:
+        """The special token at the end or at the beginning of each row without which the graph does not run; else an
+        empty text."""
+        added = tokenizer.backend.get_added_tokens_decoder()
+        specials = {number: one.content for number, one in added.items() if one.special and number < self._size}
+        rows = [self._row(shift) for shift in range(PROBE[0])]
+        for number, token in list(specials.items())[:MOST_SPECIALS]:
+            for place in ("end", "beginning"):
+                ids = [[*row.ids, number] if place == "end" else [number, *row.ids] for row in rows]
+                try:
+                    self._run([replace(row, ids=one, type_ids=None) for row, one in zip(rows, ids, strict=True)])
+                except Exception:  # noqa: S112 - as for the run without it
+                    continue
+                return f"{token} at the {place}"
+        return ""
 
     def _ids(self, count: int, shift: int) -> list[int]:
         return [(self._size // 3 + 7 * shift + 3 * place) % self._size for place in range(count)]
@@ -212,6 +335,13 @@ class _Probe:
             remedy="Put the model's safetensors weights next to it (BART is then served from them), use an encoder "
             "model for this task, or export it so that rows do not depend on each other",
         )
+
+
+def _does_not_run(source: Path, error: Exception) -> CorruptModel:
+    return CorruptModel(
+        f"{source} does not run: {error}",
+        remedy="Export it again for texts of any length and number, or put the safetensors weights next to it",
+    )
 
 
 def _distance(padded: NDArray[Any], alone: NDArray[Any], length: int) -> float:

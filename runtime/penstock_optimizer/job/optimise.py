@@ -222,7 +222,10 @@ def _write_baseline(job: Job, exported: ExportedFacts) -> Manifest:
         chosen=served,
         baseline=served,
         candidates=[facts],
-        findings=["Nothing was measured yet: this is the fp32 graph as it was exported."],
+        findings=[
+            "Nothing was measured yet: this is the fp32 graph as it was exported.",
+            *(f"{note}." for note in exported.notes),
+        ],
     )
     return write_artefact(job.baseline, manifest, folder=job.folder, graphs={REFERENCE: graph})
 
@@ -477,7 +480,7 @@ class Optimisation:
                 capacity=capacity,
                 asked_requests_per_second=asked,
                 texts=job.spec.workload.texts,
-                host=(*doubts, *job.findings()),
+                host=(*exported.notes, *doubts, *job.findings()),
             ),
             serving_rss_bytes=measured.resident_bytes if measured else None,
             seconds=self._budget.spent,

@@ -217,7 +217,8 @@ def export_message(exported: ExportedFacts) -> str:
     fused = " / ".join(f"{count} {name}" for name, count in sorted(exported.fused_nodes.items()))
     graph = f"fused ONNX graph, {fused}" if fused else "ONNX graph, nothing fused"
     how = made.get(exported.how, exported.how)
-    return f"{graph}, {how}, {exported.parameters / 1e6:.1f} M weights, {exported.seconds:.1f} s"
+    line = f"{graph}, {how}, {exported.parameters / 1e6:.1f} M weights, {exported.seconds:.1f} s"
+    return "; ".join((line, *(f"{note[:1].lower()}{note[1:]}" for note in exported.notes)))
 
 
 FIRST_SECONDS = 2.0

@@ -202,6 +202,7 @@ WITHOUT_ITS_CODE: Mapping[str, str] = {
     "gte": ".*",
     "new": ".*",
     "nomic_bert": ".*",
+    "xlm-roberta": r"(jinaai/[\w.-]+--)?(modeling_xlm_roberta|modeling_lora)\.XLMRoberta\w+",
     "qwen2": r"(Alibaba-NLP/gte-Qwen2-.*--)?modeling_qwen\.Qwen2\w+",
 }
 """Models whose graph the exporter builds from the weights, although they name code of their authors: `model_type` to a

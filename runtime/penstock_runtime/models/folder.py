@@ -46,7 +46,7 @@ from penstock_runtime.models.multi_vector import (
     read_head,
 )
 from penstock_runtime.models.safetensors import INDEX, SINGLE, TensorInfo, check_shards, shard_files, written
-from penstock_runtime.models.sentence import LIMIT_FILES, SETTINGS, SentenceModules, SparsePooling
+from penstock_runtime.models.sentence import ADAPTERS, LIMIT_FILES, SETTINGS, SentenceModules, SparsePooling
 from penstock_runtime.models.vector_modules import DenseModule, VectorModule
 from penstock_runtime.rows import AnyPooling
 
@@ -234,6 +234,26 @@ class ModelFolder:
     def vector_modules(self) -> tuple[VectorModule, ...]:
         """The modules between the pooling and a Normalize at the end, such as Dense. Errors name the file."""
         return self._sentence.vector_modules()
+
+    @property
+    def adapter(self) -> str | None:
+        """The adapter of jina-embeddings-v3 that is applied; None: none of them, or the model has none."""
+        return self._sentence.default_task if ADAPTERS in self.config else None
+
+    @property
+    def missing_module_weights(self) -> str | None:
+        """The first file with weights of a module that the folder lacks, relative to it; None if it has all."""
+        return self._sentence.missing_weights()
+
+    @property
+    def final_width(self) -> int | None:
+        """Values of a vector after the modules, by their configurations; None: as many as the pooling gives."""
+        return self._sentence.final_width()
+
+    @property
+    def graph_has_modules(self) -> bool:
+        """True if only the model's own ONNX graph can hold the modules after the pooling: the folder lacks weights."""
+        return not self.safetensors and self.onnx is not None and self.missing_module_weights is not None
 
     @property
     def lower_case(self) -> bool:

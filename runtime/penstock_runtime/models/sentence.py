@@ -39,6 +39,11 @@ _LEGACY_KEYS = {
 }
 """One flag for each pooling, as written by sentence-transformers up to 5.4; in the order of several poolings."""
 
+ADAPTERS = "lora_adaptations"
+"""The field of config.json that lists the adapters of jina-embeddings-v3."""
+_OF_ADAPTERS = "custom_st.Transformer"
+"""Its Transformer module, whose code is not read or run: it chooses the adapter and is otherwise as the common one."""
+
 _IDLE_WHEN_SERVING = "Dropout"
 SETTINGS = "config_sentence_transformers.json"
 LIMIT_FILES = (
@@ -224,6 +229,28 @@ class SentenceModules:
             modules.append(module)
         return tuple(modules)
 
+    @property
+    def default_task(self) -> str | None:
+        """`default_task` of the settings of jina-embeddings-v3's Transformer module: the name of an adapter."""
+        for key in ("model_kwargs", "model_args"):
+            settings = self.transformer.get(key)
+            if isinstance(settings, Mapping) and isinstance(settings.get("default_task"), str):
+                return str(settings["default_task"])
+        return None
+
+    def missing_weights(self) -> str | None:
+        """The first file with a module's weights that is not there, relative to the folder; None if all are."""
+        files = (f"{module.folder}/{SINGLE}" for module in self.modules if module.has_weights)
+        return next((file for file in files if not (self.path / file).is_file()), None)
+
+    def final_width(self) -> int | None:
+        """Values of a vector after the modules, by their configurations; None: as many as the pooling gives."""
+        dense = [module for module in self._steps() or [] if module.kind == "Dense"]
+        if not dense:
+            return None
+        name = f"{dense[-1].folder}/config.json"
+        return positive_number(self.path / name, read_optional(self.path, name), "out_features")
+
     def _steps(self) -> list[Module] | None:
         """The modules after the transformer, without those that have no effect in inference; None for a plain model."""
         if not self.modules:
@@ -268,6 +295,8 @@ def _module(path: Path, entry: dict[str, Any]) -> Module:
             f"{path}/modules.json points to {folder}, outside the folder or in a hidden one",
             remedy="Use a model from a source you trust",
         )
+    if kind == _OF_ADAPTERS and ADAPTERS in read_optional(path, "config.json"):
+        kind = "sentence_transformers.models.Transformer"
     package, _, name = kind.rpartition(".")
     owner = package.partition(".")[0]
     if owner not in {"sentence_transformers", PYLATE}:

@@ -153,7 +153,13 @@ def load_artefact(
     if on_device:
         longest = max_tokens = min(longest, CompiledModel.load(folder / served.path).longest)
     task = make_task(
-        manifest.task, model_folder, max_tokens=max_tokens, truncate=truncate, limits=limits, prompts=prompts
+        manifest.task,
+        model_folder,
+        io=served.io,
+        max_tokens=max_tokens,
+        truncate=truncate,
+        limits=limits,
+        prompts=prompts,
     )
     model = load_graph(task, folder / served.path, served.io, plan, short=short, manifest=manifest, max_tokens=longest)
     if on_device:

@@ -20,7 +20,7 @@ from penstock_runtime.serving.cache import BoundedCache, content_key, memory_siz
 from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.warmup import warm_up
 from penstock_runtime.settings import CacheSettings, QueueSettings
-from penstock_runtime.tasks.base import Prepared
+from penstock_runtime.tasks.base import HeadInAssemble, Prepared
 from penstock_runtime.tokens import Tokenizer
 
 T = TypeVar("T")
@@ -77,6 +77,8 @@ class _ServedModel:
 
     model: LoadedModel
     dispatcher: Dispatcher
+    head_in_assemble: bool
+    """The task's `assemble` computes a part of the model."""
     number: int
     """Counts replacements: part of the cache keys, since answers of one model are not those of another."""
     requests: int = 0
@@ -293,7 +295,7 @@ class Predictor:
             model.engine, model.io, model.plan, model.task.reduce,
             bounds=bounds, observer=self._observer, one_core=is_on_one_core(),
         )  # fmt: skip
-        return _ServedModel(model, dispatcher, number)
+        return _ServedModel(model, dispatcher, isinstance(model.task, HeadInAssemble), number)
 
     async def _compute(self, served: _ServedModel, asked: _Asked) -> tuple[Answer, bool]:
         """The answer of the model, and whether it is large."""
@@ -321,7 +323,7 @@ class Predictor:
         timings = Timings(
             queue_milliseconds=ran.queue_milliseconds,
             tokenization_milliseconds=(tokenised - parsed) * 1e3,
-            inference_milliseconds=ran.inference_milliseconds,
+            inference_milliseconds=ran.inference_milliseconds + (assembling * 1e3 if served.head_in_assemble else 0.0),
             compute_milliseconds=(tokenised - asked.arrived + assembling) * 1e3 + ran.inference_milliseconds,
         )
         return Answer(value, timings, prepared.tokens, prepared.truncated, cut_at=prepared.cut_at), is_large

@@ -129,6 +129,16 @@ class Judged(Protocol):
 
 
 @runtime_checkable
+class HeadInAssemble(Protocol):
+    """A task whose `assemble` computes a part of the model, so that its time counts as inference."""
+
+    @property
+    def head_in_assemble(self) -> bool:
+        """True."""
+        ...
+
+
+@runtime_checkable
 class JudgedWith(Protocol):
     """A task that the accuracy guard asks with further parameters."""
 

@@ -35,13 +35,20 @@ class Embedding:
     modules: tuple[VectorModule, ...]
     """Between the model's own pooling and normalisation."""
     width: int | None
-    """Values of a token's vector, if config.json has it."""
+    """Values of a token's vector, or of a text's if the graph pools, if the model's files have it."""
+    pooled: bool = False
+    """The graph gives one vector for each text, and none for tokens."""
 
     @classmethod
-    def of(cls, fitter: Fitter, folder: ModelFolder, prompts: PromptTexts) -> Embedding:
-        """Of a model folder. Errors as of its `pooling` and `vector_modules`; CorruptModel if widths do not fit."""
-        pooling, modules = folder.pooling, folder.vector_modules
-        made = cls(fitter, prompts, pooling, folder.include_prompt, modules, width(folder.config))
+    def of(cls, fitter: Fitter, folder: ModelFolder, prompts: PromptTexts, *, pooled: bool = False) -> Embedding:
+        """Of a model folder; `pooled`: with a graph that pools. Errors as of the folder's `pooling` and
+        `vector_modules`; CorruptModel if widths do not fit."""
+        own, hidden = folder.pooling, width(folder.config)
+        if pooled:
+            # The pooling only has to be one: the graph's vector, which has passed all modules, takes its place.
+            return cls(fitter, prompts, Pooling.MEAN, True, (), folder.final_width or hidden, pooled)
+        modules = () if folder.graph_has_modules else folder.vector_modules
+        made = cls(fitter, prompts, own, folder.include_prompt, modules, hidden)
         made._check_widths(folder.path)
         return made
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from types import ModuleType
 
 from penstock.errors import SpecError, UnsupportedModel
+from penstock.manifest import GraphIO
 from penstock.resources.prompts import Prompts
 from penstock.tasks import HEAD_OF_TASK, Head, TaskName
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import POOLED
 from penstock_runtime.tasks import (
     feature_extraction,
     fill_mask,
@@ -63,6 +65,11 @@ _WITH_PROMPTS: dict[TaskName, Callable[[Fitter, ModelFolder, RequestLimits, Prom
     TaskName.SENTENCE_SIMILARITY: SentenceSimilarity,
     TaskName.TEXT_RANKING: TextRanking,
 }
+_OF_VECTORS: dict[TaskName, type[FeatureExtraction | SentenceSimilarity]] = {
+    TaskName.FEATURE_EXTRACTION: FeatureExtraction,
+    TaskName.SENTENCE_SIMILARITY: SentenceSimilarity,
+}
+"""Tasks for which a graph may pool."""
 
 _PAIRS = {
     TaskName.TEXT_RANKING,
@@ -94,6 +101,7 @@ def make_task(
     name: TaskName,
     folder: ModelFolder,
     *,
+    io: GraphIO | None = None,
     max_tokens: int | None = None,
     truncate: bool = True,
     limits: RequestLimits = DEFAULT_LIMITS,
@@ -101,6 +109,7 @@ def make_task(
 ) -> Task:
     """The task `name` of the model in `folder`.
 
+    `io`: of the graph that runs its rows; None: a graph with the outputs that Penstock builds.
     `max_tokens`: longer inputs are truncated, or refused if `truncate` is false; None: the model's own limit. Requests
     may override `truncate` (`parameters.truncate`). `prompts`: those of the endpoint, for the tasks that have prompts.
 
@@ -122,6 +131,8 @@ def make_task(
         return MultiVectors(fitter, folder, limits, prompts)
     if name is TaskName.FEATURE_EXTRACTION and folder.heads:
         return ThreeOutputs(fitter, folder, limits, prompts)
+    if name in _OF_VECTORS and io is not None and POOLED in io.outputs:
+        return _OF_VECTORS[name](fitter, folder, limits, prompts, pooled=True)
     if name in _WITH_PROMPTS:
         return _WITH_PROMPTS[name](fitter, folder, limits, prompts)
     return _CLASSES[name](fitter, folder, limits)

@@ -201,9 +201,12 @@ class FeatureExtraction(PromptedTask):
         folder: ModelFolder,
         limits: RequestLimits = DEFAULT_LIMITS,
         prompts: Prompts | None = None,
+        *,
+        pooled: bool = False,
     ) -> None:
+        """`pooled`: the graph gives one vector for each text, and none for tokens."""
         super().__init__(fitter, folder, limits, prompts)
-        self._embedding = Embedding.of(fitter, folder, self._prompts)
+        self._embedding = Embedding.of(fitter, folder, self._prompts, pooled=pooled)
         self._normalize = folder.normalize
         self._dimensions = folder.dimensions
         self._inputs = inputs(limits)
@@ -262,6 +265,13 @@ class FeatureExtraction(PromptedTask):
 
     def _pooling_of(self, asked: str | None, prefix: str) -> tuple[bool, AnyPooling | None]:
         """Whether it is the model's own, and the pooling; None: a vector for each token."""
+        if self._embedding.pooled and asked not in {None, AUTO}:
+            raise InvalidInput(
+                f"pooling {asked} needs the vectors of tokens; this model's ONNX file gives one vector for each text",
+                field="parameters.pooling",
+                remedy="Use /embed, or /predict without pooling; for the vectors of tokens serve the model's "
+                "safetensors weights, or an ONNX file with last_hidden_state as an output",
+            )
         if asked == AUTO or (asked is None and self._embedding.own_pooling is not None):
             return True, self._embedding.own_pooling_after(prefix)
         return False, None if asked in {None, "none"} else Pooling(asked)

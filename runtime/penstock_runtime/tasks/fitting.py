@@ -49,7 +49,7 @@ class Fitter:
             if max_tokens <= template.specials:
                 raise UnsupportedModel(
                     f"{max_tokens} tokens leave no room besides the {template.specials} special tokens of this model",
-                    remedy="Raise serving.maxInputTokens",
+                    remedy="Raise serving.maxInputTokens, or the model's own limit (model_max_length, max_seq_length)",
                 )
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens

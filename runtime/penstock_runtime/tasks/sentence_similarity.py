@@ -73,14 +73,17 @@ class SentenceSimilarity(PromptedTask):
         folder: ModelFolder,
         limits: RequestLimits = DEFAULT_LIMITS,
         prompts: Prompts | None = None,
+        *,
+        pooled: bool = False,
     ) -> None:
+        """`pooled`: the graph gives one vector for each text, and none for tokens."""
         super().__init__(fitter, folder, limits, prompts)
         if folder.multi_vector is not None:
             raise UnsupportedModel(
                 f"{folder.path} has a vector for each token of a text (ColBERT), not one for the text",
                 remedy="Serve it with task: feature-extraction, which ranks texts for a query",
             )
-        self._embedding = Embedding.of(fitter, folder, self._prompts)
+        self._embedding = Embedding.of(fitter, folder, self._prompts, pooled=pooled)
         self._dimensions = folder.dimensions
         self._inputs = inputs(limits)
 

@@ -231,6 +231,6 @@ def _prompted(fitter: Fitter, folder: ModelFolder) -> Template:
     if fitter.max_tokens <= template.specials:
         raise UnsupportedModel(
             f"{fitter.max_tokens} tokens leave no room besides the {template.specials} of the prompt",
-            remedy="Raise serving.maxInputTokens",
+            remedy="Raise serving.maxInputTokens, or the model's own limit (model_max_length)",
         )
     return template

@@ -129,18 +129,19 @@ class EntitiesRow(Row):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class States:
-    """The encoder's vectors that the head reads, projected."""
+    """The encoder's vectors that the head reads."""
 
     words: Float
-    """[words, width]; 0 for a word without tokens."""
+    """[words with tokens, the encoder's width]"""
     labels: Float
-    """[labels, width]"""
+    """[labels, the encoder's width]"""
 
 
 class ZeroShotTokenClassification:
     """The task."""
 
     name = TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION
+    head_in_assemble = True
 
     def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
         head = folder.gliner
@@ -251,16 +252,20 @@ class ZeroShotTokenClassification:
         if not isinstance(row, EntitiesRow):
             raise TypeError("zero-shot-token-classification needs the rows that its prepare made")
         states = outputs["last_hidden_state"]
-        present = [index for index, place in enumerate(row.words) if place >= 0]
-        some = self._head.projected(finite(states[[row.words[index] for index in present]]))
-        labels = self._head.projected(finite(states[row.labels]))
-        words = np.zeros((len(row.words), labels.shape[1]), np.float32)
-        words[present] = some
-        return States(words, labels)
+        words = [place for place in row.words if place >= 0]
+        return States(finite(states[words]), finite(states[row.labels]))
 
-    def judged(self, row: Row, reduced: States) -> tuple[Float, ...]:  # noqa: ARG002 - of Judged
+    def _logits(self, row: EntitiesRow, states: States) -> Float:
+        """[words, widest, labels], as `GlinerHead.logits`; the vector of a word without tokens is 0."""
+        labels = self._head.projected(states.labels)
+        words = np.zeros((len(row.words), labels.shape[1]), np.float32)
+        words[np.array(row.words) >= 0] = self._head.projected(states.words)
+        return self._head.logits(words, labels)
+
+    def judged(self, row: Row, reduced: States) -> tuple[Float, ...]:
         """See `Judged`: the scores of all spans that end in the text."""
-        logits = self._head.logits(reduced.words, reduced.labels)
+        assert isinstance(row, EntitiesRow)  # noqa: S101 - prepare made it
+        logits = self._logits(row, reduced)
         return (sigmoid(logits[np.isfinite(logits)]),)
 
     def assemble(self, prepared: Prepared, reduced: Sequence[States]) -> Any:
@@ -269,7 +274,7 @@ class ZeroShotTokenClassification:
         answers: list[list[dict[str, Any]]] = [[] for _ in wanted.texts]
         for row, states in zip(prepared.rows, reduced, strict=True):
             assert isinstance(row, EntitiesRow)  # noqa: S101 - prepare made it
-            scores = sigmoid(self._head.logits(states.words, states.labels))
+            scores = sigmoid(self._logits(row, states))
             text = wanted.texts[row.text]
             for first, last, label, score in spans(scores, wanted.threshold, multi_label=wanted.multi_label):
                 start, end = row.places[first][0], row.places[last][1]

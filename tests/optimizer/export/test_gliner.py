@@ -26,6 +26,7 @@ from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.gliner import HEAD_FILE
 from penstock_runtime.rows import Outputs, Row
+from penstock_runtime.tasks.base import HeadInAssemble
 from penstock_runtime.tasks.factory import head_of, make_task
 from penstock_runtime.tasks.zero_shot_token_classification import spans
 from tests.optimizer.export.gliner.folders import CASES, LABELS, TEXTS, THRESHOLD, write_gliner
@@ -106,6 +107,7 @@ def test_long_texts_are_cut_after_a_word_or_refused(tmp_path: Path) -> None:
     prepared = task.prepare(task.parse([long, "x"], {"candidate_labels": "person, city"}))
 
     assert prepared.truncated == 1
+    assert isinstance(task, HeadInAssemble)
     # The model reads 40 words.
     assert prepared.cut_at == (len("born in london " * 13 + "born"), None)
     with pytest.raises(InvalidInput, match=r"inputs\[0\] has 90 words, of which 40 fit"):

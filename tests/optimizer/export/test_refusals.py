@@ -68,6 +68,8 @@ def test_labels_that_do_not_fit_the_head_are_refused(bert: Made) -> None:
     bert.rewrite_config(id2label={"0": "a", "1": "b"}, label2id={"a": 0, "b": 1})
 
     assert "'classifier.weight' has shape [3, 24], but config.json asks for [2, 24]" in refusal(bert).message
+    bert.rewrite_config(id2label={str(index): "abc"[index] for index in range(3)}, label2id=None)
+    assert export(bert.folder, Head.SEQUENCE, bert.path.parent / "other").how == "builder"
 
 
 def test_a_truncated_file_is_named(bert: Made) -> None:
@@ -132,6 +134,8 @@ def test_a_distilbert_whose_heads_do_not_divide_its_width_is_refused(tmp_path: P
 
     assert "config.json: n_heads is 5" in error.message
     assert "divides the dim of 24" in error.remedy
+    made.rewrite_config(n_heads=3)
+    assert export(made.folder, Head.ENCODER, tmp_path / "other").how == "builder"
 
 
 def test_the_names_of_all_activations_are_known() -> None:
@@ -142,10 +146,13 @@ def test_integer_weights_are_refused(bert: Made) -> None:
     name = "bert.encoder.layer.0.output.dense.weight"
     change_tensors(bert, **{name: torch.zeros(24, 40, dtype=torch.int8)})
 
-    message = refusal(bert, kind=UnsupportedModel).message
+    error = refusal(bert, kind=UnsupportedModel)
+    change_tensors(bert, **{name: torch.zeros(24, 40)})
 
-    assert name in message
-    assert "I8" in message
+    assert name in error.message
+    assert "I8" in error.message
+    assert "as it was before quantisation" in error.remedy
+    assert export(bert.folder, Head.SEQUENCE, bert.path.parent / "other").how == "builder"
 
 
 @pytest.mark.parametrize(
@@ -164,13 +171,19 @@ def test_a_head_that_the_model_does_not_have_is_refused(made_for: Head, asked: H
 
     assert f"without a {asked.value} head" in error.message
     assert fits in error.remedy
+    assert export(made.folder, made_for, tmp_path / "other").how == "builder"
 
 
 def test_a_masked_language_model_whose_tokenizer_has_no_mask_is_refused(tmp_path: Path) -> None:
     made = make(tmp_path / "model", "BertConfig", Head.MASKED_LM, **SMALL)
     write_tokenizer(made.path, mask="<something-else>")
 
-    assert "no mask token" in refusal(made, Head.MASKED_LM, UnsupportedModel).message
+    error = refusal(made, Head.MASKED_LM, UnsupportedModel)
+    write_tokenizer(made.path)
+
+    assert "no mask token" in error.message
+    assert "State it as mask_token" in error.remedy
+    assert export(made.folder, Head.MASKED_LM, tmp_path / "other").how == "builder"
 
 
 @pytest.mark.parametrize(

@@ -238,8 +238,13 @@ def test_an_architecture_unknown_to_transformers_is_refused(tmp_path: Path) -> N
     made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **SMALL)
     made.rewrite_config(model_type="no-such-type", architectures=["NoSuchModel"])
 
-    with pytest.raises(UnsupportedModel, match="no-such-type"):
+    with pytest.raises(UnsupportedModel, match="no-such-type") as caught:
         export(made.folder, Head.ENCODER, tmp_path / "out")
+
+    assert "add an ONNX export (model.onnx)" in caught.value.remedy
+    known = make(tmp_path / "known", "BertConfig", Head.ENCODER, **SMALL)
+    export(known.folder, Head.ENCODER, tmp_path / "graph", flavour=Flavour.PLAIN).path.rename(made.path / "model.onnx")
+    assert export(made.folder, Head.ENCODER, tmp_path / "out").how == "own-onnx"
 
 
 def test_errors_of_transformers_for_a_configuration_are_reported(tmp_path: Path) -> None:
@@ -266,3 +271,5 @@ def test_a_configuration_that_names_two_architectures_is_an_error(model_type: st
     )
     assert "which is of the model_type bert. Take config.json from the same revision" in str(caught.value)
     assert "or write model_type: bert where" in caught.value.remedy
+    made.rewrite_config(model_type="bert")
+    assert export(made.folder, head, tmp_path / "out").how == "builder"

@@ -10,9 +10,10 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from benchmarks.families import FAMILIES, write_model
 from penstock.errors import OptimizationError
 from penstock.tasks import Head
+from penstock_bench.families import FAMILIES
+from penstock_bench.random_model import write_model
 from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.quantise import build
 from penstock_optimizer.quantise.native_inputs import ScoreBias, distance_table

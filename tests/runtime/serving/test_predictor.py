@@ -3,8 +3,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections import Counter
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from penstock_runtime.serving.predictor import (
     characters,
 )
 from penstock_runtime.settings import CacheSettings, QueueSettings
+from penstock_runtime.tasks.base import HeadInAssemble, Prepared
 from tests.runtime.batching.echo import POISON, EchoEngine
 from tests.runtime.serving.small import SumTask, small_model
 
@@ -77,6 +79,31 @@ def test_an_answer_comes_with_its_timings() -> None:
     parts = timings.tokenization_milliseconds + timings.inference_milliseconds
     assert 0 < parts <= timings.compute_milliseconds <= passed
     assert timings.compute_milliseconds + timings.queue_milliseconds <= passed
+
+
+class SlowHead(SumTask):
+    """A task that computes a part of the model in 20 ms."""
+
+    head_in_assemble = True
+
+    def assemble(self, prepared: Prepared, reduced: Sequence[Any]) -> Any:
+        time.sleep(0.02)
+        return super().assemble(prepared, reduced)
+
+
+def test_the_time_of_a_head_that_the_task_computes_counts_as_inference() -> None:
+    async def main() -> Answer:
+        predictor = Predictor(small_model(task=SlowHead()))
+        answer = await soon(predictor.predict([3], {}))
+        await predictor.drain()
+        return answer
+
+    timings = asyncio.run(main()).timings
+
+    assert isinstance(SlowHead(), HeadInAssemble)
+    assert not isinstance(SumTask(), HeadInAssemble)
+    assert timings.inference_milliseconds >= 20
+    assert timings.tokenization_milliseconds + timings.inference_milliseconds <= timings.compute_milliseconds
 
 
 def test_an_input_that_the_task_refuses_is_an_error() -> None:

@@ -41,7 +41,7 @@ TIMINGS = {
     "x-compute-time": "Pre-processing, forward passes and post-processing of this request, milliseconds.",
     "x-queue-time": "Waiting for a core, milliseconds.",
     "x-tokenization-time": "Tokenising, milliseconds.",
-    "x-inference-time": "Forward passes that this request took part in, milliseconds.",
+    "x-inference-time": "Forward passes that this request took part in, and GLiNER's head, milliseconds.",
     "x-compute-tokens": "Tokens computed for this request, special ones included; 0 when the answer was remembered.",
 }
 """Headers of every answer of the model."""

@@ -11,13 +11,18 @@ import httpx
 import numpy as np
 import pytest
 
-from penstock.tasks import ENCODER_TASKS, TaskName
+from penstock.manifest import Axes, GraphIO
+from penstock.tasks import ENCODER_TASKS, Head, TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.http.api.tei import TOKEN_BYTES, tokens_of
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import POOLED, Outputs, Row
+from penstock_runtime.tasks import make_task
 from penstock_runtime.tasks.base import RequestLimits
 from tests.runtime.http.serving import (
     WIDTH,
     Endpoint,
+    Model,
     make_model,
     model_of,
     serving,
@@ -71,6 +76,72 @@ def three_outputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = write_three_outputs_folder(tmp_path_factory.mktemp("three"))
     with serving(model_of(folder, TaskName.FEATURE_EXTRACTION)) as endpoint:
         yield endpoint
+
+
+class PooledModel(Model):
+    """A model whose graph gives one vector for each text."""
+
+    def _run(self, row: Row) -> Outputs:
+        return {POOLED: super()._run(row)["last_hidden_state"].mean(axis=0)}
+
+
+@pytest.fixture(scope="module")
+def pooled(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An endpoint whose graph gives one vector for each text, and none for tokens."""
+    folder = ModelFolder.open(
+        write_folder(tmp_path_factory.mktemp("pooled"), TaskName.FEATURE_EXTRACTION), weights=False
+    )
+    io = GraphIO(inputs=("input_ids",), outputs={POOLED: Axes.ROW})
+    task = make_task(TaskName.FEATURE_EXTRACTION, folder, io=io)
+    with serving(PooledModel(task, Head.ENCODER, 0, folder.config["vocab_size"])) as endpoint:
+        yield endpoint
+
+
+class TestPooledGraph:
+    def test_routes_for_one_vector_give_it(self, pooled: Endpoint, endpoint_of: EndpointOf) -> None:
+        by_tokens = endpoint_of(TaskName.FEATURE_EXTRACTION).url
+        sentences = {"source_sentence": "a text", "sentences": ["cheese .", "some words"]}
+        bodies = {
+            "/embed": {"inputs": ["a text", "cheese ."]},
+            "/v1/embeddings": {"input": "a text"},
+            "/similarity": {"inputs": sentences},
+            "/predict": {"inputs": "a text"},
+        }
+        for path, body in bodies.items():
+            answer, expected = (httpx.post(url + path, json=body).json() for url in (pooled.url, by_tokens))
+            if path == "/v1/embeddings":
+                answer, expected = answer["data"][0]["embedding"], expected["data"][0]["embedding"]
+            np.testing.assert_allclose(answer, expected, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/embed_all", {"inputs": "a text"}),
+            ("/embed", {"inputs": "a text", "pooling": "none"}),
+            ("/embed", {"inputs": "a text", "pooling": "cls"}),
+            ("/predict", {"inputs": "a text", "parameters": {"pooling": "mean"}}),
+        ],
+    )
+    def test_what_needs_vectors_of_tokens_is_refused_with_the_reason(
+        self, path: str, body: dict[str, Any], pooled: Endpoint
+    ) -> None:
+        answer = httpx.post(pooled.url + path, json=body)
+
+        assert answer.status_code == 422
+        assert "needs the vectors of tokens; this model's ONNX file gives one vector" in answer.json()["error"]
+        assert "last_hidden_state" in answer.json()["remedy"]
+
+    @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/embed_sparse"])
+    def test_other_routes_are_refused(self, path: str, pooled: Endpoint) -> None:
+        bodies = {
+            "/rerank": {"query": "a", "texts": ["text"]},
+            "/v1/rerank": {"query": "a", "documents": ["text"]},
+            "/embed_sparse": {"inputs": "a text"},
+        }
+        answer = httpx.post(pooled.url + path, json=bodies[path])
+
+        assert answer.status_code == 422
+        assert "vector" in answer.text
 
 
 class TestTokenVectors:
