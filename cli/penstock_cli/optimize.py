@@ -47,7 +47,7 @@ NO_NEURON = "none"
 )
 @click.option(
     "--neuron-target",
-    type=click.Choice([NO_NEURON, *NeuronGeneration]),
+    type=click.Choice([NO_NEURON, *(generation.value for generation in NeuronGeneration)]),
     envvar="PENSTOCK_NEURON_TARGET",
     show_envvar=True,
     help="Compile for this generation of AWS Inferentia instead of optimising for this machine's CPUs. Default: the "

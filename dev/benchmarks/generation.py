@@ -179,7 +179,17 @@ def llama(server: Path, files: Sequence[Path], cores: int, clients: int) -> list
     found = []
     for file in files:
         # The context is divided among the slots.
-        common = (str(server), "-m", str(file), "--host", "127.0.0.1", "--port", "{port}", "-np", str(clients))
+        common: tuple[str, ...] = (
+            str(server),
+            "-m",
+            str(file),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "{port}",
+            "-np",
+            str(clients),
+        )
         common += ("-c", str(LLAMA_CONTEXT * clients), "--no-webui")
         for name, settings in (
             ("", ("-t", str(cores), "--poll", "0")),

@@ -325,5 +325,5 @@ def test_an_upgrade_to_other_images_and_a_rollback_break_no_stream(
         answers.more(2, seconds=STEP_SECONDS)
 
     assert load.failures == []
-    assert answers.broken == []
-    print(f"{answers.complete} streams of {TOKENS} tokens, none broken")
+    assert answers.failures == []
+    print(f"{answers.answered} streams of {TOKENS} tokens, none broken")

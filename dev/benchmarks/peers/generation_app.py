@@ -210,7 +210,7 @@ class CTranslate2(Batches):
         )
 
 
-LIBRARIES: dict[str, type[GenAi | Batches]] = {
+LIBRARIES: dict[str, Callable[[str, int, str], GenAi | Batches]] = {
     "openvino-genai": GenAi,
     "transformers": Transformers,
     "transformers-without-cache": WithoutCache,

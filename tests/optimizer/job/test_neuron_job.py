@@ -97,7 +97,16 @@ def test_a_precision_that_fails_the_guard_falls_back_to_fp32_which_is_compiled(
     found = optimise(strict, store=tmp_path / "store", models=tmp_path, neuron=tools)
     assert found == artefact
     file = tmp_path / "endpoint.yaml"
-    file.write_text(json.dumps(strict.to_object()))
+    file.write_text(
+        json.dumps(
+            {
+                "apiVersion": API_VERSION,
+                "kind": "ModelEndpoint",
+                "metadata": {"name": "small"},
+                "spec": strict.spec.to_object(),
+            }
+        )
+    )
     ended = run(
         "optimize", file, "--neuron-target", "inf2", "--neuron-python", sys.executable, "--store", tmp_path / "store",
         "--models", tmp_path,
