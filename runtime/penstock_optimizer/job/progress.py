@@ -158,7 +158,7 @@ class ProgressReporter(StepCounter):
 
     def round(self, number: int) -> None:
         """A round of measuring has ended."""
-        self.advance(Stage.MEASURE, f"all that are left, in turns: round {number} of {self._rounds}")
+        self.advance(Stage.MEASURE, f"all remaining candidates in turn: round {number} of {self._rounds}")
 
     def step(self, step: SearchStep) -> None:
         """A plan was tried."""

@@ -34,7 +34,7 @@ CANARY = "canary.invalid"
         pytest.param("optimizer-demo", marks=pytest.mark.extended),
     ],
 )
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)  # two complete builds
 def test_a_second_build_by_another_machine_gives_the_same_layers(
     archive: Callable[[str], Archive], images: Builder, tmp_path: Path, name: str
 ) -> None:
