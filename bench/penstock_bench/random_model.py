@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from penstock.tasks import Head
 from penstock_bench.subject import everyday_tokenizer
 from penstock_optimizer.export.families import family_of
 from penstock_optimizer.export.reader import Tensors, Weights
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.safetensors import pieces
 from penstock_runtime.rows import Float
 
 SEED = 20261127
@@ -55,7 +55,7 @@ def write_model(
     path.mkdir(parents=True, exist_ok=True)
     (tokenizer or _write_tokenizer)(path)
     (path / "config.json").write_text(json.dumps(dict(config), indent=2))
-    save_file({"none": np.zeros(1, np.float32)}, path / "model.safetensors")
+    _save(path, {"none": np.zeros(1, np.float32)})
     folder = ModelFolder.open(path)
     family_class = family_of(folder)
     if family_class is None:
@@ -66,12 +66,17 @@ def write_model(
     family.reader.body = Tensors(weights, f"{family.base}." if head is not Head.ENCODER else "")
     family.reader.top = Tensors(weights, "")
     family.top(head, family.encoder())
-    save_file({name: np.ascontiguousarray(array) for name, array in weights.made.items()}, path / "model.safetensors")
+    _save(path, weights.made)
     return ModelFolder.open(path)
 
 
 def _write_tokenizer(path: Path) -> None:
     everyday_tokenizer(("[PAD]", "[MASK]")).save(str(path / "tokenizer.json"))
+
+
+def _save(path: Path, tensors: Mapping[str, Float]) -> None:
+    with (path / "model.safetensors").open("wb") as file:
+        file.writelines(pieces(tensors))
 
 
 def write_pooling(path: Path, *, width: int, last_token: bool) -> None:

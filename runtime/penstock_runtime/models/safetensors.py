@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -150,14 +150,20 @@ def read_float32(folder: Path, info: TensorInfo, name: str) -> Float:
 
 def written(tensors: Mapping[str, Float]) -> bytes:
     """A safetensors file with these tensors."""
+    return b"".join(pieces(tensors))
+
+
+def pieces(tensors: Mapping[str, Float]) -> Iterator[bytes]:
+    """The same file in pieces, for large models: the header, then one tensor at a time."""
     header: dict[str, Any] = {}
-    data = bytearray()
+    end = 0
     for name, tensor in tensors.items():
-        begin = len(data)
-        data += np.ascontiguousarray(tensor, "<f4").tobytes()
-        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, len(data)]}
+        begin, end = end, end + 4 * tensor.size
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + bytes(data)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors.values():
+        yield np.ascontiguousarray(tensor, "<f4").tobytes()
 
 
 def _check_spans(path: Path, spans: list[tuple[int, int, str]], available: int) -> None:
