@@ -14,6 +14,12 @@ struct tile_shapes {
     uint8_t rows[16];
 };
 
+static inline AMX void load_shapes(const struct tile_shapes *shapes) {
+    /* gcc 12 takes the intrinsic for a read of 8 bytes, and may drop the other stores to the shapes. */
+    __asm__ volatile("" : : "m"(*shapes));
+    _tile_loadconfig(shapes);
+}
+
 /* Tiles 0..3: sums of 2 x 2; 4, 5: lines; 6, 7: weights. */
 static inline AMX void shape_tiles(int upper, int lower) {
     struct tile_shapes shapes = {.palette = 1};
@@ -21,7 +27,7 @@ static inline AMX void shape_tiles(int upper, int lower) {
         shapes.bytes[t] = 64;
         shapes.rows[t] = (uint8_t)(t > 5 ? TILE : t < 2 || t == 4 ? upper : lower ? lower : 1);
     }
-    _tile_loadconfig(&shapes);
+    load_shapes(&shapes);
 }
 
 /* ---- The 8-bit product ---- */
@@ -185,7 +191,7 @@ static inline AMX void shape_group_tiles(void) {
         shapes.bytes[t] = t == 4 || t == 5 ? GROUP : 64;
         shapes.rows[t] = t > 5 ? GROUP / 4 : TILE;
     }
-    _tile_loadconfig(&shapes);
+    load_shapes(&shapes);
 }
 
 #define LAG 2 /* groups */
@@ -231,10 +237,7 @@ static inline __attribute__((always_inline)) AMX void grouped_tile(const int bit
         }
         scales = (const uint16_t *)((const uint8_t *)scales + bytes);
     }
-    UNROLL for (int m = 0; m < TILE; m++) {
-        size_t at = (size_t)(line + m) * (size_t)layer->outputs + (size_t)column;
-        v_store(target + at, finished(layer, y[m], column, residual, at));
-    }
+    finish_grouped(layer, (const float *)y, residual, line, TILE, column, TILE, target);
 }
 
 static inline __attribute__((always_inline)) AMX void grouped_tiles(const int bits, const struct grouped *layer,
