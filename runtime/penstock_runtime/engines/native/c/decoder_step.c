@@ -48,7 +48,7 @@ static void normalise(const struct penstock_decoder *d, const struct penstock_no
     if (norm->bias)
         d->kernels->norm(x, norm->weight, norm->bias, norm->epsilon, width, 0, 1, target);
     else
-        d->kernels->root_norm(x, norm->weight, norm->epsilon, width, width, target);
+        d->kernels->root_norm(x, norm->weight, NULL, norm->epsilon, width, width, target);
 }
 
 /* Lines first..last of a product's source, normalised and quantised. */
@@ -133,7 +133,8 @@ static void turn(const struct penstock_decoder *d, const struct penstock_normali
     int width = d->parts.head_width;
     if (norm->weight)
         for (int h = 0; h < count; h++)
-            d->kernels->root_norm(heads + h * width, norm->weight, norm->epsilon, width, d->parts.head_size, heads + h * width);
+            d->kernels->root_norm(heads + h * width, norm->weight, NULL, norm->epsilon, width, d->parts.head_size,
+                                  heads + h * width);
     if (rope < 0) return;
     const float *angles = d->angles;
     for (int r = 0; r < rope; r++) angles += 2 * (size_t)d->ropes[r].half * (size_t)d->lines;

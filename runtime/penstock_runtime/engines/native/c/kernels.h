@@ -99,8 +99,10 @@ struct decoder_kernels {
     int queries; /* most queries of one call of `attend` */
     /* Lines first..last of `source`, quantised to `stored`. */
     void (*quantise)(const float *source, int width, int first, int last, int8_t *stored, struct group_grid *grids);
-    /* target = x / sqrt(sum(x^2) / count + epsilon) * weight; `width` is a multiple of 16. */
-    void (*root_norm)(const float *x, const float *weight, float epsilon, int width, int count, float *target);
+    /* One line: target = x / sqrt(sum(x^2) / count + epsilon) * weight + residual, which may be NULL; `width` is a multiple
+    of 16. */
+    void (*root_norm)(const float *x, const float *weight, const float *residual, float epsilon, int width, int count,
+                      float *target);
     void (*norm)(const float *source, const float *weight, const float *bias, float epsilon, int width, int first,
                  int last, float *target);
     /* Lines first..last, at most GROUPED_MOST_LINES; panels from..to. `residual` may be NULL, and may be the target. `room`:
