@@ -39,7 +39,7 @@ struct participant {
     struct group_grid *grids;
     float *line;   /* [widest] */
     float *scores; /* [queries, tokens of a sequence] */
-    uint8_t *room; /* [widest groups, GROUP * PANEL] */
+    uint8_t *room; /* [widest groups, GROUP_ROOM] */
 };
 
 struct penstock_decoder {

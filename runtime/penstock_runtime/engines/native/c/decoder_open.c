@@ -116,7 +116,7 @@ static int take_participants(struct penstock_decoder *d) {
     size_t scores = (size_t)d->kernels->queries * ((size_t)d->blocks + 1) * BLOCK_TOKENS * sizeof(float);
     size_t stored = rounded(PRIVATE_LINES * widest, ALIGNMENT);
     size_t grids = rounded(PRIVATE_LINES * groups * sizeof(struct group_grid), ALIGNMENT);
-    size_t line = rounded(widest * sizeof(float), ALIGNMENT), room = groups * GROUP * PANEL;
+    size_t line = rounded(widest * sizeof(float), ALIGNMENT), room = groups * GROUP_ROOM;
     size_t each = rounded(stored + grids + line + scores + room, 4096);
     d->own_size = each * (size_t)d->threads;
     d->own = mmap(NULL, d->own_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

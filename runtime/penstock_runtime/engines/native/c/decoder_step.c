@@ -9,7 +9,6 @@ threads: products quantise each line on its own and sum in a fixed order, and so
 
 #define LINES 4            /* lines in a unit of phases that compute line by line */
 #define PIECE 16           /* tokens of a row in a unit of the attention */
-#define PRODUCT_LINES 256  /* lines in one call of a product: their quantised activations stay in the second-level cache */
 #define PRODUCT_TURNS 2    /* blocks of a product for each thread, at least */
 #define MOST_PANELS 48     /* in a block: limits the work that a late thread leaves to others */
 #define MOST_LINES (1 << 15)
@@ -49,7 +48,7 @@ static void normalise(const struct penstock_decoder *d, const struct penstock_no
     if (norm->bias)
         d->kernels->norm(x, norm->weight, norm->bias, norm->epsilon, width, 0, 1, target);
     else
-        d->kernels->root_norm(x, norm->weight, norm->epsilon, width, width, target);
+        d->kernels->root_norm(x, norm->weight, NULL, norm->epsilon, width, width, target);
 }
 
 /* Lines first..last of a product's source, normalised and quantised. */
@@ -112,8 +111,8 @@ static void multiply(struct penstock_decoder *d, int number, int block, struct p
     }
     int panels = panels_of(d, stage), grain = panel_grain(d, panels);
     int from = block * grain, to = at_most(from + grain, panels);
-    for (int line = 0; line < source.count; line += PRODUCT_LINES) {
-        int end = at_most(line + PRODUCT_LINES, source.count);
+    for (int line = 0; line < source.count; line += GROUPED_MOST_LINES) {
+        int end = at_most(line + GROUPED_MOST_LINES, source.count);
         d->kernels->grouped(product.first, stored, grids, product.residual, line, end, from, to, own->room, product.target);
         if (product.second)
             d->kernels->grouped(product.second, stored, grids, product.target, line, end, from, to, own->room,
@@ -134,7 +133,8 @@ static void turn(const struct penstock_decoder *d, const struct penstock_normali
     int width = d->parts.head_width;
     if (norm->weight)
         for (int h = 0; h < count; h++)
-            d->kernels->root_norm(heads + h * width, norm->weight, norm->epsilon, width, d->parts.head_size, heads + h * width);
+            d->kernels->root_norm(heads + h * width, norm->weight, NULL, norm->epsilon, width, d->parts.head_size,
+                                  heads + h * width);
     if (rope < 0) return;
     const float *angles = d->angles;
     for (int r = 0; r < rope; r++) angles += 2 * (size_t)d->ropes[r].half * (size_t)d->lines;

@@ -74,6 +74,9 @@ struct grouped {
     const float *bias; /* [outputs]; may be NULL */
 };
 
+#define GROUPED_MOST_LINES 256 /* in one call: their quantised activations stay in the second-level cache */
+#define GROUP_ROOM (GROUP * PANEL + 2 * GROUPED_MOST_LINES * sizeof(float)) /* weights, and numbers of the lines */
+
 static inline size_t record_bytes(int bits) { return bits == 8 ? GROUP * PANEL + 2 * PANEL : GROUP * PANEL / 2 + 4 * PANEL; }
 
 /* Attention of up to `queries` queries of one sequence that read the same keys and values. */
@@ -96,12 +99,14 @@ struct decoder_kernels {
     int queries; /* most queries of one call of `attend` */
     /* Lines first..last of `source`, quantised to `stored`. */
     void (*quantise)(const float *source, int width, int first, int last, int8_t *stored, struct group_grid *grids);
-    /* target = x / sqrt(sum(x^2) / count + epsilon) * weight; `width` is a multiple of 16. */
-    void (*root_norm)(const float *x, const float *weight, float epsilon, int width, int count, float *target);
+    /* One line: target = x / sqrt(sum(x^2) / count + epsilon) * weight + residual, which may be NULL; `width` is a multiple
+    of 16. */
+    void (*root_norm)(const float *x, const float *weight, const float *residual, float epsilon, int width, int count,
+                      float *target);
     void (*norm)(const float *source, const float *weight, const float *bias, float epsilon, int width, int first,
                  int last, float *target);
-    /* Lines first..last, panels from..to. `residual` may be NULL, and may be the target. `room`: GROUP * PANEL bytes for each
-    group of inputs. */
+    /* Lines first..last, at most GROUPED_MOST_LINES; panels from..to. `residual` may be NULL, and may be the target. `room`:
+    GROUP_ROOM bytes for each group of inputs. */
     void (*grouped)(const struct grouped *layer, const int8_t *stored, const struct group_grid *grids,
                     const float *residual, int first, int last, int from, int to, uint8_t *room, float *target);
     void (*attend)(const struct paged_attention *attention);

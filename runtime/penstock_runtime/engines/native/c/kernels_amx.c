@@ -14,6 +14,12 @@ struct tile_shapes {
     uint8_t rows[16];
 };
 
+static inline AMX void load_shapes(const struct tile_shapes *shapes) {
+    /* gcc 12 takes the intrinsic for a read of 8 bytes, and may drop the other stores to the shapes. */
+    __asm__ volatile("" : : "m"(*shapes));
+    _tile_loadconfig(shapes);
+}
+
 /* Tiles 0..3: sums of 2 x 2; 4, 5: lines; 6, 7: weights. */
 static inline AMX void shape_tiles(int upper, int lower) {
     struct tile_shapes shapes = {.palette = 1};
@@ -21,7 +27,7 @@ static inline AMX void shape_tiles(int upper, int lower) {
         shapes.bytes[t] = 64;
         shapes.rows[t] = (uint8_t)(t > 5 ? TILE : t < 2 || t == 4 ? upper : lower ? lower : 1);
     }
-    _tile_loadconfig(&shapes);
+    load_shapes(&shapes);
 }
 
 /* ---- The 8-bit product ---- */
@@ -185,56 +191,94 @@ static inline AMX void shape_group_tiles(void) {
         shapes.bytes[t] = t == 4 || t == 5 ? GROUP : 64;
         shapes.rows[t] = t > 5 ? GROUP / 4 : TILE;
     }
-    _tile_loadconfig(&shapes);
+    load_shapes(&shapes);
 }
 
-#define LAG 2 /* groups */
+#define GROUPS 8 /* whose sums are kept in the first-level cache */
+#define HALF_TILE (TILE / 2)
 
-/* The integer sums of one group, for 16 lines x 16 columns. `SUM`, `LEFT` and `RIGHT` are tiles. */
-#define GROUP_TILE(SUM, LEFT, RIGHT) \
+/* The bits of ROUNDER. A sum of integers that begins with them is, read as a float, ROUNDER plus the sum. */
+#define FOUR(X) X, X, X, X
+#define FOUR_OF_FOUR(X) FOUR(X), FOUR(X), FOUR(X), FOUR(X)
+static const _Alignas(64) int32_t rounders[TILE] = {FOUR_OF_FOUR(0x4b400000)};
+
+/* The integer sums of one group, for 16 lines x 32 columns, on top of `rounders`. The parameters are tiles. */
+#define GROUP_TILES(LEFT, FIRST, SECOND) \
     _tile_loadd(LEFT, x + g * GROUP, inputs); \
-    _tile_loadd(RIGHT, weights + g * GROUP * PANEL, PANEL * 4); \
-    _tile_zero(SUM); \
-    _tile_dpbssd(SUM, LEFT, RIGHT); \
-    _tile_stored(SUM, sums[SUM], TILE * 4)
+    _tile_loadd(6, weights + g * GROUP * PANEL, PANEL * 4); \
+    _tile_loadd(7, weights + g * GROUP * PANEL + 64, PANEL * 4); \
+    _tile_loadd(FIRST, rounders, 0); \
+    _tile_dpbssd(FIRST, LEFT, 6); \
+    _tile_loadd(SECOND, rounders, 0); \
+    _tile_dpbssd(SECOND, LEFT, 7); \
+    _tile_stored(FIRST, sums[g], PANEL * 4); \
+    _tile_stored(SECOND, sums[g] + TILE, PANEL * 4)
 
-/* 16 lines x 16 columns. The sums of a group are read LAG groups later, when their tile has been stored. */
-static inline __attribute__((always_inline)) AMX void grouped_tile(const int bits, const struct grouped *layer,
-                                                                   const int8_t *x, const struct group_grid *grid,
-                                                                   const float *residual, int line, int column,
-                                                                   const uint8_t *room, float *target) {
-    const size_t inputs = (size_t)layer->inputs, groups = inputs / GROUP, bytes = record_bytes(bits);
-    const size_t start = (size_t)(column % PANEL);
-    const uint8_t *record = layer->packed + (size_t)(column / PANEL) * groups * bytes;
-    const uint8_t *weights = room + start * 4;
-    const uint16_t *scales = (const uint16_t *)(record + bytes) - (bits == 8 ? PANEL : 2 * PANEL) + start;
-    _Alignas(64) int32_t sums[4][TILE * TILE];
-    V y[TILE];
-    UNROLL for (int m = 0; m < TILE; m++) y[m] = v_zero();
-    for (size_t g = 0; g < groups + LAG; g++) {
-        if (g < groups) {
-            switch (g % 4) {
-            case 0: GROUP_TILE(0, 4, 6); break;
-            case 1: GROUP_TILE(1, 5, 7); break;
-            case 2: GROUP_TILE(2, 4, 6); break;
-            default: GROUP_TILE(3, 5, 7); break;
+/* The integer sums of `count` groups for 16 lines and a panel. */
+static inline AMX void group_tiles(const int8_t *x, size_t inputs, const uint8_t *weights, size_t count,
+                                   float (*sums)[TILE * PANEL]) {
+    size_t g = 0;
+    for (; g + 1 < count; g++) { /* two groups in a turn: independent tiles */
+        GROUP_TILES(4, 0, 1);
+        g++;
+        GROUP_TILES(5, 2, 3);
+    }
+    if (g < count) {
+        GROUP_TILES(4, 0, 1);
+    }
+}
+
+/* Adds `count` groups to the results `y` [8 lines, PANEL]. `factors`: [groups, 2, TILE], scales and shares of the lines. */
+static inline __attribute__((always_inline)) void add_groups(const int bits, const uint8_t *record, size_t count,
+                                                             const float *factors, const float (*sums)[TILE * PANEL],
+                                                             size_t start, float *y) {
+    const size_t bytes = record_bytes(bits);
+    V own[HALF_TILE][2];
+    UNROLL for (int m = 0; m < HALF_TILE; m++)
+        UNROLL for (int v = 0; v < 2; v++) own[m][v] = v_load(y + m * PANEL + v * LANES);
+    for (size_t g = 0; g < count; g++, record += bytes, factors += 2 * TILE) {
+        const uint16_t *scales = (const uint16_t *)(record + bytes) - (bits == 8 ? PANEL : 2 * PANEL);
+        const float *whole = sums[g] + start;
+        V scale[2], shift[2], minimum[2];
+        UNROLL for (int v = 0; v < 2; v++) {
+            scale[v] = v_halves(scales + v * LANES);
+            shift[v] = v_set(-ROUNDER) * scale[v]; /* exact: ROUNDER has 2 bits, and a scale 11 */
+            minimum[v] = bits == 8 ? v_zero() : v_halves(scales + PANEL + v * LANES);
+        }
+        UNROLL for (int m = 0; m < HALF_TILE; m++) {
+            V factor = v_set(factors[m]), share = v_set(factors[TILE + m]);
+            UNROLL for (int v = 0; v < 2; v++) {
+                V part = v_fma(v_load(whole + m * PANEL + v * LANES), scale[v], shift[v]);
+                own[m][v] = v_fma(part, factor, own[m][v]);
+                if (bits < 8) own[m][v] = v_fma(minimum[v], share, own[m][v]);
             }
         }
-        if (g < LAG) continue;
-        V scale = v_halves(scales), minimum = bits == 8 ? v_zero() : v_halves(scales + PANEL);
-        const int32_t *whole = sums[(g - LAG) % 4];
-        UNROLL for (int m = 0; m < TILE; m++) {
-            const struct group_grid *own = grid + (size_t)m * groups + g - LAG;
-            V part = _mm512_cvtepi32_ps(_mm512_load_si512(whole + m * TILE)) * scale;
-            y[m] = v_fma(part, v_set(own->scale), y[m]);
-            if (bits < 8) y[m] = v_fma(minimum, v_set(own->share), y[m]);
-        }
-        scales = (const uint16_t *)((const uint8_t *)scales + bytes);
     }
-    UNROLL for (int m = 0; m < TILE; m++) {
-        size_t at = (size_t)(line + m) * (size_t)layer->outputs + (size_t)column;
-        v_store(target + at, finished(layer, y[m], column, residual, at));
+    UNROLL for (int m = 0; m < HALF_TILE; m++)
+        UNROLL for (int v = 0; v < 2; v++) v_store(y + m * PANEL + v * LANES, own[m][v]);
+}
+
+/* 16 lines of a panel. `weights`: of the panel, in 8 bits with a sign. */
+static inline __attribute__((always_inline)) AMX void grouped_tile(const int bits, const struct grouped *layer,
+                                                                   const int8_t *x, const float *factors,
+                                                                   const float *residual, int line, int panel,
+                                                                   const uint8_t *weights, float *target) {
+    const size_t inputs = (size_t)layer->inputs, groups = inputs / GROUP, bytes = record_bytes(bits);
+    const uint8_t *record = layer->packed + (size_t)panel * groups * bytes;
+    _Alignas(64) float sums[GROUPS][TILE * PANEL];
+    _Alignas(64) float y[TILE * PANEL] = {0};
+    for (int m = 0; m < TILE; m++) { /* written last; lines of the target are far from each other */
+        const float *at = target + (size_t)(line + m) * (size_t)layer->outputs + (size_t)panel * PANEL;
+        __builtin_prefetch(at, 1);
+        __builtin_prefetch(at + LANES, 1);
     }
+    for (size_t g = 0; g < groups; g += GROUPS) {
+        size_t count = groups - g < GROUPS ? groups - g : GROUPS;
+        group_tiles(x + g * GROUP, inputs, weights + g * GROUP * PANEL, count, sums);
+        for (int m = 0; m < TILE; m += HALF_TILE)
+            add_groups(bits, record + g * bytes, count, factors + g * 2 * TILE + m, sums, (size_t)m * PANEL, y + m * PANEL);
+    }
+    finish_grouped(layer, y, residual, line, TILE, panel * PANEL, PANEL, target);
 }
 
 static inline __attribute__((always_inline)) AMX void grouped_tiles(const int bits, const struct grouped *layer,
@@ -242,6 +286,15 @@ static inline __attribute__((always_inline)) AMX void grouped_tiles(const int bi
                                                                     const float *residual, int first, int last, int from,
                                                                     int to, uint8_t *room, float *target) {
     size_t inputs = (size_t)layer->inputs, groups = inputs / GROUP, bytes = record_bytes(bits);
+    float *factors = (float *)(room + groups * GROUP * PANEL); /* [lines / TILE, groups, 2, TILE] */
+    for (int line = first; line < last; line++)
+        for (size_t g = 0; g < groups; g++) {
+            const struct group_grid *grid = grids + (size_t)line * groups + g;
+            size_t number = (size_t)(line - first);
+            float *own = factors + (number / TILE * groups + g) * 2 * TILE + number % TILE;
+            own[0] = grid->scale;
+            own[TILE] = grid->share;
+        }
     for (int panel = from; panel < to; panel++) {
         for (size_t g = 0; g < groups; g++) {
             const uint8_t *record = layer->packed + ((size_t)panel * groups + g) * bytes;
@@ -251,9 +304,8 @@ static inline __attribute__((always_inline)) AMX void grouped_tiles(const int bi
                 for (int i = 0; i < GROUP * PANEL; i++) room[g * GROUP * PANEL + i] = record[i] ^ 0x80; /* signed */
         }
         for (int line = first; line < last; line += TILE)
-            for (int column = panel * PANEL; column < (panel + 1) * PANEL; column += TILE)
-                grouped_tile(bits, layer, stored + (size_t)line * inputs, grids + (size_t)line * groups, residual, line,
-                             column, room, target);
+            grouped_tile(bits, layer, stored + (size_t)line * inputs, factors + (size_t)(line - first) * groups * 2,
+                         residual, line, panel, room, target);
     }
 }
 

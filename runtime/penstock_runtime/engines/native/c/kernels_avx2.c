@@ -154,11 +154,7 @@ static inline void grouped_half(const struct grouped *layer, const int8_t *store
                 }
             }
         }
-        for (int m = 0; m < lines; m++)
-            for (int v = 0; v < 2; v++) {
-                size_t at = (size_t)(line + m) * (size_t)layer->outputs + (size_t)(column + v * LANES);
-                v_store(target + at, finished(layer, y[m][v], column + v * LANES, residual, at));
-            }
+        finish_grouped(layer, (const float *)y, residual, line, lines, column, HALF, target);
     }
 }
 

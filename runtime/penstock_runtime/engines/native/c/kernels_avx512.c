@@ -99,8 +99,8 @@ void linear8_vnni(const struct linear8 *layer, const uint8_t *stored, const stru
 /* Lines x 16 columns, once or twice: all sums are in registers. */
 static inline __attribute__((always_inline)) void grouped_block(const int lines, const int vectors, const int bits,
                                                                 const struct grouped *layer, const int8_t *stored,
-                                                                const struct group_grid *grids, const float *residual,
-                                                                int line, int column, float *target) {
+                                                                const struct group_grid *grids, int line, int column,
+                                                                float *result) {
     const size_t inputs = (size_t)layer->inputs, groups = inputs / GROUP, bytes = record_bytes(bits);
     const size_t start = (size_t)(column % PANEL);
     const uint8_t *record = layer->packed + (size_t)(column / PANEL) * groups * bytes;
@@ -147,14 +147,11 @@ static inline __attribute__((always_inline)) void grouped_block(const int lines,
         }
     }
     UNROLL for (int m = 0; m < lines; m++)
-        UNROLL for (int v = 0; v < vectors; v++) {
-            size_t at = (size_t)(line + m) * (size_t)layer->outputs + (size_t)(column + v * LANES);
-            v_store(target + at, finished(layer, y[m][v], column + v * LANES, residual, at));
-        }
+        UNROLL for (int v = 0; v < vectors; v++) v_store(result + (m * vectors + v) * LANES, y[m][v]);
 }
 
 #define GROUPED(LINES, VECTORS) \
-    case LINES: grouped_block(LINES, VECTORS, bits, layer, stored, grids, residual, line, column, target); break;
+    case LINES: grouped_block(LINES, VECTORS, bits, layer, stored, grids, line, column, sums); break;
 
 static inline __attribute__((always_inline)) void grouped_as(const int bits, const struct grouped *layer,
                                                              const int8_t *stored, const struct group_grid *grids,
@@ -162,6 +159,7 @@ static inline __attribute__((always_inline)) void grouped_as(const int bits, con
                                                              int to, float *target) {
     int count = last - first, chunks = (count + GROUPED_LINES - 1) / GROUPED_LINES;
     int step = count <= GROUPED_LINES / 2 ? PANEL : PANEL / 2; /* few lines: more columns hide the latency */
+    _Alignas(64) float sums[GROUPED_LINES * PANEL / 2];
     for (int column = from * PANEL; column < to * PANEL; column += step)
         for (int chunk = 0; chunk < chunks; chunk++) {
             int line = first + count * chunk / chunks, lines = first + count * (chunk + 1) / chunks - line;
@@ -169,10 +167,11 @@ static inline __attribute__((always_inline)) void grouped_as(const int bits, con
                 switch (lines) { GROUPED(1, 2) GROUPED(2, 2) GROUPED(3, 2) GROUPED(4, 2) GROUPED(5, 2) GROUPED(6, 2) }
             } else {
                 switch (lines) {
-                    GROUPED(4, 1) GROUPED(5, 1) GROUPED(6, 1) GROUPED(7, 1) GROUPED(8, 1) GROUPED(9, 1)
+                    GROUPED(6, 1) GROUPED(7, 1) GROUPED(8, 1) GROUPED(9, 1)
                     GROUPED(10, 1) GROUPED(11, 1) GROUPED(12, 1)
                 }
             }
+            finish_grouped(layer, sums, residual, line, lines, column, step, target);
         }
 }
 

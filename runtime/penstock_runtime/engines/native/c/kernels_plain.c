@@ -60,7 +60,7 @@ static void linear8(const struct linear8 *layer, const uint8_t *stored, const st
 static void grouped(const struct grouped *layer, const int8_t *stored, const struct group_grid *grids,
                     const float *residual, int first, int last, int from, int to, uint8_t *room, float *target) {
     int inputs = layer->inputs, groups = inputs / GROUP;
-    size_t bytes = record_bytes(layer->bits), width = (size_t)layer->outputs;
+    size_t bytes = record_bytes(layer->bits);
     for (int panel = from; panel < to; panel++)
         for (int line = first; line < last; line++) {
             const uint8_t *record = layer->packed + (size_t)panel * (size_t)groups * bytes;
@@ -82,11 +82,7 @@ static void grouped(const struct grouped *layer, const int8_t *stored, const str
                         y[v] = add_group(4, y[v], whole, scale, v_halves(scales + PANEL + v * LANES), grid);
                 }
             }
-            for (int v = 0; v < PANEL / LANES; v++) {
-                int column = panel * PANEL + v * LANES;
-                size_t at = (size_t)line * width + (size_t)column;
-                v_store(target + at, finished(layer, y[v], column, residual, at));
-            }
+            finish_grouped(layer, (const float *)y, residual, line, 1, panel * PANEL, PANEL, target);
         }
 }
 
