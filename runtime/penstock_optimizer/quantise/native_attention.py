@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from penstock_optimizer.quantise.linear import attributes
+from penstock_optimizer.quantise.native_distances import DistanceReading, DistanceScores
 from penstock_optimizer.quantise.native_inputs import Mask, ScoreBias, distance_table
-from penstock_optimizer.quantise.native_reading import WIDTH, Reading
+from penstock_optimizer.quantise.native_reading import WIDTH
 from penstock_optimizer.quantise.native_values import (
     GraphValue,
     HeadNorm,
@@ -21,7 +24,7 @@ from penstock_optimizer.quantise.native_values import (
 from penstock_runtime.engines.native.graph_file import DISTANCES_SPARE
 
 
-class AttentionReading(Reading):
+class AttentionReading(DistanceReading):
     """The nodes around an attention."""
 
     def _reshape(self, node: Any) -> None:
@@ -32,8 +35,13 @@ class AttentionReading(Reading):
         match value, shape:
             case GraphValue(per="token", factors=""), [0, 0, -1, width]:
                 self._set(node, Heads(value, width))
+            case GraphValue(factors=""), [0, 0, heads, width] if heads * width == value.width:
+                self._set(node, Heads(value, width))
             case GraphValue(per="token", factors=""), [0, 0, heads, 1, -1]:
                 self._set(node, Heads(value, value.width // heads, grouped=True))
+            case GraphValue(per="token"), [-1, width] if width == value.width:
+                self._known[node.output[0]] = value  # all rows' tokens one after the other, as they are
+                self._left[value.buffer] += self._readers[node.output[0]] - 1
             case Heads(whole=whole), [0, 0, -1]:
                 self._set(node, whole)
                 self._left[whole.buffer] += self._readers[node.output[0]] - 1
@@ -115,14 +123,12 @@ class AttentionReading(Reading):
             raise refusal(f"{node.name}, whose keys and values have different heads")
         if isinstance(parts[0], GraphValue):
             self._prepare(node, parts[:2], queries is keys, heads, group)
-        distances, positions = self._bias_of(node, heads, queries)
+        bias = self._bias_of(node, heads, parts, queries)
         target = self._buffers.take(width, queries.per)
         self._step(
             node, "attention", source=queries.buffer, keys=keys.buffer, values=values.buffer,
             target=target.buffer, outputs=width, heads=heads, key_heads=heads // group if group > 1 else 0,
-            before=distances.before, after=distances.after,
-            epsilon=float(given.get("scale", 0.0)) or (width // heads) ** -0.5, positions=positions,
-            tensors={"distances": f"{distances.table}/distances"} if positions else {},
+            epsilon=float(given.get("scale", 0.0)) or (width // heads) ** -0.5, **bias,
         )  # fmt: skip
         self._write(node, target, *dict.fromkeys((queries, keys, values)))
 
@@ -153,25 +159,48 @@ class AttentionReading(Reading):
             positions=len(self._tensors[cosines]), tensors={"cosines": cosines, "sines": sines},
         )  # fmt: skip
 
-    def _bias_of(self, node: Any, heads: int, queries: GraphValue) -> tuple[ScoreBias, int]:
-        """What the attention adds to its scores, and the positions of its table of distances, which is put into the
-        file; 0: it has none."""
+    def _bias_of(self, node: Any, heads: int, parts: Sequence[Any], queries: GraphValue) -> dict[str, Any]:
+        """What the attention adds to its scores: fields of its step, whose tensors are put into the file."""
         if not any(node.input[5:]):
-            return ScoreBias(), 0
+            return {}
         bias = self._find(node, 5)
+        if isinstance(bias, DistanceScores):
+            return self._distances_of(node, heads, parts, bias)
         if any(node.input[6:]) or not isinstance(bias, ScoreBias):
             raise refusal(f"{node.name}, which adds to the scores what is no bias of distances")
         if bias.first != (queries.per == "row"):
             raise refusal(f"{node.name}, whose bias on the scores is for other queries")
+        fields = {"before": bias.before, "after": bias.after}
         if not bias.table:
-            return bias, 0
+            return fields
         name = f"{bias.table}/distances"
         if name not in self._tensors:
             table = distance_table(bias, self._array(bias.table))
             if table is None or len(table) != heads:
                 raise refusal(f"{node.name}, a bias on the scores that is not one of distances")
             self._tensors[name] = table
-        return bias, (self._tensors[name].shape[1] - DISTANCES_SPARE + 1) // 2
+        positions = (self._tensors[name].shape[1] - DISTANCES_SPARE + 1) // 2
+        return {**fields, "positions": positions, "tensors": {"distances": name}}
+
+    def _distances_of(
+        self, node: Any, heads: int, parts: Sequence[GraphValue], scores: DistanceScores
+    ) -> dict[str, Any]:
+        """The fields of a step with vectors of distances."""
+        found = ((scores.queries, scores.query_vectors, parts[0]), (scores.keys, scores.key_vectors, parts[1]))
+        own = all(value is None or value is part for value, _, part in found)
+        if not own or scores.first != (parts[0].per == "row"):
+            raise refusal(f"{node.name}, whose bias on the scores is for other queries or keys")
+        named = {
+            role: name for role, (_, name, _) in zip(("distance_keys", "distance_queries"), found, strict=True) if name
+        }
+        shapes = {self._constants[name].dims[1] for name in named.values()}
+        width = parts[0].width // heads
+        if any(list(self._constants[name].dims) != [heads, *shapes, width] for name in named.values()):
+            raise refusal(f"{node.name}, vectors of distances of other heads")
+        rows = f"{next(iter(named.values()))}/rows"
+        self._tensors[rows] = scores.rows.astype(np.int16)
+        tensors = {**{role: self._keep(name) for role, name in named.items()}, "distance_rows": rows}
+        return {"inputs": min(shapes), "positions": scores.positions, "tensors": tensors}
 
     def _together(self, values: Sequence[GraphValue]) -> Sequence[GraphValue]:
         """Three products of one source as one product that has all three results side by side."""

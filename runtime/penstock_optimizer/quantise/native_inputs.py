@@ -90,6 +90,29 @@ class ScoreBias:
         return replace(both, before=before, after=after)
 
 
+@dataclass(frozen=True)
+class DistanceEdge:
+    """`middle`, less or plus the number of tokens."""
+
+    middle: int
+    end: bool
+
+
+@dataclass(frozen=True)
+class DistanceVectors:
+    """Vectors of distances, those of a text's tokens in an order."""
+
+    order: str
+    """A constant with the numbers of the vectors. Those from `middle` less to `middle` plus the number of tokens are
+    taken; `first`: as many as there are tokens."""
+    first: bool = False
+    middle: int = 0
+    table: str = ""
+    """A constant: [heads, vectors, width]; empty: not looked up yet."""
+    turned: bool = False
+    """Width before vectors."""
+
+
 INPUTS = {"input_ids": "ids", "attention_mask": Mask(), "token_type_ids": "types"}
 """What the graph's inputs are."""
 
@@ -124,7 +147,7 @@ def of_inputs(node: Any, values: Sequence[Any], constant: Callable[[str], Any]) 
             return Where(number)
         case "Transpose", [Where(turned=False) as where] if attributes(node).get("perm", [1, 0]) == [1, 0]:
             return replace(where, turned=True)
-    return _last_place(node, values) or _score_bias(node, values, constant)
+    return _last_place(node, values) or _score_bias(node, values, constant) or _distances(node, values, constant)
 
 
 def _last_place(node: Any, values: Sequence[Any]) -> LastPlace | None:
@@ -164,6 +187,29 @@ def _score_bias(node: Any, values: Sequence[Any], constant: Callable[[str], Any]
             return bias
         case "Add", [ScoreBias() as one, ScoreBias() as other]:
             return one.plus(other)
+    return None
+
+
+def _distances(node: Any, values: Sequence[Any], constant: Callable[[str], Any]) -> Any | None:
+    match node.op_type, list(values):
+        case ("Sub", ["length", None]) if constant(node.input[1]).tolist() == [1]:
+            return "length less 1"
+        case ("Mul", ["length", None]) if constant(node.input[1]).tolist() == [2]:
+            return "length twice"
+        case ("Sub", ["length twice", None]) if constant(node.input[1]).tolist() == [1]:
+            return "length twice less 1"
+        case ("Concat", [None, "length twice less 1"]) if constant(node.input[0]).tolist() == [0, 0, -1]:
+            return "lines of distances"
+        case (("Sub" | "Add"), [None, "length"]):
+            return DistanceEdge(int(constant(node.input[0])[0]), end=node.op_type == "Add")
+        case "Slice", [None, DistanceEdge(middle=middle, end=False), DistanceEdge(middle=end, end=True), None]:
+            return DistanceVectors(node.input[0], middle=middle) if middle == end else None
+        case ("Slice", [None, None, "length", None]) if constant(node.input[0]).ndim == 1:
+            return DistanceVectors(node.input[0], first=True) if constant(node.input[1]).tolist() == [0] else None
+        case "Gather", [None, DistanceVectors(table="") as vectors] if attributes(node).get("axis", 0) == 1:
+            return replace(vectors, table=node.input[0])
+        case ("Transpose", [DistanceVectors(turned=False) as vectors]) if attributes(node).get("perm") == [0, 2, 1]:
+            return replace(vectors, turned=True)
     return None
 
 

@@ -14,9 +14,18 @@ import numpy as np
 
 from penstock_optimizer.quantise.linear import attributes
 from penstock_optimizer.quantise.native_attention import AttentionReading
-from penstock_optimizer.quantise.native_inputs import Counted, LastPlace, Mask, ScoreBias, Where, of_inputs
+from penstock_optimizer.quantise.native_distances import DistanceScores
+from penstock_optimizer.quantise.native_inputs import (
+    Counted,
+    DistanceVectors,
+    LastPlace,
+    Mask,
+    ScoreBias,
+    Where,
+    of_inputs,
+)
 from penstock_optimizer.quantise.native_reading import ACTIVATIONS, WIDTH
-from penstock_optimizer.quantise.native_values import Column, GraphValue, MaskedLines, Part, TableSum, refusal
+from penstock_optimizer.quantise.native_values import Column, GraphValue, Heads, MaskedLines, Part, TableSum, refusal
 from penstock_optimizer.quantise.writers import OPERATOR
 from penstock_runtime.engines.native.graph_file import GraphOutput, NativeGraph
 
@@ -36,6 +45,7 @@ class _Reader(AttentionReading):
             "MatMul": self._linear32, "Gemm": self._linear32, "Identity": self._identity,
             "RotaryEmbedding": self._rotary, "ReduceSum": self._sum, "Div": self._average,
             "Pow": self._root_mean_square_norm, "Reshape": self._reshape, "Expand": self._expand, "Where": self._where,
+            "Transpose": self._transpose,
         }  # fmt: skip
         for node in self._nodes:
             if id(node) in self._done:
@@ -182,18 +192,21 @@ class _Reader(AttentionReading):
         return None
 
     def _largest(self, node: Any, reshape: Any) -> None:
-        """The largest logit of each word over the tokens, and its logarithms: a sparse vector."""
+        """The largest logit of each word over the tokens, and its logarithms, or their sum: a sparse vector."""
         chain, source = [reshape], self._buffer(node, 0)
         while (after := self._only_reader(chain[-1])) is not None and after.op_type != "Identity":
             chain.append(self._take(after))
         names = [one.op_type for one in chain]
-        logarithms = names.count("Log")
-        if names != ["Reshape", "ReduceMax", "Relu", *["Add", "Log"] * logarithms] or not logarithms:
+        logarithms, sums = ["Add", "Log"] * names.count("Log"), names[-1] == "ReduceSum"
+        expected = ["Mul", "Relu", *logarithms, "ReduceSum"] if sums else ["ReduceMax", "Relu", *logarithms]
+        if names != ["Reshape", *expected] or not logarithms:
             raise refusal(f"the operator Reshape ({reshape.name})")
-        if attributes(chain[1]).get("axes") != [1] or any(self._array(one.input[1]) != 1 for one in chain[3::2]):
-            raise refusal(f"the operator ReduceMax ({chain[1].name})")
+        axes = self._array(chain[-1].input[1]).tolist() if sums else attributes(chain[1]).get("axes")
+        masked = not sums or any(isinstance(self._known.get(name), Mask) for name in chain[1].input)
+        if axes != [1] or not masked or any(self._array(one.input[1]) != 1 for one in chain if one.op_type == "Add"):
+            raise refusal(f"weights of a sparse vector of another kind ({reshape.name})")
         if source.per != "token":
-            raise refusal(f"{chain[1].name}, a maximum over other than tokens")
+            raise refusal(f"{reshape.name}, weights of other than tokens")
         self._take(reshape)
         inputs, used = self._array(node.input[1]).shape
         outputs = -(-used // WIDTH) * WIDTH
@@ -204,7 +217,7 @@ class _Reader(AttentionReading):
         target = replace(self._buffers.take(outputs, "row"), used=used)
         self._step(
             node, "largest", source=source.buffer, target=target.buffer, inputs=inputs, outputs=outputs,
-            types=logarithms, tensors=tensors,
+            types=len(logarithms) // 2, gated=sums, tensors=tensors,
         )  # fmt: skip
         self._write(chain[-1], target, source)
 
@@ -242,6 +255,9 @@ class _Reader(AttentionReading):
 
     def _linear32(self, node: Any) -> None:
         """A small product, left in floating point."""
+        heads, vectors = self._find(node, 0), self._find(node, 1)
+        if isinstance(heads, Heads) and isinstance(vectors, DistanceVectors):
+            return self._distance_products(node, heads, vectors)
         source = self._buffer(node, 0)
         weight = self._array(node.input[1])
         weight = weight if attributes(node).get("transB", 0) else weight.T
@@ -265,6 +281,7 @@ class _Reader(AttentionReading):
             activation=activation, tensors={"weights": name, "bias": added},
         )  # fmt: skip
         self._write(last, target, source)
+        return None
 
     def _split(self, node: Any) -> None:
         whole = self._buffer(node, 0)
@@ -285,6 +302,11 @@ class _Reader(AttentionReading):
 
     def _add(self, node: Any) -> None:
         one, other = self._find(node, 0), self._find(node, 1)
+        if isinstance(one, DistanceScores) and isinstance(other, DistanceScores):
+            both = one.plus(other)
+            if both is None:
+                raise refusal(f"{node.name}, a sum of scores of different distances")
+            return self._set(node, both)
         if other is None and node.input[1] in self._constants and len(self._array(node.input[1])) == 1:
             other = TableSum(types=node.input[1])  # the only type
         if not isinstance(one, TableSum) or not isinstance(other, TableSum):
@@ -305,6 +327,9 @@ class _Reader(AttentionReading):
         tables = self._find(node, 0)
         if isinstance(tables, TableSum) and node.input[1] in self._constants and not self._array(node.input[1]).shape:
             return self._set(node, replace(tables, scale=float(self._array(node.input[1]))))
+        heads, vectors = tables, self._find(node, 1)
+        if isinstance(heads, Heads) and isinstance(vectors, DistanceVectors):
+            return self._distance_products(node, heads, vectors)
         value = self._buffer(node, 0)
         if isinstance(self._find(node, 1), Mask) and value.per == "token" and not value.factors:
             return self._set(node, MaskedLines(value))

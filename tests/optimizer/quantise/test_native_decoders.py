@@ -101,26 +101,18 @@ def test_heads_that_are_normalised_and_narrow_are_refused(tmp_path: Path) -> Non
         build(RECIPE, graph.path, graph.io, (), tmp_path / "native")
 
 
+@pytest.mark.parametrize("pooling", ["max", "sum"])
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
 @pytest.mark.parametrize("config_class", ["BertConfig", "RobertaConfig", "DistilBertConfig", "ModernBertConfig"])
-def test_the_weights_of_a_sparse_model_are_near_fp32(config_class: str, activation: str, tmp_path: Path) -> None:
+def test_the_weights_of_a_sparse_model_are_near_fp32(
+    config_class: str, activation: str, pooling: str, tmp_path: Path
+) -> None:
     widths = {"dim": 128, "n_heads": 2, "hidden_dim": 160} if config_class == "DistilBertConfig" else WIDE
     fields = {**ENCODERS[config_class], **widths, "vocab_size": 333, "max_position_embeddings": 80}
     made = make(tmp_path / "model", config_class, Head.MASKED_LM, **fields)
-    with_modules(made.path, activation=activation)
+    with_modules(made.path, pooling, activation=activation)
 
     check(made.folder, Head.SPARSE, tmp_path)
-
-
-def test_a_sparse_model_that_sums_its_weights_is_refused(tmp_path: Path) -> None:
-    made = make(
-        tmp_path / "model", "BertConfig", Head.MASKED_LM, **{**ENCODERS["BertConfig"], **WIDE, "vocab_size": 320}
-    )
-    with_modules(made.path, "sum")
-    graph = export(made.folder, Head.SPARSE, tmp_path / "graph", flavour=Flavour.FUSED)
-
-    with pytest.raises(OptimizationError, match="the native engine does not know"):
-        build(RECIPE, graph.path, graph.io, (), tmp_path / "native")
 
 
 def test_ranges_of_two_biases_are_those_of_both() -> None:

@@ -53,7 +53,7 @@ class GraphStep(BaseModel):
     keys: int = Field(default=-1, ge=-1, lt=MOST_BUFFERS)
     values: int = Field(default=-1, ge=-1, lt=MOST_BUFFERS)
     inputs: int = Field(default=0, ge=0, lt=2**28)
-    """Width of the source; for `embed` the size of the vocabulary."""
+    """Width of the source; for `embed` the size of the vocabulary; for `attention` the vectors of distances."""
     outputs: int = Field(ge=1, lt=2**24)
     activation: Activation = "none"
     heads: int = Field(default=0, ge=0, le=4096)
@@ -161,6 +161,10 @@ def expected_tensors(step: GraphStep) -> dict[str, tuple[str, tuple[int, ...], b
                 "weights": ("float32", (step.outputs, step.inputs), False),
                 "bias": ("float32", wide, False),
             }
+        case "attention" if step.inputs:
+            vectors = ("float32", (step.heads, step.inputs, step.outputs // max(step.heads, 1)), True)
+            rows = ("int16", (2 * step.positions - 1,), False)
+            return {"distance_keys": vectors, "distance_queries": vectors, "distance_rows": rows}
         case "attention":
             shape = (step.heads, 2 * step.positions - 1 + DISTANCES_SPARE)
             return {"distances": ("float32", shape, False)} if step.positions else {}

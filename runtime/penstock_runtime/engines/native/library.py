@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.errors import ArtefactError
 from penstock_runtime.engines.native.compiler import LIBRARY
 
-ABI = 11
+ABI = 12
 """`PENSTOCK_ABI` of native.h."""
 VARIABLE = "PENSTOCK_NATIVE_LIBRARY"
 """Environment variable: another file than the installed one (such as a build with sanitizers)."""
@@ -70,7 +70,10 @@ _NUMBERS = (
     "kind", "source", "target", "residual", "keys", "values", "inputs", "outputs", "activation", "heads", "positions",
     "types", "padding", "gated", "key_heads", "before", "after",
 )  # fmt: skip
-_POINTERS = ("weights", "scales", "bias", "factors", "position_table", "type_table", "distances", "cosines", "sines")
+_POINTERS = (
+    "weights", "scales", "bias", "factors", "position_table", "type_table", "distances", "cosines", "sines",
+    "distance_keys", "distance_queries", "distance_rows",
+)  # fmt: skip
 
 
 class CStep(ctypes.Structure):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.errors import ArtefactError
 from penstock_runtime.engines.native.graph_file import DISTANCES_SPARE, Activation, GraphStep
 from penstock_runtime.engines.native.library import Kernels
 from penstock_runtime.rows import Float
@@ -220,6 +221,16 @@ def in_whole_numbers(x: Float, largest: Float) -> Float:
     return np.asarray(np.rint(x * (most / largest)) * (largest / most), np.float32)
 
 
+def as_multiplied(kernels: Kernels, x: Float, axes: tuple[int, ...], real: int | None = None) -> Float:
+    """What the attention of the kernels multiplies instead of `x`, whose last axis is a head. `axes`: those whose
+    numbers have one scale; `real`: the number of first lines that decide the scale."""
+    if x.shape[-1] % 32:
+        return x  # floats of 32 bits
+    if kernels is Kernels.AVX512_VNNI:
+        return in_whole_numbers(x, np.abs(x[:real]).max(axis=axes, keepdims=True))
+    return in_16_bits(x) if kernels >= Kernels.AVX512_BF16 else x
+
+
 def attention(
     kernels: Kernels, x: Float, *, heads: int, width: int, real: int, bias: Float | None = None
 ) -> tuple[Float, Float]:
@@ -227,13 +238,10 @@ def attention(
     share is rounded too. `x` is [tokens, 3 * heads * width]; `bias` [heads, tokens, real] is added to scores."""
     tokens = len(x)
     q, k, v = (part.reshape(tokens, heads, width) for part in np.split(x, 3, axis=1))
+    q = as_multiplied(kernels, q, (2,))
+    k, v = (as_multiplied(kernels, part, (0, 2), real) for part in (k, v))
     if width % 32:
-        kernels = Kernels.AVX2  # as any that have floats of 32 bits
-    if kernels is Kernels.AVX512_VNNI:
-        q = in_whole_numbers(q, np.abs(q).max(axis=2, keepdims=True))
-        k, v = (in_whole_numbers(part, np.abs(part[:real]).max(axis=(0, 2), keepdims=True)) for part in (k, v))
-    elif kernels >= Kernels.AVX512_BF16:
-        q, k, v = in_16_bits(q), in_16_bits(k), in_16_bits(v)
+        kernels = Kernels.AVX2
     scores = np.einsum("ihd,jhd->hij", q.astype(np.float64), k[:real].astype(np.float64)) * width**-0.5
     scores += 0.0 if bias is None else bias
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -308,6 +316,70 @@ def test_the_bias_of_a_score_depends_on_the_distance_of_key_and_query(
     added = bias[:, behind + positions - 1]
     expected, allowed = attention(kernels, x, heads=heads, width=width, real=real, bias=added)
     assert (np.abs(y - expected) <= allowed).all()
+
+
+@KERNELS
+@settings(max_examples=25)
+@given(
+    tokens=st.sampled_from([1, 2, 7, 15, 16, 17, 32, 33, 65, 130, 270]),
+    positions=st.sampled_from([270, 288, 300]),
+    heads=st.integers(1, 3),
+    width=st.sampled_from([32, 48, 64, 96]),
+    kinds=st.sampled_from([("distance_keys",), ("distance_queries",), ("distance_keys", "distance_queries")]),
+    seed=SEEDS,
+    padding=st.integers(0, 40),
+)
+def test_products_with_the_vectors_of_distances_are_added_to_scores(
+    *, kernels: Kernels, tokens: int, positions: int, heads: int, width: int, kinds: tuple[str, ...], seed: int,
+    padding: int,
+) -> None:  # fmt: skip
+    rng = np.random.default_rng(seed)
+    heads += heads * width % 32 > 0
+    hidden, real = heads * width, max(1, tokens - padding)
+    x = rng.normal(0, 1, (tokens, 3 * hidden)).astype(np.float32)
+    rows = rng.permutation(np.arange(2 * positions - 1) % 50).astype(np.int16)
+    tensors = {kind: rng.normal(0, 0.2, (heads, 50, width)).astype(np.float32) for kind in kinds}
+    step = GraphStep(
+        operator="attention", source=0, keys=0, values=0, target=1, inputs=50, outputs=hidden, heads=heads,
+        epsilon=width**-0.5, positions=positions,
+        tensors={**{kind: kind for kind in kinds}, "distance_rows": "numbers"},
+    )  # fmt: skip
+
+    y = run([step], {**tensors, "numbers": rows}, x, kernels=kernels, threads=2, real=real)
+
+    q, k = (part.reshape(tokens, heads, width) for part in np.split(x, 3, axis=1)[:2])
+    q, k = as_multiplied(kernels, q, (2,)), as_multiplied(kernels, k, (0, 2), real)[:real]
+    number = np.arange(real)[None, :] - np.arange(tokens)[:, None] + positions - 1
+    added = np.zeros((heads, tokens, real))
+    for kind, vectors in tensors.items():
+        of_distances = as_multiplied(kernels, vectors, (1, 2)).astype(np.float64)[:, rows]
+        if kind == "distance_keys":
+            added += np.take_along_axis(np.einsum("ihd,htd->hit", q, of_distances), number[None], axis=2)
+        else:
+            products = np.take_along_axis(np.einsum("jhd,htd->hjt", k, of_distances), number.T[None], axis=2)
+            added += products.transpose(0, 2, 1)
+    expected, allowed = attention(kernels, x, heads=heads, width=width, real=real, bias=added)
+    assert (np.abs(y - expected) <= allowed).all()
+
+
+@KERNELS
+@pytest.mark.parametrize("wrong", [{"number": 3}, {"number": -1}, {"before": 4}])
+def test_distances_without_a_vector_and_windows_with_vectors_are_refused(
+    kernels: Kernels, wrong: dict[str, int]
+) -> None:
+    numbers = np.array([0, 1, wrong.get("number", 2)], np.int16)
+    step = GraphStep(
+        operator="attention", source=0, keys=0, values=0, target=1, inputs=3, outputs=32, heads=1, epsilon=1.0,
+        positions=2, before=wrong.get("before", -1), tensors={"distance_keys": "v", "distance_rows": "n"},
+    )  # fmt: skip
+
+    with pytest.raises(ArtefactError, match="do not fit together"):
+        run(
+            [step],
+            {"v": np.zeros((1, 3, 32), np.float32), "n": numbers},
+            np.zeros((2, 96), np.float32),
+            kernels=kernels,
+        )
 
 
 @KERNELS

@@ -32,6 +32,30 @@ struct linear8 {
 
 #define ALL_KEYS (1 << 24) /* more than a row has */
 
+/* The vectors of distances of one head before they are packed: one for each column, some of them the same. */
+struct distance_table {
+    const float *vectors; /* [rows, width] */
+    const int16_t *rows;  /* [2 * positions - 1]: the vector of each distance, from 1 - positions to positions - 1 */
+    int positions, width;
+};
+
+/* Columns of the packed vectors. Column distance_middle() + d is for keys d places after their query; blocks of queries
+and keys read a few columns beyond those that have a distance. */
+static inline int distance_middle(int positions) { return (positions + 31) / 32 * 32; }
+static inline int distance_columns(int positions) { return 2 * distance_middle(positions) + 32; }
+
+static inline const float *distance_vector(const struct distance_table *table, int column) {
+    int most = table->positions - 1, distance = column - distance_middle(table->positions);
+    distance = distance < -most ? -most : distance > most ? most : distance;
+    return table->vectors + (size_t)table->rows[distance + most] * (size_t)table->width;
+}
+
+/* Packed vectors of distances of one head. */
+struct distance_vectors {
+    const void *packed; /* as `attention` reads it; NULL: none */
+    float back;         /* factor of the packed numbers */
+};
+
 /* The attention of one head in one row of the batch. */
 struct head {
     const float *queries;         /* [tokens, stride] */
@@ -44,9 +68,17 @@ struct head {
     float scale;
     const float *keep;                    /* [tokens]: 1 for a token, 0 for padding */
     const float *bias;                    /* bias[j - i] is added to the score of key j for query i; NULL: nothing */
+    struct distance_vectors distance_keys, distance_queries; /* whose products with queries, and with keys, are added */
+    int positions;                        /* of the vectors of distances */
     int before, after;                    /* query i attends to keys i - before..i + after; ALL_KEYS: no limit */
     float *scratch;                       /* attention_scratch() floats */
 };
+
+#define DISTANCES_SPARE 48 /* floats after each of the 16 lines of products with distances */
+
+static inline int has_distances(const struct head *head) {
+    return head->distance_keys.packed || head->distance_queries.packed;
+}
 
 /* ---- Decoders (text generation) ---- */
 
@@ -136,6 +168,8 @@ struct kernels {
                      int outputs, int first, int last, float *target);
     /* Queries first..last. */
     void (*attention)(const struct head *head, int first, int last);
+    /* Packs the vectors of distances. `packed` may be NULL. Returns its size in bytes. */
+    size_t (*pack_distances)(const struct distance_table *table, void *packed, float *back);
     /* One token: target = word * scale + position + type. `position` and `type` may be NULL. */
     void (*embed)(const int16_t *word, float scale, const float *position, const float *type, int width,
                   float *target);
@@ -155,10 +189,10 @@ extern const struct kernels penstock_amx;
 #endif
 
 /* Floats of scratch memory of one thread for the attention over `tokens` tokens: keys, values, the mask, and 16 lines
-of scores whose starts are spread over the cache sets. */
-static inline size_t attention_scratch(int tokens, int width) {
-    size_t padded = ((size_t)tokens + 31) / 32 * 32;
-    return (padded + 16) * ((size_t)width + 17);
+of scores whose starts are spread over the cache sets. With distances, 16-bit keys once more, and 16 lines of products. */
+static inline size_t attention_scratch(int tokens, int width, int distances) {
+    size_t padded = ((size_t)tokens + 31) / 32 * 32, more = padded * (size_t)width / 2 + 16 * (padded + DISTANCES_SPARE);
+    return (padded + 16) * ((size_t)width + 17) + (distances ? more : 0);
 }
 
 #endif

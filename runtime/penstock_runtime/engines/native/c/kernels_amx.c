@@ -325,6 +325,6 @@ static AMX void grouped_amx(const struct grouped *layer, const int8_t *stored, c
 
 const struct decoder_kernels penstock_decoder_amx = {QUERIES,     quantise_groups, root_norm, norm,
                                                      grouped_amx, attend,          narrow,    rotate};
-const struct kernels penstock_amx = {1, quantise, norm, linear8_amx, linear32, attention16, embed, rotate,
+const struct kernels penstock_amx = {1, quantise, norm, linear8_amx, linear32, attention16, pack_distances16, embed, rotate,
                                        root_mean_square_norm};
 #endif

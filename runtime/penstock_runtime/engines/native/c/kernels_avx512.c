@@ -186,6 +186,6 @@ void grouped_vnni(const struct grouped *layer, const int8_t *stored, const struc
 
 const struct decoder_kernels penstock_decoder_avx512_vnni = {QUERIES,      quantise_groups, root_norm, norm,
                                                              grouped_vnni, attend,          narrow,    rotate};
-const struct kernels penstock_avx512_vnni = {1, quantise, norm, linear8_vnni, linear32, attention16, embed, rotate,
+const struct kernels penstock_avx512_vnni = {1, quantise, norm, linear8_vnni, linear32, attention16, pack_distances16, embed, rotate,
                                        root_mean_square_norm};
 #endif

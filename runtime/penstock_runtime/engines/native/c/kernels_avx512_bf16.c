@@ -8,6 +8,6 @@
 #include "attention16.inc"
 #include "product16.inc"
 
-const struct kernels penstock_avx512_bf16 = {1, quantise, norm, linear8_vnni, linear32, attention16, embed, rotate,
+const struct kernels penstock_avx512_bf16 = {1, quantise, norm, linear8_vnni, linear32, attention16, pack_distances16, embed, rotate,
                                        root_mean_square_norm};
 #endif

@@ -88,5 +88,5 @@ static void grouped(const struct grouped *layer, const int8_t *stored, const str
 
 const struct decoder_kernels penstock_decoder_plain = {QUERIES, quantise_groups, root_norm, norm,
                                                        grouped, attend,          narrow,    rotate};
-const struct kernels penstock_plain = {0, quantise, norm, linear8, linear32, attention, embed, rotate,
+const struct kernels penstock_plain = {0, quantise, norm, linear8, linear32, attention, pack_distances, embed, rotate,
                                        root_mean_square_norm};

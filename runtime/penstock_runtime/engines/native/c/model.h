@@ -16,11 +16,19 @@ enum task { EMBED, NORM, QUANTISE, LINEAR8, LINEAR32, ATTENTION, FIRST, CHOSEN, 
 /* What the lines of a buffer belong to. */
 enum per { PER_TOKEN, PER_ROW, PER_CHOSEN };
 
+/* Vectors of distances of all heads, packed. */
+struct packed_distances {
+    const char *at; /* NULL: none */
+    size_t stride;  /* bytes to the next head */
+    const float *backs; /* [heads] */
+};
+
 struct phase {
     enum task task;
     struct penstock_step step;
     const struct linear8 *layer; /* LINEAR8, LARGEST; NORM: the product that reads the result, which is quantised immediately */
     const float *factors;
+    struct packed_distances distance_keys, distance_queries; /* ATTENTION */
     enum per per; /* of the target */
 };
 
@@ -59,6 +67,7 @@ struct penstock_model {
     int buffers, output, widest_stored, head_width, threads;
     int most_tokens; /* of a row; 0: limited by the positions only */
     int chosen_id;   /* -1: no CHOSEN step */
+    int has_distances; /* an attention has vectors of distances */
     int has_largest; /* there is a LARGEST step */
     struct pool *pool;
     pthread_mutex_t lock; /* of the free list */

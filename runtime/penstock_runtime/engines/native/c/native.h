@@ -8,7 +8,7 @@ Weights stay in the caller's memory, except those of 8-bit products, which are p
 
 #include <stdint.h>
 
-#define PENSTOCK_ABI 11
+#define PENSTOCK_ABI 12
 #define PENSTOCK_DISTANCES_SPARE 33 /* floats after each line of `distances`, read but not used */
 #define PENSTOCK_API __attribute__((visibility("default")))
 
@@ -25,7 +25,7 @@ enum penstock_kind {
     PENSTOCK_HEAD_NORM = 9, /* root mean square normalisation of each head of queries or keys, in place */
     PENSTOCK_LAST = 10,     /* the last unmasked token of each row; later steps have one line for each row */
     PENSTOCK_LARGEST = 11,  /* 8-bit product of which the largest result of a row's unmasked tokens counts, as log(1 + x)
-                               of positive ones; later steps have one line for each row */
+                               of positive ones, or the sum of these; later steps have one line for each row */
 };
 
 enum penstock_activation {
@@ -64,17 +64,20 @@ struct penstock_step {
     int32_t residual;   /* LINEAR8, NORM: added to the result; LINEAR8 with `gated`: multiplied with it */
     int32_t keys;       /* ATTENTION: the source holds the queries; if all three are the same buffer, it holds */
     int32_t values;     /* queries, keys and values in this order */
-    int32_t inputs;     /* width of the source; EMBED: size of the vocabulary; HEAD_NORM: column of the first head */
+    int32_t inputs;     /* width of the source; EMBED: size of the vocabulary; HEAD_NORM: column of the first head;
+                           ATTENTION: vectors of distances, 0: none */
     int32_t outputs;    /* width of the target; ROTATE: of the queries and keys, with which each line begins; HEAD_NORM:
                            of all its heads */
     int32_t activation; /* of LINEAR8 and LINEAR32 */
     int32_t heads;      /* ATTENTION: of the queries; ROTATE: of queries and keys together, of an even width each */
-    int32_t positions;  /* EMBED: number of positions, 0: none; ATTENTION: number of tokens that `distances` supports;
+    int32_t positions;  /* EMBED: number of positions, 0: none; ATTENTION: number of tokens that `distances` or the
+                           vectors of distances support;
                            ROTATE: number of tokens that the tables support */
     int32_t types;      /* EMBED: number of token types; 0: none, 1: the same for all tokens; LARGEST: of logarithms */
     int32_t padding;    /* EMBED: -1: positions start at 0; otherwise the padding id, after which positions start;
                            CHOSEN: the id of the tokens; LAST: only tokens of this id count, -1: all do */
-    int32_t gated;      /* LINEAR8 without an activation: the residual is a factor; LAST: only tokens of other ids count */
+    int32_t gated;      /* LINEAR8 without an activation: the residual is a factor; LAST: only tokens of other ids count;
+                           LARGEST: the sum over the tokens */
     int32_t key_heads;  /* ATTENTION: of keys and values, each for as many consecutive heads of queries */
     int32_t before, after; /* ATTENTION: how many keys before and after its own a query attends to; -1: all */
     float epsilon;      /* NORM, HEAD_NORM; ATTENTION: scale of the scores */
@@ -88,6 +91,11 @@ struct penstock_step {
     const float *distances;      /* ATTENTION: [heads, 2 * positions - 1 + spare], added to the scores, from a
                                     key positions - 1 before its query to one as far after it; may be NULL */
     const float *cosines, *sines; /* ROTATE: [positions, half of a head] */
+    /* ATTENTION: [heads, inputs, width of a head]. The products of queries with the former, and of keys with the latter, are
+    added to the scores; either may be NULL. `distance_rows`: [2 * positions - 1], the vector for a distance, in the order of
+    `distances`. */
+    const float *distance_keys, *distance_queries;
+    const int16_t *distance_rows;
 };
 
 struct penstock_model;

@@ -7,6 +7,7 @@
 #include "model.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
+#define MOST_POSITIONS (1 << 20) /* of the vectors of distances */
 
 /* Weights are read sequentially, and the TLB has few entries for small pages. */
 void *take_pages(size_t size) {
@@ -62,6 +63,38 @@ static void pack(const struct penstock_step *s, struct linear8 *layer, const flo
     *layer = (struct linear8){s->inputs, s->outputs, s->activation, s->gated, bits, (int8_t *)packed, scales, bias, sums};
 }
 
+static int has_vectors(const struct penstock_step *s) {
+    return s->kind == PENSTOCK_ATTENTION && (s->distance_keys || s->distance_queries);
+}
+
+static struct distance_table distance_table(const struct penstock_step *s, const float *vectors, int head) {
+    size_t width = (size_t)(s->outputs / s->heads);
+    return (struct distance_table){vectors + (size_t)head * (size_t)s->inputs * width, s->distance_rows, s->positions, (int)width};
+}
+
+/* Bytes of the packed vectors of one head. */
+static size_t vectors_stride(const struct kernels *kernels, const struct penstock_step *s) {
+    struct distance_table table = distance_table(s, NULL, 0);
+    float back;
+    return rounded(kernels->pack_distances(&table, NULL, &back), ALIGNMENT);
+}
+
+/* Bytes of the packed vectors of all heads, and of their factors. */
+static size_t vectors_size(const struct kernels *kernels, const struct penstock_step *s) {
+    return (size_t)s->heads * vectors_stride(kernels, s) + rounded((size_t)s->heads * sizeof(float), ALIGNMENT);
+}
+
+static struct packed_distances pack_vectors(const struct kernels *kernels, const struct penstock_step *s,
+                                            const float *vectors, char *at) {
+    size_t stride = vectors_stride(kernels, s);
+    float *backs = (float *)(at + (size_t)s->heads * stride);
+    for (int head = 0; head < s->heads; head++) {
+        struct distance_table table = distance_table(s, vectors, head);
+        kernels->pack_distances(&table, at + (size_t)head * stride, &backs[head]);
+    }
+    return (struct packed_distances){at, stride, backs};
+}
+
 static int is_product8(const struct penstock_step *s) {
     return s->kind == PENSTOCK_LINEAR8 || s->kind == PENSTOCK_LARGEST;
 }
@@ -78,6 +111,14 @@ static int declare(struct penstock_model *m, int buffer, int width, enum per per
     if (m->buffer_widths[buffer] && m->buffer_per[buffer] != per) return 0;
     m->buffer_widths[buffer] = width;
     m->buffer_per[buffer] = per;
+    return 1;
+}
+
+/* Whether each distance has one of the vectors; each head has keys of its own, and attends to all of them. */
+static int good_vectors(const struct penstock_step *s) {
+    if (s->distances || s->key_heads != s->heads || s->before >= 0 || s->after >= 0) return 0;
+    for (int i = 0; i < 2 * s->positions - 1; i++)
+        if (s->distance_rows[i] < 0 || s->distance_rows[i] >= s->inputs) return 0;
     return 1;
 }
 
@@ -116,7 +157,7 @@ static int check_step(struct penstock_model *m, const struct penstock_step *s, e
                (together || (!bad_buffer(m, s->keys, key_width) && !bad_buffer(m, s->values, key_width))) &&
                m->buffer_per[s->keys] == PER_TOKEN && m->buffer_per[s->values] == PER_TOKEN &&
                s->target != s->source && s->target != s->keys && s->target != s->values && (!s->distances || s->positions > 0) &&
-               declare(m, s->target, s->outputs, per);
+               (!has_vectors(s) || good_vectors(s)) && declare(m, s->target, s->outputs, per);
     }
     case PENSTOCK_LARGEST:
         return panels && s->inputs > 0 && s->inputs % PANEL == 0 && s->weights && s->scales && s->bias &&
@@ -166,7 +207,7 @@ static int add_steps(struct penstock_model *m, const struct penstock_step *steps
         struct phase phase = {.task = tasks[s->kind], .step = *s, .per = m->buffer_per[s->target]};
         if (s->kind == PENSTOCK_ATTENTION && s->outputs / s->heads > m->head_width)
             m->head_width = s->outputs / s->heads;
-        int limits = (s->kind == PENSTOCK_ATTENTION && s->distances) || s->kind == PENSTOCK_ROTATE;
+        int limits = (s->kind == PENSTOCK_ATTENTION && (s->distances || has_vectors(s))) || s->kind == PENSTOCK_ROTATE;
         if (limits && (!m->most_tokens || s->positions < m->most_tokens)) m->most_tokens = s->positions;
         if (is_product8(s)) {
             struct linear8 *layer = &m->layers[layers++];
@@ -191,6 +232,17 @@ static int add_steps(struct penstock_model *m, const struct penstock_step *steps
             phase.layer = layer;
             if (s->kind == PENSTOCK_LARGEST) m->has_largest = 1;
         }
+        if (has_vectors(s)) {
+            m->has_distances = 1;
+            if (s->distance_keys) {
+                phase.distance_keys = pack_vectors(m->kernels, s, s->distance_keys, at);
+                at += vectors_size(m->kernels, s);
+            }
+            if (s->distance_queries) {
+                phase.distance_queries = pack_vectors(m->kernels, s, s->distance_queries, at);
+                at += vectors_size(m->kernels, s);
+            }
+        }
         m->phases[m->phase_count++] = phase;
     }
     return !bad_buffer(m, m->output, m->buffer_widths[m->output]) && m->buffer_widths[m->output] &&
@@ -211,6 +263,10 @@ struct penstock_model *penstock_open(const struct penstock_step *steps, int32_t 
             if (steps[i].inputs % PANEL || steps[i].outputs % PANEL) return NULL;
             packed += layer_size(&steps[i], 8);
             layers++;
+        } else if (has_vectors(&steps[i])) {
+            if (!steps[i].distance_rows || steps[i].positions <= 0 || steps[i].positions > MOST_POSITIONS) return NULL;
+            if (steps[i].heads <= 0 || steps[i].outputs <= 0 || steps[i].outputs % steps[i].heads) return NULL;
+            packed += (size_t)(!!steps[i].distance_keys + !!steps[i].distance_queries) * vectors_size(kernels, &steps[i]);
         }
     *status = PENSTOCK_NO_MEMORY;
     struct penstock_model *m = calloc(1, sizeof *m);

@@ -82,6 +82,11 @@ static void embed_lines(const struct run *run, const struct penstock_step *s, in
     }
 }
 
+static struct distance_vectors distances_of(const struct packed_distances *packed, int head) {
+    if (!packed->at) return (struct distance_vectors){NULL, 0.0f};
+    return (struct distance_vectors){packed->at + (size_t)head * packed->stride, packed->backs[head]};
+}
+
 static void attention_unit(const struct run *run, const struct phase *phase, int unit, int participant) {
     const struct penstock_step *s = &phase->step;
     struct scratch *scratch = run->scratch;
@@ -109,6 +114,9 @@ static void attention_unit(const struct run *run, const struct phase *phase, int
         .before = s->before < 0 ? ALL_KEYS : s->before,
         .after = s->after < 0 ? ALL_KEYS : s->after,
         .bias = s->distances ? s->distances + (size_t)number * distances_line + (size_t)s->positions - 1 : NULL,
+        .distance_keys = distances_of(&phase->distance_keys, number),
+        .distance_queries = distances_of(&phase->distance_queries, number),
+        .positions = s->positions,
         .scratch = scratch->attention + (size_t)participant * scratch->attention_floats,
     };
     run->model->kernels->attention(&head, chunk * QUERIES_AT_ONCE, at_most((chunk + 1) * QUERIES_AT_ONCE, queries));
@@ -138,11 +146,20 @@ static int last_token(const struct run *run, int row, int id, int other) {
     return 0;
 }
 
-/* Some panels of a product for one row, of which the largest result of each output over the unmasked tokens counts. */
+/* log(1 + x) of a positive number, this number of times; 0 of others. */
+static inline float logarithm(float x, int times) {
+    x = x > 0.0f ? x : 0.0f;
+    while (times-- > 0 && x > 0.0f) x = log1pf(x);
+    return x;
+}
+
+/* Some panels of a product for one row: the logarithm of the largest result of each output over the unmasked tokens, or the
+sum of the logarithms. */
 static void largest_unit(const struct run *run, const struct phase *phase, int unit, int participant) {
     const struct linear8 *whole = phase->layer;
     const struct scratch *scratch = run->scratch;
     int panels = whole->outputs / PANEL, chunks = parts(panels, LARGEST_PANELS), row = unit / chunks;
+    int sums = phase->step.gated, times = phase->step.types;
     int from = unit % chunks * LARGEST_PANELS, count = at_most(panels - from, LARGEST_PANELS), width = count * PANEL;
     float *results = scratch->attention + (size_t)participant * scratch->attention_floats;
     float *target = scratch->buffers[phase->step.target] + (size_t)row * (size_t)whole->outputs + from * PANEL;
@@ -152,7 +169,7 @@ static void largest_unit(const struct run *run, const struct phase *phase, int u
     part.scales += from * PANEL;
     part.bias += from * PANEL;
     part.sums += from * PANEL;
-    for (int i = 0; i < width; i++) target[i] = -INFINITY;
+    for (int i = 0; i < width; i++) target[i] = sums ? 0.0f : -INFINITY;
     for (int begin = 0; begin < run->tokens; begin += LARGEST_LINES) {
         size_t first = (size_t)row * (size_t)run->tokens + (size_t)begin;
         int lines = at_most(run->tokens - begin, LARGEST_LINES);
@@ -161,13 +178,14 @@ static void largest_unit(const struct run *run, const struct phase *phase, int u
         for (int m = 0; m < lines; m++) {
             const float *line = results + (size_t)m * (size_t)width;
             if (scratch->keep[first + (size_t)m] == 0.0f) continue;
-            for (int i = 0; i < width; i++) target[i] = target[i] > line[i] ? target[i] : line[i];
+            if (sums)
+                for (int i = 0; i < width; i++) target[i] += logarithm(line[i], times);
+            else
+                for (int i = 0; i < width; i++) target[i] = target[i] > line[i] ? target[i] : line[i];
         }
     }
-    for (int i = 0; i < width; i++) {
-        target[i] = target[i] > 0.0f ? target[i] : 0.0f;
-        for (int times = 0; times < phase->step.types && target[i] > 0.0f; times++) target[i] = log1pf(target[i]);
-    }
+    if (!sums)
+        for (int i = 0; i < width; i++) target[i] = logarithm(target[i], times);
 }
 
 /* A phase in which each line depends on the same line only. */

@@ -31,7 +31,7 @@ static int scratch_grow(struct scratch *s, const struct penstock_model *m, size_
     position = keep + rounded(lines * sizeof(float), ALIGNMENT);
     where = position + rounded(lines * sizeof(int32_t), ALIGNMENT);
     attention = where + rounded(chosen * sizeof(int32_t), ALIGNMENT);
-    s->attention_floats = rounded(attention_scratch((int)tokens, m->head_width), ALIGNMENT);
+    s->attention_floats = rounded(attention_scratch((int)tokens, m->head_width, m->has_distances), ALIGNMENT);
     size_t results = m->has_largest ? LARGEST_LINES * LARGEST_PANELS * PANEL : 0;
     if (results > s->attention_floats) s->attention_floats = results;
     size = attention + (size_t)m->threads * s->attention_floats * sizeof(float);
