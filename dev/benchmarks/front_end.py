@@ -71,9 +71,10 @@ class TrivialModel:
         deadline_seconds: float | None = None,
         caller: int = 0,
         client: str = "",
+        tenant: str = "",
     ) -> Answer:
         """Nothing is computed."""
-        _ = inputs, parameters, deadline_seconds, caller, client
+        _ = inputs, parameters, deadline_seconds, caller, client, tenant
         return self._answer
 
     async def with_tokenizer(self, work: Callable[[Any], Any], size: int) -> Any:

@@ -31,6 +31,7 @@ class Slow:
         deadline_seconds: float | None = None,
         caller: int = 0,
         client: str = "",
+        tenant: str = "",
     ) -> Answer:
         self._busy += 1
         busy = self._busy

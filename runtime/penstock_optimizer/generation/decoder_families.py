@@ -238,18 +238,21 @@ def _setting(reader: Reader, settings: Mapping[str, Any], key: str) -> float:
 def _long_rope(reader: Reader, plain: Float, settings: Mapping[str, Any], context: int) -> tuple[Rope, int]:
     """LongRoPE within the original context, where its short factors apply. Beyond that, transformers changes the
     frequencies of a sequence while it grows, which a cache of rotated keys cannot follow."""
-    original = int(
-        settings.get("original_max_position_embeddings")
-        or reader.config.get("original_max_position_embeddings", context)
-    )
+    promised, key = reader.integer("max_position_embeddings", 2048), "original_max_position_embeddings"
+    stated = {**settings, key: settings.get(key) or reader.config.get(key)}
+    if stated[key] is None:
+        original, growth = promised, _setting(reader, {"factor": 1.0, **settings}, "factor")
+    else:
+        original = int(_setting(reader, stated, key))
+        growth = promised / max(original, 1)
     factors = np.asarray(settings.get("short_factor"), np.float32)
     if factors.shape != plain.shape:
         raise reader.invalid("short_factor", settings.get("short_factor"), f"a list of {len(plain)} numbers")
-    growth = context / original
-    magnitude = settings.get("attention_factor")
-    if magnitude is None:
-        magnitude = math.sqrt(1 + math.log(growth) / math.log(original)) if growth > 1 else 1.0
-    return Rope((plain / factors).astype(np.float32), float(magnitude)), min(original, context)
+    if settings.get("attention_factor") is not None:
+        magnitude = _setting(reader, settings, "attention_factor")
+    else:
+        magnitude = math.sqrt(1 + math.log(growth) / math.log(max(original, 2))) if growth > 1 else 1.0
+    return Rope((plain / factors).astype(np.float32), magnitude), min(max(original, 1), context)
 
 
 def _read_gpt2(folder: ModelFolder) -> Decoder:

@@ -105,49 +105,45 @@ class ClientSteps:
 
 
 def measure_tokens(
-    engine: StepEngine,
-    decode: Callable[[Sequence[int]], str],
+    measure: Callable[[int, float], TokenPoint | None],
     lengths: Sequence[tuple[int, int]],
     objective: Objective,
     *,
     seconds_left: Callable[[], float],
     on_point: Callable[[TokenPoint], None] = lambda _: None,
 ) -> TokenCurve:
-    """The curve of an engine, which is closed afterwards, within `seconds_left`; without points where there was no time
-    for one. `lengths`: tokens of prompts and answers, which fit into the engine's pool."""
+    """The curve of an engine within `seconds_left`; without points where there was no time for one. `measure`: the
+    point with a number of clients, within some seconds, as `CapacityClients.measure`. `lengths`: tokens of prompts and
+    answers."""
     steps = ClientSteps(objective, lengths=lengths)
-    clients = _Clients(engine.vocabulary, lengths)
-    loop = GenerationLoop(engine, decode, clients.publish, clients, max_sequences=MOST_CLIENTS)
-    clients.loop = loop
-    try:
-        while (count := steps.next_clients()) is not None and seconds_left() > LEAST_SECONDS:
-            point = clients.measure(count, seconds_left())
-            if point is None:
-                break
-            steps.points.append(point)
-            on_point(point)
-    finally:
-        loop.close()
+    while (count := steps.next_clients()) is not None and seconds_left() > LEAST_SECONDS:
+        point = measure(count, seconds_left())
+        if point is None:
+            break
+        steps.points.append(point)
+        on_point(point)
     return steps.curve
 
 
-class _Clients:
-    """Clients that each send a request, wait for the whole answer, and send the next. A `LoopObserver`.
+class CapacityClients:
+    """Clients of an engine that each send a request, wait for the whole answer, and send the next. A `LoopObserver`.
 
     All but `measure` runs in the loop's thread.
     """
 
-    loop: GenerationLoop
-
-    def __init__(self, vocabulary: int, lengths: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self, engine: StepEngine, decode: Callable[[Sequence[int]], str], lengths: Sequence[tuple[int, int]]
+    ) -> None:
+        """`lengths`: tokens of prompts and answers, which fit into the engine's pool. `loop` closes the engine."""
         self._random = np.random.default_rng(0)
-        self._vocabulary = vocabulary
+        self._vocabulary = engine.vocabulary
         self._lengths = lengths
         self._wanted = 0
         """Clients that send."""
         self._running: set[GenerationJob] = set()
         self._changed = threading.Condition()
         self._reset()
+        self.loop = GenerationLoop(engine, decode, self.publish, self, max_sequences=MOST_CLIENTS)
 
     def _reset(self) -> None:
         self._began = time.perf_counter()

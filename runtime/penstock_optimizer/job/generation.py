@@ -1,26 +1,21 @@
 """Optimises an endpoint for text generation: the fp32 artefact, candidates with their verdicts and times, the artefact.
 
-Everything runs in this process, unlike the candidates of encoders. What is measured is kept in the work folder, from
-which the next run goes on.
+Each candidate runs in a process of its own. What is measured is kept in the work folder, from which the next run goes
+on.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from penstock.capacity import TokenCurve, TokenPoint
-from penstock.errors import ArtefactError, NoCandidateWithinBudget
+from penstock.errors import NoCandidateWithinBudget
 from penstock.manifest import (
     GRAPH_OUTPUTS,
-    BatchInvariance,
     CandidateFacts,
-    GenerationSpeed,
     GraphIO,
     Manifest,
     Outcome,
@@ -30,14 +25,15 @@ from penstock.manifest import (
 from penstock.recipe import EngineName, Recipe
 from penstock.resources.endpoint import NoCandidate, OptimizationMode
 from penstock.tasks import Head
+from penstock_optimizer.candidate.isolation import WorkerFailed
 from penstock_optimizer.candidate.work_folder import CandidateRecord, locked
-from penstock_optimizer.generation import drive, plans
-from penstock_optimizer.generation.agreement_of_logits import GenerationBudget, compare, judge_texts
-from penstock_optimizer.generation.batch_invariance import measure_invariance, requests_of, within
+from penstock_optimizer.generation import plans
+from penstock_optimizer.generation.agreement_of_logits import GenerationBudget
+from penstock_optimizer.generation.candidate import CandidateProcess, GenerationContext, graph_bytes, write_recipe
 from penstock_optimizer.generation.decoder import Decoder
 from penstock_optimizer.generation.decoder_families import read_decoder
-from penstock_optimizer.generation.decoder_graph import decoder_facts, write_graph
-from penstock_optimizer.generation.native_graph import why_not_native, write_native
+from penstock_optimizer.generation.decoder_graph import decoder_facts
+from penstock_optimizer.generation.native_graph import why_not_native
 from penstock_optimizer.generation.prompts import judging_prompts
 from penstock_optimizer.generation.token_capacity import (
     capacity_findings,
@@ -49,13 +45,14 @@ from penstock_optimizer.guard.judge import unused_budgets
 from penstock_optimizer.job.artefact import graph_path, write_artefact
 from penstock_optimizer.job.job import Job
 from penstock_optimizer.job.progress import OnProgressEvent, Stage, StepCounter, settled_message
-from penstock_optimizer.job.screening import CAPACITY_SHARE, MOST_CAPACITY_SECONDS
+from penstock_optimizer.job.screening import (
+    CAPACITY_SHARE,
+    MAX_REMAINING_SHARE,
+    MOST_CAPACITY_SECONDS,
+    failed_facts,
+    raise_full_disk,
+)
 from penstock_runtime.engines.native.library import library_path
-from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.generation.engine import BLOCK_SIZE, StepEngine
-from penstock_runtime.generation.open import block_bytes, load_graph
-from penstock_runtime.rows import Float
-from penstock_runtime.tokens import Tokenizer
 
 PROMPTS, CONTINUATION = 64, 16
 """Prompts of the guard, and the tokens after each of them that are compared."""
@@ -67,28 +64,16 @@ JUDGING_SHARE = 0.15
 OUTPUT = 32
 """Most tokens of the answer that is timed."""
 PROMPT_LENGTHS = (32, 128, 512)
-COMPARED = 64
-"""Most requests that are run alone and with others, to compare their answers."""
-COMPARED_PROMPT, COMPARED_ANSWER = 48, 12
-"""Most tokens of their prompts and answers."""
 COMPARED_SHARE = 0.02
 """Of the time budget, for each candidate. At least one group of requests is compared."""
-CAPACITY_CLIENTS = 32
-"""Clients whose requests fit into the cache when the capacity is measured, if they take no more than..."""
-CAPACITY_CACHE_BYTES = 2**30
-"""... this: with more, requests wait for blocks."""
 MOST_TRIES = 2
 """Times that a candidate may end the process of the search before it is left out."""
+REFERENCE_SECONDS = 600.0
+"""The fp32 model may take this long whatever the time budget: without it there is no result."""
+ENDING_SECONDS = 60.0
+"""A point of the capacity may take this much longer than asked for: loading the graph, and the steps that run."""
 WRITING_SECONDS = 5.0
 """Reserved for the artefact and the report."""
-
-
-@dataclass(frozen=True)
-class ReferenceTexts:
-    """What the fp32 model gives on the texts of the guard."""
-
-    texts: list[drive.Forced]
-    logits: list[Float]
 
 
 def prepare_generation(job: Job) -> Manifest:
@@ -110,19 +95,31 @@ class GenerationOptimisation:
         self._events = StepCounter(
             on_progress, {Stage.EXPORT: 1, Stage.CANDIDATES: count, Stage.CAPACITY: 1, Stage.REPORT: 1}
         )
-        self._graphs: dict[Recipe, Path] = {}
 
     @cached_property
     def _decoder(self) -> Decoder:
         return read_decoder(self._job.folder)
 
     @cached_property
-    def _prompts(self) -> list[drive.Tokens]:
+    def _candidate_context(self) -> GenerationContext:
         longest = max(min(LONGEST_PROMPT, self._context - CONTINUATION - 1), 1)
-        return [
-            np.array(prompt[:longest], np.int32)
-            for prompt in judging_prompts(self._job.folder, self._job.spec.workload.texts, PROMPTS)
-        ]
+        prompts = judging_prompts(self._job.folder, self._job.spec.workload.texts, PROMPTS)
+        return GenerationContext(
+            model=str(self._job.folder.path),
+            decoder=decoder_facts(self._decoder),
+            cores=self._job.grant.cores,
+            prompts=tuple(tuple(prompt[:longest]) for prompt in prompts),
+            continuation=CONTINUATION,
+            timed_prompts=tuple(sorted({min(one, self._context) for one in (*PROMPT_LENGTHS, self._prompt_tokens)})),
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=max(min(OUTPUT, self._context - self._prompt_tokens), 2),
+            requests=self._requests,
+            reference=str(self._job.work.path / "reference"),
+        )
+
+    def _process(self, recipe: Recipe) -> CandidateProcess:
+        log = self._job.work.log(recipe.slug)
+        return CandidateProcess(self._candidate_context, recipe, self._graph(recipe), log=log, cpus=self._job.cpus)
 
     @property
     def _context(self) -> int:
@@ -136,18 +133,18 @@ class GenerationOptimisation:
         """Write the fp32 artefact."""
         begin = time.monotonic()
         graph = self._graph(plans.FP32)
+        if not graph.is_file():
+            write_recipe(self._job.folder, plans.FP32, graph)
         facts = CandidateFacts(
             recipe=plans.FP32,
             outcome=Outcome.CHOSEN,
             reason="the fp32 graph as it was made",
             build_seconds=time.monotonic() - begin,
-            size_bytes=_size(graph),
+            size_bytes=graph_bytes(graph),
         )
         found = ["Nothing was measured yet: this is the fp32 graph as it was made."]
         manifest = self._manifest([facts], facts, found)
-        return write_artefact(
-            self._job.baseline, manifest, folder=self._job.folder, graphs={plans.FP32: self._graph(plans.FP32)}
-        )
+        return write_artefact(self._job.baseline, manifest, folder=self._job.folder, graphs={plans.FP32: graph})
 
     def run(self) -> Manifest:
         """Try all candidates within the time budget, and write the artefact."""
@@ -155,10 +152,10 @@ class GenerationOptimisation:
         self._events.advance(Stage.EXPORT, "writing the fp32 graph", facts={"budget_seconds": self._seconds}, by=0)
         prepare_generation(job)
         self._events.advance(Stage.EXPORT, f"{self._decoder.parameters / 1e6:.0f} M weights")
-        reference, facts = self._reference()
+        facts = self._reference()
         measured = [self._settled(facts)]
         if self._searches:
-            measured += [self._settled(self._resumed(recipe, reference)) for recipe in self._tried]
+            measured += [self._settled(self._resumed(recipe)) for recipe in self._tried]
             measured += [
                 CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason=reason)
                 for recipe, reason in self._skipped
@@ -166,8 +163,8 @@ class GenerationOptimisation:
         self._require_candidate(measured)
         passed = [one for one in measured if one.outcome in {Outcome.REFERENCE, Outcome.SLOWER}]
         chosen = plans.best(passed, job.spec.objective)
-        capacity = self._capacity(chosen)
-        findings = self._findings(measured, chosen, capacity)
+        capacity, capacity_found = self._capacity(chosen)
+        findings = self._findings(measured, chosen, capacity_found)
         manifest = self._manifest(plans.concluded(measured, chosen), chosen, findings)
         manifest = manifest.model_copy(
             update={
@@ -189,96 +186,86 @@ class GenerationOptimisation:
 
     # candidates
 
-    def _reference(self) -> tuple[ReferenceTexts, CandidateFacts]:
-        """The fp32 model's continuations and times."""
+    def _reference(self) -> CandidateFacts:
+        """The fp32 model's times; its answers on the texts of the guard go to disk."""
         begin = time.monotonic()
-        graph = self._graph(plans.FP32)
-        engine = self._open(plans.FP32)
         try:
-            speed = self._speed(engine)
-            each = (time.monotonic() - begin) / 4
-            count = int(np.clip(self._seconds * JUDGING_SHARE / max(each, 1e-3), LEAST_PROMPTS, len(self._prompts)))
-            prompts = self._prompts[:count]
-            found = drive.continue_greedily(engine, prompts, CONTINUATION)
-            latency = drive.measure_prompts(engine, self._lengths)
-        finally:
-            engine.close()
-        texts = [drive.Forced(prompt, tokens) for prompt, (tokens, _) in zip(prompts, found, strict=True)]
-        facts = CandidateFacts(
+            with self._process(plans.FP32) as process:
+                measured = process.refer(
+                    JUDGING_SHARE * self._seconds,
+                    least=LEAST_PROMPTS,
+                    timeout_seconds=max(self._left, REFERENCE_SECONDS),
+                )
+        except WorkerFailed as failure:
+            raise_full_disk(failure, self._job.work)
+            raise failure.as_error("the fp32 model does not run") from failure
+        return CandidateFacts(
             recipe=plans.FP32,
             outcome=Outcome.REFERENCE,
             reason="the others are compared with it",
-            latency=latency,
-            generation=speed,
+            latency=measured.latency,
+            generation=measured.generation,
             build_seconds=time.monotonic() - begin,
-            size_bytes=_size(graph),
+            size_bytes=graph_bytes(self._graph(plans.FP32)),
         )
-        return ReferenceTexts(texts, [logits for _, logits in found]), facts
 
-    def _resumed(self, recipe: Recipe, reference: ReferenceTexts) -> CandidateFacts:
+    def _resumed(self, recipe: Recipe) -> CandidateFacts:
         """A candidate as an interrupted run has left it, or tried now.
 
-        A candidate that ends the process, such as one for which the memory does not suffice, is left out by the run
-        after the next: the search ends nevertheless.
+        A candidate with which this process ends too, as in a container whose processes are killed together when its
+        memory does not suffice, is left out by the run after the next: the search ends nevertheless.
         """
         work = self._job.work
         record = work.load(recipe)
-        if record is not None:
+        if record is not None and self._graph(recipe).is_file():
             return record.facts
         begun = work.tries(recipe)
         if begun >= MOST_TRIES:
-            reason = f"the process ended {begun} times while it was tried, out of memory in all likelihood"
+            reason = f"the search ended {begun} times while it was tried, out of memory in all likelihood"
             return CandidateFacts(recipe=recipe, outcome=Outcome.FAILED, reason=reason)
         work.save_tries(recipe, begun + 1)
-        facts = self._try(recipe, reference)
+        facts = self._try(recipe)
         work.save_tries(recipe, 0)
         if facts.outcome in {Outcome.SLOWER, Outcome.REJECTED}:
             work.save(CandidateRecord(facts=facts))
         return facts
 
-    def _try(self, recipe: Recipe, reference: ReferenceTexts) -> CandidateFacts:
-        if self._left < WRITING_SECONDS + self._capacity_seconds:
-            blank = CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason="")
-            return blank.settled(Outcome.SKIPPED, ReasonCode.NO_TURN)
+    def _try(self, recipe: Recipe) -> CandidateFacts:
+        facts = CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason="")
+        if self._left_for_candidates <= 0:
+            return facts.settled(Outcome.SKIPPED, ReasonCode.NO_TURN)
         if recipe.engine is EngineName.NATIVE and (reason := self._why_not_native()) is not None:
-            return CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason=reason)
+            return facts.settled(Outcome.SKIPPED, reason)
         self._events.advance(Stage.CANDIDATES, recipe.name, by=0)
-        begin = time.monotonic()
-        facts = CandidateFacts(recipe=recipe, outcome=Outcome.FAILED, reason="")
         try:
-            graph = self._graph(recipe)
-            facts = facts.model_copy(update={"build_seconds": time.monotonic() - begin, "size_bytes": _size(graph)})
-            engine = self._open(recipe)
-        except (ArtefactError, RuntimeError, MemoryError) as error:
-            return facts.settled(Outcome.FAILED, f"it does not load: {error}")
-        try:
-            found = drive.forced_logits(engine, reference.texts)
-            compared = [
-                compare(expected, actual, text.continuation)
-                for expected, actual, text in zip(reference.logits, found, reference.texts, strict=True)
-            ]
-            invariance = self._invariance(engine)
-            verdict = judge_texts(compared, invariance.same_tokens, self._budget)
-            facts = facts.model_copy(update={"verdict": verdict, "batch_invariance": invariance})
-            if not verdict.passed:
-                return facts.settled(Outcome.REJECTED, verdict.reason)
-            if recipe.engine is EngineName.NATIVE and invariance.differing:
-                # The server promises that its answers do not depend on other requests.
-                reason = f"{invariance.differing} of {invariance.requests} answers depend on other requests"
-                return facts.settled(Outcome.REJECTED, reason)
-            speed = self._speed(engine)
-            latency = drive.measure_prompts(engine, self._lengths)
-        except InferenceFailed as error:
-            return facts.settled(Outcome.FAILED, f"it does not run: {error}")
-        finally:
-            engine.close()
-        facts = facts.model_copy(update={"generation": speed, "latency": latency})
+            with self._process(recipe) as process:
+                built = process.build(timeout_seconds=self._limit)
+                facts = facts.model_copy(update={"build_seconds": built.seconds, "size_bytes": built.size_bytes})
+                seconds = COMPARED_SHARE * self._seconds
+                judged = process.judge(self._budget, seconds=seconds, timeout_seconds=self._limit)
+                found = judged.invariance
+                facts = facts.model_copy(update={"verdict": judged.verdict, "batch_invariance": found})
+                if not judged.verdict.passed:
+                    return facts.settled(Outcome.REJECTED, judged.verdict.reason)
+                if recipe.engine is EngineName.NATIVE and found.differing:
+                    # The server promises that its answers do not depend on other requests.
+                    reason = f"{found.differing} of {found.requests} answers depend on other requests"
+                    return facts.settled(Outcome.REJECTED, reason)
+                measured = process.measure(timeout_seconds=self._limit)
+        except WorkerFailed as failure:
+            raise_full_disk(failure, self._job.work)
+            return failed_facts(facts, failure)
+        facts = facts.model_copy(update={"generation": measured.generation, "latency": measured.latency})
         return facts.settled(Outcome.SLOWER, ReasonCode.WITHIN_BUDGET)
 
-    def _invariance(self, engine: StepEngine) -> BatchInvariance:
-        prompts = [prompt[:COMPARED_PROMPT] for prompt in self._prompts]
-        requests = requests_of(prompts, COMPARED, min(COMPARED_ANSWER, CONTINUATION))
-        return measure_invariance(engine, requests, goes_on=within(COMPARED_SHARE * self._seconds))
+    @property
+    def _left_for_candidates(self) -> float:
+        return self._left - WRITING_SECONDS - self._capacity_seconds
+
+    @property
+    def _limit(self) -> float:
+        """Seconds for one call: a candidate that hangs must leave time for the others."""
+        return max(MAX_REMAINING_SHARE * self._left_for_candidates, 0.1)
 
     def _why_not_native(self) -> str | None:
         if not library_path().is_file():
@@ -303,69 +290,45 @@ class GenerationOptimisation:
         return sorted(prompt for prompt, _ in self._requests)[len(self._requests) // 2]
 
     @property
-    def _output_tokens(self) -> int:
-        return max(min(OUTPUT, self._context - self._prompt_tokens), 2)
-
-    @property
     def _capacity_seconds(self) -> float:
         return min(CAPACITY_SHARE * self._seconds, MOST_CAPACITY_SECONDS)
 
-    def _capacity(self, chosen: CandidateFacts) -> TokenCurve:
-        """What one replica takes with the chosen plan."""
-        recipe, facts = chosen.recipe, decoder_facts(self._decoder)
+    def _capacity(self, chosen: CandidateFacts) -> tuple[TokenCurve, list[str]]:
+        """What one replica takes with the chosen plan, and what is to say about it."""
         seconds = min(self._capacity_seconds, self._left - WRITING_SECONDS)
         if seconds <= 0:
-            return TokenCurve()
+            return TokenCurve(), capacity_findings(TokenCurve(), self._job.spec.objective)
         end = time.monotonic() + seconds
-        longest = drive.blocks_needed(BLOCK_SIZE, max(map(sum, self._requests)), 1)
-        fitting = CAPACITY_CACHE_BYTES // block_bytes(facts, recipe)
-        blocks = max(longest, min(CAPACITY_CLIENTS * longest, fitting))
-        engine = load_graph(self._graph(recipe), facts, recipe, self._job.grant.cores, blocks=blocks)
+        failed: list[str] = []
 
         def report(point: TokenPoint) -> None:
             message = f"{point.tokens_per_second:.4g} tokens/s with {point.clients} clients"
             self._events.advance(Stage.CAPACITY, message, facts=point.model_dump(mode="json"), by=0)
 
-        curve = measure_tokens(
-            engine,
-            Tokenizer.load(self._job.folder).backend.decode,
-            self._requests,
-            self._job.spec.objective,
-            seconds_left=lambda: end - time.monotonic(),
-            on_point=report,
-        )
+        with self._process(chosen.recipe) as process:
+
+            def measure(clients: int, left: float) -> TokenPoint | None:
+                try:
+                    return process.capacity(clients, left, timeout_seconds=left + ENDING_SECONDS)
+                except WorkerFailed as failure:
+                    failed.append(f"The capacity with {clients} clients was not measured: {failure.reason}.")
+                    return None
+
+            objective = self._job.spec.objective
+            curve = measure_tokens(
+                measure, self._requests, objective, seconds_left=lambda: end - time.monotonic(), on_point=report
+            )
         self._events.advance(Stage.CAPACITY, curve.summary or "not measured")
-        return curve
-
-    @property
-    def _lengths(self) -> list[int]:
-        return sorted({min(length, self._context) for length in (*PROMPT_LENGTHS, self._prompt_tokens)})
-
-    def _speed(self, engine: StepEngine) -> GenerationSpeed:
-        prompt = np.resize(np.concatenate(self._prompts), self._prompt_tokens).astype(np.int32)
-        return drive.measure_speed(engine, prompt, self._output_tokens)
-
-    def _open(self, recipe: Recipe) -> StepEngine:
-        longest = max(LONGEST_PROMPT + CONTINUATION, self._prompt_tokens + self._output_tokens)
-        blocks = max(drive.blocks_needed(BLOCK_SIZE, longest), drive.blocks_needed(BLOCK_SIZE, self._lengths[-1], 1))
-        facts = decoder_facts(self._decoder)
-        return load_graph(self._graph(recipe), facts, recipe, self._job.grant.cores, blocks=blocks)
+        return curve, failed if failed and not curve.points else failed + capacity_findings(curve, objective)
 
     def _graph(self, recipe: Recipe) -> Path:
-        """The graph of a recipe. Recipes that differ in their arithmetic alone share it."""
+        """The path of a recipe's graph. Recipes that differ in their arithmetic alone share it."""
         name, graphs = plans.graph_name(recipe), self._job.work.path / "graphs"
         if recipe.engine is EngineName.NATIVE:
-            bits = plans.NATIVE_BITS[recipe.precision]
-            path = graphs / f"native-{bits}" / name
-            if not path.is_file():
-                write_native(self._decoder, bits, path)
-            return path
-        storage = plans.STORAGE[recipe.precision]
-        path = graphs / storage.value / name
+            return graphs / f"native-{plans.NATIVE_BITS[recipe.precision]}" / name
+        path = graphs / plans.STORAGE[recipe.precision].value / name
         if recipe == plans.FP32 and not path.is_file() and self._job.baseline.is_dir():
-            path = self._job.baseline / graph_path(recipe, Path(name))
-        if not path.is_file():
-            write_graph(self._decoder, storage, path)
+            return self._job.baseline / graph_path(recipe, Path(name))
         return path
 
     def _settled(self, facts: CandidateFacts) -> CandidateFacts:
@@ -387,7 +350,9 @@ class GenerationOptimisation:
             "set whenNoCandidate: ServeFP32",
         )
 
-    def _findings(self, measured: Sequence[CandidateFacts], chosen: CandidateFacts, capacity: TokenCurve) -> list[str]:
+    def _findings(
+        self, measured: Sequence[CandidateFacts], chosen: CandidateFacts, capacity: Sequence[str]
+    ) -> list[str]:
         found = []
         late = sum(one.reason_code.is_out_of_time for one in measured)
         if late:
@@ -401,8 +366,7 @@ class GenerationOptimisation:
             )
         elif compared is not None:
             found.append(f"{compared.requests} answers were the same alone and with {compared.at_once - 1} others.")
-        found += capacity_findings(capacity, self._job.spec.objective)
-        return [*found, *unused_budgets(self._job.spec.task, self._job.spec.optimization.accuracy)]
+        return [*found, *capacity, *unused_budgets(self._job.spec.task, self._job.spec.optimization.accuracy)]
 
     # the artefact
 
@@ -428,10 +392,6 @@ class GenerationOptimisation:
             io=io,
             plan=plans.plan_of(recipe, self._job.grant.cores),
         )
-
-
-def _size(graph: Path) -> int:
-    return sum(file.stat().st_size for file in graph.parent.iterdir())
 
 
 def _speed_up(reference: CandidateFacts, chosen: CandidateFacts) -> dict[int, float]:

@@ -155,20 +155,30 @@ class CandidateRun:
 
     def settle_failed(self, failure: WorkerFailed, when: str = "") -> None:
         """Set how it failed; where the time was too short to know, that the budget cut it off."""
-        reason = f"{failure.reason}{when}"
-        if failure.failure is not CallFailure.TIMED_OUT:
-            self.settle(Outcome.FAILED, reason)
-        elif failure.seconds >= HANGS_SECONDS:
-            self.settle(Outcome.FAILED, reason, ReasonCode.TIMED_OUT)
-        else:
-            passed = self.facts.verdict is not None and self.facts.verdict.passed
-            self.settle(Outcome.SKIPPED, ReasonCode.NOT_MEASURED if passed else ReasonCode.CUT_OFF)
+        self.facts = failed_facts(self.facts, failure, when)
 
     def close(self) -> None:
         """End its process."""
         if self.session is not None:
             self.session.close()
             self.session = None
+
+
+def failed_facts(facts: CandidateFacts, failure: WorkerFailed, when: str = "") -> CandidateFacts:
+    """Facts of a candidate whose process failed; where the time was too short to know, the budget cut it off."""
+    reason = f"{failure.reason}{when}"
+    if failure.failure is not CallFailure.TIMED_OUT:
+        return facts.settled(Outcome.FAILED, reason)
+    if failure.seconds >= HANGS_SECONDS:
+        return facts.settled(Outcome.FAILED, reason, ReasonCode.TIMED_OUT)
+    passed = facts.verdict is not None and facts.verdict.passed
+    return facts.settled(Outcome.SKIPPED, ReasonCode.NOT_MEASURED if passed else ReasonCode.CUT_OFF)
+
+
+def raise_full_disk(failure: WorkerFailed, work: WorkFolder) -> None:
+    """OutOfDisk if a full disk explains the failure: with space on the disk the candidate may be the best of all."""
+    if failure.kind == OutOfDisk.__name__ or (failure.failure is not CallFailure.TIMED_OUT and is_full(work.path)):
+        raise full_disk_error(work.path, what=WORK) from failure
 
 
 class Screening:
@@ -229,11 +239,7 @@ class Screening:
             run.close()
             if reference:
                 raise
-            if failure.kind == OutOfDisk.__name__ or (
-                failure.failure is not CallFailure.TIMED_OUT and is_full(self._work.path)
-            ):
-                # Not the candidate's fault: with space on the disk it may be the best of all.
-                raise full_disk_error(self._work.path, what=WORK) from failure
+            raise_full_disk(failure, self._work)
             run.settle_failed(failure)
             # A candidate that ran out of time or memory may succeed with more of it in the next run: only real failures
             # are stored.

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from penstock.manifest import GraphIO
 from penstock.recipe import Plan
 from penstock_runtime.batching.batcher import Batcher, BatchObserver, BatchResult, Reduce
-from penstock_runtime.batching.queue import QueueBounds, QueuedRow, deadline_exceeded, partly_run
+from penstock_runtime.batching.queue import QueueBounds, QueuedRow, deadline_exceeded, larger_client, partly_run
 from penstock_runtime.engines.base import Engine
 from penstock_runtime.errors import DeadlineExceeded, Overloaded, RequestError
 from penstock_runtime.rows import Row
@@ -151,7 +151,7 @@ class Dispatcher(Batcher):
         try:
             self.check_room(1, 1)
         except Overloaded:
-            if self._larger_client(client, 1) is None:
+            if larger_client(self._tokens, client, 1) is None:
                 raise
 
     def _make_room(self, call: _Call) -> None:
@@ -161,7 +161,7 @@ class Dispatcher(Batcher):
             try:
                 self.check_room(call.missing, call.tokens)
             except Overloaded as error:
-                larger = self._larger_client(call.client, call.tokens)
+                larger = larger_client(self._tokens, call.client, call.tokens)
                 if larger is None:
                     raise
                 newest = next(reversed(self._calls[larger]))
@@ -171,12 +171,6 @@ class Dispatcher(Batcher):
                     newest.done.set_exception(Overloaded(error.message, retry_after_seconds=error.retry_after_seconds))
             else:
                 return
-
-    def _larger_client(self, client: str, tokens: int) -> str | None:
-        """The address with the most tokens, if these are more than the client's with `tokens` more."""
-        largest = max(self._tokens, key=self._tokens.__getitem__, default=client)
-        own = self._tokens.get(client, 0) + tokens
-        return largest if self._tokens.get(largest, 0) > own else None
 
     def _forget(self, call: _Call) -> None:
         calls = self._calls.get(call.client)

@@ -21,7 +21,7 @@ and a loaded one finds rows to batch in its queue.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
@@ -382,6 +382,13 @@ class QueueBounds:
             field="inputs",
             remedy="Split it into smaller requests, sent one after the other or a few at a time",
         )
+
+
+def larger_client(held: Mapping[str, int], client: str, tokens: int) -> str | None:
+    """The client with the most tokens in the queue, if these are more than this client's with `tokens` more. When the
+    queue is full, its newest request gives way."""
+    largest = max(held, key=held.__getitem__, default=client)
+    return largest if held.get(largest, 0) > held.get(client, 0) + tokens else None
 
 
 def deadline_exceeded() -> DeadlineExceeded:

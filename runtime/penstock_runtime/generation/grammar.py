@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import llguidance
@@ -11,12 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_runtime.errors import InvalidInput
+from penstock_runtime.generation.grammar_check import GrammarChecker
 
 LONGEST_GRAMMAR = 100_000
 """Characters of a schema or an expression."""
 
 WHITESPACE = r"[ \n]{0,16}"
 """Small models otherwise fill the answer with spaces, which JSON allows anywhere."""
+LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+"""A state has some 2 kB. With verbose errors, texts of other requests could get into logs."""
+
+_THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-grammar")
+
+
+async def in_grammar_thread(work: Callable[[], GrammarState]) -> GrammarState:
+    """Make a grammar in the thread for it: large ones take a while, and threads for other work stay free."""
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
 
 
 class GrammarState:
@@ -51,6 +63,7 @@ class Grammars:
         ends = sorted(end_tokens) or None
         self._tokenizer = llguidance.LLTokenizer(tokenizer_json, n_vocab=vocabulary, eos_token=ends)
         self._vocabulary = vocabulary
+        self._checker = GrammarChecker()
 
     def of_json_schema(self, schema: Any, field: str) -> GrammarState:
         """A text that is JSON of this schema. InvalidInput about `field` for an invalid or unsupported schema."""
@@ -85,7 +98,10 @@ class Grammars:
             )
 
     def _start(self, grammar: str, field: str) -> GrammarState:
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+        error = self._checker.error(grammar)
+        if error:
+            raise _invalid(field, error)
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise _invalid(field, matcher.get_error())
         return GrammarState(matcher, self._vocabulary)

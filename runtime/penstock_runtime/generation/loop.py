@@ -60,6 +60,9 @@ class JobRequest:
     end_tokens: frozenset[int] = frozenset()
     choice: int = 0
     tenant: str = ""
+    """Beginnings of prompts are shared within a tenant only."""
+    client: str = ""
+    """Clients get equal shares of steps and blocks."""
     grammar: GrammarState | None = None
     """The form of the text; each job has a copy of its own."""
     deadline: float = float("inf")
@@ -172,9 +175,8 @@ class GenerationLoop:
         """Start a continuation; its deltas are published."""
         with self._number_lock:
             number = next(self._numbers)
-        sequence = scheduler.Sequence(
-            number, list(request.prompt), len(request.prompt) + request.max_tokens, request.tenant
-        )
+        limit = len(request.prompt) + request.max_tokens
+        sequence = scheduler.Sequence(number, list(request.prompt), limit, request.tenant, request.client)
         stops = StopStrings(request.stop, include=request.include_stop)
         grammar = None if request.grammar is None else request.grammar.copy()
         history = TokenHistory(request.prompt)

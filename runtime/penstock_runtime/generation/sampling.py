@@ -73,34 +73,33 @@ class TokenHistory:
     """The tokens of one sequence, counted for the penalties."""
 
     def __init__(self, prompt: Collection[int]) -> None:
-        self._seen = set(prompt)
+        self._seen = np.unique(np.fromiter(prompt, dtype=np.intp, count=len(prompt)))
+        """Distinct tokens. An array: a step of a long prompt does not collect them again."""
         self._counts: dict[int, int] = {}
 
     def add(self, token: int) -> None:
         """A token was generated."""
-        self._seen.add(token)
-        self._counts[token] = self._counts.get(token, 0) + 1
+        if token not in self._counts:
+            self._counts[token] = 0
+            if not (self._seen == token).any():
+                self._seen = np.append(self._seen, token)
+        self._counts[token] += 1
 
     def penalise(self, logits: Logits, parameters: SamplingParameters) -> Logits:
         """A copy of the logits with penalties and biases."""
         changed = logits.copy()
         if parameters.repetition_penalty != 1:
-            seen = _indices(self._seen, len(logits))
+            seen = self._seen[self._seen < len(logits)]
             values = changed[seen]
             penalty = np.float32(parameters.repetition_penalty)
             changed[seen] = np.where(values < 0, values * penalty, values / penalty)
         if (parameters.presence_penalty or parameters.frequency_penalty) and self._counts:
-            used = _indices(self._counts, len(logits))
-            counts = np.array([self._counts[int(token)] for token in used], dtype=np.float32)
+            used = np.fromiter(self._counts, dtype=np.intp, count=len(self._counts))
+            counts = np.fromiter(self._counts.values(), dtype=np.float32, count=len(used))
             changed[used] -= parameters.presence_penalty + parameters.frequency_penalty * counts
         for token, bias in parameters.logit_bias.items():
             changed[token] += np.float32(bias)
         return changed
-
-
-def _indices(tokens: Collection[int], size: int) -> NDArray[np.intp]:
-    found = np.fromiter(tokens, dtype=np.intp, count=len(tokens))
-    return found[found < size]
 
 
 def sample(

@@ -1,10 +1,11 @@
 """Continuous batching: decides which tokens of which sequences the next step computes. Pure: no engine, no clock.
 
 A step holds the next token of every sequence that generates, and chunks of prompts within a token budget, so that a
-long prompt does not delay the running sequences. Sequences start in the order of their arrival, once their prompt fits
-into the block pool. When a generating sequence finds no free block, the youngest sequence gives up its blocks and waits
-at the front of the queue; its tokens are computed again later. The oldest sequence never gives up its blocks, and no
-sequence may need more blocks than the pool has, so every sequence ends.
+long prompt does not delay the running sequences. A sequence starts once its prompt fits into the block pool: first
+those of the client with the fewest running sequences, in the order of their arrival. When a generating sequence finds
+no free block, the youngest sequence of the client that runs the most gives up its blocks and waits before the others of
+its client; its tokens are computed again later. The oldest sequence never gives up its blocks, and no sequence may need
+more blocks than the pool has, so every sequence ends.
 
     scheduler.add(sequence)
     step = scheduler.plan()         # rows for the engine
@@ -15,6 +16,7 @@ sequence may need more blocks than the pool has, so every sequence ends.
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -39,6 +41,8 @@ class Sequence:
     """The largest number of tokens that it may reach."""
     tenant: str = ""
     """Sequences share blocks with those of the same tenant only."""
+    client: str = ""
+    """Clients get equal shares: see the module's text."""
     prompt_tokens: int = 0
     computed: int = 0
     """Tokens that the cache holds."""
@@ -194,10 +198,13 @@ class Scheduler:
             if self.pool.available:
                 sequence.blocks += self.pool.allocate(1)
                 continue
-            youngest = self.running[-1]
-            self._preempt(youngest)
+            # Older ones have their token in this step already.
+            younger = self.running[self.running.index(sequence) :]
+            shares = Counter(one.client for one in self.running)
+            given_up = max(younger, key=lambda one: (shares[one.client], one.number))
+            self._preempt(given_up)
             preempted += 1
-            if youngest is sequence:
+            if given_up is sequence:
                 break
         return preempted
 
@@ -214,10 +221,14 @@ class Scheduler:
         sequence.last_hash = tenant_root(sequence.tenant)
 
     def _admit(self) -> Sequence | None:
-        """Start the first waiting sequence if its tokens fit, with a block in reserve for each running sequence."""
+        """Start the next waiting sequence if its tokens fit, with a block in reserve for each running sequence.
+
+        While they do not fit no other one starts, so that blocks become free for a long prompt too.
+        """
         if not self.waiting or len(self.running) >= self.max_sequences:
             return None
-        sequence = self.waiting[0]
+        shares = Counter(one.client for one in self.running)
+        sequence = min(self.waiting, key=lambda one: (shares[one.client], not one.started, one.number))
         size = self.block_size
         hashes: list[bytes] = []
         if self._reuse:
@@ -227,7 +238,7 @@ class Scheduler:
         needed = -(-len(sequence.tokens) // size) - len(matched)
         if not self.pool.fits(matched, needed + len(self.running)):
             return None
-        del self.waiting[0]
+        self.waiting.remove(sequence)
         self.pool.use(matched)
         sequence.blocks = matched + self.pool.allocate(needed)
         sequence.computed = len(matched) * size

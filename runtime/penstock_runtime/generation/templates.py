@@ -94,7 +94,17 @@ class ChatTemplate:
                 field="messages",
                 remedy="Send messages in the order and with the roles that this model was trained with",
             ) from error
-        return "".join(pieces)
+        text = "".join(pieces)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            # The escapes in the arguments of a call, which are a text with JSON in it, are read after the body.
+            raise InvalidInput(
+                "the messages have half a surrogate pair, which is no character",
+                field="messages",
+                remedy="Cut texts between characters, not inside a \\uD83D\\uDE00 pair",
+            ) from error
+        return text
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

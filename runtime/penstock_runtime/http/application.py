@@ -14,7 +14,14 @@ from urllib.parse import unquote
 from penstock.errors import closest
 from penstock.logs import log_event
 from penstock.tasks import TaskName
-from penstock_runtime.errors import ClientGone, MethodNotAllowed, RequestError, Unauthorized, UnsupportedRoute
+from penstock_runtime.errors import (
+    ClientGone,
+    MalformedBody,
+    MethodNotAllowed,
+    RequestError,
+    Unauthorized,
+    UnsupportedRoute,
+)
 from penstock_runtime.http.access import AccessTokens
 from penstock_runtime.http.api.bodies import error_response
 from penstock_runtime.http.tracing import RequestTraces
@@ -246,6 +253,9 @@ class Application:
             )
 
     def _failed(self, request: Request, error: Exception) -> Response:
+        if isinstance(error, RecursionError):
+            # JSON may be nested as deeply as Python's calls, of which some were made when its values are used.
+            error = MalformedBody("the body is nested too deeply", remedy="Send a flatter one")
         if isinstance(error, RequestError):
             if error.status == RequestError.status:  # an internal error; the others are in the metrics
                 identifier = request.identifier.decode("ascii")

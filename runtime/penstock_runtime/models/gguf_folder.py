@@ -75,10 +75,31 @@ _TOP_NAMES = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+}
 """Architectures that are read: those of the file and the class of transformers."""
+_OWN_NAMES = {
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "gemma3": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+}
+"""Names of layers that differ from `_LAYER_NAMES`, by architecture."""
 _FREQUENCIES = "rope_freqs.weight"
-"""Divisors of the frequencies of rotary positions (Llama 3)."""
+_SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+_DIVISORS = {_FREQUENCIES, _SHORT_FACTORS, _LONG_FACTORS}
+"""Divisors of the frequencies of rotary positions: of Llama 3, and of LongRoPE (Phi-3)."""
+GEMMA_PATTERN, GEMMA_LOCAL_BASE = 6, 10_000.0
+"""Each sixth layer of Gemma 3 has no window; the base of the rotary positions of the others. Files do not have them."""
+GEMMA_27B_LAYERS = 62
+"""The only size whose queries are not scaled by the width of a head."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +144,12 @@ class _Model:
         tokens = self._list("tokenizer.ggml.tokens")
         size = self._number(f"{name}.attention.key_length", hidden // max(heads, 1))
         context = self._number(f"{name}.context_length")
+        embeddings = self.file.tensors.get("token_embd.weight")
         config = {
             "architectures": [_CLASSES[name]],
-            "model_type": name,
-            "vocab_size": len(tokens),
+            "model_type": "gemma3_text" if name == "gemma3" else name,
+            # Some models have more rows than tokens.
+            "vocab_size": len(tokens) if embeddings is None else embeddings.shape[0],
             "hidden_size": hidden,
             "intermediate_size": self._number(f"{name}.feed_forward_length"),
             "num_hidden_layers": self._number(f"{name}.block_count"),
@@ -141,9 +164,36 @@ class _Model:
             "tie_word_embeddings": "output.weight" not in self.file.tensors,
             "torch_dtype": "float32",
             **self._token_ids(),
+            **self._own_settings(hidden // max(heads, 1), size),
         }
         scaling = self._rope_scaling(context)
         return config if scaling is None else config | {"rope_scaling": scaling}
+
+    def _own_settings(self, share: int, size: int) -> dict[str, Any]:
+        """Of Phi-3 and Gemma 3. `share`: hidden width for each head; `size`: width of a head."""
+        name = self.architecture
+        if name == "phi3":
+            context = self._number(f"{name}.context_length")
+            turned = self._number(f"{name}.rope.dimension_count", size)
+            return {
+                "original_max_position_embeddings": self._number(
+                    f"{name}.rope.scaling.original_context_length", context
+                ),
+                "partial_rotary_factor": turned / size,
+                # 0: none.
+                "sliding_window": self.file.metadata.get(f"{name}.attention.sliding_window") or None,
+            }
+        if name == "gemma3":
+            is_27b = self._number(f"{name}.block_count") == GEMMA_27B_LAYERS
+            return {
+                "hidden_activation": "gelu_pytorch_tanh",
+                "query_pre_attn_scalar": share if is_27b else size,
+                "sliding_window": self._number(f"{name}.attention.sliding_window"),
+                "sliding_window_pattern": GEMMA_PATTERN,
+                "rope_local_base_freq": self._decimal(f"{name}.rope.freq_base_swa", GEMMA_LOCAL_BASE),
+                "rope_theta": self._decimal(f"{name}.rope.freq_base", 1_000_000.0),
+            }
+        return {}
 
     def _rope_scaling(self, context: int) -> dict[str, Any] | None:
         name = self.architecture
@@ -156,6 +206,15 @@ class _Model:
                 "original_max_position_embeddings": context,
                 "attention_factor": 1.0,
             }
+        if _SHORT_FACTORS in self.file.tensors:
+            factors = {
+                "rope_type": "longrope",
+                "short_factor": self.file.read(_SHORT_FACTORS).tolist(),
+                "long_factor": self.file.read(_LONG_FACTORS).tolist() if _LONG_FACTORS in self.file.tensors else [],
+            }
+            magnitude = f"{name}.rope.scaling.attn_factor"
+            has_own = magnitude in self.file.metadata
+            return factors | ({"attention_factor": self._decimal(magnitude)} if has_own else {})
         if kind == "linear":
             return {"rope_type": "linear", "factor": self._decimal(f"{name}.rope.scaling.factor")}
         return None if kind == "none" else {"rope_type": kind}
@@ -165,15 +224,15 @@ class _Model:
         return {
             self._renamed(name): (tensor.shape, partial(self._read, name))
             for name, tensor in self.file.tensors.items()
-            if name != _FREQUENCIES
+            if name not in _DIVISORS
         }
 
     def _renamed(self, name: str) -> str:
         if name in _TOP_NAMES:
             return _TOP_NAMES[name]
-        parts = name.split(".")
-        if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER_NAMES:
-            return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{parts[3]}"
+        parts, names = name.split("."), _LAYER_NAMES | _OWN_NAMES.get(self.architecture, {})
+        if len(parts) == 4 and parts[0] == "blk" and parts[2] in names:
+            return f"model.layers.{parts[1]}.{names[parts[2]]}.{parts[3]}"
         raise UnsupportedModel(
             f"{self.file.path} has a tensor {name}, which models of this architecture do not have",
             remedy="Use the model's safetensors",
@@ -183,6 +242,9 @@ class _Model:
         """A tensor. llama.cpp stores queries and keys of Llama with the two numbers that a rotation turns side by side;
         transformers has them half a head apart."""
         array = self.file.read(name)
+        if self.architecture == "gemma3" and name.endswith("norm.weight"):
+            # llama.cpp stores the factor, transformers its difference from 1.
+            return array - np.float32(1)
         part = name.split(".")[2] if name.startswith("blk.") else ""
         if self.architecture != "llama" or part not in {"attn_q", "attn_k"}:
             return array

@@ -77,7 +77,9 @@ class GenerationModel:
 
         `with_special_tokens`: those that the tokenizer adds to every text, such as the token of its beginning.
         """
-        ids: list[int] = self.tokenizer.backend.encode(text, add_special_tokens=with_special_tokens).ids
+        # Unlike `encode`, it lets other threads run meanwhile.
+        (encoding,) = self.tokenizer.backend.encode_batch_fast([text], add_special_tokens=with_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
 

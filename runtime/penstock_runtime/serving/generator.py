@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, TypeVar
 
+from penstock_runtime.batching.queue import larger_client
 from penstock_runtime.errors import NotReady, Overloaded, PromptTooLong, RequestError
 from penstock_runtime.generation.loop import (
     Delta,
@@ -78,10 +80,11 @@ class Continuation:
 class Generation:
     """One request in progress. Of the event loop's thread."""
 
-    def __init__(self, owner: Generator, served: _ServedLoop, prompt_tokens: int, count: int) -> None:
+    def __init__(self, owner: Generator, served: _ServedLoop, prompt_tokens: int, count: int, client: str) -> None:
         self._owner = owner
         self._served = served
         self.prompt_tokens = prompt_tokens
+        self.client = client
         self.reused_tokens = 0
         self.continuations = [Continuation(choice) for choice in range(count)]
         self.arrived = perf_counter()
@@ -173,6 +176,14 @@ class Generation:
             del self._jobs[job], self._served.generations[job]
         self._changed.set()
 
+    def refuse(self, error: RequestError) -> None:
+        """End it with an error before its first token: `read` raises it."""
+        for job in self._jobs:
+            self._served.loop.cancel(job)
+        self._later.clear()
+        self._pending.append((self.continuations[0], Delta(error=error)))
+        self._changed.set()
+
     @property
     def waiting_tokens(self) -> int:
         """Prompt tokens of the request while it waits for its first token."""
@@ -237,15 +248,16 @@ class Generator:
     ) -> Generation:
         """Start a request: a continuation for each of `requests`, whose prompts, limits and deadlines are set here.
 
-        PromptTooLong if prompt and continuation can never fit; Overloaded if too many requests wait; NotReady when
-        draining.
+        PromptTooLong if prompt and continuation can never fit; Overloaded if too many requests wait, and none of a
+        client with more of them; NotReady when draining.
         """
         if self._draining:
             raise NotReady("the server is shutting down", remedy="Try again: another replica will answer")
         served = self._served
         limits = [self._limit(len(prompt), request) for request in requests]
-        self._check_admission(len(prompt) * len(requests), len(requests))
-        generation = Generation(self, served, len(prompt), len(requests))
+        client = requests[0].client
+        self._make_room(len(prompt) * len(requests), len(requests), client)
+        generation = Generation(self, served, len(prompt), len(requests), client)
         wait = self._queue.deadline_seconds if deadline_seconds is None else deadline_seconds
         deadline = generation.arrived + wait
         served.requests += 1
@@ -273,16 +285,29 @@ class Generator:
             )
         return max_tokens or room
 
-    def _check_admission(self, tokens: int, rows: int) -> None:
-        waiting = sum(len(one.continuations) for one in self._waiting)
-        too_many = waiting + rows > self._queue.max_queue_rows
-        if too_many or (self._waiting and self._waiting_tokens + tokens > self._queue.max_queue_tokens):
+    def _make_room(self, tokens: int, rows: int, client: str) -> None:
+        """If the queue is full, refuse the newest requests of clients that would still have more tokens in it than this
+        one; Overloaded if there are none."""
+        while True:
+            waiting = sum(len(one.continuations) for one in self._waiting)
+            too_many = waiting + rows > self._queue.max_queue_rows
+            if not (too_many or (self._waiting and self._waiting_tokens + tokens > self._queue.max_queue_tokens)):
+                return
             rate = self._served.loop.state.prompt_tokens_per_second
             seconds = math.ceil(self._waiting_tokens / rate) if rate else 1
-            raise Overloaded(
+            error = Overloaded(
                 f"{waiting} sequences with {self._waiting_tokens} tokens wait already",
                 retry_after_seconds=max(1, min(MOST_SECONDS_TO_RETRY, seconds)),
             )
+            held: Counter[str] = Counter()
+            for one in self._waiting:
+                held[one.client] += one.waiting_tokens
+            largest = larger_client(held, client, tokens)
+            if largest is None:
+                raise error
+            newest = next(one for one in reversed(self._waiting) if one.client == largest)
+            self._started(newest)
+            newest.refuse(error)
 
     def _started(self, generation: Generation) -> None:
         if generation in self._waiting:
@@ -304,9 +329,10 @@ class Generator:
         deadline_seconds: float | None = None,
         caller: int = 0,
         client: str = "",
+        tenant: str = "",
     ) -> Answer:
         """Answer one request in the format of Hugging Face's pipeline. Errors as `generate`, and InvalidInput."""
-        _ = caller, client
+        _ = caller
         arrived = perf_counter()
         model = self.model
         request = parse_request(
@@ -317,12 +343,13 @@ class Generator:
             end_tokens=model.end_tokens,
             limits=self._limits,
         )
+        jobs = [replace(job, tenant=tenant, client=tenant or client) for job in request.jobs]
         prompts = [await self.tokens(prompt) for prompt in request.prompts]
         tokenised = perf_counter()
         generations: list[Generation] = []
         try:
             for prompt in prompts:
-                one = self.generate(prompt, request.jobs, deadline_seconds=deadline_seconds)
+                one = self.generate(prompt, jobs, deadline_seconds=deadline_seconds)
                 generations.append(one)
             texts = [[each.text for each in await generation.read_all()] for generation in generations]
         finally:

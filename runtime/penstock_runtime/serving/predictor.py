@@ -143,16 +143,18 @@ class Predictor:
         deadline_seconds: float | None = None,
         caller: int = 0,
         client: str = "",
+        tenant: str = "",
     ) -> Answer:
         """Answer one request in the format of Hugging Face.
 
         `deadline_seconds`: the request is dropped unless all of it has started to run by then; None: the setting's.
         `caller`: number of the connection, which has one request at a time. `client`: address of the client; addresses
-        share the queue.
+        share the queue. `tenant`: of `Generator` alone.
         Any RequestError: InvalidInput, Overloaded, DeadlineExceeded, InferenceFailed, NotReady (draining).
         """
         if self._draining:
             raise NotReady("the server is shutting down", remedy="Try again: another replica will answer")
+        _ = tenant
         arrived = perf_counter()
         deadline = arrived + (self._queue.deadline_seconds if deadline_seconds is None else deadline_seconds)
         asked = _Asked(inputs, parameters, arrived, deadline, caller, client)

@@ -1,4 +1,4 @@
-"""Random decoders without a file, and their logits in numpy with the rounding of the native engine."""
+"""Random decoders without a file, and the logits of decoders in numpy, with the native engine's rounding or without."""
 
 from __future__ import annotations
 
@@ -110,11 +110,18 @@ def unpacked(weight: Float, bits: int) -> Float:
     return wide.transpose(0, 3, 1, 2, 4).reshape(panels * 32, groups * 32)[:outputs, :inputs]
 
 
-def native_logits(decoder: Decoder, bits: int, ids: NDArray[np.int32]) -> Wide:
-    """The logits [tokens, vocabulary] with the weights and the rounded activations of the native engine."""
+def exact_logits(decoder: Decoder, ids: NDArray[np.int32]) -> Wide:
+    """The logits [tokens, vocabulary] without any rounding."""
+    return native_logits(decoder, None, ids)
+
+
+def native_logits(decoder: Decoder, bits: int | None, ids: NDArray[np.int32]) -> Wide:
+    """The logits [tokens, vocabulary] with the weights, the rounded activations and the float16 cache of the native
+    engine; `bits` None: without any rounding."""
     heads, key_heads, size, count = decoder.heads, decoder.key_heads, decoder.head_size, len(ids)
     places = np.arange(count)
-    x = unpacked(decoder.embeddings, 8)[ids].astype(np.float64) * decoder.embedding_scale
+    table = decoder.embeddings if bits is None else unpacked(decoder.embeddings, 8)
+    x = table[ids].astype(np.float64) * decoder.embedding_scale
     if decoder.positions is not None:
         x = x + decoder.positions[:count]
     width = -(-size // 16) * 16
@@ -129,7 +136,8 @@ def native_logits(decoder: Decoder, bits: int, ids: NDArray[np.int32]) -> Wide:
             query, key = _normal(query, layer.query_norm), _normal(key, layer.key_norm)
         if layer.rope is not None:
             query, key = (_turned(one, layer.rope, places) for one in (query, key))
-        key, value = (one.astype(np.float16).astype(np.float64) for one in (key, value))  # in the cache
+        if bits is not None:  # in the cache
+            key, value = (one.astype(np.float16).astype(np.float64) for one in (key, value))
         seen = places[None] <= places[:, None]
         if layer.window is not None:
             seen &= places[None] > places[:, None] - layer.window
@@ -153,10 +161,13 @@ def native_logits(decoder: Decoder, bits: int, ids: NDArray[np.int32]) -> Wide:
         inner = _product(inner, layer.down, bits)
         x = x + (inner if layer.expanded_norm is None else _normal(inner, layer.expanded_norm))
     head = decoder.head if decoder.head is not None else Dense(decoder.embeddings, None)
-    return _product(_normal(x, decoder.final_norm), head, 8)
+    return _product(_normal(x, decoder.final_norm), head, bits and 8)
 
 
-def _product(x: Wide, dense: Dense, bits: int) -> Wide:
+def _product(x: Wide, dense: Dense, bits: int | None) -> Wide:
+    if bits is None:
+        y = x[:, : dense.weight.shape[1]] @ dense.weight.T.astype(np.float64)
+        return np.asarray(y if dense.bias is None else y + dense.bias)
     filled = np.pad(x, [(0, 0), (0, -x.shape[1] % 32)])
     groups = filled.reshape(len(x), -1, 32)
     scale = np.abs(groups).max(2, keepdims=True) / 127

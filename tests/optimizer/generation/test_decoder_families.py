@@ -1,7 +1,14 @@
-"""Each family's logits on OpenVINO against those of transformers in fp32, through the paged cache."""
+"""Each family's logits on OpenVINO and on the native engine against those of transformers in fp32, through the paged
+cache.
+
+The plan in fp32 is held to transformers directly. The native plans round weights, activations and the cache on purpose.
+They are held to numpy with the same rounding, and numpy without rounding to transformers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,13 +17,18 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.errors import CorruptModel, UnsupportedModel
+from penstock_optimizer.generation.decoder import Decoder
 from penstock_optimizer.generation.decoder_families import read_decoder
 from penstock_optimizer.generation.decoder_graph import decoder_facts, write_graph
+from penstock_optimizer.generation.native_graph import write_native
 from penstock_optimizer.generation.weights import Storage
+from penstock_runtime.generation import native_engine
 from penstock_runtime.generation.engine import Row, StepEngine
 from penstock_runtime.generation.openvino_engine import EngineOptions, load
 from penstock_runtime.models.folder import ModelFolder
+from tests.optimizer.generation.random_decoders import exact_logits, native_logits
 from tests.optimizer.generation.tiny import FAMILIES, VOCABULARY, expected_logits, save_tiny
+from tests.runtime.engines.native.programs import needs_library
 
 pytestmark = pytest.mark.parity
 
@@ -25,19 +37,39 @@ LENGTH = 45
 """Tokens: more than a block of the cache, and more than the windows."""
 
 
+Tokens = NDArray[np.int32]
+Logits = NDArray[np.float32]
+Case = tuple[StepEngine, list[Tokens], list[Logits]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A tiny model, two texts, and their expected logits."""
+
+    folder: Path
+    decoder: Decoder
+    texts: list[Tokens]
+    expected: list[Logits]
+
+
 @pytest.fixture(scope="module", params=list(FAMILIES))
-def case(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[StepEngine, list[NDArray[np.int32]], list[NDArray[np.float32]]]:
-    """An engine with a tiny model, two texts, and their expected logits."""
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     folder = tmp_path_factory.mktemp("model")
     model = save_tiny(request.param, folder)
-    decoder = read_decoder(ModelFolder.open(folder))
-    write_graph(decoder, Storage.FP32, folder / "graph" / "model.xml")
-    engine = load(folder / "graph" / "model.xml", decoder_facts(decoder), EngineOptions(threads=1), blocks=8)
     random = np.random.default_rng(1)
     texts = [random.integers(0, VOCABULARY, length).astype(np.int32) for length in (LENGTH, LENGTH - 8)]
-    return engine, texts, [expected_logits(model, text) for text in texts]
+    decoder = read_decoder(ModelFolder.open(folder))
+    return Family(folder, decoder, texts, [expected_logits(model, text) for text in texts])
+
+
+@pytest.fixture(scope="module")
+def case(family: Family) -> Iterator[Case]:
+    """OpenVINO in fp32."""
+    path = family.folder / "graph" / "model.xml"
+    write_graph(family.decoder, Storage.FP32, path)
+    engine = load(path, decoder_facts(family.decoder), EngineOptions(threads=1), blocks=8)
+    yield engine, family.texts, family.expected
+    engine.close()
 
 
 def blocks(*numbers: int, tokens: int = LENGTH) -> NDArray[np.int32]:
@@ -45,27 +77,32 @@ def blocks(*numbers: int, tokens: int = LENGTH) -> NDArray[np.int32]:
     return np.array(numbers[: -(-tokens // 32)], np.int32)
 
 
-def test_a_prompt_in_one_step(case: tuple[StepEngine, list[NDArray[np.int32]], list[NDArray[np.float32]]]) -> None:
+def in_chunks(engine: StepEngine, text: Tokens, ends: Iterable[int]) -> Logits:
+    """The logits of all tokens, computed in chunks that end here."""
+    parts = [
+        engine.step([Row(text[begin:end], begin, blocks(7, 1, tokens=end), end - begin)])
+        for begin, end in pairwise([0, *ends])
+    ]
+    return np.concatenate(parts)
+
+
+def test_a_prompt_in_one_step(case: Case) -> None:
     engine, (text, _), (expected, _) = case
     logits = engine.step([Row(text, 0, blocks(5, 2), len(text))])
     assert np.abs(logits - expected).max() < LARGEST_DIFFERENCE
 
 
-def test_a_prompt_in_chunks_and_then_token_by_token(
-    case: tuple[StepEngine, list[NDArray[np.int32]], list[NDArray[np.float32]]],
-) -> None:
+def test_a_prompt_in_chunks_and_then_token_by_token(case: Case) -> None:
     engine, (text, _), (expected, _) = case
-    ends = [0, 13, 33, *range(34, LENGTH + 1)]
-    logits = [
-        engine.step([Row(text[begin:end], begin, blocks(7, 1, tokens=end), end - begin)])
-        for begin, end in pairwise(ends)
-    ]
-    assert np.abs(np.concatenate(logits) - expected).max() < LARGEST_DIFFERENCE
+    assert np.abs(in_chunks(engine, text, [13, 33, *range(34, LENGTH + 1)]) - expected).max() < LARGEST_DIFFERENCE
 
 
-def test_chunks_and_single_tokens_of_several_sequences_in_one_step(
-    case: tuple[StepEngine, list[NDArray[np.int32]], list[NDArray[np.float32]]],
-) -> None:
+def test_every_token_by_itself(case: Case) -> None:
+    engine, (text, _), (expected, _) = case
+    assert np.abs(in_chunks(engine, text, range(1, LENGTH + 1)) - expected).max() < LARGEST_DIFFERENCE
+
+
+def test_chunks_and_single_tokens_of_several_sequences_in_one_step(case: Case) -> None:
     engine, (first, second), (expected_first, expected_second) = case
     engine.step([Row(first[:20], 0, blocks(0, tokens=20), 0)])
     logits = engine.step([Row(first[20:21], 20, blocks(0, tokens=21), 1), Row(second[:30], 0, blocks(3, tokens=30), 2)])
@@ -76,9 +113,37 @@ def test_chunks_and_single_tokens_of_several_sequences_in_one_step(
     assert np.abs(logits[7] - expected_first[44]).max() < LARGEST_DIFFERENCE
 
 
-def test_a_step_without_wanted_logits_gives_none(
-    case: tuple[StepEngine, list[NDArray[np.int32]], list[NDArray[np.float32]]],
-) -> None:
+def test_numpy_without_rounding(family: Family) -> None:
+    for text, expected in zip(family.texts, family.expected, strict=True):
+        assert np.abs(exact_logits(family.decoder, text) - expected).max() < LARGEST_DIFFERENCE
+
+
+@needs_library
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_native_engine_differs_by_its_rounding_only(bits: int, family: Family) -> None:
+    (text, other), decoder = family.texts, family.decoder
+    path = family.folder / f"native-{bits}" / "model.native"
+    write_native(decoder, bits, path)
+    engine = native_engine.load(path, decoder_facts(decoder), 2, blocks=8)
+    try:
+        whole = in_chunks(engine, text, [LENGTH])
+        by_token = in_chunks(engine, text, range(1, LENGTH + 1))
+        row = Row(other, 0, blocks(0, 3, tokens=len(other)), len(other))
+        in_company = engine.step([Row(text[:20], 0, blocks(5, tokens=20), 0), row])
+        alone = engine.step([row])
+    finally:
+        engine.close()
+    np.testing.assert_array_equal(whole, by_token)
+    np.testing.assert_array_equal(in_company, alone)
+    expected = native_logits(decoder, bits, text)
+    # The bounds of tests/runtime/generation/test_native_engine.py, with the reason for them.
+    difference = np.abs(whole - expected) / expected.std()
+    assert difference.max(1).min() < 1e-5
+    assert difference.mean() < 1e-2
+    assert difference.max() < 0.15
+
+
+def test_a_step_without_wanted_logits_gives_none(case: Case) -> None:
     engine, (text, _), _ = case
     assert engine.step([Row(text[:4], 0, blocks(0, tokens=4), 0)]).shape == (0, VOCABULARY)
 

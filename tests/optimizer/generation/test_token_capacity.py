@@ -15,6 +15,7 @@ from penstock_optimizer.generation import token_capacity
 from penstock_optimizer.generation.token_capacity import (
     DEFAULT_LENGTHS,
     MOST_CLIENTS,
+    CapacityClients,
     ClientSteps,
     capacity_findings,
     lengths_text,
@@ -125,15 +126,9 @@ def test_clients_are_answered_by_the_scheduler_that_serves(monkeypatch: pytest.M
     engine = PagedEngine(blocks=32)
     reported: list[TokenPoint] = []
     lengths = [(8, 4), (20, 6)]
-    curve = measure_tokens(
-        engine,
-        lambda ids: " ".join(map(str, ids)),
-        lengths,
-        Objective(),
-        seconds_left=left_of(60),
-        on_point=reported.append,
-    )
-    assert engine.closed
+    clients = CapacityClients(engine, lambda ids: " ".join(map(str, ids)), lengths)
+    curve = measure_tokens(clients.measure, lengths, Objective(), seconds_left=left_of(60), on_point=reported.append)
+    clients.loop.close()
     assert [one.clients for one in curve.points] == sorted(one.clients for one in reported)
     assert curve.points[0].clients == 1
     for one in curve.points:
@@ -145,10 +140,11 @@ def test_clients_are_answered_by_the_scheduler_that_serves(monkeypatch: pytest.M
 
 
 def test_without_time_nothing_is_measured() -> None:
-    engine = PagedEngine()
-    curve = measure_tokens(engine, lambda _: "", [(4, 4)], Objective(), seconds_left=lambda: 0.0)
+    def measure(count: int, seconds: float) -> TokenPoint | None:
+        pytest.fail(f"{count} clients were measured for {seconds} s")
+
+    curve = measure_tokens(measure, [(4, 4)], Objective(), seconds_left=lambda: 0.0)
     assert curve.points == ()
-    assert engine.closed
 
 
 def test_an_engine_that_fails_gives_no_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,5 +152,7 @@ def test_an_engine_that_fails_gives_no_point(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(token_capacity, "MOST_SECONDS", 0.1)
     engine = PagedEngine()
     engine.fail = RuntimeError("no")
-    curve = measure_tokens(engine, lambda _: "", [(4, 4)], Objective(), seconds_left=left_of(60))
+    clients = CapacityClients(engine, lambda _: "", [(4, 4)])
+    curve = measure_tokens(clients.measure, [(4, 4)], Objective(), seconds_left=left_of(60))
+    clients.loop.close()
     assert curve.points == ()

@@ -38,13 +38,36 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama 3": ("LlamaConfig", {"rope_scaling": _LLAMA_3, "rope_theta": 5000.0}),
     "llama with linear scaling": ("LlamaConfig", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+    "llama with a factor for long texts": (
+        "LlamaConfig",
+        {
+            "rope_scaling": {
+                "rope_type": "longrope",
+                "factor": 4.0,
+                "short_factor": [1.0, 1.5, 2.0, 2.5],
+                "long_factor": [2.0, 3.0, 4.0, 5.0],
+            }
+        },
+    ),
     "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
     "qwen2 with windows": (
         "Qwen2Config",
         {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3Config", {"head_dim": 16}),
+    "qwen3 with one key head, windows and biases": (
+        "Qwen3Config",
+        {
+            "head_dim": 24,
+            "num_key_value_heads": 1,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 2,
+        },
+    ),
     "mistral": ("MistralConfig", {"sliding_window": 9}),
+    "mistral with heads wider than the model": ("MistralConfig", {"head_dim": 48, "sliding_window": None}),
     "phi3": ("Phi3Config", {"sliding_window": 11, "tie_word_embeddings": False}),
     "phi4 mini": (
         "Phi3Config",
@@ -66,6 +89,29 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         },
     ),
+    "gemma3 with as many key heads": (
+        "Gemma3TextConfig",
+        {
+            "head_dim": 20,
+            "query_pre_attn_scalar": 20,
+            "num_key_value_heads": 4,
+            "sliding_window": 4,
+            "sliding_window_pattern": 2,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gpt2 with a head of its own": (
+        "GPT2Config",
+        {
+            "n_embd": 96,
+            "n_head": 4,
+            "n_layer": 2,
+            "n_inner": 64,
+            "n_positions": 64,
+            "activation_function": "relu",
+            "tie_word_embeddings": False,
+        },
+    ),
     "gpt2": (
         "GPT2Config",
         {"n_embd": 32, "n_head": 4, "n_layer": 3, "n_positions": 256, "scale_attn_by_inverse_layer_idx": True},
@@ -74,14 +120,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """Name -> class of transformers' configuration, and its fields. Windows are shorter than the texts of the tests."""
 
 
-def save_tiny(name: str, folder: Path, *, seed: int = 0) -> Any:
-    """Save a random model of this family in `folder`; returns it."""
+def save_tiny(name: str, folder: Path, *, seed: int = 0, **changed: Any) -> Any:
+    """Save a random model of this family in `folder`; returns it. `changed`: other fields of its configuration."""
     import torch
     import transformers
 
     kind, fields = FAMILIES[name]
     torch.manual_seed(seed)
-    config = getattr(transformers, kind)(**(_SIZES | fields))
+    config = getattr(transformers, kind)(**(_SIZES | fields | changed))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import ArtefactError, HostError
+from penstock.errors import ArtefactError, HostError, OutOfMemory
 from penstock.manifest import CandidateFacts, Manifest, Outcome
-from penstock.recipe import EngineName, Recipe
+from penstock.recipe import EngineName, Precision, Recipe
 from penstock.resources.endpoint import ModelEndpoint, Objective
 from penstock.resources.result import Result
-from penstock_optimizer.generation import plans, token_capacity
+from penstock_optimizer.generation import candidate, plans, token_capacity
 from penstock_optimizer.generation.agreement_of_logits import GenerationBudget
-from penstock_optimizer.job import generation
+from penstock_optimizer.generation.candidate import CandidateProcess, JudgedAnswers
+from penstock_optimizer.job import generation, screening
 from penstock_optimizer.job.optimise import optimise, prepare
 from penstock_runtime.engines.native.library import library_path
 from penstock_runtime.generation.engine import Row, StepEngine
@@ -28,6 +29,8 @@ from tests.runtime.models.gguf_files import write_gguf
 
 pytestmark = pytest.mark.slow
 
+SOME = {"precisions": ["int8-rowwise", "int4-weights", "bf16"]}
+"""Candidates of both engines, and of one graph; each has a process, which takes a second to start."""
 BUDGET_SECONDS = 3600.0
 """Not reached: the run ends when all candidates have had a turn."""
 
@@ -48,20 +51,26 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     """The fp32 artefact as it was when it was prepared, the finished artefact, and the store."""
     root = tmp_path_factory.mktemp("generation")
     write_gguf(root / "model.gguf")
-    chat = endpoint(root / "model.gguf")
+    chat = endpoint(root / "model.gguf", optimization=SOME)
     prepared = prepare(chat, store=root / "store", models=root / "models")
     assert not prepared.finished
     # The finished artefact replaces it.
     prepared.artefact.rename(root / "baseline")
     with pytest.MonkeyPatch.context() as patch:
-        # Eight prompts show as much of a random model as 64.
-        patch.setattr(generation, "PROMPTS", 8)
-        patch.setattr(generation, "LEAST_PROMPTS", 8)
-        patch.setattr(generation, "CONTINUATION", 4)
-        patch.setattr(token_capacity, "LEAST_SECONDS", 0.1)
-        patch.setattr(token_capacity, "MOST_CLIENTS", 4)
+        shorten(patch)
         finished = optimise(chat, store=root / "store", models=root / "models", budget_seconds=BUDGET_SECONDS)
     return root / "baseline", finished, root
+
+
+def shorten(patch: pytest.MonkeyPatch, worker: str = "QuickCandidate") -> None:
+    """A short search, with a class of `generation_workers` in the processes of candidates."""
+    # Eight prompts show as much of a random model as 64.
+    patch.setattr(generation, "PROMPTS", 8)
+    patch.setattr(generation, "LEAST_PROMPTS", 8)
+    patch.setattr(generation, "CONTINUATION", 4)
+    patch.setattr(token_capacity, "LEAST_SECONDS", 0.1)
+    patch.setattr(token_capacity, "MOST_CLIENTS", 4)
+    patch.setattr(candidate, "TARGET", f"tests.optimizer.job.generation_workers:{worker}")
 
 
 def first_logits(engine: StepEngine) -> Float:
@@ -80,9 +89,7 @@ def test_a_native_plan_is_searched_and_served_with_answers_that_do_not_depend_on
     # Rounding changes the logits of random weights much.
     wide = GenerationBudget(mean_divergence=1e3, p99_divergence=1e3, same_best=0.0, perplexity=1e9)
     monkeypatch.setattr(generation, "GenerationBudget", lambda: wide)
-    monkeypatch.setattr(generation, "PROMPTS", 8)
-    monkeypatch.setattr(generation, "LEAST_PROMPTS", 8)
-    monkeypatch.setattr(generation, "CONTINUATION", 4)
+    shorten(monkeypatch)
 
     def fastest(measured: Sequence[CandidateFacts], objective: Objective) -> CandidateFacts:
         """The native plan, although times of so small a model mean nothing."""
@@ -106,19 +113,19 @@ def test_a_native_plan_is_searched_and_served_with_answers_that_do_not_depend_on
 def test_an_interrupted_search_goes_on_and_leaves_out_what_ends_the_process(
     folders: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat = endpoint(folders[2] / "model.gguf", optimization={"engines": ["openvino"]})
-    for name in ("PROMPTS", "LEAST_PROMPTS", "CONTINUATION"):
-        monkeypatch.setattr(generation, name, 4)
-    monkeypatch.setattr(token_capacity, "LEAST_SECONDS", 0.1)
-    monkeypatch.setattr(token_capacity, "MOST_CLIENTS", 2)
+    chat = endpoint(
+        folders[2] / "model.gguf",
+        optimization={"engines": ["openvino"], "precisions": ["int8-rowwise", "int8-weights"]},
+    )
+    shorten(monkeypatch)
     tried: list[Recipe] = []
     original = generation.GenerationOptimisation._try
 
-    def ends_with_the_second(run: Any, recipe: Recipe, reference: Any) -> CandidateFacts:
+    def ends_with_the_second(run: Any, recipe: Recipe) -> CandidateFacts:
         tried.append(recipe)
         if recipe == (tried[1] if len(tried) > 1 else None):
             raise KeyboardInterrupt  # as the end of the process, which no handler of candidates catches
-        return original(run, recipe, reference)
+        return original(run, recipe)
 
     monkeypatch.setattr(generation.GenerationOptimisation, "_try", ends_with_the_second)
 
@@ -133,7 +140,64 @@ def test_an_interrupted_search_goes_on_and_leaves_out_what_ends_the_process(
     assert tried.count(tried[0]) == 1
     assert tried.count(tried[1]) == generation.MOST_TRIES
     (left_out,) = [one for one in manifest.candidates if one.recipe == tried[1]]
-    assert (left_out.outcome, left_out.reason[:29]) == (Outcome.FAILED, "the process ended 2 times whi")
+    assert (left_out.outcome, left_out.reason[:29]) == (Outcome.FAILED, "the search ended 2 times whil")
+
+
+def test_a_candidate_whose_process_is_killed_fails_alone(
+    folders: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is killed as by the kernel when memory runs out, one crashes while it writes its graph, and one hangs."""
+    precisions = ["int4-weights", "int8-rowwise", "int4-rowwise", "int8-weights"]
+    chat = endpoint(
+        folders[2] / "model.gguf",
+        optimization={"engines": ["openvino"], "precisions": precisions, "accuracy": {"minAgreement": 0.01}},
+    )
+    shorten(monkeypatch, "FailingCandidate")
+    monkeypatch.setattr(screening, "HANGS_SECONDS", 1.0)
+    original = CandidateProcess.judge
+
+    def with_limit(process: CandidateProcess, budget: Any, *, seconds: float, timeout_seconds: float) -> JudgedAnswers:
+        limit = 1.0 if process.recipe.precision is Precision.INT4_ROWWISE else timeout_seconds
+        return original(process, budget, seconds=seconds, timeout_seconds=limit)
+
+    monkeypatch.setattr(CandidateProcess, "judge", with_limit)
+    finished = optimise(chat, store=tmp_path / "store", models=folders[2] / "models", budget_seconds=BUDGET_SECONDS)
+
+    manifest = Manifest.load(finished)
+    failed = [one for one in manifest.candidates if one.outcome is Outcome.FAILED]
+    assert {one.recipe.precision: one.reason for one in failed} == {
+        Precision.INT4_WEIGHTS: "killed by signal 9 (SIGKILL, out of memory in all likelihood)",
+        Precision.INT8_ROWWISE: "killed by signal 11 (SIGSEGV)",
+        Precision.INT4_ROWWISE: "judge did not end within 1 s",
+    }
+    # The others run, although one has the graph that was cut short.
+    others = [one for one in manifest.candidates if one not in failed and one.outcome is not Outcome.SKIPPED]
+    assert Precision.INT8_ROWWISE in {one.recipe.precision for one in others}
+    assert all(one.verdict is not None for one in others if one.recipe != plans.FP32)
+    report = (finished / "report.html").read_text(encoding="utf-8")
+    assert "killed by signal 11 (SIGSEGV)" in report
+    assert np.isfinite(first_logits(open_generation_engine(finished))).all()
+
+
+def test_the_search_ends_when_the_capacity_cannot_be_measured(
+    folders: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = endpoint(folders[2] / "model.gguf", optimization={"mode": "Disabled"})
+    shorten(monkeypatch, "NoCapacityCandidate")
+    finished = optimise(chat, store=tmp_path / "store", models=folders[2] / "models", budget_seconds=BUDGET_SECONDS)
+    manifest = Manifest.load(finished)
+    assert [point.clients for point in manifest.token_capacity.points] == [1]
+    assert "The capacity with 2 clients was not measured: killed by signal 6 (SIGABRT)." in manifest.findings
+
+
+def test_an_fp32_model_that_does_not_run_is_an_error_with_the_reason(
+    folders: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = endpoint(folders[2] / "model.gguf", optimization={"mode": "Disabled"})
+    shorten(monkeypatch, "NoReferenceCandidate")
+    with pytest.raises(OutOfMemory, match=r"the fp32 model does not run: killed by signal 9") as raised:
+        optimise(chat, store=tmp_path / "store", models=folders[2] / "models", budget_seconds=BUDGET_SECONDS)
+    assert "memory" in raised.value.remedy
 
 
 def test_the_fp32_artefact_can_be_served_before_the_search(folders: tuple[Path, Path, Path]) -> None:
@@ -182,7 +246,7 @@ def test_the_baseline_of_the_finished_artefact_gives_the_same_logits(folders: tu
 
 def test_a_second_run_finds_the_artefact(folders: tuple[Path, Path, Path]) -> None:
     _, finished, root = folders
-    again = prepare(endpoint(root / "model.gguf"), store=root / "store", models=root / "models")
+    again = prepare(endpoint(root / "model.gguf", optimization=SOME), store=root / "store", models=root / "models")
     assert (again.finished, again.artefact) == (True, finished)
 
 

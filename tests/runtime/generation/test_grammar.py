@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
+import llguidance
 import numpy as np
 import pytest
 
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.generation.grammar import Grammars
+from penstock_runtime.generation.grammar_check import GrammarChecker
 from penstock_runtime.generation.tool_calls import ToolForm, calls_grammar
 from penstock_runtime.serving.generation_model import GenerationModel
 from tests.runtime.generation.small_model import small_generation_model
@@ -98,3 +101,23 @@ def test_parameters_that_are_no_schema_are_refused(grammars: Grammars) -> None:
     with pytest.raises(InvalidInput) as error:
         grammars.of_lark(calls_grammar(ToolForm.WHOLE, tools, field="arguments", several=False), "tools")
     assert error.value.field == "tools"
+
+
+def test_a_schema_that_would_take_minutes_to_prepare_is_refused_and_the_next_one_is_prepared(
+    grammars: Grammars,
+) -> None:
+    many = [{"type": "string", "pattern": f".*x{number}.*"} for number in range(40)]
+    with pytest.raises(InvalidInput, match="too much time or memory"):
+        grammars.of_json_schema({"allOf": many}, "guided_json")
+    assert grammars.of_json_schema({"const": "a"}, "guided_json").allowed().any()
+
+
+def test_the_process_that_checks_grammars_ends_with_its_model() -> None:
+    checker = GrammarChecker()
+    assert not checker.error(llguidance.LLMatcher.grammar_from_regex("a+"))
+    process = checker._process
+    assert process is not None
+    assert process.poll() is None
+    del checker
+    gc.collect()
+    assert process.returncode == 0

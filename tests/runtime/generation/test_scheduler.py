@@ -27,6 +27,7 @@ class Asked:
     """The step in which it arrives."""
     cancelled_at: int | None = None
     tenant: str = ""
+    client: str = ""
 
 
 def check_pool(scheduler: Scheduler) -> None:
@@ -55,7 +56,8 @@ def run(
     """Generate greedily until all are done: the generated tokens and the sequences, in the order of `asked`."""
     scheduler = Scheduler(engine.blocks, engine.block_size, max_sequences=most, reuse=reuse)
     sequences = [
-        Sequence(number, list(one.prompt), len(one.prompt) + one.more, one.tenant) for number, one in enumerate(asked)
+        Sequence(number, list(one.prompt), len(one.prompt) + one.more, one.tenant, one.client)
+        for number, one in enumerate(asked)
     ]
     open_ones = dict(zip(sequences, asked, strict=True))
     for step_number in range(2000):
@@ -102,6 +104,7 @@ requests = st.builds(
     at=st.integers(0, 12),
     cancelled_at=st.one_of(st.none(), st.none(), st.integers(0, 20)),
     tenant=st.sampled_from(["", "a"]),
+    client=st.sampled_from(["", "x", "y"]),
 )
 
 
@@ -130,6 +133,43 @@ def test_the_youngest_sequence_gives_up_its_blocks_and_is_computed_again() -> No
     assert tokens == [alone(one) for one in asked]
     assert [sequence.preemptions for sequence in sequences] == [0, sequences[1].preemptions]
     assert sequences[1].preemptions >= 1
+
+
+def started(scheduler: Scheduler) -> list[int]:
+    """Compute a step; the numbers of the running sequences."""
+    step = scheduler.plan(64)
+    scheduler.commit(step, [1] * len(step.sampled))
+    return [sequence.number for sequence in scheduler.running]
+
+
+def test_a_client_with_many_requests_does_not_keep_another_one_waiting() -> None:
+    scheduler = Scheduler(64, BLOCK, max_sequences=2)
+    many = [Sequence(number, [1, 2], 20, client="many") for number in range(10)]
+    for sequence in many:
+        scheduler.add(sequence)
+    assert started(scheduler) == [0, 1]
+    few = [Sequence(number, [3, 4], 20, client="few") for number in (10, 11)]
+    for sequence in few:
+        scheduler.add(sequence)
+    scheduler.remove(many[0])
+    assert started(scheduler) == [1, 10]
+    # Both clients run one: the order of arrival decides.
+    scheduler.remove(many[1])
+    assert started(scheduler) == [2, 10]
+    scheduler.remove(few[0])
+    assert started(scheduler) == [2, 11]
+
+
+def test_the_client_that_runs_the_most_gives_up_its_blocks_first() -> None:
+    scheduler = Scheduler(6, BLOCK, reuse=False)
+    sequences = [Sequence(number, [1] * 3, 24, client="few" if number == 2 else "many") for number in range(3)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    assert started(scheduler) == [0, 1, 2]
+    while not any(sequence.preemptions for sequence in sequences):
+        started(scheduler)
+    assert [sequence.preemptions for sequence in sequences] == [0, 1, 0]
+    assert [sequence.number for sequence in scheduler.running] == [0, 2]
 
 
 def test_prompts_that_begin_alike_share_blocks_of_one_tenant_only() -> None:

@@ -152,6 +152,7 @@ class Model:
         deadline_seconds: float | None = None,
         caller: int = 0,
         client: str = "",
+        tenant: str = "",
     ) -> Answer:
         self.deadlines.append(deadline_seconds)
         prepared = self.task.prepare(self.task.parse(inputs, parameters))
@@ -283,6 +284,7 @@ class Gate:
         deadline_seconds: float | None = None,
         caller: int = 0,
         client: str = "",
+        tenant: str = "",
     ) -> Answer:
         self.loop = asyncio.get_running_loop()
         self._count("waiting", 1)

@@ -88,6 +88,22 @@ def test_a_first_token_is_added_where_the_file_wants_one(tmp_path: Path) -> None
     assert Tokenizer.from_file(str(folder / "tokenizer.json")).encode("abc").tokens == ["<s>", "abc"]
 
 
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        ("gpt-4o", ["HELLOWorld", " don't", " ", "123", "45", " a", "/b", "\n\n"]),
+        ("llama-bpe", ["HELLOWorld", " don", "'t", " ", "123", "45", " a", "/b", "\n\n"]),
+    ],
+)
+def test_texts_are_split_as_the_file_names(name: str, pieces: list[str], tmp_path: Path) -> None:
+    changed: dict[str, Any] = {"tokenizer.ggml.pre": name}
+    write_gguf(tmp_path / "model.gguf", **changed)
+    folder = unpack(tmp_path / "model.gguf", tmp_path / "cache")
+    splitting = Tokenizer.from_file(str(folder / "tokenizer.json")).pre_tokenizer
+    text = "".join(pieces)
+    assert [text[begin:end] for _, (begin, end) in splitting.pre_tokenize_str(text)] == pieces
+
+
 TEXTS = (
     *TRAINING[:40],
     "",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,14 @@ import pytest
 
 from penstock.errors import CorruptModel
 from penstock.tasks import TaskName
-from penstock_runtime.errors import InferenceFailed, NotReady, PromptTooLong
+from penstock_runtime.errors import InferenceFailed, NotReady, Overloaded, PromptTooLong
 from penstock_runtime.generation.loop import FinishReason, JobRequest
 from penstock_runtime.generation.sampling import SamplingParameters
 from penstock_runtime.serving.generation_model import warm_up
 from penstock_runtime.serving.generator import Generation, Generator
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerStatus
+from penstock_runtime.settings import QueueSettings
 from tests.runtime.generation.paged_engine import PagedEngine
 from tests.runtime.generation.small_model import small_engine, small_generation_model, write_generation_folder
 
@@ -151,6 +154,64 @@ def test_a_closed_request_frees_its_blocks(tmp_path: Path) -> None:
         await generator.drain()
 
     run(test)
+
+
+def test_a_full_queue_refuses_the_newest_request_of_the_client_with_the_most(tmp_path: Path) -> None:
+    async def test() -> None:
+        engine = small_engine()
+        engine.gate = threading.Semaphore(0)
+        queue = QueueSettings(max_queue_rows=3)
+        generator = Generator(small_generation_model(tmp_path, engine), queue=queue)
+        many = [generator.generate(PROMPT, [replace(job(), client="many")]) for _ in range(3)]
+        with pytest.raises(Overloaded):
+            generator.generate(PROMPT, [replace(job(), client="many")])
+        few = generator.generate(PROMPT, [replace(job(), client="few")])
+        with pytest.raises(Overloaded, match="3 sequences"):
+            await many[2].read_all()
+        assert generator.queue_depth()[0] == 3
+        engine.gate.release(1000)
+        assert len(await tokens(few)) == 8
+        for one in many[:2]:
+            assert len(await tokens(one)) == 8
+        await generator.drain()
+
+    run(test)
+
+
+def test_requests_in_the_pipelines_format_share_prompts_of_one_tenant_only(tmp_path: Path) -> None:
+    async def test() -> None:
+        engine = small_engine()
+        generator = Generator(small_generation_model(tmp_path, engine))
+        begins = []
+        for tenant in ("a", "a", "b"):
+            before = len(engine.steps)
+            parameters = {"max_new_tokens": 1}
+            await generator.predict("Once upon a time there was a king", parameters, tenant=tenant)
+            begins.append(engine.steps[before][0][0])
+        assert begins == [0, 32, 0]
+        await generator.drain()
+
+    run(test)
+
+
+def test_other_threads_run_while_a_long_prompt_is_tokenised(tmp_path: Path) -> None:
+    model = small_generation_model(tmp_path)
+    text, times = "a long prompt " * 100_000, []
+
+    def encode() -> None:
+        times.append(perf_counter())
+        model.encode_prompt(text, with_special_tokens=False)
+        times.append(perf_counter())
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    ran = []
+    while thread.is_alive():
+        ran.append(perf_counter())
+    thread.join()
+    begin, end = times
+    tenth = (end - begin) / 10
+    assert any(begin + tenth < moment < end - tenth for moment in ran)
 
 
 def test_the_metrics_count_tokens_and_times(tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ class GenerationApi:
         generator = generator_of(self._service)
         tokens = await generator.tokens(prompt) if isinstance(prompt, Prompt) else prompt
         tokenised = perf_counter()
-        jobs = [replace(job, tenant=request.token)] * count
+        # Of clients behind a proxy, which have one address, the tokens differ.
+        jobs = [replace(job, tenant=request.token, client=request.token or request.client)] * count
         deadline = self._service.deadline_seconds(request)
         return StartedGeneration(generator.generate(tokens, jobs, deadline_seconds=deadline), arrived, tokenised)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from penstock_runtime.errors import InvalidInput, UnsupportedOption
-from penstock_runtime.generation.grammar import GrammarState
+from penstock_runtime.generation.grammar import GrammarState, in_grammar_thread
 from penstock_runtime.generation.loop import JobRequest
 from penstock_runtime.generation.tool_calls import LIST_TOKEN, ToolForm, arguments_name, calls_grammar
 from penstock_runtime.serving.generation_model import GenerationModel
@@ -49,6 +48,10 @@ TOOL = Object(
     {"type": Choice(("function",)), "function": Object({"name": Text()}, others=Others.KEPT)}, others=Others.KEPT
 )
 MOST_TOOLS = 128
+MOST_BIASES = 1024
+"""Each is added in each step."""
+LONGEST_ID = 10
+"""Digits of a token id."""
 ANY = Object({}, others=Others.KEPT)
 BIASES = Object({}, others=Others.KEPT, words="an object of token ids and biases")
 
@@ -73,7 +76,7 @@ NOTES = {
     "top_k": "Not part of OpenAI's API: choose among this number of most probable tokens; 0: all.",
     "min_p": "Not part of OpenAI's API: choose among tokens with this share of the highest probability.",
     "repetition_penalty": "Not part of OpenAI's API: divides the scores of tokens of prompt and answer.",
-    "logit_bias": "Added to the scores of tokens, by token id; -100 to 100.",
+    "logit_bias": f"Added to the scores of at most {MOST_BIASES} tokens, by token id; -100 to 100.",
     "seed": "The same seed gives the same answer.",
     "n": "The number of answers.",
     "response_format": "text, json_object, or json_schema with a schema: the answer is JSON in this form.",
@@ -275,8 +278,7 @@ async def job_of(
         sampling=sampling(values, seed=body["seed"], top_logprobs=top_logprobs),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         end_tokens=model.end_tokens,
-        # In a thread: large schemas take a while.
-        grammar=None if grammar is None else await asyncio.to_thread(grammar),
+        grammar=None if grammar is None else await in_grammar_thread(grammar),
     )
 
 
@@ -310,10 +312,16 @@ def text_format(
 
 
 def _biases(given: Mapping[str, Any], vocabulary: int) -> dict[int, float]:
+    if len(given) > MOST_BIASES:
+        raise InvalidInput(
+            f"logit_bias has {len(given)} tokens; at most {MOST_BIASES} are accepted",
+            field="logit_bias",
+            remedy="Send fewer, or describe the answer with response_format",
+        )
     biases = {}
     for token, bias in given.items():
         field = f"logit_bias.{token[:20]}"
-        if not token.isdecimal() or int(token) >= vocabulary:
+        if not token.isdecimal() or len(token) > LONGEST_ID or int(token) >= vocabulary:
             raise InvalidInput(
                 f"{field} is no token of this model", field=field, remedy=f"Send token ids from 0 to {vocabulary - 1}"
             )

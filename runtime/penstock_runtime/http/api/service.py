@@ -28,8 +28,10 @@ class PredictorLike(Protocol):
         deadline_seconds: float | None = None,
         caller: int = 0,
         client: str = "",
+        tenant: str = "",
     ) -> Answer:
-        """The answer, or a RequestError. May be cancelled."""
+        """The answer, or a RequestError. May be cancelled. `client`: the address; `tenant`: the name of the bearer
+        token."""
         ...
 
     async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int) -> T:
@@ -75,6 +77,7 @@ class ModelService:
             deadline_seconds=self.deadline_seconds(request),
             caller=request.caller,
             client=request.client,
+            tenant=request.token,
         )
         self.metrics.answered(answer)
         return answer

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import PromptTooLong, RequestError, UnsupportedOption
-from penstock_runtime.generation.grammar import GrammarState
+from penstock_runtime.generation.grammar import GrammarState, in_grammar_thread
 from penstock_runtime.generation.loop import Delta, FinishReason, JobRequest
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.http.api.bodies import answer_response, checked, dumps, error_response, read_json
@@ -168,7 +168,9 @@ class Tgi(GenerationApi):
             stop=(*values["stop"], *values["stop_sequences"]),
             include_stop=True,
             end_tokens=model.end_tokens,
-            grammar=None if values["grammar"] is None else await asyncio.to_thread(_grammar, values["grammar"], model),
+            grammar=None
+            if values["grammar"] is None
+            else await in_grammar_thread(partial(_grammar, values["grammar"], model)),
         )
         seed = parameters.seed if do_sample else None
         asked = Asked(body["inputs"], values, seed, TokenWriter(model), model)

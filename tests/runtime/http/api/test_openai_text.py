@@ -223,6 +223,12 @@ class TestChat:
         ({"messages": MESSAGES, "logit_bias": {"258": 1}}, 422, "logit_bias.258"),
         ({"messages": MESSAGES, "logit_bias": {"a": 1}}, 422, "logit_bias.a"),
         ({"messages": MESSAGES, "logit_bias": {"1": 101}}, 422, "logit_bias.1"),
+        ({"messages": MESSAGES, "logit_bias": {"9" * 5000: 1}}, 422, f"logit_bias.{'9' * 20}"),
+        ({"messages": MESSAGES, "logit_bias": {str(number): 1 for number in range(1025)}}, 422, "logit_bias"),
+        ({"messages": MESSAGES, "max_tokens": 2**31 - 1}, 400, "messages"),
+        ({"messages": MESSAGES, "max_tokens": 2**70}, 422, "max_tokens"),
+        ({"messages": MESSAGES, "n": 17}, 422, "n"),
+        ({"messages": MESSAGES, "stop": ["x"] * 1000}, 422, "stop"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -316,6 +322,30 @@ OFFERED: Any = [
     {"type": "function", "function": {"name": "weather", "parameters": {**OSLO, "additionalProperties": False}}},
     {"type": "function", "function": {"name": "time"}},
 ]
+
+
+HALF_A_PAIR = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '"\\ud800"'}}]}
+
+
+DEEP = "[" * 1005 + "]" * 1005
+"""Python's own module does not write this JSON."""
+
+
+@pytest.mark.parametrize(
+    ("changed", "status"),
+    [
+        ({"messages": [*MESSAGES, HALF_A_PAIR]}, 422),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": "DEEP"}}}]}, 400),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": "DEEP"}}}}, 400),
+    ],
+    ids=["half a character in arguments", "deep tools", "a deep schema"],
+)
+def test_what_is_found_after_the_body_was_parsed_is_an_error_of_the_client(
+    tools_endpoint: Endpoint, changed: dict[str, Any], status: int
+) -> None:
+    body = json.dumps({"messages": MESSAGES, "max_tokens": 2, **changed}).replace('"DEEP"', DEEP)
+    answer = httpx.post(f"{tools_endpoint.url}/v1/chat/completions", content=body, timeout=60, verify=False)
+    assert answer.status_code == status, answer.text
 
 
 @pytest.mark.parametrize(
