@@ -15,7 +15,7 @@ BINARY is llama.cpp's `llama-server`, built with `-DGGML_NATIVE=ON`. With gcc 12
 compiler barrier before `_tile_loadconfig`, or its AMX products fail. It runs with as many threads as cores and without
 polling, with polling, and with one thread: the best of the three is its figure.
 
-`--beside TOKENS` measures something else: seven streams run, and a prompt of that length arrives. The table has p50
+`--long-prompt TOKENS` measures something else: seven streams run, and a prompt of that length arrives. The table has p50
 and p99 of the time between two tokens of the streams, without it and from its arrival to its first token.
 """
 
@@ -218,8 +218,8 @@ def subjects(artefacts: Sequence[Path], gguf: Path | None, folder: Path | None, 
     return found
 
 
-def beside(subject: Subject, address: str, length: int) -> list[str]:
-    """A row of the table of `--beside`."""
+def next_to_long_prompt(subject: Subject, address: str, length: int) -> list[str]:
+    """A row of the table of `--long-prompt`."""
     gaps: dict[bool, list[float]] = {False: [], True: []}
     arrival = threading.Event()
     first: list[float] = []
@@ -257,7 +257,7 @@ def beside(subject: Subject, address: str, length: int) -> list[str]:
 @click.option(
     "--llama", "llama_files", type=click.Path(exists=True, path_type=Path), multiple=True, help="A GGUF file for it."
 )
-@click.option("--beside", "length", type=int, help="Measure streams next to a prompt of this number of tokens.")
+@click.option("--long-prompt", "length", type=int, help="Measure streams next to a prompt of this number of tokens.")
 @click.option("--cores", default=2, show_default=True)
 @click.option("--prompts", default="128,512", show_default=True, help="Lengths of prompts, tokens.")
 @click.option("--clients", default="1,8", show_default=True, help="Clients at a time.")
@@ -283,7 +283,7 @@ def main(
     if llama_server is not None:
         found += llama(llama_server, llama_files, cores, max(*numbers, STREAMS + 1))
     if length is not None:
-        print("| server | p50 alone, ms | p50 beside, ms | p99 alone, ms | p99 beside, ms | first token, ms |")
+        print("| server | p50 alone, ms | p50 with it, ms | p99 alone, ms | p99 with it, ms | first token, ms |")
         print("|---|---|---|---|---|---|")
     else:
         print("| server | prompt | clients | first token, ms | further token, ms | tokens/s |")
@@ -292,7 +292,7 @@ def main(
         with subject.running() as address:
             if length is not None:
                 for _ in range(rounds):
-                    print(f"| {' | '.join(beside(subject, address, length))} |", flush=True)
+                    print(f"| {' | '.join(next_to_long_prompt(subject, address, length))} |", flush=True)
                 continue
             for prompt in map(int, prompts.split(",")):
                 for number in numbers:
