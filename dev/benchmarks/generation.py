@@ -15,8 +15,8 @@ BINARY is llama.cpp's `llama-server`, built with `-DGGML_NATIVE=ON`. With gcc 12
 compiler barrier before `_tile_loadconfig`, or its AMX products fail. It runs with as many threads as cores and without
 polling, with polling, and with one thread: the best of the three is its figure.
 
-`--long-prompt TOKENS` measures something else: seven streams run, and a prompt of that length arrives. The table has p50
-and p99 of the time between two tokens of the streams, without it and from its arrival to its first token.
+`--long-prompt TOKENS` measures something else: seven streams run, and a prompt of that length arrives. The table has
+p50 and p99 of the time between two tokens of the streams, without it and from its arrival to its first token.
 """
 
 from __future__ import annotations
