@@ -11,8 +11,8 @@ import click
 
 from penstock.errors import SpecError
 from penstock_bench.cell import MeasurementFailed
-from penstock_bench.families import FAMILIES, family_endpoint
 from penstock_bench.grid import BenchOptions
+from penstock_bench.random_models.families import FAMILIES, family_endpoint
 from penstock_bench.run import BenchProgress, run_bench
 from penstock_cli.cluster.forward import forwarded
 from penstock_cli.cluster.kubectl import ClusterReader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.models import made_once, write_tokenizer
-from penstock_bench.families import write_family
+from penstock_bench.random_models.families import write_family
 
 
 def family_model(name: str) -> Path:

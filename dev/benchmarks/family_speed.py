@@ -26,7 +26,7 @@ from benchmarks.markdown import markdown_table
 from benchmarks.program import Program
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import Head
-from penstock_bench.families import FAMILIES
+from penstock_bench.random_models.families import FAMILIES
 from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.load.workload import TextMaker
 from penstock_optimizer.quantise import build

@@ -11,8 +11,8 @@ import pytest
 import penstock_cli.bench
 from penstock.artefact_store import DEFAULT_MODELS
 from penstock.resources.endpoint import ModelEndpoint
-from penstock_bench.families import FAMILIES
 from penstock_bench.grid import BenchOptions
+from penstock_bench.random_models.families import FAMILIES
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tokens import Tokenizer
 from tests.cli.endpoints import invoke, write_endpoint

@@ -33,8 +33,8 @@ from benchmarks.program import Program
 from penstock.recipe import EngineName
 from penstock.tasks import TaskName
 from penstock_bench.cell import CellSpec, Client, MeasurementFailed, Turn, measure_in_turn
-from penstock_bench.families import FAMILIES
 from penstock_bench.grid import Placement, place
+from penstock_bench.random_models.families import FAMILIES
 from penstock_bench.results import OURS, Figures
 from penstock_bench.server import READY_PATH, MeasuredServer, free_port
 from penstock_optimizer.load.client import RequestBody

@@ -12,8 +12,8 @@ import pytest
 
 from penstock.errors import OptimizationError
 from penstock.tasks import Head
-from penstock_bench.families import FAMILIES
-from penstock_bench.random_model import write_model
+from penstock_bench.random_models.families import FAMILIES
+from penstock_bench.random_models.writer import write_model
 from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.quantise import build
 from penstock_optimizer.quantise.native_inputs import ScoreBias, distance_table

@@ -99,7 +99,7 @@ def write_family(path: Path, name: str, *, tokenizer: Callable[[Path], None] | N
 
     `tokenizer` writes tokenizer.json; None: one of everyday words.
     """
-    from penstock_bench.random_model import write_model, write_pooling  # the exporter: a second
+    from penstock_bench.random_models.writer import write_model, write_pooling  # the exporter: a second
 
     config = FAMILIES[name]
     write_model(path, config, tokenizer=tokenizer)

@@ -1,0 +1,1 @@
+"""Models with random weights: what speed depends on, without any download."""
