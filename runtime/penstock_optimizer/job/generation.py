@@ -29,7 +29,12 @@ from penstock_optimizer.candidate.isolation import WorkerFailed
 from penstock_optimizer.candidate.work_folder import CandidateRecord, locked
 from penstock_optimizer.generation import plans
 from penstock_optimizer.generation.agreement_of_logits import GenerationBudget
-from penstock_optimizer.generation.candidate import CandidateProcess, GenerationContext, graph_bytes, write_recipe
+from penstock_optimizer.generation.candidate_process import (
+    CandidateProcess,
+    GenerationContext,
+    graph_bytes,
+    write_recipe,
+)
 from penstock_optimizer.generation.decoder import Decoder
 from penstock_optimizer.generation.decoder_families import read_decoder
 from penstock_optimizer.generation.decoder_graph import decoder_facts

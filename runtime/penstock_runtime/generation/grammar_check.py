@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.process import python_module
@@ -34,17 +35,19 @@ class GrammarChecker:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._end: Callable[[], object] = lambda: None
 
     def error(self, grammar: str) -> str:
         """Why a grammar is refused; empty: it can be used. OSError if the process cannot be started."""
         with self._lock:
-            if self._process is None:
+            process = self._process
+            if process is None or process.poll() is not None:
+                self._end()
                 command = python_module("penstock_runtime.generation.grammar_check")
-                self._process = subprocess.Popen(
+                process = self._process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
                 )
-                weakref.finalize(self, _end, self._process)
-            process = self._process
+                self._end = weakref.finalize(self, _end, process)
             assert process.stdin is not None  # noqa: S101 - opened with pipes
             assert process.stdout is not None  # noqa: S101
             line = b""
@@ -53,8 +56,7 @@ class GrammarChecker:
                 process.stdin.flush()
                 line = process.stdout.readline()
             if not line:
-                _end(process)
-                self._process = None
+                process.wait()
                 return TOO_COMPLEX
             return str(json.loads(line))
 

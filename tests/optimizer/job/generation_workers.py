@@ -9,7 +9,12 @@ import time
 from penstock.capacity import TokenPoint
 from penstock.recipe import Precision
 from penstock_optimizer.generation import token_capacity
-from penstock_optimizer.generation.candidate import BuiltGraph, GenerationCandidate, JudgedAnswers, MeasuredSpeed
+from penstock_optimizer.generation.candidate_process import (
+    BuiltGraph,
+    GenerationCandidate,
+    JudgedAnswers,
+    MeasuredSpeed,
+)
 
 
 def end_by(number: signal.Signals) -> None:

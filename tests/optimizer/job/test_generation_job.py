@@ -14,9 +14,9 @@ from penstock.manifest import CandidateFacts, Manifest, Outcome
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.resources.endpoint import ModelEndpoint, Objective
 from penstock.resources.result import Result
-from penstock_optimizer.generation import candidate, plans, token_capacity
+from penstock_optimizer.generation import candidate_process, plans, token_capacity
 from penstock_optimizer.generation.agreement_of_logits import GenerationBudget
-from penstock_optimizer.generation.candidate import CandidateProcess, JudgedAnswers
+from penstock_optimizer.generation.candidate_process import CandidateProcess, JudgedAnswers
 from penstock_optimizer.job import generation, screening
 from penstock_optimizer.job.optimise import optimise, prepare
 from penstock_runtime.engines.native.library import library_path
@@ -70,7 +70,7 @@ def shorten(patch: pytest.MonkeyPatch, worker: str = "QuickCandidate") -> None:
     patch.setattr(generation, "CONTINUATION", 4)
     patch.setattr(token_capacity, "LEAST_SECONDS", 0.1)
     patch.setattr(token_capacity, "MOST_CLIENTS", 4)
-    patch.setattr(candidate, "TARGET", f"tests.optimizer.job.generation_workers:{worker}")
+    patch.setattr(candidate_process, "TARGET", f"tests.optimizer.job.generation_workers:{worker}")
 
 
 def first_logits(engine: StepEngine) -> Float:

@@ -33,7 +33,7 @@ from penstock_runtime.generation.open import block_bytes, load_graph
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tokens import Tokenizer
 
-TARGET = "penstock_optimizer.generation.candidate:GenerationCandidate"
+TARGET = "penstock_optimizer.generation.candidate_process:GenerationCandidate"
 COMPARED = 64
 """Most requests that are run alone and with others, to compare their answers."""
 COMPARED_PROMPT, COMPARED_ANSWER = 48, 12
