@@ -141,6 +141,17 @@ def test_a_prompt_gives_the_same_bits_however_it_is_cut(engine: NativeStepEngine
         np.testing.assert_array_equal(in_chunks(engine, ids, ends, (9, 4, 8, 2, 6)), whole)
 
 
+@BITS
+def test_a_prompt_longer_than_one_call_of_a_product_gives_the_same_bits_in_parts(bits: int, tmp_path: Path) -> None:
+    ids, engine = text(300), opened(random_decoder(6, hidden=320, inner=288, layers=1), tmp_path, bits)
+    try:
+        whole = in_chunks(engine, ids, [300], tuple(range(10)))
+        parts = in_chunks(engine, ids, [7, 200, 263, 300], tuple(range(12, 22)))
+    finally:
+        engine.close()
+    np.testing.assert_array_equal(parts, whole)
+
+
 def test_a_sequence_gives_the_same_bits_in_any_company(engine: NativeStepEngine) -> None:
     texts = [text(length, seed) for seed, length in enumerate((40, 70, 3, 97, 1, 33))]
     homes = [tuple(range(4 * index, 4 * index + 4)) for index in range(len(texts))]

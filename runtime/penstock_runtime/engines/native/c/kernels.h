@@ -107,7 +107,7 @@ struct grouped {
 };
 
 #define GROUPED_MOST_LINES 256 /* in one call: their quantised activations stay in the second-level cache */
-#define GROUP_ROOM (GROUP * PANEL + 2 * GROUPED_MOST_LINES * sizeof(float)) /* weights, and numbers of the lines */
+#define GROUP_ROOM (GROUP * PANEL + 2 * GROUPED_MOST_LINES * sizeof(float)) /* weights in 8 bits, and two numbers of each line */
 
 static inline size_t record_bytes(int bits) { return bits == 8 ? GROUP * PANEL + 2 * PANEL : GROUP * PANEL / 2 + 4 * PANEL; }
 

@@ -198,33 +198,30 @@ static inline AMX void shape_group_tiles(void) {
 #define HALF_TILE (TILE / 2)
 
 /* The bits of ROUNDER. A sum of integers that begins with them is, read as a float, ROUNDER plus the sum. */
-#define FOUR(X) X, X, X, X
-#define FOUR_OF_FOUR(X) FOUR(X), FOUR(X), FOUR(X), FOUR(X)
-static const _Alignas(64) int32_t rounders[TILE] = {FOUR_OF_FOUR(0x4b400000)};
+static const _Alignas(64) int32_t rounders[TILE] = {[0 ... TILE - 1] = 0x4b400000};
 
-/* The integer sums of one group, for 16 lines x 32 columns, on top of `rounders`. The parameters are tiles. */
-#define GROUP_TILES(LEFT, FIRST, SECOND) \
-    _tile_loadd(LEFT, x + g * GROUP, inputs); \
-    _tile_loadd(6, weights + g * GROUP * PANEL, PANEL * 4); \
-    _tile_loadd(7, weights + g * GROUP * PANEL + 64, PANEL * 4); \
+/* The integer sums of a group, for 16 lines x 32 columns, on top of `rounders`. LEFT, FIRST and SECOND are tiles. */
+#define GROUP_TILES(NUMBER, LEFT, FIRST, SECOND) \
+    _tile_loadd(LEFT, x + (NUMBER) * GROUP, inputs); \
+    _tile_loadd(6, weights + (NUMBER) * GROUP * PANEL, PANEL * 4); \
+    _tile_loadd(7, weights + (NUMBER) * GROUP * PANEL + 64, PANEL * 4); \
     _tile_loadd(FIRST, rounders, 0); \
     _tile_dpbssd(FIRST, LEFT, 6); \
     _tile_loadd(SECOND, rounders, 0); \
     _tile_dpbssd(SECOND, LEFT, 7); \
-    _tile_stored(FIRST, sums[g], PANEL * 4); \
-    _tile_stored(SECOND, sums[g] + TILE, PANEL * 4)
+    _tile_stored(FIRST, sums[NUMBER], PANEL * 4); \
+    _tile_stored(SECOND, sums[NUMBER] + TILE, PANEL * 4)
 
 /* The integer sums of `count` groups for 16 lines and a panel. */
 static inline AMX void group_tiles(const int8_t *x, size_t inputs, const uint8_t *weights, size_t count,
                                    float (*sums)[TILE * PANEL]) {
     size_t g = 0;
-    for (; g + 1 < count; g++) { /* two groups in a turn: independent tiles */
-        GROUP_TILES(4, 0, 1);
-        g++;
-        GROUP_TILES(5, 2, 3);
+    for (; g + 1 < count; g += 2) { /* two groups in independent tiles */
+        GROUP_TILES(g, 4, 0, 1);
+        GROUP_TILES(g + 1, 5, 2, 3);
     }
     if (g < count) {
-        GROUP_TILES(4, 0, 1);
+        GROUP_TILES(g, 4, 0, 1);
     }
 }
 
@@ -303,6 +300,7 @@ static inline __attribute__((always_inline)) AMX void grouped_tiles(const int bi
             else
                 for (int i = 0; i < GROUP * PANEL; i++) room[g * GROUP * PANEL + i] = record[i] ^ 0x80; /* signed */
         }
+        __asm__ volatile("" : : : "memory"); /* the intrinsics that load tiles do not order stores before them */
         for (int line = first; line < last; line += TILE)
             grouped_tile(bits, layer, stored + (size_t)line * inputs, factors + (size_t)(line - first) * groups * 2,
                          residual, line, panel, room, target);
