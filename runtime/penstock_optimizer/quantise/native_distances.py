@@ -86,10 +86,11 @@ class DistanceReading(Reading):
         if of_keys and attributes(chain[-1]).get("perm") != [0, 1, 3, 2]:
             raise refusal(f"{chain[-1].name}, scores in another order")
         rows = self._rows(node, vectors, of_keys=of_keys)
-        part = {"keys": heads.whole, "key_vectors": vectors.table} if of_keys else {
-            "queries": heads.whole, "query_vectors": vectors.table
-        }  # fmt: skip
-        self._set(chain[-1], DistanceScores(rows, vectors.first, **part))
+        if of_keys:
+            scores = DistanceScores(rows, vectors.first, keys=heads.whole, key_vectors=vectors.table)
+        else:
+            scores = DistanceScores(rows, vectors.first, queries=heads.whole, query_vectors=vectors.table)
+        self._set(chain[-1], scores)
 
     def _shifts(self, nodes: list[Any]) -> bool:
         """Whether the nodes after a product leave out one number less in each line, then all but as many as tokens; or
@@ -97,12 +98,14 @@ class DistanceReading(Reading):
         if len(nodes) < 4:
             return all(self._array(one.input[1]).tolist() == [3] for one in nodes if one.op_type == "ReduceSum")
         flat, skipped, lines, shifted = nodes
-        return (
-            self._array(flat.input[1]).tolist() == [0, 0, -1]
-            and (self._find(skipped, 1), self._array(skipped.input[3]).tolist()) == ("length less 1", [2])
-            and self._find(lines, 1) == "lines of distances"
-            and self._array(shifted.input[1]).tolist() == [0]
-            and (self._find(shifted, 2), self._array(shifted.input[3]).tolist()) == ("length", [3])
+        return all(
+            (
+                self._array(flat.input[1]).tolist() == [0, 0, -1],
+                (self._find(skipped, 1), self._array(skipped.input[3]).tolist()) == ("length less 1", [2]),
+                self._find(lines, 1) == "lines of distances",
+                self._array(shifted.input[1]).tolist() == [0],
+                (self._find(shifted, 2), self._array(shifted.input[3]).tolist()) == ("length", [3]),
+            )
         )
 
     def _rows(self, node: Any, vectors: DistanceVectors, *, of_keys: bool) -> NDArray[np.int64]:

@@ -202,7 +202,8 @@ class _Reader(AttentionReading):
         if names != ["Reshape", *expected] or not logarithms:
             raise refusal(f"the operator Reshape ({reshape.name})")
         axes = self._array(chain[-1].input[1]).tolist() if sums else attributes(chain[1]).get("axes")
-        masked = not sums or any(isinstance(self._known.get(name), Mask) for name in chain[1].input)
+        casts = [one for one in self._nodes if one.op_type == "Cast" and one.output[0] in chain[1].input]
+        masked = not sums or any(isinstance(self._find(one, 0), Mask) for one in casts)
         if axes != [1] or not masked or any(self._array(one.input[1]) != 1 for one in chain if one.op_type == "Add"):
             raise refusal(f"weights of a sparse vector of another kind ({reshape.name})")
         if source.per != "token":

@@ -61,7 +61,7 @@ def test_texts_of_1_to_512_tokens_are_near_fp32_with_all_kernels(
     kernels: Kernels, head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "best_kernels", lambda: kernels)
-    labels = {"num_labels": 12} if head is Head.SEQUENCE else {}
+    labels: dict[str, Any] = {"num_labels": 12} if head is Head.SEQUENCE else {}
 
     check(tmp_path, "DebertaV2Config", head, lengths=(1, 15, 16, 33, 129, 300, 512), **BASE, **labels)
 

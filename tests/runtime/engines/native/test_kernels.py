@@ -350,7 +350,7 @@ def test_products_with_the_vectors_of_distances_are_added_to_scores(
     q, k = (part.reshape(tokens, heads, width) for part in np.split(x, 3, axis=1)[:2])
     q, k = as_multiplied(kernels, q, (2,)), as_multiplied(kernels, k, (0, 2), real)[:real]
     number = np.arange(real)[None, :] - np.arange(tokens)[:, None] + positions - 1
-    added = np.zeros((heads, tokens, real))
+    added = np.zeros((heads, tokens, real), np.float32)
     for kind, vectors in tensors.items():
         of_distances = as_multiplied(kernels, vectors, (1, 2)).astype(np.float64)[:, rows]
         if kind == "distance_keys":
