@@ -188,7 +188,7 @@ def opensearch() -> list[Any]:
 
     def searched(url: str) -> Found:
         *documents, query = post(url, "/embed_sparse", {"inputs": [*DOCUMENTS, QUERY], "sparse_format": "tokens"})
-        client = OpenSearch(os.environ["PENSTOCK_OPENSEARCH"])
+        client = OpenSearch(os.environ["PENSTOCK_OPENSEARCH"], timeout=60)
         client.indices.create(
             index="documents", body={"mappings": {"properties": {"tokens": {"type": "rank_features"}}}}
         )
