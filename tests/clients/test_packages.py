@@ -131,9 +131,10 @@ def scores(task: str, call: str, url: str) -> dict[int, float]:
         return {at: float(one @ query) for at, one in enumerate(documents)}
 
     def sparse() -> dict[int, float]:
-        *documents, query = ask("/embed_sparse", inputs=[*DOCUMENTS, QUERY])
-        weights = {one["index"]: one["value"] for one in query}
-        found = (sum(one["value"] * weights.get(one["index"], 0) for one in document) for document in documents)
+        *documents, query = ask("/embed_sparse", inputs=[*DOCUMENTS, QUERY], sparse_format="tokens")
+        if call == "rank_features":  # such a query cannot name a token with a dot in it
+            query = {token: weight for token, weight in query.items() if "." not in token}
+        found = (sum(weight * document.get(token, 0) for token, weight in query.items()) for document in documents)
         return {at: score for at, score in enumerate(found) if score}
 
     def max_sim() -> dict[int, float]:
