@@ -12,10 +12,14 @@ LONGEST = 150
 
 
 def clients() -> str:
-    """A row for every call of a client."""
+    """A row for every call of a client and every route that it asks: the first request."""
     rows = ["| client | call | request | answer |", "|---|---|---|---|"]
-    entries = [*_read("recorded.json"), *_read("from_source.json")]
-    for entry in sorted(entries, key=lambda one: one["client"].lower()):
+    files = [*sorted(FOLDER.glob("recorded_*.json")), FOLDER / "from_source.json"]
+    entries = [entry for file in files for entry in json.loads(file.read_bytes())]
+    first: dict[tuple[str, ...], dict[str, Any]] = {}
+    for entry in entries:
+        first.setdefault((entry["client"], entry["call"], entry["path"], entry["task"]), entry)
+    for entry in sorted(first.values(), key=lambda one: one["client"].lower()):
         name = f"{entry['client']} {entry['version']}".strip()
         if entry.get("where"):
             name += " (*from their source, not recorded*)"
@@ -26,11 +30,6 @@ def clients() -> str:
         )
         rows.append(f"| {name} | {entry['call']} | {_code(request)} | {_code(answer)} |")
     return "\n".join(rows)
-
-
-def _read(name: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((FOLDER / name).read_bytes())
-    return found
 
 
 def _rounded(value: Any) -> Any:

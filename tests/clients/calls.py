@@ -1,13 +1,15 @@
 """Calls of real client packages, run by the interpreter of a virtual environment that has them.
 
-    python calls.py URLS    URLS: the address of an endpoint for each task, as JSON
+    python calls.py [MODULE NAME] URLS    URLS: the address of each endpoint, as JSON
 
-prints what each call returned, as JSON: {"client": …, "version": …, "call": …, "task": …, "result": …}. Before each
-call it prints the entry without a result, and waits for a line.
+makes the calls below, or those in the tuple NAME of another module of this folder. It prints what each call returned,
+as JSON: {"client": …, "version": …, "call": …, "task": …, "result": …}. Before each call it prints the entry without a
+result, and waits for a line.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 import sys
@@ -333,8 +335,10 @@ CLIENTS = (huggingface_hub, openai, cohere, litellm, langchain, llama_index, hay
 
 def main() -> None:
     """Make all calls."""
-    urls = json.loads(sys.argv[1])
-    for client in CLIENTS:
+    *chosen, addresses = sys.argv[1:]
+    urls = json.loads(addresses)
+    clients = getattr(importlib.import_module(chosen[0]), chosen[1]) if chosen else CLIENTS
+    for client in clients:
         try:
             calls = client()
         except ImportError as error:

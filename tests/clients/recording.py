@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,17 +18,49 @@ import numpy as np
 from penstock.tasks import TaskName
 from penstock_runtime.http.transport.message import Request, Response
 from tests.runtime.generation.small_model import TOOL_TEMPLATE, serving_generation, small_generation_model
-from tests.runtime.http.serving import Endpoint, make_model, serving
+from tests.runtime.http.serving import (
+    Endpoint,
+    make_model,
+    model_of,
+    serving,
+    write_sparse_folder,
+    write_three_outputs_folder,
+    write_token_vectors_folder,
+)
 from tests.tasks import COMMON_TASKS
 
 FOLDER = Path(__file__).parent
-RECORDED = FOLDER / "recorded.json"
-"""Written by `test_packages.py` with PENSTOCK_RECORD_CLIENTS=1."""
 FROM_SOURCE = FOLDER / "from_source.json"
-CALLS = FOLDER / "calls.py"
 KEPT_HEADERS = ("content-type", "accept", "authorization", "user-agent", "inference-header-content-length")
 VOLATILE = ("id", "item_id", "call_id", "created", "created_at", "model_version")
 """Fields of answers that differ between two runs."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Clients whose packages can be installed together."""
+
+    name: str
+    requirements: str
+    """In the form of the installer: requirements of pip, or a package.json."""
+    command: tuple[str, ...]
+    """What makes the calls, after the interpreter. The addresses of the endpoints follow as JSON."""
+
+    @property
+    def recorded(self) -> Path:
+        """Written by `test_packages.py` with PENSTOCK_RECORD_CLIENTS=1."""
+        return FOLDER / f"recorded_{self.name}.json"
+
+
+GROUPS = (
+    Group("python", "requirements.txt", ("calls.py",)),
+    Group("generation", "requirements.txt", ("calls.py", "calls_generation", "CLIENTS")),
+    Group("openai_2", "requirements_openai_2.txt", ("calls.py", "calls_generation", "WITH_OPENAI_2")),
+    Group("search", "requirements_search.txt", ("calls.py", "calls_search", "CLIENTS")),
+    Group("opensearch", "requirements_search.txt", ("calls.py", "calls_search", "OPENSEARCH")),
+    Group("sagemaker", "requirements_sagemaker.txt", ("calls.py", "calls_applications", "SAGEMAKER")),
+    Group("javascript", "package.json", ("calls.mjs",)),
+)
 
 
 @dataclass
@@ -111,23 +144,30 @@ def _event_text(event: Mapping[str, Any]) -> str:
         return str(event["token"]["text"])
     if event.get("type", "").endswith("output_text.delta"):  # responses
         return str(event["delta"])
-    return "".join(one["delta"].get("content") or "" for one in event.get("choices", ()))
+    return "".join(
+        text
+        for one in event.get("choices", ())
+        for text in (
+            one["delta"].get("content") or "",
+            *(call["function"].get("arguments", "") for call in one["delta"].get("tool_calls") or ()),
+        )
+    )
 
 
 @dataclass
 class Recorder:
-    """Endpoints of all tasks, and the requests that arrived."""
+    """Endpoints of all tasks, by task or by what else they serve, and the requests that arrived."""
 
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
     arrived: list[tuple[Request, str]] = field(default_factory=list)
 
     @property
     def urls(self) -> dict[str, str]:
-        """The address of each task's endpoint."""
+        """The address of each endpoint."""
         return {task: endpoint.url for task, endpoint in self.endpoints.items()}
 
     def watch(self, task: str, endpoint: Endpoint) -> None:
-        """Keep what arrives at an endpoint."""
+        """Keep what arrives at an endpoint, under its task or another name."""
         self.endpoints[task] = endpoint
         application = endpoint.server.application
         answer = application.answer
@@ -138,10 +178,16 @@ class Recorder:
 
         application.answer = keep  # type: ignore[method-assign]
 
-    def run(self, python: Path) -> tuple[list[Sent], list[dict[str, Any]]]:
-        """Make all calls of `calls.py` with an interpreter: the requests, and what each call returned."""
+    def run(self, group: Group, interpreter: Path, **environment: str) -> tuple[list[Sent], list[dict[str, Any]]]:
+        """Make all calls of a group with an interpreter: the requests, and what each call returned."""
+        script, *more = group.command
         process = subprocess.Popen(
-            [python, CALLS, json.dumps(self.urls)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [interpreter, FOLDER / script, *more, json.dumps(self.urls)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+            cwd=interpreter.parent,  # where the packages of JavaScript are
         )
         assert process.stdin is not None
         assert process.stdout is not None
@@ -191,7 +237,15 @@ def recorder(folder: Path) -> Iterator[Recorder]:
         for task in COMMON_TASKS:
             model = make_model(folder / task.value, task)
             made.watch(task.value, stack.enter_context(serving(model, task)))
+        writers: dict[str, Callable[[Path], Path]] = {
+            "sparse": write_sparse_folder,
+            "token-vectors": write_token_vectors_folder,
+            "all-outputs": write_three_outputs_folder,
+        }
+        for name, write in writers.items():
+            model = model_of(write(folder / name), TaskName.FEATURE_EXTRACTION)
+            made.watch(name, stack.enter_context(serving(model)))
         yield made
 
 
-__all__ = ["FROM_SOURCE", "RECORDED", "Recorder", "Response", "Sent", "load", "recorder", "replay", "save"]
+__all__ = ["FROM_SOURCE", "GROUPS", "Group", "Recorder", "Response", "Sent", "load", "recorder", "replay", "save"]

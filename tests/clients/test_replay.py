@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.clients.recording import FROM_SOURCE, RECORDED, Recorder, Sent, load, parsed, recorder, replay
+from tests.clients.recording import FROM_SOURCE, GROUPS, Recorder, Sent, load, parsed, recorder, replay
 
-REQUESTS = [*load(RECORDED), *load(FROM_SOURCE)]
+REQUESTS = [sent for file in (*(group.recorded for group in GROUPS), FROM_SOURCE) for sent in load(file)]
 CLIENTS = {
-    "cohere", "dify", "haystack-ai", "huggingface_hub", "kserve", "langchain-cohere", "langchain-openai", "litellm",
-    "llama-index-embeddings-openai-like", "llama-index-embeddings-text-embeddings-inference", "open-webui", "openai",
-    "ragflow", "sagemaker", "semantic-router", "tritonclient",
+    "@ai-sdk/openai-compatible (JavaScript)", "chromadb", "cohere", "dify", "haystack-ai", "huggingface-api-haystack",
+    "huggingface_hub", "instructor", "kserve", "lancedb", "langchain-cohere", "langchain-openai", "litellm",
+    "llama-index-embeddings-openai-like", "llama-index-embeddings-text-embeddings-inference",
+    "llama-index-llms-openai-like", "open-webui", "openai", "openai (JavaScript)", "openai-agents", "opensearch-py",
+    "pydantic-ai-slim", "qdrant-client", "ragflow", "sagemaker-core", "semantic-router", "sqlite-vec", "tritonclient",
 }  # fmt: skip
 
 
