@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock_optimizer.quantise.linear import attributes
-from penstock_optimizer.quantise.native_distances import DistanceReading, DistanceScores
+from penstock_optimizer.quantise.native_distances import DistanceReading, DistanceTerms
 from penstock_optimizer.quantise.native_inputs import Mask, ScoreBias, distance_table
 from penstock_optimizer.quantise.native_reading import WIDTH
 from penstock_optimizer.quantise.native_values import (
@@ -164,7 +164,7 @@ class AttentionReading(DistanceReading):
         if not any(node.input[5:]):
             return {}
         bias = self._find(node, 5)
-        if isinstance(bias, DistanceScores):
+        if isinstance(bias, DistanceTerms):
             return self._distances_of(node, heads, parts, bias)
         if any(node.input[6:]) or not isinstance(bias, ScoreBias):
             raise refusal(f"{node.name}, which adds to the scores what is no bias of distances")
@@ -183,7 +183,7 @@ class AttentionReading(DistanceReading):
         return {**fields, "positions": positions, "tensors": {"distances": name}}
 
     def _distances_of(
-        self, node: Any, heads: int, parts: Sequence[GraphValue], scores: DistanceScores
+        self, node: Any, heads: int, parts: Sequence[GraphValue], scores: DistanceTerms
     ) -> dict[str, Any]:
         """The fields of a step with vectors of distances."""
         found = ((scores.queries, scores.query_vectors, parts[0]), (scores.keys, scores.key_vectors, parts[1]))

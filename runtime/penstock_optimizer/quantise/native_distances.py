@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_optimizer.quantise.linear import attributes
-from penstock_optimizer.quantise.native_inputs import DistanceVectors
+from penstock_optimizer.quantise.native_inputs import DistanceTable
 from penstock_optimizer.quantise.native_reading import Reading
 from penstock_optimizer.quantise.native_values import GraphValue, Heads, MaskedLines, refusal
 
@@ -22,7 +22,7 @@ MOST_ROWS = 2**15
 
 
 @dataclass(frozen=True, eq=False)
-class DistanceScores:
+class DistanceTerms:
     """Products of queries, and of keys, with vectors of the distance from query to key."""
 
     rows: NDArray[np.int64]
@@ -37,14 +37,14 @@ class DistanceScores:
     keys: GraphValue | None = None
     key_vectors: str = ""
 
-    def plus(self, other: DistanceScores) -> DistanceScores | None:
+    def plus(self, other: DistanceTerms) -> DistanceTerms | None:
         """The sum; None if both are products with the same, or their distances differ."""
         one, two = (self, other) if self.queries is not None else (other, self)
         if one.keys is not None or two.queries is not None or one.first != two.first:
             return None
         if not np.array_equal(one.rows, two.rows):
             return None
-        return DistanceScores(one.rows, one.first, one.queries, one.query_vectors, two.keys, two.key_vectors)
+        return DistanceTerms(one.rows, one.first, one.queries, one.query_vectors, two.keys, two.key_vectors)
 
     @property
     def positions(self) -> int:
@@ -65,7 +65,7 @@ class DistanceReading(Reading):
         self._left[value.whole.buffer] -= 1
         self._set(node, value)
 
-    def _distance_products(self, node: Any, heads: Heads, vectors: DistanceVectors) -> None:
+    def _distance_products(self, node: Any, heads: Heads, vectors: DistanceTable) -> None:
         """MatMul of heads with vectors, of which each line takes those of its own distances; or, of the keys for the
         first token's query, Mul and ReduceSum."""
         chain = [node]
@@ -87,9 +87,9 @@ class DistanceReading(Reading):
             raise refusal(f"{chain[-1].name}, scores in another order")
         rows = self._rows(node, vectors, of_keys=of_keys)
         if of_keys:
-            scores = DistanceScores(rows, vectors.first, keys=heads.whole, key_vectors=vectors.table)
+            scores = DistanceTerms(rows, vectors.first, keys=heads.whole, key_vectors=vectors.table)
         else:
-            scores = DistanceScores(rows, vectors.first, queries=heads.whole, query_vectors=vectors.table)
+            scores = DistanceTerms(rows, vectors.first, queries=heads.whole, query_vectors=vectors.table)
         self._set(chain[-1], scores)
 
     def _shifts(self, nodes: list[Any]) -> bool:
@@ -108,8 +108,8 @@ class DistanceReading(Reading):
             )
         )
 
-    def _rows(self, node: Any, vectors: DistanceVectors, *, of_keys: bool) -> NDArray[np.int64]:
-        """`DistanceScores.rows`, from the constant in the order of the products.
+    def _rows(self, node: Any, vectors: DistanceTable, *, of_keys: bool) -> NDArray[np.int64]:
+        """`DistanceTerms.rows`, from the constant in the order of the products.
 
         Token i reads the products from number length - 1 - i on, of those of the constant from positions - length on.
         So number n of the constant is for the token that is n - (positions - 1) places after token i.

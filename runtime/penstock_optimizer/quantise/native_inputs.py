@@ -99,7 +99,7 @@ class DistanceEdge:
 
 
 @dataclass(frozen=True)
-class DistanceVectors:
+class DistanceTable:
     """Vectors of distances, those of a text's tokens in an order."""
 
     order: str
@@ -203,12 +203,12 @@ def _distances(node: Any, values: Sequence[Any], constant: Callable[[str], Any])
         case (("Sub" | "Add"), [None, "length"]):
             return DistanceEdge(int(constant(node.input[0])[0]), end=node.op_type == "Add")
         case "Slice", [None, DistanceEdge(middle=middle, end=False), DistanceEdge(middle=end, end=True), None]:
-            return DistanceVectors(node.input[0], middle=middle) if middle == end else None
+            return DistanceTable(node.input[0], middle=middle) if middle == end else None
         case ("Slice", [None, None, "length", None]) if constant(node.input[0]).ndim == 1:
-            return DistanceVectors(node.input[0], first=True) if constant(node.input[1]).tolist() == [0] else None
-        case "Gather", [None, DistanceVectors(table="") as vectors] if attributes(node).get("axis", 0) == 1:
+            return DistanceTable(node.input[0], first=True) if constant(node.input[1]).tolist() == [0] else None
+        case "Gather", [None, DistanceTable(table="") as vectors] if attributes(node).get("axis", 0) == 1:
             return replace(vectors, table=node.input[0])
-        case ("Transpose", [DistanceVectors(turned=False) as vectors]) if attributes(node).get("perm") == [0, 2, 1]:
+        case ("Transpose", [DistanceTable(turned=False) as vectors]) if attributes(node).get("perm") == [0, 2, 1]:
             return replace(vectors, turned=True)
     return None
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from penstock_optimizer.quantise.linear import attributes
 from penstock_optimizer.quantise.native_attention import AttentionReading
-from penstock_optimizer.quantise.native_distances import DistanceScores
+from penstock_optimizer.quantise.native_distances import DistanceTerms
 from penstock_optimizer.quantise.native_inputs import (
     Counted,
-    DistanceVectors,
+    DistanceTable,
     LastPlace,
     Mask,
     ScoreBias,
@@ -257,7 +257,7 @@ class _Reader(AttentionReading):
     def _linear32(self, node: Any) -> None:
         """A small product, left in floating point."""
         heads, vectors = self._find(node, 0), self._find(node, 1)
-        if isinstance(heads, Heads) and isinstance(vectors, DistanceVectors):
+        if isinstance(heads, Heads) and isinstance(vectors, DistanceTable):
             return self._distance_products(node, heads, vectors)
         source = self._buffer(node, 0)
         weight = self._array(node.input[1])
@@ -303,7 +303,7 @@ class _Reader(AttentionReading):
 
     def _add(self, node: Any) -> None:
         one, other = self._find(node, 0), self._find(node, 1)
-        if isinstance(one, DistanceScores) and isinstance(other, DistanceScores):
+        if isinstance(one, DistanceTerms) and isinstance(other, DistanceTerms):
             both = one.plus(other)
             if both is None:
                 raise refusal(f"{node.name}, a sum of scores of different distances")
@@ -329,7 +329,7 @@ class _Reader(AttentionReading):
         if isinstance(tables, TableSum) and node.input[1] in self._constants and not self._array(node.input[1]).shape:
             return self._set(node, replace(tables, scale=float(self._array(node.input[1]))))
         heads, vectors = tables, self._find(node, 1)
-        if isinstance(heads, Heads) and isinstance(vectors, DistanceVectors):
+        if isinstance(heads, Heads) and isinstance(vectors, DistanceTable):
             return self._distance_products(node, heads, vectors)
         value = self._buffer(node, 0)
         if isinstance(self._find(node, 1), Mask) and value.per == "token" and not value.factors:
