@@ -162,7 +162,8 @@ def main(*, minutes: float, cores: int, clients: int, artefact: Path, output: Pa
     try:
         begun = time.monotonic()
         load = Clients(server.url, begun + minutes * 60)
-        threads = [threading.Thread(target=load.run, args=(seed,)) for seed in range(clients)]
+        # Daemons: an interrupted measurement ends at once.
+        threads = [threading.Thread(target=load.run, args=(seed,), daemon=True) for seed in range(clients)]
         for thread in threads:
             thread.start()
         processes = [psutil.Process(pid) for pid in server.pids]
