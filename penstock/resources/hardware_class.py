@@ -153,9 +153,9 @@ class NeuronResource(StrEnum):
 class Neuron(Spec):
     """AWS Inferentia: `cores` of an endpoint are then NeuronCores, allocated as whole devices."""
 
-    target: NeuronGeneration = Field(
-        default=NeuronGeneration.INF2,
-        description="What models are compiled for. AWS no longer supports inf1.",
+    target: NeuronGeneration | None = Field(
+        default=None,
+        description="What models are compiled for. Default: what coresPerDevice tells. AWS no longer supports inf1.",
     )
     resource: NeuronResource = Field(
         default=NeuronResource.DEVICE,
@@ -169,13 +169,20 @@ class Neuron(Spec):
     most_devices: int = Field(default=16, ge=1, le=64, description="Devices of the largest node of the class.")
 
     RULES: ClassVar[tuple[Rule, ...]] = (
+        # Without a default of the field: classes of releases that had no target stay valid.
         Rule(
-            "self.coresPerDevice == (self.target == 'inf1' ? 4 : 2)",
-            lambda it: it.cores_per_device == it.target.cores_per_device,
+            "has(self.target) ? self.coresPerDevice == (self.target == 'inf1' ? 4 : 2) : self.coresPerDevice in [2, 4]",
+            lambda it: it.cores_per_device == it.generation.cores_per_device,
             "a device of inf1 has 4 NeuronCores, one of inf2 has 2: write coresPerDevice: 4 with target: inf1, or "
             "coresPerDevice: 2 with target: inf2",
         ),
     )
+
+    @property
+    def generation(self) -> NeuronGeneration:
+        """What models are compiled for."""
+        inf1 = NeuronGeneration.INF1
+        return self.target or (inf1 if self.cores_per_device == inf1.cores_per_device else NeuronGeneration.INF2)
 
     def needs_neighbours(self, devices: int) -> bool:
         """Whether a pod with this number of devices has to get neighbouring ones: more than one, and not all of the
@@ -264,7 +271,7 @@ class HardwareClassSpec(Spec):
     @property
     def target(self) -> NeuronGeneration | None:
         """The Inferentia devices that models are compiled for; None: CPUs compute."""
-        return None if self.neuron is None else self.neuron.target
+        return None if self.neuron is None else self.neuron.generation
 
     def devices(self, cores: int) -> int:
         """The devices for this number of NeuronCores; 0 for a class without. SpecError when it is not whole devices."""

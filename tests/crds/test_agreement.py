@@ -113,6 +113,9 @@ GOOD: list[tuple[str, Case]] = [
     ("HardwareClass", ("spec.nodeSelectorTerms", [{"matchExpressions": [
         {"key": "a", "operator": "Exists"}, {"key": "b", "operator": "Gt", "values": ["3"]}]}])),
     ("HardwareClass", ("spec.resources", {"example.com/npu": 2})),
+    # As the classes inf1 and inf2 of 0.1.0: `helm rollback` writes them while the definitions stay.
+    ("HardwareClass", ("spec.neuron", {"coresPerDevice": 4, "hostCpusPerDevice": 2})),
+    ("HardwareClass", ("spec.neuron", {"coresPerDevice": 2, "hostCpusPerDevice": 2})),
     ("HardwareClass", ("spec.price", {"perCoreHour": 0.04})),
     ("OptimizedModel", ("", None)),
     ("OptimizedModel", ("metadata.name", "0123456789abcdef")),
@@ -197,7 +200,7 @@ SAME_WORDS: list[tuple[str, str, object, str]] = [
      "resources are extended ones, such as example.com/device: cpu and memory come from the endpoint"),
     ("HardwareClass", "spec", {"neuron": {"coresPerDevice": 2}, "isa": "amx"},
      "isa and processors promise what the CPUs compute, and with neuron the devices do it: remove them"),
-    ("HardwareClass", "spec.neuron", {"coresPerDevice": 4},
+    ("HardwareClass", "spec.neuron", {"coresPerDevice": 8},
      "a device of inf1 has 4 NeuronCores, one of inf2 has 2: write coresPerDevice: 4 with target: inf1, or coresPer"),
     ("HardwareClass", "spec.neuron", {"target": "inf1", "coresPerDevice": 2},
      "a device of inf1 has 4 NeuronCores, one of inf2 has 2: write coresPerDevice: 4 with target: inf1, or "),

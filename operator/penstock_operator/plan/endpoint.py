@@ -128,7 +128,7 @@ def neuron_target(name: str, classes: Mapping[str, Mapping[str, Any]]) -> Neuron
     if "neuron" not in (classes.get(name, {}).get("spec") or {}):
         return None  # without parsing the class, which takes long
     found = hardware_class(name, classes)
-    return found.neuron.target if isinstance(found, HardwareClassSpec) and found.neuron is not None else None
+    return found.target if isinstance(found, HardwareClassSpec) else None
 
 
 def usable(found: HardwareClassSpec | Finding, cores: int) -> HardwareClassSpec | None:

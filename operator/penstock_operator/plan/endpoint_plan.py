@@ -57,6 +57,7 @@ from penstock_operator.plan.serving_objects import (
     deployment,
     disruption_budget,
     network_policy,
+    noting_turn,
     paused,
     rollout_turn,
     service,
@@ -291,6 +292,7 @@ class _Planner:
         canary = plan_canary(endpoint, observed, desired, template=template, digest=digest, before=before)
         if canary.begins or not (canary.holds or canary.passed):
             self.rollout = rollout_turn(endpoint, observed, template)
+        desired = noting_turn(desired, observed.deployment, self.rollout, observed.now)
         if self.rollout is not None and not self.rollout.allowed:
             canary = canary.without_turn()
             self.apply.append(paused(desired, self.rollout))

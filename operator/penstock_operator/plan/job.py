@@ -172,7 +172,7 @@ def _pod(
         "PENSTOCK_PROGRESS_PORT": str(INTERNAL_PORT),
         "HOME": WORK,
     }
-    target = hardware.neuron.target if hardware.neuron is not None else None
+    target = hardware.target
     if target is not None:
         values["PENSTOCK_NEURON_TARGET"] = target.value
     if spec.texts_digest is not None:

@@ -54,7 +54,7 @@ def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: Har
     pins = spec.optimization.artefact
     shared = observed.settings.allowed.shared_artefacts
     pinned = pinned_model(spec, observed.optimized_models)
-    target = hardware.neuron.target if hardware.neuron is not None else None
+    target = hardware.target
     if pins is not None and not shared and pinned is None:
         return no(
             Reason.ARTEFACT_NOT_ALLOWED,

@@ -23,6 +23,8 @@ TEMPLATE_HASH = f"{GROUP}/template-hash"
 """Annotation of runtime pods: the hash of the pod template as the operator wrote it."""
 ROLLOUT_SINCE = f"{GROUP}/rollout-waits-since"
 """Annotation of a paused Deployment: since when its new pod template waits for its turn."""
+ROLLOUT_BEGAN = f"{GROUP}/rollout-began"
+"""Annotation of a Deployment: when its last rollout had its turn."""
 
 CANARY = f"{GROUP}/canary"
 """Label of the pods of a canary."""

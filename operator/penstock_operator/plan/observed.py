@@ -13,7 +13,15 @@ from datetime import datetime
 from penstock_operator.plan.conditions import Finding
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
-from penstock_operator.plan.names import ARTEFACT, CORES, FIELD_MANAGER, OPTIMIZED_MODEL, ROLLOUT_SINCE, TEMPLATE_HASH
+from penstock_operator.plan.names import (
+    ARTEFACT,
+    CORES,
+    FIELD_MANAGER,
+    OPTIMIZED_MODEL,
+    ROLLOUT_BEGAN,
+    ROLLOUT_SINCE,
+    TEMPLATE_HASH,
+)
 from penstock_operator.plan.quotas import NamespaceUse
 from penstock_operator.plan.turns import Line
 from penstock_operator.plan.workloads import JobFacts, Object, Owner, RuntimePod, moment
@@ -178,6 +186,8 @@ class DeploymentFacts:
     """Its pods are not replaced, although their template is another one."""
     waits_since: datetime | None = None
     """Since when its new template waits for its turn."""
+    rollout_began: datetime | None = None
+    """When its last rollout had its turn."""
 
     @classmethod
     def from_object(cls, value: Object) -> DeploymentFacts:
@@ -209,14 +219,15 @@ class DeploymentFacts:
             optimized_model=labels.get(OPTIMIZED_MODEL) or "",
             cores=int(text) if (text := (metadata.get("annotations") or {}).get(CORES) or "").isdecimal() else 0,
             paused=bool(spec.get("paused")),
-            waits_since=_time(metadata.get("annotations") or {}),
+            waits_since=_time(metadata, ROLLOUT_SINCE),
+            rollout_began=_time(metadata, ROLLOUT_BEGAN),
         )
 
 
-def _time(annotations: Object) -> datetime | None:
-    """Since when a rollout waits. People may change annotations: None for another form."""
+def _time(metadata: Object, annotation: str) -> datetime | None:
+    """The time in an annotation. People may change annotations: None for another form."""
     try:
-        found = datetime.fromisoformat(str(annotations.get(ROLLOUT_SINCE) or ""))
+        found = datetime.fromisoformat(str((metadata.get("annotations") or {}).get(annotation) or ""))
     except ValueError:
         return None
     return found if found.tzinfo is not None else None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from penstock.artefact_store import Digest, StoreScheme
 from penstock.resources.endpoint import ModelEndpointSpec
@@ -23,13 +24,14 @@ from penstock_operator.plan.names import (
     HTTP_PORT,
     INTERNAL_PORT,
     OPTIMIZED_MODEL,
+    ROLLOUT_BEGAN,
     ROLLOUT_SINCE,
     TEMPLATE_HASH,
     gateway_selector,
     runtime_labels,
     runtime_selector,
 )
-from penstock_operator.plan.observed import EndpointSnapshot, replaced
+from penstock_operator.plan.observed import DeploymentFacts, EndpointSnapshot, replaced
 from penstock_operator.plan.pod_template import (
     PYTHON,
     TMP,
@@ -192,8 +194,9 @@ def rollout_turn(endpoint: ParsedEndpoint, observed: EndpointSnapshot, template:
     """The place in the line of the rollout to the pod template with this hash; None: no pod is to be replaced, or
     rollouts have no limit.
 
-    A rollout that has begun goes on. If its template changes again, it goes to the end of the line: otherwise an
-    endpoint that is changed all the time would keep all others waiting.
+    A rollout that has begun goes on, also with another template: its additional pods keep cores until it ends, which
+    the next rollout may need. When `PROGRESS_DEADLINE_SECONDS` have passed since it began, another template goes to the
+    end of the line: otherwise an endpoint that is changed all the time would keep all others waiting.
     """
     present, line = observed.deployment, observed.rollouts
     if present is None or line is None or not replaced(present, observed.replica_sets, template):
@@ -201,7 +204,19 @@ def rollout_turn(endpoint: ParsedEndpoint, observed: EndpointSnapshot, template:
     if template == present.template and not present.paused:
         return None
     since = present.waits_since if present.paused else None
-    return line.turn(TurnKey(endpoint.namespace, endpoint.name), since or observed.now, anew=True)
+    began = present.rollout_began
+    is_recent = began is not None and observed.now - began < timedelta(seconds=PROGRESS_DEADLINE_SECONDS)
+    return line.turn(TurnKey(endpoint.namespace, endpoint.name), since or observed.now, anew=not is_recent)
+
+
+def noting_turn(desired: Json, present: DeploymentFacts | None, turn: TurnDecision | None, now: datetime) -> Json:
+    """The Deployment with the time when its rollout had its turn: now, if this plan gives it."""
+    has_turn = turn is not None and turn.allowed and turn.ask is not None
+    began = now if has_turn else None if present is None else present.rollout_began
+    if began is None:
+        return desired
+    annotations = {**desired["metadata"].get("annotations", {}), ROLLOUT_BEGAN: timestamp(began)}
+    return {**desired, "metadata": {**desired["metadata"], "annotations": annotations}}
 
 
 def paused(desired: Json, turn: TurnDecision | None = None) -> Json:
@@ -349,7 +364,7 @@ def _environment(endpoint: ParsedEndpoint, serving: ServingChoice, hardware: Har
     if hardware.neuron is not None:
         # With Neuron devices the CPU settings do not apply.
         del values["PENSTOCK_CORES"], values["PENSTOCK_THREADS_PER_CORE"]
-        values["PENSTOCK_NEURON_TARGET"] = hardware.neuron.target.value
+        values["PENSTOCK_NEURON_TARGET"] = hardware.neuron.generation.value
         values["PENSTOCK_NEURON_CORES"] = str(serving.cores)
     return values
 

@@ -276,13 +276,35 @@ def test_a_rollout_waits_as_a_paused_deployment_that_still_scales() -> None:
     kube.reconcile()
     assert "paused" not in kube.deployment["spec"]
     assert "penstock.dev/rollout-waits-since" not in kube.deployment["metadata"].get("annotations", {})
-    # It has begun: it keeps on although others wait, and gives way when it is changed again.
+
+
+def test_a_rollout_that_is_changed_goes_on_for_a_while_and_then_gives_way_to_others() -> None:
+    kube = LimitedKube(replicas=1)
+    serving(kube)
+    kube.rollouts = Line(1)
+    kube.edit(pod={"labels": {"turn": "1"}})
+    kube.reconcile()
     kube.rollouts = replace(BUSY, active=frozenset({TurnKey("a", "emotion")}), waiting=(Ask(BEGIN, B),))
     kube.reconcile()
     assert "paused" not in kube.deployment["spec"]
+
+    # Its additional pod keeps a core, which the next endpoint in the line may need.
+    kube.pass_by(899)
     kube.edit(pod={"labels": {"turn": "2"}})
     kube.reconcile()
+    assert "paused" not in kube.deployment["spec"]
+    kube.pass_by(1)
+    kube.edit(pod={"labels": {"turn": "3"}})
+    kube.reconcile()
     assert kube.deployment["spec"]["paused"] is True
+    # Its next turn is a new one.
+    kube.rollouts = Line(1)
+    kube.reconcile()
+    kube.rollouts = replace(BUSY, active=frozenset({TurnKey("a", "emotion")}), waiting=(Ask(BEGIN, B),))
+    kube.pass_by(600)
+    kube.edit(pod={"labels": {"turn": "4"}})
+    kube.reconcile()
+    assert "paused" not in kube.deployment["spec"]
 
 
 def test_a_waiting_rollout_that_is_taken_back_needs_no_turn() -> None:
@@ -319,8 +341,10 @@ def test_an_annotation_of_another_form_is_no_time(text: str) -> None:
     kube.edit(pod={"labels": {"turn": "1"}})
     kube.reconcile()
     kube.deployment["metadata"]["annotations"]["penstock.dev/rollout-waits-since"] = text
+    kube.deployment["metadata"]["annotations"]["penstock.dev/rollout-began"] = text
 
-    assert DeploymentFacts.from_object(kube.deployment).waits_since is None
+    found = DeploymentFacts.from_object(kube.deployment)
+    assert (found.waits_since, found.rollout_began) == (None, None)
     kube.reconcile()
 
 

@@ -57,6 +57,12 @@ def test_a_pod_asks_for_whole_cores_with_all_their_threads(name: str, cores: int
     assert HARDWARE_CLASSES[name].requests(cores) == requests
 
 
+def test_a_class_without_a_target_has_the_generation_with_its_cores() -> None:
+    found = [HardwareClassSpec(neuron=Neuron(cores_per_device=cores)).target for cores in (2, 4)]
+
+    assert found == ["inf2", "inf1"]
+
+
 @pytest.mark.parametrize(("cores", "remedy"), [(1, "Write 4"), (5, "Write 4 or 8"), (18, "Write 16 or 20")])
 def test_a_part_of_a_neuron_device_is_refused(cores: int, remedy: str) -> None:
     with pytest.raises(SpecError, match="are not whole devices, which have 4 each") as caught:
