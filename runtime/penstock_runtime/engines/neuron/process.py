@@ -40,7 +40,7 @@ END_SECONDS = 10.0
 """How long the child may take to end by itself, which releases the cores."""
 LINES = 200
 """Lines of the runtime that are kept."""
-LINE_SECONDS = 0.2
+LINE_SECONDS = 0.5
 """How long a line that explains a failure is waited for."""
 DETAIL_CHARACTERS = 400
 
@@ -137,17 +137,20 @@ class NeuronProcess:
                 if "failed" in message:
                     failed = message["failed"]
                     text = f"{failed['type']}: {failed['message']}"
-                    raise StartFailed(self._failure(text), failed["stage"], self._detail(text))
+                    failure, detail = self._explained(text)
+                    raise StartFailed(failure, failed["stage"], detail)
                 if "ready" in message:
                     break
                 loads += 1
                 on_loaded(loads)
         except TimeoutError:
             text = f"no answer within {LOAD_SECONDS:.0f} s"
-            raise StartFailed(self._failure(text), "load", self._detail(text)) from None
+            failure, detail = self._explained(text)
+            raise StartFailed(failure, "load", detail) from None
         except (EOFError, OSError):
             text = self.end_reason()
-            raise StartFailed(self._failure(text), "load", self._detail(text)) from None
+            failure, detail = self._explained(text)
+            raise StartFailed(failure, "load", detail) from None
         self._control.settimeout(None)
         for connection in self._connections:
             connection.settimeout(RUN_SECONDS)
@@ -171,7 +174,8 @@ class NeuronProcess:
             raise ProcessEnded(self.end_reason()) from None
         if "error" in answer:
             text = f"{answer['error']['type']}: {answer['error']['message']}"
-            raise RunFailed(self._failure(text, after=written), self._detail(text, after=written))
+            failure, detail = self._explained(text, after=written)
+            raise RunFailed(failure, detail)
         outputs, start = [], 0
         for shape in answer["shapes"]:
             count = int(np.prod(shape, dtype=np.int64))
@@ -235,19 +239,19 @@ class NeuronProcess:
                 else:
                     logger.debug("%s", text)
 
-    def _failure(self, text: str, *, after: int = 0) -> DeviceFailure:
-        """The failure that a message names, or else one of the lines after this number."""
+    def _explained(self, text: str, *, after: int = 0) -> tuple[DeviceFailure, str]:
+        """The failure that a message names, or else one of the lines after this number; and the message with the last
+        of these lines that names a failure."""
         end = time.monotonic() + LINE_SECONDS
-        while (found := failure_of(text, self._written(after))) is DeviceFailure.OTHER and time.monotonic() < end:
+        while (
+            not (named := [one for one in self._written(after) if failure_in(one) is not None])
+            and time.monotonic() < end
+        ):
             # The lines were written before the message was sent; the thread that reads them may be behind.
             time.sleep(0.01)
-        return found
-
-    def _detail(self, text: str, *, after: int = 0) -> str:
-        """The message, with the last line after this number that names a failure."""
-        named = next((line for line in reversed(self._written(after)) if failure_in(line) is not None), "")
-        whole = f"{named} ({text})" if named and named not in text else text
-        return whole if len(whole) <= DETAIL_CHARACTERS else f"{whole[:DETAIL_CHARACTERS]}…"
+        whole = f"{named[-1]} ({text})" if named and named[-1] not in text else text
+        detail = whole if len(whole) <= DETAIL_CHARACTERS else f"{whole[:DETAIL_CHARACTERS]}…"
+        return failure_of(text, named), detail
 
     def _written(self, after: int) -> list[str]:
         return [line for number, line in list(self._lines) if number > after]
