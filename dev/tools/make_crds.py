@@ -237,7 +237,7 @@ def _structural(node: dict[str, Any], known: dict[str, Any], *, defaults: bool) 
         schema["additionalProperties"] = _structural(node["additionalProperties"], known, defaults=defaults)
     if "items" in node:
         schema["items"] = _structural(node["items"], known, defaults=defaults)
-    if defaults and node.get("default") is not None:
+    if defaults and node.get("default") is not None and not node.get("x-no-schema-default"):
         schema |= _default(node["default"], schema)
     if schema.get("items", {}).get("properties", {}).keys() >= {"type", "lastTransitionTime"}:
         schema |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}

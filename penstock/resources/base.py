@@ -25,6 +25,9 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 CLUSTER: dict[str, Any] = {"x-cluster-only": True}
 """Marks a field that a local run ignores."""
+NO_SCHEMA_DEFAULT: dict[str, Any] = {"x-no-schema-default": True}
+"""Marks a field of a later release than 0.1.0, whose default the API server does not fill in: after a rollback, the
+operator of 0.1.0 refuses fields that it does not know."""
 
 
 class Spec(BaseModel):
@@ -115,10 +118,12 @@ class Resource(BaseModel):
         )
 
     @classmethod
-    def from_object(cls, value: dict[str, Any], *, origin: str = "") -> Self:
+    def from_object(cls, value: dict[str, Any], *, origin: str = "", stored: bool = False) -> Self:
         """Read one resource from parsed YAML or JSON; SpecError as `from_yaml`.
 
         As strict as the API server, so that what runs here is accepted there: no text for numbers, no snake_case.
+        `stored`: it comes from the API server, which has removed what its definitions do not know; what is unknown here
+        is of a later release, and is ignored.
         """
         origin = origin or f"the {cls.KIND}"
         try:
@@ -126,7 +131,9 @@ class Resource(BaseModel):
         except ValueError as error:  # whole numbers of thousands of digits
             raise SpecError(f"{origin}: {error}", remedy="Write numbers of a sensible size") from error
         try:
-            return cls.model_validate_json(content, strict=True, by_alias=True, by_name=False)
+            return cls.model_validate_json(
+                content, strict=True, extra="ignore" if stored else None, by_alias=True, by_name=False
+            )
         except ValidationError as error:
             raise spec_error(error, cls, origin) from error
 

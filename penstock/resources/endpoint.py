@@ -473,7 +473,7 @@ class ModelEndpointSpec(EndpointCore):
             field_path=".serving",
         ),
         Rule(
-            "!has(self.serving) || !self.serving.grpc || self.gateway.mode == 'Never' || "
+            "!has(self.serving) || !has(self.serving.grpc) || !self.serving.grpc || self.gateway.mode == 'Never' || "
             "(self.gateway.mode == 'Auto' && self.scaling.minReplicas > 0 && "
             "(!has(self.rollout) || !has(self.rollout.canary)))",
             lambda it: (

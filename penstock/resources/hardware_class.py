@@ -14,7 +14,7 @@ from pydantic import Field
 from penstock.errors import SpecError
 from penstock.hardware import CpuIdentity, Isa
 from penstock.planning.neuron import NeuronGeneration
-from penstock.resources.base import Metadata, Resource, Spec
+from penstock.resources.base import NO_SCHEMA_DEFAULT, Metadata, Resource, Spec
 from penstock.resources.pod import Toleration
 from penstock.resources.rules import Rule
 from penstock.resources.text_fields import LabelKey, LabelValue, ObjectName
@@ -161,6 +161,7 @@ class Neuron(Spec):
         default=NeuronResource.DEVICE,
         description="What pods request: aws.amazon.com/neuron (device) or aws.amazon.com/neuroncore (core). All pods "
         "of a node should request the same.",
+        json_schema_extra=NO_SCHEMA_DEFAULT,
     )
     cores_per_device: int = Field(ge=1, le=16, description="NeuronCores of one device: 4 on Inf1, 2 on Inf2.")
     host_cpus_per_device: int = Field(
@@ -255,7 +256,8 @@ class HardwareClassSpec(Spec):
             "isa and processors promise what the CPUs compute, and with neuron the devices do it: remove them",
         ),
         Rule(
-            "!has(self.neuron) || self.neuron.resource != 'core' || self.neuron.mostDevices == 1 || "
+            "!has(self.neuron) || !has(self.neuron.resource) || self.neuron.resource != 'core' || "
+            "self.neuron.mostDevices == 1 || "
             "has(self.schedulerName)",
             lambda it: (
                 it.neuron is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from penstock.resources.base import CLUSTER, Spec
+from penstock.resources.base import CLUSTER, NO_SCHEMA_DEFAULT, Spec
 from penstock.resources.prompts import Prompts
 
 
@@ -65,5 +65,5 @@ class Serving(ServingLimits):
         default=False,
         description="Serve the Open Inference Protocol v2 over gRPC as well, on port 8082 of the Service. Not through "
         "a gateway.",
-        json_schema_extra=CLUSTER,
+        json_schema_extra=CLUSTER | NO_SCHEMA_DEFAULT,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from tools import make_crds
 from tools.make_crds import DEFINITIONS, Definition, schema_of
 
 BY_KIND = pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda it: it.resource.KIND)
+FIELDS_OF_0_1_0 = Path(__file__).parent / "fields_0_1_0.txt"
+"""Fields of the specs of 0.1.0, with their kind."""
 FREE_TEXT = {"apiVersion", "kind", "name"}
 
 
@@ -89,6 +92,26 @@ def test_the_schema_has_no_defaults_in_the_status() -> None:
             assert [
                 path for path, node in nodes(schema_of(definition.status, defaults=False)) if "default" in node
             ] == []
+
+
+def test_a_field_that_0_1_0_does_not_know_has_no_default_in_the_schema() -> None:
+    """`helm rollback` to 0.1.0 leaves the definitions: its operator would refuse endpoints with such a field."""
+    known = set(FIELDS_OF_0_1_0.read_text("utf-8").splitlines())
+
+    found = [
+        field
+        for definition in DEFINITIONS
+        for path, node in nodes(root(definition)["properties"]["spec"], "spec")
+        if "default" in node and path != "spec" and (field := f"{definition.resource.KIND} {path}") not in known
+    ]
+
+    assert known
+    assert [field for field in found if parent(field) in known or parent(field).endswith(" spec")] == []
+
+
+def parent(field: str) -> str:
+    """The field that has this one. What is in a new field is only filled in where that is written."""
+    return field.rsplit(".", 1)[0]
 
 
 def test_the_chart_has_every_class() -> None:

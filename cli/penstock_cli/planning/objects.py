@@ -61,7 +61,7 @@ def cluster_plan(endpoint: Json, *, classes: Sequence[Json], models: Sequence[Js
     """
     metadata = endpoint["metadata"]
     value = {"apiVersion": API_VERSION, "kind": "ModelEndpoint", "metadata": {"name": metadata["name"]}}
-    spec = ModelEndpoint.from_object({**value, "spec": endpoint["spec"]}).spec
+    spec = ModelEndpoint.from_object({**value, "spec": endpoint["spec"]}, stored=True).spec
     known = {}
     for one in classes:
         try:

@@ -52,7 +52,7 @@ class ParsedEndpoint:
         # Only the spec is parsed: metadata such as managedFields is the API server's own.
         readable: Json = {key: value[key] for key in ("apiVersion", "kind", "spec") if key in value}
         readable["metadata"] = {"name": metadata["name"]}
-        endpoint = ModelEndpoint.from_object(readable, origin=f"ModelEndpoint {metadata['name']}")
+        endpoint = ModelEndpoint.from_object(readable, origin=f"ModelEndpoint {metadata['name']}", stored=True)
         return cls(
             name=metadata["name"],
             namespace=metadata.get("namespace") or "default",
@@ -118,7 +118,7 @@ def hardware_class(name: str, classes: Mapping[str, Mapping[str, Any]]) -> Hardw
         )
     try:
         readable = {key: value[key] for key in ("apiVersion", "kind", "spec") if key in value}
-        return HardwareClass.from_object({**readable, "metadata": {"name": name}}).spec
+        return HardwareClass.from_object({**readable, "metadata": {"name": name}}, stored=True).spec
     except (PenstockError, ValidationError) as error:
         return no(Reason.HARDWARE_CLASS_INVALID, sentence(f"the HardwareClass {name} cannot be read: {error}"))
 

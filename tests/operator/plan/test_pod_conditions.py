@@ -352,6 +352,15 @@ def test_a_spec_that_cannot_be_acted_upon_is_not_accepted_and_leaves_what_serves
     assert made.status["observedGeneration"] == 2
 
 
+def test_fields_of_a_later_release_are_ignored() -> None:
+    """After a rollback the definitions of the later release stay, and its defaults are in the objects."""
+    kube = Kube()
+    kube.edit(serving={"truncate": True, "ofALaterRelease": {"size": 1}}, alsoLater=False)
+    kube.classes["icelake"]["spec"]["ofALaterRelease"] = "some"
+
+    assert condition(kube.reconcile(), "Accepted")[0] == "True"
+
+
 def test_a_service_of_another_program_is_not_taken_over() -> None:
     kube = Kube()
     kube.conflicting = {Ref("Service", "emotion"), Ref("Service", "other")}
