@@ -218,15 +218,17 @@ def subjects(artefacts: Sequence[Path], gguf: Path | None, folder: Path | None, 
     return found
 
 
-def next_to_long_prompt(subject: Subject, address: str, length: int) -> list[str]:
+def next_to_long_prompt(subject: Subject, address: str, length: int, turn: int) -> list[str]:
     """A row of the table of `--long-prompt`."""
+    # No prompt begins as one of an earlier turn.
+    first_word = FIRST_WORD + 7 * (STREAMS + 1) * turn
     gaps: dict[bool, list[float]] = {False: [], True: []}
     arrival = threading.Event()
     first: list[float] = []
     with httpx.Client(timeout=REQUEST_SECONDS) as http:
 
         def send(client: int) -> None:
-            start = FIRST_WORD + 7 * client
+            start = first_word + 7 * client
             last = 0.0
             for moment in subject.arrivals(http, address, range(start, start + 128), STREAM_TOKENS):
                 if last and not first:
@@ -240,7 +242,7 @@ def next_to_long_prompt(subject: Subject, address: str, length: int) -> list[str
             time.sleep(0.01)
         arrival.set()
         begin = time.perf_counter()
-        start = FIRST_WORD + 7 * STREAMS
+        start = first_word + 7 * STREAMS
         times = subject.stream(http, address, range(start, start + length), 2)
         first.append(time.perf_counter() - begin)
         for thread in threads:
@@ -291,8 +293,8 @@ def main(
     for subject in found:
         with subject.running() as address:
             if length is not None:
-                for _ in range(rounds):
-                    print(f"| {' | '.join(next_to_long_prompt(subject, address, length))} |", flush=True)
+                for turn in range(rounds):
+                    print(f"| {' | '.join(next_to_long_prompt(subject, address, length, turn))} |", flush=True)
                 continue
             for prompt in map(int, prompts.split(",")):
                 for number in numbers:
