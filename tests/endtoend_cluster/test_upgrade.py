@@ -229,48 +229,26 @@ def test_an_upgrade_from_the_previous_release_and_a_rollback_lose_no_request(
         report.loads = [loads.enter_context(constant_load(one.address(), per_second=5)) for one in endpoints]
         for load in report.loads:
             load.more(20)
-        before = optimised(endpoints)
         with_previous.run("upgrade", "--install", "penstock-crds", str(DEFINITIONS), *WHERE, "--take-ownership")
-        change = ("upgrade", RELEASE, str(CHART), *WAIT, "--reset-then-reuse-values", "--set")
-        # As docs/how-to/upgrade.md has it for those who may go back: with the results of the previous release.
-        with_previous.run(*change, f"toolchain={previous.version}", timeout_seconds=HELM_SECONDS)
-        report(f"helm upgrade has ended, with toolchain={previous.version}")
-        until_all(project_version())
+        with looking(shared_kubectl) as seen:
+            with_previous.run(
+                "upgrade", RELEASE, str(CHART), *WAIT, "--reset-then-reuse-values", timeout_seconds=HELM_SECONDS
+            )
+            report("helm upgrade has ended")
+            until_all(project_version())
         report(f"serve with {project_version()}")
-        assert optimised(endpoints) == before
+        optimised = {one.read()["status"]["optimizedModel"] for one in endpoints}
         with_previous.run("rollback", RELEASE, *WAIT, timeout_seconds=HELM_SECONDS)
         report("helm rollback has ended")
         until_all(previous.version)
         report(f"serve with {previous.version} again")
-        with looking(shared_kubectl) as seen:
-            with_previous.run(*change, "toolchain=", timeout_seconds=HELM_SECONDS)
-            report("helm upgrade has ended, with a new toolchain")
-            for one in endpoints:
-                one.until(has_new_result(one, before), "optimised again", seconds=STEP_SECONDS)
-            until_all(project_version())
-        report(f"serve with {project_version()}, optimised again")
         for load in report.loads:
             load.more(20)
 
     assert [load.failures for load in report.loads] == [[], []]
-    assert len(optimised(endpoints)) == 2
-    assert optimised(endpoints) <= {model["metadata"]["name"] for model in shared_kubectl.items("optimizedmodels")}
+    assert len(optimised) == 2
+    assert optimised <= {model["metadata"]["name"] for model in shared_kubectl.items("optimizedmodels")}
     check_one_at_a_time(seen, rollouts=set(LENGTHS), jobs=2)
-
-
-def optimised(endpoints: list[Endpoint]) -> set[str]:
-    """The names of their OptimizedModels."""
-    return {one.read()["status"]["optimizedModel"] for one in endpoints}
-
-
-def has_new_result(one: Endpoint, before: set[str]) -> Callable[[Json], bool]:
-    """Whether its optimisation has ended, and is none of those before."""
-
-    def check(body: Json) -> bool:
-        found = body.get("status", {}).get("optimizedModel")
-        return found not in before and one.condition("Optimized", body).get("status") == "True"
-
-    return check
 
 
 def check_one_at_a_time(seen: AtOnce, *, rollouts: set[str], jobs: int) -> None:
