@@ -18,6 +18,7 @@ import shutil
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,7 +27,29 @@ from typing import Any
 GATHER_SECONDS = 0.02
 
 
-class GenAi:
+class Server(ABC):
+    """A thread answers the requests that wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._waiting: list[tuple[list[int], int, queue.SimpleQueue[int | None]]] = []
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def generate(self, tokens: list[int], count: int) -> Iterator[int]:
+        """The tokens as they are made."""
+        found: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        with self._lock:
+            self._waiting.append((tokens, count, found))
+            self._lock.notify()
+        while (token := found.get()) is not None:
+            yield token
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Answer requests until the process is ended."""
+
+
+class GenAi(Server):
     """openvino-genai's continuous batching: one thread runs its steps."""
 
     def __init__(self, model: str, threads: int, hint: str) -> None:
@@ -40,18 +63,7 @@ class GenAi:
         if hint:
             properties["INFERENCE_PRECISION_HINT"] = hint
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
-        self._lock = threading.Condition()
-        self._waiting: list[tuple[list[int], int, queue.SimpleQueue[int | None]]] = []
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def generate(self, tokens: list[int], count: int) -> Iterator[int]:
-        """The tokens as they are made."""
-        found: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        with self._lock:
-            self._waiting.append((tokens, count, found))
-            self._lock.notify()
-        while (token := found.get()) is not None:
-            yield token
+        super().__init__()
 
     def _run(self) -> None:
         import numpy as np
@@ -85,26 +97,12 @@ class GenAi:
             running = left
 
 
-class Batches:
+class Batches(Server):
     """Runs requests that wait at the same time, and have prompts of one length, as one batch."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Condition()
-        self._waiting: list[tuple[list[int], int, queue.SimpleQueue[int | None]]] = []
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def generate(self, tokens: list[int], count: int) -> Iterator[int]:
-        """The tokens as they are made."""
-        found: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        with self._lock:
-            self._waiting.append((tokens, count, found))
-            self._lock.notify()
-        while (token := found.get()) is not None:
-            yield token
-
+    @abstractmethod
     def run(self, prompts: list[list[int]], count: int, put: Callable[[int, int], None]) -> None:
         """Generate `count` tokens for each prompt, and call `put` with the number of a prompt and its token."""
-        raise NotImplementedError
 
     def _run(self) -> None:
         while True:
@@ -210,7 +208,7 @@ class CTranslate2(Batches):
         )
 
 
-LIBRARIES: dict[str, Callable[[str, int, str], GenAi | Batches]] = {
+LIBRARIES: dict[str, Callable[[str, int, str], Server]] = {
     "openvino-genai": GenAi,
     "transformers": Transformers,
     "transformers-without-cache": WithoutCache,
@@ -218,7 +216,7 @@ LIBRARIES: dict[str, Callable[[str, int, str], GenAi | Batches]] = {
 }
 
 
-def serve(engine: GenAi | Batches, port: int) -> None:
+def serve(engine: Server, port: int) -> None:
     """Serve until the process is ended."""
 
     class Handler(BaseHTTPRequestHandler):

@@ -39,25 +39,20 @@ TABLE: NDArray[np.float32] = np.random.default_rng(5).normal(size=(VOCABULARY, W
 SEPARATOR = 3
 TEXTS = ["a very happy dog", "paris", "i like you and what you love"]
 DOCUMENT = Path(__file__).parents[3] / "docs" / "how-to" / "convert-a-model.md"
-NODES: Mapping[str, Sequence[tuple[str, Sequence[str], Mapping[str, Any]]]] = {
+Node = tuple[str, Sequence[str], Mapping[str, Any]]
+"""An operator, its inputs and its attributes."""
+MEAN: Sequence[Node] = [
+    ("Cast", ["attention_mask"], {"to": TensorProto.FLOAT}),
+    ("Unsqueeze", ["#0", "last"], {}),
+    ("Mul", ["tokens", "#1"], {}),
+    ("ReduceSum", ["#2", "second"], {"keepdims": 0}),
+    ("ReduceSum", ["#1", "second"], {"keepdims": 0}),
+    ("Div", ["#3", "#4"], {}),
+]
+NODES: Mapping[str, Sequence[Node]] = {
     "last_hidden_state": [("Identity", ["tokens"], {})],
-    "sentence_embedding": [
-        ("Cast", ["attention_mask"], {"to": TensorProto.FLOAT}),
-        ("Unsqueeze", ["#0", "last"], {}),
-        ("Mul", ["tokens", "#1"], {}),
-        ("ReduceSum", ["#2", "second"], {"keepdims": 0}),
-        ("ReduceSum", ["#1", "second"], {"keepdims": 0}),
-        ("Div", ["#3", "#4"], {}),
-    ],
-    "projected": [
-        ("Cast", ["attention_mask"], {"to": TensorProto.FLOAT}),
-        ("Unsqueeze", ["#0", "last"], {}),
-        ("Mul", ["tokens", "#1"], {}),
-        ("ReduceSum", ["#2", "second"], {"keepdims": 0}),
-        ("ReduceSum", ["#1", "second"], {"keepdims": 0}),
-        ("Div", ["#3", "#4"], {}),
-        ("MatMul", ["#5", "projection"], {}),
-    ],
+    "sentence_embedding": MEAN,
+    "projected": [*MEAN, ("MatMul", ["#5", "projection"], {})],
     "mean_of_all": [("ReduceMean", ["tokens"], {"keepdims": 0, "axes": [1]})],
     "logits": [("Gather", ["tokens", "zero"], {"axis": 1}), ("MatMul", ["#0", "classifier"], {})],
     "shares": [
