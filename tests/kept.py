@@ -50,12 +50,13 @@ def code() -> str:
     return digest.hexdigest()
 
 
-def kept(name: str, make: Callable[[Path], T], *about: object) -> tuple[Path, T]:
+def kept(name: str, make: Callable[[Path], T], *about: object, made_by: Callable[[], str] = code) -> tuple[Path, T]:
     """A folder that `make` has filled, and what it returned, which must not name the folder.
 
-    about: what it depends on besides the code. Several test processes want it at the same time: one makes it.
+    made_by: gives a digest of what it is made by. about: what it depends on besides.
+    Several test processes want it at the same time: one makes it.
     """
-    key = hashlib.sha256(repr((code(), about)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((made_by(), about)).encode()).hexdigest()[:16]
     folder = CACHE / f"{name}-{key}"
     with _alone(name):
         if not (folder / FACTS).is_file():

@@ -64,12 +64,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for one virtual environment after the other. Python finds the bytecode of an earlier one there, by path
+    and time: packages that several extras have are compiled once."""
+    return tmp_path_factory.mktemp("extras")
+
+
 @pytest.fixture
-def python(tmp_path: Path) -> Iterator[Path]:
+def python(place: Path) -> Iterator[Path]:
     """The interpreter of an empty virtual environment, which is removed afterwards: some have 500 MB."""
-    uv("venv", "--python", sys.executable, tmp_path / "venv")
-    yield tmp_path / "venv" / "bin" / "python"
-    shutil.rmtree(tmp_path / "venv")
+    uv("venv", "--python", sys.executable, place / "venv")
+    yield place / "venv" / "bin" / "python"
+    shutil.rmtree(place / "venv")
 
 
 def uv(*words: str | Path, environment: dict[str, str] | None = None) -> None:
@@ -80,13 +87,17 @@ def uv(*words: str | Path, environment: dict[str, str] | None = None) -> None:
 
 
 @pytest.mark.parametrize("extra", PACKAGES, ids=lambda extra: extra or "base")
-def test_every_module_can_be_imported(extra: str, wheel: Path, python: Path, tmp_path: Path) -> None:
+def test_every_module_can_be_imported(extra: str, wheel: Path, place: Path, python: Path, tmp_path: Path) -> None:
     name = f"penstock[{extra}]" if extra else "penstock"
     uv("pip", "install", "--python", python, "--constraint", ROOT / "constraints.txt", f"{name} @ {wheel.as_uri()}")
     packages = ",".join(PACKAGES[extra])
 
     done = subprocess.run(
-        [python, "-I", "-c", IMPORT_ALL, packages], cwd=tmp_path, capture_output=True, text=True, check=False
+        [python, "-I", "-X", f"pycache_prefix={place / 'bytecode'}", "-c", IMPORT_ALL, packages],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert done.stderr == ""

@@ -80,8 +80,8 @@ class CandidateRunner(Protocol):
 TARGET = "penstock_optimizer.candidate.candidate:Candidate"
 FLAVOURS = {EngineName.ONNXRUNTIME: "fused", EngineName.OPENVINO: "plain", EngineName.NATIVE: "fused"}
 """The form of the fp32 graph that an engine's candidates are made from."""
-CONFIGURE_SECONDS = 60.0
-"""Limit for starting Python and importing, on a busy machine."""
+CONFIGURE_SECONDS = 300.0
+"""Limit for starting Python and importing: seconds, or minutes where others take the cores. It only ends what hangs."""
 
 
 class ProcessSession:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -13,9 +14,14 @@ import pytest
 from penstock.errors import ArtefactError
 from penstock_runtime.engines.native import compiler, library
 from penstock_runtime.engines.native.compiler import FLAGS, LIBRARY, WARNINGS, NotCompiled, compile_library
+from tests.kept import kept
 
 ROOT = Path(__file__).parents[4]
 needs_compiler = pytest.mark.skipif(compiler.compiler() is None, reason="no C compiler")
+SANITISED = (
+    *(flag for flag in FLAGS if flag != "-O3"),
+    *("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"),
+)
 LONG = "any_number_of_lines"
 """Part of the name of a test that is left out: it opens many models, and others run the same code."""
 TESTS = (
@@ -30,14 +36,13 @@ TESTS = (
 @pytest.mark.slow
 @needs_compiler
 def test_the_library_compiles_without_warnings_and_reproducibly(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
+    """Compiled again, from sources in another folder, it is the library that the installation has made."""
     sources = shutil.copytree(compiler.SOURCES, tmp_path / "other sources")
 
-    one = compile_library(tmp_path / LIBRARY.name, flags=(*FLAGS, *WARNINGS))
-    other = compile_library(tmp_path / "elsewhere" / LIBRARY.name, sources=sources)
+    made = compile_library(tmp_path / LIBRARY.name, flags=(*FLAGS, *WARNINGS), sources=sources)
 
-    assert one.read_bytes() == other.read_bytes()
-    assert str(tmp_path).encode() not in one.read_bytes()
+    assert made.read_bytes() == LIBRARY.read_bytes(), "installed from other sources: rm .venv/.test && make install"
+    assert str(tmp_path).encode() not in made.read_bytes()
 
 
 def test_without_a_compiler_the_error_has_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,13 +74,26 @@ def test_an_installation_without_the_library_names_the_remedy(tmp_path: Path, mo
         library.load_library.cache_clear()
 
 
+def compile_sanitised(folder: Path) -> None:
+    compile_library(folder / LIBRARY.name, flags=SANITISED)
+
+
+def sources_and_compiler() -> str:
+    """A digest of all that decides what `compile_sanitised` makes."""
+    digest = hashlib.sha256(repr(SANITISED).encode())
+    for path in [Path(compiler.__file__), *sorted(compiler.SOURCES.iterdir())]:
+        digest.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
+    command = compiler.compiler()
+    assert command is not None
+    digest.update(subprocess.run([command, "-v"], capture_output=True, check=True).stderr)
+    return digest.hexdigest()
+
+
 @needs_compiler
 @pytest.mark.slow
-def test_the_sanitisers_find_nothing(tmp_path: Path) -> None:
+def test_the_sanitisers_find_nothing() -> None:
     """Memory errors and undefined behaviour: the other tests run again with an instrumented library."""
-    flags = tuple(flag for flag in FLAGS if flag != "-O3")
-    sanitised = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
-    made = compile_library(tmp_path / LIBRARY.name, flags=(*flags, *sanitised))
+    folder, _ = kept("sanitised-engine", compile_sanitised, made_by=sources_and_compiler)
     command = compiler.compiler()
     assert command is not None
     runtime = subprocess.run([command, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
@@ -83,7 +101,7 @@ def test_the_sanitisers_find_nothing(tmp_path: Path) -> None:
         pytest.skip("the compiler has no libasan")
     environment = {
         **os.environ,
-        library.VARIABLE: str(made),
+        library.VARIABLE: str(folder / LIBRARY.name),
         "LD_PRELOAD": runtime.stdout.strip(),
         "ASAN_OPTIONS": "detect_leaks=0",  # Python keeps what it has until the end
     }

@@ -1,6 +1,6 @@
 """Valid and invalid requests from the OpenAPI document: no 5xx, no undocumented answer, valid ones are answered.
 
-`PENSTOCK_FUZZ_EXAMPLES` raises the number of requests for each route (16 keeps this under a minute).
+`PENSTOCK_FUZZ_EXAMPLES` changes the number of requests for each route (10 keep this under a minute).
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from penstock.tasks import TaskName
+from tests.examples import examples
 from tests.runtime.http.serving import Endpoint
 
 EndpointOf = Callable[[TaskName], Endpoint]
-EXAMPLES = int(os.environ.get("PENSTOCK_FUZZ_EXAMPLES", "16"))
+EXAMPLES = int(os.environ.get("PENSTOCK_FUZZ_EXAMPLES", str(examples(40))))
 
 
 def no_internal_error(context: Any, response: Any, case: Any) -> None:
