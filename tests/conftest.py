@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from xdist.scheduler import LoadFileScheduling
 
 from penstock_runtime.host.cores import pin_process
 from tests import distribution, unit
@@ -127,9 +126,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, one process gets all files of a group (tests/distribution.py)."""
-    if config.getoption("dist") != "loadfile":
-        return None
-    scheduling = LoadFileScheduling(config, log)
-    scheduling._split_scope = distribution.group_of
-    return scheduling
+    """With `--dist loadfile`, all files of a group go to one process."""
+    return distribution.scheduling(config, log)

@@ -1,6 +1,6 @@
 """What tests start from and takes long to make, kept outside the repository by the content of all that decides it.
 
-Never what a test finds: only what it begins with. Another line of the code that makes it, and it is made anew.
+Never what a test finds: only what it begins with. After a change of the code that makes it, it is made again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,17 +23,8 @@ from penstock_runtime.host import read_host
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[1]
-MAKES_GRAPHS = (
-    "penstock/*.py",
-    "runtime/penstock_optimizer/export/**/*.py",
-    "runtime/penstock_optimizer/quantise/**/*.py",
-    "runtime/penstock_runtime/engines/**/*.py",
-    "runtime/penstock_runtime/models/**/*.py",
-    "runtime/penstock_runtime/rows.py",
-    "tests/runtime/minilm.py",
-    "constraints.txt",
-)
-"""From a model's folder and rows of tokens to a graph; the rows themselves count by what they are."""
+LIBRARIES = ("ml_dtypes", "numpy", "onnx", "onnxruntime", "openvino")
+"""They make graphs, and run them to calibrate."""
 CACHE = Path("~/.cache/penstock/tests").expanduser()
 FACTS = "facts.pickle"
 MOST = 4
@@ -40,23 +32,24 @@ MOST = 4
 
 
 @cache
-def code() -> str:
-    """A digest of all of ours that makes graphs, of the libraries' versions, and of the kind of processor."""
+def code(*patterns: str) -> str:
+    """A digest of files of ours, of the versions of Python and the libraries, and of the kind of processor."""
     digest = hashlib.sha256()
-    for path in sorted(path for pattern in MAKES_GRAPHS for path in ROOT.glob(pattern)):
+    for path in sorted({path for pattern in patterns for path in ROOT.glob(pattern)}):
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
     cpu = read_host().cpu
-    digest.update(f"{sys.version}\0{cpu.isa}\0{cpu.model_name}".encode())
+    versions = [metadata.version(name) for name in LIBRARIES]
+    digest.update(f"{sys.version}\0{versions}\0{cpu.isa}\0{cpu.model_name}".encode())
     return digest.hexdigest()
 
 
-def kept(name: str, make: Callable[[Path], T], *about: object, made_by: Callable[[], str] = code) -> tuple[Path, T]:
+def kept(name: str, make: Callable[[Path], T], *about: object) -> tuple[Path, T]:
     """A folder that `make` has filled, and what it returned, which must not name the folder.
 
-    made_by: gives a digest of what it is made by. about: what it depends on besides.
-    Several test processes want it at the same time: one makes it.
+    about: all that it depends on, such as `code` and a digest of what it is made from. Several test processes want it
+    at the same time: one makes it.
     """
-    key = hashlib.sha256(repr((made_by(), about)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
     folder = CACHE / f"{name}-{key}"
     with _alone(name):
         if not (folder / FACTS).is_file():

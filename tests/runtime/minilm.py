@@ -6,6 +6,7 @@ Tests must not change them: they are kept for the next run.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 import random
 from collections.abc import Sequence
@@ -19,11 +20,12 @@ from penstock.manifest import GraphIO
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import Head, TaskName
 from penstock_optimizer.export import Exported, Flavour, export
+from penstock_optimizer.export.exported import open_session
 from penstock_optimizer.quantise import Built, build
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Row
 from penstock_runtime.tasks import Task, make_task
-from tests.kept import kept
+from tests.kept import code, kept
 
 ORT_FP32 = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32)
 ORT_DYNAMIC = Recipe(
@@ -32,6 +34,24 @@ ORT_DYNAMIC = Recipe(
 OPENVINO_FP32 = Recipe(engine=EngineName.OPENVINO, precision=Precision.FP32)
 OPENVINO_BF16 = Recipe(engine=EngineName.OPENVINO, precision=Precision.BF16)
 OPENVINO_STATIC = Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=("per-channel", "smooth"))
+
+EXPORTS = (
+    "penstock/*.py",
+    "runtime/penstock_optimizer/export/**/*.py",
+    "runtime/penstock_runtime/models/**/*.py",
+    "tests/runtime/minilm.py",
+)
+"""From a model's folder to the fp32 graph."""
+QUANTISES = (
+    # All but native_*.py: graphs of the native engine are not kept.
+    "runtime/penstock_optimizer/quantise/[!n]*.py",
+    "runtime/penstock_optimizer/export/graph.py",
+    "runtime/penstock_runtime/batching/collate.py",
+    "runtime/penstock_runtime/engines/grid.py",
+    "runtime/penstock_runtime/rows.py",
+)
+"""From the fp32 graph and rows of tokens to a graph of ONNX Runtime or OpenVINO. It takes minutes for all recipes, so
+the fp32 graph counts by its bytes: most changes of the code that exports leave them as they are."""
 
 VOCABULARY = """
 the a of in to and river town market engine answer question morning winter paper doctor music window garden carries
@@ -68,8 +88,15 @@ def exported(flavour: Flavour) -> Exported:
         made = export(folder(), Head.ENCODER, place, flavour=flavour)
         return replace(made, path=made.path.relative_to(place))
 
-    place, made = kept(f"minilm-{flavour.name.lower()}", make, weights())
+    place, made = kept(f"minilm-{flavour.name.lower()}", make, code(*EXPORTS), weights())
     return replace(made, path=place / made.path)
+
+
+@cache
+def content(flavour: Flavour) -> str:
+    """A digest of the fp32 graph."""
+    files = sorted(exported(flavour).path.parent.glob("model.*"))
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
 
 
 @cache
@@ -83,15 +110,18 @@ def graph(recipe: Recipe) -> tuple[Path, GraphIO]:
 
 
 def quantised(recipe: Recipe, rows: Sequence[Row]) -> Built:
-    """The recipe's graph, calibrated with these rows."""
-    plain = exported(Flavour.FUSED if recipe.engine is EngineName.ONNXRUNTIME else Flavour.PLAIN)
+    """The graph of a recipe of ONNX Runtime or OpenVINO, calibrated with these rows."""
+    assert recipe.engine in {EngineName.ONNXRUNTIME, EngineName.OPENVINO}, "QUANTISES lacks the native engine's modules"
+    flavour = Flavour.FUSED if recipe.engine is EngineName.ONNXRUNTIME else Flavour.PLAIN
+    plain = exported(flavour)
 
-    def make(place: Path) -> Built:
+    def make(place: Path) -> tuple[str, dict[str, int], tuple[str, ...]]:
         made = build(recipe, plain.path, plain.io, rows, place, threads=2)
-        return replace(made, path=made.path.relative_to(place))
+        return str(made.path.relative_to(place)), made.fused_nodes, made.notes
 
-    place, made = kept(f"minilm-{recipe.slug}", make, weights(), list(rows))
-    return replace(made, path=place / made.path)
+    about = code(*QUANTISES), inspect.getsource(open_session), content(flavour), plain.io, list(rows)
+    place, (name, nodes, notes) = kept(f"minilm-{recipe.slug}", make, *about)
+    return Built(place / name, plain.io, nodes, notes)
 
 
 def texts(count: int, *, seed: int, median: int = 30, longest: int = 200) -> list[str]:

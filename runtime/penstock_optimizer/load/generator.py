@@ -103,8 +103,8 @@ def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> list[float]:
     return sorted(generator.random() * seconds for _ in range(max(1, round(rate * seconds))))
 
 
-START_UP_SECONDS = 30.0
-"""Time limit for importing and connecting, generous for a busy machine."""
+START_UP_SECONDS = 120.0
+"""Limit for importing and connecting: seconds, or a minute where others take the cores. It only ends what hangs."""
 
 
 class LoadFailed(PenstockError):

@@ -25,8 +25,8 @@ from penstock_runtime.models.sentence import SparsePooling
 from penstock_runtime.rows import Batch, Outputs
 
 PROGRAM = Path(__file__).with_name("child.py")
-START_SECONDS = 60.0
-"""For starting Python on a busy machine."""
+START_SECONDS = 300.0
+"""For starting Python on a busy machine; it only ends what hangs."""
 LOAD_SECONDS = 600.0
 """For importing transformers and loading a model."""
 RUN_SECONDS = 300.0

@@ -70,6 +70,16 @@ _NAME = re.compile(r"\bNRT_[A-Z_]+")
 _CODE = re.compile(r"(?:\b(?:status|err|code)\s*[:=]?\s*|\bNRT_[A-Z_]+\s*\(\s*)(\d{1,4})\b", re.IGNORECASE)
 
 
+DETAIL_CHARACTERS = 400
+
+
+def detail_of(message: str) -> str:
+    """The message of a failure, of a long one its begin and its end: exceptions of TorchScript have many lines of code,
+    and their cause in the last one."""
+    half = DETAIL_CHARACTERS // 2
+    return message if len(message) <= DETAIL_CHARACTERS else f"{message[:half]} … {message[-half:]}"
+
+
 def failure_in(text: str) -> DeviceFailure | None:
     """The kind of failure that a line or an exception's message names; None if it names none that is known."""
     for pattern, failure in _TEXTS:

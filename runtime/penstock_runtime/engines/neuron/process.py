@@ -24,7 +24,7 @@ import numpy as np
 from penstock.errors import printable
 from penstock.logs import log_event
 from penstock_runtime.engines.neuron.copies import Place
-from penstock_runtime.engines.neuron.device_errors import DeviceFailure, failure_in, failure_of
+from penstock_runtime.engines.neuron.device_errors import DeviceFailure, detail_of, failure_in, failure_of
 from penstock_runtime.engines.neuron.shapes import Int32
 from penstock_runtime.engines.neuron.worker import receive, send
 from penstock_runtime.rows import Float
@@ -42,7 +42,6 @@ LINES = 200
 """Lines of the runtime that are kept."""
 LINE_SECONDS = 0.5
 """How long a line that explains a failure is waited for."""
-DETAIL_CHARACTERS = 400
 
 
 class StartFailed(Exception):
@@ -250,8 +249,7 @@ class NeuronProcess:
             # The lines were written before the message was sent; the thread that reads them may be behind.
             time.sleep(0.01)
         whole = f"{named[-1]} ({text})" if named and named[-1] not in text else text
-        detail = whole if len(whole) <= DETAIL_CHARACTERS else f"{whole[:DETAIL_CHARACTERS]}…"
-        return failure_of(text, named), detail
+        return failure_of(text, named), detail_of(whole)
 
     def _written(self, after: int) -> list[str]:
         return [line for number, line in list(self._lines) if number > after]

@@ -93,7 +93,7 @@ def sources_and_compiler() -> str:
 @pytest.mark.slow
 def test_the_sanitisers_find_nothing() -> None:
     """Memory errors and undefined behaviour: the other tests run again with an instrumented library."""
-    folder, _ = kept("sanitised-engine", compile_sanitised, made_by=sources_and_compiler)
+    folder, _ = kept("sanitised-engine", compile_sanitised, sources_and_compiler())
     command = compiler.compiler()
     assert command is not None
     runtime = subprocess.run([command, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)

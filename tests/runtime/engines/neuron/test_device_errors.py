@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from penstock.errors import ArtefactError, DeviceUnavailable, HostError
 from penstock_runtime.engines.neuron.device_errors import (
     DeviceFailure,
+    detail_of,
     failure_in,
     failure_of,
     start_error,
@@ -65,6 +66,18 @@ def test_the_message_decides_before_the_lines_and_of_these_the_last_one() -> Non
 @given(st.text(max_size=200))
 def test_any_text_has_a_failure_or_none(text: str) -> None:
     assert failure_in(text) in {None, *DeviceFailure}
+
+
+def test_the_detail_of_a_long_message_has_the_cause_at_its_end() -> None:
+    code = 'File "code/__torch__/model.py", line 12, in forward\n' * 20
+    long = f"RuntimeError: The following operation failed:\n{code}RuntimeError: nrt_execute status=1202"
+
+    found = detail_of(long)
+
+    assert found.startswith("RuntimeError: The following operation failed:")
+    assert found.endswith("RuntimeError: nrt_execute status=1202")
+    assert len(found) < 420 < len(long)
+    assert detail_of("a short one") == "a short one"
 
 
 def test_only_time_outs_and_hardware_errors_take_a_core_out_of_service() -> None:
