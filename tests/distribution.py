@@ -1,7 +1,7 @@
 """How pytest-xdist divides the tests among processes: by file, except that the files of a group go to one process.
 
-The fixture `control_plane` starts a control plane in each process that has a test with it: some ten seconds of CPU until
-the process ends. So few processes get these files.
+The fixture `control_plane` starts a control plane in each process that has a test with it: some ten seconds of CPU
+until the process ends. So few processes get these files.
 """
 
 from __future__ import annotations
