@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SpecError
 from penstock.resources.base import API_VERSION
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
-from penstock.resources.hardware_class import HardwareClassSpec
+from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
 from penstock.resources.optimized_model import OptimizedModelStatus
 from penstock_cli.cluster.kubectl import ClusterReader, Json
 from penstock_planner.evidence import Evidence, of_result
@@ -55,19 +55,20 @@ def read_cluster(name: str, namespace: str, context: str) -> ClusterPlan:
 
 
 def cluster_plan(endpoint: Json, *, classes: Sequence[Json], models: Sequence[Json]) -> ClusterPlan:
-    """The plan's inputs from these objects. Objects that another version wrote and this one cannot read are left out.
+    """The plan's inputs from these objects. Fields of later releases are ignored; objects that this release cannot read
+    are left out.
 
     SpecError when the endpoint itself cannot be read.
     """
     metadata = endpoint["metadata"]
-    value = {"apiVersion": API_VERSION, "kind": "ModelEndpoint", "metadata": {"name": metadata["name"]}}
-    spec = ModelEndpoint.from_object({**value, "spec": endpoint["spec"]}, stored=True).spec
+    spec = ModelEndpoint.from_object(_readable(endpoint, "ModelEndpoint"), stored=True).spec
     known = {}
     for one in classes:
         try:
-            known[str(one["metadata"]["name"])] = HardwareClassSpec.model_validate(one.get("spec") or {})
-        except ValidationError:
+            found_class = HardwareClass.from_object(_readable(one, "HardwareClass"), stored=True)
+        except SpecError:
             continue
+        known[found_class.metadata.name] = found_class.spec
     evidence = []
     for model in models:
         wanted = model.get("spec") or {}
@@ -89,6 +90,12 @@ def cluster_plan(endpoint: Json, *, classes: Sequence[Json], models: Sequence[Js
         evidence=tuple(evidence),
         requests_per_second=float(rate) if isinstance(rate, int | float) else None,
     )
+
+
+def _readable(value: Json, kind: str) -> Json:
+    """The parts of a stored object that its type reads: the API server adds metadata of its own."""
+    metadata = {"name": value["metadata"]["name"]}
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": value.get("spec") or {}}
 
 
 def week_queries(namespace: str, name: str) -> tuple[str, str]:
