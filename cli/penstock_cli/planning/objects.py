@@ -100,10 +100,11 @@ def _readable(value: Json, kind: str) -> Json:
 
 def week_queries(namespace: str, name: str) -> tuple[str, str]:
     """PromQL for the mean and the highest rate of requests to the model of an endpoint's pods in the last seven days,
-    without probes and scrapes."""
+    without probes and scrapes. The mean is of the time in which pods ran. A step of one minute, so that an endpoint has
+    a load soon after its first requests."""
     pods = f"{re.escape(name)}-[a-z0-9]{{1,10}}-[a-z0-9]{{5}}".replace("\\", "\\\\")
     rate = f'sum(rate(penstock_request_seconds_count{{namespace="{namespace}",pod=~"{pods}"}}[5m]))'
-    return f"avg_over_time({rate}[7d:5m])", f"max_over_time({rate}[7d:5m])"
+    return f"avg_over_time({rate}[7d:1m])", f"max_over_time({rate}[7d:1m])"
 
 
 def load_of_week(url: str, namespace: str, name: str) -> tuple[float, float]:
