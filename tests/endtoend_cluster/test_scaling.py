@@ -240,7 +240,8 @@ def test_costs_are_in_the_status_and_kubectl_penstock_plan_names_the_cheaper_cla
     per_million = PRICE / (0.75 * scene.capacity * 3600) * 1e6
 
     def costs() -> Json:
-        return scene.endpoint.read()["status"]["plan"]
+        found: Json = scene.endpoint.read()["status"]["plan"]
+        return found
 
     scene.until(lambda: costs().get("currency"), "priced")
     plan, (replicas, _) = costs(), scene.replicas()

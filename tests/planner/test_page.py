@@ -110,6 +110,17 @@ def test_cells_fit_their_heads_and_show_the_interval() -> None:
     assert cells(zen4)[6] == "5,840 (4,380 to 14,600)"
 
 
+def test_every_form_has_the_currency() -> None:
+    euros = compare([offer("icelake")], LOAD, currency="EUR")
+
+    assert json.loads(json_text(euros))["currency"] == "EUR"
+    assert next(csv.DictReader(io.StringIO(csv_text(euros))))["currency"] == "EUR"
+    assert "EUR " in headline(euros)
+    for text in (headline(euros), html_page(euros, title="t"), *heads(euros)):
+        assert "$" not in text
+    assert "$/M used" in heads(everything())
+
+
 def test_offers_without_figures_are_grouped_by_reason() -> None:
     known = unjudged(everything())
 
