@@ -129,7 +129,7 @@ class _Run:
         self._on_progress = on_progress
         self._store = store
         self._models = models
-        self._notes = list(subject.notes)
+        self._notes: list[str] = []
         self._served: dict[int, Served] = {}
         """By cores."""
         self._settings: dict[BenchSetting, SettingResult] = {}
@@ -139,6 +139,8 @@ class _Run:
 
     def everything(self) -> BenchResults:
         """All numbers of cores."""
+        for sentence in self._subject.notes:
+            self._note(sentence)
         self._take_up()
         for sentence in self._grid.left_out:
             self._tell(f"left out: {sentence}")

@@ -28,6 +28,7 @@ from tokenizers.processors import TemplateProcessing
 from penstock.errors import SpecError
 from penstock.hardware import CpuIdentity
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.resources.source import ModelSource
 from penstock.settings import hugging_face_token
 from penstock.tasks import TaskName
@@ -190,7 +191,16 @@ def read_subject(options: BenchOptions, *, models: Path, on_transfer: OnTransfer
         mask_token=_mask_token(endpoint.spec.task, folder),
         endpoint=endpoint,
         folder=folder,
+        notes=_of_accelerators(endpoint.spec.hardware_class),
     )
+
+
+def _of_accelerators(name: str) -> tuple[str, ...]:
+    """A note where the endpoint's class is a shipped one of Inferentia."""
+    hardware = HARDWARE_CLASSES.get(name)
+    if hardware is None or hardware.neuron is None:
+        return ()
+    return (f"the endpoint is for {name}, AWS Inferentia, which is not used here: CPUs of this machine are measured",)
 
 
 def _of_url(options: BenchOptions) -> Subject:

@@ -31,6 +31,11 @@ def per_million(per_hour: float, requests_per_second: float) -> float:
     return per_hour / (requests_per_second * 3600) * 1e6
 
 
+def currency_sign(currency: str) -> str:
+    """What is written before an amount: `$` for USD, else the code and a space, such as `EUR `."""
+    return "$" if currency == "USD" else f"{currency} "
+
+
 class InstancePrice(BaseModel):
     """One instance type."""
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from penstock.planning.neuron import NeuronGeneration
 from penstock.recipe import GENERATION_PRECISIONS, EngineName
-from penstock.resources.base import AnyMetadata, Facts, Resource, Spec
+from penstock.resources.base import NO_SCHEMA_DEFAULT, AnyMetadata, Facts, Resource, Spec
 from penstock.resources.endpoint import EndpointCore, ModelEndpointSpec, Serving, ServingLimits
 from penstock.resources.job_summary import Failure
 from penstock.resources.result import ArtefactReference, Result
@@ -26,6 +26,12 @@ from penstock.tasks import TaskName
 
 NAME_DIGITS = 16
 """Hexadecimal digits of the key in the name."""
+RESULT_FORMAT = 2
+"""The newest format of results that this release writes and reads. 1: the artefact is directly in the installation's
+store, as up to 0.2. 2: it is in the store of its namespace.
+
+Raise it when pods of the release before cannot serve the artefacts: its operator then leaves these results alone.
+"""
 
 
 def texts_of(value: str) -> tuple[str, ...]:
@@ -46,6 +52,14 @@ class Toolchain(Spec):
     version: str = Field(min_length=1, max_length=64, description="The version of Penstock in it.")
     target: NeuronGeneration | None = Field(
         default=None, description="The Inferentia devices that it compiles for. None: it optimises for CPUs."
+    )
+    format: int = Field(
+        default=1,
+        ge=1,
+        le=1_000_000,
+        description="Format of the artefact, and its place in the store. Operators of releases that do not have this "
+        "format do not serve it. It is not part of the key.",
+        json_schema_extra=NO_SCHEMA_DEFAULT,
     )
 
 
@@ -102,9 +116,12 @@ class OptimizedModelSpec(EndpointCore):
 def optimized_model_key(spec: OptimizedModelSpec) -> str:
     """sha256, hexadecimal, of the spec in a canonical form.
 
-    The model counts as it is written: a branch (`@main`) that gets new commits does not change the key.
+    The model counts as it is written: a branch (`@main`) that gets new commits does not change the key. The format is
+    not in the key: results of an older one serve on.
     """
-    canonical = json.dumps(spec.to_object(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    value = spec.to_object()
+    del value["toolchain"]["format"]
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 

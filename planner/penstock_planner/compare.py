@@ -134,6 +134,8 @@ class HardwareComparison:
     nearest: str = ""
     """What would be feasible, where nothing is."""
     notes: tuple[str, ...] = field(default=())
+    currency: str = "USD"
+    """Of all costs."""
 
     @property
     def best(self) -> OfferRow | None:
@@ -141,14 +143,16 @@ class HardwareComparison:
         return next((row for row in self.rows if row.is_feasible and not row.offer.not_chosen), None)
 
 
-def compare(offers: Iterable[Offer], load: Load, *, notes: Sequence[str] = ()) -> HardwareComparison:
+def compare(
+    offers: Iterable[Offer], load: Load, *, notes: Sequence[str] = (), currency: str = "USD"
+) -> HardwareComparison:
     """The comparison. ValueError for a load without requests, or with a peak under its mean."""
     if not (load.mean > 0 and load.peak >= load.mean and load.p95_milliseconds > 0):
         raise ValueError("the mean must be over 0, the peak at least the mean, and the p95 over 0")
     rows = sorted((_row(offer, load) for offer in offers), key=_order)
     best = next((row for row in rows if row.is_feasible and not row.offer.not_chosen), None)
     explained = tuple(_explained(row, best, load) for row in rows)
-    return HardwareComparison(load, explained, "" if best else _nearest(explained, load), tuple(notes))
+    return HardwareComparison(load, explained, "" if best else _nearest(explained, load), tuple(notes), currency)
 
 
 def size(evidence: Evidence, node: Node, load: Load, *, speed: float = 1.0) -> Sizing | None:

@@ -140,6 +140,13 @@ def _offer(inputs: OfferInputs, name: str, spec: HardwareClassSpec | None, cores
         return replace(
             offer, problem=f"there is no hardware class {name}", remedy="List the classes: kubectl get hardwareclasses"
         )
+    own, currency = None if spec is None else spec.price, inputs.prices.currency
+    if own is not None and own.currency != currency:
+        return replace(
+            offer,
+            problem=f"its price is in {own.currency}, and other prices are in {currency}",
+            remedy=f"Give --prices with a list in {own.currency}, or set price.currency of the classes alike",
+        )
     nodes = _nodes(inputs.prices, name, spec, cores)
     if not nodes:
         return replace(

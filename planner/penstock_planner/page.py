@@ -11,6 +11,7 @@ from html import escape
 from typing import Any
 
 from penstock.planning.neuron import NOT_RUN
+from penstock.planning.prices import currency_sign
 from penstock_optimizer.report.charts import (
     BOTTOM,
     HEIGHT,
@@ -30,16 +31,21 @@ from penstock_optimizer.report.charts import (
 from penstock_planner.compare import HardwareComparison, OfferRow, Sizing, counted
 from penstock_planner.evidence import as_json
 
-HEADS = (
-    "class", "cores", "plan", "p95 ms", "replicas", "node", "$/month reserved", "$/month used", "$/M reserved",
-    "$/M used", "figures", "outcome",
-)  # fmt: skip
 COLUMNS = (
     "hardware_class", "cores", "feasible", "plan", "node", "p95_mean_milliseconds", "p95_peak_milliseconds",
     "capacity_per_replica", "replicas_mean", "replicas_peak", "reserved_per_month", "used_per_month",
     "reserved_per_million", "used_per_million", "reserved_per_month_low", "reserved_per_month_high", "origin", "basis",
-    "why",
+    "why", "currency",
 )  # fmt: skip
+
+
+def heads(comparison: HardwareComparison) -> tuple[str, ...]:
+    """The heads of a table; a million requests are `M`."""
+    money = currency_sign(comparison.currency).strip()
+    return (
+        "class", "cores", "plan", "p95 ms", "replicas", "node", f"{money}/month reserved", f"{money}/month used",
+        f"{money}/M reserved", f"{money}/M used", "figures", "outcome",
+    )  # fmt: skip
 
 
 def judged(comparison: HardwareComparison) -> tuple[OfferRow, ...]:
@@ -64,7 +70,7 @@ def origin_text(row: OfferRow) -> str:
 
 
 def cells(row: OfferRow) -> tuple[str, ...]:
-    """The cells of one row, in the order of `HEADS`."""
+    """The cells of one row, in the order of `heads`."""
     name, cores = row.offer.hardware_class, str(row.offer.cores)
     sizing, evidence, node = row.sizing, row.evidence, row.node
     if sizing is None or evidence is None or node is None:
@@ -138,6 +144,7 @@ def as_dict(comparison: HardwareComparison) -> dict[str, Any]:
     """The whole comparison as JSON values."""
     return {
         "load": _load_json(comparison),
+        "currency": comparison.currency,
         "chosen": next((index for index, row in enumerate(comparison.rows) if row is comparison.best), None),
         "nearest": comparison.nearest,
         "notes": list(comparison.notes),
@@ -175,7 +182,7 @@ def csv_text(comparison: HardwareComparison) -> str:
         sizing, evidence = row.sizing, row.evidence
         values: list[Any] = [row.offer.hardware_class, row.offer.cores, str(row.is_feasible).lower()]
         if sizing is None or evidence is None or row.node is None:
-            values += [""] * (len(COLUMNS) - len(values) - 1)
+            values += [""] * (len(COLUMNS) - len(values) - 2)
         else:
             low, high = cost_interval(row)
             values += [
@@ -185,7 +192,7 @@ def csv_text(comparison: HardwareComparison) -> str:
                 _rounded(sizing.reserved_per_million), _rounded(sizing.used_per_million), _rounded(low),
                 _rounded(high), origin_text(row), evidence.basis,
             ]  # fmt: skip
-        writer.writerow([*values, row.why])
+        writer.writerow([*values, row.why, comparison.currency])
     return buffer.getvalue()
 
 
@@ -200,11 +207,12 @@ def headline(comparison: HardwareComparison) -> str:
     sizing = best.sizing
     replicas = _span(str(sizing.replicas_mean), str(sizing.replicas_peak))
     count = math.ceil(sizing.replicas_peak / best.node.replicas)
+    sign = currency_sign(comparison.currency)
     nodes = "" if best.node.is_share else f" on {count} {best.node.name}"
     return (
         f"{best.name}, {best.evidence.plan} ({origin_text(best)}): "
         f"{counted(replicas, 'replica')}{nodes}, p95 {short(sizing.p95_peak)} ms at the peak, "
-        f"${sizing.reserved_per_month:,.0f} a month reserved, ${sizing.used_per_month:,.0f} used ({asked})"
+        f"{sign}{sizing.reserved_per_month:,.0f} a month reserved, {sign}{sizing.used_per_month:,.0f} used ({asked})"
     )
 
 
@@ -241,7 +249,11 @@ def chart(comparison: HardwareComparison) -> str:
     ticks = log_ticks(y.low, y.high)
     if len(ticks) < 2:
         ticks = linear_ticks(y.low, y.high, most=4)
-    parts = [y_axis(y, ticks, "$ a month, reserved"), x_axis(x, log_ticks(x.low, x.high), "p95 ms at the peak")]
+    sign = currency_sign(comparison.currency)
+    parts = [
+        y_axis(y, ticks, f"{sign.strip()} a month, reserved"),
+        x_axis(x, log_ticks(x.low, x.high), "p95 ms at the peak"),
+    ]
     at = x(limit)
     parts.append(
         f'<line class="limit" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
@@ -253,7 +265,7 @@ def chart(comparison: HardwareComparison) -> str:
         low, high = cost_interval(row)
         px, py = x(sizing.p95_peak), y(sizing.reserved_per_month)
         kind = "chosen" if best is not None and row.offer is best.offer else "" if row.is_feasible else "out"
-        title = f"{row.name}: {short(sizing.p95_peak)} ms, ${sizing.reserved_per_month:,.0f} a month; {row.why}"
+        title = f"{row.name}: {short(sizing.p95_peak)} ms, {sign}{sizing.reserved_per_month:,.0f} a month; {row.why}"
         parts.append(
             f'<line class="whisker" x1="{px:.1f}" x2="{px:.1f}" y1="{y(low):.1f}" y2="{y(high):.1f}"/>'
             + marker(styles[row.offer.hardware_class], px, py, size=4.5, classes=kind, title=title)
@@ -265,7 +277,7 @@ def chart(comparison: HardwareComparison) -> str:
 def html_page(comparison: HardwareComparison, *, title: str) -> str:
     """The comparison as a page."""
     rows = "".join(_table_row(comparison, row) for row in judged(comparison))
-    heads = "".join(f"<th>{escape(head)}</th>" for head in HEADS)
+    top = "".join(f"<th>{escape(head)}</th>" for head in heads(comparison))
     return (
         "<!doctype html>\n"
         '<html lang="en"><head><meta charset="utf-8">'
@@ -274,7 +286,7 @@ def html_page(comparison: HardwareComparison, *, title: str) -> str:
         f"<header><h1>{escape(title)}</h1><p>{escape(headline(comparison))}</p></header>"
         f"<section><h2>Cost over latency</h2>{chart(comparison)}"
         '<p class="soft">Lines are the intervals of the figures.</p></section>'
-        f'<section><h2>Hardware</h2><div class="scroll"><table><tr>{heads}</tr>{rows}</table></div></section>'
+        f'<section><h2>Hardware</h2><div class="scroll"><table><tr>{top}</tr>{rows}</table></div></section>'
         f"{_list('Without figures', unjudged(comparison))}"
         f"{_list('Limits of the figures', caveats(comparison))}{_list('Notes', comparison.notes)}"
         f"{_list('Sources', _sources(comparison))}</main></body></html>\n"

@@ -24,9 +24,11 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def subject(folder: Path, task: str) -> Subject:
+def subject(folder: Path, task: str, **changes: str) -> Subject:
     file = folder.parent / "endpoint.yaml"
-    file.write_text(yaml.safe_dump(endpoint(folder, QUICK, task=task).model_dump(mode="json", by_alias=True)))
+    resource = endpoint(folder, QUICK, task=task).model_dump(mode="json", by_alias=True)
+    resource["spec"] |= changes
+    file.write_text(yaml.safe_dump(resource))
     return read_subject(BenchOptions(target=str(file), output=folder.parent / "out"), models=folder.parent)
 
 
@@ -55,3 +57,10 @@ def test_fill_mask_without_a_mask_token_is_refused_before_anything_is_started(fo
         subject(folder, "fill-mask")
     assert "tokenizer_config.json" in refused.value.remedy
     assert subject(folder, "feature-extraction").mask_token is None
+
+
+def test_an_endpoint_for_inferentia_has_a_note_that_cpus_are_measured(folder: Path) -> None:
+    (note,) = subject(folder, "feature-extraction", hardwareClass="inf2").notes
+
+    assert note == "the endpoint is for inf2, AWS Inferentia, which is not used here: CPUs of this machine are measured"
+    assert subject(folder, "feature-extraction").notes == ()

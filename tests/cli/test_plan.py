@@ -243,7 +243,7 @@ def test_the_queries_are_about_the_pods_of_the_endpoint() -> None:
     mean, highest = week_queries("team", "my-emotion")
 
     assert 'namespace="team",pod=~"my-emotion-[a-z0-9]{1,10}-[a-z0-9]{5}"' in mean.replace("\\\\", "")
-    assert (mean[:14], highest[:14], mean[-7:]) == ("avg_over_time(", "max_over_time(", "[7d:5m])"[-7:])
+    assert (mean[:14], highest[:14], mean[-7:]) == ("avg_over_time(", "max_over_time(", "[7d:1m])"[-7:])
 
 
 def point(rate: float, p95: float) -> dict[str, float]:
@@ -290,6 +290,17 @@ def test_a_cluster_gives_its_classes_prices_models_and_load() -> None:
     assert [(one.hardware_class, one.basis) for one in found.evidence] == [
         ("dear", "OptimizedModel m0, A CPU"), ("cheap", "OptimizedModel m1, A CPU"),
     ]  # fmt: skip
+
+
+def test_fields_of_a_later_release_are_ignored() -> None:
+    endpoint, classes, models = cluster_objects()
+    known = cluster_plan(endpoint, classes=classes, models=models)
+    classes[1]["spec"] |= {"later": {"x": 1}}
+    classes[1]["spec"]["price"]["later"] = "yes"
+    endpoint["spec"]["later"] = models[0]["spec"]["later"] = models[0]["status"]["later"] = 1
+    classes.append({"metadata": {"name": "unreadable"}, "spec": {"price": "free"}})
+
+    assert cluster_plan(endpoint, classes=classes, models=models) == known
 
 
 Cluster = Callable[..., Result]
@@ -343,6 +354,21 @@ def test_the_cheaper_class_of_a_cluster_is_named(of_cluster: Cluster) -> None:
     assert "load at present: 120 requests/s; give --prometheus for that of the last week" in done.output
     # Two replicas of 0.08 and of 0.05 an hour.
     assert (
-        "cheap, 1 core would be cheaper than the endpoint's dear, 1: 73 against 117 a month reserved (44 less)"
+        "cheap, 1 core would be cheaper than the endpoint's dear, 1 core: $73 against $117 a month reserved ($44 less)"
         in done.output
     )
+
+
+def test_costs_are_in_the_currency_of_the_price_of_the_endpoints_class(of_cluster: Cluster) -> None:
+    endpoint, classes, models = cluster_objects()
+    for one in classes:
+        one["spec"]["price"]["currency"] = "EUR"
+    in_dollars = {"metadata": {"name": "imported"}, "spec": {"price": {"perCoreHour": 0.01}}}
+
+    done = of_cluster(endpoint, [*classes, in_dollars], models)
+
+    assert done.exit_code == 0, done.output
+    assert "EUR 73 against EUR 117 a month reserved (EUR 44 less)" in done.output
+    assert "$" not in done.output
+    assert "prices: EUR" in done.output
+    assert "imported, 1 core: its price is in USD, and other prices are in EUR" in done.output

@@ -45,6 +45,11 @@ class Prometheus:
         """For the operator, by the cluster's DNS."""
         return f"http://{NAME}.{self.kubectl.namespace}.svc:{PORT}"
 
+    @property
+    def address(self) -> str:
+        """For this machine."""
+        return f"http://{self.kubectl.get('service', NAME)['spec']['clusterIP']}:{PORT}"
+
     def start(self) -> None:
         """Run it, with no more rights than to look at the pods of its namespace, and wait until it answers."""
         self.kubectl.apply(*_rights(self.kubectl.namespace), _settings(self.kubectl.namespace), _service(), _pod())
@@ -65,8 +70,7 @@ class Prometheus:
         return float(result[0]["value"][1]) if result else None
 
     def _asked(self, what: str) -> Any:
-        address = self.kubectl.get("service", NAME)["spec"]["clusterIP"]
-        with urllib.request.urlopen(f"http://{address}:{PORT}/api/v1/{what}", timeout=60) as response:
+        with urllib.request.urlopen(f"{self.address}/api/v1/{what}", timeout=60) as response:
             return json.load(response)["data"]
 
 

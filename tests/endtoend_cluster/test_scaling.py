@@ -6,15 +6,22 @@ The tests share one endpoint and its pods. Each test establishes the state that 
 from __future__ import annotations
 
 import http.client
+import json
+import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from penstock.resources.base import API_VERSION
+from penstock_cli.planning.objects import week_queries
 from testbed.daemon import Process
 from testbed.kubectl import Kubectl, KubectlError
 from tests.charts.helm import NAMESPACE
@@ -41,6 +48,9 @@ OBJECTIVE_MILLISECONDS = WITH_CAPACITY["objective"]["latency"]["p95Milliseconds"
 CALM, PEAK = 0.25, 0.95
 """Shares of the capacity of one replica within the objective. The autoscaler plans three quarters of it; two replicas
 need a core each."""
+CLASS, CHEAPER_CLASS = "any", "cheaper-of-tests"
+PRICE = 0.08
+"""EUR of a core of CLASS for an hour."""
 P95_SECONDS = 20
 WINDOW_SECONDS = 12
 
@@ -203,6 +213,76 @@ def test_a_load_near_the_objective_gets_a_second_pod_that_restores_the_p95(scene
     assert len(first) == len(second) == 1
     assert first != second
     assert scene.stream.failed() == []
+
+
+@pytest.fixture
+def priced(scene: Scene, tmp_path: Path) -> Iterator[Path]:
+    """The class of the endpoint has a price, and there is a cheaper one; gives a file with measurements of that."""
+    price = {"perCoreHour": PRICE, "currency": "EUR"}
+    cheaper = {"price": {**price, "perCoreHour": PRICE / 4}}
+    kubectl = scene.kubectl
+    kubectl("patch", "hardwareclass", CLASS, "--type=merge", f"--patch={json.dumps({'spec': {'price': price}})}")
+    kubectl.apply(
+        {"apiVersion": API_VERSION, "kind": "HardwareClass", "metadata": {"name": CHEAPER_CLASS}, "spec": cheaper}
+    )
+    file = tmp_path / "measurements.yaml"
+    point = {"requestsPerSecond": scene.capacity, "p95Milliseconds": OBJECTIVE_MILLISECONDS}
+    file.write_text(
+        json.dumps({"measurements": [{"hardwareClass": CHEAPER_CLASS, "source": "this test", "points": [point]}]})
+    )
+    yield file
+    kubectl("delete", "hardwareclass", CHEAPER_CLASS)
+    kubectl("patch", "hardwareclass", CLASS, "--type=merge", '--patch={"spec": {"price": null}}')
+
+
+def test_costs_are_in_the_status_and_kubectl_penstock_plan_names_the_cheaper_class(scene: Scene, priced: Path) -> None:
+    scene.watched()
+    per_million = PRICE / (0.75 * scene.capacity * 3600) * 1e6
+
+    def costs() -> Json:
+        found: Json = scene.endpoint.read()["status"]["plan"]
+        return found
+
+    scene.until(lambda: costs().get("currency"), "priced")
+    plan, (replicas, _) = costs(), scene.replicas()
+    assert plan["currency"] == "EUR"
+    assert plan["costPerMillion"] == pytest.approx(per_million, rel=1e-3)
+    assert plan["costPerMonth"] == pytest.approx(PRICE * 730 * replicas, rel=1e-3)
+    heads, row = scene.kubectl("get", "modelendpoint", NAME).splitlines()
+    start = heads.index("COST/M")
+    assert row[start:].split()[0] == f"{plan['costPerMillion']:g}"
+
+    def planned(*more: str) -> str:
+        words = ("--prometheus", scene.prometheus.address, "--measurements", str(priced), "--cores=1")
+        return kubectl_penstock(scene.kubectl, "plan", NAME, *words, *more)
+
+    # The rates of a week are those of whole minutes.
+    mean, _ = week_queries(scene.kubectl.namespace, NAME)
+    scene.until(lambda: scene.prometheus.value(mean), "known to Prometheus for a minute", seconds=180)
+    shown = json.loads(planned("--output=json"))
+    load, notes = shown["load"], "\n".join(shown["notes"])
+    assert "load of the last week: " in notes
+    assert 0 < load["mean_requests_per_second"] <= load["peak_requests_per_second"] < 1.5 * PEAK * scene.capacity
+    best = shown["rows"][shown["chosen"]]
+    (own,) = (one for one in shown["rows"] if (one["hardware_class"], one["cores"]) == (CLASS, 1))
+    assert (shown["currency"], best["hardware_class"]) == ("EUR", CHEAPER_CLASS)
+    assert own["evidence"]["basis"].startswith(f"OptimizedModel {plan['optimizedModel']}, ")
+    assert own["figures"]["reserved_per_month"] > best["figures"]["reserved_per_month"]
+    cheaper = f"{CHEAPER_CLASS}, 1 core would be cheaper than the endpoint's {CLASS}, 1 core"
+    assert f"{cheaper}: EUR " in notes
+    assert cheaper in planned()
+
+
+def kubectl_penstock(kubectl: Kubectl, *words: str) -> str:
+    """What `kubectl penstock` prints. kubectl finds the program of this environment by its name."""
+    folders = [Path(sys.executable).parent, kubectl.executable.parent, os.environ["PATH"]]
+    settings = {"PATH": os.pathsep.join(map(str, folders)), "KUBECONFIG": str(kubectl.kubeconfig), "COLUMNS": "200"}
+    command = [str(kubectl.executable), "penstock", *words, "--namespace", kubectl.namespace]
+    found = subprocess.run(
+        command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout
 
 
 def test_a_killed_process_fails_only_the_requests_in_progress(scene: Scene) -> None:

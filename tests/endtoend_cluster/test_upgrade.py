@@ -136,6 +136,11 @@ def images(one: Endpoint) -> set[str]:
     return {pod["spec"]["containers"][0]["image"] for pod in one.pods()}
 
 
+def digest(one: Endpoint) -> str:
+    """The artefact of its plan."""
+    return str(one.read()["status"]["plan"]["digest"])
+
+
 def serves(one: Endpoint, version: str) -> Callable[[Json], bool]:
     """Whether it is Ready on a measured plan, and all its pods are of this version."""
 
@@ -229,6 +234,7 @@ def test_an_upgrade_from_the_previous_release_and_a_rollback_lose_no_request(
         report.loads = [loads.enter_context(constant_load(one.address(), per_second=5)) for one in endpoints]
         for load in report.loads:
             load.more(20)
+        before = {one.name: digest(one) for one in endpoints}
         with_previous.run("upgrade", "--install", "penstock-crds", str(DEFINITIONS), *WHERE, "--take-ownership")
         with looking(shared_kubectl) as seen:
             with_previous.run(
@@ -242,10 +248,13 @@ def test_an_upgrade_from_the_previous_release_and_a_rollback_lose_no_request(
         report("helm rollback has ended")
         until_all(previous.version)
         report(f"serve with {previous.version} again")
+        after = {one.name: digest(one) for one in endpoints}
         for load in report.loads:
             load.more(20)
 
     assert [load.failures for load in report.loads] == [[], []]
+    # The results of the previous release: its pods cannot read the others.
+    assert after == before
     assert len(optimised) == 2
     assert optimised <= {model["metadata"]["name"] for model in shared_kubectl.items("optimizedmodels")}
     check_one_at_a_time(seen, rollouts=set(LENGTHS), jobs=2)

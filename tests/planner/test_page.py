@@ -14,7 +14,7 @@ from penstock.planning.neuron import NOT_RUN
 from penstock_planner.compare import HardwareComparison, Offer, compare
 from penstock_planner.evidence import Origin
 from penstock_planner.offers import offers
-from penstock_planner.page import COLUMNS, HEADS, caveats, cells, csv_text, headline, html_page, json_text, unjudged
+from penstock_planner.page import COLUMNS, caveats, cells, csv_text, headline, heads, html_page, json_text, unjudged
 from tests.planner.cases import LOAD, offer
 from tests.planner.test_offers import inputs
 
@@ -105,9 +105,20 @@ def test_each_form_states_that_inferentia_was_not_run(form: object) -> None:
 def test_cells_fit_their_heads_and_show_the_interval() -> None:
     comparison = everything()
 
-    assert {len(cells(row)) for row in comparison.rows} == {len(HEADS)}
+    assert {len(cells(row)) for row in comparison.rows} == {len(heads(comparison))}
     zen4 = next(row for row in comparison.rows if row.offer.hardware_class == "zen4")
     assert cells(zen4)[6] == "5,840 (4,380 to 14,600)"
+
+
+def test_every_form_has_the_currency() -> None:
+    euros = compare([offer("icelake")], LOAD, currency="EUR")
+
+    assert json.loads(json_text(euros))["currency"] == "EUR"
+    assert next(csv.DictReader(io.StringIO(csv_text(euros))))["currency"] == "EUR"
+    assert "EUR " in headline(euros)
+    for text in (headline(euros), html_page(euros, title="t"), *heads(euros)):
+        assert "$" not in text
+    assert "$/M used" in heads(everything())
 
 
 def test_offers_without_figures_are_grouped_by_reason() -> None:

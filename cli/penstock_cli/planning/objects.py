@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SpecError
 from penstock.resources.base import API_VERSION
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
-from penstock.resources.hardware_class import HardwareClassSpec
+from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
 from penstock.resources.optimized_model import OptimizedModelStatus
 from penstock_cli.cluster.kubectl import ClusterReader, Json
 from penstock_planner.evidence import Evidence, of_result
@@ -55,19 +55,20 @@ def read_cluster(name: str, namespace: str, context: str) -> ClusterPlan:
 
 
 def cluster_plan(endpoint: Json, *, classes: Sequence[Json], models: Sequence[Json]) -> ClusterPlan:
-    """The plan's inputs from these objects. Objects that another version wrote and this one cannot read are left out.
+    """The plan's inputs from these objects. Fields of later releases are ignored; objects that this release cannot read
+    are left out.
 
     SpecError when the endpoint itself cannot be read.
     """
     metadata = endpoint["metadata"]
-    value = {"apiVersion": API_VERSION, "kind": "ModelEndpoint", "metadata": {"name": metadata["name"]}}
-    spec = ModelEndpoint.from_object({**value, "spec": endpoint["spec"]}, stored=True).spec
+    spec = ModelEndpoint.from_object(_readable(endpoint, "ModelEndpoint"), stored=True).spec
     known = {}
     for one in classes:
         try:
-            known[str(one["metadata"]["name"])] = HardwareClassSpec.model_validate(one.get("spec") or {})
-        except ValidationError:
+            found_class = HardwareClass.from_object(_readable(one, "HardwareClass"), stored=True)
+        except SpecError:
             continue
+        known[found_class.metadata.name] = found_class.spec
     evidence = []
     for model in models:
         wanted = model.get("spec") or {}
@@ -91,12 +92,19 @@ def cluster_plan(endpoint: Json, *, classes: Sequence[Json], models: Sequence[Js
     )
 
 
+def _readable(value: Json, kind: str) -> Json:
+    """The parts of a stored object that its type reads: the API server adds metadata of its own."""
+    metadata = {"name": value["metadata"]["name"]}
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": value.get("spec") or {}}
+
+
 def week_queries(namespace: str, name: str) -> tuple[str, str]:
     """PromQL for the mean and the highest rate of requests to the model of an endpoint's pods in the last seven days,
-    without probes and scrapes."""
+    without probes and scrapes. The mean is of the time in which pods ran. A step of one minute, so that an endpoint has
+    a load soon after its first requests."""
     pods = f"{re.escape(name)}-[a-z0-9]{{1,10}}-[a-z0-9]{{5}}".replace("\\", "\\\\")
     rate = f'sum(rate(penstock_request_seconds_count{{namespace="{namespace}",pod=~"{pods}"}}[5m]))'
-    return f"avg_over_time({rate}[7d:5m])", f"max_over_time({rate}[7d:5m])"
+    return f"avg_over_time({rate}[7d:1m])", f"max_over_time({rate}[7d:1m])"
 
 
 def load_of_week(url: str, namespace: str, name: str) -> tuple[float, float]:

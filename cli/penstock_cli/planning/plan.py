@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from penstock.artefact_store import DEFAULT_STORE
 from penstock.errors import ArtefactError, SettingError, SpecError, printable
 from penstock.hardware import CpuIdentity
 from penstock.manifest import MANIFEST_NAME, Manifest
-from penstock.planning.prices import load_prices, shipped_prices
+from penstock.planning.prices import PriceList, currency_sign, load_prices, shipped_prices
 from penstock.planning.published import FAMILIES, family_of, published_rows
 from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpointSpec
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
@@ -29,11 +30,11 @@ from penstock_planner.evidence import Evidence, of_file, of_manifest
 from penstock_planner.ledger import DEFAULT_LEDGER, error_text, read_ledger
 from penstock_planner.offers import GPU, OfferInputs, class_of_cpu, offers
 from penstock_planner.page import (
-    HEADS,
     caveats,
     cells,
     csv_text,
     headline,
+    heads,
     html_page,
     json_text,
     judged,
@@ -153,7 +154,8 @@ def command(target: str, **options: Any) -> None:
     notes += [f"prices: {inputs.prices.summary} ({inputs.prices.source})"]
     notes += filter(None, [error_text(read_ledger(ledger))])
     names = options["classes"] or _default_classes(inputs)
-    comparison = compare(offers(inputs, names, options["cores"], chosen=options["classes"] or ()), load, notes=notes)
+    found = offers(inputs, names, options["cores"], chosen=options["classes"] or ())
+    comparison = compare(found, load, notes=notes, currency=inputs.prices.currency)
     comparison = replace(comparison, notes=(*_cost_of_tokens(comparison), *comparison.notes))
     if subject.cluster is not None:
         comparison = replace(comparison, notes=(*_present_class(subject, comparison), *comparison.notes))
@@ -192,15 +194,28 @@ _TEXTS: dict[str, Callable[[HardwareComparison], str]] = {
 
 
 def _inputs(subject: PlannedEndpoint, options: dict[str, Any]) -> OfferInputs:
-    prices, family = options["prices"], options["family"]
+    family = options["family"]
     return OfferInputs(
         classes=HARDWARE_CLASSES if subject.cluster is None else subject.cluster.classes,
-        prices=shipped_prices() if prices is None else load_prices(prices),
+        prices=_prices(subject, options["prices"]),
         evidence=_evidence(subject, options["store"], options["measurements"]),
         published=published_rows(),
         shape=FAMILIES[family] if family is not None else family_of(subject.spec.model),
         tokens=_bucket(subject.spec),
     )
+
+
+def _prices(subject: PlannedEndpoint, given: Path | None) -> PriceList:
+    """The list that was given, or the shipped one. The shipped one has no part in the plan of an endpoint whose class
+    has a price in another currency."""
+    if given is not None:
+        return load_prices(given)
+    shipped = shipped_prices()
+    own = None if subject.cluster is None else subject.cluster.classes.get(subject.spec.hardware_class)
+    if own is None or own.price is None or own.price.currency == shipped.currency:
+        return shipped
+    source = f"those of the HardwareClasses alone, since the shipped ones are in {shipped.currency}"
+    return PriceList(date=datetime.now(UTC).date(), currency=own.price.currency, source=source, classes={})
 
 
 def _subject(target: str, namespace: str, context: str) -> PlannedEndpoint:
@@ -276,7 +291,8 @@ def _cost_of_tokens(comparison: HardwareComparison) -> tuple[str, ...]:
         return ()
     each = best.evidence.tokens_per_request
     cost = best.sizing.reserved_per_million / each
-    return (f"a million output tokens cost {cost:.3g} reserved, with {each:.3g} of them in a request",)
+    sign = currency_sign(comparison.currency)
+    return (f"a million output tokens cost {sign}{cost:.3g} reserved, with {each:.3g} of them in a request",)
 
 
 def _bucket(spec: ModelEndpointSpec) -> int:
@@ -364,18 +380,19 @@ def _present_class(subject: PlannedEndpoint, comparison: HardwareComparison) -> 
     if best.offer is own.offer:
         return (f"the endpoint's class {spec.hardware_class} with {counted(spec.cores, 'core')} is the cheapest",)
     saved = own.sizing.reserved_per_month - best.sizing.reserved_per_month
+    sign = currency_sign(comparison.currency)
     state = "" if own.is_feasible else ", and misses the objective"
     text = (
-        f"{best.name} would be cheaper than the endpoint's {spec.hardware_class}, {spec.cores}{state}: "
-        f"{best.sizing.reserved_per_month:,.0f} against {own.sizing.reserved_per_month:,.0f} a month reserved "
-        f"({saved:,.0f} less)"
+        f"{best.name} would be cheaper than the endpoint's {own.name}{state}: "
+        f"{sign}{best.sizing.reserved_per_month:,.0f} against {sign}{own.sizing.reserved_per_month:,.0f} a month "
+        f"reserved ({sign}{saved:,.0f} less)"
     )
     return (text,)
 
 
 def _print_table(comparison: HardwareComparison) -> None:
     fact("plan", headline(comparison))
-    table = Table(*HEADS, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table = Table(*heads(comparison), box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for row in judged(comparison):
         style = "bold" if row is comparison.best else "" if row.is_feasible else "dim"
         table.add_row(*map(printable, cells(row)), style=style)

@@ -18,6 +18,7 @@ from penstock.planning.neuron import NeuronGeneration
 from penstock.resources.endpoint import ModelEndpointSpec, OptimizationMode
 from penstock.resources.job_summary import Failure
 from penstock.resources.optimized_model import (
+    RESULT_FORMAT,
     OptimizedModelSpec,
     OptimizedModelStatus,
     Phase,
@@ -74,7 +75,7 @@ def wanted_spec(
         return None
     digest = texts_digest(texts) if spec.workload.texts_from is not None and texts is not None else None
     image = settings.optimizer_image_for(target)
-    toolchain = Toolchain(image=image, version=settings.toolchain, target=target)
+    toolchain = Toolchain(image=image, version=settings.toolchain, target=target, format=RESULT_FORMAT)
     return OptimizedModelSpec.of(spec, toolchain, texts_digest=digest)
 
 
@@ -140,14 +141,17 @@ def assess(
     line: Line | None = None,
     namespace: str = "",
 ) -> OptimizationState | None:
-    """The state of an OptimizedModel and the next run; None when this version cannot parse its spec.
+    """The state of an OptimizedModel and the next run; None when this version cannot parse its spec, or does not have
+    the format of its result. Fields of later releases are ignored.
 
     `store`: where its jobs publish. Only artefacts that they published there are taken into its status. The next run
     begins only if it is its turn in `line`, if there is one; `namespace` is that of the OptimizedModel.
     """
     try:
-        spec = OptimizedModelSpec.model_validate(facts.spec)
+        spec = OptimizedModelSpec.model_validate(facts.spec, extra="ignore")
     except ValidationError:
+        return None
+    if spec.toolchain.format > RESULT_FORMAT:
         return None
     before = _status(facts.status)
     initial = OptimizationState(facts.name, spec, before)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.resources.optimized_model import RESULT_FORMAT
 from penstock_operator.plan import names
 from penstock_operator.plan.installation import AllowList
 from penstock_operator.plan.observed import ModelUser, Ref
@@ -178,6 +179,22 @@ def test_a_slower_result_of_a_newer_optimiser_does_not_replace_what_serves_and_r
     assert kube.artefact == RESULT
     assert condition(made, "Optimized")[:2] == ("True", "KeptPrevious")
     assert condition(made, "Ready")[0] == "True"
+
+
+def test_after_a_rollback_a_result_of_a_later_format_is_replaced_by_the_own_result_even_if_that_is_slower() -> None:
+    kube = Kube().optimised()
+    later = kube.endpoint["status"]["optimizedModel"]
+    kube.objects["OptimizedModel", later]["spec"]["toolchain"]["format"] = RESULT_FORMAT + 1
+    before = kube.objects["Deployment", "emotion"]
+    kube.settings = replace(kube.settings, toolchain="0.0.9")
+    kube.reconcile()
+    assert kube.objects["Deployment", "emotion"] == before, "until there is an own result nothing changes"
+
+    kube.job_succeeds(result(capacity={"requestsPerSecond": 40.0, "p95ObjectiveMilliseconds": 20.0}), OTHER)
+    made = kube.reconcile()
+
+    assert kube.artefact == OTHER
+    assert condition(made, "Optimized")[0] == "True"
 
 
 def test_a_faster_result_of_a_newer_optimiser_takes_over() -> None:

@@ -132,6 +132,30 @@ def test_a_spec_of_another_version_is_not_acted_upon() -> None:
     assert assess(model(spec={"model": 3}), SETTINGS.store_of("a"), now=BEGIN, settings=SETTINGS) is None
 
 
+def test_a_field_of_a_later_release_is_read_as_if_it_were_absent() -> None:
+    kube = Kube().optimised()
+    stored = kube.objects["OptimizedModel", kube.endpoint["status"]["optimizedModel"]]
+    facts = model(spec=stored["spec"])
+    later: Json = json.loads(json.dumps({**facts.spec, "later": {"x": 1}}))
+    later["toolchain"]["later"] = later["optimization"]["later"] = "yes"
+    known, same = (
+        assess(one, SETTINGS.store_of("a"), now=BEGIN, settings=SETTINGS) for one in (facts, replace(facts, spec=later))
+    )
+    assert known is not None
+    assert same == known
+
+    before = kube.plan()
+    stored["spec"] = later
+    made = kube.plan()
+    kept = [value["spec"] for value in made.apply if value["kind"] == "OptimizedModel"]
+    assert kept == [later], "what a later release wrote is not removed"
+    for plan in (before, made):
+        assert [value["kind"] for value in plan.apply].count("Deployment") == 1
+    assert [value for value in made.apply if value["kind"] != "OptimizedModel"] == [
+        value for value in before.apply if value["kind"] != "OptimizedModel"
+    ]
+
+
 def test_an_unreadable_optimized_model_of_the_name_that_is_wanted_leaves_what_serves() -> None:
     kube = Kube().optimised()
     name = kube.endpoint["status"]["optimizedModel"]

@@ -13,6 +13,7 @@ from penstock.errors import SpecError
 from penstock.planning.neuron import NeuronGeneration
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
 from penstock.resources.optimized_model import (
+    RESULT_FORMAT,
     OptimizedModel,
     OptimizedModelSpec,
     Phase,
@@ -97,6 +98,14 @@ def test_the_time_budget_is_in_the_spec_and_longer_for_inferentia() -> None:
     assert seconds(TOOLS) == 600
     assert seconds(compiles) == 7200
     assert seconds(compiles, optimization={"budgetSeconds": 90}) == 90
+
+
+def test_the_format_of_the_result_is_in_the_spec_but_not_in_the_key() -> None:
+    tools = TOOLS.model_copy(update={"format": RESULT_FORMAT})
+    assert key(tools) == key()
+    assert OptimizedModelSpec.of(spec(), tools).to_object()["toolchain"]["format"] == RESULT_FORMAT
+    # Results up to 0.2 have no such field.
+    assert Toolchain.model_validate({"image": "x", "version": "0.2.0"}).format == 1
 
 
 def test_tools_and_the_content_of_a_config_map_are_in_the_key() -> None:
