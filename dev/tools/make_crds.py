@@ -143,7 +143,7 @@ DEFINITIONS = (
             Column("Replicas", ".status.replicas", "integer"),
             Column("P95", ".status.p95"),
             Column("Speed-up", ".status.speedUp"),
-            Column("Cost/M", ".status.plan.costPerMillion", "number"),
+            Column("$/M", ".status.plan.costPerMillion", "number"),
             Column("Task", ".spec.task", priority=1),
             Column("URL", ".status.publicUrl", priority=1),
             Column("Artefact", ".status.plan.digest", priority=1),

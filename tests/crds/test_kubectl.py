@@ -140,7 +140,7 @@ def test_kubectl_get_shows_the_columns_of_an_endpoint(kube: Kubectl) -> None:
     patch_status(kube, "mep", "emotion", STATUS)
     heads, row = columns(kube, "mep")
     assert heads == [
-        "NAME", "MODEL", "CLASS", "CORES", "PLAN", "READY", "REASON", "REPLICAS", "P95", "SPEED-UP", "COST/M", "AGE",
+        "NAME", "MODEL", "CLASS", "CORES", "PLAN", "READY", "REASON", "REPLICAS", "P95", "SPEED-UP", "$/M", "AGE",
     ]  # fmt: skip
     assert row[:-1] == [
         "emotion", "hf://org/emotion", "icelake", "2", "openvino-int8, 1x2 threads", "True", "Serving", "3",

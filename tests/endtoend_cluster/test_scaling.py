@@ -249,7 +249,7 @@ def test_costs_are_in_the_status_and_kubectl_penstock_plan_names_the_cheaper_cla
     assert plan["costPerMillion"] == pytest.approx(per_million, rel=1e-3)
     assert plan["costPerMonth"] == pytest.approx(PRICE * 730 * replicas, rel=1e-3)
     heads, row = scene.kubectl("get", "modelendpoint", NAME).splitlines()
-    start = heads.index("COST/M")
+    start = heads.index("$/M")
     assert row[start:].split()[0] == f"{plan['costPerMillion']:g}"
 
     def planned(*more: str) -> str:
