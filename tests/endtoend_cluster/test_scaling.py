@@ -21,7 +21,6 @@ from pathlib import Path
 import pytest
 
 from penstock.resources.base import API_VERSION
-from penstock_cli.planning.objects import week_queries
 from testbed.daemon import Process
 from testbed.kubectl import Kubectl, KubectlError
 from tests.charts.helm import NAMESPACE
@@ -253,12 +252,18 @@ def test_costs_are_in_the_status_and_kubectl_penstock_plan_names_the_cheaper_cla
     assert row[start:].split()[0] == f"{plan['costPerMillion']:g}"
 
     def planned(*more: str) -> str:
+        """What it prints. Prometheus needs the rates of a whole minute, and is not always ready on a busy machine."""
         words = ("--prometheus", scene.prometheus.address, "--measurements", str(priced), "--cores=1")
-        return kubectl_penstock(scene.kubectl, "plan", NAME, *words, *more)
+        found: list[subprocess.CompletedProcess[str]] = []
 
-    # The rates of a week are those of whole minutes.
-    mean, _ = week_queries(scene.kubectl.namespace, NAME)
-    scene.until(lambda: scene.prometheus.value(mean), "known to Prometheus for a minute", seconds=180)
+        def is_planned() -> bool:
+            found[:] = [kubectl_penstock(scene.kubectl, "plan", NAME, *words, *more)]
+            return found[0].returncode == 0 or "Prometheus" not in found[0].stderr
+
+        scene.until(is_planned, "planned", seconds=180)
+        assert found[0].returncode == 0, found[0].stderr
+        return found[0].stdout
+
     shown = json.loads(planned("--output=json"))
     load, notes = shown["load"], "\n".join(shown["notes"])
     assert "load of the last week: " in notes
@@ -273,16 +278,14 @@ def test_costs_are_in_the_status_and_kubectl_penstock_plan_names_the_cheaper_cla
     assert cheaper in planned()
 
 
-def kubectl_penstock(kubectl: Kubectl, *words: str) -> str:
-    """What `kubectl penstock` prints. kubectl finds the program of this environment by its name."""
+def kubectl_penstock(kubectl: Kubectl, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `kubectl penstock`. kubectl finds the program of this environment by its name."""
     folders = [Path(sys.executable).parent, kubectl.executable.parent, os.environ["PATH"]]
     settings = {"PATH": os.pathsep.join(map(str, folders)), "KUBECONFIG": str(kubectl.kubeconfig), "COLUMNS": "200"}
     command = [str(kubectl.executable), "penstock", *words, "--namespace", kubectl.namespace]
-    found = subprocess.run(
+    return subprocess.run(
         command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=120, check=False
     )
-    assert found.returncode == 0, found.stderr
-    return found.stdout
 
 
 def test_a_killed_process_fails_only_the_requests_in_progress(scene: Scene) -> None:

@@ -74,8 +74,8 @@ DETAIL_CHARACTERS = 400
 
 
 def detail_of(message: str) -> str:
-    """The message of a failure, of a long one its begin and its end: exceptions of TorchScript have many lines of code,
-    and their cause in the last one."""
+    """The message of a failure; of a long one, its beginning and its end. Exceptions of TorchScript have many lines of
+    code, and the cause in the last one."""
     half = DETAIL_CHARACTERS // 2
     return message if len(message) <= DETAIL_CHARACTERS else f"{message[:half]} … {message[-half:]}"
 
