@@ -36,7 +36,7 @@ class Precision(StrEnum):
     """Weights in 4 bits with a scale and a minimum for each 32 inputs, table and head in int8; the arithmetic stays in
     floating point (text generation)."""
     INT4_ROWWISE = "int4-rowwise"
-    """Weights as with `int4-weights`, activations scaled per group at run time (text generation)."""
+    """Weights as with `int4-weights`, activations scaled per token or group at run time (text generation)."""
 
 
 GENERATION_PRECISIONS = frozenset({Precision.INT8_WEIGHTS, Precision.INT4_WEIGHTS, Precision.INT4_ROWWISE})
@@ -60,8 +60,10 @@ SIX_BITS = "6-bit-weights"
 """Option of the native engine: weights are stored in 6 bits and expanded to 8 bits in registers. Reading weights is
 most of the time of a short row, and this saves a quarter of it."""
 GROUP_32 = "group-32"
-"""Option: a scale for every 32 activations of a token, computed at run time. In text generation on the native engine
-every 32 inputs of a weight have one as well."""
+"""Option: a scale for every 32 activations of a token, computed at run time."""
+WIDE_ACTIVATIONS = "16-bit-activations"
+"""Option of the native engine in text generation: activations are rounded to 16 bits, of which few are much larger than
+the others, and multiplied as two numbers of 8 bits."""
 CACHE_U8 = "cache-u8"
 """Option of text generation: keys and values are kept in 8 bits, with scales, instead of the precision of the rest."""
 BF16_REST = "bf16-rest"
@@ -74,7 +76,7 @@ _SHORT_NAMES: dict[tuple[EngineName, Precision], tuple[str, frozenset[str]]] = {
     (EngineName.OPENVINO, Precision.INT8_STATIC): ("int8", _TUNED),
     (EngineName.OPENVINO, Precision.INT8_ROWWISE): ("int8-rowwise", frozenset({GROUP_32})),
     (EngineName.NATIVE, Precision.INT8_ROWWISE): ("int8", _TUNED),
-    (EngineName.NATIVE, Precision.INT4_ROWWISE): ("int4", frozenset({GROUP_32})),
+    (EngineName.NATIVE, Precision.INT4_ROWWISE): ("int4", frozenset({WIDE_ACTIVATIONS})),
 }
 """Engine and precision -> precision in the name, and the usual options, which the name leaves out."""
 _SHORT_OPTIONS = {BF16_REST: "bf16"}
@@ -108,8 +110,8 @@ class Recipe(BaseModel):
         Two recipes of one optimisation never share a name. `reduced-range` is left out: the processor decides it.
         """
         precision, usual = _SHORT_NAMES.get((self.engine, self.precision), (self.precision.value, frozenset()))
-        if GROUP_32 in self.options:  # instead of what encoders need
-            usual = frozenset({GROUP_32})
+        if WIDE_ACTIVATIONS in self.options:  # instead of what encoders need
+            usual = frozenset({WIDE_ACTIVATIONS})
         if SIX_BITS in self.options:
             precision = precision.replace("int8", "int6")
         named = [option for option in self.options if option not in {*usual, SIX_BITS, REDUCED_RANGE}]

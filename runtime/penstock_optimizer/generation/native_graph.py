@@ -1,7 +1,9 @@
-"""Writes a decoder as a file of the native engine: weights in 8 or 4 bits with a scale for each group of inputs."""
+"""Writes a decoder as a file of the native engine: weights in 8 bits with a scale for each output, or in 4
+bits that are widened to these."""
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,11 @@ _ACTIVATIONS: dict[Activation, graph_file.Activation] = {
     Activation.LINEAR: "none",
 }
 
+_MOST = 127
+"""The largest weight in 8 bits."""
+_LEAST = np.float32(1e-30)
+"""The smallest scale, of an output whose weights are all zero."""
+
 
 def why_not_native(decoder: Decoder) -> str | None:
     """Why the native engine does not compute this decoder; None if it does."""
@@ -60,36 +67,56 @@ def write_native(decoder: Decoder, bits: int, path: Path) -> None:
     write_decoder(path, NativeDecoderFile(parts, writer.tensors))
 
 
-def packed(weight: Float, bits: int) -> NDArray[np.uint8]:
-    """A weight [outputs, inputs], both multiples of 32, as the records of `struct grouped` (kernels.h): uint8
-    [outputs / 32, inputs / 32, bytes]. Scales and minima are float16, which llama.cpp's formats have as well."""
+def packed(weight: Float, bits: int) -> tuple[NDArray[np.uint8], Float]:
+    """A weight [outputs, inputs], both multiples of 32, as records (`record_bytes` of kernels.h), uint8
+    [outputs / 32, inputs / 32, bytes], and the scales of the outputs, float32 [outputs]."""
     panels, groups = weight.shape[0] // PANEL, weight.shape[1] // GROUP
-    grouped = weight.reshape(panels, PANEL, groups, GROUP)
+    largest = np.abs(weight).max(1) / np.float32(_MOST)
     if bits == 8:
-        exact = np.abs(grouped).max(3) / np.float32(127)
-        scale = exact.astype(np.float16)
-        steps = np.rint(grouped * _inverse(scale)[..., None])
-        values = (np.clip(steps, -127, 127) + 128).astype(np.uint8)
-        numbers = [scale]
-    else:
-        lowest, highest = grouped.min(3), grouped.max(3)
-        scale = ((highest - lowest) / np.float32(15)).astype(np.float16)
-        minimum = lowest.astype(np.float16)
-        steps = np.rint((grouped - minimum.astype(np.float32)[..., None]) * _inverse(scale)[..., None])
-        values = np.clip(steps, 0, 15).astype(np.uint8)
-        numbers = [scale, minimum]
-    # [panel, group, four inputs, output, input]
-    ordered = values.reshape(panels, PANEL, groups, GROUP // 4, 4).transpose(0, 2, 3, 1, 4)
-    if bits == 4:
-        ordered = ordered[:, :, 0::2] | (ordered[:, :, 1::2] << 4)
-    parts = [ordered, *(number.transpose(0, 2, 1) for number in numbers)]
-    records = [np.ascontiguousarray(part).view(np.uint8).reshape(panels, groups, -1) for part in parts]
-    return np.concatenate(records, axis=2)
+        scales = np.maximum(largest, _LEAST)
+        values = np.rint(weight / scales[:, None]).astype(np.int8).view(np.uint8)
+        return np.ascontiguousarray(_ordered(values, panels, groups)).reshape(panels, groups, -1), scales
+    grouped = weight.reshape(len(weight), groups, GROUP)
+    reach = (grouped.max(2) - grouped.min(2)).max(1) / np.float32(15 * 255 / 16)
+    scales = np.maximum(np.maximum(largest, reach), _LEAST)
+    numbers, steps, starts = _numbers(grouped / scales[:, None, None])
+    ordered = _ordered(numbers.reshape(weight.shape), panels, groups)
+    parts = [
+        ordered[:, :, 0::2] | (ordered[:, :, 1::2] << 4),  # [panel, group, eight inputs, output, input]
+        *(one.astype(np.uint8).reshape(panels, PANEL, groups).transpose(0, 2, 1) for one in (steps, starts)),
+    ]
+    return np.concatenate([np.ascontiguousarray(part).reshape(panels, groups, -1) for part in parts], axis=2), scales
 
 
-def _inverse(scale: NDArray[np.float16]) -> Float:
-    wide = scale.astype(np.float32)
-    return np.divide(1, wide, out=np.zeros_like(wide), where=wide > 0)
+def _ordered(values: NDArray[np.uint8], panels: int, groups: int) -> NDArray[np.uint8]:
+    """[panel, group, four inputs, output, input]"""
+    return values.reshape(panels, PANEL, groups, GROUP // 4, 4).transpose(0, 2, 3, 1, 4)
+
+
+def _numbers(wanted: Float) -> tuple[NDArray[np.uint8], Float, Float]:
+    """Numbers of 4 bits [outputs, groups, 32] and, for each group, the step (0 to 255) and the start (-127 to 127)
+    [outputs, groups] with which floor(step * number / 16) + start is nearest to `wanted` [outputs, groups, 32], whose
+    values are -127 to 127.
+
+    Steps and starts are whole numbers: of those next to the exact ones, the two with the smallest squared error are
+    taken, since their roundings can cancel."""
+    lowest, highest = wanted.min(2), wanted.max(2)
+    exact_step, exact_start = (highest - lowest) * np.float32(16 / 15), lowest + np.float32(0.5)
+    least = np.full(lowest.shape, np.inf, np.float32)
+    numbers = np.zeros(wanted.shape, np.uint8)
+    steps, starts = np.zeros_like(lowest), np.zeros_like(lowest)
+    for step_off, start_off in product((-1, 0, 1), repeat=2):
+        step = np.clip(np.rint(exact_step) + np.float32(step_off), 0, 255)
+        start = np.clip(np.rint(exact_start) + np.float32(start_off), -_MOST, _MOST)
+        off = (wanted - start[..., None]) * 16 + 8
+        number = np.clip(np.rint(off / np.maximum(step, 1)[..., None]), 0, 15)
+        reached = np.floor(step[..., None] * number / 16) + start[..., None]
+        error = ((reached - wanted) ** 2).sum(2)
+        better = (error < least) & (reached.max(2) <= _MOST)
+        least = np.where(better, error, least)
+        steps, starts = np.where(better, step, steps), np.where(better, start, starts)
+        numbers = np.where(better[..., None], number, numbers).astype(np.uint8)
+    return numbers, steps, starts.astype(np.int8)
 
 
 class _Writer:
@@ -180,10 +207,17 @@ class _Writer:
     def _product(self, dense: Dense, name: str, bits: int | None = None) -> ProductPart:
         weight = _longer(dense, _filled(len(dense.weight), PANEL))
         count = self._bits if bits is None else bits
-        self.tensors[name] = packed(weight.weight, count)
+        self.tensors[name], scales = packed(weight.weight, count)
         bias = None if weight.bias is None else self._add(f"{name}.bias", weight.bias)
         outputs, inputs = weight.weight.shape
-        return ProductPart(inputs=inputs, outputs=outputs, bits=8 if count == 8 else 4, packed=name, bias=bias)
+        return ProductPart(
+            inputs=inputs,
+            outputs=outputs,
+            bits=8 if count == 8 else 4,
+            packed=name,
+            scales=self._add(f"{name}.scales", scales),
+            bias=bias,
+        )
 
     def _norm(self, norm: Normalisation, name: str, width: int | None = None) -> NormPart:
         weight = norm.weight if width is None else _wider(norm.weight, 0, width)

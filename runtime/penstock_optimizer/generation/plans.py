@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.hardware import Isa
 from penstock.manifest import CandidateFacts, GenerationSpeed, Outcome
-from penstock.recipe import BF16_REST, CACHE_U8, GROUP_32, EngineName, Plan, Precision, Recipe
+from penstock.recipe import BF16_REST, CACHE_U8, WIDE_ACTIVATIONS, EngineName, Plan, Precision, Recipe
 from penstock.resources.endpoint import Objective, Optimization
 from penstock_optimizer.generation.weights import Storage
 from penstock_runtime.engines.native.graph_file import SUFFIX
@@ -32,8 +32,8 @@ def candidates(isa: Isa, optimization: Optimization) -> tuple[list[Recipe], list
     """The recipes to try besides fp32, the most promising first, and those left out with the reason."""
     tried, skipped = [], []
     for engine, precision, options in (
-        (EngineName.NATIVE, Precision.INT4_ROWWISE, (GROUP_32,)),
-        (EngineName.NATIVE, Precision.INT8_ROWWISE, (GROUP_32,)),
+        (EngineName.NATIVE, Precision.INT4_ROWWISE, (WIDE_ACTIVATIONS,)),
+        (EngineName.NATIVE, Precision.INT8_ROWWISE, (WIDE_ACTIVATIONS,)),
         (EngineName.OPENVINO, Precision.INT4_WEIGHTS, ()),
         (EngineName.OPENVINO, Precision.INT8_ROWWISE, ()),
         (EngineName.OPENVINO, Precision.INT4_ROWWISE, ()),

@@ -1,8 +1,8 @@
 """The engine of text generation in C (docs/decisions/native-generation.md).
 
 One read of the weights serves all rows of a step. A row's logits have the same bits alone and in company, however its
-prompt was cut into steps, and with any number of threads: activations are quantised token by token, and sums have a
-fixed order.
+prompt was cut into steps, and with any number of threads: activations are quantised token by token, and products are
+sums of integers.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _c_decoder(file: NativeDecoderFile) -> CDecoder:
     def product(one: ProductPart | None) -> CProduct:
         if one is None:
             return CProduct()
-        return CProduct(one.inputs, one.outputs, one.bits, address(one.packed), address(one.bias))
+        return CProduct(one.inputs, one.outputs, one.bits, address(one.packed), address(one.scales), address(one.bias))
 
     def norm(one: NormPart | None) -> CNormalisation:
         if one is None:

@@ -93,21 +93,20 @@ def unpacked(weight: Float, bits: int) -> Float:
     """The weight [outputs, inputs] that the native engine multiplies with."""
     outputs, inputs = weight.shape
     filled = np.pad(weight, [(0, -outputs % 32), (0, -inputs % 32)])
-    records = packed(filled, bits)
+    records, scales = packed(filled, bits)
     panels, groups, _ = records.shape
-    size = 1024 if bits == 8 else 512
-    values: NDArray[Any] = records[:, :, :size].reshape(panels, groups, -1, 32, 4)
-    numbers = (
-        np.ascontiguousarray(records[:, :, size:]).view(np.float16).astype(np.float32).reshape(panels, groups, -1, 32)
-    )
     if bits == 8:
-        steps, minimum = values.astype(np.float32) - 128, np.zeros_like(numbers[:, :, 0])
+        whole = records.view(np.int8).reshape(panels, groups, 8, 32, 4).astype(np.int32)
     else:
+        pairs = records[:, :, :512].reshape(panels, groups, 4, 32, 4).astype(np.int32)
         # Odd lines of four inputs are in the upper bits.
-        steps = np.stack([values & 15, values >> 4], 3).reshape(panels, groups, 8, 32, 4).astype(np.float32)
-        minimum = numbers[:, :, 1]
-    wide = steps * numbers[:, :, 0][:, :, None, :, None] + minimum[:, :, None, :, None]
-    return wide.transpose(0, 3, 1, 2, 4).reshape(panels * 32, groups * 32)[:outputs, :inputs]
+        numbers = np.stack([pairs & 15, pairs >> 4], 3).reshape(panels, groups, 8, 32, 4)
+        steps = records[:, :, 512:544].astype(np.int32)[:, :, None, :, None]
+        starts = np.ascontiguousarray(records[:, :, 544:]).view(np.int8).astype(np.int32)[:, :, None, :, None]
+        whole = steps * numbers // 16 + starts
+    assert np.abs(whole).max() <= 127
+    wide = whole.transpose(0, 3, 1, 2, 4).reshape(panels * 32, groups * 32) * scales[:, None]
+    return np.asarray(wide[:outputs, :inputs], np.float32)
 
 
 def exact_logits(decoder: Decoder, ids: NDArray[np.int32]) -> Wide:
@@ -147,7 +146,7 @@ def native_logits(decoder: Decoder, bits: int | None, ids: NDArray[np.int32]) ->
             scores = np.where(seen, query[:, number] @ key[:, shared].T * layer.scale, -np.inf)
             powers = np.exp(scores - scores.max(1, keepdims=True))
             mixed[:, number, :size] = powers / powers.sum(1, keepdims=True) @ value[:, shared]
-        # Heads are filled up with zeros, so that groups of activations are others.
+        # Heads are filled up with zeros, so that groups of weights are others.
         output = np.zeros((decoder.hidden, heads, width), np.float32)
         output[:, :, :size] = layer.output.weight.reshape(-1, heads, size)
         mixed = _product(mixed.reshape(count, -1), Dense(output.reshape(decoder.hidden, -1), layer.output.bias), bits)
@@ -168,11 +167,8 @@ def _product(x: Wide, dense: Dense, bits: int | None) -> Wide:
     if bits is None:
         y = x[:, : dense.weight.shape[1]] @ dense.weight.T.astype(np.float64)
         return np.asarray(y if dense.bias is None else y + dense.bias)
-    filled = np.pad(x, [(0, 0), (0, -x.shape[1] % 32)])
-    groups = filled.reshape(len(x), -1, 32)
-    scale = np.abs(groups).max(2, keepdims=True) / 127
-    rounded = np.rint(groups / np.maximum(scale, 1e-30)) * scale
-    y = rounded.reshape(len(x), -1)[:, : x.shape[1]] @ unpacked(dense.weight, bits).T.astype(np.float64)
+    scale = np.maximum(np.abs(x).max(1, keepdims=True) / 32767, 1e-30)
+    y = np.rint(x / scale) * scale @ unpacked(dense.weight, bits).T.astype(np.float64)
     return np.asarray(y if dense.bias is None else y + dense.bias)
 
 

@@ -79,12 +79,11 @@ def test_logits_are_those_of_the_stored_weights_and_rounded_activations(
     finally:
         engine.close()
     expected = native_logits(decoder, bits, ids)
-    # A number half way between two steps may be rounded the other way in float32, which changes it by 1/127 of the
-    # largest of its group, and the tokens after it. Others agree to the precision of float32.
+    # A number half way between two steps may be rounded the other way in float32, which changes it by 1/32767 of the
+    # largest of its token, or in the cache by 1/2048 of itself.
     difference = np.abs(logits - expected) / expected.std()
-    assert difference.max(1).min() < 1e-5
-    assert difference.mean() < 1e-2
-    assert difference.max() < 0.15
+    assert difference.mean() < 1e-4
+    assert difference.max() < 2e-3
 
 
 @KERNELS
@@ -92,7 +91,7 @@ def test_logits_are_those_of_the_stored_weights_and_rounded_activations(
 @given(
     inputs=st.sampled_from([32, 64, 160, 320, 1120]),
     outputs=st.sampled_from([32, 64, 96, 352]),
-    lines=st.sampled_from([1, 2, 3, 5, 6, 7, 8, 12, 13, 15, 16, 17, 25, 33, 48]),
+    lines=st.sampled_from([1, 2, 3, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 25, 33, 48]),
     bits=st.sampled_from([8, 4]),
     seed=st.integers(0, 2**32 - 1),
 )
@@ -222,6 +221,9 @@ def test_a_cut_or_foreign_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "odd.native").write_bytes(content.replace(b'"heads":4', b'"heads":3'))
     with pytest.raises(ArtefactError, match="do not fit together"):
         load(tmp_path / "odd.native", facts_of(decoder), 1, blocks=2)
+    (tmp_path / "old.native").write_bytes(content.replace(b'{"version":2,', b'{"version":1,'))
+    with pytest.raises(ArtefactError, match="wrong at version"):
+        load(tmp_path / "old.native", facts_of(decoder), 1, blocks=2)
     (tmp_path / "bits.native").write_bytes(content.replace(b'"bits":8', b'"bits":4', 1))
     with pytest.raises(ArtefactError, match="not"):
         load(tmp_path / "bits.native", facts_of(decoder), 1, blocks=2)

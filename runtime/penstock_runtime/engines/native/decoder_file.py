@@ -1,7 +1,7 @@
 """The file format of native decoders (text generation): `graph_file`'s, with another header.
 
 The header has the model's parts with the names of their tensors. Weights are stored as the library reads them
-(`struct grouped` of kernels.h).
+(`record_bytes` of kernels.h).
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from penstock_runtime.engines.native.graph_file import (
     write_tensors,
 )
 
+VERSION = 2
+"""Version 1 had a scale for each group of inputs."""
 GROUP = 32
-"""`GROUP` of kernels.h: inputs that share a scale."""
+"""`GROUP` of kernels.h: inputs that share a step and a start, of weights of 4 bits."""
 PANEL = 32
 """`PANEL` of kernels.h: outputs that are packed together."""
-RECORD_BYTES = {8: GROUP * PANEL + 2 * PANEL, 4: GROUP * PANEL // 2 + 4 * PANEL}
+RECORD_BYTES = {8: GROUP * PANEL, 4: GROUP * PANEL // 2 + 2 * PANEL}
 """`record_bytes` of kernels.h: of a group of inputs of a panel, by the bits of a weight."""
 
 
@@ -38,11 +40,13 @@ class _Part(BaseModel):
 class ProductPart(_Part):
     """A product."""
 
-    inputs: int = Field(ge=GROUP, multiple_of=GROUP, lt=2**20)
+    inputs: int = Field(ge=GROUP, multiple_of=GROUP, lt=2**16)
     outputs: int = Field(ge=PANEL, multiple_of=PANEL, lt=2**24)
     bits: Literal[4, 8]
     packed: str
     """uint8 [outputs / 32, inputs / 32, bytes of a record]"""
+    scales: str
+    """float32 [outputs]"""
     bias: str | None = None
     """float32 [outputs]"""
 
@@ -103,7 +107,7 @@ class DecoderParts(_Part):
 
 
 class _Header(_Part):
-    version: Literal[1]
+    version: Literal[2]
     decoder: DecoderParts
     tensors: dict[str, StoredTensor]
 
@@ -119,7 +123,7 @@ class NativeDecoderFile:
 def write_decoder(path: Path, decoder: NativeDecoderFile) -> None:
     """Write the file, deterministically. ValueError if a tensor is not as its part needs it."""
     _check(decoder.parts, {name: (str(array.dtype), array.shape) for name, array in decoder.tensors.items()})
-    fields = {"decoder": decoder.parts.model_dump(mode="json", exclude_defaults=True)}
+    fields = {"version": VERSION, "decoder": decoder.parts.model_dump(mode="json", exclude_defaults=True)}
     write_tensors(path, fields, decoder.tensors)
 
 
@@ -143,6 +147,7 @@ def _check(parts: DecoderParts, tensors: Mapping[str, tuple[str, tuple[int, ...]
     def product(one: ProductPart) -> None:
         shape = (one.outputs // PANEL, one.inputs // GROUP, RECORD_BYTES[one.bits])
         require(one.packed, "uint8", *shape)
+        require(one.scales, "float32", one.outputs)
         if one.bias is not None:
             require(one.bias, "float32", one.outputs)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.errors import ArtefactError
 from penstock_runtime.engines.native.compiler import LIBRARY
 
-ABI = 12
+ABI = 13
 """`PENSTOCK_ABI` of native.h."""
 VARIABLE = "PENSTOCK_NATIVE_LIBRARY"
 """Environment variable: another file than the installed one (such as a build with sanitizers)."""
@@ -105,7 +105,7 @@ class CProduct(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("inputs", "outputs", "bits")),
-        *((name, ctypes.c_void_p) for name in ("packed", "bias")),
+        *((name, ctypes.c_void_p) for name in ("packed", "scales", "bias")),
     )
 
 

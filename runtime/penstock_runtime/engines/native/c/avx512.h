@@ -10,6 +10,9 @@
 #include "kernels.h"
 #include "native.h"
 
+/* Distance of the prefetch of weights into the first-level cache, in bytes: 2,048 to 8,192 make no difference. */
+#define AHEAD 4096
+
 typedef __m512 V;
 #define LANES 16
 #define QUERIES 8
@@ -41,6 +44,41 @@ static inline void v_store_four(uint8_t *p, const V *shifted) {
     __m512i bytes = _mm512_packus_epi16(_mm512_packus_epi32(n[0], n[1]), _mm512_packus_epi32(n[2], n[3]));
     _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
 }
+#define HAS_WIDEN
+/* For each of 16 outputs two words, of a step and a start, which are multiplied with a number and 16. */
+static inline __m512i step_and_start(const uint8_t *steps) {
+    __m512i step = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)steps));
+    __m512i start = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(steps + PANEL)));
+    __m512i word = _mm512_or_si512(step, _mm512_slli_epi32(start, 8));
+    return _mm512_or_si512(word, _mm512_slli_epi32(word, 16));
+}
+
+/* The weights whose numbers are in bits 0..3 and 8..11 of each word. */
+static inline __m512i widened_words(__m512i numbers, __m512i both) {
+    const __m512i low = _mm512_set1_epi16(15), sixteen = _mm512_set1_epi16(16 << 8);
+    /* (a & b) | c */
+    __m512i even = _mm512_ternarylogic_epi32(numbers, low, sixteen, 0xea);
+    __m512i odd = _mm512_ternarylogic_epi32(_mm512_srli_epi16(numbers, 8), low, sixteen, 0xea);
+    even = _mm512_srli_epi16(_mm512_maddubs_epi16(both, even), 4);
+    odd = _mm512_slli_epi16(_mm512_maddubs_epi16(both, odd), 4);
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi16(255), even, odd, 0xca); /* a ? b : c */
+}
+
+static inline void widen(const uint8_t *records, size_t count, int8_t *target) {
+    for (; count; count--, records += record_bytes(4), target += GROUP * PANEL) {
+        const uint8_t *steps = records + GROUP * PANEL / 2;
+        __m512i both[2] = {step_and_start(steps), step_and_start(steps + 16)};
+        for (int pair = 0; pair < GROUP / 8; pair++)
+            for (int v = 0; v < 2; v++) {
+                const uint8_t *at = records + pair * PANEL * 4 + v * 64;
+                int8_t *to = target + 2 * pair * PANEL * 4 + v * 64;
+                __m512i numbers = _mm512_loadu_si512(at);
+                _mm_prefetch((const char *)at + AHEAD / 2, _MM_HINT_T0);
+                _mm512_storeu_si512(to, widened_words(numbers, both[v]));
+                _mm512_storeu_si512(to + PANEL * 4, widened_words(_mm512_srli_epi16(numbers, 4), both[v]));
+            }
+    }
+}
 #include "float_kernels.inc"
 
 #define UNROLL _Pragma("GCC unroll 16")
@@ -49,11 +87,8 @@ static inline void v_store_four(uint8_t *p, const V *shifted) {
 void linear8_vnni(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
                   const float *residual, int first, int last, int from, int to, float *target);
 
-/* The product of decoders of kernels_avx512.c. */
-void grouped_vnni(const struct grouped *layer, const int8_t *stored, const struct group_grid *grids,
-                  const float *residual, int first, int last, int from, int to, uint8_t *room, float *target);
-
-/* Distance of the prefetch of weights into the first-level cache, in bytes: 2,048 to 8,192 make no difference. */
-#define AHEAD 4096
+/* The product of decoders of kernels_avx512.c for one line and weights of 4 bits. */
+void single4_vnni(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grid, const float *residual,
+                  int from, int to, float *target);
 
 #endif

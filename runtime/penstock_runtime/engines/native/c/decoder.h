@@ -29,17 +29,17 @@ struct stage {
 
 struct decoder_layer {
     struct penstock_layer parts; /* normalisations, with weights in the decoder's memory */
-    struct grouped attend, output, up, gate, down;
+    struct linear8 attend, output, up, gate, down;
 };
 
 /* Memory of one thread. */
 struct participant {
     int prepared; /* the stage whose lines are in `stored`; -1: none */
-    int8_t *stored;
-    struct group_grid *grids;
+    uint8_t *stored;
+    struct row_grid *grids;
     float *line;   /* [widest] */
     float *scores; /* [queries, tokens of a sequence] */
-    uint8_t *room; /* [widest groups, GROUP_ROOM] */
+    int8_t *room;  /* [widest, PANEL]: weights of 4 bits of a panel in 8 bits */
 };
 
 struct penstock_decoder {
@@ -47,7 +47,7 @@ struct penstock_decoder {
     struct penstock_decoder_parts parts;
     struct decoder_layer *layers;
     struct penstock_rope *ropes;
-    struct grouped embeddings, head;
+    struct linear8 embeddings, head;
     char *weights;
     size_t weights_size;
     uint16_t *cache; /* float16 [layers, blocks, key heads, 2, head width * BLOCK_TOKENS] */
@@ -72,8 +72,8 @@ struct penstock_decoder {
     size_t memory_size;
     int most_lines, most_rows;
     float *x, *wanted_x, *joined_lines, *attended, *inner, *extra, *angles;
-    int8_t *stored;
-    struct group_grid *grids;
+    uint8_t *stored; /* [lines, 2, widest] */
+    struct row_grid *grids;
 };
 
 /* Makes room for a step. 0 if there is no memory. */

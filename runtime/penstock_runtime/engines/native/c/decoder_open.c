@@ -7,28 +7,55 @@
 #include "decoder.h"
 
 #define STAGES_OF_LAYER 12
-#define MOST_WIDTH (1 << 20)
+#define MOST_WIDTH (1 << 16) /* of a product's inputs: sums of fewer products of bytes fit into 32 bits */
 
 /* Copies parts of the model one after the other. The first pass, without memory, finds the size. */
 struct copier {
     char *at;
     size_t size;
+    const struct decoder_kernels *kernels;
 };
 
-static const void *copy(struct copier *copier, const void *from, size_t bytes) {
-    if (!from) return NULL;
+/* NULL in the first pass. */
+static void *take(struct copier *copier, size_t bytes) {
     char *to = copier->at ? copier->at + copier->size : NULL;
-    if (to) memcpy(to, from, bytes);
     copier->size += rounded(bytes, ALIGNMENT);
     return to;
 }
 
-static struct grouped copy_product(struct copier *copier, const struct penstock_product *p, int activation) {
-    if (!p->outputs) return (struct grouped){0};
-    size_t records = (size_t)(p->outputs / PANEL) * (size_t)(p->inputs / GROUP);
-    const uint8_t *packed = copy(copier, p->packed, records * record_bytes(p->bits));
-    const float *bias = copy(copier, p->bias, (size_t)p->outputs * 4);
-    return (struct grouped){p->inputs, p->outputs, p->bits, activation, 0, packed, bias};
+static const void *copy(struct copier *copier, const void *from, size_t bytes) {
+    if (!from) return NULL;
+    void *to = take(copier, bytes);
+    if (to) memcpy(to, from, bytes);
+    return to;
+}
+
+/* The sum of each output's weights. */
+static void sum_weights(const struct decoder_kernels *kernels, const struct linear8 *layer, int32_t *sums) {
+    size_t groups = (size_t)(layer->inputs / GROUP), records = groups * (size_t)(layer->outputs / PANEL);
+    memset(sums, 0, (size_t)layer->outputs * sizeof *sums);
+    for (size_t r = 0; r < records; r++) {
+        int8_t room[GROUP * PANEL];
+        const int8_t *weights = layer->packed + r * record_bytes(layer->bits);
+        if (layer->bits == 4) {
+            kernels->widen((const uint8_t *)weights, 1, room);
+            weights = room;
+        }
+        for (int i = 0; i < GROUP * PANEL; i++) sums[r / groups * PANEL + (size_t)(i / 4 % PANEL)] += weights[i];
+    }
+}
+
+static struct linear8 copy_product(struct copier *copier, const struct penstock_product *p, int activation) {
+    if (!p->outputs) return (struct linear8){0};
+    size_t records = (size_t)(p->outputs / PANEL) * (size_t)(p->inputs / GROUP), numbers = (size_t)p->outputs * 4;
+    struct linear8 layer = {p->inputs, p->outputs, .activation = activation, .bits = p->bits, .pairs = 1};
+    layer.packed = copy(copier, p->packed, records * record_bytes(p->bits));
+    layer.scales = copy(copier, p->scales, numbers);
+    layer.bias = copy(copier, p->bias, numbers);
+    int32_t *sums = take(copier, numbers);
+    if (sums) sum_weights(copier->kernels, &layer, sums);
+    layer.sums = sums;
+    return layer;
 }
 
 static void copy_norm(struct copier *copier, struct penstock_normalisation *norm, int width) {
@@ -68,8 +95,8 @@ static void copy_parts(struct penstock_decoder *d, struct copier *copier) {
 }
 
 static int is_product(const struct penstock_product *p, int inputs, int outputs) {
-    return p->packed && p->inputs == inputs && p->outputs == outputs && inputs > 0 && outputs > 0 &&
-           inputs <= MOST_WIDTH && inputs % GROUP == 0 && outputs % PANEL == 0 && (p->bits == 8 || p->bits == 4);
+    return p->packed && p->scales && p->inputs == inputs && p->outputs == outputs && inputs > 0 && outputs > 0 &&
+           inputs < MOST_WIDTH && inputs % GROUP == 0 && outputs % PANEL == 0 && (p->bits == 8 || p->bits == 4);
 }
 
 static int is_norm(const struct penstock_normalisation *norm) { return norm->weight && norm->epsilon >= 0; }
@@ -91,7 +118,8 @@ static int is_decoder(const struct penstock_decoder_parts *parts) {
     if (parts->heads < 1 || parts->key_heads < 1 || parts->heads % parts->key_heads) return 0;
     if (parts->head_width < 16 || parts->head_width % 16 || parts->head_width > MOST_HEAD_WIDTH) return 0;
     if (parts->head_size < 1 || parts->head_size > parts->head_width || parts->heads > 4096) return 0;
-    if (!is_product(&parts->embeddings, hidden, parts->embeddings.outputs) || parts->vocabulary < 1) return 0;
+    if (!is_product(&parts->embeddings, hidden, parts->embeddings.outputs) || parts->embeddings.bits != 8) return 0;
+    if (parts->vocabulary < 1) return 0;
     if (parts->vocabulary > parts->embeddings.outputs || !is_norm(&parts->final_norm)) return 0;
     if (parts->embeddings.bias || (parts->position_table && parts->positions < 1)) return 0;
     if (parts->head.outputs && !is_product(&parts->head, hidden, parts->embeddings.outputs)) return 0;
@@ -112,11 +140,11 @@ static void find_widest(struct penstock_decoder *d) {
 }
 
 static int take_participants(struct penstock_decoder *d) {
-    size_t widest = (size_t)d->widest, groups = widest / GROUP;
+    size_t widest = (size_t)d->widest;
     size_t scores = (size_t)d->kernels->queries * ((size_t)d->blocks + 1) * BLOCK_TOKENS * sizeof(float);
-    size_t stored = rounded(PRIVATE_LINES * widest, ALIGNMENT);
-    size_t grids = rounded(PRIVATE_LINES * groups * sizeof(struct group_grid), ALIGNMENT);
-    size_t line = rounded(widest * sizeof(float), ALIGNMENT), room = groups * GROUP_ROOM;
+    size_t stored = rounded(PRIVATE_LINES * 2 * widest, ALIGNMENT);
+    size_t grids = rounded(PRIVATE_LINES * sizeof(struct row_grid), ALIGNMENT);
+    size_t line = rounded(widest * sizeof(float), ALIGNMENT), room = widest * PANEL;
     size_t each = rounded(stored + grids + line + scores + room, 4096);
     d->own_size = each * (size_t)d->threads;
     d->own = mmap(NULL, d->own_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -126,8 +154,8 @@ static int take_participants(struct penstock_decoder *d) {
     for (int t = 0; t < d->threads; t++) {
         char *at = d->own + each * (size_t)t;
         d->participants[t] = (struct participant){
-            -1, (int8_t *)at, (struct group_grid *)(at + stored), (float *)(at + stored + grids),
-            (float *)(at + stored + grids + line), (uint8_t *)(at + stored + grids + line + scores)};
+            -1, (uint8_t *)at, (struct row_grid *)(at + stored), (float *)(at + stored + grids),
+            (float *)(at + stored + grids + line), (int8_t *)(at + stored + grids + line + scores)};
     }
     return 1;
 }
@@ -154,7 +182,7 @@ struct penstock_decoder *penstock_decoder_open(const struct penstock_decoder_par
     d->cache_size = block * (size_t)blocks * (size_t)parts->layers;
     d->cache = take_pages(d->cache_size = rounded(d->cache_size, (size_t)2 << 20));
     d->pool = threads > 1 ? pool_start(threads) : NULL;
-    struct copier copier = {0};
+    struct copier copier = {NULL, 0, kernels};
     if (d->layers && d->ropes && d->stages && d->cache && (threads < 2 || d->pool) && take_participants(d)) {
         copy_parts(d, &copier);
         d->weights_size = rounded(copier.size + 1, (size_t)2 << 20);
@@ -165,7 +193,7 @@ struct penstock_decoder *penstock_decoder_open(const struct penstock_decoder_par
         return NULL;
     }
     d->parts = *parts;
-    copier = (struct copier){d->weights, 0};
+    copier = (struct copier){d->weights, 0, kernels};
     copy_parts(d, &copier);
     d->parts.layer = NULL; /* the caller's */
     d->parts.rope = NULL;
@@ -202,8 +230,8 @@ static size_t divide(struct penstock_decoder *d, char *at, size_t lines, size_t 
     PART(attended, lines * (size_t)(d->parts.heads * d->parts.head_width) * floats);
     PART(inner, lines * inner * floats);
     PART(angles, lines * angles * floats);
-    PART(stored, lines * (size_t)d->widest);
-    PART(grids, lines * (size_t)(d->widest / GROUP) * sizeof(struct group_grid));
+    PART(stored, rounded(lines, TILE_LINES) * 2 * (size_t)d->widest);
+    PART(grids, lines * sizeof(struct row_grid));
     PART(line_row, lines * numbers);
     PART(line_position, lines * numbers);
     PART(wanted_line, lines * numbers);

@@ -1,7 +1,7 @@
 /* Computes a step of a decoder: the tokens of all rows go through each layer together, so weights are read once.
 
 A row's logits have the same bits whatever rows share the step, however its prompt was cut into steps, and with any number of
-threads: products quantise each line on its own and sum in a fixed order, and so does the attention (decoder_kernels.inc). */
+threads: products quantise each line on its own and sum integers; the attention sums in a fixed order (decoder_kernels.inc). */
 #include <math.h>
 #include <string.h>
 
@@ -15,14 +15,6 @@ threads: products quantise each line on its own and sum in a fixed order, and so
 
 static int at_most(int a, int b) { return a < b ? a : b; }
 static int parts_of(int whole, int part) { return (whole + part - 1) / part; }
-
-static float half_to_float(uint16_t half) {
-    uint32_t bits = (uint32_t)(half & 0x7fff) << 13;
-    float magnitude;
-    memcpy(&magnitude, &bits, sizeof bits);
-    magnitude *= 0x1p112f;
-    return half & 0x8000 ? -magnitude : magnitude;
-}
 
 /* ---- What a product reads ---- */
 
@@ -53,22 +45,29 @@ static void normalise(const struct penstock_decoder *d, const struct penstock_no
 
 /* Lines first..last of a product's source, normalised and quantised. */
 static void prepare_lines(const struct penstock_decoder *d, const struct source *source, int first, int last, float *room,
-                          int8_t *stored, struct group_grid *grids) {
-    size_t width = (size_t)source->width, groups = width / GROUP;
+                          uint8_t *stored, struct row_grid *grids) {
+    size_t width = (size_t)source->width;
+    int tiled = in_tiles(d->kernels->tiles, source->width, source->count);
     for (int line = first; line < last; line++) {
         const float *x = source->lines + (size_t)line * width;
         if (source->norm) {
             normalise(d, source->norm, x, source->width, room);
             x = room;
         }
-        d->kernels->quantise(x, source->width, 0, 1, stored + (size_t)line * width, grids + (size_t)line * groups);
+        uint8_t *upper = stored + 2 * width * (size_t)line, *lower = upper + width;
+        if (tiled) {
+            upper = stored + 2 * width * (size_t)(line / TILE_LINES * TILE_LINES) + (size_t)(line % TILE_LINES) * 2 * TILE_WIDTH;
+            lower = upper + TILE_WIDTH;
+        }
+        size_t step = tiled ? 2 * TILE_LINES * TILE_WIDTH : TILE_WIDTH;
+        d->kernels->quantise(x, source->width, upper, lower, step, grids + line);
     }
 }
 
 /* ---- Products ---- */
 
 struct product {
-    const struct grouped *first, *second; /* the second multiplies the target with its result; may be NULL */
+    const struct linear8 *first, *second; /* the second multiplies the target with its result; may be NULL */
     const float *residual;
     float *target;
 };
@@ -97,12 +96,34 @@ static int panel_grain(const struct penstock_decoder *d, int panels) {
     return grain < 1 ? 1 : at_most(grain, MOST_PANELS);
 }
 
+/* Panels from..to of a product for all lines. */
+static void multiply_panels(const struct penstock_decoder *d, const struct linear8 *layer, const uint8_t *stored,
+                            const struct row_grid *grids, const float *residual, int lines, int from, int to, int8_t *room,
+                            float *target) {
+    if (layer->bits == 8) {
+        d->kernels->linear8(layer, stored, grids, residual, 0, 2 * lines, from, to, target);
+        return;
+    }
+    if (lines == 1 && d->kernels->single4) {
+        d->kernels->single4(layer, stored, grids, residual, from, to, target);
+        return;
+    }
+    size_t groups = (size_t)(layer->inputs / GROUP), bytes = record_bytes(layer->bits);
+    for (int panel = from; panel < to; panel++) {
+        struct linear8 part = *layer;
+        d->kernels->widen((const uint8_t *)layer->packed + (size_t)panel * groups * bytes, groups, room);
+        part.bits = 8;
+        part.packed = room - (size_t)panel * PANEL * (size_t)layer->inputs;
+        d->kernels->linear8(&part, stored, grids, residual, 0, 2 * lines, panel, panel + 1, target);
+    }
+}
+
 static void multiply(struct penstock_decoder *d, int number, int block, struct participant *own) {
     const struct stage *stage = &d->stages[number];
     struct source source = source_of(d, stage->task, stage->layer);
     struct product product = product_of(d, stage->task, stage->layer);
-    const int8_t *stored = d->stored;
-    const struct group_grid *grids = d->grids;
+    const uint8_t *stored = d->stored;
+    const struct row_grid *grids = d->grids;
     if (source.count <= PRIVATE_LINES) {
         if (own->prepared != number) prepare_lines(d, &source, 0, source.count, own->line, own->stored, own->grids);
         own->prepared = number;
@@ -111,13 +132,9 @@ static void multiply(struct penstock_decoder *d, int number, int block, struct p
     }
     int panels = panels_of(d, stage), grain = panel_grain(d, panels);
     int from = block * grain, to = at_most(from + grain, panels);
-    for (int line = 0; line < source.count; line += GROUPED_MOST_LINES) {
-        int end = at_most(line + GROUPED_MOST_LINES, source.count);
-        d->kernels->grouped(product.first, stored, grids, product.residual, line, end, from, to, own->room, product.target);
-        if (product.second)
-            d->kernels->grouped(product.second, stored, grids, product.target, line, end, from, to, own->room,
-                                product.target);
-    }
+    multiply_panels(d, product.first, stored, grids, product.residual, source.count, from, to, own->room, product.target);
+    if (product.second)
+        multiply_panels(d, product.second, stored, grids, product.target, source.count, from, to, own->room, product.target);
 }
 
 /* ---- Attention ---- */
@@ -196,23 +213,17 @@ static void attention_unit(const struct penstock_decoder *d, int layer, int unit
 /* ---- Line by line ---- */
 
 static void read_table(const struct penstock_decoder *d, int line) {
-    const struct grouped *table = &d->embeddings;
-    int token = d->rows->tokens[line], groups = table->inputs / GROUP, lane = token % PANEL;
-    size_t bytes = record_bytes(table->bits);
-    const uint8_t *record = table->packed + (size_t)(token / PANEL) * (size_t)groups * bytes;
+    const struct linear8 *table = &d->embeddings; /* 8 bits */
+    int token = d->rows->tokens[line], hidden = d->hidden;
+    const int8_t *weights = table->packed + (size_t)(token / PANEL) * (size_t)hidden * PANEL + token % PANEL * 4;
+    float scale = table->scales[token] * d->parts.embedding_scale;
     const float *position = NULL;
     if (d->parts.position_table)
-        position = d->parts.position_table + (size_t)d->line_position[line] * (size_t)d->hidden;
-    float *x = d->x + (size_t)line * (size_t)d->hidden;
-    for (int g = 0; g < groups; g++, record += bytes) {
-        const uint16_t *scales = (const uint16_t *)(record + bytes) - (table->bits == 8 ? PANEL : 2 * PANEL);
-        float scale = half_to_float(scales[lane]), minimum = table->bits == 8 ? -128.0f * scale : half_to_float(scales[PANEL + lane]);
-        for (int k = 0; k < GROUP; k++) {
-            int at = (table->bits == 8 ? k / 4 : k / 8) * PANEL * 4 + lane * 4 + k % 4;
-            int q = table->bits == 8 ? record[at] : k % 8 < 4 ? record[at] & 15 : record[at] >> 4;
-            float value = ((float)q * scale + minimum) * d->parts.embedding_scale;
-            x[g * GROUP + k] = position ? value + position[g * GROUP + k] : value;
-        }
+        position = d->parts.position_table + (size_t)d->line_position[line] * (size_t)hidden;
+    float *x = d->x + (size_t)line * (size_t)hidden;
+    for (int k = 0; k < hidden; k++) {
+        float value = (float)weights[k / 4 * PANEL * 4 + k % 4] * scale;
+        x[k] = position ? value + position[k] : value;
     }
 }
 

@@ -17,6 +17,8 @@ struct row_grid {
     float scale, zero; /* zero is an integer */
 };
 
+#define PAIRS_ZERO 32768 /* `zero` of activations with 16 bits */
+
 /* An 8-bit product. */
 struct linear8 {
     int inputs;            /* a multiple of 4 */
@@ -24,9 +26,10 @@ struct linear8 {
     int activation;
     int gated;             /* the residual is multiplied with the result instead of added to it */
     int bits;              /* of a weight: 8, or fewer if the lower bits of all are 0 and narrow.h supports it */
+    int pairs;             /* activations have 16 bits: two stored lines, of upper and of lower bytes, are one line of the result */
     const int8_t *packed;  /* [outputs / PANEL, inputs / 4, PANEL, 4]; 64 bytes after the end may be read */
     const float *scales;   /* [outputs] */
-    const float *bias;     /* [outputs] */
+    const float *bias;     /* [outputs]; with `pairs` it may be NULL */
     const int32_t *sums;   /* [outputs]: of the weights over the inputs */
 };
 
@@ -82,34 +85,16 @@ static inline int has_distances(const struct head *head) {
 
 /* ---- Decoders (text generation) ---- */
 
-#define GROUP 32 /* inputs that share a scale */
+#define GROUP 32 /* inputs that share a step and a start, of weights of 4 bits */
 #define BLOCK_TOKENS 32 /* in a block of the cache */
 
-/* The quantisation of a group of activations: value = scale * stored. */
-struct group_grid {
-    float scale;
-    float offset; /* -128 times the sum of the stored numbers: weights of 8 bits are stored with 128 added */
-    float share;  /* the sum of the values */
-};
+/* The activations of decoders have 16 bits and a scale for each token, weights 8 bits and a scale for each output. So every sum
+is one of integers, and each way to compute it gives the same bits.
 
-/* A product whose weights and activations have a scale for each group of inputs. The sum over the groups is in the order of
-the groups, in float; within a group sums are integers, so every way to compute them gives the same bits. */
-struct grouped {
-    int inputs;  /* a multiple of GROUP */
-    int outputs; /* a multiple of PANEL */
-    int bits;    /* 8: weight = scale * (q - 128); 4: weight = scale * q + minimum */
-    int activation;
-    int gated; /* the residual is multiplied with the result instead of added to it */
-    /* [outputs / PANEL, inputs / GROUP] records: weights [GROUP / 4, PANEL, 4], of 4 bits with an odd line in the upper
-    bits of the line before it; the scales of PANEL outputs as float16; with 4 bits their minima. */
-    const uint8_t *packed;
-    const float *bias; /* [outputs]; may be NULL */
-};
-
-#define GROUPED_MOST_LINES 256 /* in one call: their quantised activations stay in the second-level cache */
-#define GROUP_ROOM (GROUP * PANEL + 2 * GROUPED_MOST_LINES * sizeof(float)) /* weights in 8 bits, and two numbers of each line */
-
-static inline size_t record_bytes(int bits) { return bits == 8 ? GROUP * PANEL + 2 * PANEL : GROUP * PANEL / 2 + 4 * PANEL; }
+Bytes of a record: the weights of a panel for a group of inputs. In 8 bits: [GROUP / 4, PANEL, 4]. In 4 bits: numbers in the same
+order, an odd line in the upper bits of the line before it; then for each of the PANEL outputs a step (uint8), and for each a
+start (int8). They are widened to 8 bits: weight = floor(step * number / 16) + start. */
+static inline size_t record_bytes(int bits) { return bits == 8 ? GROUP * PANEL : GROUP * PANEL / 2 + 2 * PANEL; }
 
 /* Attention of up to `queries` queries of one sequence that read the same keys and values. */
 struct paged_attention {
@@ -127,20 +112,36 @@ struct paged_attention {
     size_t padded;  /* floats in a line of it */
 };
 
+#define TILE_LINES 8   /* quantised lines in a tile: 16 lines of bytes */
+#define TILE_WIDTH 64  /* numbers */
+#define LEAST_TILED 2  /* lines for which tiles pay */
+
+/* Whether the quantised lines of a product are [lines / 8, width / 64, 8, 2, 64]; otherwise they are [lines, 2, width]. The 2 are
+upper and lower bytes. */
+static inline int in_tiles(int tiles, int width, int lines) {
+    return tiles && width % TILE_WIDTH == 0 && lines >= LEAST_TILED;
+}
+
 struct decoder_kernels {
     int queries; /* most queries of one call of `attend` */
-    /* Lines first..last of `source`, quantised to `stored`. */
-    void (*quantise)(const float *source, int width, int first, int last, int8_t *stored, struct group_grid *grids);
+    int tiles;   /* of many lines: `linear8` reads them in tiles (in_tiles) */
+    /* One line, quantised to 16 bits. The upper and the lower bytes of 64 numbers are at `upper` and `lower`, those of the next
+    64 `step` further on. */
+    void (*quantise)(const float *source, int width, uint8_t *upper, uint8_t *lower, size_t step, struct row_grid *grid);
     /* One line: target = x / sqrt(sum(x^2) / count + epsilon) * weight + residual, which may be NULL; `width` is a multiple
     of 16. */
     void (*root_norm)(const float *x, const float *weight, const float *residual, float epsilon, int width, int count,
                       float *target);
     void (*norm)(const float *source, const float *weight, const float *bias, float epsilon, int width, int first,
                  int last, float *target);
-    /* Lines first..last, at most GROUPED_MOST_LINES; panels from..to. `residual` may be NULL, and may be the target. `room`:
-    GROUP_ROOM bytes for each group of inputs. */
-    void (*grouped)(const struct grouped *layer, const int8_t *stored, const struct group_grid *grids,
-                    const float *residual, int first, int last, int from, int to, uint8_t *room, float *target);
+    /* As in `struct kernels`, for layers with `pairs`. `last` counts stored lines; `first` is 0. */
+    void (*linear8)(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
+                    const float *residual, int first, int last, int from, int to, float *target);
+    /* The same for one line and weights of 4 bits. NULL: `widen` and `linear8` compute it, as for more lines. */
+    void (*single4)(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grid, const float *residual,
+                    int from, int to, float *target);
+    /* `count` records of weights of 4 bits in 8. */
+    void (*widen)(const uint8_t *records, size_t count, int8_t *target);
     void (*attend)(const struct paged_attention *attention);
     /* The nearest float16 numbers, at most 65504; `width` is a multiple of 16. */
     void (*narrow)(const float *x, int width, uint16_t *target);

@@ -184,145 +184,133 @@ static inline AMX void product16(int lines, const uint16_t *left, size_t left_st
 
 #include "decoder_kernels.inc"
 
-/* Tiles 0..3: sums of 16 lines and 16 columns; 4, 5: a group of 16 lines; 6, 7: of 16 columns. */
-static inline AMX void shape_group_tiles(void) {
-    struct tile_shapes shapes = {.palette = 1};
-    for (int t = 0; t < 8; t++) {
-        shapes.bytes[t] = t == 4 || t == 5 ? GROUP : 64;
-        shapes.rows[t] = t > 5 ? GROUP / 4 : TILE;
-    }
-    load_shapes(&shapes);
+#define TILE_BYTES (TILE * TURN)
+#define PAIRS_BYTES (640 << 10) /* of the stored lines of one pass over the panels: they stay in the second-level cache */
+#define PAIRS_LINES 1024        /* of one pass at most */
+#define PAIRS_PART 9            /* turns: weights and lines of one part fit into the first-level cache */
+
+/* Sums of lines of which results are still to be made. */
+struct unfinished {
+    const int32_t *sums;
+    int line, lines, column;
+};
+
+/* A product with activations of 16 bits. */
+struct pairs_run {
+    const struct linear8 *layer;
+    const uint8_t *stored;
+    const struct row_grid *grids;
+    const float *residual;
+    float *target;
+    struct unfinished before;
+    int upper, lower; /* lines of the tiles */
+};
+
+/* Makes results of the next `lines` unfinished lines, an even number. */
+static inline void finish_some(struct pairs_run *run, int lines) {
+    struct unfinished *before = &run->before;
+    if (lines > before->lines) lines = before->lines;
+    if (!lines) return;
+    finish_pairs(run->layer, before->sums, run->grids, run->residual, before->line, lines, before->column, PANEL, run->target);
+    before->sums += lines * PANEL;
+    before->line += lines;
+    before->lines -= lines;
 }
 
-#define GROUPS 8 /* whose sums are kept in the first-level cache */
-#define HALF_TILE (TILE / 2)
-
-/* The bits of ROUNDER. A sum of integers that begins with them is, read as a float, ROUNDER plus the sum. */
-static const _Alignas(64) int32_t rounders[TILE] = {[0 ... TILE - 1] = 0x4b400000};
-
-/* The integer sums of a group, for 16 lines x 32 columns, on top of `rounders`. LEFT, FIRST and SECOND are tiles. */
-#define GROUP_TILES(NUMBER, LEFT, FIRST, SECOND) \
-    _tile_loadd(LEFT, x + (NUMBER) * GROUP, inputs); \
-    _tile_loadd(6, weights + (NUMBER) * GROUP * PANEL, PANEL * 4); \
-    _tile_loadd(7, weights + (NUMBER) * GROUP * PANEL + 64, PANEL * 4); \
-    _tile_loadd(FIRST, rounders, 0); \
-    _tile_dpbssd(FIRST, LEFT, 6); \
-    _tile_loadd(SECOND, rounders, 0); \
-    _tile_dpbssd(SECOND, LEFT, 7); \
-    _tile_stored(FIRST, sums[NUMBER], PANEL * 4); \
-    _tile_stored(SECOND, sums[NUMBER] + TILE, PANEL * 4)
-
-/* The integer sums of `count` groups for 16 lines and a panel. */
-static inline AMX void group_tiles(const int8_t *x, size_t inputs, const uint8_t *weights, size_t count,
-                                   float (*sums)[TILE * PANEL]) {
-    size_t g = 0;
-    for (; g + 1 < count; g += 2) { /* two groups in independent tiles */
-        GROUP_TILES(g, 4, 0, 1);
-        GROUP_TILES(g + 1, 5, 2, 3);
-    }
-    if (g < count) {
-        GROUP_TILES(g, 4, 0, 1);
-    }
-}
-
-/* Adds `count` groups to the results `y` [8 lines, PANEL]. `factors`: [groups, 2, TILE], scales and shares of the lines. */
-static inline __attribute__((always_inline)) void add_groups(const int bits, const uint8_t *record, size_t count,
-                                                             const float *factors, const float (*sums)[TILE * PANEL],
-                                                             size_t start, float *y) {
-    const size_t bytes = record_bytes(bits);
-    V own[HALF_TILE][2];
-    UNROLL for (int m = 0; m < HALF_TILE; m++)
-        UNROLL for (int v = 0; v < 2; v++) own[m][v] = v_load(y + m * PANEL + v * LANES);
-    for (size_t g = 0; g < count; g++, record += bytes, factors += 2 * TILE) {
-        const uint16_t *scales = (const uint16_t *)(record + bytes) - (bits == 8 ? PANEL : 2 * PANEL);
-        const float *whole = sums[g] + start;
-        V scale[2], shift[2], minimum[2];
-        UNROLL for (int v = 0; v < 2; v++) {
-            scale[v] = v_halves(scales + v * LANES);
-            shift[v] = v_set(-ROUNDER) * scale[v]; /* exact: ROUNDER has 2 bits, and a scale 11 */
-            minimum[v] = bits == 8 ? v_zero() : v_halves(scales + PANEL + v * LANES);
+/* Turns begin..end of a panel for up to 32 stored lines. The results of the lines before are made between the products of tiles,
+since both take about as long and use different units of the processor. */
+static AMX void pairs_tiles(struct pairs_run *run, const int8_t *weights, int line, int lines, size_t begin, size_t end,
+                            struct prefetch *ahead, int32_t *sums) {
+    const size_t inputs = (size_t)run->layer->inputs;
+    const uint8_t *x = run->stored + (size_t)line * inputs + begin * TILE_BYTES;
+    const char *soon = ahead->at;
+    int upper = lines < TILE ? lines : TILE, lower = lines - upper;
+    int each = (int)(((size_t)run->before.lines / 2 + end - begin - 1) / (end - begin)) * 2;
+    if (upper != run->upper || lower != run->lower) shape_tiles(run->upper = upper, run->lower = lower);
+    if (begin) {
+        _tile_loadd(0, sums, PANEL * 4);
+        _tile_loadd(1, sums + 16, PANEL * 4);
+        if (lower) {
+            _tile_loadd(2, sums + TILE * PANEL, PANEL * 4);
+            _tile_loadd(3, sums + TILE * PANEL + 16, PANEL * 4);
         }
-        UNROLL for (int m = 0; m < HALF_TILE; m++) {
-            V factor = v_set(factors[m]), share = v_set(factors[TILE + m]);
-            UNROLL for (int v = 0; v < 2; v++) {
-                V part = v_fma(v_load(whole + m * PANEL + v * LANES), scale[v], shift[v]);
-                own[m][v] = v_fma(part, factor, own[m][v]);
-                if (bits < 8) own[m][v] = v_fma(minimum[v], share, own[m][v]);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    weights += begin * TURN_BYTES;
+    for (size_t turn = begin; turn < end; turn++, x += TILE_BYTES, weights += TURN_BYTES) {
+        _tile_loadd(6, weights, PANEL * 4);
+        _tile_loadd(7, weights + 64, PANEL * 4);
+        _tile_loadd(4, x, TURN);
+        if (lower) _tile_loadd(5, x + TILE * inputs, TURN);
+        for (int i = 0; i < ahead->lines; i++, soon += 64) _mm_prefetch(soon, _MM_HINT_T0);
+        _tile_dpbusd(0, 4, 6);
+        _tile_dpbusd(1, 4, 7);
+        if (lower) {
+            _tile_dpbusd(2, 5, 6);
+            _tile_dpbusd(3, 5, 7);
+        }
+        finish_some(run, each);
+    }
+    if (lower) {
+        _tile_stored(2, sums + TILE * PANEL, PANEL * 4);
+        _tile_stored(3, sums + TILE * PANEL + 16, PANEL * 4);
+    }
+    _tile_stored(0, sums, PANEL * 4);
+    _tile_stored(1, sums + 16, PANEL * 4);
+    ahead->at = soon;
+}
+
+/* Up to PAIRS_LINES stored lines. */
+static AMX void pairs_lines(struct pairs_run *run, int first, int last, int from, int to) {
+    _Alignas(64) int32_t sums[PAIRS_LINES / (2 * TILE) + 1][2 * TILE * PANEL];
+    const struct linear8 *layer = run->layer;
+    size_t turns = (size_t)layer->inputs / TURN, bytes = (size_t)layer->inputs * PANEL;
+    size_t parts = (turns + PAIRS_PART - 1) / PAIRS_PART, part = (turns + parts - 1) / parts;
+    int chunks = (last - first + 2 * TILE - 1) / (2 * TILE), slot = 0;
+    for (int panel = from; panel < to; panel++) {
+        const int8_t *packed = layer->packed + (size_t)panel * bytes;
+        struct prefetch ahead = {(const char *)packed + (chunks > 1 ? bytes : AHEAD), (TURN_BYTES / 64 + chunks - 1) / chunks};
+        for (size_t begin = 0, end; begin < turns; begin = end) {
+            end = begin + part < turns ? begin + part : turns;
+            for (int chunk = 0; chunk < chunks; chunk++) {
+                int line = first + chunk * 2 * TILE, lines = last - line < 2 * TILE ? last - line : 2 * TILE;
+                int32_t *own = sums[parts > 1 ? chunk : (slot ^= 1)];
+                if (end == turns) {
+                    const float *at = run->target + (size_t)(line / 2) * (size_t)layer->outputs + (size_t)panel * PANEL;
+                    for (int m = 0; m < lines / 2; m++, at += layer->outputs) {
+                        __builtin_prefetch(at, 1);
+                        __builtin_prefetch(at + LANES, 1);
+                    }
+                }
+                pairs_tiles(run, packed, line, lines, begin, end, &ahead, own);
+                if (end == turns) run->before = (struct unfinished){own, line, lines, panel * PANEL};
             }
         }
+        if (parts > 1 && chunks < 2) finish_some(run, PAIRS_LINES); /* the next panel uses the memory of its sums */
     }
-    UNROLL for (int m = 0; m < HALF_TILE; m++)
-        UNROLL for (int v = 0; v < 2; v++) v_store(y + m * PANEL + v * LANES, own[m][v]);
+    finish_some(run, PAIRS_LINES);
 }
 
-/* 16 lines of a panel. `weights`: of the panel, in 8 bits with a sign. */
-static inline __attribute__((always_inline)) AMX void grouped_tile(const int bits, const struct grouped *layer,
-                                                                   const int8_t *x, const float *factors,
-                                                                   const float *residual, int line, int panel,
-                                                                   const uint8_t *weights, float *target) {
-    const size_t inputs = (size_t)layer->inputs, groups = inputs / GROUP, bytes = record_bytes(bits);
-    const uint8_t *record = layer->packed + (size_t)panel * groups * bytes;
-    _Alignas(64) float sums[GROUPS][TILE * PANEL];
-    _Alignas(64) float y[TILE * PANEL] = {0};
-    for (int m = 0; m < TILE; m++) { /* written last; lines of the target are far from each other */
-        const float *at = target + (size_t)(line + m) * (size_t)layer->outputs + (size_t)panel * PANEL;
-        __builtin_prefetch(at, 1);
-        __builtin_prefetch(at + LANES, 1);
+static AMX void pairs_amx(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
+                          const float *residual, int first, int last, int from, int to, float *target) {
+    struct pairs_run run = {layer, stored, grids, residual, target, {0}, -1, -1};
+    if (!in_tiles(1, layer->inputs, (last - first) / 2)) {
+        linear8_vnni(layer, stored, grids, residual, first, last, from, to, target);
+        return;
     }
-    for (size_t g = 0; g < groups; g += GROUPS) {
-        size_t count = groups - g < GROUPS ? groups - g : GROUPS;
-        group_tiles(x + g * GROUP, inputs, weights + g * GROUP * PANEL, count, sums);
-        for (int m = 0; m < TILE; m += HALF_TILE)
-            add_groups(bits, record + g * bytes, count, factors + g * 2 * TILE + m, sums, (size_t)m * PANEL, y + m * PANEL);
-    }
-    finish_grouped(layer, y, residual, line, TILE, panel * PANEL, PANEL, target);
+    int most = PAIRS_BYTES / layer->inputs / (2 * TILE) * 2 * TILE;
+    most = most < 2 * TILE ? 2 * TILE : most > PAIRS_LINES ? PAIRS_LINES : most;
+    for (int line = first; line < last; line += most)
+        pairs_lines(&run, line, last - line < most ? last : line + most, from, to);
+    _tile_release(); /* otherwise every context switch would save them */
 }
 
-static inline __attribute__((always_inline)) AMX void grouped_tiles(const int bits, const struct grouped *layer,
-                                                                    const int8_t *stored, const struct group_grid *grids,
-                                                                    const float *residual, int first, int last, int from,
-                                                                    int to, uint8_t *room, float *target) {
-    size_t inputs = (size_t)layer->inputs, groups = inputs / GROUP, bytes = record_bytes(bits);
-    float *factors = (float *)(room + groups * GROUP * PANEL); /* [lines / TILE, groups, 2, TILE] */
-    for (int line = first; line < last; line++)
-        for (size_t g = 0; g < groups; g++) {
-            const struct group_grid *grid = grids + (size_t)line * groups + g;
-            size_t number = (size_t)(line - first);
-            float *own = factors + (number / TILE * groups + g) * 2 * TILE + number % TILE;
-            own[0] = grid->scale;
-            own[TILE] = grid->share;
-        }
-    for (int panel = from; panel < to; panel++) {
-        for (size_t g = 0; g < groups; g++) {
-            const uint8_t *record = layer->packed + ((size_t)panel * groups + g) * bytes;
-            if (bits < 8)
-                record_weights(record, bits, room + g * GROUP * PANEL);
-            else
-                for (int i = 0; i < GROUP * PANEL; i++) room[g * GROUP * PANEL + i] = record[i] ^ 0x80; /* signed */
-        }
-        __asm__ volatile("" : : : "memory"); /* the intrinsics that load tiles do not order stores before them */
-        for (int line = first; line < last; line += TILE)
-            grouped_tile(bits, layer, stored + (size_t)line * inputs, factors + (size_t)(line - first) * groups * 2,
-                         residual, line, panel, room, target);
-    }
-}
-
-static AMX void grouped_amx(const struct grouped *layer, const int8_t *stored, const struct group_grid *grids,
-                            const float *residual, int first, int last, int from, int to, uint8_t *room, float *target) {
-    int tiled = first + (last - first) / TILE * TILE;
-    if (tiled > first) {
-        shape_group_tiles();
-        if (layer->bits == 8)
-            grouped_tiles(8, layer, stored, grids, residual, first, tiled, from, to, room, target);
-        else
-            grouped_tiles(4, layer, stored, grids, residual, first, tiled, from, to, room, target);
-        _tile_release(); /* otherwise every context switch would save them */
-    }
-    if (tiled < last) grouped_vnni(layer, stored, grids, residual, tiled, last, from, to, room, target);
-}
-
-const struct decoder_kernels penstock_decoder_amx = {QUERIES,     quantise_groups, root_norm, norm,
-                                                     grouped_amx, attend,          narrow,    rotate};
+const struct decoder_kernels penstock_decoder_amx = {QUERIES,      1,     quantise_pairs, root_norm, norm,  pairs_amx,
+                                                     single4_vnni, widen, attend,         narrow,    rotate};
 const struct kernels penstock_amx = {1, quantise, norm, linear8_amx, linear32, attention16, pack_distances16, embed, rotate,
                                        root_mean_square_norm};
 #endif

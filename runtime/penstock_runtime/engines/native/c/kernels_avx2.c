@@ -100,78 +100,8 @@ static void linear8(const struct linear8 *layer, const uint8_t *stored, const st
 
 #include "decoder_kernels.inc"
 
-/* The integer sums of one group for up to two lines and half a panel. */
-static inline void group_sums(const uint8_t *weights, const int8_t *const *x, __m256i sums[2][2]) {
-    const __m256i low = _mm256_set1_epi16(255);
-    for (int m = 0; m < 2; m++) sums[m][0] = sums[m][1] = _mm256_setzero_si256();
-    for (int k = 0; k < GROUP; k += 4, weights += PANEL * 4) {
-        __m256i even[2], odd[2];
-        for (int v = 0; v < 2; v++) {
-            __m256i both = _mm256_loadu_si256((const __m256i *)(weights + v * 32));
-            even[v] = _mm256_and_si256(both, low);
-            odd[v] = _mm256_srli_epi16(both, 8);
-        }
-        for (int m = 0; m < 2; m++) {
-            int32_t four;
-            memcpy(&four, x[m] + k, 4);
-            __m256i a = _mm256_set1_epi32(four);
-            __m256i a_even = _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8), a_odd = _mm256_srai_epi16(a, 8);
-            for (int v = 0; v < 2; v++) {
-                __m256i pairs = _mm256_add_epi32(_mm256_madd_epi16(a_even, even[v]), _mm256_madd_epi16(a_odd, odd[v]));
-                sums[m][v] = _mm256_add_epi32(sums[m][v], pairs);
-            }
-        }
-    }
-}
-
-/* Half a panel from `column` on. `room` has the panel's weights of 4 bits in 8. */
-static inline void grouped_half(const struct grouped *layer, const int8_t *stored, const struct group_grid *grids,
-                                const float *residual, int first, int last, int column, const uint8_t *room,
-                                float *target) {
-    size_t inputs = (size_t)layer->inputs, groups = inputs / GROUP, bytes = record_bytes(layer->bits);
-    size_t half = (size_t)(column % PANEL);
-    for (int line = first; line < last; line += 2) {
-        int lines = last - line < 2 ? 1 : 2;
-        const uint8_t *record = layer->packed + (size_t)(column / PANEL) * groups * bytes;
-        V y[2][2] = {{v_zero(), v_zero()}, {v_zero(), v_zero()}};
-        for (size_t g = 0; g < groups; g++, record += bytes) {
-            const uint8_t *weights = layer->bits == 8 ? record : room + g * GROUP * PANEL;
-            const uint16_t *scales =
-                (const uint16_t *)(record + bytes) - (layer->bits == 8 ? PANEL : 2 * PANEL) + half;
-            const int8_t *x[2] = {stored + (size_t)line * inputs + g * GROUP,
-                                  stored + (size_t)(line + lines - 1) * inputs + g * GROUP};
-            __m256i sums[2][2];
-            group_sums(weights + half * 4, x, sums);
-            __builtin_prefetch(record + 4096);
-            for (int v = 0; v < 2; v++) {
-                V scale = v_halves(scales + v * LANES);
-                V minimum = layer->bits == 8 ? v_zero() : v_halves(scales + PANEL + v * LANES);
-                for (int m = 0; m < lines; m++) {
-                    const struct group_grid *grid = grids + (size_t)(line + m) * groups + g;
-                    V whole = _mm256_cvtepi32_ps(sums[m][v]);
-                    y[m][v] = layer->bits == 8 ? add_group(8, y[m][v], whole, scale, minimum, grid)
-                                               : add_group(4, y[m][v], whole, scale, minimum, grid);
-                }
-            }
-        }
-        finish_grouped(layer, (const float *)y, residual, line, lines, column, HALF, target);
-    }
-}
-
-static void grouped(const struct grouped *layer, const int8_t *stored, const struct group_grid *grids,
-                    const float *residual, int first, int last, int from, int to, uint8_t *room, float *target) {
-    size_t groups = (size_t)(layer->inputs / GROUP), bytes = record_bytes(layer->bits);
-    for (int panel = from; panel < to; panel++) {
-        if (layer->bits < 8)
-            for (size_t g = 0; g < groups; g++)
-                record_weights(layer->packed + ((size_t)panel * groups + g) * bytes, layer->bits, room + g * GROUP * PANEL);
-        for (int column = panel * PANEL; column < (panel + 1) * PANEL; column += HALF)
-            grouped_half(layer, stored, grids, residual, first, last, column, room, target);
-    }
-}
-
-const struct decoder_kernels penstock_decoder_avx2 = {QUERIES, quantise_groups, root_norm, norm,
-                                                      grouped, attend,          narrow,    rotate};
+const struct decoder_kernels penstock_decoder_avx2 = {QUERIES, 0, quantise_pairs, root_norm, norm, linear8,
+                                                      NULL, widen, attend, narrow, rotate};
 const struct kernels penstock_avx2 = {0, quantise, norm, linear8, linear32, attention, pack_distances, embed, rotate,
                                        root_mean_square_norm};
 #endif

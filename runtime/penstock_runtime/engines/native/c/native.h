@@ -8,7 +8,7 @@ Weights stay in the caller's memory, except those of 8-bit products, which are p
 
 #include <stdint.h>
 
-#define PENSTOCK_ABI 12
+#define PENSTOCK_ABI 13
 #define PENSTOCK_DISTANCES_SPARE 33 /* floats after each line of `distances`, read but not used */
 #define PENSTOCK_API __attribute__((visibility("default")))
 
@@ -153,10 +153,11 @@ PENSTOCK_API void penstock_streams_close(struct penstock_streams *streams);
 
 /* ---- Decoders (text generation) ---- */
 
-/* A product; `packed` as in kernels.h (struct grouped). A part that a model does not have has 0 outputs. */
+/* A product: weight = scale of the output * whole number. A part that a model does not have has 0 outputs. */
 struct penstock_product {
     int32_t inputs, outputs, bits; /* inputs and outputs are multiples of 32; 8 or 4 bits */
-    const uint8_t *packed;
+    const uint8_t *packed; /* whole numbers from -127 to 127, packed as in kernels.h (record_bytes) */
+    const float *scales; /* [outputs] */
     const float *bias; /* [outputs]; may be NULL */
 };
 

@@ -60,7 +60,7 @@ static void pack(const struct penstock_step *s, struct linear8 *layer, const flo
     memcpy(bias, s->bias, out * sizeof(float));
     if (s->factors) memcpy(factor, s->factors, in * sizeof(float));
     *factors = s->factors ? factor : NULL;
-    *layer = (struct linear8){s->inputs, s->outputs, s->activation, s->gated, bits, (int8_t *)packed, scales, bias, sums};
+    *layer = (struct linear8){s->inputs, s->outputs, s->activation, s->gated, bits, 0, (int8_t *)packed, scales, bias, sums};
 }
 
 static int has_vectors(const struct penstock_step *s) {
