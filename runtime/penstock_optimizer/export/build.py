@@ -35,6 +35,7 @@ from penstock_optimizer.export.encoder import (
 )
 from penstock_optimizer.export.graph import Graph
 from penstock_optimizer.export.operators import Context, Flavour, Fused, Operators, Plain
+from penstock_optimizer.export.reader import NotBuildable
 from penstock_optimizer.export.sparse import WEIGHTS, write_weights
 from penstock_runtime.rows import Float
 
@@ -42,7 +43,9 @@ ROWS = ["batch", "tokens"]
 
 
 def build(encoder: Encoder, top: Top, flavour: Flavour) -> tuple[Graph, GraphIO]:
-    """The graph, ready to be saved, and its inputs and outputs."""
+    """The graph, ready to be saved, and its inputs and outputs. NotBuildable for rotary positions that it has no
+    nodes for."""
+    _check_rotary(encoder)
     graph = Graph("encoder")
     operators: Operators = (Fused if flavour is Flavour.FUSED else Plain)(graph, encoder.heads)
     inputs = ["input_ids", "attention_mask"]
@@ -56,6 +59,15 @@ def build(encoder: Encoder, top: Top, flavour: Flavour) -> tuple[Graph, GraphIO]
         states = _write_decoder(operators, encoder, encoder.decoder, states)
     head = _write_top(operators, encoder, top, states)
     return graph, GraphIO(inputs=tuple(inputs), outputs=dict(GRAPH_OUTPUTS[head]))
+
+
+def _check_rotary(encoder: Encoder) -> None:
+    for layer in encoder.layers:
+        rotary, width = layer.rotary, len(layer.query.weight) // encoder.heads
+        if rotary is not None and 2 * len(rotary.frequencies) != width:
+            raise NotBuildable("only a part of each head has rotary positions")
+        if rotary is not None and rotary.limit is not None and rotary.limit < rotary.positions:
+            raise NotBuildable(f"its rotary positions change in texts of more than {rotary.limit} tokens (longrope)")
 
 
 def _write_encoder(operators: Operators, encoder: Encoder, *, first_only: bool) -> str:

@@ -1,13 +1,14 @@
-"""Decoders of language models that embed, rank and classify texts: Llama, Mistral, Qwen2, Qwen3; and EuroBERT.
+"""Decoders: Llama, Mistral, Qwen2, Qwen3, Phi-3; and EuroBERT, which is built like them.
 
 Pre-norm layers with RMSNorm, rotary positions, gated networks and grouped-query attention. A token attends to itself
 and to those before it, except in EuroBERT and in the models of Qwen2 that are stated not to be causal (gte-Qwen2).
-Nothing is generated here, so there is no cache of keys and values.
+A family is read here for the graphs that embed, rank and classify (`build`) and for text generation
+(`penstock_optimizer.generation.decoder`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -36,6 +37,8 @@ from penstock_optimizer.export.exported import no_head
 from penstock_optimizer.export.family import Family
 from penstock_optimizer.export.reader import NotBuildable
 from penstock_optimizer.export.rotary import stated_rotary
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Float
 from penstock_runtime.tokens.tokenizer import Tokenizer
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -49,6 +52,7 @@ class Llama(Family):
 
     prefix = "model"
     anchor = "embed_tokens.weight"
+    generates = True
     defaults: ClassVar[Mapping[str, int]] = {
         "vocab_size": 32000,
         "hidden_size": 4096,
@@ -64,6 +68,15 @@ class Llama(Family):
     default_epsilon: ClassVar[float] = 1e-6
     has_head_norms: ClassVar[bool] = False
     """Queries and keys are normalised head by head."""
+    tied_by_default: ClassVar[bool] = False
+    """Of `tie_word_embeddings`."""
+
+    def __init__(self, folder: ModelFolder, longest: int | None = None) -> None:
+        """`longest`: tokens of the longest text that is served; None: `ModelFolder.max_tokens`."""
+        super().__init__(folder)
+        limit = folder.max_tokens if longest is None else longest
+        self.longest = min(self.integer("max_position_embeddings"), limit)
+        """How many positions the tables of angles have: no text is longer."""
 
     @property
     def base(self) -> str:
@@ -75,11 +88,6 @@ class Llama(Family):
     def epsilon(self) -> float:
         """Of every normalisation."""
         return self.reader.number("rms_norm_eps", self.default_epsilon)
-
-    @property
-    def longest(self) -> int:
-        """How many positions the tables of angles have: no text is longer."""
-        return min(self.integer("max_position_embeddings"), self.folder.max_tokens)
 
     @property
     def causal(self) -> bool:
@@ -142,8 +150,18 @@ class Llama(Family):
             layers=self.all_layers(),
             heads=self.heads,
             activation=self.activation(),
-            final_norm=self.norm("norm"),
+            final_norm=self.final_norm(),
         )
+
+    def final_norm(self) -> AnyNorm:
+        """After the last layer."""
+        return self.norm("norm")
+
+    def language_head(self, words: Float) -> Float:
+        """The weights of the product with which hidden states give logits, [vocabulary, hidden]; `words` if tied."""
+        if self.reader.flag("tie_word_embeddings", default=self.tied_by_default):
+            return words
+        return self.reader.top.table("lm_head", *words.shape)
 
     def activation(self) -> Activation:
         """Of the gates."""
@@ -154,7 +172,7 @@ class Llama(Family):
         words = self.reader.body.table("embed_tokens", self.integer("vocab_size"), self.hidden)
         return Embeddings(words, positions=None, types=None, norm=None)
 
-    def rotaries(self) -> list[Rotary]:
+    def rotaries(self) -> Sequence[Rotary | None]:
         """The angles of each layer."""
         angles = stated_rotary(self.reader, self.longest, self.head_width, theta=self.default_theta)
         return [angles] * self.integer("num_hidden_layers")
@@ -163,35 +181,44 @@ class Llama(Family):
         """The layers in order."""
         return tuple(self.numbered_layer(index, angles) for index, angles in enumerate(self.rotaries()))
 
-    def numbered_layer(self, index: int, angles: Rotary) -> Layer:
+    def numbered_layer(self, index: int, angles: Rotary | None) -> Layer:
         """One layer."""
-        body, name, hidden, inner = self.reader.body, f"layers.{index}", self.hidden, self.integer("intermediate_size")
-        queries, keys = self.heads * self.head_width, self.key_heads * self.head_width
+        body, name, hidden = self.reader.body, f"layers.{index}", self.hidden
         in_products, in_output, in_network = self.biased()
-
-        def product(part: str, width: int) -> Dense:
-            return body.dense(f"{name}.self_attn.{part}_proj", hidden, width, bias=in_products)
+        query, key, value = self.attention_products(f"{name}.self_attn", bias=in_products)
+        gate, up = self.gated_products(f"{name}.mlp", bias=in_network)
 
         def head_norm(part: str) -> AnyNorm | None:
             return self.norm(f"{name}.self_attn.{part}_norm", self.head_width) if self.has_head_norms else None
 
         return Layer(
-            query=product("q", queries),
-            key=product("k", keys),
-            value=product("v", keys),
-            output=body.dense(f"{name}.self_attn.o_proj", queries, hidden, bias=in_output),
+            query=query,
+            key=key,
+            value=value,
+            output=body.dense(f"{name}.self_attn.o_proj", self.heads * self.head_width, hidden, bias=in_output),
             attention_norm=self.norm(f"{name}.input_layernorm"),
-            up=body.dense(
-                f"{name}.mlp.gate_proj", hidden, inner, bias=in_network
-            ),  # theirs is the gate that is activated
-            gate=body.dense(f"{name}.mlp.up_proj", hidden, inner, bias=in_network),
-            down=body.dense(f"{name}.mlp.down_proj", inner, hidden, bias=in_network),
+            up=gate,  # theirs is the gate that is activated
+            gate=up,
+            down=body.dense(f"{name}.mlp.down_proj", self.integer("intermediate_size"), hidden, bias=in_network),
             feed_forward_norm=self.norm(f"{name}.post_attention_layernorm"),
             rotary=angles,
             attends_to=self.attends_to(index),
             query_norm=head_norm("q"),
             key_norm=head_norm("k"),
         )
+
+    def attention_products(self, name: str, *, bias: bool) -> Sequence[Dense]:
+        """Of queries, keys and values."""
+        queries, keys = self.heads * self.head_width, self.key_heads * self.head_width
+        return [
+            self.reader.body.dense(f"{name}.{part}_proj", self.hidden, width, bias=bias)
+            for part, width in (("q", queries), ("k", keys), ("v", keys))
+        ]
+
+    def gated_products(self, name: str, *, bias: bool) -> Sequence[Dense]:
+        """Of the gate, which is activated, and of what it is multiplied with."""
+        inner = self.integer("intermediate_size")
+        return [self.reader.body.dense(f"{name}.{part}_proj", self.hidden, inner, bias=bias) for part in ("gate", "up")]
 
     def top(self, head: Head, encoder: Encoder) -> Top:
         """The layers of this head."""
@@ -218,8 +245,8 @@ class Mistral(Llama):
     defaults: ClassVar[Mapping[str, int]] = {
         **Llama.defaults, "intermediate_size": 14336, "max_position_embeddings": 131072
     }  # fmt: skip
-    default_key_heads = 8
-    default_window: ClassVar[int] = 4096
+    default_key_heads: ClassVar[int | None] = 8
+    default_window: ClassVar[int | None] = 4096
 
     def biased(self) -> tuple[bool, bool, bool]:
         """There are none."""
@@ -227,9 +254,32 @@ class Mistral(Llama):
 
     def attends_to(self, _index: int) -> AttentionRange:
         """All layers have the window, if there is one."""
-        if "sliding_window" in self.reader.config and self.reader.config["sliding_window"] is None:
+        if self.reader.config.get("sliding_window", self.default_window) is None:
             return AttentionRange(causal=self.causal)
         return self.windowed(self.reader.integer("sliding_window", self.default_window))
+
+
+class Phi3(Mistral):
+    """Microsoft's decoder, Phi-3 and Phi-4-mini: products of the same inputs are stored as one matrix."""
+
+    defaults: ClassVar[Mapping[str, int]] = {
+        **Llama.defaults, "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192,
+        "max_position_embeddings": 4096,
+    }  # fmt: skip
+    default_key_heads = None
+    default_epsilon = 1e-5
+    default_window = None
+
+    def attention_products(self, name: str, *, bias: bool) -> Sequence[Dense]:  # noqa: ARG002 - there is none
+        """Of queries, keys and values."""
+        queries, keys = self.heads * self.head_width, self.key_heads * self.head_width
+        joined = self.reader.body.table(f"{name}.qkv_proj", queries + 2 * keys, self.hidden)
+        return [Dense(part, None) for part in np.split(joined, [queries, queries + keys])]
+
+    def gated_products(self, name: str, *, bias: bool) -> Sequence[Dense]:  # noqa: ARG002 - there is none
+        """Of the gate and of what it is multiplied with."""
+        joined = self.reader.body.table(f"{name}.gate_up_proj", 2 * self.integer("intermediate_size"), self.hidden)
+        return [Dense(part, None) for part in np.split(joined, 2)]
 
 
 class Qwen2(Llama):
@@ -287,8 +337,7 @@ class Qwen3(Qwen2):
         answers = tokenizer.id_of("yes"), tokenizer.id_of("no")
         if answers[0] is None or answers[1] is None:
             raise no_head(self.folder, head)
-        tied = self.reader.flag("tie_word_embeddings", default=False)
-        table = words if tied else self.reader.top.table("lm_head", *words.shape)
+        table = self.language_head(words)
         weight = table[answers[0]] - table[answers[1]]
         return Classifier(None, Dense(weight[np.newaxis], None), Pooled.LAST)
 
@@ -296,6 +345,7 @@ class Qwen3(Qwen2):
 class EuroBert(Llama):
     """An encoder that is built like Llama, and attends to all tokens."""
 
+    generates = False
     defaults: ClassVar[Mapping[str, int]] = {
         "vocab_size": 128256,
         "hidden_size": 768,
@@ -322,11 +372,9 @@ class EuroBert(Llama):
                 return TokenClassifier(reader.top.dense("classifier", hidden, self.labels))
             case Head.MASKED_LM:
                 words = encoder.embeddings.words
-                tied = reader.flag("tie_word_embeddings", default=False)
-                weight = words if tied else reader.top.table("lm_head", *words.shape)
                 biased = reader.flag("mlp_bias", default=False)
                 bias = reader.top.vector(("lm_head.bias",), len(words)) if biased else None
-                return MaskFiller(None, Dense(weight, bias), self.mask_id())
+                return MaskFiller(None, Dense(self.language_head(words), bias), self.mask_id())
             case _:
                 return super().top(head, encoder)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,12 +119,32 @@ class Embeddings:
 
 @dataclass(frozen=True, eq=False)
 class Rotary:
-    """Rotary positions: within a head, number i and number i + width / 2 of a query or key are turned as a pair."""
+    """Rotary positions: number i and number i + half of a head's first 2 x half numbers are turned as a pair, by the
+    angle position x frequencies[i]. Queries and keys are; `half` is mostly half the width of a head."""
 
-    cos: Float
-    """[positions, width of a head / 2]"""
-    sin: Float
-    """Of the same shape."""
+    frequencies: Float
+    """[half], radians for each position."""
+    positions: int
+    """Rows of the tables."""
+    magnitude: float = 1.0
+    """Factor of cosine and sine (`attention_factor` of YaRN and LongRoPE)."""
+    limit: int | None = None
+    """Longer sequences have other frequencies (LongRoPE); None: all have these."""
+
+    @cached_property
+    def cos(self) -> Float:
+        """[positions, half], the same object each time, so that graphs store it once."""
+        return np.cos(self._angles) * np.float32(self.magnitude)
+
+    @cached_property
+    def sin(self) -> Float:
+        """As `cos`."""
+        return np.sin(self._angles) * np.float32(self.magnitude)
+
+    @property
+    def _angles(self) -> Float:
+        # In float32, as torch computes them: far positions depend on it.
+        return np.arange(self.positions, dtype=np.float32)[:, np.newaxis] * self.frequencies
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,11 @@ import numpy as np
 from penstock.errors import UnsafeModel
 from penstock_optimizer.export.bart import Bart
 from penstock_optimizer.export.deberta import DebertaV2
-from penstock_optimizer.export.decoders import EuroBert, Llama, Mistral, Qwen2, Qwen3
+from penstock_optimizer.export.decoders import EuroBert, Llama, Mistral, Phi3, Qwen2, Qwen3
 from penstock_optimizer.export.encoder import Activation, Embeddings, Encoder, Layer, Positions
 from penstock_optimizer.export.family import DEFAULTS, ClassifierNames, Family, LayerNames, MaskNames
 from penstock_optimizer.export.gemma import Gemma3
+from penstock_optimizer.export.gpt2 import Gpt2
 from penstock_optimizer.export.gte import Gte
 from penstock_optimizer.export.jina import JinaBert
 from penstock_optimizer.export.jina_flash import LAYER, XlmRobertaFlash, XlmRobertaRotary
@@ -197,6 +198,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "ernie": Ernie,
     "eurobert": EuroBert,
     "gemma3_text": Gemma3,
+    "gpt2": Gpt2,
     "gte": Gte,
     "llama": Llama,
     "mistral": Mistral,
@@ -205,6 +207,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "mt5": MT5,
     "new": Gte,
     "nomic_bert": NomicBert,
+    "phi3": Phi3,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
     "roberta": Roberta,

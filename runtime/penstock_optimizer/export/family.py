@@ -104,6 +104,8 @@ class Family:
     default_padding: ClassVar[int] = 0
     """Of `pad_token_id`."""
     has_types: ClassVar[bool] = True
+    generates: ClassVar[bool] = False
+    """Text generation serves it, too."""
     narrow: ClassVar[bool] = False
     """Embeddings have a width of their own."""
     layers: ClassVar[str] = "encoder.layer"

@@ -38,6 +38,7 @@ class Gemma3(Llama):
     default_activation = "gelu_pytorch_tanh"
     default_key_heads = 4
     has_head_norms = True
+    tied_by_default = True
 
     @property
     def causal(self) -> bool:
@@ -98,7 +99,7 @@ class Gemma3(Llama):
                 found[kind] = rotary_of(reader, base, self.longest, width, theta=theta)
         return [found[kind] for kind in kinds]
 
-    def numbered_layer(self, index: int, angles: Rotary) -> Layer:
+    def numbered_layer(self, index: int, angles: Rotary | None) -> Layer:
         """With the norms of both results; the scale of the scores is taken into the norm of the queries."""
         layer, name = super().numbered_layer(index, angles), f"layers.{index}"
         scale = math.sqrt(self.head_width / self.reader.integer("query_pre_attn_scalar", 256))

@@ -1,9 +1,10 @@
-"""Tables of rotary positions, and the fields of config.json that describe them."""
+"""Angles of rotary positions, and the fields of config.json that describe them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,29 +18,25 @@ LONGEST = 131_072
 
 
 def rotary(positions: int, width: int, theta: float, *, shrink: float = 1.0) -> Rotary:
-    """The tables for heads of an even `width`, all angles divided by `shrink`.
+    """The angles for heads of an even `width`, all divided by `shrink`."""
+    return Rotary(_frequencies(width, theta) / np.float32(shrink), _checked(positions))
 
-    In float32, as torch computes them: far positions depend on it.
-    """
+
+def _checked(positions: int) -> int:
     if positions > LONGEST:
         raise NotBuildable(f"it has {positions} positions")
-    if width % 2:
-        raise NotBuildable(f"its attention heads have an odd width of {width}")
-    return _tables(positions, _frequencies(width, theta) / np.float32(shrink))
+    return positions
 
 
 def _frequencies(width: int, theta: float) -> Float:
-    """[width / 2]: the angle of each pair at the second position."""
+    """[width / 2]: the angle of each pair at the second position. In float32, as torch computes it."""
+    if width % 2:
+        raise NotBuildable(f"its attention heads have an odd width of {width}")
     return np.float32(1) / np.float32(theta) ** (np.arange(0, width, 2, dtype=np.float32) / np.float32(width))
 
 
-def _tables(positions: int, frequencies: Float, magnitude: float = 1.0) -> Rotary:
-    angles = np.arange(positions, dtype=np.float32)[:, np.newaxis] * frequencies
-    return Rotary(np.cos(angles) * np.float32(magnitude), np.sin(angles) * np.float32(magnitude))
-
-
 def stated_rotary(reader: Reader, positions: int, width: int, *, theta: float, key: str = "rope_theta") -> Rotary:
-    """The tables by the fields of config.json: transformers 5 writes `rope_parameters`, transformers 4 `key` and
+    """The angles by the fields of config.json: transformers 5 writes `rope_parameters`, transformers 4 `key` and
     `rope_scaling`. `theta` is the default of the angles' base. NotBuildable for an unknown scaling."""
     stated = table(reader, "rope_parameters")
     if not stated:
@@ -48,27 +45,26 @@ def stated_rotary(reader: Reader, positions: int, width: int, *, theta: float, k
 
 
 def rotary_of(reader: Reader, stated: Mapping[str, Any], positions: int, width: int, *, theta: float) -> Rotary:
-    """The tables by `rope_parameters`, or by its entry for one kind of layers."""
+    """The angles by `rope_parameters`, or by its entry for one kind of layers."""
     base = _positive(reader, stated, "rope_theta", theta)
-    if _positive(reader, stated, "partial_rotary_factor", 1.0) != 1:
-        raise NotBuildable("only a part of each head has rotary positions")
+    # A part of each head only (Phi-4-mini).
+    share = {"partial_rotary_factor": reader.config.get("partial_rotary_factor") or 1.0, **stated}
+    plain = _frequencies(int(width * _positive(reader, share, "partial_rotary_factor", 1.0)), base)
+    found = Rotary(plain, _checked(positions))
     match stated.get("rope_type", stated.get("type")):
         case "linear":
-            return rotary(positions, width, base, shrink=_positive(reader, stated, "factor", 1.0))
+            return replace(found, frequencies=plain / np.float32(_positive(reader, stated, "factor", None)))
         case "llama3":
-            plain = rotary(positions, width, base)  # checks both
-            return _tables(
-                len(plain.cos),
-                llama3_frequencies(
-                    _frequencies(width, base), *(_positive(reader, stated, key, None) for key in LLAMA3_SETTINGS)
-                ),
-            )
+            settings = (_positive(reader, stated, key, None) for key in LLAMA3_SETTINGS)
+            return replace(found, frequencies=llama3_frequencies(plain, *settings))
         case "yarn":
-            plain = rotary(positions, width, base)
-            return _tables(len(plain.cos), *_yarn(reader, _frequencies(width, base), stated, base))
+            frequencies, magnitude = _yarn(reader, plain, stated, base)
+            return replace(found, frequencies=frequencies, magnitude=magnitude)
+        case "longrope" | "su":
+            return _long_rope(reader, found, stated)
         case _:
             check_unscaled(stated)
-            return rotary(positions, width, base)
+            return found
 
 
 LLAMA3_SETTINGS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -120,11 +116,36 @@ def _magnitude(factor: float, scale: float) -> float:
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
+def _long_rope(reader: Reader, plain: Rotary, stated: Mapping[str, Any]) -> Rotary:
+    """LongRoPE within the original context, where its short factors apply. Beyond that, transformers changes the
+    frequencies of a sequence while it grows, which a cache of rotated keys cannot follow.
+
+    Ding et al. (2024), https://arxiv.org/abs/2402.13753; transformers' `_compute_longrope_parameters`.
+    """
+    promised, key = reader.integer("max_position_embeddings", 2048), "original_max_position_embeddings"
+    stated = {**stated, key: stated.get(key) or reader.config.get(key)}
+    if stated[key] is None:
+        original, growth = promised, _positive(reader, stated, "factor", 1.0)
+    else:
+        original = max(int(_positive(reader, stated, key, None)), 1)
+        growth = promised / original
+    factors = np.asarray(stated.get("short_factor"), np.float32)
+    if factors.shape != plain.frequencies.shape:
+        wanted = f"a list of {len(plain.frequencies)} numbers"
+        raise reader.invalid("short_factor", stated.get("short_factor"), wanted)
+    if stated.get("attention_factor") is not None:
+        magnitude = _positive(reader, stated, "attention_factor", None)
+    else:
+        magnitude = math.sqrt(1 + math.log(growth) / math.log(max(original, 2))) if growth > 1 else 1.0
+    return replace(plain, frequencies=plain.frequencies / factors, magnitude=magnitude, limit=original)
+
+
 def _positive(reader: Reader, stated: Mapping[str, Any], key: str, default: float | None) -> float:
     """A number of the rotary positions; CorruptModel if it is missing without a default, or is no positive number."""
     value = stated.get(key, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise reader.invalid(f"rope_parameters.{key}", value, "a positive number")
+        field = "rope_parameters" if reader.config.get("rope_parameters") else "rope_scaling"
+        raise reader.invalid(f"{field}.{key}", value, "a positive number")
     return float(value)
 
 

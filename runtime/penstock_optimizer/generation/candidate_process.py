@@ -24,7 +24,7 @@ from penstock_optimizer.candidate.runner import CONFIGURE_SECONDS
 from penstock_optimizer.generation import drive, plans
 from penstock_optimizer.generation.agreement_of_logits import GenerationBudget, TextAgreement, compare, judge_texts
 from penstock_optimizer.generation.batch_invariance import measure_invariance, requests_of, within
-from penstock_optimizer.generation.decoder_families import read_decoder
+from penstock_optimizer.generation.decoder import read_decoder
 from penstock_optimizer.generation.decoder_graph import write_graph
 from penstock_optimizer.generation.native_graph import write_native
 from penstock_optimizer.generation.token_capacity import CapacityClients

@@ -1,77 +1,29 @@
 """What a decoder (a causal language model) is, as values: every family is read into it, and graphs are made from it.
 
-A decoder is embeddings, then layers of attention and feed-forward network with normalisations, then a normalisation and
-the product with the head. The families differ in names, in normalisations, in rotary positions, in windows, and in
-gates.
+A decoder is embeddings, then layers of attention and feed-forward network with normalisations before them, then a
+normalisation and the product with the head. `penstock_optimizer.export` knows the families.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from penstock_optimizer.export.encoder import Activation, Dense
+from penstock.errors import UnsupportedModel
+from penstock_optimizer.export.decoders import Llama
+from penstock_optimizer.export.encoder import Activation, AnyNorm, Dense, Layer
+from penstock_optimizer.export.families import FAMILIES
+from penstock_optimizer.export.reader import NotBuildable
+from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float
 
-
-@dataclass(frozen=True, eq=False)
-class Normalisation:
-    """Normalisation over the last axis.
-
-    Without `bias` by the root mean square (RMSNorm): x / sqrt(mean(x^2) + epsilon) * weight.
-    With it by mean and variance (LayerNorm): (x - mean) / sqrt(variance + epsilon) * weight + bias.
-    """
-
-    weight: Float
-    """[width]. Gemma stores the difference from 1; here it is the factor itself."""
-    bias: Float | None
-    epsilon: float
-
-
-@dataclass(frozen=True, eq=False)
-class Rope:
-    """Rotary positions: number i and number i + half of a head's first 2 x half numbers are turned as a pair, by the
-    angle position x frequencies[i]."""
-
-    frequencies: Float
-    """[half]"""
-    magnitude: float = 1.0
-    """Factor of cosine and sine ("attention factor" of LongRoPE)."""
-
-
-@dataclass(frozen=True, eq=False)
-class DecoderLayer:
-    """One layer."""
-
-    query: Dense
-    key: Dense
-    value: Dense
-    output: Dense
-    up: Dense
-    down: Dense
-    gate: Dense | None
-    """Of a gated network: down(activation(gate(x)) * up(x)). None: down(activation(up(x)))."""
-    attention_norm: Normalisation
-    """Of the attention's input."""
-    network_norm: Normalisation
-    """Of the network's input."""
-    query_norm: Normalisation | None = None
-    """Of each head's queries, before the rotation (Qwen3, Gemma 3)."""
-    key_norm: Normalisation | None = None
-    attended_norm: Normalisation | None = None
-    """Of the attention's output, before the sum (Gemma 3)."""
-    expanded_norm: Normalisation | None = None
-    """Of the network's output, before the sum (Gemma 3)."""
-    rope: Rope | None = None
-    """None: positions come from a table."""
-    scale: float = 1.0
-    """Factor of the products of queries and keys."""
-    window: int | None = None
-    """A token attends to this number of tokens at most, the last of them itself. None: to all before it."""
+LONGEST_CONTEXT = 131_072
+"""Tokens; limits what config.json may promise."""
 
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """A whole model."""
+    """A whole model. Every layer is causal, and has `attention_norm`."""
 
     embeddings: Float
     """[vocabulary, hidden]"""
@@ -79,11 +31,11 @@ class Decoder:
     """Factor of the embeddings (Gemma); 1 for the others."""
     positions: Float | None
     """[positions, hidden], added to the embeddings (GPT-2)."""
-    layers: tuple[DecoderLayer, ...]
+    layers: tuple[Layer, ...]
     activation: Activation
-    final_norm: Normalisation
-    head: Dense | None
-    """None: the embeddings are the head's weights."""
+    final_norm: AnyNorm
+    head: Float | None
+    """[vocabulary, hidden]; None: the embeddings are the head's weights."""
     heads: int
     key_heads: int
     """Heads of keys and values; each serves heads / key_heads queries."""
@@ -102,13 +54,69 @@ class Decoder:
         return int(self.embeddings.shape[1])
 
     @property
+    def score_scale(self) -> float:
+        """Factor of the products of queries and keys."""
+        return 1 / math.sqrt(self.head_size)
+
+    @property
     def parameters(self) -> int:
         """Numbers of all products and tables, each shared one once, without normalisations and biases."""
-        dense = [one for layer in self.layers for one in _products(layer)] + ([self.head] if self.head else [])
-        tables = [self.embeddings, *([self.positions] if self.positions is not None else [])]
-        return sum(one.weight.size for one in dense) + sum(table.size for table in tables)
+        tables = [self.embeddings, self.positions, self.head]
+        products = [one.weight for layer in self.layers for one in _products(layer)]
+        return sum(table.size for table in (*products, *tables) if table is not None)
 
 
-def _products(layer: DecoderLayer) -> list[Dense]:
+def _products(layer: Layer) -> list[Dense]:
     gate = [layer.gate] if layer.gate is not None else []
     return [layer.query, layer.key, layer.value, layer.output, layer.up, layer.down, *gate]
+
+
+def window_of(layer: Layer) -> int:
+    """The number of tokens that a token attends to at most, the last of them itself; 0: to all before it."""
+    return 0 if layer.attends_to.window is None else layer.attends_to.window + 1
+
+
+def read_decoder(folder: ModelFolder) -> Decoder:
+    """The decoder of a model folder; weights are memory-mapped where they are float32.
+
+    UnsupportedModel for other families and for variants that are not computed here, with the list of the families;
+    CorruptModel names the file and the field or tensor.
+    """
+    family = FAMILIES.get(folder.model_type)
+    if family is None or not issubclass(family, Llama) or not family.generates:
+        served = sorted(name for name, one in FAMILIES.items() if one.generates)
+        raise UnsupportedModel(
+            f"{folder.path} is of the type {folder.model_type or 'unknown'}, which text-generation does not serve",
+            remedy=f"Use a model of one of the types {', '.join(served)}",
+        )
+    try:
+        return _read(family(folder, LONGEST_CONTEXT))
+    except NotBuildable as error:
+        raise UnsupportedModel(
+            f"{folder.path} cannot be served for text-generation: {error}",
+            remedy="Use another model of this family (docs/reference/models.md#text-generation)",
+        ) from error
+
+
+def _read(family: Llama) -> Decoder:
+    encoder = family.encoder()
+    if not family.causal:
+        raise NotBuildable("its tokens also attend to those after them, and those of a language model must not")
+    if family.reader.config.get("final_logit_softcapping"):
+        raise NotBuildable("it limits its logits (final_logit_softcapping)")
+    words = encoder.embeddings.words
+    head = family.language_head(words)
+    limits = [layer.rotary.limit for layer in encoder.layers if layer.rotary is not None]
+    return Decoder(
+        embeddings=words,
+        embedding_scale=encoder.embeddings.scale,
+        positions=encoder.embeddings.positions,
+        layers=encoder.layers,
+        activation=encoder.activation,
+        final_norm=family.final_norm(),
+        head=None if head is words else head,
+        heads=family.heads,
+        key_heads=family.key_heads,
+        head_size=family.head_width,
+        context=min(family.longest, *(limit for limit in limits if limit is not None), LONGEST_CONTEXT),
+    )

@@ -19,8 +19,8 @@ from openvino import PartialShape, Type
 from openvino import opset13 as op
 
 from penstock.manifest import DecoderFacts
-from penstock_optimizer.export.encoder import Activation, Dense
-from penstock_optimizer.generation.decoder import Decoder, DecoderLayer, Normalisation, Rope
+from penstock_optimizer.export.encoder import Activation, AnyNorm, Dense, Layer, Norm, Rotary
+from penstock_optimizer.generation.decoder import Decoder, window_of
 from penstock_optimizer.generation.weights import Storage, stored
 
 
@@ -38,8 +38,8 @@ def decoder_facts(decoder: Decoder) -> DecoderFacts:
         heads=decoder.heads,
         key_heads=decoder.key_heads,
         head_size=decoder.head_size,
-        scales=tuple(layer.scale for layer in decoder.layers),
-        windows=tuple(layer.window or 0 for layer in decoder.layers),
+        scales=(decoder.score_scale,) * len(decoder.layers),
+        windows=tuple(window_of(layer) for layer in decoder.layers),
     )
 
 
@@ -72,20 +72,18 @@ class _Writer:
         for index, layer in enumerate(decoder.layers):
             x = self._layer(layer, x, index)
         x = self._norm(op.gather(x, self._rows, _int(0)), decoder.final_norm)
-        head = table if decoder.head is None else stored(decoder.head.weight, table_storage, "head")
+        head = table if decoder.head is None else stored(decoder.head, table_storage, "head")
         logits = op.matmul(x, head, transpose_a=False, transpose_b=True)
-        if decoder.head is not None and decoder.head.bias is not None:
-            logits = op.add(logits, op.constant(decoder.head.bias))
         self._result("logits", op.reshape(logits, _ints(-1, decoder.vocabulary), special_zero=False))
         return ov.Model(self._results, self._parameters, "decoder")
 
-    def _layer(self, layer: DecoderLayer, x: Any, index: int) -> Any:
+    def _layer(self, layer: Layer, x: Any, index: int) -> Any:
         decoder = self._decoder
         read = self._norm(x, layer.attention_norm)
-        rope, name = layer.rope, f"layer.{index}"
-        query = self._heads(read, layer.query, decoder.heads, norm=layer.query_norm, rope=rope, name=f"{name}.query")
-        key = self._heads(read, layer.key, decoder.key_heads, norm=layer.key_norm, rope=rope, name=f"{name}.key")
-        value = self._dense(read, layer.value, f"layer.{index}.value")
+        rotary, name = layer.rotary, f"layer.{index}"
+        query = self._heads(read, layer.query, decoder.heads, f"{name}.query", norm=layer.query_norm, rotary=rotary)
+        key = self._heads(read, layer.key, decoder.key_heads, f"{name}.key", norm=layer.key_norm, rotary=rotary)
+        value = self._dense(read, layer.value, f"{name}.value")
         for name, node, heads in (
             ("query", query, decoder.heads),
             ("key", key, decoder.key_heads),
@@ -96,37 +94,29 @@ class _Writer:
         attended = _parameter(f"attention.{index}", Type.f32, [-1, decoder.heads * decoder.head_size])
         self._parameters.append(attended)
         mixed = self._dense(op.unsqueeze(attended, _ints(1)), layer.output, f"layer.{index}.output")
-        if layer.attended_norm is not None:
-            mixed = self._norm(mixed, layer.attended_norm)
-        x = op.add(x, mixed)
-        read = self._norm(x, layer.network_norm)
-        inner = self._dense(read, layer.up, f"layer.{index}.up")
-        if layer.gate is None:
-            inner = _activated(inner, decoder.activation)
-        else:
-            gate = self._dense(read, layer.gate, f"layer.{index}.gate")
-            inner = op.multiply(_activated(gate, decoder.activation), inner)
+        x = op.add(x, self._norm(mixed, layer.attention_output_norm))
+        read = self._norm(x, layer.feed_forward_norm)
+        inner = _activated(self._dense(read, layer.up, f"layer.{index}.up"), decoder.activation)
+        if layer.gate is not None:
+            inner = op.multiply(inner, self._dense(read, layer.gate, f"layer.{index}.gate"))
         inner = self._dense(inner, layer.down, f"layer.{index}.down")
-        if layer.expanded_norm is not None:
-            inner = self._norm(inner, layer.expanded_norm)
-        return op.add(x, inner)
+        return op.add(x, self._norm(inner, layer.feed_forward_output_norm))
 
     def _heads(
-        self, x: Any, dense: Dense, heads: int, *, norm: Normalisation | None, rope: Rope | None, name: str
+        self, x: Any, dense: Dense, heads: int, name: str, *, norm: AnyNorm | None, rotary: Rotary | None
     ) -> Any:
         """Queries or keys, [tokens, 1, heads, head size]."""
         split = op.reshape(self._dense(x, dense, name), _ints(0, 0, heads, self._decoder.head_size), special_zero=True)
-        if norm is not None:
-            split = self._norm(split, norm)
-        if rope is None:
+        split = self._norm(split, norm)
+        if rotary is None:
             return split
-        turned = self._turned(op.transpose(split, _ints(0, 2, 1, 3)), rope)
+        turned = self._turned(op.transpose(split, _ints(0, 2, 1, 3)), rotary)
         return op.transpose(turned, _ints(0, 2, 1, 3))
 
-    def _turned(self, x: Any, rope: Rope) -> Any:
+    def _turned(self, x: Any, rotary: Rotary) -> Any:
         """Queries or keys [tokens, heads, 1, head size], the first 2 x half numbers turned by the positions' angles."""
-        cos, sin = self._angle(rope)
-        half = len(rope.frequencies)
+        cos, sin = self._angle(rotary)
+        half = len(rotary.frequencies)
         rest = None
         if 2 * half < self._decoder.head_size:
             x, rest = _part(x, 0, 2 * half), _part(x, 2 * half, self._decoder.head_size)
@@ -135,32 +125,35 @@ class _Writer:
         turned = op.add(op.multiply(x, cos), op.multiply(swapped, sin))
         return turned if rest is None else op.concat([turned, rest], -1)
 
-    def _angle(self, rope: Rope) -> tuple[Any, Any]:
+    def _angle(self, rotary: Rotary) -> tuple[Any, Any]:
         """Cosine and sine, [tokens, 1, 1, 2 x half] each; once for all layers that share them."""
-        if id(rope) not in self._angles:
+        if id(rotary) not in self._angles:
             positions = op.convert(op.unsqueeze(op.unsqueeze(self._positions, _ints(1)), _ints(1)), Type.f32)
-            frequencies = op.constant(rope.frequencies.reshape(1, 1, -1))
+            frequencies = op.constant(rotary.frequencies.reshape(1, 1, -1))
             angles = op.matmul(positions, frequencies, transpose_a=False, transpose_b=False)
             both = op.concat([angles, angles], -1)
             cos, sin = op.unsqueeze(op.cos(both), _ints(1)), op.unsqueeze(op.sin(both), _ints(1))
-            if rope.magnitude != 1.0:
-                cos, sin = op.multiply(cos, _float(rope.magnitude)), op.multiply(sin, _float(rope.magnitude))
-            self._angles[id(rope)] = cos, sin
-        return self._angles[id(rope)]
+            if rotary.magnitude != 1.0:
+                cos, sin = (op.multiply(one, _float(rotary.magnitude)) for one in (cos, sin))
+            self._angles[id(rotary)] = cos, sin
+        return self._angles[id(rotary)]
 
     def _dense(self, x: Any, dense: Dense, name: str) -> Any:
         y = op.matmul(x, stored(dense.weight, self._storage, name), transpose_a=False, transpose_b=True)
         return y if dense.bias is None else op.add(y, op.constant(dense.bias.reshape(1, 1, -1)))
 
-    def _norm(self, x: Any, scale: Normalisation) -> Any:
+    def _norm(self, x: Any, norm: AnyNorm | None) -> Any:
+        """Normalised over the last axis; `x` itself where there is no norm."""
+        if norm is None:
+            return x
         shape = [1] * (len(x.output(0).get_partial_shape()) - 1) + [-1]
-        weight = op.constant(scale.weight.reshape(shape))
-        if scale.bias is not None:
-            normal = op.mvn(x, _ints(-1), normalize_variance=True, eps=scale.epsilon, eps_mode="inside_sqrt")
-            return op.add(op.multiply(normal, weight), op.constant(scale.bias.reshape(shape)))
+        weight = op.constant(norm.weight.reshape(shape))
+        if isinstance(norm, Norm):
+            normal = op.mvn(x, _ints(-1), normalize_variance=True, eps=norm.epsilon, eps_mode="inside_sqrt")
+            return op.add(op.multiply(normal, weight), op.constant(norm.bias.reshape(shape)))
         ones = [1] * len(shape)
         mean = op.reduce_mean(op.power(x, op.constant(np.full(ones, 2, np.float32))), _ints(-1), keep_dims=True)
-        root = op.sqrt(op.add(mean, op.constant(np.full(ones, scale.epsilon, np.float32))))
+        root = op.sqrt(op.add(mean, op.constant(np.full(ones, norm.epsilon, np.float32))))
         return op.multiply(op.multiply(x, op.divide(op.constant(np.full(ones, 1, np.float32)), root)), weight)
 
     def _result(self, name: str, node: Any) -> None:

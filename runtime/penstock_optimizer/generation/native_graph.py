@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_optimizer.export.encoder import Activation, Dense
-from penstock_optimizer.generation.decoder import Decoder, DecoderLayer, Normalisation, Rope
+from penstock_optimizer.export.encoder import Activation, AnyNorm, Dense, Layer, Norm, Rotary
+from penstock_optimizer.generation.decoder import Decoder, window_of
 from penstock_runtime.engines.native import graph_file
 from penstock_runtime.engines.native.decoder_file import (
     GROUP,
@@ -49,8 +49,7 @@ def why_not_native(decoder: Decoder) -> str | None:
     queries = decoder.heads * _filled(decoder.head_size, HEAD_MULTIPLE)
     if decoder.hidden % GROUP or queries % GROUP:
         return f"the native engine needs widths that are multiples of {GROUP}, not {decoder.hidden} and {queries}"
-    norms = [norm for layer in decoder.layers for norm in (layer.query_norm, layer.key_norm) if norm is not None]
-    if any(norm.bias is not None for norm in norms):
+    if any(isinstance(norm, Norm) for layer in decoder.layers for norm in (layer.query_norm, layer.key_norm)):
         return "the native engine normalises the heads of queries and keys by the root mean square only"
     return None
 
@@ -124,7 +123,7 @@ class _Writer:
         self._decoder = decoder
         self._bits = bits
         self._head_width = _filled(decoder.head_size, HEAD_MULTIPLE)
-        self._ropes: dict[int, int] = {}
+        self._rotaries: dict[int, int] = {}
         self._rope_facts: list[RopePart] = []
         self.tensors: dict[str, Any] = {}
 
@@ -145,7 +144,7 @@ class _Writer:
             activation=_ACTIVATIONS[decoder.activation],
             embedding_scale=decoder.embedding_scale,
             embeddings=self._product(table, "embeddings", bits=8),
-            head=self._product(decoder.head, "head", bits=8) if decoder.head is not None else None,
+            head=None if decoder.head is None else self._product(Dense(decoder.head, None), "head", bits=8),
             position_table=positions,
             positions=0 if decoder.positions is None else len(decoder.positions),
             final_norm=self._norm(decoder.final_norm, "final_norm"),
@@ -153,7 +152,7 @@ class _Writer:
             layers=layers,
         )
 
-    def _layer(self, layer: DecoderLayer, prefix: str) -> LayerParts:
+    def _layer(self, layer: Layer, prefix: str) -> LayerParts:
         decoder, width = self._decoder, self._head_width
         inner = _filled(len(layer.up.weight), GROUP)
         projections = [
@@ -169,20 +168,27 @@ class _Writer:
         down = Dense(_wider(layer.down.weight, 1, inner), layer.down.bias)
         norms = {
             name: self._norm(norm, prefix + name, width if name in {"query_norm", "key_norm"} else None)
-            for name in (
-                "attention_norm", "network_norm", "query_norm", "key_norm", "attended_norm", "expanded_norm"
+            for name, norm in (
+                ("attention_norm", layer.attention_norm),
+                ("network_norm", layer.feed_forward_norm),
+                ("query_norm", layer.query_norm),
+                ("key_norm", layer.key_norm),
+                ("attended_norm", layer.attention_output_norm),
+                ("expanded_norm", layer.feed_forward_output_norm),
             )
-            if (norm := getattr(layer, name)) is not None
-        }  # fmt: skip
+            if norm is not None
+        }
+        # In the file, the gate is what is activated.
+        gate, up = (None, layer.up) if layer.gate is None else (layer.up, layer.gate)
         return LayerParts(
             attend=self._product(_joined(projections), f"{prefix}attend"),
             output=self._product(Dense(mixed, layer.output.bias), f"{prefix}output"),
-            up=self._product(_longer(layer.up, inner), f"{prefix}up"),
-            gate=None if layer.gate is None else self._product(_longer(layer.gate, inner), f"{prefix}gate"),
+            up=self._product(_longer(up, inner), f"{prefix}up"),
+            gate=None if gate is None else self._product(_longer(gate, inner), f"{prefix}gate"),
             down=self._product(down, f"{prefix}down"),
-            scale=layer.scale,
-            window=layer.window or 0,
-            rope=self._rope(layer.rope),
+            scale=decoder.score_scale,
+            window=window_of(layer),
+            rope=self._rope(layer.rotary),
             **norms,
         )
 
@@ -194,15 +200,15 @@ class _Writer:
             return Dense(weight, None)
         return Dense(weight, _wider(dense.bias.reshape(heads, size), 1, width).reshape(-1))
 
-    def _rope(self, rope: Rope | None) -> int:
+    def _rope(self, rotary: Rotary | None) -> int:
         """The number of these positions; those of several layers are computed once."""
-        if rope is None:
+        if rotary is None:
             return -1
-        if id(rope) not in self._ropes:
-            number = self._ropes[id(rope)] = len(self._ropes)
-            name = self._add(f"rope.{number}", rope.frequencies)
-            self._rope_facts.append(RopePart(frequencies=name, magnitude=rope.magnitude))
-        return self._ropes[id(rope)]
+        if id(rotary) not in self._rotaries:
+            number = self._rotaries[id(rotary)] = len(self._rotaries)
+            name = self._add(f"rope.{number}", rotary.frequencies)
+            self._rope_facts.append(RopePart(frequencies=name, magnitude=rotary.magnitude))
+        return self._rotaries[id(rotary)]
 
     def _product(self, dense: Dense, name: str, bits: int | None = None) -> ProductPart:
         weight = _longer(dense, _filled(len(dense.weight), PANEL))
@@ -219,9 +225,9 @@ class _Writer:
             bias=bias,
         )
 
-    def _norm(self, norm: Normalisation, name: str, width: int | None = None) -> NormPart:
+    def _norm(self, norm: AnyNorm, name: str, width: int | None = None) -> NormPart:
         weight = norm.weight if width is None else _wider(norm.weight, 0, width)
-        bias = None if norm.bias is None else self._add(f"{name}.bias", norm.bias)
+        bias = self._add(f"{name}.bias", norm.bias) if isinstance(norm, Norm) else None
         return NormPart(weight=self._add(name, weight), bias=bias, epsilon=norm.epsilon)
 
     def _add(self, name: str, array: Float) -> str:

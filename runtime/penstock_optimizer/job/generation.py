@@ -35,8 +35,7 @@ from penstock_optimizer.generation.candidate_process import (
     graph_bytes,
     write_recipe,
 )
-from penstock_optimizer.generation.decoder import Decoder
-from penstock_optimizer.generation.decoder_families import read_decoder
+from penstock_optimizer.generation.decoder import Decoder, read_decoder
 from penstock_optimizer.generation.decoder_graph import decoder_facts
 from penstock_optimizer.generation.native_graph import why_not_native
 from penstock_optimizer.generation.prompts import judging_prompts

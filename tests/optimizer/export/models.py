@@ -98,6 +98,8 @@ DECODERS: Mapping[str, Mapping[str, Any]] = {
         "sliding_window": 6,
         "sliding_window_pattern": 2,
     },
+    "Phi3Config": {**DECODER, "sliding_window": 6},
+    "GPT2Config": {**DECODER, "n_inner": 20, "scale_attn_by_inverse_layer_idx": True},
 }
 """The same for decoders."""
 ENCODER_HEADS = (Head.ENCODER, Head.SEQUENCE, Head.TOKEN, Head.SPAN, Head.MASKED_LM)
@@ -105,6 +107,7 @@ HEADS: Mapping[str, Sequence[Head]] = {
     **dict.fromkeys(FAMILIES, ENCODER_HEADS),
     **dict.fromkeys(DECODERS, (Head.ENCODER, Head.SEQUENCE, Head.TOKEN, Head.SPAN)),
     "Gemma3TextConfig": (Head.ENCODER, Head.SEQUENCE),
+    "Phi3Config": (Head.ENCODER, Head.SEQUENCE, Head.TOKEN),
 }
 """The heads that transformers has for a family."""
 

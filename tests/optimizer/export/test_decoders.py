@@ -167,6 +167,15 @@ def test_the_number_of_positions_is_that_of_the_longest_text(tmp_path: Path) -> 
     [
         ("LlamaConfig", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, r"positions are scaled \(dynamic\)"),
         ("Gemma3TextConfig", {"attn_logit_softcapping": 50.0}, "its attn_logit_softcapping is not null"),
+        ("Phi3Config", {"partial_rotary_factor": 0.7}, "only a part of each head has rotary positions"),
+        (
+            "Phi3Config",
+            {
+                "rope_scaling": {"rope_type": "longrope", "short_factor": [1, 1, 2], "long_factor": [1, 2, 3]},
+                "original_max_position_embeddings": 16,
+            },
+            "its rotary positions change in texts of more than 16 tokens",
+        ),
     ],
 )
 def test_what_the_builder_does_not_know_is_named(

@@ -69,7 +69,16 @@ def configurations(draw: st.DrawFn) -> tuple[str, Head, dict[str, Any]]:
             **{f"{part}_bias": draw(st.booleans()) for part in ("attention", "mlp", "norm", "classifier", "decoder")},
             **SPECIAL_TOKENS,
         }
-    if config_class in DECODERS:
+    if config_class == "GPT2Config":
+        fields |= {
+            **SPECIAL_TOKENS,
+            "activation_function": activation,
+            "n_inner": inner,
+            "layer_norm_epsilon": draw(st.sampled_from([1e-5, 1e-3])),
+            "scale_attn_weights": draw(st.booleans()),
+            "scale_attn_by_inverse_layer_idx": draw(st.booleans()),
+        }
+    elif config_class in DECODERS:
         fields |= {
             **SPECIAL_TOKENS,
             "hidden_activation": activation,

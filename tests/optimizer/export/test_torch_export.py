@@ -258,7 +258,7 @@ def test_errors_of_transformers_for_a_configuration_are_reported(tmp_path: Path)
 
 
 @pytest.mark.parametrize("head", [Head.ENCODER, Head.SEQUENCE])
-@pytest.mark.parametrize("model_type", ["xlnet", "gpt2", "no-such-type"])
+@pytest.mark.parametrize("model_type", ["xlnet", "gptj", "no-such-type"])
 def test_a_configuration_that_names_two_architectures_is_an_error(model_type: str, head: Head, tmp_path: Path) -> None:
     made = make(tmp_path / "model", "BertConfig", head, **SMALL)
     made.rewrite_config(model_type=model_type)

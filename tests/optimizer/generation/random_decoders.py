@@ -9,8 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.manifest import DecoderFacts
-from penstock_optimizer.export.encoder import Activation, Dense
-from penstock_optimizer.generation.decoder import Decoder, DecoderLayer, Normalisation, Rope
+from penstock_optimizer.export.encoder import (
+    Activation,
+    AnyNorm,
+    AttentionRange,
+    Dense,
+    Layer,
+    Norm,
+    RootMeanSquareNorm,
+    Rotary,
+)
+from penstock_optimizer.generation.decoder import Decoder, window_of
 from penstock_optimizer.generation.decoder_graph import decoder_facts
 from penstock_optimizer.generation.native_graph import packed
 from penstock_runtime.rows import Float
@@ -38,18 +47,19 @@ def random_decoder(
             numbers(outputs, inputs, scale=1 / math.sqrt(inputs)), numbers(outputs, scale=0.1) if biased else None
         )
 
-    def norm(width: int) -> Normalisation:
-        return Normalisation(1 + numbers(width, scale=0.2), numbers(width, scale=0.1) if positions else None, 1e-5)
+    def norm(width: int) -> AnyNorm:
+        weight = 1 + numbers(width, scale=0.2)
+        return Norm(weight, numbers(width, scale=0.1), 1e-5) if positions else RootMeanSquareNorm(weight, 1e-5)
 
-    def heads_norm() -> Normalisation | None:
-        return Normalisation(1 + numbers(head_size, scale=0.2), None, 1e-6) if normed_heads else None
+    def heads_norm() -> AnyNorm | None:
+        return RootMeanSquareNorm(1 + numbers(head_size, scale=0.2), 1e-6) if normed_heads else None
 
-    rope = None
+    rotary = None
     if turned is not None:
         exponents = np.arange(turned // 2, dtype=np.float32) / np.float32(8)
-        rope = Rope((np.float32(100.0) ** -exponents).astype(np.float32), 1.1)
+        rotary = Rotary((np.float32(100.0) ** -exponents).astype(np.float32), positions=256, magnitude=1.1)
     made = tuple(
-        DecoderLayer(
+        Layer(
             query=dense(hidden, heads * head_size),
             key=dense(hidden, key_heads * head_size),
             value=dense(hidden, key_heads * head_size),
@@ -58,14 +68,13 @@ def random_decoder(
             down=dense(inner, hidden),
             gate=dense(hidden, inner) if gated else None,
             attention_norm=norm(hidden),
-            network_norm=norm(hidden),
+            feed_forward_norm=norm(hidden),
             query_norm=heads_norm(),
             key_norm=heads_norm(),
-            attended_norm=norm(hidden) if normed_outputs else None,
-            expanded_norm=norm(hidden) if normed_outputs else None,
-            rope=rope,
-            scale=1 / math.sqrt(head_size),
-            window=window if index else None,
+            attention_output_norm=norm(hidden) if normed_outputs else None,
+            feed_forward_output_norm=norm(hidden) if normed_outputs else None,
+            rotary=rotary,
+            attends_to=AttentionRange(window=window - 1 if window is not None and index else None, causal=True),
         )
         for index in range(layers)
     )
@@ -76,7 +85,7 @@ def random_decoder(
         layers=made,
         activation=activation,
         final_norm=norm(hidden),
-        head=None if tied else Dense(numbers(VOCABULARY, hidden, scale=1 / math.sqrt(hidden)), None),
+        head=None if tied else numbers(VOCABULARY, hidden, scale=1 / math.sqrt(hidden)),
         heads=heads,
         key_heads=key_heads,
         head_size=head_size,
@@ -131,36 +140,33 @@ def native_logits(decoder: Decoder, bits: int | None, ids: NDArray[np.int32]) ->
             return _product(read, dense, bits).reshape(count, number, size)
 
         query, key, value = split(layer.query, heads), split(layer.key, key_heads), split(layer.value, key_heads)
-        if layer.query_norm is not None and layer.key_norm is not None:
-            query, key = _normal(query, layer.query_norm), _normal(key, layer.key_norm)
-        if layer.rope is not None:
-            query, key = (_turned(one, layer.rope, places) for one in (query, key))
+        query, key = _normal(query, layer.query_norm), _normal(key, layer.key_norm)
+        if layer.rotary is not None:
+            query, key = (_turned(one, layer.rotary, places) for one in (query, key))
         if bits is not None:  # in the cache
             key, value = (one.astype(np.float16).astype(np.float64) for one in (key, value))
         seen = places[None] <= places[:, None]
-        if layer.window is not None:
-            seen &= places[None] > places[:, None] - layer.window
+        if window_of(layer):
+            seen &= places[None] > places[:, None] - window_of(layer)
         mixed = np.zeros((count, heads, width))
         for number in range(heads):
             shared = number // (heads // key_heads)
-            scores = np.where(seen, query[:, number] @ key[:, shared].T * layer.scale, -np.inf)
+            scores = np.where(seen, query[:, number] @ key[:, shared].T * decoder.score_scale, -np.inf)
             powers = np.exp(scores - scores.max(1, keepdims=True))
             mixed[:, number, :size] = powers / powers.sum(1, keepdims=True) @ value[:, shared]
         # Heads are filled up with zeros, so that groups of weights are others.
         output = np.zeros((decoder.hidden, heads, width), np.float32)
         output[:, :, :size] = layer.output.weight.reshape(-1, heads, size)
         mixed = _product(mixed.reshape(count, -1), Dense(output.reshape(decoder.hidden, -1), layer.output.bias), bits)
-        x = x + (mixed if layer.attended_norm is None else _normal(mixed, layer.attended_norm))
-        read = _normal(x, layer.network_norm)
-        inner = _product(read, layer.up, bits)
-        if layer.gate is None:
-            inner = _activated(inner, decoder.activation)
-        else:
-            inner = inner * _activated(_product(read, layer.gate, bits), decoder.activation)
+        x = x + _normal(mixed, layer.attention_output_norm)
+        read = _normal(x, layer.feed_forward_norm)
+        inner = _activated(_product(read, layer.up, bits), decoder.activation)
+        if layer.gate is not None:
+            inner = inner * _product(read, layer.gate, bits)
         inner = _product(inner, layer.down, bits)
-        x = x + (inner if layer.expanded_norm is None else _normal(inner, layer.expanded_norm))
-    head = decoder.head if decoder.head is not None else Dense(decoder.embeddings, None)
-    return _product(_normal(x, decoder.final_norm), head, bits and 8)
+        x = x + _normal(inner, layer.feed_forward_output_norm)
+    head = decoder.head if decoder.head is not None else decoder.embeddings
+    return _product(_normal(x, decoder.final_norm), Dense(head, None), bits and 8)
 
 
 def _product(x: Wide, dense: Dense, bits: int | None) -> Wide:
@@ -172,18 +178,20 @@ def _product(x: Wide, dense: Dense, bits: int | None) -> Wide:
     return np.asarray(y if dense.bias is None else y + dense.bias)
 
 
-def _normal(x: Wide, norm: Normalisation) -> Wide:
-    if norm.bias is None:
+def _normal(x: Wide, norm: AnyNorm | None) -> Wide:
+    if norm is None:
+        return x
+    if isinstance(norm, RootMeanSquareNorm):
         return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.epsilon) * norm.weight)
     centred = x - x.mean(-1, keepdims=True)
     scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + norm.epsilon) * norm.weight
     return np.asarray(scaled + norm.bias)
 
 
-def _turned(x: Wide, rope: Rope, places: NDArray[Any]) -> Wide:
-    half = len(rope.frequencies)
-    angles = places[:, None, None] * rope.frequencies
-    cosines, sines = np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude
+def _turned(x: Wide, rotary: Rotary, places: NDArray[Any]) -> Wide:
+    half = len(rotary.frequencies)
+    angles = places[:, None, None] * rotary.frequencies
+    cosines, sines = np.cos(angles) * rotary.magnitude, np.sin(angles) * rotary.magnitude
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return np.concatenate([first * cosines - second * sines, second * cosines + first * sines, rest], -1)
 

@@ -17,8 +17,8 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.errors import CorruptModel, UnsupportedModel
-from penstock_optimizer.generation.decoder import Decoder
-from penstock_optimizer.generation.decoder_families import read_decoder
+from penstock_optimizer.export import families
+from penstock_optimizer.generation.decoder import Decoder, read_decoder
 from penstock_optimizer.generation.decoder_graph import decoder_facts, write_graph
 from penstock_optimizer.generation.native_graph import write_native
 from penstock_optimizer.generation.weights import Storage
@@ -156,11 +156,27 @@ def test_another_family_is_refused_with_the_names_of_those_that_are_served(tmp_p
         read_decoder(ModelFolder.open(tmp_path))
 
 
+def test_every_family_that_generates_has_a_tiny_model() -> None:
+    import transformers
+
+    tested = {getattr(transformers, kind).model_type for kind, _ in FAMILIES.values()}
+
+    assert tested == {name for name, family in families.FAMILIES.items() if family.generates}
+
+
+def test_a_decoder_that_is_not_causal_is_refused(tmp_path: Path) -> None:
+    save_tiny("qwen2", tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"model_type": "qwen2"', '"model_type": "qwen2", "is_causal": false'))
+    with pytest.raises(UnsupportedModel, match="its tokens also attend to those after them"):
+        read_decoder(ModelFolder.open(tmp_path))
+
+
 def test_a_scaling_of_rotary_positions_that_is_not_computed_is_refused(tmp_path: Path) -> None:
     save_tiny("llama with linear scaling", tmp_path)
     config = tmp_path / "config.json"
-    config.write_text(config.read_text().replace('"linear"', '"yarn"'))
-    with pytest.raises(UnsupportedModel, match="scaled by 'yarn'"):
+    config.write_text(config.read_text().replace('"linear"', '"dynamic"'))
+    with pytest.raises(UnsupportedModel, match=r"positions are scaled \(dynamic\)"):
         read_decoder(ModelFolder.open(tmp_path))
 
 
@@ -168,5 +184,5 @@ def test_a_missing_factor_is_an_error_that_names_the_file(tmp_path: Path) -> Non
     save_tiny("llama with linear scaling", tmp_path)
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"factor"', '"other"'))
-    with pytest.raises(CorruptModel, match=r"config.json: rope_scaling has the factor None"):
+    with pytest.raises(CorruptModel, match=r"config.json: rope_scaling.factor is None"):
         read_decoder(ModelFolder.open(tmp_path))

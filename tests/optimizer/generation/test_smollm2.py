@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.resources.source import ModelSource
-from penstock_optimizer.generation.decoder_families import read_decoder
+from penstock_optimizer.generation.decoder import read_decoder
 from penstock_optimizer.generation.decoder_graph import decoder_facts, write_graph
 from penstock_optimizer.generation.weights import Storage
 from penstock_runtime.generation.engine import Row

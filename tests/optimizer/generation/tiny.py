@@ -49,6 +49,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    "qwen2 with yarn": (
+        "Qwen2Config",
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20}},
+    ),
     "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
     "qwen2 with windows": (
         "Qwen2Config",
