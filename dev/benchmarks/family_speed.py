@@ -1,10 +1,11 @@
-"""One row of each family's base model in process: the native engine's int8 against plain transformers in fp32.
+"""One row of each family's base model in process: int8 in the native engine against plain transformers in fp32.
 
     taskset -c 0,1 python -m benchmarks.family_speed --family bert --family modernbert --lengths 8,32,128,512
 
-Weights are random, so the graph is made without calibration and not judged: neither changes its speed. Both get the
-same number of threads and are measured in turns. Printed are milliseconds, the fastest run of all turns, which a busy
-machine disturbs least; the ratio of these; and, in brackets, that of the medians.
+Weights are random, so the graph is not judged, and the native one made without calibration: neither changes its speed.
+Families that the native engine does not know use another one (`WITHOUT_NATIVE`). Both get the same number of threads,
+and are measured in turns. Printed are milliseconds, the fastest run of all turns, which a busy machine disturbs least;
+the ratio of these; and, in brackets, that of the medians.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import os
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
@@ -24,9 +26,9 @@ from tokenizers import Tokenizer
 from benchmarks.families import family_model
 from benchmarks.markdown import markdown_table
 from benchmarks.program import Program
-from penstock.recipe import EngineName, Precision, Recipe
+from penstock.recipe import BF16_REST, PER_CHANNEL, EngineName, Precision, Recipe
 from penstock.tasks import Head
-from penstock_bench.random_models.families import FAMILIES
+from penstock_bench.random_models.families import BASE, FAMILIES
 from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.load.workload import TextMaker
 from penstock_optimizer.quantise import build
@@ -37,9 +39,15 @@ from penstock_runtime.host import read_host
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Row
 
-RECIPE = Recipe(engine=EngineName.NATIVE, precision=Precision.INT8_ROWWISE, options=("per-channel",))
-WITHOUT_A_CLASS = frozenset({"nomic", "gte", "jina", "eurobert"})
-"""Families that transformers 4 runs with code of their authors only, which is not fetched here."""
+RECIPE = Recipe(engine=EngineName.NATIVE, precision=Precision.INT8_ROWWISE, options=(PER_CHANNEL,))
+WITHOUT_NATIVE: Mapping[str, Recipe] = {
+    "bart": Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=(BF16_REST, PER_CHANNEL))
+}
+"""Families that the native engine does not know, and what is measured instead."""
+WITHOUT_A_CLASS = frozenset({"jina"})
+"""Families that transformers runs with code of their authors only, which is not fetched here."""
+SINCE_5: Mapping[str, str] = {"nomic": "nomic_bert", "gte": "gte", "eurobert": "eurobert"}
+"""Families that transformers knows since version 5, in a layout of its own: `model_type` by family."""
 
 Run = Callable[[int], object]
 """Computes a row of this number of tokens."""
@@ -50,28 +58,42 @@ def row(tokens: int) -> list[int]:
     return [101, *(1000 + 37 * index % 28000 for index in range(tokens - 2)), 102]
 
 
-def ours(folder: ModelFolder, threads: int, scratch: Path) -> Run:
-    """The native engine."""
-    exported = export(folder, Head.ENCODER, scratch / "fp32", flavour=Flavour.FUSED)
-    built = build(RECIPE, exported.path, exported.io, (), scratch / "int8", threads=threads)
-    engine = load_engine(built.path, built.io, RECIPE, Threads(1, threads))
+def ours(name: str, folder: ModelFolder, threads: int, scratch: Path) -> Run:
+    """The native engine, or one that knows the family."""
+    recipe = WITHOUT_NATIVE.get(name, RECIPE)
+    native = recipe.engine is EngineName.NATIVE
+    exported = export(folder, Head.ENCODER, scratch / "fp32", flavour=Flavour.FUSED if native else Flavour.PLAIN)
+    calibration = () if native else [Row(row(tokens)) for tokens in (8, 16, 32)]
+    built = build(recipe, exported.path, exported.io, calibration, scratch / "int8", threads=threads)
+    engine = load_engine(built.path, built.io, recipe, Threads(1, threads))
     return lambda tokens: engine.run(collate([Row(row(tokens))]))
 
 
-def transformers(folder: ModelFolder, threads: int) -> Run:
+def transformers(name: str, folder: ModelFolder, threads: int) -> Run:
     """Its own model, with the attention that it chooses by itself."""
     import torch
-    from transformers import AutoModel, T5EncoderModel
+    from transformers import AutoConfig, AutoModel, T5EncoderModel
 
     torch.set_num_threads(threads)
-    model_class = T5EncoderModel if folder.model_type == "t5" else AutoModel
-    model = model_class.from_pretrained(folder.path, dtype=torch.float32).eval()
+    if name in SINCE_5:
+        sizes = {**BASE, "intermediate_size": FAMILIES["bert"]["intermediate_size"], "pad_token_id": 0}
+        config = AutoConfig.for_model(SINCE_5[name], **sizes)
+        model = AutoModel.from_config(config, dtype=torch.float32).eval()
+    else:
+        model_class = T5EncoderModel if folder.model_type == "t5" else AutoModel
+        model = model_class.from_pretrained(folder.path, dtype=torch.float32).eval()
 
     def run(tokens: int) -> object:
         with torch.inference_mode():
             return model(input_ids=torch.tensor([row(tokens)]), attention_mask=torch.ones(1, tokens, dtype=torch.int64))
 
     return run
+
+
+def has_class(name: str) -> bool:
+    """Whether the installed transformers has a model of the family."""
+    known = int(version("transformers").partition(".")[0]) >= 5 or name not in SINCE_5
+    return known and name not in WITHOUT_A_CLASS
 
 
 def served(url: str, folder: ModelFolder) -> Run:
@@ -114,7 +136,7 @@ def cells(found: Sequence[Sequence[float]]) -> list[str]:
         return [f"{min(own):.1f}", ""]
     (other,) = others
     ratio, of_medians = min(other) / min(own), median(other) / median(own)
-    return [f"{min(own):.1f}", f"{min(other):.0f}: {ratio:.1f}x ({of_medians:.1f}x)"]
+    return [f"{min(own):.1f}", f"{min(other):.1f}: {ratio:.2f}x ({of_medians:.2f}x)"]
 
 
 @click.command(cls=Program, help=__doc__)
@@ -137,21 +159,22 @@ def main(
     for name in names or FAMILIES:
         with tempfile.TemporaryDirectory() as scratch:
             folder = ModelFolder.open(family_model(name))
-            runs = [ours(folder, threads, Path(scratch))]
+            runs = [ours(name, folder, threads, Path(scratch))]
             if against:
-                runs.append(ours(ModelFolder.open(family_model(against)), threads, Path(scratch) / "other"))
+                other = ModelFolder.open(family_model(against))
+                runs.append(ours(against, other, threads, Path(scratch) / "other"))
             elif url:
                 runs.append(served(url, folder))
-            elif name not in WITHOUT_A_CLASS:
-                runs.append(transformers(folder, threads))
+            elif has_class(name):
+                runs.append(transformers(name, folder, threads))
             found = [cells(timings(runs, tokens, turns, seconds, clock=clock)) for tokens in sizes]
         table.append([name, *(cell for pair in found for cell in pair)])
         click.echo(f"measured  {' | '.join(table[-1])}", err=True)
     cpu = read_host().cpu
     unit = "milliseconds of the processor" if cpu_time else "milliseconds"
     click.echo(f"{cpu.model_name} ({cpu.isa.value}), threads: {threads}, load {os.getloadavg()[0]:.0f}, {unit}\n")
-    other = against or ("server" if url else "transformers")
-    click.echo(markdown_table(["family", *(cell for size in sizes for cell in (f"{size}", other))], table))
+    compared = against or ("server" if url else "transformers")
+    click.echo(markdown_table(["family", *(cell for size in sizes for cell in (f"{size}", compared))], table))
 
 
 if __name__ == "__main__":

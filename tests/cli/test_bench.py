@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,20 +151,26 @@ def test_an_endpoint_file_that_is_not_there_is_an_error_with_a_remedy(tmp_path: 
     assert result.stderr.startswith("error: ")
 
 
+SMALL: Mapping[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32, "vocab_size": 900,
+    "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["bert", "bart"])
 def test_a_family_is_measured_with_random_weights(
-    benched: Benched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, benched: Benched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
-    small = {**FAMILIES["bert"], **sizes, "vocab_size": 900}
-    monkeypatch.setitem(FAMILIES, "bert", small)
+    monkeypatch.setitem(FAMILIES, name, {key: SMALL.get(key, value) for key, value in FAMILIES[name].items()})
 
     for _ in range(2):  # the second time with the folder that is there
-        assert invoke("bench", "--family", "bert", "--models", tmp_path).exit_code == 0
+        assert invoke("bench", "--family", name, "--models", tmp_path).exit_code == 0
 
     first, second = (ModelEndpoint.from_file(Path(options.target)) for options in benched)
     assert first == second
     folder = ModelFolder.open(Path(first.spec.model.removeprefix("file://")))
-    assert (folder.model_type, str(folder.pooling), folder.max_tokens) == ("bert", "mean", 512)
+    assert (folder.model_type, str(folder.pooling), folder.max_tokens) == (name, "mean", 512)
     tokenizer = Tokenizer.load(folder)
     assert [len(pieces) for pieces in tokenizer.split(["the school of music"])] == [4]
     assert tokenizer.single.specials == 2

@@ -66,6 +66,12 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "model_type": "t5", "d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12,
         "vocab_size": VOCABULARY, "feed_forward_proj": "relu", "architectures": ["T5EncoderModel"],
     },
+    "bart": {
+        "model_type": "bart", "d_model": 768, "vocab_size": VOCABULARY, "max_position_embeddings": 1024,
+        **{f"{half}_layers": 6 for half in ("encoder", "decoder")},
+        **{f"{half}_ffn_dim": 3072 for half in ("encoder", "decoder")},
+        **{f"{half}_attention_heads": 12 for half in ("encoder", "decoder")},
+    },
     "eurobert": {
         "model_type": "eurobert", **BASE, "num_key_value_heads": 12, "intermediate_size": 3072,
         "max_position_embeddings": 8192, "rope_theta": 250000, "pad_token_id": 0,

@@ -70,7 +70,8 @@ def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
         probe = _Probe(source, copy, inputs, Tokenizer.load(folder))
         named, axes = _outputs(folder, head, probe.answers)
         chosen = {ours: _logits(folder, head, model, probe, theirs) for ours, theirs in named.items()}
-        probe.check_batch(list(named.values()), exact=not _is_quantised(model))
+        if problem := probe.problem_in_batches(list(named.values()), exact=not _is_quantised(model)):
+            raise _rows_depend(folder, problem, pooled=POOLED in named, answers=probe.answers)
         as_ours = all(taken == Source(ours, is_float32=True) for ours, taken in chosen.items())
         if as_ours and not data:
             copy.replace(path)
@@ -311,30 +312,43 @@ class _Probe:
         values = self._session.run(self._names, feed(collate(rows), self._inputs))
         return {name: value for name, value in zip(self._names, values, strict=True) if isinstance(value, np.ndarray)}
 
-    def check_batch(self, names: Sequence[str], *, exact: bool) -> None:
-        """UnsupportedModel if a text gets another answer in a batch, with a longer pair of texts, than alone."""
+    def problem_in_batches(self, names: Sequence[str], *, exact: bool) -> str:
+        """What is wrong if a text gets another answer in a batch, with a longer pair of texts, than alone; else an
+        empty text."""
         rows = [self._row(1), self._pair.row(self._ids(5, 2), self._ids(4, 3))]
-        what, reason = "does not run on a text and a pair of texts in one batch", ""
         try:
             alone = [self._run([row]) for row in rows]
             together = self._run(rows)
         except Exception as error:  # as above
-            reason = f": {str(error).splitlines()[0]}"
-        else:
-            off = max(
-                _distance(together[name][index : index + 1], one[name], row.length)
-                for name in names
-                for index, (row, one) in enumerate(zip(rows, alone, strict=True))
-            )
-            if off <= (CLOSE if exact else CLOSE_QUANTISED):
-                return
-            what = "gives a text another answer in a batch with a longer one than alone"
-        raise UnsupportedModel(
-            f"{self.source} {what}{reason}. Its head may count special tokens over the whole batch (BART), or it may "
-            "not use attention_mask",
+            return f"does not run on a text and a pair of texts in one batch: {str(error).splitlines()[0]}"
+        off = max(
+            _distance(together[name][index : index + 1], one[name], row.length)
+            for name in names
+            for index, (row, one) in enumerate(zip(rows, alone, strict=True))
+        )
+        if off <= (CLOSE if exact else CLOSE_QUANTISED):
+            return ""
+        return "gives a text another answer in a batch with a longer one than alone"
+
+
+def _rows_depend(folder: ModelFolder, problem: str, *, pooled: bool, answers: Answers) -> UnsupportedModel:
+    """The error for a graph whose rows depend on each other. `problem`: what was seen."""
+    if not pooled:
+        return UnsupportedModel(
+            f"{folder.onnx} {problem}. Its head may count special tokens over the whole batch (BART), or it may not "
+            "use attention_mask",
             remedy="Put the model's safetensors weights next to it (BART is then served from them), use an encoder "
             "model for this task, or export it so that rows do not depend on each other",
         )
+    remedy = "export it so that rows do not depend on each other: with a pooling that leaves padding out"
+    if folder.graph_has_modules and any(one.ndim == RANKS[Head.ENCODER] for one in answers.values()):
+        remedy = (
+            f"Put {folder.missing_module_weights} into the folder, from the model that the graph was exported of: the "
+            f"graph's vectors of tokens are then pooled here. Or {remedy}"
+        )
+    else:
+        remedy = f"Put the model's safetensors weights next to it, or {remedy}"
+    return UnsupportedModel(f"{folder.onnx} {problem}. Its pooling may count padding", remedy=remedy)
 
 
 def _does_not_run(source: Path, error: Exception) -> CorruptModel:

@@ -54,6 +54,10 @@ NODES: Mapping[str, Sequence[Node]] = {
     "sentence_embedding": MEAN,
     "projected": [*MEAN, ("MatMul", ["#5", "projection"], {})],
     "mean_of_all": [("ReduceMean", ["tokens"], {"keepdims": 0, "axes": [1]})],
+    "mean_of_all_projected": [
+        ("ReduceMean", ["tokens"], {"keepdims": 0, "axes": [1]}),
+        ("MatMul", ["#0", "projection"], {}),
+    ],
     "logits": [("Gather", ["tokens", "zero"], {"axis": 1}), ("MatMul", ["#0", "classifier"], {})],
     "shares": [
         ("Gather", ["tokens", "zero"], {"axis": 1}),
@@ -291,6 +295,26 @@ class TestPooledOutputs:
             (tmp_path / "kept").rename(weights)
         else:
             write_graph(path, {"sentence_embedding": "projected"})
+        vectors = answer(path, exported(path), TEXTS)
+        np.testing.assert_allclose(vectors, scaled(means(path, TEXTS) @ PROJECTION), rtol=0, atol=1e-5)
+
+    @pytest.mark.parametrize("follow", ["file", "graph"])
+    def test_a_pooling_that_counts_padding_is_refused_and_the_remedy_works(self, follow: str, tmp_path: Path) -> None:
+        outputs = {"token_embeddings": "last_hidden_state", "sentence_embedding": "mean_of_all_projected"}
+        path = model(tmp_path / "model", outputs)
+        _add_dense(path, PROJECTED)
+        weights = path / "2_Dense" / "model.safetensors"
+        weights.rename(tmp_path / "kept")
+
+        with pytest.raises(UnsupportedModel, match=r"another answer in a batch.*pooling may count padding") as caught:
+            exported(path)
+
+        assert "Put 2_Dense/model.safetensors into the folder" in caught.value.remedy
+        assert "with a pooling that leaves padding out" in caught.value.remedy
+        if follow == "file":
+            (tmp_path / "kept").rename(weights)
+        else:
+            write_graph(path, {**outputs, "sentence_embedding": "projected"})
         vectors = answer(path, exported(path), TEXTS)
         np.testing.assert_allclose(vectors, scaled(means(path, TEXTS) @ PROJECTION), rtol=0, atol=1e-5)
 
