@@ -78,7 +78,8 @@ def test_a_taken_core_is_named_on_standard_error_and_freed_at_death(standin: Sta
 
 
 def test_cores_can_stay_taken_for_a_while_after_death(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    standin.machine(chips=2, faults={"delayed_release_seconds": 1.0})
+    # Longer than it takes to look, on a machine that others use as well.
+    standin.machine(chips=2, faults={"delayed_release_seconds": 5.0})
     with _holder(standin, NEURON_RT_VISIBLE_CORES="0"):
         pass
     monkeypatch.setenv("STANDIN_MACHINE", str(standin.folder / "machine.json"))
