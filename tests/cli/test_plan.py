@@ -292,6 +292,24 @@ def test_a_cluster_gives_its_classes_prices_models_and_load() -> None:
     ]  # fmt: skip
 
 
+def test_a_measurement_in_a_class_without_a_processor_is_also_one_of_the_class_of_its_processor() -> None:
+    endpoint, classes, models = cluster_objects()
+    classes += [
+        {"metadata": {"name": "cascadelake"}, "spec": {"isa": "avx512-vnni"}},
+        {"metadata": {"name": "graniterapids"}, "spec": {"isa": "amx"}},
+        {"metadata": {"name": "sapphirerapids"}, "spec": {"isa": "amx"}},
+    ]
+    # A processor that a hypervisor hides: the older generation of those with its instructions.
+    models[0]["status"]["result"]["cpu"]["isa"] = "amx"
+
+    found = cluster_plan(endpoint, classes=classes, models=models[:1]).evidence
+
+    assert [(one.hardware_class, one.curve, one.origin) for one in found] == [
+        (name, found[0].curve, Origin.MEASURED_ON_CLASS) for name in ("dear", "sapphirerapids")
+    ]
+    assert found[1].caveats == (*found[0].caveats, "measured with the cores of the class dear")
+
+
 def test_fields_of_a_later_release_are_ignored() -> None:
     endpoint, classes, models = cluster_objects()
     known = cluster_plan(endpoint, classes=classes, models=models)

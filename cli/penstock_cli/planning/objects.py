@@ -8,8 +8,8 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
@@ -18,8 +18,11 @@ from penstock.resources.base import API_VERSION
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
 from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
 from penstock.resources.optimized_model import OptimizedModelStatus
+from penstock.resources.result import Result
+from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_cli.cluster.kubectl import ClusterReader, Json
 from penstock_planner.evidence import Evidence, of_result
+from penstock_planner.offers import class_of_cpu
 
 SECONDS = 30.0
 """No query of Prometheus takes longer."""
@@ -69,6 +72,8 @@ def cluster_plan(endpoint: Json, *, classes: Sequence[Json], models: Sequence[Js
         except SpecError:
             continue
         known[found_class.metadata.name] = found_class.spec
+    # In the order of the shipped ones: of those that a processor may belong to, the first one counts.
+    known = {name: known[name] for name in (*HARDWARE_CLASSES, *known) if name in known}
     evidence = []
     for model in models:
         wanted = model.get("spec") or {}
@@ -79,8 +84,9 @@ def cluster_plan(endpoint: Json, *, classes: Sequence[Json], models: Sequence[Js
         except ValidationError:
             continue
         if result is not None:
-            found = of_result(result, str(wanted.get("hardwareClass", "any")), name=str(model["metadata"]["name"]))
-            evidence += [found] if found is not None else []
+            evidence += _evidence(
+                result, str(wanted.get("hardwareClass", "any")), str(model["metadata"]["name"]), known
+            )
     scaling = (endpoint.get("status") or {}).get("scaling") or {}
     rate = scaling.get("requestsPerSecond")
     return ClusterPlan(
@@ -90,6 +96,21 @@ def cluster_plan(endpoint: Json, *, classes: Sequence[Json], models: Sequence[Js
         evidence=tuple(evidence),
         requests_per_second=float(rate) if isinstance(rate, int | float) else None,
     )
+
+
+def _evidence(result: Result, class_name: str, model: str, classes: Mapping[str, HardwareClassSpec]) -> list[Evidence]:
+    """Of its class; if that has no promise about the processor, such as `any`, also of the class of its processor."""
+    found = of_result(result, class_name, name=model)
+    if found is None:
+        return []
+    own = classes.get(class_name)
+    if own is None or own.isa is not None or own.neuron is not None:
+        return [found]
+    by_processor = class_of_cpu(classes, result.cpu.identity)
+    if by_processor is None:
+        return [found]
+    caveat = f"measured with the cores of the class {class_name}"
+    return [found, replace(found, hardware_class=by_processor, caveats=(*found.caveats, caveat))]
 
 
 def _readable(value: Json, kind: str) -> Json:
