@@ -3,7 +3,6 @@ bits that are widened to these."""
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +77,14 @@ def packed(weight: Float, bits: int) -> tuple[NDArray[np.uint8], Float]:
     grouped = weight.reshape(len(weight), groups, GROUP)
     reach = (grouped.max(2) - grouped.min(2)).max(1) / np.float32(15 * 255 / 16)
     scales = np.maximum(np.maximum(largest, reach), _LEAST)
-    numbers, steps, starts = _numbers(grouped / scales[:, None, None])
+    numbers, starts, steps = _numbers(grouped / scales[:, None, None])
     ordered = _ordered(numbers.reshape(weight.shape), panels, groups)
     parts = [
         ordered[:, :, 0::2] | (ordered[:, :, 1::2] << 4),  # [panel, group, eight inputs, output, input]
-        *(one.astype(np.uint8).reshape(panels, PANEL, groups).transpose(0, 2, 1) for one in (steps, starts)),
+        *(one.reshape(panels, PANEL, groups).transpose(0, 2, 1) for one in (starts, steps)),
     ]
-    return np.concatenate([np.ascontiguousarray(part).reshape(panels, groups, -1) for part in parts], axis=2), scales
+    records = [np.ascontiguousarray(part).view(np.uint8).reshape(panels, groups, -1) for part in parts]
+    return np.concatenate(records, axis=2), scales
 
 
 def _ordered(values: NDArray[np.uint8], panels: int, groups: int) -> NDArray[np.uint8]:
@@ -92,30 +92,27 @@ def _ordered(values: NDArray[np.uint8], panels: int, groups: int) -> NDArray[np.
     return values.reshape(panels, PANEL, groups, GROUP // 4, 4).transpose(0, 2, 3, 1, 4)
 
 
-def _numbers(wanted: Float) -> tuple[NDArray[np.uint8], Float, Float]:
-    """Numbers of 4 bits [outputs, groups, 32] and, for each group, the step (0 to 255) and the start (-127 to 127)
-    [outputs, groups] with which floor(step * number / 16) + start is nearest to `wanted` [outputs, groups, 32], whose
-    values are -127 to 127.
+def _numbers(wanted: Float) -> tuple[NDArray[np.uint8], NDArray[np.int16], NDArray[np.uint8]]:
+    """Numbers of 4 bits [outputs, groups, 32] and, for each group, the start and the step [outputs, groups] with which
+    floor((step * number + start) / 16) is nearest to `wanted` [outputs, groups, 32], whose values are -127 to 127.
 
-    Steps and starts are whole numbers: of those next to the exact ones, the two with the smallest squared error are
-    taken, since their roundings can cancel."""
+    Steps are whole numbers: of those next to the exact one, the one with the smallest squared error is taken."""
     lowest, highest = wanted.min(2), wanted.max(2)
-    exact_step, exact_start = (highest - lowest) * np.float32(16 / 15), lowest + np.float32(0.5)
     least = np.full(lowest.shape, np.inf, np.float32)
     numbers = np.zeros(wanted.shape, np.uint8)
     steps, starts = np.zeros_like(lowest), np.zeros_like(lowest)
-    for step_off, start_off in product((-1, 0, 1), repeat=2):
-        step = np.clip(np.rint(exact_step) + np.float32(step_off), 0, 255)
-        start = np.clip(np.rint(exact_start) + np.float32(start_off), -_MOST, _MOST)
-        off = (wanted - start[..., None]) * 16 + 8
+    for step_off in (-1, 0, 1):
+        step = np.clip(np.rint((highest - lowest) * np.float32(16 / 15)) + np.float32(step_off), 0, 255)
+        start = np.rint((lowest + highest) * 8 - step * np.float32(7.5) + 8)  # levels around the middle; 8: rounded
+        off = wanted * 16 + 8 - start[..., None]
         number = np.clip(np.rint(off / np.maximum(step, 1)[..., None]), 0, 15)
-        reached = np.floor(step[..., None] * number / 16) + start[..., None]
+        reached = np.floor((step[..., None] * number + start[..., None]) / 16)
         error = ((reached - wanted) ** 2).sum(2)
-        better = (error < least) & (reached.max(2) <= _MOST)
+        better = (error < least) & (np.abs(reached).max(2) <= _MOST)
         least = np.where(better, error, least)
         steps, starts = np.where(better, step, steps), np.where(better, start, starts)
         numbers = np.where(better[..., None], number, numbers).astype(np.uint8)
-    return numbers, steps, starts.astype(np.int8)
+    return numbers, starts.astype(np.int16), steps.astype(np.uint8)
 
 
 class _Writer:

@@ -110,9 +110,9 @@ def unpacked(weight: Float, bits: int) -> Float:
         pairs = records[:, :, :512].reshape(panels, groups, 4, 32, 4).astype(np.int32)
         # Odd lines of four inputs are in the upper bits.
         numbers = np.stack([pairs & 15, pairs >> 4], 3).reshape(panels, groups, 8, 32, 4)
-        steps = records[:, :, 512:544].astype(np.int32)[:, :, None, :, None]
-        starts = np.ascontiguousarray(records[:, :, 544:]).view(np.int8).astype(np.int32)[:, :, None, :, None]
-        whole = steps * numbers // 16 + starts
+        starts = np.ascontiguousarray(records[:, :, 512:576]).view(np.int16).astype(np.int32)[:, :, None, :, None]
+        steps = records[:, :, 576:].astype(np.int32)[:, :, None, :, None]
+        whole = (steps * numbers + starts) // 16
     assert np.abs(whole).max() <= 127
     wide = whole.transpose(0, 3, 1, 2, 4).reshape(panels * 32, groups * 32) * scales[:, None]
     return np.asarray(wide[:outputs, :inputs], np.float32)

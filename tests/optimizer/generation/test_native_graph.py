@@ -22,11 +22,11 @@ def test_weights_of_llama_cpp_s_q4_1_keep_their_sixteen_levels() -> None:
     steps[:, :, 0], steps[:, :, 1] = 0, 15  # the format's own quantisation always uses both ends
     weight = (steps * scale + minimum).astype(np.float32).reshape(64, 96)
 
-    # Levels are rounded to whole numbers: of the start, and of 16ths of a step.
+    # Levels are rounded to whole numbers, and steps to 16ths of these.
     limit = np.abs(weight).max(1, keepdims=True) / 127
     found = np.abs(unpacked(weight, 4) - weight)
-    assert (found <= 1.6 * limit).all()
-    assert np.sqrt((found / limit) ** 2).mean() < 0.4
+    assert (found <= 1.1 * limit).all()
+    assert (found / limit).mean() < 0.35
 
 
 def test_weights_of_8_bits_are_off_by_half_a_step_of_their_output_at_most() -> None:
@@ -52,7 +52,7 @@ def test_weights_of_4_bits_are_off_by_half_a_step_of_their_group_and_a_little_of
 
     largest, reach = np.abs(weight).max((1, 2)), (weight.max(2) - weight.min(2)).max(1)
     least = np.maximum(largest / 127, reach / 239)[:, None]  # a whole number
-    limit = (weight.max(2) - weight.min(2)) / 15 * 0.5 + 1.6 * least
+    limit = (weight.max(2) - weight.min(2)) / 15 * 0.5 + 1.1 * least
     assert (np.abs(whole - weight).max(2) <= limit).all()
 
 

@@ -29,7 +29,7 @@ GROUP = 32
 """`GROUP` of kernels.h: inputs that share a step and a start, of weights of 4 bits."""
 PANEL = 32
 """`PANEL` of kernels.h: outputs that are packed together."""
-RECORD_BYTES = {8: GROUP * PANEL, 4: GROUP * PANEL // 2 + 2 * PANEL}
+RECORD_BYTES = {8: GROUP * PANEL, 4: GROUP * PANEL // 2 + 3 * PANEL}
 """`record_bytes` of kernels.h: of a group of inputs of a panel, by the bits of a weight."""
 
 

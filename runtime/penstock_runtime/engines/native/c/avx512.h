@@ -45,37 +45,42 @@ static inline void v_store_four(uint8_t *p, const V *shifted) {
     _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
 }
 #define HAS_WIDEN
-/* For each of 16 outputs two words, of a step and a start, which are multiplied with a number and 16. */
-static inline __m512i step_and_start(const uint8_t *steps) {
-    __m512i step = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)steps));
-    __m512i start = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(steps + PANEL)));
-    __m512i word = _mm512_or_si512(step, _mm512_slli_epi32(start, 8));
-    return _mm512_or_si512(word, _mm512_slli_epi32(word, 16));
+/* Of each of 16 outputs two words. */
+struct levels {
+    __m512i step, start;
+};
+
+static inline __m512i twice(__m512i words) { return _mm512_or_si512(words, _mm512_slli_epi32(words, 16)); }
+
+/* Of half a panel, from the starts and steps of a record. */
+static inline struct levels levels_of(const uint8_t *numbers, int half) {
+    __m256i starts = _mm256_loadu_si256((const __m256i *)(numbers + 32 * half));
+    __m128i steps = _mm_loadu_si128((const __m128i *)(numbers + 2 * PANEL + 16 * half));
+    return (struct levels){twice(_mm512_cvtepu8_epi32(steps)), twice(_mm512_cvtepu16_epi32(starts))};
 }
 
 /* The weights whose numbers are in bits 0..3 and 8..11 of each word. */
-static inline __m512i widened_words(__m512i numbers, __m512i both) {
-    const __m512i low = _mm512_set1_epi16(15), sixteen = _mm512_set1_epi16(16 << 8);
-    /* (a & b) | c */
-    __m512i even = _mm512_ternarylogic_epi32(numbers, low, sixteen, 0xea);
-    __m512i odd = _mm512_ternarylogic_epi32(_mm512_srli_epi16(numbers, 8), low, sixteen, 0xea);
-    even = _mm512_srli_epi16(_mm512_maddubs_epi16(both, even), 4);
-    odd = _mm512_slli_epi16(_mm512_maddubs_epi16(both, odd), 4);
-    return _mm512_ternarylogic_epi32(_mm512_set1_epi16(255), even, odd, 0xca); /* a ? b : c */
+static inline __m512i widened_words(__m512i numbers, struct levels levels) {
+    const __m512i low = _mm512_set1_epi16(15);
+    __m512i even = _mm512_and_si512(numbers, low), odd = _mm512_and_si512(_mm512_srli_epi16(numbers, 8), low);
+    even = _mm512_add_epi16(_mm512_mullo_epi16(even, levels.step), levels.start);
+    odd = _mm512_add_epi16(_mm512_mullo_epi16(odd, levels.step), levels.start);
+    /* The lower bytes from `even`, the upper ones from `odd`. */
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi16(255), _mm512_srli_epi16(even, 4), _mm512_slli_epi16(odd, 4), 0xca);
 }
 
 static inline void widen(const uint8_t *records, size_t count, int8_t *target) {
     for (; count; count--, records += record_bytes(4), target += GROUP * PANEL) {
-        const uint8_t *steps = records + GROUP * PANEL / 2;
-        __m512i both[2] = {step_and_start(steps), step_and_start(steps + 16)};
+        const uint8_t *numbers = records + GROUP * PANEL / 2;
+        const struct levels levels[2] = {levels_of(numbers, 0), levels_of(numbers, 1)};
         for (int pair = 0; pair < GROUP / 8; pair++)
             for (int v = 0; v < 2; v++) {
                 const uint8_t *at = records + pair * PANEL * 4 + v * 64;
                 int8_t *to = target + 2 * pair * PANEL * 4 + v * 64;
-                __m512i numbers = _mm512_loadu_si512(at);
+                __m512i both = _mm512_loadu_si512(at);
                 _mm_prefetch((const char *)at + AHEAD / 2, _MM_HINT_T0);
-                _mm512_storeu_si512(to, widened_words(numbers, both[v]));
-                _mm512_storeu_si512(to + PANEL * 4, widened_words(_mm512_srli_epi16(numbers, 4), both[v]));
+                _mm512_storeu_si512(to, widened_words(both, levels[v]));
+                _mm512_storeu_si512(to + PANEL * 4, widened_words(_mm512_srli_epi16(both, 4), levels[v]));
             }
     }
 }

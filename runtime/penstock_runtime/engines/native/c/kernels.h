@@ -92,9 +92,9 @@ static inline int has_distances(const struct head *head) {
 is one of integers, and each way to compute it gives the same bits.
 
 Bytes of a record: the weights of a panel for a group of inputs. In 8 bits: [GROUP / 4, PANEL, 4]. In 4 bits: numbers in the same
-order, an odd line in the upper bits of the line before it; then for each of the PANEL outputs a step (uint8), and for each a
-start (int8). They are widened to 8 bits: weight = floor(step * number / 16) + start. */
-static inline size_t record_bytes(int bits) { return bits == 8 ? GROUP * PANEL : GROUP * PANEL / 2 + 2 * PANEL; }
+order, an odd line in the upper bits of the line before it; then for each of the PANEL outputs a start (int16), and for each a
+step (uint8). They are widened to 8 bits: weight = floor((step * number + start) / 16). */
+static inline size_t record_bytes(int bits) { return bits == 8 ? GROUP * PANEL : GROUP * PANEL / 2 + 3 * PANEL; }
 
 /* Attention of up to `queries` queries of one sequence that read the same keys and values. */
 struct paged_attention {

@@ -114,17 +114,18 @@ void single4_vnni(const struct linear8 *layer, const uint8_t *stored, const stru
         __m512i sums[2][2][2]; /* of numbers in the lower and the upper bits: chains of additions are shorter */
         for (int i = 0; i < 8; i++) sums[i / 4][i / 2 % 2][i % 2] = _mm512_setzero_si512();
         for (size_t g = 0; g < groups; g++, record += bytes, x += GROUP) {
-            const uint8_t *steps = record + GROUP * PANEL / 2;
-            const __m512i both[2] = {step_and_start(steps), step_and_start(steps + 16)};
-            _mm_prefetch((const char *)steps + AHEAD / 2, _MM_HINT_T0);
+            const uint8_t *numbers = record + GROUP * PANEL / 2;
+            const struct levels levels[2] = {levels_of(numbers, 0), levels_of(numbers, 1)};
+            _mm_prefetch((const char *)numbers + AHEAD / 2, _MM_HINT_T0);
+            _mm_prefetch((const char *)numbers + AHEAD / 2 + 64, _MM_HINT_T0);
             UNROLL for (int pair = 0; pair < GROUP / 8; pair++) {
                 __m512i lower[2], upper[2];
                 UNROLL for (int v = 0; v < 2; v++) {
                     const uint8_t *at = record + pair * PANEL * 4 + v * 64;
-                    __m512i numbers = _mm512_loadu_si512(at);
+                    __m512i both = _mm512_loadu_si512(at);
                     _mm_prefetch((const char *)at + AHEAD / 2, _MM_HINT_T0);
-                    lower[v] = widened_words(numbers, both[v]);
-                    upper[v] = widened_words(_mm512_srli_epi16(numbers, 4), both[v]);
+                    lower[v] = widened_words(both, levels[v]);
+                    upper[v] = widened_words(_mm512_srli_epi16(both, 4), levels[v]);
                 }
                 add_four(sums[0], x + pair * 8, inputs, lower);
                 add_four(sums[1], x + pair * 8 + 4, inputs, upper);
