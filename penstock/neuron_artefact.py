@@ -98,11 +98,6 @@ class CompiledModel(Frozen):
                 raise ArtefactError(f"{path.parent / name} is missing", remedy=_AGAIN)
         return model
 
-    def bucket_for(self, rows: int, tokens: int) -> NeuronBucket | None:
-        """The smallest bucket that holds `rows` rows of `tokens` tokens; None: none does."""
-        holding = [one for one in self.buckets if one.batch >= rows and one.tokens >= tokens]
-        return min(holding, key=lambda one: (one.size, one.tokens), default=None)
-
     @property
     def longest(self) -> int:
         """Tokens of the longest row that a bucket holds."""

@@ -162,7 +162,7 @@ class Subject:
     info: ServerInfo | None = None
     """Of the server given by URL, if it is Penstock's and has `/info` where it was looked for."""
     cpu: CpuIdentity | None = None
-    """Of the server given by URL, where it tells."""
+    """Of the server given by URL, if its /info has it."""
     notes: tuple[str, ...] = ()
 
 

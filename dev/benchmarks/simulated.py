@@ -127,7 +127,7 @@ def measured_curve(
 
 
 def simulated(curve: CapacityCurve, service: Service, due: Sequence[float], played: Played, most: int) -> Played:
-    """The same arrivals, with the replica that the curve tells of and the start-up that was seen."""
+    """The same arrivals, with the replica that the curve describes and the start-up that was measured."""
     model = ReplicaModel.from_curve(curve)
     random = np.random.default_rng(1)
     seconds = int(played.seconds)

@@ -11,7 +11,7 @@ server at the same rate, on the same cores, from the same client: a socket, the 
 has itself, the machine does. Where that is more than what is aimed at, nothing is judged. Ratios are the medians of the
 rounds. With --real-time both servers, and a client with cores of its own, go before all other programs: what a pod that
 owns its cores has, and a virtual machine with agents and monitors in it has not. With --trace the output also has this,
-judged, what those requests have that met no other program: the kernel's scheduler tells which ones did
+judged, what those requests have that met no other program: the kernel's scheduler shows which ones did
 (`dev/benchmarks/others.py`).
 """
 

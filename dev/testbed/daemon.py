@@ -22,7 +22,7 @@ TAIL_BYTES = 2000
 
 @dataclass(frozen=True)
 class Process:
-    """A process as the kernel tells it from all others since boot."""
+    """A process, as the kernel distinguishes it from all others since boot."""
 
     pid: int
     started_ticks: int

@@ -18,13 +18,13 @@ PLANES = STATE / "planes"
 OWNER = "owner.json"
 
 
-def owned_folder(parent: Path = PLANES) -> Path:
+def owned_folder() -> Path:
     """A new folder that belongs to this process: once the process is gone, `sweep` removes it."""
-    parent.mkdir(parents=True, exist_ok=True)
+    PLANES.mkdir(parents=True, exist_ok=True)
     # Hidden until its owner is written, so that no clean-up removes it in between.
-    hidden = Path(tempfile.mkdtemp(prefix=".", dir=parent))
+    hidden = Path(tempfile.mkdtemp(prefix=".", dir=PLANES))
     Process.current().write(hidden / OWNER)
-    return hidden.rename(parent / hidden.name.removeprefix("."))
+    return hidden.rename(PLANES / hidden.name.removeprefix("."))
 
 
 def sweep(parent: Path = PLANES) -> list[Path]:

@@ -238,10 +238,10 @@ def make_autoscaler(
     )
 
 
-def make_canary_loop(cache: ClusterCache, settings: LoadSettings, *, pod_port: int = INTERNAL_PORT) -> CanaryLoop:
+def make_canary_loop(cache: ClusterCache, settings: LoadSettings) -> CanaryLoop:
     """The loop that judges canaries, with these settings."""
     scraper = PodScraper(
-        timeout_seconds=settings.scrape_timeout_seconds, concurrency=settings.scrape_concurrency, port=pod_port
+        timeout_seconds=settings.scrape_timeout_seconds, concurrency=settings.scrape_concurrency, port=INTERNAL_PORT
     )
     return CanaryLoop(cache, scraper, interval_seconds=settings.scaling_interval_seconds)
 

@@ -125,11 +125,6 @@ class NeuronFigure:
     """Lowest and highest published throughput of the same configuration, where several were published."""
     highest_per_second: float | None = None
 
-    @property
-    def in_flight_batches(self) -> float:
-        """Batches under way at this throughput, by Little's law."""
-        return self.per_second / self.candidate.batch * self.latency_milliseconds / 1000
-
 
 def published_figures(
     rows: Iterable[PublishedFigure], generation: NeuronGeneration, granted: int, shape: ModelShape, tokens: int
@@ -234,20 +229,17 @@ def figures_for(
     return (*published, *(figure for figure in estimates if figure.candidate not in known))
 
 
-def rank(figures: Iterable[NeuronFigure], goal: NeuronGoal, *, per_hour: float = 1.0) -> tuple[NeuronFigure, ...]:
-    """The figures, best first. `per_hour`: the price of the granted cores; it matters only between numbers of cores.
+def rank(figures: Iterable[NeuronFigure], goal: NeuronGoal) -> tuple[NeuronFigure, ...]:
+    """The figures of one number of granted cores, best first: all cost the same for an hour.
 
     Published figures come before estimated ones that are less than 5 % better: an estimate is not more exact.
     """
 
-    def cost(figure: NeuronFigure) -> float:
-        return per_hour / figure.per_second
-
     def key(figure: NeuronFigure) -> tuple[float, ...]:
         margin = 1.05 if figure.basis is Basis.ESTIMATED else 1.0
         if goal is NeuronGoal.LATENCY:
-            return (figure.latency_milliseconds * margin, cost(figure))
-        return (cost(figure) * margin, figure.latency_milliseconds)
+            return (figure.latency_milliseconds * margin, 1 / figure.per_second)
+        return (margin / figure.per_second, figure.latency_milliseconds)
 
     return tuple(sorted(figures, key=key))
 

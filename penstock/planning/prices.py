@@ -18,7 +18,6 @@ from penstock.errors import SettingError
 
 HOURS_PER_MONTH = 730.0
 """Hours of an average month, as cloud providers count them: 8,760 / 12."""
-SECONDS_PER_MONTH = HOURS_PER_MONTH * 3600
 
 
 def per_month(per_hour: float) -> float:
@@ -46,6 +45,7 @@ class InstancePrice(BaseModel):
     cpus: int = Field(ge=1)
     """Logical CPUs, as Kubernetes counts them."""
     memory_gib: float = Field(default=0.0, alias="memoryGiB", ge=0)
+    """For the reader of the list: a plan counts cores and devices only."""
     devices: int = Field(default=0, ge=0)
     """Inferentia devices. A GPU node has one GPU unless this number is given."""
 

@@ -125,13 +125,11 @@ P95_OF_EXPONENTIAL = -math.log(0.05)
 """The 95th percentile of an exponential distribution over its mean: 3.0."""
 
 
-def curve_of_closed_loop(
-    per_second: float, latency_milliseconds: float, *, batch: int = 1, in_flight: float | None = None
-) -> CapacityCurve:
+def curve_of_closed_loop(per_second: float, latency_milliseconds: float, *, batch: int = 1) -> CapacityCurve:
     """A capacity curve from a throughput (sequences/s) in a closed loop and the latency in it.
 
-    `in_flight`: batches that ran at the same time; None: by Little's law, throughput/batch * latency. They are servers
-    with a constant service time, and Poisson arrivals wait for them on average (Sakasegawa, 1977, for M/D/c)
+    By Little's law, c = throughput/batch * latency batches of `batch` sequences ran at the same time. They are servers
+    with a constant service time T, and Poisson arrivals wait for them on average (Sakasegawa, 1977, for M/D/c)
 
         W = T/2c * u^(sqrt(2(c+1)) - 1) / (1 - u)
 
@@ -140,8 +138,7 @@ def curve_of_closed_loop(
     """
     if per_second <= 0 or latency_milliseconds <= 0:
         raise ValueError("throughput and latency must be positive")
-    batches = per_second / batch * latency_milliseconds / 1000 if in_flight is None else in_flight
-    servers = max(1.0, batches)
+    servers = max(1.0, per_second / batch * latency_milliseconds / 1000)
     exponent = math.sqrt(2 * (servers + 1)) - 1
     points = []
     for used in UTILISATIONS:

@@ -130,13 +130,12 @@ def _not_chosen(name: str, chosen: Sequence[str]) -> str:
 
 
 def _offer(inputs: OfferInputs, name: str, spec: HardwareClassSpec | None, cores: int) -> Offer:
+    is_gpu = name.startswith(GPU)
     caveats: tuple[str, ...] = ()
-    if name.startswith(GPU):
-        caveats = GPU_CAVEATS
-    elif spec is not None and spec.neuron is not None:
+    if spec is not None and spec.neuron is not None:
         caveats = NEURON_CAVEATS + ((INF1_UNSUPPORTED,) if name == NeuronGeneration.INF1.value else ())
     offer = Offer(name, cores, caveats=caveats)
-    if spec is None and not name.startswith(GPU):
+    if spec is None and not is_gpu:
         return replace(
             offer, problem=f"there is no hardware class {name}", remedy="List the classes: kubectl get hardwareclasses"
         )
@@ -156,13 +155,11 @@ def _offer(inputs: OfferInputs, name: str, spec: HardwareClassSpec | None, cores
         )
     evidence = _evidence(inputs, name, spec, cores)
     if not evidence:
-        return replace(
-            offer,
-            nodes=nodes,
-            problem=f"nothing is known of this model on {name}",
-            remedy="Run penstock optimize on such a node, or give --measurements",
-        )
-    return replace(offer, nodes=nodes, evidence=evidence)
+        remedy = "Run penstock optimize on such a node, or give --measurements"
+        if is_gpu:
+            remedy = "Measure another server on such a node, and give --measurements"
+        return replace(offer, nodes=nodes, problem=f"nothing is known of this model on {name}", remedy=remedy)
+    return replace(offer, nodes=nodes, evidence=evidence, caveats=GPU_CAVEATS if is_gpu else caveats)
 
 
 def _nodes(prices: PriceList, name: str, spec: HardwareClassSpec | None, cores: int) -> tuple[Node, ...]:

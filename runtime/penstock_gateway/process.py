@@ -38,14 +38,12 @@ logger = logging.getLogger("penstock.gateway")
 class GatewayProcess:
     """One run of the gateway."""
 
-    def __init__(
-        self, settings: GatewaySettings, access: ApiServerAccess, *, folder: Path, haproxy: str = "haproxy"
-    ) -> None:
+    def __init__(self, settings: GatewaySettings, access: ApiServerAccess, *, folder: Path) -> None:
         """GatewayError if the certificate is missing."""
         self._settings = settings
         self._socket = folder / "haproxy.sock"
         self._file = folder / "haproxy.cfg"
-        self._command = [haproxy, "-db", "-f", str(self._file)]
+        self._command = ["haproxy", "-db", "-f", str(self._file)]
         self._haproxy = HAProxySocket(self._socket)
         tls = bool(settings.tls_folder)
         self._sync = ServerSync(self._haproxy.send, concurrency=settings.concurrency, tls=tls)

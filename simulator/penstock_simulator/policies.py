@@ -63,7 +63,7 @@ class View:
 
     now: float
     fleet: Fleet
-    """For the number of replicas and of ready ones, which the API server tells at once; not for its traffic."""
+    """For the number of replicas and of ready ones, which the API server has at once; not for its traffic."""
     scraper: Scraper
     """Traffic as Prometheus knows it."""
     concurrency: Sequence[float]
@@ -255,7 +255,7 @@ class Ours:
     def decide(self, view: View) -> int | None:
         """The library's answer; State goes through JSON as it does in the endpoint's status."""
         fleet = view.fleet
-        # As the API server tells it of each pod, in whole seconds.
+        # As the API server has it for each pod, in whole seconds.
         started = tuple(
             Started(at=pod.ready_at, seconds=pod.ready_at - pod.created)
             for pod in fleet.pods

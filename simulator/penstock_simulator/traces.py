@@ -139,7 +139,7 @@ def built_in(name: str, requests_per_second: float, seed: int) -> Trace:
 def from_csv(path: Path) -> Trace:
     """Columns `seconds,requests_per_second`: each rate lasts until the next row's time; the last row ends the trace.
 
-    A header names the columns, whose order is free then. SettingError tells the line of the first mistake.
+    A header names the columns, whose order is free then. SettingError names the line of the first mistake.
     """
     rows = _rows(path)
     if len(rows) < 2:

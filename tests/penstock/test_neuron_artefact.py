@@ -1,4 +1,4 @@
-"""`neuron.json`: the choice of a bucket, and what is refused."""
+"""`neuron.json`: its longest bucket, and what is refused."""
 
 from __future__ import annotations
 
@@ -22,22 +22,6 @@ def compiled(*shapes: tuple[int, int]) -> CompiledModel:
         buckets=tuple(NeuronBucket(file=f"b{b}-t{t}.pt", batch=b, tokens=t) for b, t in shapes),
         fence=NeuronFence(max_relative_error=0.05),
     )
-
-
-@pytest.mark.parametrize(
-    ("rows", "tokens", "file"),
-    [
-        (1, 1, "b1-t32.pt"),
-        (1, 33, "b1-t128.pt"),
-        (2, 8, "b4-t32.pt"),
-        (4, 33, "b4-t128.pt"),
-        (5, 8, None),
-        (1, 129, None),
-    ],
-)
-def test_the_smallest_bucket_that_holds_the_rows_is_chosen(rows: int, tokens: int, file: str | None) -> None:
-    found = compiled((4, 128), (1, 32), (1, 128), (4, 32)).bucket_for(rows, tokens)
-    assert (found.file if found else None) == file
 
 
 def test_the_longest_row_is_that_of_the_longest_bucket() -> None:

@@ -189,6 +189,13 @@ def test_what_cannot_be_judged_has_a_problem_and_a_remedy(name: str, problem: st
     assert (found.problem, bool(found.remedy), found.evidence) == (problem, True, ())
 
 
+def test_of_a_gpu_without_figures_other_measurements_are_asked_for() -> None:
+    (found,) = offers(inputs(), ["gpu-l4"], [1])
+
+    assert found.remedy == "Measure another server on such a node, and give --measurements"
+    assert not found.caveats  # they are about published figures
+
+
 @settings(max_examples=examples(100))
 @given(
     st.sampled_from(sorted(HARDWARE_CLASSES)), st.integers(1, 64),

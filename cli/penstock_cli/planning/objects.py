@@ -129,7 +129,7 @@ def week_queries(namespace: str, name: str) -> tuple[str, str]:
 
 
 def load_of_week(url: str, namespace: str, name: str) -> tuple[float, float]:
-    """Mean and highest request rate of the last week from a Prometheus; PenstockError when it does not tell."""
+    """Mean and highest request rate of the last week from a Prometheus; PenstockError when it has none."""
     mean, highest = (_query(url, query) for query in week_queries(namespace, name))
     return mean, max(mean, highest)
 

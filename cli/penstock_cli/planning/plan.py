@@ -100,7 +100,7 @@ class PlannedEndpoint:
     type=click.Path(dir_okay=False, path_type=Path),
     help="YAML file with further measurements, such as of GPUs.",
 )
-@click.option("--family", type=click.Choice(sorted(FAMILIES)), help="Kind of model, if its name does not tell.")
+@click.option("--family", type=click.Choice(sorted(FAMILIES)), help="Kind of model, if its name does not show it.")
 @click.option(
     "--store",
     type=click.Path(file_okay=False, path_type=Path),
@@ -145,10 +145,16 @@ def command(target: str, **options: Any) -> None:
     share of nodes that the mean load takes. Each figure is measured, published or estimated, with its interval.
     """
     subject = _subject(target, options["namespace"], options["context"])
+    generates = subject.spec.task is TaskName.TEXT_GENERATION
+    if options["verify"] and generates:
+        raise SettingError(
+            "the p95 of text generation is that of the time to the first token, which --verify does not measure",
+            field="--verify",
+            remedy="Leave it out, and compare with the metric penstock_first_token_seconds of the running endpoint",
+        )
     ledger = options["ledger"].expanduser()
     load, notes = _load(subject, options)
     inputs = _inputs(subject, options)
-    generates = subject.spec.task is TaskName.TEXT_GENERATION
     if inputs.shape is None and not generates:
         notes.append("the kind of model is not known from its name: give --family for published figures")
     notes += [f"prices: {inputs.prices.summary} ({inputs.prices.source})"]
@@ -164,12 +170,6 @@ def command(target: str, **options: Any) -> None:
         _print_table(comparison)
     else:
         click.echo(_TEXTS[output](comparison), nl=False)
-    if options["verify"] and generates:
-        raise SettingError(
-            "the p95 of text generation is that of the time to the first token, which --verify does not measure",
-            field="--verify",
-            remedy="Leave it out, and compare with the metric penstock_first_token_seconds of the running endpoint",
-        )
     if options["verify"]:
         from penstock_cli.planning.verification import verify_plan
 

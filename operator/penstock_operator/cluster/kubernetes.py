@@ -39,7 +39,7 @@ from penstock_operator.plan.names import FIELD_MANAGER
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
-async def load_configuration(kubeconfig: str = "", context: str = "") -> Configuration:
+async def load_configuration(kubeconfig: str = "") -> Configuration:
     """The client's configuration: from the given file, else the pod's service account, else `$KUBECONFIG`.
 
     SettingError when there is none or it cannot be read.
@@ -50,7 +50,7 @@ async def load_configuration(kubeconfig: str = "", context: str = "") -> Configu
             config.load_incluster_config(client_configuration=configuration)
         else:
             path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
-            await config.load_kube_config(path, context=context or None, client_configuration=configuration)
+            await config.load_kube_config(path, client_configuration=configuration)
     except (config.ConfigException, OSError, ValueError) as error:
         raise SettingError(
             f"no way into a cluster: {error}",

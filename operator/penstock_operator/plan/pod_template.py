@@ -176,10 +176,9 @@ def resources(hardware: HardwareClassSpec, cores: int, memory_bytes: int) -> Jso
     return {"requests": dict(amounts), "limits": dict(amounts)}
 
 
-def scratch(name: str, path: str, *, bytes_limit: int | None = None) -> tuple[Json, Json]:
+def scratch(name: str, path: str) -> tuple[Json, Json]:
     """An emptyDir volume and its mount: the root file system is read-only."""
-    empty: Json = {} if bytes_limit is None else {"sizeLimit": quantity(bytes_limit)}
-    return {"name": name, "emptyDir": empty}, {"name": name, "mountPath": path}
+    return {"name": name, "emptyDir": {}}, {"name": name, "mountPath": path}
 
 
 def environment(

@@ -163,7 +163,6 @@ class HostReport:
     """`penstock.hardware.CpuIdentity` as JSON."""
     measured_on: Json = field(default_factory=dict)
     """The processor that the artefact was measured on, in the same form."""
-    artefact_key: str = ""
     plan: str = ""
     """Summary of the served plan."""
     tokens: int | None = None
@@ -191,7 +190,6 @@ class HostReport:
             findings=cores.findings,
             cpu=host.cpu or {},
             measured_on=artefact.cpu or {},
-            artefact_key=artefact.key or "",
             plan=(found.plan or _Plan()).summary,
             tokens=(found.access or _Access()).tokens,
         )
@@ -222,7 +220,6 @@ class _Host(_Part):
 
 
 class _Artefact(_Part):
-    key: str | None = None
     cpu: dict[str, Any] | None = None
 
 

@@ -193,7 +193,6 @@ class Screening:
         lengths: Sequence[int],
         expected: Sequence[int] = (),
         on_settled: Callable[[CandidateRun], None] = lambda _: None,
-        max_open_processes: int = MAX_OPEN,
     ) -> None:
         self._runner = runner
         self._work = work
@@ -202,7 +201,7 @@ class Screening:
         self._expected = tuple(expected) or self._lengths
         """A sample of the workload's lengths, to weigh a quick sample with."""
         self._on_settled = on_settled
-        self.max_open = max_open_processes
+        self.max_open = MAX_OPEN
         self.runs: list[CandidateRun] = []
 
     def close(self) -> None:

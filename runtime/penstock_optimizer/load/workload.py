@@ -240,7 +240,6 @@ def workload_bodies(
     count: int,
     mask_token: str | None = None,
     side: Side = Side.RIGHT,
-    seed: int = 0,
 ) -> tuple[RequestBody, ...]:
     """The bodies of an endpoint's workload: its texts where it states some and the task takes single texts (for
     fill-mask with a mask token added where it is missing); else texts of its lengths. `side`: the end of a long text
@@ -248,7 +247,7 @@ def workload_bodies(
     if sends_texts(task, workload):
         listed = _listed(task, tokenizer, workload, mix.maximum, mask_token=mask_token, side=side)
         return tuple(listed[index % len(listed)] for index in range(max(count, len(listed))))
-    return predict_bodies(task, tokenizer, mix.sample(count, seed=seed), mask_token=mask_token, seed=seed)
+    return predict_bodies(task, tokenizer, mix.sample(count, seed=0), mask_token=mask_token)
 
 
 def _listed(

@@ -320,9 +320,9 @@ def _read_texts(path: Path | None, digest: str | None) -> tuple[str, ...]:
     field = "PENSTOCK_TEXTS"
     if path is None:
         raise SettingError(
-            f"the spec takes its texts from a ConfigMap, and {field} does not say where it is mounted",
+            f"the spec takes its texts from a ConfigMap, and {field} is not set",
             field=field,
-            remedy="Mount the ConfigMap's key as a file, and set the variable to its path",
+            remedy=f"Mount the ConfigMap's key as a file, and set {field} to its path",
         )
     try:
         texts = texts_of(path.read_text(encoding="utf-8"))

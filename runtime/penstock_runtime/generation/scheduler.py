@@ -268,11 +268,12 @@ class ChunkBudget:
     """
 
     SMOOTHING = 0.2
+    """Weight of the newest step."""
+    LOWEST = 16
+    """Prompt tokens of a step, whatever the target: a prompt always goes on."""
 
-    def __init__(self, target_seconds: float, *, lowest: int = 16, highest: int = DEFAULT_BUDGET) -> None:
+    def __init__(self, target_seconds: float) -> None:
         self.target_seconds = target_seconds
-        self.lowest = lowest
-        self.highest = highest
         self._fixed: float | None = None
         self._each: float | None = None
 
@@ -287,12 +288,12 @@ class ChunkBudget:
     def tokens(self, generating: int) -> int:
         """The budget of the next step, in which `generating` sequences get their next token."""
         if not generating:
-            return self.highest
+            return DEFAULT_BUDGET
         if self._each is None:
-            return generating + self.lowest
+            return generating + self.LOWEST
         room = self.target_seconds - (self._fixed or 0.0)
-        chunk = int(room / self._each) if self._each > 0 else self.highest
-        return generating + max(self.lowest, min(self.highest, chunk))
+        chunk = int(room / self._each) if self._each > 0 else DEFAULT_BUDGET
+        return generating + max(self.LOWEST, min(DEFAULT_BUDGET, chunk))
 
 
 def _smoothed(old: float | None, new: float, weight: float) -> float:

@@ -111,7 +111,7 @@ class HubFetch:
         names = self._names(listing)
         folder: Path | None = None
         if "config.json" in names:
-            # First, because it tells whether the model needs its own code, before gigabytes are downloaded.
+            # First, because it shows whether the model needs its own code, before gigabytes are downloaded.
             folder = self._file(listing, "config.json").parent
             config = read_object(folder, "config.json")
             check_code(str(self.source), config, has_graph=own_graph(listing.sizes) is not None)

@@ -63,10 +63,10 @@ class _Ended(Exception):
 class PodServing:
     """One serving pod."""
 
-    def __init__(self, variables: PodVariables, settings: Settings, *, host: Host | None = None) -> None:
+    def __init__(self, variables: PodVariables, settings: Settings) -> None:
         self._variables = variables
         self._settings = settings
-        self._host = host or read_host()
+        self._host = read_host()
         self._ended = threading.Event()
         self._begun = time.monotonic()
         self.server: Server | None = None

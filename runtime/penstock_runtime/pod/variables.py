@@ -60,7 +60,9 @@ class PodVariables(Variables):
         "were not judged and its speed was not measured on this one.",
     )
     termination_log: Path = setting(DEFAULT_LOG, "File for the error that ended the process, as JSON.")
-    model: str = setting("", "A model is not served without being optimised first: this only leads to saying how.")
+    model: str = setting(
+        "", "Must not be set: a model is optimised before it is served. The error that ends the process states how."
+    )
 
     @field_validator("prompts", mode="before")
     @classmethod
@@ -68,10 +70,10 @@ class PodVariables(Variables):
         return Prompts.model_validate_json(value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _tells_what_to_serve(self) -> Self:
+    def _has_a_source(self) -> Self:
         if self.artefact and not self.is_local and not self.store_uri:
             raise ValueError(
-                "PENSTOCK_ARTEFACT is a digest, and PENSTOCK_STORE_URI does not say where to fetch it from"
+                "PENSTOCK_ARTEFACT is a digest, and PENSTOCK_STORE_URI is not set: set it to the store of the artefact"
             )
         return self
 

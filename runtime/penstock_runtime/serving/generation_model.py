@@ -83,16 +83,16 @@ class GenerationModel:
         return ids
 
 
-def read_generation_model(path: Path, engine: StepEngine, config: Mapping[str, Any] | None = None) -> GenerationModel:
-    """The model in a folder with tokenizer.json, and if it has them, tokenizer_config.json, chat_template.jinja and
-    generation_config.json. `config`: its config.json.
+def read_generation_model(path: Path, engine: StepEngine) -> GenerationModel:
+    """The model in a folder with tokenizer.json, and if it has them, config.json, tokenizer_config.json,
+    chat_template.jinja and generation_config.json.
 
     CorruptModel for files that cannot be read.
     """
     # Imports jinja2, which servers of other tasks do not need.
     from penstock_runtime.generation.templates import ChatTemplate, special_tokens, template_source
 
-    config = read_optional(path, "config.json") or {} if config is None else config
+    config = read_optional(path, "config.json") or {}
     settings = read_optional(path, "tokenizer_config.json") or {}
     generation = read_optional(path, GENERATION_CONFIG) or {}
     tokenizer = Tokenizer.open(path, path / "tokenizer.json", config)

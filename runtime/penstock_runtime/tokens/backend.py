@@ -132,7 +132,7 @@ def missing_unknown(backend: Any) -> bool:
     """
     model = backend.model
     if isinstance(model, Unigram):
-        # The attribute is not readable from Python; an unknown character tells.
+        # The attribute is not readable from Python; an unknown character shows it.
         try:
             _ = model.tokenize("\U0010fffd")
         except Exception:  # the library raises plain Exception for all errors

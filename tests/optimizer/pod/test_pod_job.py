@@ -352,7 +352,7 @@ class TestSettings:
 
         endpoint = read_endpoint(JobVariables.read({"PENSTOCK_SPEC": given, "PENSTOCK_TEXTS": str(texts)}))
         assert endpoint.spec.workload.texts == ("first text", "second\u2028text")
-        with pytest.raises(SettingError, match="PENSTOCK_TEXTS does not say where"):
+        with pytest.raises(SettingError, match="PENSTOCK_TEXTS is not set"):
             read_endpoint(JobVariables.read({"PENSTOCK_SPEC": given}))
         texts.write_text("first text\nanother one\n")
         with pytest.raises(TextsChanged, match="other texts than those of this optimisation"):

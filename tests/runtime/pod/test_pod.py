@@ -259,7 +259,7 @@ class TestFailures:
         ("variables", "words"),
         [
             ({}, "PENSTOCK_ARTEFACT is not set"),
-            ({"artefact": "sha256:" + "a" * 64}, "PENSTOCK_STORE_URI does not say where"),
+            ({"artefact": "sha256:" + "a" * 64}, "PENSTOCK_STORE_URI is not set: set it to the store of the artefact"),
             ({"artefact": "sha256:12", "store_uri": "file:///x"}, "is no digest"),
             ({"artefact": "sha256:" + "a" * 64, "store_uri": "http://x"}, "is no artefact store"),
             ({"artefact": "/nowhere", "cores": "two"}, "PENSTOCK_CORES is 'two'"),

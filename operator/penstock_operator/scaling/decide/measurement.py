@@ -39,11 +39,11 @@ class Unknown:
 Measurement = Value | Idle | Unknown
 
 
-def known(measurement: Measurement, *, idle: float = 0.0) -> float | None:
-    """The value; `idle` for Idle; None for Unknown."""
+def known(measurement: Measurement) -> float | None:
+    """The value; 0 for Idle; None for Unknown."""
     if isinstance(measurement, Value):
         return measurement.value
-    return idle if isinstance(measurement, Idle) else None
+    return 0.0 if isinstance(measurement, Idle) else None
 
 
 def of_answers(value: float | str, *, quiet: bool, scale: float = 1.0) -> Measurement:

@@ -180,7 +180,7 @@ def _share(answer: Answer, *, quiet: bool) -> Measurement:
 
 
 def _p95(good: Measurement, objective_milliseconds: float) -> Measurement:
-    """A share tells only on which side of the objective the p95 is: above it, the objective is a lower bound; below
+    """A share shows only on which side of the objective the p95 is: above it, the objective is a lower bound; below
     it, nothing is known."""
     if isinstance(good, Value):
         return Value(objective_milliseconds) if good.value < GOOD_SHARE else Idle()

@@ -54,13 +54,11 @@ class PredictorLike(Protocol):
 class ModelService:
     """The predictor, and what clients can ask about it."""
 
-    def __init__(
-        self, status: ServerStatus, settings: Settings, metrics: ServerMetrics, predictor: PredictorLike | None = None
-    ) -> None:
+    def __init__(self, status: ServerStatus, settings: Settings, metrics: ServerMetrics) -> None:
         self.status = status
         self.settings = settings
         self.metrics = metrics
-        self.predictor = predictor
+        self.predictor: PredictorLike | None = None
         """None while the model loads."""
 
     async def predict(self, request: Request, inputs: Any, parameters: Mapping[str, Any]) -> Answer:

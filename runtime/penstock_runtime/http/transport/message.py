@@ -123,11 +123,9 @@ class StreamingResponse(Response):
 
     __slots__ = ("stream",)
 
-    def __init__(self, stream: ByteStream, *, headers: bytes = b"") -> None:
+    def __init__(self, stream: ByteStream) -> None:
         # Proxies such as nginx would otherwise collect the events.
-        super().__init__(
-            content_type=EVENT_STREAM, headers=b"cache-control: no-cache\r\nx-accel-buffering: no\r\n" + headers
-        )
+        super().__init__(content_type=EVENT_STREAM, headers=b"cache-control: no-cache\r\nx-accel-buffering: no\r\n")
         self.stream = stream
 
 
