@@ -91,6 +91,7 @@ def sources_and_compiler() -> str:
 
 @needs_compiler
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # a minute of CPU, beside a cluster that has precedence
 def test_the_sanitisers_find_nothing() -> None:
     """Memory errors and undefined behaviour: the other tests run again with an instrumented library."""
     folder, _ = kept("sanitised-engine", compile_sanitised, sources_and_compiler())
@@ -109,7 +110,7 @@ def test_the_sanitisers_find_nothing() -> None:
     files = [str(ROOT / name) for name in TESTS]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", f"not {LONG}", *files],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500, check=False,
     )  # fmt: skip
 
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
