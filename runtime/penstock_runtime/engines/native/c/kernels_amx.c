@@ -218,7 +218,7 @@ static inline void finish_some(struct pairs_run *run, int lines) {
 }
 
 /* Turns begin..end of a panel for up to 32 stored lines. The results of the lines before are made between the products of tiles,
-since both take about as long and use different units of the processor. */
+which use other units of the processor. */
 static AMX void pairs_tiles(struct pairs_run *run, const int8_t *weights, int line, int lines, size_t begin, size_t end,
                             struct prefetch *ahead, int32_t *sums) {
     const size_t inputs = (size_t)run->layer->inputs;
