@@ -139,9 +139,9 @@ class _Run:
 
     def everything(self) -> BenchResults:
         """All numbers of cores."""
+        self._take_up()
         for sentence in self._subject.notes:
             self._note(sentence)
-        self._take_up()
         for sentence in self._grid.left_out:
             self._tell(f"left out: {sentence}")
         for cores in self._grid.cores:
