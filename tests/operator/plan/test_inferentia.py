@@ -10,6 +10,7 @@ import pytest
 from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.job_summary import Failure
+from penstock.resources.optimized_model import RESULT_FORMAT
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_operator.inferentia_settings import InferentiaSettings
 from penstock_operator.plan.conditions import Reason

@@ -91,7 +91,7 @@ def sources_and_compiler() -> str:
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # a minute of CPU, beside a cluster that has precedence
+@pytest.mark.timeout(1800)  # a minute of CPU, next to a cluster that has precedence
 def test_the_sanitisers_find_nothing() -> None:
     """Memory errors and undefined behaviour: the other tests run again with an instrumented library."""
     folder, _ = kept("sanitised-engine", compile_sanitised, sources_and_compiler())
