@@ -116,6 +116,7 @@ def test_the_devices_are_part_of_the_key_of_an_optimisation() -> None:
             "image": f"localhost/penstock-optimizer-neuron{'-legacy' if target == 'inf1' else ''}",
             "version": "0.2.0",
             "target": target,
+            "format": RESULT_FORMAT,
         }
     assert len(names) == 2
 
