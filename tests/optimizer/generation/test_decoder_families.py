@@ -136,11 +136,10 @@ def test_the_native_engine_differs_by_its_rounding_only(bits: int, family: Famil
     np.testing.assert_array_equal(whole, by_token)
     np.testing.assert_array_equal(in_company, alone)
     expected = native_logits(decoder, bits, text)
-    # The bounds of tests/runtime/generation/test_native_engine.py, with the reason for them.
+    # tests/runtime/generation/test_native_engine.py has the reason: numbers half way between two steps.
     difference = np.abs(whole - expected) / expected.std()
-    assert difference.max(1).min() < 1e-5
-    assert difference.mean() < 1e-2
-    assert difference.max() < 0.15
+    assert difference.mean() < 3e-4
+    assert difference.max() < 2e-3
 
 
 def test_a_step_without_wanted_logits_gives_none(case: Case) -> None:
