@@ -6,6 +6,8 @@ The artefact is one of text generation (`penstock optimize examples/chat.yaml`).
 other: chats, responses and continuations, most of them as streams, of different lengths, greedy and with seeds, some
 with several answers, some in a JSON form. One of five streams is closed after a few events, as a stop button does. The
 verdict on the memory is that of `benchmarks.soak`; at the end no sequence runs and no block of the cache is in use.
+
+Blocks of the cache take memory when they are first written. So all of them are filled before the hour begins.
 """
 
 from __future__ import annotations
@@ -35,6 +37,10 @@ SAMPLE_SECONDS = 5.0
 REQUEST_SECONDS = 300.0
 END_SECONDS = 60.0
 """For the requests that were closed last to end in the server."""
+FILL_SECONDS = 1800.0
+FILLED = 0.98
+PROMPT_NUMBERS = 300
+"""Of six digits each: some 2,000 tokens."""
 CANCELLED = 0.2
 OVERLOADED = (429, 503)
 """Answers of a server that asks to come again: not failures."""
@@ -139,6 +145,30 @@ def send(http: httpx.Client, one: Asked) -> str:
         return "answered" if seen else "a stream without events"
 
 
+def fill_cache(url: str, seconds: float) -> int:
+    """Send different long prompts until each block of the cache has been written once; returns the number of blocks.
+
+    click.ClickException if that takes more than `seconds`.
+    """
+    chance = random.Random(0)  # noqa: S311 - texts, not secrets
+    deadline = time.monotonic() + seconds
+    told = time.monotonic()
+    with httpx.Client(base_url=url, timeout=REQUEST_SECONDS) as http:
+        while True:
+            cache = http.get("/info").json()["predictor"]["cache"]
+            written = cache["blocks_in_use"] + cache["blocks_kept"]
+            # A prompt's last block is not kept: the last few blocks are written by the requests of the first minutes.
+            if written >= FILLED * cache["blocks"]:
+                return int(cache["blocks"])
+            if time.monotonic() > deadline:
+                raise click.ClickException(f"{written} of {cache['blocks']} blocks are filled after {seconds:.0f} s")
+            if time.monotonic() > told + SAMPLE_SECONDS:
+                told = time.monotonic()
+                click.echo(f"filling the cache: {written} of {cache['blocks']} blocks", err=True)
+            prompt = " ".join(str(chance.randrange(10**6)) for _ in range(PROMPT_NUMBERS))
+            http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1}).raise_for_status()
+
+
 def in_use(url: str) -> tuple[int, int, int]:
     """Sequences that run and wait, and blocks of the cache in use."""
     facts = httpx.get(f"{url}/info", timeout=30).json()["predictor"]
@@ -160,6 +190,8 @@ def main(*, minutes: float, cores: int, clients: int, artefact: Path, output: Pa
     server = serve(artefact, len(placement.server), cpus=placement.server, store=artefact.parent, models=store())
     samples: list[Sample] = []
     try:
+        blocks = fill_cache(server.url, FILL_SECONDS)
+        click.echo(f"{blocks} blocks of the cache are filled")
         begun = time.monotonic()
         load = Clients(server.url, begun + minutes * 60)
         # Daemons: an interrupted measurement ends at once.

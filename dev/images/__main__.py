@@ -9,6 +9,7 @@ import click
 
 from images.archive import Archive
 from images.build import builder
+from images.emulation import MACHINES
 from images.errors import ImageError
 from images.sbom import bill_of_materials
 from images.target import TARGETS, USUAL, project_version, target_named
@@ -30,9 +31,14 @@ def cli() -> None:
 @cli.command
 @click.argument("names", nargs=-1, metavar="[TARGET]...")
 @click.option("--refresh", is_flag=True, help="Make the Debian base again first: security updates come in.")
-def build(names: tuple[str, ...], *, refresh: bool) -> None:
+@click.option(
+    "--architecture",
+    type=click.Choice(sorted(MACHINES.values())),
+    help="The processor that the images are for. One that is not this machine's is emulated by QEMU, which is slow.",
+)
+def build(names: tuple[str, ...], *, refresh: bool, architecture: str | None) -> None:
     """Build the TARGETs (default: those that the tests use) and print the archives' paths."""
-    working = builder(_say)
+    working = builder(_say, architecture)
     targets = [target_named(name) for name in names or USUAL]
     if refresh:
         working.refresh_base()

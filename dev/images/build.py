@@ -9,12 +9,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from images.base import make_base
 from images.buildah import Buildah, Progress, require
 from images.content import content_key, copy_sources
+from images.emulation import own_architecture, require_emulator
 from images.errors import ImageError
 from images.machine import Machine, read_machine
 from images.target import ROOT, SOURCE_DATE_EPOCH, Target, project_version
@@ -26,6 +27,7 @@ KEPT = 2
 MOST_LAYER_BYTES = 8_000_000_000
 """Layers of earlier images beyond this are forgotten; the next build takes minutes instead of seconds."""
 OWN_BASE = "localhost/penstock-base:trixie"
+"""The Debian made on the spot, for this machine's processor."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Builder:
     """Builds targets of one checkout into one cache.
 
     base: a reference that buildah can pull, or None for a Debian made on the spot.
+    architecture: the processor that images are for: `amd64`, `arm64`; another one than this machine's is emulated.
     machine: how packages are reached. tell: called with a line for every step.
     """
 
@@ -41,6 +44,7 @@ class Builder:
     tell: Progress
     base: str | None = None
     root: Path = ROOT
+    architecture: str = field(default_factory=own_architecture)
 
     @property
     def log(self) -> Path:
@@ -52,10 +56,20 @@ class Builder:
         """The builder over the cache's storage."""
         return Buildah(self.cache)
 
+    @property
+    def suffix(self) -> str:
+        """What names of images for another processor end with."""
+        return "" if self.architecture == own_architecture() else f"-{self.architecture}"
+
+    @property
+    def own_base(self) -> str:
+        """The Debian made on the spot."""
+        return OWN_BASE + self.suffix
+
     def archive(self, target: Target) -> Path:
         """Where the image of this checkout is, or will be."""
-        key = content_key(self.root, (target.name, self.base or OWN_BASE, project_version(self.root)))
-        return self.cache / f"penstock-{target.name}-{key}.oci.tar"
+        key = content_key(self.root, (target.name, self.base or self.own_base, project_version(self.root)))
+        return self.cache / f"penstock-{target.name}{self.suffix}-{key}.oci.tar"
 
     def build(self, target: Target) -> Path:
         """The archive of this checkout's image, built where the cache has none; ImageError on failure."""
@@ -63,7 +77,7 @@ class Builder:
         if archive.is_file():
             os.utime(archive)  # the cache forgets what was not asked for the longest
             return archive
-        require("buildah", *([] if self.base else ["mmdebstrap"]))
+        self._require_tools()
         self.cache.mkdir(parents=True, exist_ok=True)
         with self._alone():
             if not archive.is_file():
@@ -72,13 +86,13 @@ class Builder:
 
     def rebuild(self, target: Target, archive: Path) -> Path:
         """Build from the first line again, without any kept layer, into an archive of the caller's choice."""
-        require("buildah")
+        self._require_tools()
         with self._alone():
             return self._make(target, archive, fresh=True)
 
     def refresh_base(self) -> None:
         """Make the base again from Debian as it is today; images that stand on it are built again."""
-        require("buildah", "mmdebstrap")
+        self._require_tools()
         with self._alone():
             self.buildah.prepare()
             for old in self.cache.glob("*.oci.tar"):
@@ -100,6 +114,11 @@ class Builder:
                 elif path.name != "lock":
                     path.unlink()
 
+    def _require_tools(self) -> None:
+        own_base = [] if self.base else ["mmdebstrap", *(["arch-test"] if self.suffix else [])]
+        require("buildah", *own_base)
+        require_emulator(self.architecture)
+
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """One build at a time: two would do the same work, and buildah's storage is one."""
@@ -111,9 +130,9 @@ class Builder:
         began = time.monotonic()
         self.buildah.prepare()
         self.buildah.remove_leftovers()
-        if self.base is None and not self.buildah.image(OWN_BASE):
+        if self.base is None and not self.buildah.image(self.own_base):
             self._make_base()
-        reference = target.reference(project_version(self.root))
+        reference = target.reference(project_version(self.root)) + self.suffix
         before = self.buildah.image(reference)
         self.tell(f"building {reference}")
         with tempfile.TemporaryDirectory(prefix="penstock-build-") as folder:
@@ -141,7 +160,8 @@ class Builder:
     def _forget(self, target: Target) -> None:
         """Remove archives of earlier sources but for the last ones: each has hundreds of megabytes."""
         known = sorted(
-            self.cache.glob(f"penstock-{target.name}-{'[0-9a-f]' * 16}.oci.tar"), key=lambda path: -path.stat().st_mtime
+            self.cache.glob(f"penstock-{target.name}{self.suffix}-{'[0-9a-f]' * 16}.oci.tar"),
+            key=lambda path: -path.stat().st_mtime,
         )
         for old in known[KEPT:]:
             old.unlink()
@@ -154,24 +174,26 @@ class Builder:
         words = ["--isolation", "chroot", "--network", "host", "--format", "oci", "--identity-label=false"]
         words += ["--signature-policy", str(self.buildah.policy), f"--pull={'missing' if self.base else 'never'}"]
         words += ["--timestamp", str(SOURCE_DATE_EPOCH), "--target", target.name, "--tag", reference]
-        words += ["--build-context", f"machine={machine}", "--build-arg", f"BASE={self.base or OWN_BASE}"]
+        words += ["--build-context", f"machine={machine}", "--build-arg", f"BASE={self.base or self.own_base}"]
         words += ["--build-arg", f"VERSION={project_version(self.root)}"]
         for name in self.machine.proxies or {}:
             words += [
                 "--build-arg",
                 name,
             ]  # the value comes from the environment, not from the arguments that `ps` shows
+        words += ["--platform", f"linux/{self.architecture}"] if self.suffix else []
         words += ["--layers", *(["--no-cache"] if fresh else [])]
         return [*words, str(context)]
 
     def _make_base(self) -> None:
         tar = self.cache / "base.tar"
-        self.tell("making a Debian base with mmdebstrap: a minute, once")
-        make_base(self.machine, tar, self.log)
+        took = "ten minutes" if self.suffix else "a minute"
+        self.tell(f"making a Debian base for {self.architecture} with mmdebstrap: {took}, once")
+        make_base(self.machine, tar, self.log, self.architecture)
         container = self.buildah.run("from", "scratch")
         try:
             self.buildah.run("add", "-q", container, str(tar), "/")
-            self.buildah.run("config", "--cmd", "bash", container)
+            self.buildah.run("config", "--cmd", "bash", "--arch", self.architecture, container)
             self.buildah.run(
                 "commit",
                 "-q",
@@ -181,15 +203,24 @@ class Builder:
                 "--signature-policy",
                 str(self.buildah.policy),
                 container,
-                OWN_BASE,
+                self.own_base,
             )
         finally:
             self.buildah.run("rm", container)
             tar.unlink(missing_ok=True)
 
 
-def builder(tell: Progress) -> Builder:
-    """The builder of this checkout and this machine; PENSTOCK_IMAGES_CACHE and BASE are its settings."""
+def builder(tell: Progress, architecture: str | None = None) -> Builder:
+    """The builder of this checkout and this machine; PENSTOCK_IMAGES_CACHE and BASE are its settings.
+
+    architecture: what images are for, where that is another processor than this machine's.
+    """
     cache = Path(os.environ.get("PENSTOCK_IMAGES_CACHE", CACHE)).expanduser()
     machine = read_machine(os.environ, Path.home())
-    return Builder(cache=cache, machine=machine, tell=tell, base=os.environ.get("BASE") or None)
+    return Builder(
+        cache=cache,
+        machine=machine,
+        tell=tell,
+        base=os.environ.get("BASE") or None,
+        architecture=architecture or own_architecture(),
+    )

@@ -6,6 +6,7 @@ what was trimmed may be back under another name. Standard library only: this run
 
 from __future__ import annotations
 
+import platform
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,8 +17,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "any": ("**/*.pyi",),
     # Other devices than CPUs, other formats than OpenVINO's own and ONNX. 85 of 180 MB.
     "openvino": (
-        "openvino/libs/libopenvino_intel_gpu_plugin.so",
-        "openvino/libs/libopenvino_intel_npu_plugin.so",
         "openvino/libs/libopenvino_tensorflow_frontend.so.*",
         "openvino/libs/libopenvino_tensorflow_lite_frontend.so.*",
         "openvino/libs/libopenvino_pytorch_frontend.so.*",
@@ -25,7 +24,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "openvino/libs/libopenvino_jax_frontend.so.*",
         "openvino/libs/libopenvino_gguf_frontend.so.*",
         "openvino/libs/libopenvino_c.so.*",
-        "openvino/libs/cache.json",  # kernels of the GPU plugin
         "openvino/include",
         "openvino/cmake",
     ),
@@ -52,13 +50,26 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
 }
 
+ONLY_X86_64: dict[str, tuple[str, ...]] = {
+    # Intel's GPU and NPU; the last is a cache of kernels of the GPU plugin.
+    "openvino": (
+        "openvino/libs/libopenvino_intel_gpu_plugin.so",
+        "openvino/libs/libopenvino_intel_npu_plugin.so",
+        "openvino/libs/cache.json",
+    ),
+}
+"""Further patterns of a group that packages for other processors have no file for."""
+
 KEPT = {"botocore": {"s3", "sts", "sso", "sso-oidc", "signin"}}
 """Names that a group's patterns match and that stay."""
 
 
-def matches(folder: Path, group: str) -> Iterator[Path]:
-    """What the group removes under the folder, in order. SystemExit where a pattern matches nothing."""
-    for pattern in GROUPS[group]:
+def matches(folder: Path, group: str, machine: str) -> Iterator[Path]:
+    """What the group removes under the folder, in order. SystemExit where a pattern matches nothing.
+
+    machine: the processor that the packages are for, as `platform.machine` names it.
+    """
+    for pattern in (*GROUPS[group], *(ONLY_X86_64.get(group, ()) if machine == "x86_64" else ())):
         found = [path for path in sorted(folder.glob(pattern)) if path.name not in KEPT.get(group, set())]
         if pattern.endswith("/"):
             found = [path for path in found if path.is_dir()]
@@ -77,12 +88,12 @@ def size(path: Path) -> int:
     return sum(part.lstat().st_size for part in path.rglob("*") if part.is_file())
 
 
-def trim(folder: Path, groups: Sequence[str]) -> int:
-    """Remove the groups' files and folders. Returns the bytes that this saves."""
+def trim(folder: Path, groups: Sequence[str], machine: str) -> int:
+    """Remove the groups' files and folders, of packages for this processor. Returns the bytes that this saves."""
     removed = 0
     for group in groups:
         # A parent may have taken a later match with it, so each group is listed before anything of it goes.
-        for path in list(matches(folder, group)):
+        for path in list(matches(folder, group, machine)):
             if not path.exists() and not path.is_symlink():
                 continue
             removed += size(path)
@@ -94,4 +105,4 @@ def trim(folder: Path, groups: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    print(f"trimmed {trim(Path(sys.argv[1]), sys.argv[2:]) / 1e6:.1f} MB")
+    print(f"trimmed {trim(Path(sys.argv[1]), sys.argv[2:], platform.machine()) / 1e6:.1f} MB")

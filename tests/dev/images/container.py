@@ -127,16 +127,21 @@ class Engine:
 
     @contextmanager
     def run(
-        self, *words: str, mounts: Mapping[str, Path] | None = None, environment: Mapping[str, str] | None = None
+        self,
+        *words: str,
+        mounts: Mapping[str, Path] | None = None,
+        environment: Mapping[str, str] | None = None,
+        entrypoint: Sequence[str] | None = None,
     ) -> Iterator[Container]:
         """`docker run --read-only -v ... IMAGE WORDS`, ended with the block.
 
         mounts: path in the container -> folder or file of the machine, writable where the user may write.
+        entrypoint: instead of the image's.
         """
         name = f"penstock-test-{secrets.token_hex(4)}"
         folder = self._folder / name
         folder.mkdir()
-        arguments = [*self._config["Entrypoint"], *words]
+        arguments = [*(entrypoint or self._config["Entrypoint"]), *words]
         (folder / "config.json").write_text(json.dumps(self._bundle(name, arguments, mounts or {}, environment or {})))
         output = folder / "output"
         with (

@@ -15,6 +15,7 @@ from images.base import make_base
 from images.build import Builder
 from images.buildah import require
 from images.content import copy_sources
+from images.emulation import own_architecture
 from images.errors import ToolMissing
 from images.machine import Machine
 from images.target import target_named
@@ -69,7 +70,7 @@ def test_a_base_is_the_same_whatever_the_permissions_of_its_folder(images: Build
         with tempfile.TemporaryDirectory(prefix="penstock-test-base-") as name:
             folder = Path(name)
             folder.chmod(mode)
-            make_base(images.machine, folder / "base.tar", folder / "log")
+            make_base(images.machine, folder / "base.tar", folder / "log", own_architecture())
             digests.add(hashlib.sha256((folder / "base.tar").read_bytes()).hexdigest())
 
     assert len(digests) == 1

@@ -26,7 +26,7 @@ def test_files_and_folders_of_a_group_are_deleted_and_their_size_is_reported(
     write(tmp_path, "a/keep.py", "a/tests/one.py", "a/b/tests/data/two.bin", "a/lib.so.3")
     monkeypatch.setitem(trim.GROUPS, "a", ("a/**/tests", "a/lib.so.*"))
 
-    saved = trim.trim(tmp_path, ["a"])
+    saved = trim.trim(tmp_path, ["a"], "x86_64")
 
     assert names(tmp_path) == {"a/keep.py"}
     assert saved == 30
@@ -35,7 +35,7 @@ def test_files_and_folders_of_a_group_are_deleted_and_their_size_is_reported(
 def test_exceptions_of_a_group_are_kept(tmp_path: Path) -> None:
     write(tmp_path, "botocore/data/s3/service.json", "botocore/data/ec2/service.json", "botocore/data/endpoints.json")
 
-    trim.trim(tmp_path, ["botocore"])
+    trim.trim(tmp_path, ["botocore"], "x86_64")
 
     assert names(tmp_path) == {"botocore/data/s3/service.json", "botocore/data/endpoints.json"}
 
@@ -45,7 +45,7 @@ def test_a_pattern_that_matches_nothing_ends_the_build(tmp_path: Path, monkeypat
     monkeypatch.setitem(trim.GROUPS, "a", ("a/gone.so",))
 
     with pytest.raises(SystemExit, match=r"matches 'a/gone.so' of group 'a': the package has changed"):
-        trim.trim(tmp_path, ["a"])
+        trim.trim(tmp_path, ["a"], "x86_64")
 
 
 def test_a_link_is_removed_and_its_target_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,21 @@ def test_a_link_is_removed_and_its_target_is_not(tmp_path: Path, monkeypatch: py
     (tmp_path / "a/tests").symlink_to(tmp_path / "outside")
     monkeypatch.setitem(trim.GROUPS, "a", ("a/tests",))
 
-    trim.trim(tmp_path, ["a"])
+    trim.trim(tmp_path, ["a"], "x86_64")
 
     assert names(tmp_path) == {"outside/file.txt"}
     assert not (tmp_path / "a/tests").is_symlink()
+
+
+def test_packages_for_another_processor_have_no_plugins_of_intels_devices(tmp_path: Path) -> None:
+    """As the wheel of OpenVINO 2026.4 for aarch64 has it."""
+    common = [pattern.replace("*", "2641") for pattern in trim.GROUPS["openvino"]]
+    intel = trim.ONLY_X86_64["openvino"]
+    write(tmp_path, *common, "openvino/libs/libopenvino.so.2641")
+
+    trim.trim(tmp_path, ["openvino"], "aarch64")
+
+    assert names(tmp_path) == {"openvino/libs/libopenvino.so.2641"}
+    write(tmp_path, *common, *intel)
+    trim.trim(tmp_path, ["openvino"], "x86_64")
+    assert names(tmp_path) == {"openvino/libs/libopenvino.so.2641"}

@@ -1,0 +1,64 @@
+"""The images for arm64 are built and start, emulated by QEMU: no such processor is needed, and none was tried."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from images.archive import Archive
+from images.build import Builder, builder
+from images.target import project_version, target_named
+from tests.dev.images.container import Container, Engine, engine
+
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(5400)]  # with the building of the image, which is emulated
+
+SECONDS = 600.0
+"""An emulated interpreter needs a minute for its imports."""
+
+
+@pytest.fixture(scope="module")
+def arm64() -> Builder:
+    """The builder of images for arm64."""
+    return builder(lambda line: print(line, file=sys.stderr, flush=True), "arm64")
+
+
+@contextmanager
+def started(arm64: Builder, name: str, folder: Path) -> Iterator[Engine]:
+    """The image `name`, which is one for arm64."""
+    archive = Archive(arm64.build(target_named(name)))
+    assert archive.configuration["architecture"] == "arm64"
+    with engine(arm64, archive, folder) as starts:
+        yield starts
+
+
+def printed(container: Container) -> str:
+    """What it printed until it ended well."""
+    assert container.process.wait(SECONDS) == 0, container.read_output()
+    return container.read_output()
+
+
+def test_the_gateways_haproxy_and_its_control_process_start(arm64: Builder, tmp_path: Path) -> None:
+    with started(arm64, "gateway", tmp_path) as gateway:
+        with gateway.run("-v", entrypoint=["haproxy"]) as container:
+            assert "HAProxy version" in printed(container)
+        imports = "import penstock_gateway.process, platform; print(platform.machine())"
+        with gateway.run("-P", "-c", imports, entrypoint=["python3"]) as container:
+            assert printed(container) == "aarch64\n"
+
+
+def test_the_operator_prints_its_settings(arm64: Builder, tmp_path: Path) -> None:
+    with started(arm64, "operator", tmp_path) as operator, operator.run("--help") as container:
+        assert "PENSTOCK_" in printed(container)
+
+
+def test_the_runtime_has_its_engines_and_prints_its_version(arm64: Builder, tmp_path: Path) -> None:
+    with started(arm64, "runtime", tmp_path) as runtime:
+        with runtime.run("--version") as container:
+            assert printed(container).startswith(f"penstock, version {project_version()}")
+        engines = "import onnxruntime, openvino, tokenizers; print(openvino.Core().available_devices)"
+        with runtime.run("-I", "-c", engines, entrypoint=["python"]) as container:
+            assert "CPU" in printed(container)
