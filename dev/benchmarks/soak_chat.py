@@ -152,7 +152,7 @@ def fill_cache(url: str, seconds: float) -> int:
     """
     chance = random.Random(0)  # noqa: S311 - texts, not secrets
     deadline = time.monotonic() + seconds
-    told = time.monotonic()
+    reported = time.monotonic()
     with httpx.Client(base_url=url, timeout=REQUEST_SECONDS) as http:
         while True:
             cache = http.get("/info").json()["predictor"]["cache"]
@@ -162,8 +162,8 @@ def fill_cache(url: str, seconds: float) -> int:
                 return int(cache["blocks"])
             if time.monotonic() > deadline:
                 raise click.ClickException(f"{written} of {cache['blocks']} blocks are filled after {seconds:.0f} s")
-            if time.monotonic() > told + SAMPLE_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() > reported + SAMPLE_SECONDS:
+                reported = time.monotonic()
                 click.echo(f"filling the cache: {written} of {cache['blocks']} blocks", err=True)
             prompt = " ".join(str(chance.randrange(10**6)) for _ in range(PROMPT_NUMBERS))
             http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1}).raise_for_status()

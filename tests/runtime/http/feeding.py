@@ -115,10 +115,13 @@ async def feed(pieces: list[bytes], *, opens_at: int = 0, **flags: Any) -> Fed:
     for index, piece in enumerate(pieces):
         if index == opens_at:
             gate.open()
+        # A real transport gives no data to a connection that has paused it until its turn, as a slow machine makes it.
+        while connection._read_turn is not None:  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0)
         connection.data_received(piece)
         await asyncio.sleep(0)
     gate.open()
-    while connection.active is not None:  # noqa: ASYNC110 - there is no event to wait for
+    while connection.active is not None or connection._read_turn is not None:  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0)
     held_bytes = listener.held_bytes
     connection.connection_lost(None)
