@@ -239,7 +239,12 @@ def serve(engine: Server, port: int) -> None:
         def log_message(self, *_: Any) -> None:
             """No log."""
 
-    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    class Listener(ThreadingHTTPServer):
+        """Refuses no connection of clients that connect at the same time: the usual queue has five places."""
+
+        request_queue_size = 128
+
+    Listener(("127.0.0.1", port), Handler).serve_forever()
 
 
 if __name__ == "__main__":
