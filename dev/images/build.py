@@ -77,7 +77,7 @@ class Builder:
         if archive.is_file():
             os.utime(archive)  # the cache forgets what was not asked for the longest
             return archive
-        self._require_tools()
+        self._require_tools(makes_base=self.base is None)
         self.cache.mkdir(parents=True, exist_ok=True)
         with self._alone():
             if not archive.is_file():
@@ -86,13 +86,13 @@ class Builder:
 
     def rebuild(self, target: Target, archive: Path) -> Path:
         """Build from the first line again, without any kept layer, into an archive of the caller's choice."""
-        self._require_tools()
+        self._require_tools(makes_base=self.base is None)
         with self._alone():
             return self._make(target, archive, fresh=True)
 
     def refresh_base(self) -> None:
         """Make the base again from Debian as it is today; images that stand on it are built again."""
-        self._require_tools()
+        self._require_tools(makes_base=True)
         with self._alone():
             self.buildah.prepare()
             for old in self.cache.glob("*.oci.tar"):
@@ -114,9 +114,9 @@ class Builder:
                 elif path.name != "lock":
                     path.unlink()
 
-    def _require_tools(self) -> None:
-        own_base = [] if self.base else ["mmdebstrap", *(["arch-test"] if self.suffix else [])]
-        require("buildah", *own_base)
+    def _require_tools(self, *, makes_base: bool) -> None:
+        for_base = ["mmdebstrap", *(["arch-test"] if self.suffix else [])]
+        require("buildah", *(for_base if makes_base else []))
         require_emulator(self.architecture)
 
     @contextlib.contextmanager

@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import platform
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-"""What the OCI calls architectures, by what the kernel calls them."""
+from images.emulation import own_architecture
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Image:
         layer = self._layer()
         config = _json(
             {
-                "architecture": MACHINES.get(platform.machine(), platform.machine()),
+                "architecture": own_architecture(),
                 "os": "linux",
                 "config": {"Env": ["PATH=/bin"], "Entrypoint": list(self.command)},
                 "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},

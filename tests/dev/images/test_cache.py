@@ -47,6 +47,15 @@ def test_without_the_tools_the_error_names_how_to_get_them(elsewhere: Builder, m
         elsewhere.build(TARGETS["operator"])
 
 
+def test_a_new_base_needs_its_tools_also_where_images_are_built_on_another(
+    elsewhere: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    with pytest.raises(ToolMissing, match=r"apt-get install buildah mmdebstrap"):
+        replace(elsewhere, base="registry.example/debian:trixie-slim").refresh_base()
+
+
 def test_an_unknown_image_is_an_error_with_the_known_names() -> None:
     with pytest.raises(ImageError, match="no image 'runtim': choose of operator, runtime, gateway, optimizer"):
         target_named("runtim")

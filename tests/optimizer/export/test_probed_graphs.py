@@ -282,41 +282,27 @@ class TestPooledOutputs:
         self, follow: str, tmp_path: Path
     ) -> None:
         path = model(tmp_path / "model", {"last_hidden_state": "last_hidden_state"})
-        _add_dense(path, PROJECTED)
-        weights = path / "2_Dense" / "model.safetensors"
-        weights.rename(tmp_path / "kept")
+        put_back = _take_dense_weights(path, tmp_path)
 
         with pytest.raises(CorruptModel, match=r"no 2_Dense/model\.safetensors.*no output with 5 values") as caught:
             exported(path)
 
         assert "Put that file there" in caught.value.remedy
         assert "export the graph with the modules" in caught.value.remedy
-        if follow == "file":
-            (tmp_path / "kept").rename(weights)
-        else:
-            write_graph(path, {"sentence_embedding": "projected"})
-        vectors = answer(path, exported(path), TEXTS)
-        np.testing.assert_allclose(vectors, scaled(means(path, TEXTS) @ PROJECTION), rtol=0, atol=1e-5)
+        _assert_a_remedy_works(path, follow, put_back, {"sentence_embedding": "projected"})
 
     @pytest.mark.parametrize("follow", ["file", "graph"])
     def test_a_pooling_that_counts_padding_is_refused_and_the_remedy_works(self, follow: str, tmp_path: Path) -> None:
         outputs = {"token_embeddings": "last_hidden_state", "sentence_embedding": "mean_of_all_projected"}
         path = model(tmp_path / "model", outputs)
-        _add_dense(path, PROJECTED)
-        weights = path / "2_Dense" / "model.safetensors"
-        weights.rename(tmp_path / "kept")
+        put_back = _take_dense_weights(path, tmp_path)
 
         with pytest.raises(UnsupportedModel, match=r"another answer in a batch.*pooling may count padding") as caught:
             exported(path)
 
         assert "Put 2_Dense/model.safetensors into the folder" in caught.value.remedy
         assert "with a pooling that leaves padding out" in caught.value.remedy
-        if follow == "file":
-            (tmp_path / "kept").rename(weights)
-        else:
-            write_graph(path, {**outputs, "sentence_embedding": "projected"})
-        vectors = answer(path, exported(path), TEXTS)
-        np.testing.assert_allclose(vectors, scaled(means(path, TEXTS) @ PROJECTION), rtol=0, atol=1e-5)
+        _assert_a_remedy_works(path, follow, put_back, {**outputs, "sentence_embedding": "projected"})
 
     def test_a_prompt_that_must_not_count_is_refused_and_the_remedy_works(self, tmp_path: Path) -> None:
         path = model(tmp_path / "model", {"sentence_embedding": "sentence_embedding"})
@@ -339,6 +325,24 @@ def _add_dense(path: Path, values: int = WIDTH) -> None:
     (path / "2_Dense" / "config.json").write_text(json.dumps(settings))
     weight = np.ascontiguousarray(PROJECTION.T) if values == PROJECTED else np.eye(WIDTH, dtype=np.float32)
     save_file({"linear.weight": weight}, path / "2_Dense" / "model.safetensors")
+
+
+def _take_dense_weights(path: Path, elsewhere: Path) -> Callable[[], Path]:
+    """Take the weights of a new Dense module to PROJECTED values away; the result puts them back."""
+    _add_dense(path, PROJECTED)
+    weights, kept = path / "2_Dense" / "model.safetensors", elsewhere / "kept"
+    weights.rename(kept)
+    return lambda: kept.rename(weights)
+
+
+def _assert_a_remedy_works(path: Path, follow: str, put_back: Callable[[], Path], outputs: dict[str, str]) -> None:
+    """With the weights back ("file"), or with a graph of these outputs ("graph"), the answers are the model's."""
+    if follow == "file":
+        put_back()
+    else:
+        write_graph(path, outputs)
+    vectors = answer(path, exported(path), TEXTS)
+    np.testing.assert_allclose(vectors, scaled(means(path, TEXTS) @ PROJECTION), rtol=0, atol=1e-5)
 
 
 def with_positions(path: Path) -> None:
