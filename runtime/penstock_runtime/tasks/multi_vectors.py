@@ -252,8 +252,11 @@ def _kind(name: str, model: MultiVector, fitter: Fitter) -> TextKind:
             types=((*before[:at], 0, *before[at:]), first, between, second, after),
         )
         marker = ""
-    found = (tokenizer.id_of(word) for word in (model.skipped if name in model.skipped_for else ()))
-    skipped = frozenset(token for token in found if token is not None and token != tokenizer.unk_id)
+    # A word that is no token of the vocabulary stands for the unknown token, as in PyLate, sentence-transformers and
+    # colbert-ai: then all unknown tokens of a document are skipped.
+    found = {tokenizer.id_of(word) for word in (model.skipped if name in model.skipped_for else ())}
+    tokens = (tokenizer.unk_id if token is None else token for token in found)
+    skipped = frozenset(token for token in tokens if token is not None)
     own = Fitter(tokenizer, longest, truncate=fitter.rule.cut, pairs=False)
     return TextKind(own, template, marker, skipped)
 

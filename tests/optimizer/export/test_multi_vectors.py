@@ -195,6 +195,20 @@ def test_without_expansion_and_without_a_skip_list(tmp_path: Path) -> None:
         close(ask(TEXTS[0])[0], expected(path, TEXTS[0], "[D] ", 20, linear, query=False, skipped=()))
 
 
+@pytest.mark.parametrize(("words", "kept"), [((",", "☃"), False), ((",",), True)])
+def test_a_skipped_word_that_is_no_token_skips_unknown_tokens(words: tuple[str, ...], kept: bool, tmp_path: Path) -> None:
+    path = build(BERT, Head.ENCODER, tmp_path / "model").path
+    with_markers(path, "[Q] ", "[D] ")
+    with_pylate(path, document_length=20, skiplist_words=list(words))
+    linear = safetensors.torch.load_file(path / "1_Dense" / "model.safetensors")["linear.weight"]
+    assert transformers.AutoTokenizer.from_pretrained(path).tokenize("☃") == ["[UNK]"]
+
+    with asking(path, tmp_path / "out") as ask:
+        without, having = ask(["a a", "a ☃ a"])
+        assert (len(having[0]) > len(without[0])) == kept
+        close(having[0], expected(path, "a ☃ a", "[D] ", 20, linear, query=False, skipped=words))
+
+
 def test_a_residual_layer_of_another_width(tmp_path: Path) -> None:
     path = build(BERT, Head.ENCODER, tmp_path / "model").path
     with_markers(path, "[Q] ", "[D] ")

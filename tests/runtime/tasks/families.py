@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -31,6 +32,8 @@ POSITIONS = 48
 """The longest sequence of the small models: short texts make several windows."""
 
 VOCABULARY = 600
+ALPHABET = 120
+"""Fewer characters than the texts have, so that some are unknown."""
 
 NER = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC")
 NLI = ("contradiction", "neutral", "entailment")
@@ -112,8 +115,15 @@ def _word_piece(specials: tuple[str, ...], unknown: str, *, lowercase: bool) -> 
     backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
+    # The trainer's own choice among characters that are as frequent differs from run to run.
+    counts = Counter("".join(map(backend.normalizer.normalize_str, TRAINING)))
+    alphabet = sorted(counts, key=lambda character: (-counts[character], character))[:ALPHABET]
     trainer = trainers.WordPieceTrainer(
-        vocab_size=VOCABULARY, special_tokens=list(specials), show_progress=False, limit_alphabet=120
+        vocab_size=VOCABULARY,
+        special_tokens=list(specials),
+        show_progress=False,
+        limit_alphabet=ALPHABET,
+        initial_alphabet=alphabet,
     )
     backend.train_from_iterator(TRAINING, trainer)
     return backend
