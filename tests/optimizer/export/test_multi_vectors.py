@@ -196,7 +196,9 @@ def test_without_expansion_and_without_a_skip_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "kept"), [((",", "☃"), False), ((",",), True)])
-def test_a_skipped_word_that_is_no_token_skips_unknown_tokens(words: tuple[str, ...], kept: bool, tmp_path: Path) -> None:
+def test_a_skipped_word_that_is_no_token_skips_unknown_tokens(
+    words: tuple[str, ...], kept: bool, tmp_path: Path
+) -> None:
     path = build(BERT, Head.ENCODER, tmp_path / "model").path
     with_markers(path, "[Q] ", "[D] ")
     with_pylate(path, document_length=20, skiplist_words=list(words))

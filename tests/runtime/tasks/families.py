@@ -116,7 +116,7 @@ def _word_piece(specials: tuple[str, ...], unknown: str, *, lowercase: bool) -> 
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
     # The trainer's own choice among characters that are as frequent differs from run to run.
-    counts = Counter("".join(map(backend.normalizer.normalize_str, TRAINING)))
+    counts = Counter("".join(backend.normalizer.normalize_str(" ".join(TRAINING)).split()))
     alphabet = sorted(counts, key=lambda character: (-counts[character], character))[:ALPHABET]
     trainer = trainers.WordPieceTrainer(
         vocab_size=VOCABULARY,
