@@ -252,8 +252,8 @@ def _kind(name: str, model: MultiVector, fitter: Fitter) -> TextKind:
             types=((*before[:at], 0, *before[at:]), first, between, second, after),
         )
         marker = ""
-    # A word that is no token of the vocabulary stands for the unknown token, as in PyLate, sentence-transformers and
-    # colbert-ai: then all unknown tokens of a document are skipped.
+    # PyLate, sentence-transformers and colbert-ai read a word that is no token of the vocabulary as the unknown token:
+    # then all unknown tokens of a document are skipped.
     found = {tokenizer.id_of(word) for word in (model.skipped if name in model.skipped_for else ())}
     tokens = (tokenizer.unk_id if token is None else token for token in found)
     skipped = frozenset(token for token in tokens if token is not None)

@@ -234,7 +234,9 @@ def write_token_vectors_folder(path: Path, values: int = 3) -> Path:
     write_folder(path, TaskName.FEATURE_EXTRACTION)
     modules = [("", "sentence_transformers.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense")]
     (path / "modules.json").write_text(json.dumps([{"path": where, "type": kind} for where, kind in modules]))
-    (path / "config_sentence_transformers.json").write_text('{"query_length": 12, "query_prefix": "[MASK]"}')
+    # Its vocabulary has no punctuation: the default words would be unknown tokens, of which documents have many.
+    settings = {"query_length": 12, "query_prefix": "[MASK]", "skiplist_words": []}
+    (path / "config_sentence_transformers.json").write_text(json.dumps(settings))
     (path / "1_Dense").mkdir()
     dense = {"in_features": WIDTH, "out_features": values, "bias": False}
     (path / "1_Dense" / "config.json").write_text(json.dumps(dense))
