@@ -34,8 +34,8 @@ CPU part\t: 0xd0c
 CPU revision\t: 1
 
 """
-"""A Neoverse N1 in /proc/cpuinfo. Before release 8.1 QEMU shows programs that of this machine, in which ONNX Runtime finds no
-processor that it knows, and crashes."""
+"""A Neoverse N1 in /proc/cpuinfo. QEMU 7.2 (Debian 12) leaves this machine's there: ONNX Runtime finds no Arm processor
+and crashes."""
 
 EM_AARCH64 = 183
 """The machine in the head of an ELF file."""
