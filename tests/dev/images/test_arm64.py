@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
 
 from images.archive import Archive
 from images.build import Builder, builder
 from images.target import project_version, target_named
-from tests.dev.images.container import Container, engine
+from tests.cli.endpoints import write_endpoint, write_tiny
+from tests.dev.images.container import Container, engine, ready, volume
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(5400)]  # with the building of the image, half of it emulated
 
@@ -123,3 +126,33 @@ def test_the_runtime_has_its_engines_and_prints_its_version(arm64: Builder, tmp_
         native = "from penstock_runtime.engines.native.library import best_kernels; print(best_kernels().name)"
         with runtime("-I", "-c", native, entrypoint=["python"]) as container:
             assert printed(container) == "PLAIN\n"
+
+
+def test_a_model_is_optimised_and_its_artefact_gives_the_models_answers(arm64: Builder, tmp_path: Path) -> None:
+    models, artefacts = tmp_path / "models", volume(tmp_path / "artefacts")
+    models.mkdir()
+    write_tiny(models / "tiny")
+    # The reference alone: to quantise takes minutes more.
+    few = {"engines": ["onnxruntime"], "precisions": ["fp32"], "budgetSeconds": 240}
+    write_endpoint(models / "endpoint.yaml", "file:///models/tiny", optimization=few, workload={"sequenceLengths": [8]})
+    subprocess.run(["chmod", "-R", "a+rX", models], check=True)
+    mounts = {"/models": models, "/var/lib/penstock/artefacts": artefacts}
+    with (
+        started(arm64, "optimizer", tmp_path) as optimizer,
+        optimizer("optimize", "/models/endpoint.yaml", mounts=mounts) as container,
+    ):
+        assert "Neoverse N1" in printed(container)
+    (finished,) = [path.parent for path in artefacts.glob("*/report.html") if path.parent.suffix != ".baseline"]
+    texts = ["I like you.", "I love you."]
+
+    with (
+        started(arm64, "runtime", tmp_path) as runtime,
+        runtime("serve", "/artefact", mounts={"/artefact": finished}) as container,
+    ):
+        container.until("GET", "/readyz", is_it=ready)
+        answer = container.ask("POST", "/predict", {"inputs": texts})
+        assert container.end() == 0
+
+    expected = SentenceTransformer(str(models / "tiny"), device="cpu").encode(texts)
+    assert answer.status == 200
+    np.testing.assert_allclose(np.array(answer.body), expected, atol=1e-4)
