@@ -6,6 +6,8 @@
 #
 # BASE is a Debian 13 (trixie), whose Python 3.13 everything runs on. The reasons are in docs/decisions/images.md.
 ARG BASE=docker.io/library/debian:trixie-slim
+# The same for the processor of the building machine, where BASE names an image of one processor only.
+ARG BUILD_BASE=${BASE}
 # The packages for Inf1 need Python 3.10, which Debian 13 does not have: an image of that Python on Debian 13.
 ARG NEURON_LEGACY_PYTHON=docker.io/library/python:3.10-slim-trixie
 
@@ -26,21 +28,25 @@ RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/imag
  && chown -R 65532:65532 /var/lib/penstock
 
 
-# Builds; nothing of it but /opt/penstock is taken on.
-FROM python AS builder
+# Builds; nothing of it but /opt/penstock is taken on. It runs on the building machine's processor, also for images of
+# another one, which it gets packages and compiles for: emulated, that takes ten times as long.
+FROM --platform=$BUILDPLATFORM ${BUILD_BASE} AS builder
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
-    sh /media/apt-install python3-pip python3-venv
+    sh /media/apt-install ca-certificates python3-pip python3-venv
 # Two environments: the image's own, which has no pip, and the one that builds the project's wheel.
 RUN python3 -m venv --without-pip /opt/penstock \
  && python3 -m venv --without-pip /opt/builder \
  && echo /opt/penstock-code >/opt/penstock/lib/python3.13/site-packages/penstock-code.pth
+# amd64 or arm64: what packages are for.
+ARG TARGETARCH
+ENV TARGETARCH=${TARGETARCH}
 WORKDIR /build
 COPY pyproject.toml constraints.txt ./
 
 
 FROM builder AS code
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
-    sh /media/apt-install gcc libc6-dev \
+    . /media/target && sh /media/apt-install $compiler \
  && sh /media/pip-install /opt/builder -r /media/build-requirements.txt
 COPY README.md LICENSE hatch_build.py ./
 COPY penstock penstock
@@ -85,7 +91,9 @@ RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/imag
 # AWS's packages for Inferentia, in an environment of its own: /opt/neuron, which only the child process that owns the
 # device, or compiles, uses. They are neither on PyPI nor in Debian. So where they come from are build arguments, and
 # their files have no hashes in dev/images/inside/hashes.txt. These images are not yet run on a device.
-FROM builder AS neuron-builder
+FROM python AS neuron-builder
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
+    sh /media/apt-install python3-pip python3-venv
 ARG NEURON_INDEX=https://pip.repos.neuron.amazonaws.com
 # PyTorch for CPUs: PyPI's brings 3 GB of CUDA.
 ARG NEURON_TORCH_INDEX=https://download.pytorch.org/whl/cpu

@@ -34,7 +34,7 @@ def cli() -> None:
 @click.option(
     "--architecture",
     type=click.Choice(sorted(MACHINES.values())),
-    help="The processor that the images are for. One that is not this machine's is emulated by QEMU, which is slow.",
+    help="The processor that the images are for. Of another one than this machine's, QEMU installs Debian's packages.",
 )
 def build(names: tuple[str, ...], *, refresh: bool, architecture: str | None) -> None:
     """Build the TARGETs (default: those that the tests use) and print the archives' paths."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from images.base import make_base
 from images.buildah import Buildah, Progress, require
 from images.content import content_key, copy_sources
-from images.emulation import own_architecture, require_emulator
+from images.emulation import EMULATORS, own_architecture, require_emulator
 from images.errors import ImageError
 from images.machine import Machine, read_machine
 from images.target import ROOT, SOURCE_DATE_EPOCH, Target, project_version
@@ -35,7 +35,8 @@ class Builder:
     """Builds targets of one checkout into one cache.
 
     base: a reference that buildah can pull, or None for a Debian made on the spot.
-    architecture: the processor that images are for: `amd64`, `arm64`; another one than this machine's is emulated.
+    architecture: the processor that images are for: `amd64`, `arm64`. Where it is not this machine's, commands of the
+    image itself are emulated; what only fetches packages or compiles for it is not (see the Dockerfile).
     machine: how packages are reached. tell: called with a line for every step.
     """
 
@@ -64,7 +65,12 @@ class Builder:
     @property
     def own_base(self) -> str:
         """The Debian made on the spot."""
-        return OWN_BASE + self.suffix
+        return self._own_bases[self.architecture]
+
+    @property
+    def _own_bases(self) -> dict[str, str]:
+        """The Debians made on the spot, by processor: the images' and the one that builds run on."""
+        return {own_architecture(): OWN_BASE, self.architecture: OWN_BASE + self.suffix}
 
     def archive(self, target: Target) -> Path:
         """Where the image of this checkout is, or will be."""
@@ -97,12 +103,14 @@ class Builder:
             self.buildah.prepare()
             for old in self.cache.glob("*.oci.tar"):
                 old.unlink()
-            self._make_base()
+            self._make_bases()
 
     def clean(self) -> None:
         """Remove everything that building has left in the cache: archives, layers, the base."""
         if not self.cache.is_dir():
             return
+        for architecture in EMULATORS:
+            replace(self, cache=self.cache / architecture).clean()
         with self._alone():
             if (self.cache / "storage").is_dir() and shutil.which("buildah"):
                 self.buildah.prepare()
@@ -130,8 +138,8 @@ class Builder:
         began = time.monotonic()
         self.buildah.prepare()
         self.buildah.remove_leftovers()
-        if self.base is None and not self.buildah.image(self.own_base):
-            self._make_base()
+        if self.base is None:
+            self._make_bases(missing=True)
         reference = target.reference(project_version(self.root)) + self.suffix
         before = self.buildah.image(reference)
         self.tell(f"building {reference}")
@@ -175,25 +183,36 @@ class Builder:
         words += ["--signature-policy", str(self.buildah.policy), f"--pull={'missing' if self.base else 'never'}"]
         words += ["--timestamp", str(SOURCE_DATE_EPOCH), "--target", target.name, "--tag", reference]
         words += ["--build-context", f"machine={machine}", "--build-arg", f"BASE={self.base or self.own_base}"]
+        if self.base is None:
+            words += ["--build-arg", f"BUILD_BASE={OWN_BASE}"]
         words += ["--build-arg", f"VERSION={project_version(self.root)}"]
         for name in self.machine.proxies or {}:
             words += [
                 "--build-arg",
                 name,
             ]  # the value comes from the environment, not from the arguments that `ps` shows
-        words += ["--platform", f"linux/{self.architecture}"] if self.suffix else []
+        if self.suffix:
+            # Debian 12's buildah knows the second, but not where a line FROM has it.
+            words += ["--platform", f"linux/{self.architecture}"]
+            words += ["--build-arg", f"BUILDPLATFORM=linux/{own_architecture()}"]
         words += ["--layers", *(["--no-cache"] if fresh else [])]
         return [*words, str(context)]
 
-    def _make_base(self) -> None:
+    def _make_bases(self, *, missing: bool = False) -> None:
+        """Make the bases again, or those that the storage does not have."""
+        for architecture, reference in self._own_bases.items():
+            if not (missing and self.buildah.image(reference)):
+                self._make_base(architecture, reference)
+
+    def _make_base(self, architecture: str, reference: str) -> None:
         tar = self.cache / "base.tar"
-        took = "ten minutes" if self.suffix else "a minute"
-        self.tell(f"making a Debian base for {self.architecture} with mmdebstrap: {took}, once")
-        make_base(self.machine, tar, self.log, self.architecture)
+        took = "a minute" if architecture == own_architecture() else "ten minutes"
+        self.tell(f"making a Debian base for {architecture} with mmdebstrap: {took}, once")
+        make_base(self.machine, tar, self.log, architecture)
         container = self.buildah.run("from", "scratch")
         try:
             self.buildah.run("add", "-q", container, str(tar), "/")
-            self.buildah.run("config", "--cmd", "bash", "--arch", self.architecture, container)
+            self.buildah.run("config", "--cmd", "bash", "--arch", architecture, container)
             self.buildah.run(
                 "commit",
                 "-q",
@@ -203,7 +222,7 @@ class Builder:
                 "--signature-policy",
                 str(self.buildah.policy),
                 container,
-                self.own_base,
+                reference,
             )
         finally:
             self.buildah.run("rm", container)
@@ -216,11 +235,15 @@ def builder(tell: Progress, architecture: str | None = None) -> Builder:
     architecture: what images are for, where that is another processor than this machine's.
     """
     cache = Path(os.environ.get("PENSTOCK_IMAGES_CACHE", CACHE)).expanduser()
+    architecture = architecture or own_architecture()
+    if architecture != own_architecture():
+        # Stages that run here have the same commands for each processor, by which buildah knows layers again.
+        cache /= architecture
     machine = read_machine(os.environ, Path.home())
     return Builder(
         cache=cache,
         machine=machine,
         tell=tell,
         base=os.environ.get("BASE") or None,
-        architecture=architecture or own_architecture(),
+        architecture=architecture,
     )

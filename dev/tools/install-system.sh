@@ -20,7 +20,7 @@ fuse-overlayfs           fuse-overlayfs             images: layers without privi
 mmdebstrap               mmdebstrap                 images: a Debian base without a registry
 /usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring images: what that base's packages are verified by
 arch-test                arch-test                  images: a Debian base for another processor
-qemu-aarch64-static      qemu-user-static           images: those for arm64, emulated
+qemu-aarch64-static      qemu-user-static           images: programs of those for arm64
 skopeo                   skopeo                     images: copies them between registries
 docker-registry          docker-registry            images: a registry for tests
 qemu-x86_64              qemu-user                  serving on processors of other kinds

@@ -1,4 +1,5 @@
-"""Removes what no process of an image ever opens: `trim.py FOLDER GROUP...`, FOLDER being a site-packages.
+"""Removes what no process of an image ever opens: `trim.py FOLDER MACHINE GROUP...`, FOLDER being a
+site-packages and MACHINE the processor that it is for.
 
 Each group is a list of patterns. A pattern that matches nothing ends the build: the package has changed its shape, and
 what was trimmed may be back under another name. Standard library only: this runs in the build.
@@ -6,7 +7,6 @@ what was trimmed may be back under another name. Standard library only: this run
 
 from __future__ import annotations
 
-import platform
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -105,4 +105,4 @@ def trim(folder: Path, groups: Sequence[str], machine: str) -> int:
 
 
 if __name__ == "__main__":
-    print(f"trimmed {trim(Path(sys.argv[1]), sys.argv[2:], platform.machine()) / 1e6:.1f} MB")
+    print(f"trimmed {trim(Path(sys.argv[1]), sys.argv[3:], sys.argv[2]) / 1e6:.1f} MB")

@@ -4,6 +4,7 @@ own network."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import shutil
@@ -20,6 +21,9 @@ import pytest
 
 from images.archive import Archive
 from images.build import Builder
+
+USER = 65532
+"""The images'."""
 
 SECONDS = 240.0
 """No operation of these tests takes longer, even on a busy machine."""
@@ -41,6 +45,18 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: Any
+
+
+def ready(answer: Answer) -> bool:
+    """Whether it is that of a server that is ready."""
+    return answer.status == 200
+
+
+def volume(path: Path) -> Path:
+    """A folder that the images' user may write to."""
+    path.mkdir()
+    os.chown(path, USER, USER)
+    return path
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from images.build import KEPT, Builder
+from images.build import KEPT, Builder, builder
+from images.emulation import EMULATORS, MACHINES, own_architecture
 from images.errors import ImageError, ToolMissing
 from images.target import TARGETS, target_named
 
@@ -94,6 +95,28 @@ def test_the_next_build_deletes_the_leftovers_of_killed_builds(small: Builder, c
         assert (root / "penstock/a.py").is_file()  # files that a running process has mounted are kept
 
     assert buildah.run("containers", "--json") in {"", "null", "[]"}
+
+
+def test_images_for_another_processor_have_a_cache_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """buildah knows a layer again by its commands, which are the same for each processor."""
+    monkeypatch.setenv("PENSTOCK_IMAGES_CACHE", str(tmp_path))
+    (other,) = set(MACHINES.values()) - {own_architecture()}
+
+    assert builder(print).cache == tmp_path
+    assert builder(print, other).cache == tmp_path / other
+
+
+def test_clean_deletes_the_mounted_images_of_another_processor(small: Builder) -> None:
+    for architecture in EMULATORS:
+        other = replace(small, cache=small.cache / architecture)
+        other.build(TARGETS["runtime"])
+        other.buildah.run("mount", other.buildah.run("from", "scratch"))
+
+    small.clean()
+
+    assert {path.name for path in small.cache.iterdir()} == {"lock"}
 
 
 def test_clean_deletes_everything(elsewhere: Builder) -> None:

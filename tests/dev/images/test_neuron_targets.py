@@ -13,7 +13,7 @@ from images.target import ROOT, TARGETS, USUAL
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 NEURON = [name for name in TARGETS if "neuron" in name]
-STAGE = re.compile(r"^FROM (\S+) AS (\S+)$", re.MULTILINE)
+STAGE = re.compile(r"^FROM (?:--platform=\S+ )?(\S+) AS (\S+)$", re.MULTILINE)
 
 
 def test_every_image_is_a_stage_and_stages_copy_from_earlier_ones_only() -> None:

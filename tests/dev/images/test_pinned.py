@@ -25,15 +25,24 @@ PyYAML==6.0.3 \\
 
 
 def test_wheels_get_the_hashes_of_their_version() -> None:
-    found = pinned(["pyyaml-6.0.3-cp313-linux.whl", "numpy-2.4.0-cp313-linux.whl"], read_hashes(HASHES))
+    found = pinned(
+        ["pyyaml-6.0.3-py3-none-any.whl", "numpy-2.4.0-cp313-cp313-linux_x86_64.whl"], read_hashes(HASHES), "x86_64"
+    )
 
     assert found == [f"numpy==2.4.0 --hash=sha256:{B} --hash=sha256:{A}", f"pyyaml==6.0.3 --hash=sha256:{A}"]
 
 
-@pytest.mark.parametrize("wheel", ["numpy-2.5.0-cp313-linux.whl", "nump-2.4.0-py3-none-any.whl"])
+@pytest.mark.parametrize("wheel", ["numpy-2.5.0-cp313-cp313-linux_x86_64.whl", "nump-2.4.0-py3-none-any.whl"])
 def test_a_wheel_without_a_hash_ends_the_build(wheel: str) -> None:
     with pytest.raises(SystemExit, match=re.escape(f"{wheel} is not in hashes.txt: run make lock")):
-        pinned([wheel], read_hashes(HASHES))
+        pinned([wheel], read_hashes(HASHES), "x86_64")
+
+
+def test_a_wheel_for_another_processor_ends_the_build() -> None:
+    wheel = "numpy-2.4.0-cp313-cp313-manylinux_2_28_x86_64.whl"
+
+    with pytest.raises(SystemExit, match=f"{re.escape(wheel)} is not for aarch64"):
+        pinned([wheel], read_hashes(HASHES), "aarch64")
 
 
 def test_every_requirement_of_the_images_has_a_hash_of_the_version_in_use() -> None:

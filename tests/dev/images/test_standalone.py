@@ -13,11 +13,10 @@ from images.archive import Archive
 from images.build import Builder
 from penstock_cli.screen import INTERRUPTED
 from tests.cli.endpoints import write_endpoint, write_tiny
-from tests.dev.images.container import Answer, Engine, engine
+from tests.dev.images.container import Answer, Engine, engine, ready, volume
 
 pytestmark = pytest.mark.slow
 
-USER = 65532
 QUESTION = {"inputs": ["I like you.", "I love you."]}
 
 
@@ -52,17 +51,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_endpoint(folder / "openvino.yaml", "file:///models/tiny", optimization=openvino | loose, **lengths)
     subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
     return folder
-
-
-def volume(path: Path) -> Path:
-    """A folder that the images' user may write to."""
-    path.mkdir()
-    subprocess.run(["chown", f"{USER}:{USER}", path], check=True)
-    return path
-
-
-def ready(answer: Answer) -> bool:
-    return answer.status == 200
 
 
 def check(answer: Answer) -> None:
