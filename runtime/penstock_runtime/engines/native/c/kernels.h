@@ -125,8 +125,8 @@ static inline int in_tiles(int tiles, int width, int lines) {
 struct decoder_kernels {
     int queries; /* most queries of one call of `attend` */
     int tiles;   /* of many lines: `linear8` reads them in tiles (in_tiles) */
-    /* One line, quantised to 16 bits. The upper and the lower bytes of 64 numbers are at `upper` and `lower`, those of the next
-    64 `step` further on. */
+    /* One line, quantised to 16 bits as `linear8` reads it. The upper and the lower bytes of 64 numbers are at `upper` and
+    `lower`, those of the next 64 `step` further on; AVX2 has whole numbers at `upper` instead. */
     void (*quantise)(const float *source, int width, uint8_t *upper, uint8_t *lower, size_t step, struct row_grid *grid);
     /* One line: target = x / sqrt(sum(x^2) / count + epsilon) * weight + residual, which may be NULL; `width` is a multiple
     of 16. */
