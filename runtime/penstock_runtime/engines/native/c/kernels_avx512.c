@@ -30,8 +30,10 @@ static inline __attribute__((always_inline)) void block(const int lines, const i
             const int8_t *at = weights + ((size_t)p * inputs + k) / 2 * bytes;
             w[2 * p] = narrow ? widened(narrow, at) : _mm512_loadu_si512(at);
             w[2 * p + 1] = narrow ? widened(narrow, at + bytes) : _mm512_loadu_si512(at + bytes);
-            _mm_prefetch((const char *)at + AHEAD, _MM_HINT_T0);
-            _mm_prefetch((const char *)at + AHEAD + 64, _MM_HINT_T0);
+            if (soon_lines) {
+                _mm_prefetch((const char *)at + AHEAD, _MM_HINT_T0);
+                _mm_prefetch((const char *)at + AHEAD + 64, _MM_HINT_T0);
+            }
         }
         soon = prefetch(soon, soon_lines);
         UNROLL for (int m = 0; m < lines; m++) {
@@ -59,11 +61,14 @@ static inline __attribute__((always_inline)) void lines8(const struct narrow *na
                                                          float *target) {
     int count = last - first, chunks = (count + VNNI_LINES - 1) / VNNI_LINES;
     int unit = layer->pairs ? 2 : 1, units = count / unit; /* a pair stays together */
+    /* Few lines wait for the memory. AMD's processors (Zen 4) read one panel without prefetches fastest. */
+    const int few = count <= VNNI_LINES / 2, amd = __builtin_cpu_is("amd") != 0;
     _Alignas(64) int32_t sums[VNNI_LINES * PANEL];
     for (int panel = from; panel < to;) {
         /* Few lines: two panels at once, for enough sums to hide the instruction's latency. */
-        int panels = count <= VNNI_LINES / 2 && to - panel >= 2 ? 2 : 1;
+        int panels = few && !amd && to - panel >= 2 ? 2 : 1;
         struct prefetch ahead = prefetch_of(layer, panel + panels, panels, chunks);
+        if (few && amd) ahead.left = 0;
         for (int chunk = 0; chunk < chunks; chunk++) {
             int line = first + units * chunk / chunks * unit;
             int lines = first + units * (chunk + 1) / chunks * unit - line;
