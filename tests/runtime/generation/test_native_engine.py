@@ -89,9 +89,9 @@ def test_logits_are_those_of_the_stored_weights_and_rounded_activations(
 @KERNELS
 @settings(max_examples=12, deadline=None)
 @given(
-    inputs=st.sampled_from([32, 64, 160, 320, 1120]),
+    inputs=st.sampled_from([32, 64, 160, 320, 512, 544, 1120]),
     outputs=st.sampled_from([32, 64, 96, 352]),
-    lines=st.sampled_from([1, 2, 3, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 25, 33, 48]),
+    lines=st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 25, 33, 48]),
     bits=st.sampled_from([8, 4]),
     seed=st.integers(0, 2**32 - 1),
 )

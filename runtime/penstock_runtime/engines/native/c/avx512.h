@@ -47,7 +47,7 @@ static inline void v_store_four(uint8_t *p, const V *shifted) {
 #define HAS_WIDEN
 /* Of each of 16 outputs two words. */
 struct levels {
-    __m512i step, start;
+    __m512i step, step16, start16; /* 16: times 16 */
 };
 
 static inline __m512i twice(__m512i words) { return _mm512_or_si512(words, _mm512_slli_epi32(words, 16)); }
@@ -56,17 +56,23 @@ static inline __m512i twice(__m512i words) { return _mm512_or_si512(words, _mm51
 static inline struct levels levels_of(const uint8_t *numbers, int half) {
     __m256i starts = _mm256_loadu_si256((const __m256i *)(numbers + 32 * half));
     __m128i steps = _mm_loadu_si128((const __m128i *)(numbers + 2 * PANEL + 16 * half));
-    return (struct levels){twice(_mm512_cvtepu8_epi32(steps)), twice(_mm512_cvtepu16_epi32(starts))};
+    __m512i step = twice(_mm512_cvtepu8_epi32(steps)), start = twice(_mm512_cvtepu16_epi32(starts));
+    return (struct levels){step, _mm512_slli_epi16(step, 4), _mm512_slli_epi16(start, 4)};
 }
 
-/* The weights whose numbers are in bits 0..3 and 8..11 of each word. */
-static inline __m512i widened_words(__m512i numbers, struct levels levels) {
-    const __m512i low = _mm512_set1_epi16(15);
-    __m512i even = _mm512_and_si512(numbers, low), odd = _mm512_and_si512(_mm512_srli_epi16(numbers, 8), low);
-    even = _mm512_add_epi16(_mm512_mullo_epi16(even, levels.step), levels.start);
-    odd = _mm512_add_epi16(_mm512_mullo_epi16(odd, levels.step), levels.start);
-    /* The lower bytes from `even`, the upper ones from `odd`. */
-    return _mm512_ternarylogic_epi32(_mm512_set1_epi16(255), _mm512_srli_epi16(even, 4), _mm512_slli_epi16(odd, 4), 0xca);
+/* The weights of 64 bytes of numbers, in their lower and in their upper bits. Words are computed times 16, so that the 8 bits
+of a weight are the upper byte. */
+static inline void widened_lines(__m512i both, struct levels levels, __m512i *lower, __m512i *upper) {
+    const __m512i low = _mm512_set1_epi16(15), second = _mm512_set1_epi16(15 << 4), byte = _mm512_set1_epi16(255);
+    __m512i words[4] = {
+        _mm512_mullo_epi16(_mm512_and_si512(both, low), levels.step16),
+        _mm512_mullo_epi16(_mm512_and_si512(both, second), levels.step),
+        _mm512_mullo_epi16(_mm512_and_si512(_mm512_srli_epi16(both, 8), low), levels.step16),
+        _mm512_mullo_epi16(_mm512_srli_epi16(both, 12), levels.step16),
+    };
+    for (int i = 0; i < 4; i++) words[i] = _mm512_add_epi16(words[i], levels.start16);
+    *lower = _mm512_ternarylogic_epi32(_mm512_srli_epi16(words[0], 8), words[2], byte, 0xe4);
+    *upper = _mm512_ternarylogic_epi32(_mm512_srli_epi16(words[1], 8), words[3], byte, 0xe4);
 }
 
 static inline void widen(const uint8_t *records, size_t count, int8_t *target) {
@@ -79,8 +85,10 @@ static inline void widen(const uint8_t *records, size_t count, int8_t *target) {
                 int8_t *to = target + 2 * pair * PANEL * 4 + v * 64;
                 __m512i both = _mm512_loadu_si512(at);
                 _mm_prefetch((const char *)at + AHEAD / 2, _MM_HINT_T0);
-                _mm512_storeu_si512(to, widened_words(both, levels[v]));
-                _mm512_storeu_si512(to + PANEL * 4, widened_words(_mm512_srli_epi16(both, 4), levels[v]));
+                __m512i lower, upper;
+                widened_lines(both, levels[v], &lower, &upper);
+                _mm512_storeu_si512(to, lower);
+                _mm512_storeu_si512(to + PANEL * 4, upper);
             }
     }
 }
@@ -92,8 +100,8 @@ static inline void widen(const uint8_t *records, size_t count, int8_t *target) {
 void linear8_vnni(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
                   const float *residual, int first, int last, int from, int to, float *target);
 
-/* The product of decoders of kernels_avx512.c for one line and weights of 4 bits. */
-void single4_vnni(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grid, const float *residual,
-                  int from, int to, float *target);
+/* The product of kernels_avx512.c with weights of 4 bits. */
+void linear4_vnni(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids, const float *residual,
+                  int last, int from, int to, int8_t *room, float *target);
 
 #endif

@@ -100,22 +100,10 @@ static int panel_grain(const struct penstock_decoder *d, int panels) {
 static void multiply_panels(const struct penstock_decoder *d, const struct linear8 *layer, const uint8_t *stored,
                             const struct row_grid *grids, const float *residual, int lines, int from, int to, int8_t *room,
                             float *target) {
-    if (layer->bits == 8) {
+    if (layer->bits == 8)
         d->kernels->linear8(layer, stored, grids, residual, 0, 2 * lines, from, to, target);
-        return;
-    }
-    if (lines == 1 && d->kernels->single4) {
-        d->kernels->single4(layer, stored, grids, residual, from, to, target);
-        return;
-    }
-    size_t groups = (size_t)(layer->inputs / GROUP), bytes = record_bytes(layer->bits);
-    for (int panel = from; panel < to; panel++) {
-        struct linear8 part = *layer;
-        d->kernels->widen((const uint8_t *)layer->packed + (size_t)panel * groups * bytes, groups, room);
-        part.bits = 8;
-        part.packed = room - (size_t)panel * PANEL * (size_t)layer->inputs;
-        d->kernels->linear8(&part, stored, grids, residual, 0, 2 * lines, panel, panel + 1, target);
-    }
+    else
+        d->kernels->linear4(layer, stored, grids, residual, 2 * lines, from, to, room, target);
 }
 
 static void multiply(struct penstock_decoder *d, int number, int block, struct participant *own) {

@@ -125,8 +125,8 @@ static inline int in_tiles(int tiles, int width, int lines) {
 struct decoder_kernels {
     int queries; /* most queries of one call of `attend` */
     int tiles;   /* of many lines: `linear8` reads them in tiles (in_tiles) */
-    /* One line, quantised to 16 bits. The upper and the lower bytes of 64 numbers are at `upper` and `lower`, those of the next
-    64 `step` further on. */
+    /* One line, quantised to 16 bits as `linear8` reads it. The upper and the lower bytes of 64 numbers are at `upper` and
+    `lower`, those of the next 64 `step` further on; AVX2 has whole numbers at `upper` instead. */
     void (*quantise)(const float *source, int width, uint8_t *upper, uint8_t *lower, size_t step, struct row_grid *grid);
     /* One line: target = x / sqrt(sum(x^2) / count + epsilon) * weight + residual, which may be NULL; `width` is a multiple
     of 16. */
@@ -137,9 +137,9 @@ struct decoder_kernels {
     /* As in `struct kernels`, for layers with `pairs`. `last` counts stored lines; `first` is 0. */
     void (*linear8)(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
                     const float *residual, int first, int last, int from, int to, float *target);
-    /* The same for one line and weights of 4 bits. NULL: `widen` and `linear8` compute it, as for more lines. */
-    void (*single4)(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grid, const float *residual,
-                    int from, int to, float *target);
+    /* The same for weights of 4 bits. `room`: [inputs, PANEL], for the weights of a panel in 8 bits. */
+    void (*linear4)(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids, const float *residual,
+                    int last, int from, int to, int8_t *room, float *target);
     /* `count` records of weights of 4 bits in 8. */
     void (*widen)(const uint8_t *records, size_t count, int8_t *target);
     void (*attend)(const struct paged_attention *attention);

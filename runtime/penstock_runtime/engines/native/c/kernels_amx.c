@@ -309,8 +309,16 @@ static AMX void pairs_amx(const struct linear8 *layer, const uint8_t *stored, co
     _tile_release(); /* otherwise every context switch would save them */
 }
 
+static void pairs4_amx(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids, const float *residual,
+                       int last, int from, int to, int8_t *room, float *target) {
+    if (in_tiles(1, layer->inputs, last / 2))
+        widen_and_multiply(pairs_amx, layer, stored, grids, residual, last, from, to, room, target);
+    else
+        linear4_vnni(layer, stored, grids, residual, last, from, to, room, target);
+}
+
 const struct decoder_kernels penstock_decoder_amx = {QUERIES,      1,     quantise_pairs, root_norm, norm,  pairs_amx,
-                                                     single4_vnni, widen, attend,         narrow,    rotate};
+                                                     pairs4_amx, widen, attend,         narrow,    rotate};
 const struct kernels penstock_amx = {1, quantise, norm, linear8_amx, linear32, attention16, pack_distances16, embed, rotate,
                                        root_mean_square_norm};
 #endif

@@ -60,7 +60,12 @@ static void linear8(const struct linear8 *layer, const uint8_t *stored, const st
 
 #include "decoder_kernels.inc"
 
+static void linear4(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids, const float *residual,
+                    int last, int from, int to, int8_t *room, float *target) {
+    widen_and_multiply(linear8, layer, stored, grids, residual, last, from, to, room, target);
+}
+
 const struct decoder_kernels penstock_decoder_plain = {QUERIES, 0, quantise_pairs, root_norm, norm, linear8,
-                                                       NULL, widen, attend, narrow, rotate};
+                                                       linear4, widen, attend, narrow, rotate};
 const struct kernels penstock_plain = {0, quantise, norm, linear8, linear32, attention, pack_distances, embed, rotate,
                                        root_mean_square_norm};
