@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
 
 from images.archive import Archive
 from images.build import Builder, builder
@@ -152,6 +151,9 @@ def test_a_model_is_optimised_and_its_artefact_gives_the_models_answers(arm64: B
         container.until("GET", "/readyz", is_it=ready)
         answer = container.ask("POST", "/predict", {"inputs": texts})
         assert container.end() == 0
+
+    # PyTorch comes with it: no other test of the file needs that.
+    from sentence_transformers import SentenceTransformer
 
     expected = SentenceTransformer(str(models / "tiny"), device="cpu").encode(texts)
     assert answer.status == 200
