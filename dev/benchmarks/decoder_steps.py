@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -83,7 +83,7 @@ def records(random: np.random.Generator, inputs: int, outputs: int, bits: int) -
     return random.integers(0, 256, (outputs // PANEL, inputs // GROUP, RECORD_BYTES[bits]), np.uint8)
 
 
-def random_file(shape: Shape, bits: int) -> NativeDecoderFile:
+def random_file(shape: Shape, bits: Literal[4, 8]) -> NativeDecoderFile:
     """A decoder whose layers have the same weights; the engine copies them for each layer."""
     random = np.random.default_rng(1)
     tensors: dict[str, Any] = {
@@ -91,14 +91,15 @@ def random_file(shape: Shape, bits: int) -> NativeDecoderFile:
         "frequencies": (10_000.0 ** (-np.arange(0, 1, 2 / shape.head_size))).astype(np.float32),
     }
 
-    def product(name: str, inputs: int, outputs: int, bits: int) -> ProductPart:
+    def product(name: str, inputs: int, outputs: int, bits: Literal[4, 8]) -> ProductPart:
         tensors[name] = records(random, inputs, outputs, bits)
         tensors[f"{name}.scales"] = np.full(outputs, 1 / 74 / inputs**0.5, np.float32)
         return ProductPart(inputs=inputs, outputs=outputs, bits=bits, packed=name, scales=f"{name}.scales")
 
     norm = NormPart(weight="norm", epsilon=1e-5)
+    made = {name: product(name, *sizes, bits) for name, sizes in shape.products().items()}
     layer = LayerParts(
-        **{name: product(name, *sizes, bits) for name, sizes in shape.products().items()},
+        attend=made["attend"], output=made["output"], up=made["up"], gate=made["gate"], down=made["down"],
         attention_norm=norm, network_norm=norm, scale=shape.head_size**-0.5, rope=0,
     )  # fmt: skip
     parts = DecoderParts(
@@ -134,7 +135,7 @@ def made_rows(count: int, tokens: int, position: int) -> list[Row]:
 
 def measure(
     shape: Shape,
-    bits: int,
+    bits: Literal[4, 8],
     cases: Sequence[tuple[str, list[Row]]],
     *,
     kernels: Kernels,
@@ -162,7 +163,7 @@ def measure(
 
 @click.command(cls=Program, help=__doc__)
 @click.option("--shape", type=click.Choice(list(SHAPES)), default="smollm2-135m", show_default=True)
-@click.option("--bits", "all_bits", multiple=True, type=int, default=(8, 4), show_default=True)
+@click.option("--bits", "all_bits", multiple=True, type=click.Choice(["8", "4"]), default=("8", "4"), show_default=True)
 @click.option(
     "--kernels", default=None, type=click.Choice([one.name for one in Kernels]), help="Default: the best ones."
 )
@@ -171,7 +172,7 @@ def measure(
 @click.option("--prompt", "prompts", multiple=True, type=int, default=(128, 512), show_default=True)
 @click.option("--seconds", default=2.0, show_default=True, help="Of each line.")
 def main(
-    *, shape: str, all_bits: Sequence[int], kernels: str | None, all_threads: Sequence[int], all_rows: Sequence[int],
+    *, shape: str, all_bits: Sequence[str], kernels: str | None, all_threads: Sequence[int], all_rows: Sequence[int],
     prompts: Sequence[int], seconds: float,
 ) -> None:  # fmt: skip
     """Measure."""
@@ -181,7 +182,7 @@ def main(
     cases += [(f"prompt of {tokens}", made_rows(1, tokens, 0)) for tokens in prompts]
     for bits in all_bits:
         for threads in all_threads:
-            measure(SHAPES[shape], bits, cases, kernels=chosen, threads=threads, seconds=seconds)
+            measure(SHAPES[shape], 8 if bits == "8" else 4, cases, kernels=chosen, threads=threads, seconds=seconds)
 
 
 if __name__ == "__main__":
