@@ -2,19 +2,19 @@
 
     taskset -c 2,3 python -m benchmarks.decoder_steps [--shape qwen2.5-0.5b] [--bits 4] [--kernels AVX2] [--threads 1]
 
-"8 rows" is a step of eight sequences with 128 tokens each, "prompt of 512" one of 512 tokens of a new sequence; both have
-one line of logits for each sequence. Times are the best of several steps; of one
-thread, the processor time is what other work on the machine changes least, and rates are of it. The rate counts the multiplications of the
-products (an activation of 16 bits with a weight) but not those of the attention, and the bytes of the weights once.
-Another build: `PENSTOCK_NATIVE_LIBRARY=FILE`.
+"8 rows" is a step of eight sequences with 128 tokens each, "prompt of 512" one of 512 tokens of a new sequence; both
+have one line of logits for each sequence. Times are the best of several steps: of one thread its processor time, which
+other work on the machine changes least. The rate counts the multiplications of the products (an activation of 16 bits
+with a weight) but not those of the attention, and the bytes of the weights once. Another build:
+`PENSTOCK_NATIVE_LIBRARY=FILE`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -83,7 +83,7 @@ def records(random: np.random.Generator, inputs: int, outputs: int, bits: int) -
     return random.integers(0, 256, (outputs // PANEL, inputs // GROUP, RECORD_BYTES[bits]), np.uint8)
 
 
-def random_file(shape: Shape, bits: int) -> NativeDecoderFile:
+def random_file(shape: Shape, bits: Literal[4, 8]) -> NativeDecoderFile:
     """A decoder whose layers have the same weights; the engine copies them for each layer."""
     random = np.random.default_rng(1)
     tensors: dict[str, Any] = {
@@ -91,14 +91,15 @@ def random_file(shape: Shape, bits: int) -> NativeDecoderFile:
         "frequencies": (10_000.0 ** (-np.arange(0, 1, 2 / shape.head_size))).astype(np.float32),
     }
 
-    def product(name: str, inputs: int, outputs: int, bits: int) -> ProductPart:
+    def product(name: str, inputs: int, outputs: int, bits: Literal[4, 8]) -> ProductPart:
         tensors[name] = records(random, inputs, outputs, bits)
         tensors[f"{name}.scales"] = np.full(outputs, 1 / 74 / inputs**0.5, np.float32)
         return ProductPart(inputs=inputs, outputs=outputs, bits=bits, packed=name, scales=f"{name}.scales")
 
     norm = NormPart(weight="norm", epsilon=1e-5)
+    made = {name: product(name, *sizes, bits) for name, sizes in shape.products().items()}
     layer = LayerParts(
-        **{name: product(name, *sizes, bits) for name, sizes in shape.products().items()},
+        attend=made["attend"], output=made["output"], up=made["up"], gate=made["gate"], down=made["down"],
         attention_norm=norm, network_norm=norm, scale=shape.head_size**-0.5, rope=0,
     )  # fmt: skip
     parts = DecoderParts(
@@ -110,27 +111,37 @@ def random_file(shape: Shape, bits: int) -> NativeDecoderFile:
     return NativeDecoderFile(parts, tensors)
 
 
-def step_seconds(engine: NativeStepEngine, rows: Sequence[Row], seconds: float) -> tuple[float, float]:
-    """The shortest time of a step, and the shortest processor time of one."""
+def step_seconds(engine: NativeStepEngine, rows: Sequence[Row], clock: Callable[[], float], seconds: float) -> float:
+    """The shortest time of a step."""
     engine.step(rows)
-    best, least, end = float("inf"), float("inf"), perf_counter() + seconds
+    best, end = float("inf"), perf_counter() + seconds
     while perf_counter() < end:
-        begin, used = perf_counter(), process_time()
+        begin = clock()
         engine.step(rows)
-        best, least = min(best, perf_counter() - begin), min(least, process_time() - used)
-    return best, least
+        best = min(best, clock() - begin)
+    return best
 
 
 def made_rows(count: int, tokens: int, position: int) -> list[Row]:
     """Sequences that end with this number of new tokens."""
     blocks = -(-(position + tokens) // BLOCK_SIZE)
     return [
-        Row(np.full(tokens, 1 + row, np.int32), position, np.arange(row * blocks, (row + 1) * blocks, dtype=np.int32), 1)
+        Row(
+            np.full(tokens, 1 + row, np.int32), position, np.arange(row * blocks, (row + 1) * blocks, dtype=np.int32), 1
+        )
         for row in range(count)
     ]
 
 
-def measure(shape: Shape, bits: int, kernels: Kernels, threads: int, cases: Sequence[tuple[str, list[Row]]], seconds: float) -> None:
+def measure(
+    shape: Shape,
+    bits: Literal[4, 8],
+    cases: Sequence[tuple[str, list[Row]]],
+    *,
+    kernels: Kernels,
+    threads: int,
+    seconds: float,
+) -> None:
     """Print a line for each case."""
     blocks = max(int(rows[-1].blocks[-1]) for _, rows in cases) + 1
     engine = NativeStepEngine(random_file(shape, bits), shape.facts(), blocks=blocks, threads=threads, kernels=kernels)
@@ -139,13 +150,11 @@ def measure(shape: Shape, bits: int, kernels: Kernels, threads: int, cases: Sequ
     size = weights * RECORD_BYTES[bits] / (GROUP * PANEL) + head
     try:
         for name, rows in cases:
-            took, used = step_seconds(engine, rows, seconds)
+            took = step_seconds(engine, rows, process_time if threads == 1 else perf_counter, seconds)
             lines = sum(len(row.tokens) for row in rows)
-            used = min(took, used) if threads == 1 else took
             rate = (weights * lines + head * len(rows)) / took
             click.echo(
                 f"{bits} bits, {kernels.name}, {threads} threads, {name}: {took * 1e3:.2f} ms, "
-                f"{used * 1e3:.2f} ms of processor time, "
                 f"{rate / 1e9:.1f} billion multiplications/s, {size / took / 1e9:.1f} GB/s"
             )
     finally:
@@ -154,14 +163,16 @@ def measure(shape: Shape, bits: int, kernels: Kernels, threads: int, cases: Sequ
 
 @click.command(cls=Program, help=__doc__)
 @click.option("--shape", type=click.Choice(list(SHAPES)), default="smollm2-135m", show_default=True)
-@click.option("--bits", "all_bits", multiple=True, type=int, default=(8, 4), show_default=True)
-@click.option("--kernels", default=None, type=click.Choice([one.name for one in Kernels]), help="Default: the best ones.")
+@click.option("--bits", "all_bits", multiple=True, type=click.Choice(["8", "4"]), default=("8", "4"), show_default=True)
+@click.option(
+    "--kernels", default=None, type=click.Choice([one.name for one in Kernels]), help="Default: the best ones."
+)
 @click.option("--threads", "all_threads", multiple=True, type=int, default=(1, 2), show_default=True)
 @click.option("--rows", "all_rows", multiple=True, type=int, default=(1, 2, 4, 8, 16), show_default=True)
 @click.option("--prompt", "prompts", multiple=True, type=int, default=(128, 512), show_default=True)
 @click.option("--seconds", default=2.0, show_default=True, help="Of each line.")
 def main(
-    *, shape: str, all_bits: Sequence[int], kernels: str | None, all_threads: Sequence[int], all_rows: Sequence[int],
+    *, shape: str, all_bits: Sequence[str], kernels: str | None, all_threads: Sequence[int], all_rows: Sequence[int],
     prompts: Sequence[int], seconds: float,
 ) -> None:  # fmt: skip
     """Measure."""
@@ -171,7 +182,7 @@ def main(
     cases += [(f"prompt of {tokens}", made_rows(1, tokens, 0)) for tokens in prompts]
     for bits in all_bits:
         for threads in all_threads:
-            measure(SHAPES[shape], bits, chosen, threads, cases, seconds)
+            measure(SHAPES[shape], 8 if bits == "8" else 4, cases, kernels=chosen, threads=threads, seconds=seconds)
 
 
 if __name__ == "__main__":
