@@ -53,6 +53,8 @@ STREAM_TOKENS = 400
 """Streams next to a long prompt, and the tokens of each."""
 START_SECONDS = 300.0
 REQUEST_SECONDS = 300.0
+ONE_REQUEST = httpx.Limits(max_keepalive_connections=0)
+"""A connection for each request: a server may close an idle one at the moment of the next request."""
 FIRST_WORD = 1000
 """A token that is part of a word in byte-level vocabularies: the tokens of prompts are counted from here."""
 
@@ -141,7 +143,7 @@ def measure(subject: Subject, address: str, *, prompt: int, clients: int, count:
     """A row of the table. Prompts of different clients and rounds have no common beginning."""
     times: list[Times] = []
     rates = []
-    with httpx.Client(timeout=REQUEST_SECONDS) as http:
+    with httpx.Client(timeout=REQUEST_SECONDS, limits=ONE_REQUEST) as http:
         for number in range(rounds + 1):
             found: list[Times] = []
 
@@ -225,7 +227,7 @@ def next_to_long_prompt(subject: Subject, address: str, length: int, turn: int) 
     gaps: dict[bool, list[float]] = {False: [], True: []}
     arrival = threading.Event()
     first: list[float] = []
-    with httpx.Client(timeout=REQUEST_SECONDS) as http:
+    with httpx.Client(timeout=REQUEST_SECONDS, limits=ONE_REQUEST) as http:
 
         def send(client: int) -> None:
             start = first_word + 7 * client
