@@ -1,6 +1,6 @@
 """Steps of the native engine of text generation, with random weights: milliseconds, and what the arithmetic reaches.
 
-    taskset -c 2,3 python -m benchmarks.decoder_steps [--shape qwen2.5-0.5b] [--bits 4] [--kernels AVX2] [--threads 1]
+    python -m benchmarks.decoder_steps [--shape qwen2.5-0.5b] [--bits 4] [--kernels AVX2] [--threads 1]
 
 "8 rows" is a step of eight sequences with 128 tokens each, "prompt of 512" one of 512 tokens of a new sequence; both
 have one line of logits for each sequence. Times are the best of several steps: of one thread its processor time, which
