@@ -44,7 +44,8 @@ def verify_plan(
     comparison has no such row; MeasurementFailed when the server does not answer.
     """
     base = _base(url)
-    info = read_info(base)
+    found = read_info(base)
+    info = found if isinstance(found, ServerInfo) else None
     row = _row_of(comparison, spec, info, classes)
     if row is None or row.evidence is None or row.sizing is None:
         raise SettingError(
