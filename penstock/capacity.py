@@ -40,6 +40,26 @@ class CapacityCurve(BaseModel):
     p95_objective_milliseconds: float | None = Field(default=None, gt=0)
     """The p95 for `requests_per_second`: the endpoint's objective, or three times that of a nearly idle replica where
     the endpoint has none. None: nothing was measured."""
+    tokens_per_request: float | None = Field(default=None, gt=0)
+    """Mean of the tokens that the server computed for a request, special ones included; None: not known."""
+
+    def slowed(self, factor: float) -> CapacityCurve:
+        """The curve of a replica whose requests all take `factor` times as long: at a rate r it behaves as the measured
+        one does at factor * r, with durations factor times as long. Exact for any queue, by a change of the unit of
+        time."""
+        points = tuple(
+            CapacityPoint(
+                arrivals_per_second=point.arrivals_per_second / factor,
+                completed_per_second=point.completed_per_second / factor,
+                p50_milliseconds=point.p50_milliseconds * factor,
+                p95_milliseconds=point.p95_milliseconds * factor,
+                p99_milliseconds=point.p99_milliseconds * factor,
+                refused_share=point.refused_share,
+                samples=point.samples,
+            )
+            for point in self.points
+        )
+        return self.model_copy(update={"points": points})
 
     @property
     def requests_per_second(self) -> float | None:

@@ -100,6 +100,9 @@ class CapacityFacts(Facts):
     )
     p95_objective_milliseconds: float | None = Field(default=None, gt=0, description="The p95 that it keeps.")
     points: tuple[RateFacts, ...] = Field(default=(), max_length=16, description="Measured rates, rising.")
+    tokens_per_request: float | None = Field(
+        default=None, gt=0, description="Mean of the tokens computed for a request, special ones included."
+    )
 
     @property
     def curve(self) -> CapacityCurve:
@@ -116,7 +119,11 @@ class CapacityFacts(Facts):
             )
             for point in self.points
         )
-        return CapacityCurve(points=points, p95_objective_milliseconds=self.p95_objective_milliseconds)
+        return CapacityCurve(
+            points=points,
+            p95_objective_milliseconds=self.p95_objective_milliseconds,
+            tokens_per_request=self.tokens_per_request,
+        )
 
 
 class TokenRateFacts(Facts):
@@ -321,6 +328,7 @@ def _capacity(curve: CapacityCurve) -> CapacityFacts:
     return CapacityFacts(
         requests_per_second=None if rate is None else _rounded(rate),
         p95_objective_milliseconds=curve.p95_objective_milliseconds,
+        tokens_per_request=None if curve.tokens_per_request is None else _rounded(curve.tokens_per_request),
         points=tuple(
             RateFacts(
                 requests_per_second=_rounded(point.arrivals_per_second),

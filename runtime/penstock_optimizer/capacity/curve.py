@@ -8,15 +8,18 @@ miss: one burst of other work on the machine must not end the curve.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import math
 import select
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urljoin
 
 from penstock.capacity import CapacityCurve, CapacityPoint
 from penstock.errors import PenstockError
@@ -127,6 +130,8 @@ LEAST_START_SECONDS = 2.0
 """A replica is not started with less time than this."""
 NO_TIME = "the time budget was spent before the capacity could be measured"
 STOP_SECONDS = 10.0
+TOKENS, ANSWERED = "penstock_tokens_total", "penstock_request_seconds_count"
+"""Counters of the server."""
 
 
 class CapacityFailed(PenstockError):
@@ -235,6 +240,7 @@ def measure_capacity(
         lambda seconds: load(ClosedLoop(clients=CLIENTS), seconds, request_seconds=request_seconds + seconds),
         seconds_left,
     )
+    tokens = tokens_per_request(server.url)
     steps = CapacitySteps(saturation=saturated.completed_per_second, p95_objective=p95_objective)
     resident = saturated.target_rss_bytes
     finished = True
@@ -255,7 +261,20 @@ def measure_capacity(
         steps.record(point)
         on_point(point)
         resident = max(filter(None, (resident, result.target_rss_bytes)), default=None)
-    return CapacityMeasurement(steps.curve(), saturated.completed_per_second, resident, finished)
+    curve = steps.curve().model_copy(update={"tokens_per_request": tokens})
+    return CapacityMeasurement(curve, saturated.completed_per_second, resident, finished)
+
+
+def tokens_per_request(url: str) -> float | None:
+    """The mean of the tokens computed for a request, from the metrics of the server with this URL of /predict; None
+    where it has none."""
+    try:
+        with urllib.request.urlopen(urljoin(url, "/metrics"), timeout=REQUEST_SECONDS) as answer:
+            lines = answer.read().decode().splitlines()
+        counts = dict(line.split(" ")[:2] for line in lines if line.startswith((TOKENS, ANSWERED)))
+        return float(counts[TOKENS]) / float(counts[ANSWERED]) or None
+    except (OSError, http.client.HTTPException, ValueError, KeyError, ZeroDivisionError):
+        return None
 
 
 def _measure_saturation(load: Callable[[float], LoadResult], seconds_left: Callable[[], float]) -> LoadResult:

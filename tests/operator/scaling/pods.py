@@ -31,6 +31,11 @@ class ServingPod:
         for index in range(count):
             self.metrics.finished(ROUTE, 200, late_seconds if index < late else seconds, inference=True)
 
+    def answer_texts(self, count: int, *, tokens: int) -> None:
+        """Count `count` answered requests of this number of computed tokens."""
+        self.answer(count)
+        self.metrics.tokens += count * tokens
+
     def generate(self, tokens: int, *, first_token_seconds: float = 0.1) -> None:
         """Count an answer of text generation with this number of tokens, one step each."""
         metrics = self.metrics.generation

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -75,3 +79,47 @@ def test_longer_tries_keep_to_the_budget() -> None:
     with pytest.raises(CapacityFailed, match="the time budget was spent") as failed:
         measured(lambda *_: (1.5, ok()), seconds_left=0.3 + 0.1 + capacity.OVERHEAD_SECONDS + 0.1)
     assert not isinstance(failed.value, ReplicaBroken)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        (b"# HELP penstock_tokens_total x\npenstock_tokens_total 640.0\npenstock_request_seconds_count 20.0\n", 32.0),
+        (b"penstock_tokens_total 0.0\npenstock_request_seconds_count 20.0\n", None),
+        (b"penstock_tokens_total 640.0\npenstock_request_seconds_count 0.0\n", None),
+        (b"penstock_request_seconds_count 20.0\n", None),
+        (b"\xff\xfe", None),
+    ],
+)
+def test_the_length_of_the_requests_is_the_servers_count(metrics: bytes, expected: float | None) -> None:
+    with answering(200, metrics) as url:
+        assert capacity.tokens_per_request(url) == expected
+
+
+def test_a_server_without_metrics_has_no_length_of_its_requests() -> None:
+    with answering(404, b"not here") as url:
+        assert capacity.tokens_per_request(url) is None
+    assert capacity.tokens_per_request(url) is None, "it has ended"
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[str]:
+    """A server with this answer on every path; yields its URL of /predict."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/predict"
+        finally:
+            server.shutdown()
+            thread.join()

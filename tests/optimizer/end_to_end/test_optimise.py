@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from penstock_optimizer.candidate.work_folder import digests, locked
 from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken, serve_replica
 from penstock_optimizer.job.optimise import optimise, prepare
 from penstock_optimizer.job.progress import Stage
+from penstock_optimizer.load.workload import LengthMix
 from penstock_optimizer.search.recipes import REFERENCE
 from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.host import read_host
@@ -86,6 +88,8 @@ def test_the_evidence_is_complete(made: Made) -> None:
     assert not manifest.cut_short
     assert len(manifest.gemm) == 4
     assert manifest.capacity.points
+    workload = fmean(LengthMix(maximum=64).sample(1000, seed=0))
+    assert manifest.capacity.tokens_per_request == pytest.approx(workload, rel=0.15)
     assert (manifest.serving_rss_bytes or 0) > 10e6
     assert manifest.trials
     assert manifest.toolchain["onnxruntime"]

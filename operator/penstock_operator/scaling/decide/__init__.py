@@ -4,6 +4,7 @@
     interpret    Prometheus' answers -> metrics
     counters     samples of counters -> rates, for pods that the operator scrapes itself
     service      the capacity of replicas from the measured curve, and how much slower they are
+    texts        the capacity for texts that are longer or shorter than the measured ones
     tokens       the load of text generation in requests of the measured workload
     demand       rates -> the demand at the time when new replicas have started, and the reserve beyond it
     state        what is kept between two decisions, and the handover snapshot for a new leader
@@ -21,6 +22,7 @@ from penstock_operator.scaling.decide.replicas import decide, replicas_for_load
 from penstock_operator.scaling.decide.service import Service
 from penstock_operator.scaling.decide.settings import ScalingSettings, WhenMissing
 from penstock_operator.scaling.decide.state import Peak, Started, State, dump_handover, restore_handover
+from penstock_operator.scaling.decide.texts import MeasuredTexts
 from penstock_operator.scaling.decide.tokens import in_measured_requests
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "DecisionCondition",
     "Demand",
     "Idle",
+    "MeasuredTexts",
     "Measurement",
     "Metrics",
     "Observation",

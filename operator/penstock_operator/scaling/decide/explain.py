@@ -12,6 +12,9 @@ from penstock_operator.scaling.decide.measurement import Idle, Unknown, Value
 from penstock_operator.scaling.decide.service import Service
 from penstock_operator.scaling.decide.settings import ScalingSettings
 
+WORTH_NAMING = 1.1
+"""A factor of the texts' length from this on is in the sentence."""
+
 
 def explain(
     decision: Decision, seen: Observation, settings: ScalingSettings, service: Service | None, *, detail: str = ""
@@ -22,7 +25,7 @@ def explain(
         return f"{head}: what a replica can take was not measured, so the number stays as it is"
     if decision.demand is None:
         return f"{head}: {_missing(seen)}{_what_then(decision, settings)}"
-    parts = [f"{head}: {_load(decision, settings, service)}", *_after(decision, settings, detail)]
+    parts = [f"{head}: {_load(decision, seen, settings, service)}", *_after(decision, settings, detail)]
     return "; ".join(part for part in (*parts, _p95(decision, seen)) if part)
 
 
@@ -33,7 +36,7 @@ def _head(decision: Decision, seen: Observation) -> str:
     return f"{text}, down from {seen.replicas}" if decision.replicas < seen.replicas else text
 
 
-def _load(decision: Decision, settings: ScalingSettings, service: Service) -> str:
+def _load(decision: Decision, seen: Observation, settings: ScalingSettings, service: Service) -> str:
     demand = decision.demand
     assert demand is not None  # noqa: S101 - checked by the caller
     text = f"{number(demand.now)} requests/s now"
@@ -50,10 +53,19 @@ def _load(decision: Decision, settings: ScalingSettings, service: Service) -> st
     asked = rate_to_plan(demand.planned, demand.forecast, settings.headroom, service.rate)
     spare = 1 - demand.forecast / asked if asked else 1 - settings.headroom
     headroom = f"{spare * 100:.0f} % headroom"
-    text += f", over {number(decision.capacity or 0.0)} per replica {at} with {headroom}"
+    text += f", over {number(decision.capacity or 0.0)} per replica{_texts(seen, service)} {at} with {headroom}"
     if decision.slowdown >= 1.1:
         text += f" (replicas are {decision.slowdown:.2f} times slower than measured)"
     return text
+
+
+def _texts(seen: Observation, service: Service) -> str:
+    """The length of the texts, where it changes the capacity by a tenth or more."""
+    tokens, texts = seen.metrics.tokens_per_request, service.texts
+    factor = texts.factor(tokens) if texts is not None else None
+    if texts is None or factor is None or not isinstance(tokens, Value) or 1 / WORTH_NAMING < factor < WORTH_NAMING:
+        return ""
+    return f" (requests of {number(tokens)} tokens, measured with {number(texts.tokens)})"
 
 
 def _after(decision: Decision, settings: ScalingSettings, detail: str) -> list[str]:

@@ -65,7 +65,7 @@ class Answers:
     buckets: Answer
     """`sum by (le) (rate(request_seconds_bucket[slow]))`, of text generation that of the time to the first token."""
     tokens_per_request: Answer = Vector()
-    """Output tokens of an answer of text generation; NaN without answers; empty of other tasks."""
+    """Tokens of an answered request, as `Metrics` has it; NaN without answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def metrics_of(answers: Answers, targets: ScrapeTargets) -> Metrics:
 
 def _tokens_per_request(answer: Answer) -> Measurement:
     """Idle where it is not known: a request then counts as one of the measured workload."""
-    found = _single(answer, "tokens of an answer")
+    found = _single(answer, "tokens of a request")
     return found if isinstance(found, Value) else Idle()
 
 

@@ -75,8 +75,8 @@ class Metrics:
     slow_seconds: float = 120.0
     """Length of the slow window, seconds."""
     tokens_per_request: Measurement = Idle()
-    """Output tokens of an answer of text generation, mean of the slow window. Idle without answers, and of other
-    tasks."""
+    """Tokens of an answered request, mean of the slow window: of text generation those of its output, else all that
+    were computed. Idle without answers, and where it is not known."""
 
     @property
     def scale(self) -> float:

@@ -63,6 +63,7 @@ def reset_after_gap(state: State, settings: ScalingSettings, now: float) -> Stat
         factor_at=state.factor_at,
         unsettled_at=now,
         slowdown=state.slowdown,
+        texts=state.texts,
         unknown_since=None if state.unknown_since is None else min(state.unknown_since, now),
         started=state.started,
     )

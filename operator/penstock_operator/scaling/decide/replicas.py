@@ -50,6 +50,11 @@ def decide(
     if seen.replicas != state.replicas:
         state = state.model_copy(update={"unsettled_at": now})
     state = memory.with_start_ups(state, seen.started, now)
+    if service is not None and service.texts is not None:
+        # A reading that is missing does not change what comes.
+        factor = service.texts.factor(seen.metrics.tokens_per_request)
+        state = state.model_copy(update={"texts": state.texts if factor is None else factor})
+        service = service.for_texts(state.texts)
     inputs = _inputs(settings, service, seen, state, now)
     choice, state = _choose(inputs, state)
     state = _after_choice(inputs, state, choice)
@@ -408,8 +413,8 @@ def _curve_current(service: Service | None, state: State, settings: ScalingSetti
         return DecisionCondition(status=False, reason="NoCurve", message="no capacity was measured: optimise again")
     if state.slowdown >= settings.stale_slowdown:
         message = (
-            f"replicas are {state.slowdown:.2f} times slower than their measured curve: other texts, other neighbours "
-            "or another processor than measured; optimise again to measure it"
+            f"replicas are {state.slowdown:.2f} times slower than their measured curve: other lengths of texts, other "
+            "neighbours or another processor than measured; optimise again to measure it"
         )
         return DecisionCondition(status=False, reason="SlowerThanMeasured", message=message)
     message = f"observed p95 fits the measured curve (slow-down {state.slowdown:.2f})"

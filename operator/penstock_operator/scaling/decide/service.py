@@ -15,7 +15,7 @@ Without such a dispatcher (kube-proxy chooses at random) each replica is a queue
 
 The left equation, solved for g, gives the slow-down from one observed p95, for any shape of the curve and any point on
 it; the right one gives the resulting capacity. Both are exact for any queue whose service times all grow by the same
-factor (less cache, a lower clock, a noisy neighbour, longer texts).
+factor (less cache, a lower clock, a noisy neighbour).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.capacity import CapacityCurve, TokenCurve
+from penstock_operator.scaling.decide.texts import MeasuredTexts
 
 SLOWEST = 4.0
 FASTEST = 0.25
@@ -57,6 +58,10 @@ class Service:
     """Only of text generation: how long a request takes on average, from its arrival to its last token, at `rate`."""
     tokens_per_request: float | None = None
     """Only of text generation: output tokens of an answer of the workload that the curve was measured with, mean."""
+    curve: CapacityCurve | None = None
+    """What it was made from; None: of text generation."""
+    texts: MeasuredTexts | None = None
+    """How the time of a request depends on its length; None: not known, and of text generation."""
 
     @property
     def longest_in_flight_seconds(self) -> float:
@@ -68,7 +73,12 @@ class Service:
 
     @classmethod
     def from_curve(
-        cls, curve: CapacityCurve, *, p95_objective_milliseconds: float | None = None, pooled: bool = False
+        cls,
+        curve: CapacityCurve,
+        *,
+        p95_objective_milliseconds: float | None = None,
+        pooled: bool = False,
+        texts: MeasuredTexts | None = None,
     ) -> Service | None:
         """From the artefact's curve, for the endpoint's objective or, without one, that of the curve.
 
@@ -92,8 +102,26 @@ class Service:
             return None
         saturation = max(keeps_up, *(point.completed_per_second for point in points))
         return cls(
-            keeps_up, objective, tuple(rates), tuple(p95s), saturation, pooled=pooled, within_objective=rate is not None
+            keeps_up,
+            objective,
+            tuple(rates),
+            tuple(p95s),
+            saturation,
+            pooled=pooled,
+            within_objective=rate is not None,
+            curve=curve,
+            texts=texts,
         )
+
+    def for_texts(self, factor: float) -> Service:
+        """The capacity for texts whose requests take this many times as long as those of the measured workload."""
+        if self.curve is None or factor == 1:
+            return self
+        objective = self.p95_objective_milliseconds
+        found = Service.from_curve(
+            self.curve.slowed(factor), p95_objective_milliseconds=objective, pooled=self.pooled, texts=self.texts
+        )
+        return found or self
 
     @classmethod
     def from_tokens(cls, curve: TokenCurve, *, pooled: bool = False) -> Service | None:

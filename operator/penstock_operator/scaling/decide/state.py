@@ -100,6 +100,9 @@ class State(_Record):
     """Since then too many answers have been late, in steady state."""
     slowdown: float = Field(default=1.0, gt=0)
     """Factor by which a replica is slower than its measured curve."""
+    texts: float = Field(default=1.0, gt=0)
+    """Factor by which requests take longer than those of the measured workload, by the length of their texts, as
+    last seen."""
     unknown_since: float | None = None
     """Since then the demand has been unknown."""
     started: tuple[Started, ...] = ()

@@ -25,32 +25,32 @@ BUCKETS_SECONDS = 9.0
 class _Pod:
     """The samples of one pod, oldest first."""
 
-    __slots__ = ("answered", "arrivals", "buckets", "generated", "in_flight")
+    __slots__ = ("answered", "arrivals", "buckets", "in_flight", "tokens")
 
     def __init__(self) -> None:
         self.arrivals: deque[Sample] = deque()
         self.in_flight: deque[Sample] = deque()
         self.answered: deque[Sample] = deque()
-        """Only of text generation, as the next."""
-        self.generated: deque[Sample] = deque()
+        """Only of pods that count tokens, as the next."""
+        self.tokens: deque[Sample] = deque()
         self.buckets: deque[tuple[float, tuple[float, ...], array[float]]] = deque()
 
     def put(self, at: float, reading: PodReading) -> None:
         if self.arrivals and at <= self.arrivals[-1].at:
             # The clock went back: samples from the future would stay until that time.
-            for samples in (self.arrivals, self.in_flight, self.answered, self.generated):
+            for samples in (self.arrivals, self.in_flight, self.answered, self.tokens):
                 samples.clear()
             self.buckets.clear()
         self.arrivals.append(Sample(at, reading.arrivals))
         self.in_flight.append(Sample(at, reading.in_flight))
-        if reading.generated is not None:
+        if reading.tokens is not None:
             self.answered.append(Sample(at, reading.answered))
-            self.generated.append(Sample(at, reading.generated))
+            self.tokens.append(Sample(at, reading.tokens))
         if not self.buckets or at - self.buckets[-1][0] >= BUCKETS_SECONDS:
             self.buckets.append((at, reading.bounds, reading.counts))
 
     def forget(self, before: float) -> None:
-        for samples in (self.arrivals, self.in_flight, self.answered, self.generated):
+        for samples in (self.arrivals, self.in_flight, self.answered, self.tokens):
             while samples and samples[0].at < before:
                 samples.popleft()
         while self.buckets and self.buckets[0][0] < before:
@@ -102,11 +102,11 @@ class History:
         )
 
     def _tokens_per_request(self, now: float) -> Measurement:
-        """Output tokens of an answer, mean of the slow window."""
-        generated = counters.rate(_lists({name: pod.generated for name, pod in self._pods.items()}), SLOW_SECONDS, now)
+        """Tokens of an answered request, mean of the slow window."""
+        tokens = counters.rate(_lists({name: pod.tokens for name, pod in self._pods.items()}), SLOW_SECONDS, now)
         answered = counters.rate(_lists({name: pod.answered for name, pod in self._pods.items()}), SLOW_SECONDS, now)
-        if isinstance(generated, Value) and isinstance(answered, Value):
-            return Value(generated.value / answered.value, max(generated.age_seconds, answered.age_seconds))
+        if isinstance(tokens, Value) and isinstance(answered, Value):
+            return Value(tokens.value / answered.value, max(tokens.age_seconds, answered.age_seconds))
         return Idle()
 
     def _forget(self, before: float) -> None:

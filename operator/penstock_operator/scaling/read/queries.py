@@ -29,6 +29,7 @@ from penstock_operator.scaling.read.scrape import (
     BUCKET,
     FIRST_TOKEN_BUCKET,
     GENERATED,
+    GENERATION_TOKENS,
     IN_FLIGHT,
     REQUESTS,
     TOKENS,
@@ -108,9 +109,8 @@ def queries(place: EndpointPods, windows: Windows, own: PrometheusQueries) -> di
         "in_flight": f"sum({waiting})",
         "buckets": f"sum by (le) (rate({FIRST_TOKEN_BUCKET if place.generates else BUCKET}{{{pods}}}[{slow}]))",
     }
-    if place.generates:
-        tokens = f"sum(rate({TOKENS}{{{pods},{GENERATED}}}[{slow}]))"
-        asked["tokens_per_request"] = f"{tokens} / sum(rate({ANSWERED}{{{pods}}}[{slow}]))"
+    tokens = f"{GENERATION_TOKENS}{{{pods},{GENERATED}}}" if place.generates else f"{TOKENS}{{{pods}}}"
+    asked["tokens_per_request"] = f"sum(rate({tokens}[{slow}])) / sum(rate({ANSWERED}{{{pods}}}[{slow}]))"
     if own.request_rate is not None:
         # The user's query defines what it counts; there may be no scrape target of these pods.
         rate = _filled(own.request_rate, place)

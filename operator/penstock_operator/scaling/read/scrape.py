@@ -36,7 +36,9 @@ REQUESTS = "penstock_requests_total"
 IN_FLIGHT = "penstock_in_flight_requests"
 FIRST_TOKEN_BUCKET = "penstock_first_token_seconds_bucket"  # noqa: S105 - not a password
 """Only of text generation, whose latency objective is on the time to the first token."""
-TOKENS = "penstock_generation_tokens_total"
+TOKENS = "penstock_tokens_total"
+"""Computed for answered requests."""
+GENERATION_TOKENS = "penstock_generation_tokens_total"
 GENERATED = 'kind="generated"'
 UNANSWERED_CODES = frozenset({"429", "499"})
 """Refused, or aborted by the client: they count as demand and are not in the histogram."""
@@ -70,8 +72,8 @@ class PodReading:
     """Answers with a status of 500 or more, which are among those of the histogram."""
     answered: float = 0.0
     """Requests to the model that were answered."""
-    generated: float | None = None
-    """Output tokens of text generation; None: another task."""
+    tokens: float | None = None
+    """Of text generation output tokens, else those computed for answered requests; None: they are not counted."""
 
     @property
     def requests(self) -> float:
@@ -85,6 +87,7 @@ def parse_metrics(text: str) -> PodReading:
     answered: float | None = None
     in_flight: float | None = None
     unanswered = errors = 0.0
+    tokens: float | None = None
     generated: float | None = None
     buckets: list[tuple[float, float]] = []
     first_tokens: list[tuple[float, float]] = []
@@ -112,7 +115,9 @@ def parse_metrics(text: str) -> PodReading:
             answered = _count(rest, line)
         elif name == IN_FLIGHT:
             in_flight = _count(rest, line)
-        elif name == TOKENS and GENERATED in series:
+        elif name == TOKENS:
+            tokens = _count(rest, line)
+        elif name == GENERATION_TOKENS and GENERATED in series:
             generated = _count(rest, line)
     if answered is None or in_flight is None or not buckets:
         raise UnreadableMetrics(f"it lacks one of {ANSWERED}, {BUCKET} and {IN_FLIGHT}")
@@ -127,7 +132,7 @@ def parse_metrics(text: str) -> PodReading:
         counts=array("d", (count for _, count in buckets)),
         errors=errors,
         answered=answered,
-        generated=generated,
+        tokens=tokens if generated is None else generated,
     )
 
 

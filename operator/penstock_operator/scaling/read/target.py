@@ -18,7 +18,7 @@ from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.observed import DeploymentFacts
 from penstock_operator.plan.scaling import DECIDED
 from penstock_operator.plan.workloads import PodFacts
-from penstock_operator.scaling.decide import ScalingSettings, Service, Started, WhenMissing
+from penstock_operator.scaling.decide import MeasuredTexts, ScalingSettings, Service, Started, WhenMissing
 from penstock_operator.scaling.read.scrape import PodAddress
 from penstock_operator.watch.cluster_cache import ClusterCache
 
@@ -153,7 +153,10 @@ class ScalingTargets:
         latency = endpoint.spec.objective.latency
         # A changed objective starts another optimisation; what serves was made for its own objective.
         objective = result.capacity.p95_objective_milliseconds or (latency.p95_milliseconds if latency else None)
-        return Service.from_curve(result.capacity.curve, p95_objective_milliseconds=objective, pooled=pooled)
+        curve = result.capacity.curve
+        times = [(float(one.tokens), one.p50_milliseconds) for one in result.latency]
+        texts = MeasuredTexts.of(curve.tokens_per_request, times)
+        return Service.from_curve(curve, p95_objective_milliseconds=objective, pooled=pooled, texts=texts)
 
     def _served(self, key: ObjectKey, deployment: DeploymentFacts) -> tuple[str, str]:
         """The OptimizedModel and the artefact of the pods. A paused Deployment names those of the next ones."""

@@ -61,9 +61,9 @@ def test_of_text_generation_the_latency_is_the_time_to_the_first_token() -> None
 
     found = parse_metrics(pod.text())
 
-    assert (found.arrivals, found.answered, found.generated) == (4, 4, 100)
+    assert (found.arrivals, found.answered, found.tokens) == (4, 4, 100)
     assert found.counts[found.bounds.index(0.25)] == 3
-    assert parse_metrics(ServingPod().text()).generated is None
+    assert parse_metrics(ServingPod().text()).tokens == 0
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,16 @@ def test_tokens_of_an_answer_are_a_mean_over_all_pods() -> None:
     assert value(watch.metrics().tokens_per_request) == pytest.approx(40)
 
 
+def test_tokens_of_a_request_are_those_that_were_computed() -> None:
+    watch = Watch("a", "b")
+    for _ in range(30):
+        watch.pods["a"].answer_texts(3, tokens=10)
+        watch.pods["b"].answer_texts(1, tokens=50)
+        watch.watch(5)
+
+    assert value(watch.metrics().tokens_per_request) == pytest.approx(20)
+
+
 def test_without_answers_the_tokens_of_an_answer_are_not_known() -> None:
     watch = Watch("a")
     watch.watch(150, each=5)
