@@ -200,7 +200,7 @@ class QueueSettings(SettingsGroup):
 
 
 class CacheSettings(SettingsGroup):
-    """Caches between requests."""
+    """Caches between requests. Not used by text generation."""
 
     answer_cache_bytes: int = setting(
         0,
