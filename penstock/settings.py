@@ -168,10 +168,13 @@ def _error(
     return SettingError(
         f"{key} is {given}: {message[0].lower()}{message[1:]}",
         field=key,
-        remedy=f"Give a value{unit} that fits; the default is {one.default!r}"
-        if one.has_default
-        else f"{document} describes it",
+        remedy=_remedy(one, unit) if one.has_default else f"{document} describes it",
     )
+
+
+def _remedy(one: Setting, unit: str) -> str:
+    unset = one.default is None or one.default == ()
+    return f"Give a value{unit} that fits{', or leave it out' if unset else f'; the default is {one.default!r}'}"
 
 
 def _as_given(message: str, origin: Mapping[str, str], known: Iterable[Setting]) -> str:

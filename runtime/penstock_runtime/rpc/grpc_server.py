@@ -5,6 +5,7 @@ Calls are answered by the HTTP application (`translation`), which checks tokens,
 
 from __future__ import annotations
 
+import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -67,15 +68,16 @@ class RpcServer:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         address = f"{f'[{http.host}]' if ':' in http.host else http.host}:{http.grpc_port}"
         try:
+            _check_address(http.host, http.grpc_port or 0)
             if http.tls_certificate is not None and http.tls_key is not None:
                 self.port = self._server.add_secure_port(
                     address, _credentials(grpc, http.tls_certificate, http.tls_key)
                 )
             else:
                 self.port = self._server.add_insecure_port(address)
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             raise HostError(
-                f"cannot listen on {address}: {error}",
+                f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}",
                 remedy="Choose another --grpc-port or --host (PENSTOCK_GRPC_PORT, PENSTOCK_HOST)",
             ) from error
         await self._server.start()
@@ -133,6 +135,15 @@ def _parsed(call: str, data: bytes) -> Any:
         return message(f"{call}Request").FromString(data)
     except DecodeError as error:
         raise MalformedBody(f"this is no {call}Request", remedy="Use the protocol's own definition") from error
+
+
+def _check_address(host: str, port: int) -> None:
+    """OSError if the address cannot be listened on. gRPC's own error has no reason, and its library logs to standard
+    error by itself."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
 
 
 def address_of(peer: str) -> str:
