@@ -91,11 +91,12 @@ class RpcServer:
         async def handle(data: bytes, context: Any) -> Any:
             self._held_bytes += len(data)
             try:
-                response = await self._answer(call, data, context)
+                response, identifier = await self._answer(call, data, context)
             finally:
                 self._held_bytes -= len(data)
             found = headers_of(response)
-            context.set_trailing_metadata(tuple((name, found[name]) for name in found if name in TRAILERS))
+            trailers = tuple((name, found[name]) for name in found if name in TRAILERS)
+            context.set_trailing_metadata((*trailers, ("x-request-id", identifier)))
             failed = failure(call, response)
             if failed is not None:
                 code, words = failed
@@ -104,14 +105,16 @@ class RpcServer:
 
         return handle
 
-    async def _answer(self, call: str, data: bytes, context: Any) -> Response:
-        """The response of the HTTP application."""
+    async def _answer(self, call: str, data: bytes, context: Any) -> tuple[Response, str]:
+        """The response of the HTTP application, and the x-request-id."""
         received = time.perf_counter()
         request = None
+        identifier = uuid.uuid4().hex
         try:
             body = _parsed(call, data)
             request = http_request(call, body, context.invocation_metadata() or (), context.time_remaining())
-            request.identifier = request.identifier or uuid.uuid4().hex.encode()
+            identifier = request.identifier.decode("ascii") or identifier
+            request.identifier = identifier.encode()
             request.received = received
             request.address = address_of(context.peer())
             request.client = client_key(request.address)
@@ -122,9 +125,9 @@ class RpcServer:
                 raise Overloaded("calls of other clients fill the memory for messages", retry_after_seconds=1)
             self._application.admit(request, len(request.body))
         except RequestError as error:
-            return self._application.refuse(request, error)
+            return self._application.refuse(request, error), identifier
         answered = self._application.answer(request)
-        return answered if isinstance(answered, Response) else await answered
+        return answered if isinstance(answered, Response) else await answered, identifier
 
 
 def _parsed(call: str, data: bytes) -> Any:
