@@ -82,6 +82,13 @@ class DescribedHost(_Part):
     cpu: CpuIdentity
 
 
+class DescribedPredictor(_Part):
+    """The loaded model."""
+
+    caches: dict[str, dict[str, int]] = {}
+    """By name: `answers`, `tokens`."""
+
+
 class ServerInfo(_Part):
     """The body of `/info` of a Penstock server. All of it is there, if only as null."""
 
@@ -91,6 +98,12 @@ class ServerInfo(_Part):
     artefact: DescribedArtefact | None
     verdict: DescribedVerdict | None
     host: DescribedHost | None
+    predictor: DescribedPredictor | None = None
+
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether requests that come again are answered from memory."""
+        return self.predictor is not None and "answers" in self.predictor.caches
 
 
 def authorization(token: str) -> dict[str, str]:
@@ -236,6 +249,11 @@ def _of_url(options: BenchOptions) -> Subject:
     notes = [] if folder else ["lengths are counted as one token for each everyday English word and two special ones"]
     if info is None:
         notes.append(f"{url} has no /info of a Penstock server: the model, the plan and its verdict are not known")
+    if info is not None and info.keeps_answers:
+        notes.append(
+            "the server keeps answers (--answer-cache-bytes, serving.caches), and the same texts come again: what was "
+            "measured is mostly its memory, not the model"
+        )
     if cpu is None:
         notes.append("the server does not tell its CPU: the one named is that of the client's machine")
     return Subject(
