@@ -162,7 +162,10 @@ def _error(
     if name not in by_name:
         return SettingError(_as_given(message, origin, by_name.values()), remedy=f"{document} lists the settings")
     one = by_name[name]
-    key = origin.get(name, one.variable)
+    inner = [str(part) for part in first["loc"][first["loc"].index(name) + 1 :]]
+    key = ".".join([origin.get(name, one.variable), *inner])
+    if first["type"] == "extra_forbidden":
+        message = "there is no such field"
     given = "(hidden)" if one.is_secret else repr(first["input"])[:_LONGEST_SHOWN]
     unit = f" in {one.unit}" if one.unit else ""
     return SettingError(
