@@ -71,7 +71,8 @@ class PenstockError(Exception):
         self.remedy = printable(remedy)
 
     def __str__(self) -> str:
-        return f"{self.message}. {self.remedy}" if self.remedy else self.message
+        end = "" if self.message.endswith((".", "?", "!")) else "."
+        return f"{self.message}{end} {self.remedy}" if self.remedy else self.message
 
 
 class SpecError(PenstockError):

@@ -162,16 +162,22 @@ def _error(
     if name not in by_name:
         return SettingError(_as_given(message, origin, by_name.values()), remedy=f"{document} lists the settings")
     one = by_name[name]
-    key = origin.get(name, one.variable)
+    inner = [str(part) for part in first["loc"][first["loc"].index(name) + 1 :]]
+    key = ".".join([origin.get(name, one.variable), *inner])
+    if first["type"] == "extra_forbidden":
+        message = "there is no such field"
     given = "(hidden)" if one.is_secret else repr(first["input"])[:_LONGEST_SHOWN]
     unit = f" in {one.unit}" if one.unit else ""
     return SettingError(
         f"{key} is {given}: {message[0].lower()}{message[1:]}",
         field=key,
-        remedy=f"Give a value{unit} that fits; the default is {one.default!r}"
-        if one.has_default
-        else f"{document} describes it",
+        remedy=_remedy(one, unit) if one.has_default else f"{document} describes it",
     )
+
+
+def _remedy(one: Setting, unit: str) -> str:
+    unset = one.default is None or one.default == ()
+    return f"Give a value{unit} that fits{', or leave it out' if unset else f'; the default is {one.default!r}'}"
 
 
 def _as_given(message: str, origin: Mapping[str, str], known: Iterable[Setting]) -> str:

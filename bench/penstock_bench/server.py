@@ -304,6 +304,9 @@ def serve(
         *("--store", str(store)),
         *("--models", str(models)),
         "--no-optimize",
+        # The texts of a measurement come again: with the caches of the endpoint it would be of these.
+        *("--answer-cache-bytes", "0"),
+        *("--token-cache-bytes", "0"),
     ]
     server = MeasuredServer.start(OURS, words, port=port, cpus=cpus)
     try:

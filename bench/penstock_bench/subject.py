@@ -82,6 +82,13 @@ class DescribedHost(_Part):
     cpu: CpuIdentity
 
 
+class DescribedPredictor(_Part):
+    """The loaded model."""
+
+    caches: dict[str, dict[str, int]] = {}
+    """By name: `answers`, `tokens`."""
+
+
 class ServerInfo(_Part):
     """The body of `/info` of a Penstock server. All of it is there, if only as null."""
 
@@ -91,6 +98,12 @@ class ServerInfo(_Part):
     artefact: DescribedArtefact | None
     verdict: DescribedVerdict | None
     host: DescribedHost | None
+    predictor: DescribedPredictor | None = None
+
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether requests that come again are answered from memory."""
+        return self.predictor is not None and "answers" in self.predictor.caches
 
 
 class PublicInfo(_Part):
@@ -272,6 +285,11 @@ def _of_url(options: BenchOptions) -> Subject:
     if public is not None and options.task is None:
         notes.append(
             f"the task is {task_name.value}, the usual one of the model's kind in /info; --task is for another"
+        )
+    if info is not None and info.keeps_answers:
+        notes.append(
+            "the server keeps answers (--answer-cache-bytes, serving.caches), and the same texts come again: what was "
+            "measured is mostly its memory, not the model"
         )
     if cpu is None:
         notes.append("the server does not name its CPU: the one named is that of the client's machine")

@@ -175,12 +175,14 @@ def _type(annotation: Any) -> str:
             names.append(f"list of {_type(arguments[0])}")
         elif origin is dict:
             names.append(f"map of {_type(arguments[1])}")
+        elif origin is typing.Literal:
+            names.append(", ".join(f"`{choice}`" for choice in arguments))
         elif isinstance(member, type) and issubclass(member, StrEnum):
             names.append(", ".join(f"`{choice.value}`" for choice in member))
         elif isinstance(member, type) and issubclass(member, BaseModel):
             names.append("object")
         else:
-            names.append(_WORDS.get(getattr(member, "__name__", ""), str(member)))
+            names.append(_WORDS[getattr(member, "__name__", str(member))])
     return " or ".join(names)
 
 

@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema
 
 from penstock.errors import SpecError
-from penstock.resources.problems import intended_word, spec_error
+from penstock.resources.problems import BrokenRules, intended_word, spec_error
 from penstock.resources.rules import VALIDATIONS, Rule
 from penstock.resources.text_fields import LABEL_RULE, ObjectName
 from penstock.resources.yaml_documents import plain, read_documents
@@ -41,9 +41,9 @@ class Spec(BaseModel):
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
-        for rule in self.RULES:
-            if not rule.holds(self):
-                raise ValueError(rule.message_for(self))
+        broken = [rule.message_for(self) for rule in self.RULES if not rule.holds(self)]
+        if broken:
+            raise BrokenRules(broken)
         return self
 
     @classmethod

@@ -473,6 +473,12 @@ class ModelEndpointSpec(EndpointCore):
             field_path=".serving",
         ),
         Rule(
+            f"!has(self.serving) || !has(self.serving.caches) || self.task != '{TaskName.TEXT_GENERATION.value}'",
+            lambda it: it.serving.caches is None or it.task is not TaskName.TEXT_GENERATION,
+            "serving.caches are not for text-generation, which reuses prompts without them: remove serving.caches",
+            field_path=".serving",
+        ),
+        Rule(
             "!has(self.serving) || !has(self.serving.grpc) || !self.serving.grpc || self.gateway.mode == 'Never' || "
             "(self.gateway.mode == 'Auto' && self.scaling.minReplicas > 0 && "
             "(!has(self.rollout) || !has(self.rollout.canary)))",

@@ -63,10 +63,18 @@ _WORDS = {
 _LONGEST_SHOWN = 60
 
 
+class BrokenRules(ValueError):
+    """One or more rules over the fields of an object do not hold; `messages` has a sentence for each."""
+
+    def __init__(self, messages: Sequence[str]) -> None:
+        super().__init__("; ".join(messages))
+        self.messages = tuple(messages)
+
+
 def spec_error(error: ValidationError, model: type[BaseModel], origin: str) -> SpecError:
     """All problems of a resource of type `model` as one error; `origin` names the file when there are several."""
     details = error.errors(include_url=False)
-    problems = [_problem(one, model) for one in details if not _follows(one, details)]
+    problems = [found for one in details if not _follows(one, details) for found in _problems(one, model)]
     if len(problems) == 1:
         return problems[0]
     lines = "".join(f"\n  {problem}" for problem in problems)
@@ -91,6 +99,14 @@ def _follows(one: ErrorDetails, details: Sequence[ErrorDetails]) -> bool:
     return one["type"] == "too_short" and any(
         len(other["loc"]) > len(location) and other["loc"][: len(location)] == location for other in details
     )
+
+
+def _problems(details: ErrorDetails, model: type[BaseModel]) -> list[SpecError]:
+    error = details.get("ctx", {}).get("error")
+    if isinstance(error, BrokenRules):
+        path = _path(details["loc"])
+        return [SpecError(f"{path}: {message}", field=path) for message in error.messages]
+    return [_problem(details, model)]
 
 
 def _problem(details: ErrorDetails, model: type[BaseModel]) -> SpecError:

@@ -9,6 +9,7 @@ of a `Variables`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -200,7 +201,7 @@ class QueueSettings(SettingsGroup):
 
 
 class CacheSettings(SettingsGroup):
-    """Caches between requests."""
+    """Caches between requests. Not used by text generation."""
 
     answer_cache_bytes: int = setting(
         0,
@@ -378,7 +379,6 @@ class TraceSettings(SettingsGroup):
         None,
         "Where to send spans of requests by OTLP over HTTP, such as http://collector:4318/v1/traces; needs the extra "
         "`tracing`. None: no spans.",
-        pattern=r"^https?://[^\s]+$",
     )
     trace_share: float = setting(
         0.01,
@@ -388,6 +388,13 @@ class TraceSettings(SettingsGroup):
         ge=0,
         le=1,
     )
+
+    @field_validator("trace_endpoint")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value is not None and re.fullmatch(r"https?://[^\s]+", value) is None:
+            raise ValueError("it is not a URL: write it like http://collector:4318/v1/traces")
+        return value
 
 
 class ObservationSettings(SettingsGroup):

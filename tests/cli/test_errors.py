@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -212,13 +214,55 @@ def test_a_file_where_the_store_has_its_work_folder(artefact: Path, file: Path, 
     )
 
 
-def test_a_port_in_use(artefact: Path) -> None:
+@pytest.mark.parametrize("flag", ["--port", "--internal-port", "--grpc-port"])
+def test_a_port_in_use(flag: str, artefact: Path) -> None:
+    if flag == "--grpc-port":
+        pytest.importorskip("grpc")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = run("serve", artefact, "--port", port)
+        others = [] if flag == "--port" else ["--port", 0]
+        result = run("serve", artefact, flag, port, *others)
 
     assert result.returncode == 1
-    assert_one_sentence(result.stderr, f"cannot listen on 127.0.0.1:{port}: Address already in use", "another --port")
+    assert_one_sentence(result.stderr, f"cannot listen on 127.0.0.1:{port}: Address already in use", f"another {flag}")
+
+
+@pytest.mark.parametrize("missing", ["certificate", "key"])
+def test_a_missing_file_of_the_certificate_is_named(missing: str, artefact: Path, tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("certificate", "key")}
+    for name in files.keys() - {missing}:
+        files[name].touch()
+    result = run("serve", artefact, "--port", 0, "--tls-certificate", files["certificate"], "--tls-key", files["key"])
+
+    assert result.returncode == 1
+    assert_one_sentence(result.stderr, f"No such file or directory: '{files[missing]}'", "Give PEM files")
+
+
+class Forbidding(BaseHTTPRequestHandler):
+    """Answers everything with 403."""
+
+    def do_GET(self) -> None:
+        self.send_response(403)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+def test_a_store_that_refuses_access_is_asked_once_and_its_library_logs_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("gcsfs")
+    path = write_endpoint(tmp_path / "endpoint.yaml", "gs://bucket/model")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Forbidding) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        result = run("optimize", path, "--store", tmp_path, environment={"STORAGE_EMULATOR_HOST": url})
+        server.shutdown()
+
+    assert result.returncode == 1
+    assert "trying again" not in result.stdout + result.stderr
+    assert [line for line in result.stderr.splitlines() if not line.startswith(("cpu ", "model ", "error: "))] == []
+    assert_one_sentence(result.stderr, "gs://bucket/model: the store refuses access (Forbidden: ", "Give credentials")
 
 
 def alter_graph(artefact: Path) -> None:

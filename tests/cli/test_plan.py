@@ -7,12 +7,18 @@ import io
 import json
 import re
 import shutil
+import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import Result
 
@@ -21,9 +27,10 @@ from penstock.manifest import Manifest
 from penstock_cli.planning.objects import cluster_plan, load_of_week, week_queries
 from penstock_planner.evidence import Origin
 from penstock_planner.ledger import read_ledger
-from tests.cli.endpoints import invoke, write_endpoint
+from tests.cli.endpoints import PROGRAM, clean_environment, invoke, write_endpoint
 from tests.planner.cases import CURVE, TOKENS
 
+TOKEN = "open-sesame"
 OBJECTIVE = {"latency": {"p95Milliseconds": 50}}
 MEASURED = """
 measurements:
@@ -233,6 +240,70 @@ def test_a_server_that_does_not_answer_is_an_error(emotion: Path, words: list[st
 
     assert done.exit_code == 1
     assert "nothing answers at http://127.0.0.1:9" in done.stderr
+
+
+@contextmanager
+def real_server(artefact: Path, *flags: object) -> Iterator[str]:
+    """`penstock serve`, which asks for the token `open-sesame`."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", *PROGRAM, "serve", artefact, "--port", port, *flags]
+    environment = clean_environment(PENSTOCK_AUTH_TOKEN=TOKEN)
+    with subprocess.Popen([str(word) for word in words], env=environment, stderr=subprocess.DEVNULL) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            while not is_ready(url, process):
+                time.sleep(0.1)
+            yield url
+        finally:
+            process.terminate()
+
+
+def is_ready(url: str, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{url}/readyz").status_code == 200
+    return False
+
+
+def test_a_server_with_keys_is_verified_and_measured(
+    emotion: Path, words: list[str], artefact: Path, tmp_path: Path
+) -> None:
+    asked = ["plan", emotion, "--rate", "30", "--classes", "icelake", "--cores", "1", *words]
+    with real_server(artefact) as url:
+        verify = ["--verify", url, "--verify-seconds", "1"]
+        refused = invoke(*asked, *verify)
+        done = invoke(*asked, *verify, environment={"PENSTOCK_AUTH_TOKEN": TOKEN})
+
+    assert refused.exit_code == 1
+    assert f"{url}/info asks for a token (401)" in refused.stderr
+    assert done.exit_code == 0, done.output
+    (entry,) = read_ledger(tmp_path / "ledger.jsonl")
+    assert entry.refused_share == 0
+
+
+def test_a_server_that_answers_from_memory_is_not_verified_and_the_bench_has_a_note(
+    emotion: Path, words: list[str], artefact: Path, tmp_path: Path
+) -> None:
+    key = {"PENSTOCK_AUTH_TOKEN": TOKEN}
+    with real_server(artefact, "--answer-cache-bytes", 1_000_000) as url:
+        plan = invoke("plan", emotion, "--rate", "30", "--classes", "icelake", *words, "--verify", url, environment=key)
+        brief = ["--lengths", "8", "--batches", "1", "--seconds", "0.1", "--rounds", "1"]
+        bench = invoke("bench", url, *brief, "--output", tmp_path / "bench", environment=key)
+
+    assert plan.exit_code == 1
+    assert f"the server at {url} keeps answers" in plan.stderr
+    assert not (tmp_path / "ledger.jsonl").exists()
+    assert bench.exit_code == 0, bench.output
+    assert "note       the server keeps answers" in bench.output
+
+
+def test_an_address_that_cannot_be_verified_is_refused_before_the_plan(emotion: Path, words: list[str]) -> None:
+    done = invoke("plan", emotion, "--rate", "30", *words, "--verify", "localhost:8080")
+
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    assert "localhost:8080 cannot be measured. Give http://host:port" in done.stderr
 
 
 def test_the_load_of_the_last_week_comes_from_prometheus(server: str) -> None:

@@ -185,6 +185,8 @@ SAME_WORDS: list[tuple[str, str, object, str]] = [
      "serving.grpc does not go through a gateway: write gateway.mode: Never (or scaling.minReplicas: 1 with gateway"),
     ("ModelEndpoint", "spec.serving", {"prompts": {"default": "q"}},
      "serving.prompts are for feature-extraction, sentence-similarity, text-ranking, and task is text-classification"),
+    ("ModelEndpoint", "spec", {"model": "pkg://a", "task": "text-generation", "serving": {"caches": {}}},
+     "serving.caches are not for text-generation, which reuses prompts without them: remove serving.caches"),
     ("ModelEndpoint", "spec.serving", {"prompts": {"routes": {"/x": "q"}}},
      "routes has a route without prompts: write one of /predict, /embed, /embed_all, /embed_sparse, /similarity, "),
     ("ModelEndpoint", "spec.serving", {"prompts": {"default": "a b"}}, "'a b' is not the name of a prompt. Begin with"),

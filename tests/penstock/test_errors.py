@@ -81,3 +81,15 @@ def test_an_error_of_several_problems_has_a_line_for_each() -> None:
     problems = [SpecError("a\nb", field="spec.a"), SpecError("c", field="spec.c")]
     error = SpecError(f"x.yaml has 2 problems:\n  {problems[0]}\n  {problems[1]}", problems=problems)
     assert str(error).split("\n") == ["x.yaml has 2 problems:", r"  a\nb", "  c"]
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("the port is in use", "the port is in use. Choose another"),
+        ("it said: refused.", "it said: refused. Choose another"),
+        ("did you specify the right port?", "did you specify the right port? Choose another"),
+    ],
+)
+def test_a_message_that_ends_as_a_sentence_gets_no_second_stop(message: str, shown: str) -> None:
+    assert str(PenstockError(message, remedy="Choose another")) == shown

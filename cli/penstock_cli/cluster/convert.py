@@ -15,6 +15,7 @@ import yaml
 from penstock.errors import SpecError
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.text_fields import is_quantity, parse_quantity
+from penstock.resources.yaml_documents import Loader, read_documents
 from penstock.tasks import TaskName
 
 TASKS = {
@@ -22,12 +23,13 @@ TASKS = {
     "token_classification": TaskName.TOKEN_CLASSIFICATION,
     "fill_mask": TaskName.FILL_MASK,
     "text_embedding": TaskName.FEATURE_EXTRACTION,
+    "text_generation": TaskName.TEXT_GENERATION,
 }
 """`--task` of KServe's Hugging Face server -> ours."""
 HINTS = {
     "spec.transformer": "the tasks of Penstock tokenise and pool themselves; other steps need a service of your own",
     "spec.explainer": "there is no explainer",
-    "spec.predictor.canaryTrafficPercent": "a new plan replaces the old one as a whole, after its accuracy was checked",
+    "spec.predictor.canaryTrafficPercent": "spec.rollout.canary compares new pods with the present ones first",
     "spec.predictor.scaleTarget": "replicas follow the measured capacity (spec.objective)",
     "spec.predictor.scaleMetric": "replicas follow the measured capacity (spec.objective)",
     "spec.predictor.containerConcurrency": "batches are made of the requests that wait",
@@ -39,8 +41,14 @@ HINTS = {
     "spec.predictor.model.resources": "pods get whole cores (spec.cores) and memory by measurement (spec.pod.memory)",
 }
 """Why a field is left out, by path; it also holds for what is below."""
+SERVER_FIELDS = (
+    "status",
+    *(f"metadata.{name}" for name in ("creationTimestamp", "generation", "managedFields", "resourceVersion", "uid")),
+)
+"""The API server and the controller write these: `kubectl get -o yaml` has them, and no user asked for them."""
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _MODEL = "spec.predictor.model"
-_BLOB = re.compile(r"https://[^/]+\.blob\.core\.windows\.net/(.+)")
+_BLOB = re.compile(r"https://([^/]+)\.blob\.core\.windows\.net/(.+)")
 
 
 class Fields:
@@ -49,13 +57,20 @@ class Fields:
     def __init__(self, value: Mapping[str, Any]) -> None:
         self._value = copy.deepcopy(dict(value))
 
-    def take(self, path: str) -> Any:
-        """Remove a field and return it; None if it is not there."""
-        *above, last = path.split(".")
+    def take(self, path: str, key: str = "") -> Any:
+        """Remove a field, or the entry `key` of it, and return it; None if it is not there."""
+        above, _, last = (path, "", key) if key else path.rpartition(".")
+        return self._object(above).pop(last, None)
+
+    def names(self, path: str) -> list[str]:
+        """The names of the fields of an object; empty if it is none."""
+        return list(self._object(path))
+
+    def _object(self, path: str) -> dict[str, Any]:
         at: Any = self._value
-        for name in above:
+        for name in filter(None, path.split(".")):
             at = at.get(name) if isinstance(at, dict) else None
-        return at.pop(last, None) if isinstance(at, dict) else None
+        return at if isinstance(at, dict) else {}
 
     def left(self) -> Iterator[str]:
         """The paths of the fields that are left; lists as a whole."""
@@ -64,11 +79,8 @@ class Fields:
 
 def _paths(value: Any, path: str) -> Iterator[str]:
     if isinstance(value, dict):
-        if path in HINTS and value:
-            yield path
-            return
-        for name, inner in value.items():
-            yield from _paths(inner, f"{path}.{name}".strip("."))
+        below = [found for name, inner in value.items() for found in _paths(inner, f"{path}.{name}".strip("."))]
+        yield from [path] if below and path in HINTS else below
     elif value not in (None, [], ""):
         yield path
 
@@ -80,18 +92,21 @@ def convert(service: Mapping[str, Any], *, task: str = "") -> tuple[dict[str, An
     """
     fields = Fields(service)
     fields.take("apiVersion")
+    for path in SERVER_FIELDS:
+        fields.take(path)
     if fields.take("kind") != "InferenceService":
         raise SpecError("the object is no InferenceService", field="kind", remedy="Give one of serving.kserve.io")
+    fields.take("metadata.annotations", LAST_APPLIED)
     metadata = {key: value for key in ("name", "namespace", "labels") if (value := fields.take(f"metadata.{key}"))}
     arguments = _arguments(fields.take(f"{_MODEL}.args") or [])
-    spec: dict[str, Any] = {"model": _model(fields, arguments), "task": _task(fields, arguments, task)}
-    cores = _cores(fields)
-    spec["cores"] = cores
-    if (length := arguments.pop("max_length", arguments.pop("max_model_len", ""))).isdigit():
-        spec["serving"] = {"maxInputTokens": int(length)}
+    model, left = _model(fields, arguments)
+    spec: dict[str, Any] = {"model": model, "task": _task(fields, arguments, task), "cores": _cores(fields)}
+    for name in ("max_length", "max_model_len"):
+        if "serving" not in spec and arguments.get(name, "").isdigit():
+            spec["serving"] = {"maxInputTokens": int(arguments.pop(name))}
     spec |= _scaling(fields)
     spec |= _pod(fields)
-    left = [f"the argument --{name}" for name in arguments if name not in {"model_name", "model_id", "model_dir"}]
+    left += [f"the argument --{name}" for name in arguments if name not in {"model_name", "model_id", "model_dir"}]
     left += [f"{path}{_hint(path)}" for path in fields.left()]
     value = {"apiVersion": "penstock.dev/v1alpha1", "kind": "ModelEndpoint", "metadata": metadata, "spec": spec}
     ModelEndpoint.from_object(value, origin="the converted InferenceService")
@@ -103,33 +118,48 @@ def _hint(path: str) -> str:
     return f": {known}" if known else ""
 
 
-def _arguments(words: list[Any]) -> dict[str, str]:
+def _arguments(words: Any) -> dict[str, str]:
     """Flags of a container, as `--name=value` or `--name value`; a flag without a value is `true`."""
+    if not isinstance(words, list):
+        raise SpecError(
+            f"{_MODEL}.args is {str(words)!r}, and no list",
+            field=f"{_MODEL}.args",
+            remedy="Write one argument in each entry of a list",
+        )
     found: dict[str, str] = {}
     name = ""
     for word in map(str, words):
         if word.startswith("-"):
-            name, equals, value = word.lstrip("-").replace("-", "_").partition("=")
+            flag, equals, value = word.lstrip("-").partition("=")
+            name = flag.replace("-", "_")
             found[name] = value if equals else "true"
         elif name:
             found[name], name = word, ""
     return found
 
 
-def _model(fields: Fields, arguments: dict[str, str]) -> str:
+def _model(fields: Fields, arguments: dict[str, str]) -> tuple[str, list[str]]:
+    """The model, and a line for a part of its address that `spec.model` does not have."""
     name, revision = arguments.get("model_id", ""), arguments.pop("model_revision", "")
     storage = str(fields.take(f"{_MODEL}.storageUri") or "")
     if not storage and name:
-        return f"hf://{name}{f'@{revision}' if revision else ''}"
+        return f"hf://{name}{f'@{revision}' if revision else ''}", []
     if storage.startswith("hf://"):
         location, colon, after = storage.removeprefix("hf://").partition(":")
-        return f"hf://{location}{f'@{after}' if colon else ''}"
+        return f"hf://{location}{f'@{after}' if colon else ''}", []
     if (blob := _BLOB.fullmatch(storage)) is not None:
-        return f"az://{blob[1]}"
+        return f"az://{blob[2]}", [f"the storage account {blob[1]}: name it in the Secret of spec.modelCredentials"]
     if storage.startswith(("s3://", "gs://", "pvc://")):
-        return storage
+        return storage, []
+    if not storage:
+        there = ", ".join(fields.names("spec.predictor")) or "nothing"
+        raise SpecError(
+            f"there is no model in {_MODEL} (spec.predictor has {there})",
+            field=_MODEL,
+            remedy=f"Give it as {_MODEL}.storageUri, or as --model_id in {_MODEL}.args",
+        )
     raise SpecError(
-        f"{_MODEL}.storageUri is {storage!r}, which Penstock does not load" if storage else "there is no model",
+        f"{_MODEL}.storageUri is {storage!r}, which Penstock does not load",
         field=f"{_MODEL}.storageUri",
         remedy="Copy the model to hf://, s3://, gs://, az:// or pvc://, or name it with --model_id in the args",
     )
@@ -145,9 +175,9 @@ def _task(fields: Fields, arguments: dict[str, str], task: str) -> str:
         return TASKS[given].value
     if given:
         raise SpecError(
-            f"the task {given} is not one of Penstock, which serves encoders",
+            f"{_MODEL}.args: Penstock does not have the task {given}",
             field=f"{_MODEL}.args",
-            remedy=f"Keep it on KServe. Penstock has {', '.join(one.value for one in TaskName)}",
+            remedy=f"Keep it on KServe, or give another one with --task: {', '.join(one.value for one in TaskName)}",
         )
     raise SpecError(
         f"the InferenceService does not state the task (its model format is {kind or 'not given'})",
@@ -158,15 +188,18 @@ def _task(fields: Fields, arguments: dict[str, str], task: str) -> str:
 
 def _cores(fields: Fields) -> int:
     """CPUs of the limit, else of the request, as whole cores; 1 without either."""
-    asked = [str(fields.take(f"{_MODEL}.resources.{kind}.cpu") or "") for kind in ("limits", "requests")]
-    return next((max(1, math.ceil(parse_quantity(text))) for text in asked if is_quantity(text)), 1)
+    asked = {path: fields.take(path) for path in (f"{_MODEL}.resources.{kind}.cpu" for kind in ("limits", "requests"))}
+    path, value = next(((path, value) for path, value in asked.items() if value), ("", 1))
+    if not is_quantity(str(value)):
+        raise SpecError(f"{path} is {value!r}, and no quantity", field=path, remedy="Write it as 2 or 1500m")
+    return max(1, math.ceil(parse_quantity(str(value))))
 
 
 def _scaling(fields: Fields) -> dict[str, Any]:
     least, most = (fields.take(f"spec.predictor.{name}") for name in ("minReplicas", "maxReplicas"))
     scaling = {
         **({"minReplicas": least} if least is not None else {}),
-        **({"maxReplicas": most} if most else {"maxReplicas": least} if least and least > 4 else {}),
+        **({"maxReplicas": most} if most else {"maxReplicas": least} if isinstance(least, int) and least > 4 else {}),
     }
     return {"scaling": scaling} if scaling else {}
 
@@ -177,10 +210,23 @@ def _pod(fields: Fields) -> dict[str, Any]:
     return {"pod": pod} if pod else {}
 
 
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper with quotes around the texts that kubectl would read as numbers, such as `12e4567`."""
+
+
+def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
+    tag = "tag:yaml.org,2002:str"
+    plain = Loader("").resolve(yaml.ScalarNode, value, (True, False)) == tag
+    return dumper.represent_scalar(tag, value, style=None if plain else "'")
+
+
+_Dumper.add_representer(str, _text)
+
+
 def document(endpoint: Mapping[str, Any], left: list[str]) -> str:
     """The YAML of the endpoint, below a comment with what was left out."""
     lines = ["# Left out:", *(f"# - {one}" for one in left)] if left else ["# Nothing was left out."]
-    text = yaml.safe_dump(dict(endpoint), sort_keys=False, allow_unicode=True)
+    text = yaml.dump(dict(endpoint), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return "\n".join(lines) + f"\n{text}"
 
 
@@ -193,11 +239,39 @@ def command(file: Path, task: str) -> None:
     The YAML goes to standard output. A comment above each one lists the fields that have no counterpart. Compare the
     answers and the load before you move clients: docs/how-to/move-from-kserve.md.
     """
+    remedy = "kubectl get inferenceservice NAME -o yaml > FILE"
     try:
-        objects = [one for one in yaml.safe_load_all(file.read_text(encoding="utf-8")) if one is not None]
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SpecError(f"{file} is not YAML: {error}", remedy="kubectl get inferenceservice NAME -o yaml") from error
-    found = [one for one in objects if isinstance(one, dict) and one.get("kind") == "InferenceService"]
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"{file}: {error.strerror}", remedy="Give a file that can be read") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{file} is not UTF-8 text", remedy=remedy) from error
+    found = list(_services(read_documents(text, str(file))))
     if not found:
-        raise SpecError(f"{file} has no InferenceService", remedy="kubectl get inferenceservice NAME -o yaml > FILE")
-    click.echo("---\n".join(document(*convert(one, task=task)) for one in found), nl=False)
+        raise SpecError(f"{file} has no InferenceService", remedy=remedy)
+    click.echo("---\n".join(_converted(one, task, f"{file}: InferenceService {_name(one)}") for one in found), nl=False)
+
+
+def _services(objects: list[Any]) -> Iterator[dict[str, Any]]:
+    """The InferenceServices, also those in a List, as `kubectl get` writes several."""
+    for one in objects:
+        if isinstance(one, dict) and one.get("kind") in {"List", "InferenceServiceList"}:
+            items = one.get("items")
+            yield from _services(items if isinstance(items, list) else [])
+        elif isinstance(one, dict) and one.get("kind") == "InferenceService":
+            yield one
+
+
+def _name(service: Mapping[str, Any]) -> str:
+    metadata = service.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return str(name or "without a name")
+
+
+def _converted(service: Mapping[str, Any], task: str, origin: str) -> str:
+    try:
+        return document(*convert(service, task=task))
+    except SpecError as error:
+        problems = error.problems if len(error.problems) > 1 else ()
+        message = f"{origin}: {error.message}"
+        raise SpecError(message, field=error.field, remedy=error.remedy, problems=problems) from error

@@ -129,6 +129,14 @@ class PlannedEndpoint:
     "--verify-seconds", type=FiniteRange(min=1), default=10.0, show_default=True, help="Duration of the measurement."
 )
 @click.option(
+    "--auth-token",
+    default="",
+    envvar="PENSTOCK_AUTH_TOKEN",
+    show_envvar=True,
+    help="Bearer token that the server at --verify asks for. Prefer the variable: a flag is visible in the process "
+    "list.",
+)
+@click.option(
     "--ledger",
     type=click.Path(dir_okay=False, path_type=Path),
     default=DEFAULT_LEDGER,
@@ -152,6 +160,10 @@ def command(target: str, **options: Any) -> None:
             field="--verify",
             remedy="Leave it out, and compare with the metric penstock_first_token_seconds of the running endpoint",
         )
+    if options["verify"]:
+        from penstock_cli.planning.verification import base_of
+
+        base_of(options["verify"])
     ledger = options["ledger"].expanduser()
     load, notes = _load(subject, options)
     inputs = _inputs(subject, options)
@@ -174,8 +186,9 @@ def command(target: str, **options: Any) -> None:
         from penstock_cli.planning.verification import verify_plan
 
         entry = verify_plan(
-            comparison, subject.spec, url=options["verify"], replicas=options["verify_replicas"],
-            seconds=options["verify_seconds"], classes=inputs.classes, ledger=ledger, quiet=output != "table",
+            comparison, subject.spec, url=options["verify"], token=options["auth_token"],
+            replicas=options["verify_replicas"], seconds=options["verify_seconds"], classes=inputs.classes,
+            ledger=ledger, quiet=output != "table",
         )  # fmt: skip
         if output != "table":
             # Standard output has the plan alone, which a program may read.

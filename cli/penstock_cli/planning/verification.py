@@ -12,7 +12,7 @@ from penstock.resources.endpoint import ModelEndpointSpec
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.status import timestamp
 from penstock_bench.cell import MeasurementFailed
-from penstock_bench.subject import ServerInfo, everyday_tokenizer, read_info
+from penstock_bench.subject import ServerInfo, authorization, everyday_tokenizer, read_info
 from penstock_cli.screen import fact
 from penstock_operator.scaling.decide import Service
 from penstock_optimizer.load.generator import LoadResult, LoadSpec, OpenLoop, run_load
@@ -32,6 +32,7 @@ def verify_plan(
     spec: ModelEndpointSpec,
     *,
     url: str,
+    token: str,
     replicas: int,
     seconds: float,
     classes: Mapping[str, HardwareClassSpec],
@@ -41,11 +42,17 @@ def verify_plan(
     """Send the planned mean rate of `replicas` replicas to a server, and print predicted and measured p95.
 
     The row is that of the server's class and the endpoint's cores, or else the chosen one. SettingError when the
-    comparison has no such row; MeasurementFailed when the server does not answer.
+    comparison has no such row, or the server answers from memory; MeasurementFailed when it does not answer.
     """
-    base = _base(url)
-    found = read_info(base)
+    base = base_of(url)
+    found = read_info(base, token=token)
     info = found if isinstance(found, ServerInfo) else None
+    if info is not None and info.keeps_answers:
+        raise SettingError(
+            f"the server at {base} keeps answers, and would answer the texts of the measurement from memory",
+            field="--verify",
+            remedy="Verify with a server without serving.caches and --answer-cache-bytes",
+        )
     row = _row_of(comparison, spec, info, classes)
     if row is None or row.evidence is None or row.sizing is None:
         raise SettingError(
@@ -60,7 +67,7 @@ def verify_plan(
     )
     assert service is not None  # noqa: S101 - the row has figures
     predicted = service.p95_of(rate, replicas)
-    result = _measure(base, spec, info, rate=rate, seconds=seconds)
+    result = _measure(base, spec, info, token=token, rate=rate, seconds=seconds)
     if result.latency is None:
         raise MeasurementFailed(
             f"no request to {base} was answered", remedy=f"First answer: {result.first_failure or 'none'}"
@@ -88,7 +95,8 @@ def verify_plan(
     return entry
 
 
-def _base(url: str) -> str:
+def base_of(url: str) -> str:
+    """The address without the route. SettingError for what is no plain URL."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise SettingError(f"{url} cannot be measured", field="--verify", remedy="Give http://host:port")
@@ -113,7 +121,9 @@ def _row_of(
     return comparison.best
 
 
-def _measure(base: str, spec: ModelEndpointSpec, info: ServerInfo | None, *, rate: float, seconds: float) -> LoadResult:
+def _measure(
+    base: str, spec: ModelEndpointSpec, info: ServerInfo | None, *, token: str, rate: float, seconds: float
+) -> LoadResult:
     described = info.artefact.model if info is not None and info.artefact is not None else None
     maximum = min(described.max_tokens if described is not None else EVERYDAY_MAXIMUM, EVERYDAY_MAXIMUM)
     mix = LengthMix.of(spec.workload, maximum=maximum)
@@ -128,6 +138,7 @@ def _measure(base: str, spec: ModelEndpointSpec, info: ServerInfo | None, *, rat
     return run_load(
         LoadSpec(
             url=f"{base}/predict", bodies=bodies, pattern=OpenLoop(arrivals_per_second=rate), seconds=seconds,
+            headers={"content-type": "application/json", **authorization(token)},
         )
     )  # fmt: skip
 

@@ -91,7 +91,8 @@ class JobVariables(Variables):
         "Not set: the job's own.",
     )
     termination_log: Path = setting(
-        DEFAULT_LOG, "File that the result or the failure is written to as JSON of at most 4,096 bytes."
+        DEFAULT_LOG,
+        "File that the result or the failure is written to as JSON of at most 4,096 bytes. It must exist, as in a pod.",
     )
 
 

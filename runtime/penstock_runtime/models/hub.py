@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -88,8 +88,10 @@ class HubFetch:
         if pinned is not None:
             return pinned
         self._require_readable_token()
+        # With HF_HUB_OFFLINE another attempt changes nothing.
+        retries = replace(self.retries, attempts=1) if _hub().constants.HF_HUB_OFFLINE else self.retries
         try:
-            listing = self.retries.run(lambda: self._translate(lambda: self._list(revision)))
+            listing = retries.run(lambda: self._translate(lambda: self._list(revision)))
         except ModelUnavailable as error:
             cached = self._records.whole(self._records.commit_of(revision))
             if cached is None:
@@ -238,7 +240,6 @@ def hub_error(error: Exception, source: ModelSource, *, has_token: bool) -> Pens
         return ModelUnavailable(
             f"{source} is not in the cache, and HF_HUB_OFFLINE is set",
             remedy="Unset it, or fill the cache first",
-            retry_after_seconds=0,  # waiting changes nothing
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return ModelNotFound(f"{source}: the repository has no such revision", remedy="Check the part after the @")

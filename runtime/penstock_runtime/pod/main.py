@@ -80,7 +80,7 @@ class PodServing:
         if variables.is_local or task is None:
             folder = await in_daemon_thread(self._folder)
             manifest = Manifest.load(folder)
-            task = manifest.task
+            task = task or manifest.task
             cores = None if is_on_device(manifest.chosen.plan) else cores or manifest.cores
         status = ServerStatus(variables.name, task, host=self._host, route_prompts=of_routes(variables.prompts))
         status.message = "the artefact is being fetched" if folder is None else "the model is loading"

@@ -59,7 +59,9 @@ class PodVariables(Variables):
         "Serve a plan that was measured and judged on processors of another instruction set all the same. Its answers "
         "were not judged and its speed was not measured on this one.",
     )
-    termination_log: Path = setting(DEFAULT_LOG, "File for the error that ended the process, as JSON.")
+    termination_log: Path = setting(
+        DEFAULT_LOG, "File for the error that ended the process, as JSON. It must exist, as in a pod."
+    )
     model: str = setting(
         "", "Must not be set: a model is optimised before it is served. The error that ends the process states how."
     )

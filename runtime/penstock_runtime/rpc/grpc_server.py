@@ -5,6 +5,7 @@ Calls are answered by the HTTP application (`translation`), which checks tokens,
 
 from __future__ import annotations
 
+import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -67,15 +68,16 @@ class RpcServer:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         address = f"{f'[{http.host}]' if ':' in http.host else http.host}:{http.grpc_port}"
         try:
+            _check_address(http.host, http.grpc_port or 0)
             if http.tls_certificate is not None and http.tls_key is not None:
                 self.port = self._server.add_secure_port(
                     address, _credentials(grpc, http.tls_certificate, http.tls_key)
                 )
             else:
                 self.port = self._server.add_insecure_port(address)
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             raise HostError(
-                f"cannot listen on {address}: {error}",
+                f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}",
                 remedy="Choose another --grpc-port or --host (PENSTOCK_GRPC_PORT, PENSTOCK_HOST)",
             ) from error
         await self._server.start()
@@ -89,11 +91,12 @@ class RpcServer:
         async def handle(data: bytes, context: Any) -> Any:
             self._held_bytes += len(data)
             try:
-                response = await self._answer(call, data, context)
+                response, identifier = await self._answer(call, data, context)
             finally:
                 self._held_bytes -= len(data)
             found = headers_of(response)
-            context.set_trailing_metadata(tuple((name, found[name]) for name in found if name in TRAILERS))
+            trailers = tuple((name, found[name]) for name in found if name in TRAILERS)
+            context.set_trailing_metadata((*trailers, ("x-request-id", identifier)))
             failed = failure(call, response)
             if failed is not None:
                 code, words = failed
@@ -102,14 +105,16 @@ class RpcServer:
 
         return handle
 
-    async def _answer(self, call: str, data: bytes, context: Any) -> Response:
-        """The response of the HTTP application."""
+    async def _answer(self, call: str, data: bytes, context: Any) -> tuple[Response, str]:
+        """The response of the HTTP application, and the x-request-id."""
         received = time.perf_counter()
         request = None
+        identifier = uuid.uuid4().hex
         try:
             body = _parsed(call, data)
             request = http_request(call, body, context.invocation_metadata() or (), context.time_remaining())
-            request.identifier = request.identifier or uuid.uuid4().hex.encode()
+            identifier = request.identifier.decode("ascii") or identifier
+            request.identifier = identifier.encode()
             request.received = received
             request.address = address_of(context.peer())
             request.client = client_key(request.address)
@@ -120,9 +125,9 @@ class RpcServer:
                 raise Overloaded("calls of other clients fill the memory for messages", retry_after_seconds=1)
             self._application.admit(request, len(request.body))
         except RequestError as error:
-            return self._application.refuse(request, error)
+            return self._application.refuse(request, error), identifier
         answered = self._application.answer(request)
-        return answered if isinstance(answered, Response) else await answered
+        return answered if isinstance(answered, Response) else await answered, identifier
 
 
 def _parsed(call: str, data: bytes) -> Any:
@@ -133,6 +138,15 @@ def _parsed(call: str, data: bytes) -> Any:
         return message(f"{call}Request").FromString(data)
     except DecodeError as error:
         raise MalformedBody(f"this is no {call}Request", remedy="Use the protocol's own definition") from error
+
+
+def _check_address(host: str, port: int) -> None:
+    """OSError if the address cannot be listened on. gRPC's own error has no reason, and its library logs to standard
+    error by itself."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
 
 
 def address_of(peer: str) -> str:

@@ -7,6 +7,7 @@ errors. fsspec and the packages of the object stores are optional and imported h
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import random
 import re
@@ -36,6 +37,10 @@ _DENIED = {
 }  # fmt: skip
 """Errors of botocore, google-auth and azure-identity for missing or wrong credentials."""
 _LIBRARIES = {"aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs", "adlfs", "urllib3"}
+_FORBIDDEN = "Forbidden: "
+"""gcsfs raises an OSError that begins like this for status 403, and no error with a status."""
+_LOGGERS = ("azure", "gcsfs")
+"""Loggers of libraries that log the errors that they raise, too, with tracebacks."""
 _ALTERED = {"ChecksumError", "FlexibleChecksumError"}
 """Checksum errors of gcsfs and botocore."""
 
@@ -100,6 +105,8 @@ def open_filesystem(scheme: str) -> Any:
             field="AZURE_STORAGE_ACCOUNT_NAME",
             remedy="Write its 3 to 24 small letters and digits",
         )
+    for name in _LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         import fsspec
 
@@ -116,6 +123,8 @@ def classify_failure(error: Exception) -> FailureKind | None:
         return FailureKind.ALTERED
     if isinstance(error, FileNotFoundError) or "ResourceNotFoundError" in names:
         return FailureKind.NOTHING_THERE
+    if isinstance(error, OSError) and error.errno is None and str(error).startswith(_FORBIDDEN):
+        return FailureKind.DENIED
     if isinstance(error, PermissionError) or names & _DENIED or status in {401, 403}:
         return FailureKind.DENIED
     if isinstance(error, OSError) and error.errno in FULL:

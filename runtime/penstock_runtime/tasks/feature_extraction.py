@@ -214,8 +214,9 @@ class FeatureExtraction(PromptedTask):
 
     def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> EmbeddingRequest:
         """See `Task`."""
-        wanted = self._by_default if parameters == {} else self._wanted(parameters)
+        # The inputs first: /rerank sends parameters that only a model which ranks takes.
         given = texts_of(self._inputs, inputs)
+        wanted = self._by_default if parameters == {} else self._wanted(parameters)
         if isinstance(given, TokenIds):
             size = self._embedding.fitter.tokenizer.embedded_size
             return EmbeddingRequest(pieces_of(given, wanted.prefix, size), given.single, wanted)

@@ -91,6 +91,7 @@ class SparseVectors(PromptedTask):
 
     def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> SparseRequest:
         """See `Task`."""
+        given = texts_of(self._inputs, inputs)
         values = parse_parameters(parameters, PARAMETERS)
         refuse_others(values)
         for name in ("normalize", "dimensions", "pooling"):
@@ -103,7 +104,6 @@ class SparseVectors(PromptedTask):
         prefix = self._prompts.text(values["prompt_name"])
         form = SparseFormat(values["sparse_format"] or SparseFormat.PAIRS)
         rule = self._fitter.rule.asked(values["truncate"], values["truncation_direction"])
-        given = texts_of(self._inputs, inputs)
         if isinstance(given, TokenIds):
             return SparseRequest(pieces_of(given, prefix, self.tokenizer.embedded_size), given.single, form, rule)
         return SparseRequest(prefixed(given, prefix), isinstance(given, str), form, rule)

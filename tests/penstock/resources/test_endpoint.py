@@ -281,6 +281,16 @@ def test_one_error_lists_all_mistakes() -> None:
     assert lines[3] == "  spec.cores: must be at least 1 (given: 0)"
 
 
+def test_rules_over_several_fields_are_all_listed() -> None:
+    resource = changed("spec.gateway", {"mode": "Never"})
+    resource["spec"] |= {"rollout": {"canary": {}}, "workload": {"lengths": "1,2"}}
+    lines = str(problem(resource)).splitlines()
+
+    assert lines[0] == "a.yaml has 2 problems:"
+    assert lines[1].startswith("  spec: workload.lengths are for text-generation, and task is ")
+    assert lines[2].startswith("  spec: rollout.canary needs a gateway")
+
+
 def test_a_short_form_of_a_field_is_recognised() -> None:
     error = problem(changed("spec.objective.latency.p95", 2))
     assert [one.remedy for one in error.problems] == [

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from penstock.errors import MissingPackage, SettingError
@@ -64,6 +65,26 @@ def test_a_request_with_a_traceparent_is_a_span_of_that_trace_with_its_steps_as_
     assert seconds < 60
 
 
+def test_calls_of_grpc_are_traced_by_their_traceparent(tmp_path: Path) -> None:
+    triton = pytest.importorskip("tritonclient.grpc")
+    model = make_model(tmp_path, TaskName.FEATURE_EXTRACTION)
+    text = triton.InferInput("text", [1], "BYTES")
+    text.set_data_from_numpy(np.array([b"i like you"], dtype=object))
+    with running_collector() as collector:
+        with (
+            serving(model, grpc_port=0, trace_endpoint=collector.url, trace_share=0.0) as endpoint,
+            triton.InferenceServerClient(f"127.0.0.1:{endpoint.server.grpc_port}") as client,
+        ):
+            for headers in (SAMPLED, NOT_SAMPLED, {}):
+                client.infer("emotion", [text], headers=headers)
+        *children, request = collector.spans
+
+    assert {span.trace_id.hex() for span in collector.spans} == {TRACE}
+    assert (request.name, request.parent_span_id.hex()) == ("POST /v2/models/{name}/infer", PARENT)
+    assert request.trace_state == "vendor=1"
+    assert [span.name for span in children] == STEPS
+
+
 def test_requests_without_a_traceparent_are_traced_by_the_share_of_the_setting() -> None:
     gate = Gate()
     gate.open()
@@ -117,7 +138,7 @@ def test_a_collector_that_is_gone_delays_no_request_and_not_the_end_of_the_serve
 
 @pytest.mark.parametrize("url", ["collector:4318", "ftp://collector", "http://a b"])
 def test_an_address_that_is_none_is_refused_at_the_start(url: str) -> None:
-    with pytest.raises(SettingError, match="--trace-endpoint is"):
+    with pytest.raises(SettingError, match=r"--trace-endpoint is .*it is not a URL: write it like http"):
         Settings.load({}, {"trace_endpoint": url})
 
 

@@ -496,7 +496,7 @@ class TestOffline:
             "from pathlib import Path\n"
             "from penstock.resources.source import ModelSource\n"
             "from penstock_runtime.models.sources import fetch_model\n"
-            f"fetch_model(ModelSource.parse('hf://org/model'), cache=Path({str(tmp_path)!r}))\n"
+            f"fetch_model(ModelSource.parse('hf://org/model'), cache=Path({str(tmp_path)!r}), on_progress=print)\n"
         )
         environment = {
             **os.environ,
@@ -508,6 +508,7 @@ class TestOffline:
         )
         assert child.returncode == 1
         assert "hf://org/model@main is not in the cache, and HF_HUB_OFFLINE is set" in child.stderr
+        assert child.stdout == ""
         assert hub.requests == []
 
     @pytest.mark.parametrize("damage", ["", "[]", '{"folder": 3}', '{"folder": "/nowhere", "sizes": {"a": 1}}'])

@@ -242,8 +242,12 @@ class TestFailures:
             assert pod.ended() == 1
         assert pod.last_words["reason"] == "ArtefactNotFound"
 
-    def test_another_task_than_the_endpoints_is_refused(self, volume: tuple[str, Digest], tmp_path: Path) -> None:
-        with Pod(tmp_path, artefact=volume[1], store_uri=volume[0], task="text-ranking", cores=1) as pod:
+    @pytest.mark.parametrize("local", [False, True])
+    def test_another_task_than_the_endpoints_is_refused(
+        self, local: bool, volume: tuple[str, Digest], artefact: Path, tmp_path: Path
+    ) -> None:
+        given = {"artefact": artefact} if local else {"artefact": volume[1], "store_uri": volume[0]}
+        with Pod(tmp_path, **given, task="text-ranking", cores=1) as pod:
             assert pod.ended() == 1
         assert "is for feature-extraction, and PENSTOCK_TASK is text-ranking" in pod.last_words["message"]
 
@@ -266,6 +270,10 @@ class TestFailures:
             ({"artifact": "/nowhere"}, "Did you mean PENSTOCK_ARTEFACT?"),
             ({"artefact": "/nowhere", "drain_delay_second": "5"}, "Did you mean PENSTOCK_DRAIN_DELAY_SECONDS?"),
             ({"artefact": "/nowhere"}, "/nowhere has no manifest.json"),
+            (
+                {"artefact": "/nowhere", "prompts": '{"text": {"a": "b"}}'},
+                "PENSTOCK_PROMPTS.text is {'a': 'b'}: there is no such field",
+            ),
             ({"model": "hf://a/b"}, "PENSTOCK_MODEL is 'hf://a/b', and this process serves artefacts only"),
         ],
     )

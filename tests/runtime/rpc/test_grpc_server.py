@@ -105,6 +105,27 @@ def test_texts_in_contents_are_the_same(endpoint: Endpoint) -> None:
     assert "inputs[0].contents has int_contents, and texts are expected" in caught.value.details()
 
 
+@pytest.mark.parametrize(
+    ("model", "sent", "kept"),
+    [("emotion", "request-1", True), ("other", "request-2", True), ("emotion", "x" * 129, False)],
+)
+def test_the_request_id_is_that_of_the_client_or_a_new_one(
+    endpoint: Endpoint, model: str, sent: str, kept: bool
+) -> None:
+    request = service_pb2.ModelInferRequest(model_name=model)
+    request.inputs.add(name="text", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"i like you")
+    with grpc.insecure_channel(f"127.0.0.1:{endpoint.server.grpc_port}") as channel:
+        call = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelInferResponse.FromString,
+        ).future(request, timeout=60, metadata=[("x-request-id", sent)])
+        found = dict(call.trailing_metadata())["x-request-id"]
+
+    assert found
+    assert (found == sent) is kept
+
+
 @pytest.mark.parametrize("task", [TaskName.TEXT_RANKING, TaskName.TEXT_CLASSIFICATION, TaskName.TOKEN_CLASSIFICATION])
 def test_other_tasks_have_the_tensors_of_http(task: TaskName, tmp_path: Path) -> None:
     inputs = REQUESTS[task]["inputs"]

@@ -93,14 +93,18 @@ def _check_content_type(value: bytes, kinds: Collection[str]) -> None:
 
 
 @contextmanager
-def fields_named(names: Mapping[str, str]) -> Iterator[None]:
+def fields_named(names: Mapping[str, str], *, absent: Iterable[str] = ()) -> Iterator[None]:
     """Rename the field of an InvalidInput to the field that the API's client sent: `inputs.query` is its `query`.
 
-    `names`: beginnings of the task's paths, and what to write instead; the first that fits is taken.
+    `names`: beginnings of the task's paths, and what to write instead; the first that fits is taken. `absent`: names of
+    parameters that the API does not have, which the remedy must not advise.
     """
     try:
         yield
     except InvalidInput as error:
+        for name in absent:
+            error.remedy = error.remedy.replace(f", or set parameters.{name} to true", "")
+        error.remedy = error.remedy.replace("parameters.", names.get("parameters.", "parameters."))
         for begin, instead in names.items():
             if error.field.startswith(begin):
                 rename_field(error, (instead + error.field.removeprefix(begin)).lstrip("."))

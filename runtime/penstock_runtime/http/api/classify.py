@@ -104,7 +104,7 @@ class Classify:
 
     async def _vllm(self, request: Request, body: dict[str, Any]) -> Response:
         parameters = {} if body["use_activation"] is not False else {"function_to_apply": str(Function.NONE)}
-        with fields_named({"inputs": "input"}):
+        with fields_named({"inputs": "input"}, absent=["truncate"]):
             answer = await self._service.predict(request, body["input"], parameters)
         order = {label: index for index, label in enumerate(self._service.status.labels)}
         data = []

@@ -113,7 +113,7 @@ class Cohere:
         texts = [one if isinstance(one, str) else one["text"] for one in body["documents"]]
         repeated = _repeated(body["documents"]) if body["return_documents"] else None
         parameters = {} if body["top_n"] is None else {"top_k": body["top_n"]}
-        with fields_named({"inputs.texts": "documents", "inputs.": ""}):
+        with fields_named({"inputs.texts": "documents", "inputs.": ""}, absent=["truncate"]):
             answer = await self._service.predict(request, {"query": body["query"], "texts": texts}, parameters)
         results: list[dict[str, Any]] = []
         for one in answer.value:

@@ -25,6 +25,8 @@ KSERVE = "KServe V1"
 SAGEMAKER = "SageMaker"
 ONE_OBJECT = frozenset({TaskName.SENTENCE_SIMILARITY, TaskName.TEXT_RANKING})
 """Tasks whose inputs may be one object with several texts."""
+RANKING = frozenset({TaskName.FEATURE_EXTRACTION, TaskName.TEXT_RANKING})
+"""Tasks with models that rank texts."""
 
 
 class KServe:
@@ -112,13 +114,13 @@ class SageMaker:
         `inputs`, as `/predict`, without the outer list for one text of a text-classification.
         """
         task = self._service.status.task
-        if task is TaskName.FEATURE_EXTRACTION:
-            return await self._tei.embed(request)
         if task is TaskName.SENTENCE_SIMILARITY:
             return await self._tei.similarity(request)
         body = read_json(request)
-        if task is TaskName.TEXT_RANKING and isinstance(body, dict) and "query" in body:
+        if task in RANKING and isinstance(body, dict) and "query" in body and "inputs" not in body:
             return await self._tei.rerank(request)
+        if task is TaskName.FEATURE_EXTRACTION:
+            return await self._tei.embed(request)
         inputs, parameters = self._envelope.open(body)
         answer = await self._service.predict(request, inputs, parameters)
         flat = task is TaskName.TEXT_CLASSIFICATION and not isinstance(inputs, list)
@@ -128,7 +130,8 @@ class SageMaker:
         """The schema of the body."""
         match self._service.status.task:
             case TaskName.FEATURE_EXTRACTION:
-                return self._tei.embed_body.schema() | {"examples": [{"inputs": ["a text", "another one"]}]}
+                bodies = [self._tei.embed_body.schema(), self._tei.rerank_body.schema()]
+                return {"anyOf": bodies, "examples": [{"inputs": ["a text", "another one"]}]}
             case TaskName.SENTENCE_SIMILARITY:
                 return self._tei.similarity_body.schema() | {"examples": self._envelope.document()["examples"]}
             case TaskName.TEXT_RANKING:
@@ -141,6 +144,8 @@ class SageMaker:
         """The schema of the answer."""
         task = self._service.status.task
         whole = response_schema(task)
+        if task is TaskName.FEATURE_EXTRACTION:
+            return {"anyOf": [whole, response_schema(TaskName.TEXT_RANKING)]}
         return {"anyOf": [whole, whole["items"]]} if task is TaskName.TEXT_CLASSIFICATION else whole
 
 

@@ -58,7 +58,7 @@ class OpenAI:
         # Length 1, also where the model's files do not ask for it: as OpenAI and text-embeddings-inference do.
         parameters = {"pooling": AUTO, "normalize": True}
         parameters |= {name: body[name] for name in ("dimensions", "prompt_name") if body[name] is not None}
-        with fields_named({"inputs": "input", "parameters.": ""}):
+        with fields_named({"inputs": "input", "parameters.": ""}, absent=["truncate"]):
             answer = await self._service.predict(request, body["input"], parameters)
         vectors = answer.value
         data: list[dict[str, Any]] = [

@@ -132,6 +132,31 @@ UNSUPPORTED: Mapping[str, Sequence[Any]] = {
     "suffix": ("",),
     "prompt_logprobs": (),
     "lora": (),
+    # Of vLLM and SGLang.
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "ebnf": (),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "logits_processors": ([],),
+    "min_tokens": (0,),
+    "prompt_embeds": (),
+    "regex": (),
+    "skip_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "truncate_prompt_tokens": (),
+    # Of llama.cpp and text-generation-inference.
+    "grammar": ("",),
+    "json_schema": (),
+    "max_new_tokens": (),
+    "mirostat": (0,),
+    "n_predict": (),
+    "repeat_penalty": (1,),
+    "typical_p": (1,),
 }
 """Fields of the API, and of similar servers, that would change the answer; with the values that change nothing."""
 
@@ -283,7 +308,17 @@ async def job_of(
 
 
 def form_of(body: Mapping[str, Any], model: GenerationModel) -> Callable[[], GrammarState] | None:
-    """Makes the form of the answer that a chat or completion asks for; None: any text."""
+    """Makes the form of the answer that a chat or completion asks for; None: any text.
+
+    InvalidInput if several fields ask for a form.
+    """
+    forms = [name for name in ("guided_regex", "guided_json") if body[name] is not None]
+    if (body["response_format"] or {}).get("type", "text") != "text":
+        forms.append("response_format")
+    if len(forms) > 1:
+        raise InvalidInput(
+            f"{' and '.join(forms)} each ask for a form of the answer", field=forms[0], remedy="Send one of them"
+        )
     if body["guided_regex"] is not None:
         return lambda: model.grammars.of_regex(body["guided_regex"], "guided_regex")
     if body["guided_json"] is not None:

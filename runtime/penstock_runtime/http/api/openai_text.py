@@ -58,6 +58,13 @@ class OpenAIText(GenerationApi):
     async def complete(self, request: Request) -> Response:
         """`/v1/completions`."""
         raw = read_json(request)
+        given = raw.get("prompt") if isinstance(raw, dict) else None
+        if isinstance(given, list) and given and isinstance(given[0], str | list):
+            raise UnsupportedOption(
+                "prompt is a list of prompts; this server takes one in a request",
+                field="prompt",
+                remedy="Send a request for each, several at a time",
+            )
         body = checked(COMPLETION_BODY, raw)
         refuse_unsupported(raw, UNSUPPORTED)
         model = generator_of(self._service).model

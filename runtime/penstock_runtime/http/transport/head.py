@@ -35,9 +35,13 @@ def read_head(request: Request, parser: httptools.HttpRequestParser, version: st
         request.keep_alive_by_header = request.keep_alive
         request.chunked = False
         headers.pop(b"expect", None)  # HTTP/1.0 has no interim response
+    request.identifier = identifier_of(headers)
+
+
+def identifier_of(headers: Mapping[bytes, bytes]) -> bytes:
+    """The client's x-request-id; empty where it sent none that is acceptable."""
     identifier = headers.get(b"x-request-id", b"")
-    if len(identifier) <= IDENTIFIER_LIMIT and identifier.isascii():
-        request.identifier = identifier
+    return identifier if len(identifier) <= IDENTIFIER_LIMIT and identifier.isascii() else b""
 
 
 def check_head(headers: Mapping[bytes, bytes], version: str) -> None:

@@ -90,6 +90,8 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     made.options |= ssl.OP_NO_RENEGOTIATION
     made.set_alpn_protocols(["http/1.1"])
+    for path in (certificate, key):
+        path.read_bytes()  # OpenSSL's error for a missing file does not name it
     # Without the function, OpenSSL would ask for the password of an encrypted key at the terminal.
     made.load_cert_chain(certificate, key, password=_no_password)
     return made

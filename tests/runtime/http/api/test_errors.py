@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from penstock.tasks import TaskName
+from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_runtime import errors
 from penstock_runtime.errors import RequestError
+from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.settings import Settings
-from tests.runtime.http.serving import Endpoint, Gate, make_model, serving
+from penstock_runtime.tasks.factory import make_task
+from tests.runtime.http.serving import Endpoint, Gate, Model, make_model, serving, write_folder
 
 EndpointOf = Callable[[TaskName], Endpoint]
+LONG = "a " * 99
 JSON = {"content-type": "application/json"}
 
 
@@ -235,6 +239,32 @@ class TestRoutes:
 
         assert answer.status_code == 422
         assert answer.json()["field"].startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("task", "path", "body", "remedy"),
+    [
+        (TaskName.FEATURE_EXTRACTION, "/predict", {"inputs": LONG}, "or set parameters.truncate to true"),
+        (TaskName.FEATURE_EXTRACTION, "/embed", {"inputs": LONG}, "or set truncate to true"),
+        (TaskName.FEATURE_EXTRACTION, "/v1/embeddings", {"input": LONG}, ""),
+        (TaskName.TEXT_RANKING, "/rerank", {"query": "a", "texts": [LONG]}, "or set truncate to true"),
+        (TaskName.TEXT_RANKING, "/v1/rerank", {"query": "a", "documents": [LONG]}, ""),
+        (TaskName.TEXT_CLASSIFICATION, "/classify", {"inputs": LONG}, "or set parameters.truncate to true"),
+        (TaskName.TEXT_CLASSIFICATION, "/classify", {"input": LONG}, ""),
+    ],
+)
+def test_the_remedy_for_a_long_text_has_the_field_of_the_shape_that_was_used(
+    tmp_path: Path, task: TaskName, path: str, body: dict[str, Any], remedy: str
+) -> None:
+    folder = ModelFolder.open(write_folder(tmp_path, task), weights=False)
+    made = make_task(task, folder, truncate=False)
+    with serving(Model(made, HEAD_OF_TASK[task], labels=2, vocabulary=folder.config["vocab_size"]), task) as endpoint:
+        answer = httpx.post(endpoint.url + path, json=body)
+
+    assert answer.status_code == 422
+    assert "Send a shorter text" in answer.text
+    assert remedy in answer.text
+    assert ("truncate" in answer.text) is bool(remedy)
 
 
 class TestFailures:

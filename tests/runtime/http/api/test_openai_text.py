@@ -253,12 +253,55 @@ class TestCompletions:
         chunks = client.completions.create(model="smol", prompt="Once", temperature=0, max_tokens=10, stream=True)
         assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
 
-    def test_token_ids_are_a_prompt(self, client: openai.OpenAI) -> None:
-        ids = list(b"Once")
-        by_text = client.completions.create(model="smol", prompt="Once", temperature=0)
+    def test_token_ids_are_a_prompt(self, endpoint: Endpoint, client: openai.OpenAI) -> None:
+        ids = [token["id"] for token in post(endpoint, "/tokenize", {"inputs": "Once"}).json()[0]]
+        by_text, by_ids = (
+            client.completions.create(model="smol", prompt=prompt, temperature=0) for prompt in ("Once", ids)
+        )
         assert by_text.usage is not None
         assert by_text.usage.completion_tokens == 16
-        assert ids
+        assert by_ids.choices[0].text == by_text.choices[0].text
+        assert by_ids.usage == by_text.usage
+
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            {"ignore_eos": True},
+            {"min_tokens": 5},
+            {"stop_token_ids": [1]},
+            {"skip_special_tokens": False},
+            {"grammar": "root ::= x"},
+            {"repeat_penalty": 1.2},
+            {"modalities": ["text", "audio"]},
+        ],
+    )
+    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+    def test_options_of_similar_servers_that_would_change_the_answer_are_refused(
+        self, endpoint: Endpoint, path: str, asked: dict[str, Any]
+    ) -> None:
+        body = {"prompt": "x", "messages": MESSAGES, "max_tokens": 1}
+        refused = post(endpoint, path, {**body, **asked})
+
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "unsupported_option"
+        assert refused.json()["error"]["param"] in asked
+        harmless = {"ignore_eos": False, "min_tokens": 0, "stop_token_ids": [], "skip_special_tokens": True,
+                    "grammar": "", "repeat_penalty": 1.0, "modalities": ["text"]}  # fmt: skip
+        assert post(endpoint, path, {**body, **harmless}).status_code == 200
+
+    def test_a_remedy_has_its_value_as_json(self, endpoint: Endpoint) -> None:
+        answer = post(endpoint, "/v1/chat/completions", {"messages": MESSAGES, "modalities": ["audio"]})
+
+        assert answer.json()["error"]["message"].endswith('Leave it out, or send ["text"]')
+
+    def test_two_forms_of_the_answer_are_refused(self, endpoint: Endpoint) -> None:
+        forms = {"guided_regex": "a+", "response_format": {"type": "json_object"}}
+        answer = post(endpoint, "/v1/chat/completions", {"messages": MESSAGES, **forms})
+
+        assert answer.status_code == 422
+        assert "guided_regex and response_format each ask for a form" in answer.json()["error"]["message"]
+        text = {"guided_regex": "a+", "response_format": {"type": "text"}, "max_tokens": 2}
+        assert post(endpoint, "/v1/chat/completions", {"messages": MESSAGES, **text}).status_code == 200
 
     def test_unknown_tokens_and_options_are_refused(self, endpoint: Endpoint) -> None:
         for body, field in [
@@ -266,7 +309,9 @@ class TestCompletions:
             ({"prompt": "x", "echo": True}, "echo"),
             ({"prompt": "x", "suffix": "y"}, "suffix"),
             ({"prompt": "x", "best_of": 2}, "best_of"),
-            ({"prompt": ["x", "y"]}, "prompt[0]"),
+            ({"prompt": ["x", "y"]}, "prompt"),
+            ({"prompt": [[1, 2], [3]]}, "prompt"),
+            ({"prompt": [1, "x"]}, "prompt[1]"),
             ({"prompt": "x" * 600}, "prompt"),
         ]:
             answer = post(endpoint, "/v1/completions", body)

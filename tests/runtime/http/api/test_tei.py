@@ -131,6 +131,27 @@ class TestPooledGraph:
         assert "needs the vectors of tokens; this model's ONNX file gives one vector" in answer.json()["error"]
         assert "last_hidden_state" in answer.json()["remedy"]
 
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/rerank", {"query": "a", "texts": ["text"]}),
+            ("/rerank", {"query": "a", "texts": ["text"], "return_text": True}),
+            ("/v2/rerank", {"query": "a", "documents": ["text"], "top_n": 1}),
+            ("/invocations", {"query": "a", "texts": ["text"]}),
+            ("/predict", {"inputs": {"query": "a", "texts": ["text"]}, "parameters": {"top_k": 1}}),
+        ],
+    )
+    @pytest.mark.parametrize("kind", ["pooled", "sparse"])
+    def test_texts_are_not_ranked_and_the_error_names_the_reason(
+        self, path: str, body: dict[str, Any], kind: str, request: pytest.FixtureRequest
+    ) -> None:
+        endpoint: Endpoint = request.getfixturevalue(kind)
+        answer = httpx.post(endpoint.url + path, json=body)
+
+        assert answer.status_code == 422
+        assert "this model ranks none" in answer.text
+        assert "task: text-ranking" in answer.text
+
     @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/embed_sparse"])
     def test_other_routes_are_refused(self, path: str, pooled: Endpoint) -> None:
         bodies = {
@@ -156,7 +177,7 @@ class TestTokenVectors:
         assert [len(matrix) for matrix in queries] == [12, 12]
         np.testing.assert_allclose(np.linalg.norm(documents[0], axis=1), 1, atol=1e-5)
 
-    @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+    @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank", "/invocations"])
     def test_texts_are_ranked_by_max_sim(self, path: str, token_vectors: Endpoint) -> None:
         texts = ["cheese", "a text of a dog", "what is deep learning ?"]
         embed = f"{token_vectors.url}/embed_all"
@@ -165,12 +186,12 @@ class TestTokenVectors:
         scores = [float((query @ document.T).max(axis=1).sum()) for document in documents]
         order = sorted(range(3), key=lambda index: -scores[index])
 
-        named = "texts" if path == "/rerank" else "documents"
+        named = "documents" if path.startswith("/v") else "texts"
         answer = httpx.post(token_vectors.url + path, json={"query": "what ?", named: texts}).json()
 
-        found = answer if path == "/rerank" else answer["results"]
+        found = answer["results"] if path.startswith("/v") else answer
         assert [entry["index"] for entry in found] == order
-        values = [entry["score" if path == "/rerank" else "relevance_score"] for entry in found]
+        values = [entry["relevance_score" if path.startswith("/v") else "score"] for entry in found]
         np.testing.assert_allclose(values, [scores[index] for index in order], atol=1e-4)
 
     @pytest.mark.parametrize(("path", "field"), [("/embed", "inputs"), ("/v1/embeddings", "input")])
