@@ -6,7 +6,7 @@ Always nested, as the hosted API answers (its client takes the first entry): a l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -177,7 +177,7 @@ class TextClassification:
             cut += was_cut
         return Prepared(
             rows=[rows[index] for index in range(len(request.texts))],
-            memo=request,
+            memo=replace(request, texts=[], where=[]),  # it may stay in the cache
             truncated=cut,
             answer_bytes=request.answer_bytes,
         )
