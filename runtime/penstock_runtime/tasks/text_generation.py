@@ -5,6 +5,7 @@ Unlike the other tasks it has no `Task` object: its requests run on an engine of
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -231,7 +232,7 @@ def refuse_unsupported(body: Mapping[str, Any], fields: Mapping[str, Sequence[An
             raise UnsupportedOption(
                 f"{name} is not supported by this server",
                 field=name,
-                remedy=f"Leave it out{f', or send {harmless[0]!r}' if harmless else ''}".replace("False", "false"),
+                remedy=f"Leave it out{f', or send {json.dumps(harmless[0])}' if harmless else ''}",
             )
 
 

@@ -132,6 +132,25 @@ UNSUPPORTED: Mapping[str, Sequence[Any]] = {
     "suffix": ("",),
     "prompt_logprobs": (),
     "lora": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "typical_p": (1,),
+    "truncate_prompt_tokens": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "documents": ([],),
+    "grammar": ("",),
+    "json_schema": (),
 }
 """Fields of the API, and of similar servers, that would change the answer; with the values that change nothing."""
 
@@ -283,7 +302,12 @@ async def job_of(
 
 
 def form_of(body: Mapping[str, Any], model: GenerationModel) -> Callable[[], GrammarState] | None:
-    """Makes the form of the answer that a chat or completion asks for; None: any text."""
+    """Makes the form of the answer that a chat or completion asks for; None: any text. InvalidInput for two forms."""
+    forms = [name for name in ("guided_regex", "guided_json", "response_format") if _has_form(body[name])]
+    if len(forms) > 1:
+        raise InvalidInput(
+            f"{' and '.join(forms)} are two forms of one answer", field=forms[1], remedy="Send only one of them"
+        )
     if body["guided_regex"] is not None:
         return lambda: model.grammars.of_regex(body["guided_regex"], "guided_regex")
     if body["guided_json"] is not None:
@@ -294,6 +318,10 @@ def form_of(body: Mapping[str, Any], model: GenerationModel) -> Callable[[], Gra
     nested = given.get("json_schema")
     schema = nested.get("schema") if isinstance(nested, dict) else None
     return text_format(given["type"], schema, model, "response_format", "response_format.json_schema.schema")
+
+
+def _has_form(given: Any) -> bool:
+    return given is not None and not (isinstance(given, dict) and given.get("type") == "text")
 
 
 def text_format(
