@@ -155,8 +155,8 @@ class Dispatcher(Batcher):
                 raise
 
     def _make_room(self, call: _Call) -> None:
-        """If the queue is full, drop the newest waiting requests of addresses that would still have more tokens than the
-        caller's; Overloaded if there are none."""
+        """If the queue is full, drop the newest waiting requests of addresses that would still have more tokens than
+        the caller's; Overloaded if there are none."""
         while True:
             try:
                 self.check_room(call.missing, call.tokens)

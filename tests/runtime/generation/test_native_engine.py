@@ -24,7 +24,13 @@ from penstock_runtime.engines.native.library import Kernels
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.generation.engine import Row
 from penstock_runtime.generation.native_engine import NativeStepEngine, load
-from tests.optimizer.generation.random_decoders import VOCABULARY, facts_of, native_logits, random_decoder, whole_weights
+from tests.optimizer.generation.random_decoders import (
+    VOCABULARY,
+    facts_of,
+    native_logits,
+    random_decoder,
+    whole_weights,
+)
 from tests.runtime.engines.native.programs import AVAILABLE, needs_library
 
 pytestmark = needs_library

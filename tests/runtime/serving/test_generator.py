@@ -333,7 +333,7 @@ def test_a_defect_of_the_loop_fails_the_requests_in_progress_and_no_later_ones(t
     class Failing(NullLoopObserver):
         fails = True
 
-        def step(self, step: Step, seconds: float) -> None:  # noqa: ARG002 - of LoopObserver
+        def step(self, step: Step, seconds: float) -> None:
             if self.fails:
                 raise RuntimeError("a defect")
 
