@@ -205,17 +205,18 @@ class CacheSettings(SettingsGroup):
 
     answer_cache_bytes: int = setting(
         0,
-        "Memory for whole answers by content hash; 0 turns it off. Counted as objects: one of two labels takes 1.3 KB, "
-        "one of 28 takes 8.4 KB, a vector of 384 numbers 2.4 KB. Off by default: it hides the model's speed, and texts "
-        "stay in memory.",
+        "Memory for whole answers by content hash, for each bearer token on its own; 0 turns it off. Counted as "
+        "objects: one of two labels takes 1.3 KB, one of 28 takes 8.4 KB, a vector of 384 numbers 2.4 KB. Off by "
+        "default: it hides the model's speed, and texts stay in memory.",
         unit="bytes",
         ge=0,
     )
     token_cache_bytes: int = setting(
         0,
-        "Memory for tokenised requests by content hash; 0 turns it off. Estimated, rather too high: 48 bytes a token, "
-        "208 where its place in the text is kept (token-classification, question-answering), and the texts. "
-        "Worth it where the same long texts come again and again with other parameters.",
+        "Memory for tokenised requests by content hash, for each bearer token on its own; 0 turns it off. Estimated, "
+        "rather too high: 48 bytes a token, 208 where its place in the text is kept (token-classification, "
+        "question-answering), and the texts. Worth it where the same long texts come again and again with other "
+        "parameters.",
         unit="bytes",
         ge=0,
     )

@@ -9,7 +9,7 @@ idle cores.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
@@ -151,10 +151,21 @@ class Batcher:
         """Waiting rows and tokens, those of prepared batches included."""
         rows, tokens = self._queue.rows, self._queue.tokens
         if len(self._batches) > self._in_flight:
-            ahead = list(islice(self._batches.values(), self._in_flight, None))
+            ahead = list(self._prepared())
             rows += sum(len(batch.entries) for batch in ahead)
             tokens += sum(batch.tokens for batch in ahead)
         return rows, tokens
+
+    def _prepared(self) -> Iterator[_Batch]:
+        """The batches that wait for a stream."""
+        return islice(self._batches.values(), self._in_flight, None)
+
+    def has_waiting(self, entries: Sequence[QueuedRow]) -> bool:
+        """Whether a row of these counts to `depth`."""
+        if not all(entry.removed for entry in entries):
+            return True
+        prepared = {id(entry) for batch in self._prepared() for entry in batch.entries}
+        return any(id(entry) in prepared for entry in entries)
 
     @property
     def tokens_per_second(self) -> float:

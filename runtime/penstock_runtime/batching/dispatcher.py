@@ -155,22 +155,31 @@ class Dispatcher(Batcher):
                 raise
 
     def _make_room(self, call: _Call) -> None:
-        """If the queue is full, drop the newest requests of addresses that would still have more tokens than the
-        caller's; Overloaded if there are none."""
+        """If the queue is full, drop the newest waiting requests of addresses that would still have more tokens than
+        the caller's; Overloaded if there are none."""
         while True:
             try:
                 self.check_room(call.missing, call.tokens)
             except Overloaded as error:
-                larger = larger_client(self._tokens, call.client, call.tokens)
-                if larger is None:
+                newest = self._newest_waiting(self._tokens.get(call.client, 0) + call.tokens)
+                if newest is None:
                     raise
-                newest = next(reversed(self._calls[larger]))
                 self._forget(newest)
                 self.discard(newest.entries)
                 if not newest.done.done():
                     newest.done.set_exception(Overloaded(error.message, retry_after_seconds=error.retry_after_seconds))
             else:
                 return
+
+    def _newest_waiting(self, tokens: int) -> _Call | None:
+        """The newest request with rows in the queue of the address with the most tokens, more than `tokens`."""
+        for client in sorted(self._tokens, key=self._tokens.__getitem__, reverse=True):
+            if self._tokens[client] <= tokens:
+                break
+            for call in reversed(self._calls[client]):
+                if self.has_waiting(call.entries):
+                    return call
+        return None
 
     def _forget(self, call: _Call) -> None:
         calls = self._calls.get(call.client)

@@ -9,6 +9,8 @@ LONGEST_HELD = 16
 """Tokens whose text is held back as the beginning of a character. One has up to four bytes; more are no character."""
 LONGEST_WINDOW = 16
 """Tokens that are decoded together before the older ones are dropped."""
+WIDEST_WINDOW = 64
+"""Tokens that are decoded together at most, once all of their text is given."""
 KEPT = 6
 """Tokens before the next one that are decoded with it: a decoder may join or strip spaces between tokens."""
 
@@ -53,8 +55,10 @@ class Detokeniser:
     def _shorten(self, text: str) -> None:
         kept = self._window[-KEPT:]
         beginning = self._decode(kept)
-        # A window may not begin inside a character, whose text would change with the next token.
-        if REPLACEMENT not in beginning and text.endswith(beginning.lstrip()):
+        # A window may not begin inside a character, whose text would change with the next token. Tokens that are no
+        # text have no better place.
+        is_place = REPLACEMENT not in beginning and text.endswith(beginning.lstrip())
+        if is_place or len(self._window) > WIDEST_WINDOW:
             self._window = kept
             self._given = len(beginning)
 

@@ -206,10 +206,14 @@ class GenerationLoop:
 
     def _run(self) -> None:
         while not self._closing:
-            self._read_commands()
-            self._drop_late()
-            if self._jobs:
-                self._step()
+            try:
+                self._read_commands()
+                self._drop_late()
+                if self._jobs:
+                    self._step()
+            except Exception as error:  # a defect: otherwise all requests would wait for ever
+                logger.exception("generation failed", extra=log_event("GenerationFailed", reason=error))
+                self._fail(list(self._jobs.values()), _failed())
             self._flush()
         self.engine.close()
 

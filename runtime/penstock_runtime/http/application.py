@@ -127,7 +127,8 @@ def allowed(methods: Mapping[str, Route]) -> tuple[str, ...]:
 
 
 class _CountedStream:
-    """A stream that reports its end: 499 if the client had gone by then, else 200, and the bytes that were sent."""
+    """A stream that reports its end: 499 if the client had gone by then, 500 if it failed, else 200; and the bytes that
+    were sent."""
 
     def __init__(self, stream: ByteStream, ended: Callable[[int, int], None]) -> None:
         self._stream = stream
@@ -137,7 +138,11 @@ class _CountedStream:
 
     async def read(self) -> bytes:
         """The next piece."""
-        piece = await self._stream.read()
+        try:
+            piece = await self._stream.read()
+        except Exception:
+            self._status = RequestError.status
+            raise
         self._bytes += len(piece)
         if not piece:
             self._status = 200

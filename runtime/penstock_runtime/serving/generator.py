@@ -263,12 +263,16 @@ class Generator:
         served.requests += 1
         self._waiting[generation] = None
         self._waiting_tokens += generation.waiting_tokens
-        generation.start(
-            [
-                replace(request, prompt=prompt, max_tokens=limit, choice=choice, deadline=deadline)
-                for choice, (request, limit) in enumerate(zip(requests, limits, strict=True))
-            ]
-        )
+        try:
+            generation.start(
+                [
+                    replace(request, prompt=prompt, max_tokens=limit, choice=choice, deadline=deadline)
+                    for choice, (request, limit) in enumerate(zip(requests, limits, strict=True))
+                ]
+            )
+        except BaseException:
+            generation.close()
+            raise
         return generation
 
     def _limit(self, prompt: int, request: JobRequest) -> int:

@@ -103,6 +103,7 @@ class _Asked(NamedTuple):
     """Both by `perf_counter`, seconds."""
     caller: int
     client: str
+    tenant: str
 
 
 class _InProgress(NamedTuple):
@@ -149,15 +150,14 @@ class Predictor:
 
         `deadline_seconds`: the request is dropped unless all of it has started to run by then; None: the setting's.
         `caller`: number of the connection, which has one request at a time. `client`: address of the client; addresses
-        share the queue. `tenant`: of `Generator` alone.
+        share the queue. `tenant`: name of the token; caches and computations are shared by its requests only.
         Any RequestError: InvalidInput, Overloaded, DeadlineExceeded, InferenceFailed, NotReady (draining).
         """
         if self._draining:
             raise NotReady("the server is shutting down", remedy="Try again: another replica will answer")
-        _ = tenant
         arrived = perf_counter()
         deadline = arrived + (self._queue.deadline_seconds if deadline_seconds is None else deadline_seconds)
-        asked = _Asked(inputs, parameters, arrived, deadline, caller, client)
+        asked = _Asked(inputs, parameters, arrived, deadline, caller, client, tenant)
         if self._answers is None:
             return (await self._compute(self._served, asked))[0]
         return await self._remembered_or_computed(self._answers, asked)
@@ -166,7 +166,7 @@ class Predictor:
         """The answer from the cache, from the same request that is in progress, or computed."""
         while True:
             served = self._served
-            key = content_key(served.number, asked.inputs, asked.parameters)
+            key = content_key(served.number, asked.tenant, asked.inputs, asked.parameters)
             remembered: Answer | None = self._look_up("answers", answers, key)
             if remembered is not None:
                 timings = Timings(compute_milliseconds=(perf_counter() - asked.arrived) * 1e3)
@@ -308,7 +308,7 @@ class Predictor:
             dispatcher.check_admission(asked.client)
             request = task.parse(asked.inputs, asked.parameters)
             parsed = perf_counter()
-            prepared = await self._prepare(served, request, asked.inputs, asked.parameters)
+            prepared = await self._prepare(served, request, asked)
             tokenised = perf_counter()
             ran = await dispatcher.run(
                 prepared.rows, arrived=tokenised, deadline=asked.deadline, caller=asked.caller, client=asked.client
@@ -330,12 +330,11 @@ class Predictor:
         )
         return Answer(value, timings, prepared.tokens, prepared.truncated, cut_at=prepared.cut_at), is_large
 
-    async def _prepare(
-        self, served: _ServedModel, request: Any, inputs: Any, parameters: Mapping[str, Any]
-    ) -> Prepared:
+    async def _prepare(self, served: _ServedModel, request: Any, asked: _Asked) -> Prepared:
+        inputs, parameters = asked.inputs, asked.parameters
         key = None
         if self._prepared is not None:
-            key = content_key(served.number, inputs, parameters)
+            key = content_key(served.number, asked.tenant, inputs, parameters)
             remembered: Prepared | None = self._look_up("tokens", self._prepared, key)
             if remembered is not None:
                 return remembered

@@ -176,7 +176,8 @@ class MultiVectors(PromptedTask):
         if request.ranked is None:
             size = sum(row.length for row in rows) * (request.dimensions or self._width or 1) * NUMBER_BYTES
             self._limits.check_answer(size, "inputs", "Send fewer texts at a time")
-        return Prepared(rows=rows, memo=request, truncated=cut, answer_bytes=size)
+        memo = replace(request, texts=[], where=[], kinds=[])  # it may stay in the cache
+        return Prepared(rows=rows, memo=memo, truncated=cut, answer_bytes=size)
 
     def _row(self, row: Row, name: str, kind: TextKind) -> TokenRow:
         expansion, ids, types = self._model.expansion, row.ids, row.type_ids

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -128,6 +128,13 @@ class TextClassificationRequest:
     answer_bytes: int
 
 
+class _ForAnswer(NamedTuple):
+    """What `assemble` needs of a request. It may stay in the cache, without the texts."""
+
+    function: Function
+    top_k: int | None
+
+
 class TextClassification:
     """The task."""
 
@@ -177,7 +184,7 @@ class TextClassification:
             cut += was_cut
         return Prepared(
             rows=[rows[index] for index in range(len(request.texts))],
-            memo=request,
+            memo=_ForAnswer(request.function, request.top_k),
             truncated=cut,
             answer_bytes=request.answer_bytes,
         )
@@ -188,7 +195,7 @@ class TextClassification:
 
     def assemble(self, prepared: Prepared, reduced: Sequence[Float]) -> list[list[dict[str, Any]]]:
         """See `Task`."""
-        wanted: TextClassificationRequest = prepared.memo
+        wanted: _ForAnswer = prepared.memo
         answer = []
         for scores in map(wanted.function.apply, reduced):
             values = scores.tolist()

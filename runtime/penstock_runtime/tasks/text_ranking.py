@@ -7,7 +7,7 @@ with one score for each pair, in their order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -181,7 +181,7 @@ class TextRanking(PromptedTask):
             row, was_cut = fitter.pair(pieces[first], pieces[second], where, rule)
             rows.append(row)
             cut += was_cut
-        return Prepared(rows=rows, memo=request, truncated=cut)
+        return Prepared(rows=rows, memo=_for_answer(request), truncated=cut)
 
     def _prepare_prompted(self, request: RankingRequest, template: Template) -> Prepared:
         """One text for each pair: tokens of a language model may reach over the places where the parts meet."""
@@ -195,7 +195,7 @@ class TextRanking(PromptedTask):
             ids = pieces.keep(room, rule.side).ids
             fitter.tokenizer.require_embedded(ids, where)
             rows.append(template.row(ids))
-        return Prepared(rows=rows, memo=request, truncated=cut)
+        return Prepared(rows=rows, memo=_for_answer(request), truncated=cut)
 
     def reduce(self, row: Row, outputs: Outputs) -> Float:  # noqa: ARG002 - the contract of Task
         """The logit [1]."""
@@ -215,6 +215,11 @@ class TextRanking(PromptedTask):
             text = {"text": wanted.pairs[index][1]} if wanted.return_text else {}
             ranking.append({"index": index, "score": values[index], **text})
         return ranking
+
+
+def _for_answer(request: RankingRequest) -> RankingRequest:
+    """What `assemble` needs of a request, which may stay in the cache."""
+    return replace(request, pairs=request.pairs if request.return_text else [], where=[])
 
 
 def _prompted(fitter: Fitter, folder: ModelFolder) -> Template:

@@ -98,11 +98,8 @@ def facts_of(decoder: Decoder) -> DecoderFacts:
     return decoder_facts(decoder)
 
 
-def unpacked(weight: Float, bits: int) -> Float:
-    """The weight [outputs, inputs] that the native engine multiplies with."""
-    outputs, inputs = weight.shape
-    filled = np.pad(weight, [(0, -outputs % 32), (0, -inputs % 32)])
-    records, scales = packed(filled, bits)
+def whole_weights(records: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
+    """The whole numbers [outputs, inputs] of a product's records."""
     panels, groups, _ = records.shape
     if bits == 8:
         whole = records.view(np.int8).reshape(panels, groups, 8, 32, 4).astype(np.int32)
@@ -114,7 +111,15 @@ def unpacked(weight: Float, bits: int) -> Float:
         steps = records[:, :, 576:].astype(np.int32)[:, :, None, :, None]
         whole = (steps * numbers + starts) // 16
     assert np.abs(whole).max() <= 127
-    wide = whole.transpose(0, 3, 1, 2, 4).reshape(panels * 32, groups * 32) * scales[:, None]
+    return np.asarray(whole.transpose(0, 3, 1, 2, 4).reshape(panels * 32, groups * 32))
+
+
+def unpacked(weight: Float, bits: int) -> Float:
+    """The weight [outputs, inputs] that the native engine multiplies with."""
+    outputs, inputs = weight.shape
+    filled = np.pad(weight, [(0, -outputs % 32), (0, -inputs % 32)])
+    records, scales = packed(filled, bits)
+    wide = whole_weights(records, bits) * scales[:, None]
     return np.asarray(wide[:outputs, :inputs], np.float32)
 
 

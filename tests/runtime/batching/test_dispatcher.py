@@ -388,6 +388,26 @@ def test_requests_of_one_client_do_not_keep_others_out_of_the_queue() -> None:
     assert many.count("refused") >= 4
 
 
+@pytest.mark.parametrize(
+    ("second", "expected"), [(3, ["answered", "answered", "refused"]), (20, ["answered", "refused", "answered"])]
+)
+def test_a_request_that_runs_does_not_give_way_for_a_place_in_the_queue(second: int, expected: list[str]) -> None:
+    async def main() -> list[str]:
+        engine = EchoEngine()
+        async with lane_of(engine, plan(), most_rows=1) as dispatcher:
+            engine.gate.clear()
+            tasks = [asyncio.create_task(run(dispatcher, [row(50)], caller=1, client="a"))]
+            await begun(engine)
+            for caller, (client, tokens) in enumerate([("b", second), ("c", 3)], start=2):
+                tasks.append(asyncio.create_task(run(dispatcher, [row(tokens)], caller=caller, client=client)))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            engine.gate.set()
+            return await outcomes(tasks)
+
+    assert asyncio.run(main()) == expected
+
+
 def test_clients_with_equal_shares_of_a_full_queue_do_not_displace_each_other() -> None:
     async def main() -> list[str]:
         engine = EchoEngine()

@@ -66,6 +66,24 @@ def test_bytes_that_are_no_text_are_given_once(ids: list[int]) -> None:
     assert text.replace(REPLACEMENT, "") == tokenizer.decode(ids).replace(REPLACEMENT, "")
 
 
+@pytest.mark.parametrize("name", list(TOKENIZERS))
+def test_tokens_that_are_no_text_do_not_make_each_next_one_slower(name: str) -> None:
+    tokenizer, decoded = TOKENIZERS[name], []
+
+    def decode(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return str(tokenizer.decode(list(ids)))
+
+    byte = "\u0122" if name == "byte level" else "<0x80>"  # one that never begins a character
+    token = tokenizer.token_to_id(byte)
+    detokeniser = Detokeniser(decode)
+
+    text = "".join(detokeniser.push(token) for _ in range(500)) + detokeniser.finish()
+
+    assert text == REPLACEMENT * 500
+    assert max(decoded) < 100
+
+
 def test_a_character_is_given_with_its_last_byte() -> None:
     tokenizer = TOKENIZERS["byte level"]
     detokeniser = Detokeniser(tokenizer.decode)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,22 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from penstock.errors import ArtefactError
+from penstock.manifest import DecoderFacts
 from penstock_optimizer.export.encoder import Activation
 from penstock_optimizer.generation.decoder import Decoder
-from penstock_optimizer.generation.native_graph import write_native
+from penstock_optimizer.generation.native_graph import packed, write_native
+from penstock_runtime.engines.native.decoder_file import NativeDecoderFile, ProductPart, read_decoder_file
 from penstock_runtime.engines.native.library import Kernels
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.generation.engine import Row
 from penstock_runtime.generation.native_engine import NativeStepEngine, load
-from tests.optimizer.generation.random_decoders import VOCABULARY, facts_of, native_logits, random_decoder
+from tests.optimizer.generation.random_decoders import (
+    VOCABULARY,
+    facts_of,
+    native_logits,
+    random_decoder,
+    whole_weights,
+)
 from tests.runtime.engines.native.programs import AVAILABLE, needs_library
 
 pytestmark = needs_library
@@ -116,6 +125,55 @@ def test_a_step_of_any_number_of_lines_has_the_bits_of_single_lines(
         engine.close()
     np.testing.assert_array_equal(together, np.stack(alone))
     assert np.abs(together).max() > 0
+
+
+def only_a_product(bits: int, inputs: int, outputs: int, folder: Path) -> tuple[NativeDecoderFile, DecoderFacts]:
+    """A decoder whose layer adds nothing and whose normalisation is exact: a token's logits are the head's product with
+    numbers of 16 bits, whose magnitudes are those of all tokens, and whose signs are the token's own."""
+    random = np.random.default_rng(inputs)
+    decoder = replace(random_decoder(1, hidden=inputs, layers=1), head=np.zeros((VOCABULARY, inputs), np.float32))
+    write_native(decoder, 8, folder / "model.native")
+    file = read_decoder_file(folder / "model.native")
+    parts, tensors = file.parts, dict(file.tensors)
+    (layer,) = parts.layers
+    for nothing in (layer.output, layer.down):
+        tensors[nothing.packed] = np.zeros_like(tensors[nothing.packed])
+    signs = random.choice([-64, 64], tensors[parts.embeddings.packed].shape).astype(np.int8)
+    tensors[parts.embeddings.packed] = signs.view(np.uint8)
+    tensors[parts.embeddings.scales] = np.full(parts.embeddings.outputs, 1 / 64, np.float32)
+    magnitudes = random.integers(0, 32767, inputs)
+    magnitudes[0] = 32767
+    tensors[parts.final_norm.weight] = np.float32(2.0**-15) * magnitudes.astype(np.float32)
+    assert parts.head is not None
+    weights = random.normal(0, 1, (outputs, inputs)).astype(np.float32)
+    tensors["head"], tensors["scales"] = packed(weights, bits)
+    head = ProductPart(inputs=inputs, outputs=outputs, bits=8 if bits == 8 else 4, packed="head", scales="scales")
+    norm = parts.final_norm.model_copy(update={"epsilon": 0.0})
+    changed = {"head": head, "final_norm": norm, "embedding_scale": 1.0}
+    return NativeDecoderFile(parts.model_copy(update=changed), tensors), facts_of(decoder)
+
+
+@BITS
+@pytest.mark.parametrize("inputs", [32, 96, 512, 544, 1120])
+def test_every_instruction_set_gives_the_bits_of_the_exact_sums_of_a_product(
+    bits: int, inputs: int, tmp_path: Path
+) -> None:
+    """Nothing else of a step is rounded, so no instruction set may differ from numpy by a bit."""
+    file, facts = only_a_product(bits, inputs, 96, tmp_path)
+    signs = whole_weights(file.tensors[file.parts.embeddings.packed], 8) // 64
+    magnitudes = (file.tensors[file.parts.final_norm.weight] * 2**15).astype(np.int64)
+    weights = whole_weights(file.tensors["head"], bits).astype(np.int64)
+    for kernels in AVAILABLE:
+        engine = NativeStepEngine(file, facts, blocks=POOL, threads=1, kernels=kernels)
+        try:
+            for lines in (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 33, 70):
+                ids = text(lines, lines)
+                logits = engine.step([Row(ids, 0, blocks(1, 2, 3, tokens=lines), lines)])
+                sums = (signs[ids] * magnitudes) @ weights.T
+                expected = sums.astype(np.float32) * (file.tensors["scales"] * np.float32(2.0**-15))
+                np.testing.assert_array_equal(logits, expected[:, :VOCABULARY], err_msg=f"{kernels.name}, {lines}")
+        finally:
+            engine.close()
 
 
 @pytest.fixture(params=[8, 4])

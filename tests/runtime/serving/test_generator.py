@@ -18,8 +18,9 @@ from penstock.tasks import TaskName
 from penstock_runtime.errors import InferenceFailed, NotReady, Overloaded, PromptTooLong
 from penstock_runtime.generation.loop import FinishReason, JobRequest
 from penstock_runtime.generation.sampling import SamplingParameters
+from penstock_runtime.generation.scheduler import Step
 from penstock_runtime.serving.generation_model import warm_up
-from penstock_runtime.serving.generator import Generation, Generator
+from penstock_runtime.serving.generator import Generation, Generator, NullLoopObserver
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import QueueSettings
@@ -305,6 +306,46 @@ def test_a_token_without_text_ends_its_request_alone(tmp_path: Path, monkeypatch
         with pytest.raises(InferenceFailed):
             await failing.read_all()
         assert len(await tokens(good)) == 5
+        await generator.drain()
+
+    run(test)
+
+
+def test_a_request_that_cannot_be_submitted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        generator = Generator(small_generation_model(tmp_path))
+
+        def fail(_: JobRequest) -> None:
+            raise MemoryError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(generator._served.loop, "submit", fail)
+            with pytest.raises(MemoryError):
+                generator.generate(PROMPT, [job()])
+        assert generator.queue_depth() == (0, 0)
+        assert len(await tokens(generator.generate(PROMPT, [job(3)]))) == 3
+        await generator.drain()  # it would wait for the request
+
+    run(test)
+
+
+def test_a_defect_of_the_loop_fails_the_requests_in_progress_and_no_later_ones(tmp_path: Path) -> None:
+    class Failing(NullLoopObserver):
+        fails = True
+
+        def step(self, step: Step, seconds: float) -> None:
+            if self.fails:
+                raise RuntimeError("a defect")
+
+    async def test() -> None:
+        observer = Failing()
+        generator = Generator(small_generation_model(tmp_path), observer)
+        with pytest.raises(InferenceFailed):
+            await generator.generate(PROMPT, [job()]).read_all()
+        observer.fails = False
+        assert len(await tokens(generator.generate(PROMPT, [job(3)]))) == 3
+        while generator.facts()["cache"]["blocks_in_use"]:  # noqa: ASYNC110 - set by the engine's thread
+            await asyncio.sleep(0.01)
         await generator.drain()
 
     run(test)

@@ -451,6 +451,28 @@ def test_cached_tokens_are_not_tokenised_again() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("settings", [{"answer_cache_bytes": 10_000}, {"token_cache_bytes": 10_000}])
+def test_caches_and_computations_are_shared_by_requests_of_one_token_only(settings: dict[str, int]) -> None:
+    """A client could tell from the answer's time and headers what another one has asked."""
+
+    async def main() -> None:
+        task, seen, engine = SumTask(), Seen(), EchoEngine()
+        predictor = Predictor(small_model(engine, task=task), seen, caches=CacheSettings(**settings))
+        for tenant in ("a", "b", "a", "b"):
+            await predictor.predict([4], {}, tenant=tenant)
+        assert [found for (_, found), count in seen.caches.items() for _ in range(count)] == [False] * 2 + [True] * 2
+        assert len(task.prepared_in) == 2
+        # Of the same request in progress, too.
+        engine.gate.clear()
+        both = [asyncio.create_task(predictor.predict([9], {}, tenant=tenant)) for tenant in ("a", "b")]
+        await begun(engine)
+        engine.gate.set()
+        assert [answer.remembered for answer in await asyncio.gather(*both)] == [False, False]
+        await predictor.drain()
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_client_is_skipped() -> None:
     async def main() -> None:
         engine = EchoEngine()

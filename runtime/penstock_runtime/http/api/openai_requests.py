@@ -132,6 +132,8 @@ UNSUPPORTED: Mapping[str, Sequence[Any]] = {
     "suffix": ("",),
     "prompt_logprobs": (),
     "lora": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
     # Of vLLM and SGLang.
     "add_generation_prompt": (True,),
     "allowed_token_ids": (),
@@ -140,8 +142,10 @@ UNSUPPORTED: Mapping[str, Sequence[Any]] = {
     "continue_final_message": (False,),
     "documents": ([],),
     "ebnf": (),
+    "early_stopping": (False,),
     "ignore_eos": (False,),
     "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
     "logits_processors": ([],),
     "min_tokens": (0,),
     "prompt_embeds": (),
@@ -308,16 +312,11 @@ async def job_of(
 
 
 def form_of(body: Mapping[str, Any], model: GenerationModel) -> Callable[[], GrammarState] | None:
-    """Makes the form of the answer that a chat or completion asks for; None: any text.
-
-    InvalidInput if several fields ask for a form.
-    """
-    forms = [name for name in ("guided_regex", "guided_json") if body[name] is not None]
-    if (body["response_format"] or {}).get("type", "text") != "text":
-        forms.append("response_format")
+    """Makes the form of the answer that a chat or completion asks for; None: any text. InvalidInput for two forms."""
+    forms = [name for name in ("guided_regex", "guided_json", "response_format") if _has_form(body[name])]
     if len(forms) > 1:
         raise InvalidInput(
-            f"{' and '.join(forms)} each ask for a form of the answer", field=forms[0], remedy="Send one of them"
+            f"{' and '.join(forms)} are two forms of one answer", field=forms[1], remedy="Send only one of them"
         )
     if body["guided_regex"] is not None:
         return lambda: model.grammars.of_regex(body["guided_regex"], "guided_regex")
@@ -329,6 +328,10 @@ def form_of(body: Mapping[str, Any], model: GenerationModel) -> Callable[[], Gra
     nested = given.get("json_schema")
     schema = nested.get("schema") if isinstance(nested, dict) else None
     return text_format(given["type"], schema, model, "response_format", "response_format.json_schema.schema")
+
+
+def _has_form(given: Any) -> bool:
+    return given is not None and not (isinstance(given, dict) and given.get("type") == "text")
 
 
 def text_format(

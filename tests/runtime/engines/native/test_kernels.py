@@ -466,6 +466,23 @@ def test_a_row_of_equal_numbers_and_one_of_zeros_are_no_division_by_zero(kernels
     np.testing.assert_allclose(y, x @ weight + tensors["b"], rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("bits", [8, 6, 4])
+@pytest.mark.parametrize("inputs", [32, 96, 320, 512])
+def test_every_instruction_set_gives_the_bits_of_the_exact_sums_of_a_product(bits: int, inputs: int) -> None:
+    """Scales are powers of two, so that only the last addition rounds: no instruction set may differ by a bit."""
+    rng = np.random.default_rng(inputs)
+    step, tensors = product(inputs, 160, rng, bits=bits)
+    tensors["s"], tensors["b"] = np.full(160, 2.0**-9, np.float32), np.zeros(160, np.float32)
+    for lines in (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33, 40):
+        stored, zero = rng.integers(0, 256, (lines, inputs)), rng.integers(0, 256, (lines, 1))
+        stored[:, 0], stored[:, -1] = 0, 255  # so that the grid of the row is this one
+        x = ((stored - zero) * 2.0**-5).astype(np.float32)
+        expected = ((stored - zero) @ tensors["w"].astype(np.int64)).astype(np.float32) * np.float32(2.0**-14)
+        for kernels in AVAILABLE:
+            y = run([step], tensors, x, kernels=kernels)
+            np.testing.assert_array_equal(y, expected, err_msg=f"{kernels.name}, {lines} lines")
+
+
 def test_every_instruction_set_gives_the_same_8_bit_sums() -> None:
     rng = np.random.default_rng(11)
     x = rng.normal(0, 1, (37, 384)).astype(np.float32)
@@ -475,3 +492,10 @@ def test_every_instruction_set_gives_the_same_8_bit_sums() -> None:
 
     for result in results[1:]:
         np.testing.assert_allclose(result, results[0], atol=2e-5, rtol=1e-6)
+
+
+def test_a_product_whose_sums_may_not_fit_into_32_bits_is_refused() -> None:
+    step, tensors = product(2**16, 32, np.random.default_rng(1))
+
+    with pytest.raises(ArtefactError, match="do not fit together"):
+        run([step], tensors, np.zeros((1, 2**16), np.float32), kernels=Kernels.PLAIN)

@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from penstock_runtime.http.api.openai_answers import AnswerStream
 from tests.runtime.generation.paged_engine import PagedEngine
 from tests.runtime.generation.small_model import (
     TEMPLATE,
@@ -227,6 +228,19 @@ class TestChat:
         ({"messages": MESSAGES, "logit_bias": {str(number): 1 for number in range(1025)}}, 422, "logit_bias"),
         ({"messages": MESSAGES, "max_tokens": 2**31 - 1}, 400, "messages"),
         ({"messages": MESSAGES, "max_tokens": 2**70}, 422, "max_tokens"),
+        ({"messages": MESSAGES, "reasoning_effort": "low"}, 400, "reasoning_effort"),
+        ({"messages": MESSAGES, "verbosity": "high"}, 400, "verbosity"),
+        ({"messages": MESSAGES, "min_tokens": 5}, 400, "min_tokens"),
+        ({"messages": MESSAGES, "ignore_eos": True}, 400, "ignore_eos"),
+        ({"messages": MESSAGES, "stop_token_ids": [2]}, 400, "stop_token_ids"),
+        ({"messages": MESSAGES, "add_generation_prompt": False}, 400, "add_generation_prompt"),
+        ({"messages": MESSAGES, "chat_template": "{{ messages }}"}, 400, "chat_template"),
+        ({"messages": MESSAGES, "guided_regex": "a", "guided_json": {}}, 422, "guided_json"),
+        (
+            {"messages": MESSAGES, "guided_regex": "a", "response_format": {"type": "json_object"}},
+            422,
+            "response_format",
+        ),
         ({"messages": MESSAGES, "n": 17}, 422, "n"),
         ({"messages": MESSAGES, "stop": ["x"] * 1000}, 422, "stop"),
     ],
@@ -299,7 +313,7 @@ class TestCompletions:
         answer = post(endpoint, "/v1/chat/completions", {"messages": MESSAGES, **forms})
 
         assert answer.status_code == 422
-        assert "guided_regex and response_format each ask for a form" in answer.json()["error"]["message"]
+        assert "guided_regex and response_format are two forms" in answer.json()["error"]["message"]
         text = {"guided_regex": "a+", "response_format": {"type": "text"}, "max_tokens": 2}
         assert post(endpoint, "/v1/chat/completions", {"messages": MESSAGES, **text}).status_code == 200
 
@@ -473,6 +487,19 @@ def test_a_client_that_goes_away_takes_part_in_no_further_step(tmp_path: Path) -
         until(lambda: endpoint.model.facts()["sequences"]["running"] == 0)
         assert len(engine.steps) - before <= 2
         assert endpoint.server.metrics.requests["/v1/chat/completions", 499] == 1
+
+
+def test_a_stream_that_a_defect_cuts_off_counts_as_500(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: AnswerStream) -> list[bytes]:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(AnswerStream, "last", fail)
+    with serving_generation(small_generation_model(tmp_path, template=TEMPLATE)) as endpoint:
+        body = {"messages": MESSAGES, "max_tokens": 2, "stream": True}
+        with pytest.raises(httpx.RemoteProtocolError):
+            post(endpoint, "/v1/chat/completions", body)
+        until(lambda: endpoint.server.metrics.in_flight == 0)
+        assert endpoint.server.metrics.requests == {("/v1/chat/completions", 500): 1}
 
 
 def test_too_many_waiting_requests_are_refused_with_a_time_to_retry(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@
 #include "decoder.h"
 
 #define STAGES_OF_LAYER 12
-#define MOST_WIDTH (1 << 16) /* of a product's inputs: sums of fewer products of bytes fit into 32 bits */
 
 /* Copies parts of the model one after the other. The first pass, without memory, finds the size. */
 struct copier {
@@ -144,7 +143,7 @@ static int take_participants(struct penstock_decoder *d) {
     size_t scores = (size_t)d->kernels->queries * ((size_t)d->blocks + 1) * BLOCK_TOKENS * sizeof(float);
     size_t stored = rounded(PRIVATE_LINES * 2 * widest, ALIGNMENT);
     size_t grids = rounded(PRIVATE_LINES * sizeof(struct row_grid), ALIGNMENT);
-    size_t line = rounded(widest * sizeof(float), ALIGNMENT), room = widest * PANEL;
+    size_t line = rounded(widest * sizeof(float), ALIGNMENT), room = widest * PANEL + prefetched_bytes(d->widest);
     size_t each = rounded(stored + grids + line + scores + room, 4096);
     d->own_size = each * (size_t)d->threads;
     d->own = mmap(NULL, d->own_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -185,7 +184,7 @@ struct penstock_decoder *penstock_decoder_open(const struct penstock_decoder_par
     struct copier copier = {NULL, 0, kernels};
     if (d->layers && d->ropes && d->stages && d->cache && (threads < 2 || d->pool) && take_participants(d)) {
         copy_parts(d, &copier);
-        d->weights_size = rounded(copier.size + 1, (size_t)2 << 20);
+        d->weights_size = rounded(copier.size + prefetched_bytes(d->widest), (size_t)2 << 20);
         d->weights = take_pages(d->weights_size);
     }
     if (!d->weights) {

@@ -7,6 +7,7 @@
 
 #define PANEL 32    /* outputs that are packed together */
 #define ALIGNMENT 64 /* bytes; of buffers and weights */
+#define MOST_WIDTH (1 << 16) /* of a product's inputs: sums of fewer products of bytes fit into 32 bits */
 #define MOST_NARROW_INPUTS 4096 /* of a product with weights of fewer than 8 bits: a panel is widened on the stack */
 
 /* Adding it puts a float's nearest integer into the low bits, for magnitudes below 2^22. */
@@ -18,6 +19,10 @@ struct row_grid {
 };
 
 #define PAIRS_ZERO 32768 /* `zero` of activations with 16 bits */
+
+/* Bytes after packed weights up to which prefetches compute addresses: two panels, or some cache lines. They are part of the
+same memory, since C defines no others. */
+static inline size_t prefetched_bytes(int inputs) { return 2 * (size_t)inputs * PANEL + 8192; }
 
 /* An 8-bit product. */
 struct linear8 {

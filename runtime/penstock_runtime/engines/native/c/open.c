@@ -252,7 +252,7 @@ static int add_steps(struct penstock_model *m, const struct penstock_step *steps
 struct penstock_model *penstock_open(const struct penstock_step *steps, int32_t count, int32_t output, int32_t threads,
                                      int32_t isa, int32_t *status) {
     size_t packed = 0;
-    int layers = 0;
+    int layers = 0, widest = 0;
     *status = PENSTOCK_BAD_MODEL;
     const struct kernels *kernels = kernels_for(isa);
     if (!kernels || count <= 0 || count > POOL_MOST_PHASES / 2 || threads < 1 || threads > 1024) return NULL;
@@ -260,8 +260,9 @@ struct penstock_model *penstock_open(const struct penstock_step *steps, int32_t 
     for (int i = 0; i < count; i++)
         if (is_product8(&steps[i])) {
             if (steps[i].inputs <= 0 || steps[i].outputs <= 0 || !steps[i].weights) return NULL;
-            if (steps[i].inputs % PANEL || steps[i].outputs % PANEL) return NULL;
+            if (steps[i].inputs % PANEL || steps[i].outputs % PANEL || steps[i].inputs >= MOST_WIDTH) return NULL;
             packed += layer_size(&steps[i], 8);
+            if (steps[i].inputs > widest) widest = steps[i].inputs;
             layers++;
         } else if (has_vectors(&steps[i])) {
             if (!steps[i].distance_rows || steps[i].positions <= 0 || steps[i].positions > MOST_POSITIONS) return NULL;
@@ -276,7 +277,7 @@ struct penstock_model *penstock_open(const struct penstock_step *steps, int32_t 
     m->output = output;
     m->chosen_id = -1;
     m->threads = threads;
-    m->packed_size = rounded(packed + 1, HUGE_PAGE);
+    m->packed_size = rounded(packed + prefetched_bytes(widest), HUGE_PAGE);
     m->packed = take_pages(m->packed_size);
     m->phases = calloc((size_t)count * 2, sizeof *m->phases);
     m->stretches = calloc((size_t)count * 2, sizeof *m->stretches);
