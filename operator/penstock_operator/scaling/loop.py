@@ -308,6 +308,10 @@ class Autoscaler:
             metrics = await self._with_gateway(target, endpoint, metrics, now)
         if metrics is None:
             return
+        entry = self._cache.endpoints.get(key)
+        if entry is None or entry.uid != target.uid:
+            # It was deleted while its metrics were read; another one may have its name.
+            return
         metrics = in_measured_requests(metrics, target.service)
         # The decision of this process is in force, whatever another client may have written meanwhile.
         mine = endpoint.published is not None and operator_writes(target.mode)
