@@ -29,7 +29,7 @@ from penstock_operator.cluster.api import (
     Json,
     ResourceKind,
 )
-from penstock_operator.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused
+from penstock_operator.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, NotLeading, Refused
 from penstock_operator.cluster.store import ObjectKey, PackedObject, StoreChange, StoreEntry, key_of
 from penstock_operator.metrics import COLLECTED, WRITES_SKIPPED
 from penstock_operator.plan.conditions import Event, Reason
@@ -177,19 +177,25 @@ class Reconciler:
         models: dict[ObjectKey, StoreEntry[PackedObject]],
         versions: dict[Ref, int],
     ) -> ClusterError | None:
-        """Delete and apply. Returns the first refusal of the API server; the remaining objects are applied
-        nevertheless, except for a job.
+        """Delete and apply. Returns the first refusal of the API server; the remaining objects are deleted and
+        applied nevertheless, except for a job after an apply that was refused.
 
         `models` are the OptimizedModels that the plan was made from. Endpoints share them and are reconciled
         concurrently: a plan from an older version must not overwrite a newer one. `versions` are the versions of
         objects that other clients write too.
         """
         problem: ClusterError | None = None
+        kept: ClusterError | None = None
         for ref in planned.delete:
             kind = KINDS[ref.kind]
             known = self._stores[kind].get(ObjectKey(key.namespace, ref.name))
-            if known is not None:
+            if known is None:
+                continue
+            try:
                 await self._port.delete(kind, ref.name, key.namespace, uid=known.uid)
+            except (Refused, Forbidden) as error:
+                # Such as an admission policy. The endpoint must still scale, and its status has the message.
+                kept = kept or error
         for value in planned.apply:
             place = key_of(value)
             if value["kind"] == JOB.name and problem is not None:
@@ -212,7 +218,7 @@ class Reconciler:
             place = ObjectKey(key.namespace, write.name)
             if place in models:
                 await self._write_status(OPTIMIZED_MODEL, place, models[place], write.status)
-        return problem
+        return problem or kept
 
     async def _apply(self, value: Json, *, version: int | None = None) -> None:
         """Apply an object unless nothing would change; with a version, only if the object still has that version."""
@@ -364,9 +370,11 @@ class Reconciler:
             )
         except Conflict:
             return
-        except (Refused, Forbidden) as error:
-            # An Event is optional; the status has the same information. A namespace that is being deleted refuses new
-            # objects.
+        except NotLeading:
+            raise
+        except ClusterError as error:
+            # An Event is optional, and must not keep the status, which has the same information, from being written.
+            # A namespace that is being deleted refuses new objects, and an API server may limit the rate of Events.
             logger.warning(
                 "cannot post Event %s: %s", event.reason, error, extra=log_event("EventNotPosted", reason=error)
             )

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from penstock_operator.cluster.api import JOB, NETWORK_POLICY, SERVICE, ClusterPort, Json
-from penstock_operator.cluster.errors import ClusterError, Refused
+from penstock_operator.cluster.api import JOB, NETWORK_POLICY, SERVICE, ClusterPort, Json, ResourceKind
+from penstock_operator.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.loop.reconcile import Reconciler, ReconcileRequest
+from penstock_operator.plan.conditions import Event
 from penstock_operator.plan.endpoint_plan import ReconcilePlan
+from penstock_operator.plan.observed import Ref
 from penstock_operator.settings import PREFIX, Settings
 from penstock_operator.watch.cluster_cache import ClusterCache
 from testbed.cluster import Cluster
@@ -311,3 +313,43 @@ def test_a_job_is_not_created_when_its_network_policy_is_refused() -> None:
     refused.clear()
     assert act() is None
     assert applied == ["Service", "NetworkPolicy", "Job"]
+
+
+def test_a_refused_deletion_keeps_nothing_else_from_being_done() -> None:
+    done: list[str] = []
+
+    class Port:
+        async def delete(self, kind: ResourceKind, name: str, *_: str, **__: str) -> bool:
+            if kind is SERVICE:
+                raise Forbidden("an admission policy", status=403)
+            done.append(f"delete {kind}")
+            return True
+
+        async def apply(self, value: Json) -> Json:
+            done.append(f"apply {value['kind']}")
+            return value
+
+    cache = ClusterCache(Settings.load({}).plan_settings())
+    cache.services.put({"metadata": metadata("emotion", 1)})
+    cache.policies.put({"metadata": metadata("emotion", 1)})
+    port: Any = Port()
+    reconciler = Reconciler(port, cache, identity="test")
+    job = {"apiVersion": JOB.api_version, "kind": JOB.name, "metadata": metadata("emotion", 1)}
+    made = ReconcilePlan(apply=(job,), delete=(Ref("Service", "emotion"), Ref("NetworkPolicy", "emotion")))
+    problem = asyncio.run(reconciler._act(ObjectKey("a", "emotion"), made, {}, {}))
+
+    assert done == ["delete NetworkPolicy", "apply Job"]
+    assert "an admission policy" in str(problem)
+
+
+@pytest.mark.parametrize("error", [Unavailable("HTTP 429"), NotFound("no namespace"), Refused("no"), Conflict("again")])
+def test_an_event_that_cannot_be_posted_keeps_no_status_from_being_written(error: ClusterError) -> None:
+    class Port:
+        async def create(self, _: Json) -> Json:
+            raise error
+
+    port: Any = Port()
+    reconciler = Reconciler(port, ClusterCache(Settings.load({}).plan_settings()), identity="test")
+    posted = reconciler._post_event(Event("Normal", "Valid", "It is valid."), {"metadata": metadata("emotion", 1)})
+
+    assert asyncio.run(posted) is None
