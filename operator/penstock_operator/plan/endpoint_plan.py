@@ -419,7 +419,7 @@ class _Planner:
         memory = runtime_memory(
             pod,
             settings,
-            result=serving.result,
+            result=serving.measured,
             artefact=serving.artefact,
             caches=self.endpoint.spec.serving.caches,
             devices=hardware.neuron is not None,
