@@ -186,7 +186,9 @@ def test_counters_whose_first_event_is_an_alert_begin_with_zero() -> None:
     metrics = generate_latest(REGISTRY).decode()
 
     for name in CASES["PenstockOperatorDefect"][0] | CASES["PenstockStoreCollectionFails"][0]:
-        assert re.search(rf"^{re.escape(name.replace('probes', 'a task that was just started'))} ", metrics, re.M)
+        assert re.search(
+            rf"^{re.escape(name.replace('probes', 'a task that was just started'))} ", metrics, re.MULTILINE
+        )
 
 
 def test_the_rule_file_passes_the_checks_of_promtool() -> None:

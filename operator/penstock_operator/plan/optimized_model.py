@@ -474,8 +474,8 @@ def pinned_model(
 ) -> OptimizedModelFacts | None:
     """The OptimizedModel whose status has the artefact that the endpoint pins; None if it pins none, or none has it.
 
-    If several have it, one that this release reads comes first, then the one of the name `present`: pods have the name as a label, and another name would
-    replace them.
+    If several have it, one that this release reads comes first, then the one of the name `present`: pods have the name
+    as a label, and another name would replace them.
     """
     digest = spec.optimization.artefact
 
