@@ -177,8 +177,8 @@ class _Planner:
         count = replica_target(endpoint, present, observed.scale, others=others, most=self.most)
         if share is not None and acceptance.true:
             self._take(share, count)
-        elif acceptance.reason == Reason.QUOTA_EXCEEDED:
-            self.requeue.append(WAITING_SECONDS)
+        elif share is not None and acceptance.reason == Reason.QUOTA_EXCEEDED:
+            self.requeue.append(share.waiting_seconds)
         template = self._objects(serving, count) if acceptance.true else ""
         exposure = expose(endpoint, observed, accepted=acceptance.true)
         self.apply += exposure.apply
