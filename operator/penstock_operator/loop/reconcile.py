@@ -214,6 +214,15 @@ class Reconciler:
             except (Refused, Forbidden, NotFound) as error:
                 problem = problem or error
                 self._cache.turns.answered(planned, value["kind"], datetime.now(UTC))
+        deployment = self._stores[DEPLOYMENT].get(key)
+        if planned.scaled is not None and deployment is not None:
+            try:
+                number, uid = planned.scaled, deployment.uid
+                self._stores[DEPLOYMENT].put(
+                    await self._port.scale(DEPLOYMENT, key.name, key.namespace, number, uid=uid)
+                )
+            except (Refused, Forbidden) as error:
+                problem = problem or error
         for write in planned.optimized_status:
             place = ObjectKey(key.namespace, write.name)
             if place in models:

@@ -287,6 +287,38 @@ def test_the_newest_endpoint_over_the_quota_gets_nothing_until_another_one_is_de
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
+def test_a_deleted_model_is_measured_again_and_its_endpoint_can_be_suspended_meanwhile(
+    classes: Cluster, kubectl: Kubectl, kubeconfig: Path
+) -> None:
+    asyncio.run(live(kubeconfig, kubectl))
+    before = kubectl.get("deployment", "emotion")["spec"]
+    (measured,) = (one["metadata"]["uid"] for one in kubectl.items("jobs"))
+    wires: list[Tripwire] = []
+
+    def count(port: ClusterPort) -> ClusterPort:
+        wires.append(Tripwire(port))
+        return wires[-1]
+
+    async def scenario() -> None:
+        async with running(kubeconfig, kubectl.namespace, wrap=count) as operator:
+            assert await operator.rest()
+            # What serves is known by its digest alone until it was optimised again.
+            await asyncio.to_thread(kubectl, "delete", "optimizedmodels", "--all")
+            assert await operator.rest()
+            (job,) = await asyncio.to_thread(kubectl.items, "jobs")
+            assert job["metadata"]["uid"] != measured
+            suspend = json.dumps({"spec": {"suspend": True}})
+            await asyncio.to_thread(kubectl, "patch", "modelendpoint", "emotion", "--type=merge", "-p", suspend)
+            assert await operator.rest()
+
+    asyncio.run(scenario())
+
+    after = kubectl.get("deployment", "emotion")["spec"]
+    assert wires[0].writes.count("scale Deployment") == 1
+    assert after == {**before, "replicas": 0}
+
+
 def test_a_job_is_not_created_when_its_network_policy_is_refused() -> None:
     applied: list[str] = []
     refused = {"NetworkPolicy"}
