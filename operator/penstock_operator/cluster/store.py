@@ -13,6 +13,8 @@ from typing import Generic, NamedTuple, TypeVar
 from penstock_operator.cluster.api import Json, ResourceKind
 
 Facts = TypeVar("Facts")
+DELETIONS = 1000
+"""Last deletions that are remembered: an answer that was made before one may arrive after it."""
 Index = tuple[str, ...]
 """A property that objects share, such as `("node", "n1")`."""
 
@@ -105,6 +107,8 @@ class Store(Generic[Facts]):
         self._index = index
         self._entries: dict[ObjectKey, StoreEntry[Facts]] = {}
         self._by_index: dict[Index, set[ObjectKey]] = {}
+        self._deleted: dict[ObjectKey, int] = {}
+        """The versions of the last deletions, oldest first."""
         self._listeners: list[Callable[[StoreChange[Facts]], None]] = []
 
     def __len__(self) -> int:
@@ -161,15 +165,17 @@ class Store(Generic[Facts]):
     def put(self, value: Json) -> bool:
         """Store an object from a watch, a list or the answer to a write. True when a listener was called.
 
-        An older version than the stored one is ignored: a watch lags behind the answers to writes.
+        An older version than the stored one, or than the deletion, is ignored: a watch lags behind the answers to
+        writes, or an answer behind the watch.
         """
         key, version, metadata = key_of(value), version_of(value), value["metadata"]
         if not self._wanted(key):
             return False
         old = self._entries.get(key)
         uid = str(metadata.get("uid") or "")
-        if old is not None and version <= old.version:
+        if version <= (self._deleted.get(key, -1) if old is None else old.version):
             return False
+        self._deleted.pop(key, None)
         new = StoreEntry(
             version=version,
             uid=uid,
@@ -190,6 +196,11 @@ class Store(Generic[Facts]):
     def remove(self, key: ObjectKey, *, version: int | None = None) -> bool:
         """Remove an object. With a version: unless the stored one is newer, as when it was created again."""
         old = self._entries.get(key)
+        if version is not None and (old is None or old.version <= version):
+            self._deleted.pop(key, None)
+            self._deleted[key] = version
+            if len(self._deleted) > DELETIONS:
+                del self._deleted[next(iter(self._deleted))]
         if old is None or (version is not None and old.version > version):
             return False
         del self._entries[key]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_operator.cluster.api import POD
-from penstock_operator.cluster.store import ObjectKey, Store, StoreChange
+from penstock_operator.cluster.store import DELETIONS, ObjectKey, Store, StoreChange
 
 
 def pod(name: str, version: int, *, uid: str = "u", node: str = "n", phase: str = "Running", **more: Any) -> Any:
@@ -90,6 +90,28 @@ def test_the_deletion_of_a_predecessor_does_not_remove_its_successor() -> None:
     assert not store.remove(ObjectKey("a", "x"), version=5)
 
     assert store.facts(ObjectKey("a", "x")) == "Running"
+
+
+def test_an_answer_from_before_a_deletion_does_not_bring_the_object_back() -> None:
+    store, _ = make()
+    key = ObjectKey("a", "x")
+    store.put(pod("x", 5))
+    store.remove(key, version=9)
+
+    # The answer to an apply, on another connection than the event.
+    assert not store.put(pod("x", 8))
+    assert store.get(key) is None
+    assert store.put(pod("x", 10, uid="second"))
+
+
+def test_deletions_are_not_remembered_for_ever() -> None:
+    store, _ = make()
+    for number in range(2 * DELETIONS):
+        store.put(pod(f"x{number}", 1))
+        store.remove(ObjectKey("a", f"x{number}"), version=2)
+
+    assert len(store._deleted) == DELETIONS
+    assert not store.put(pod(f"x{2 * DELETIONS - 1}", 1))
 
 
 def test_an_object_whose_index_changes_is_found_under_the_new_index_only() -> None:
