@@ -148,6 +148,8 @@ MAX_PAUSE_SECONDS = 5.0
 """... but starts again after at most this pause."""
 SECRET_SECONDS = 60.0
 """A Secret is read again after this time: tokens are renewed."""
+MAX_SECRETS = 1_000
+"""Secrets whose content, or why it cannot be used, is remembered. Users choose their names."""
 CONSENT_LABEL = "penstock.dev/prometheus"
 """Label (value `true`) that a Secret must have to be read: a user who may create ModelEndpoints may lack the right
 to read Secrets, and must not be able to have their content sent to a URL."""
@@ -457,6 +459,8 @@ class Autoscaler:
             found = known[1] if good and known is not None else f"the Secret {place.name} cannot be read: {error}"
         else:
             found = _access_of(value, place.name)
+        if len(self._secrets) >= MAX_SECRETS and place not in self._secrets:
+            self._secrets.clear()
         self._secrets[place] = (now, found)
         return found
 
