@@ -294,7 +294,9 @@ def test_secrets_that_users_name_do_not_fill_the_memory(monkeypatch: pytest.Monk
     assert asyncio.run(scenario()) <= 3
 
 
-def test_a_decision_on_an_endpoint_that_was_deleted_meanwhile_is_not_published() -> None:
+def test_a_decision_on_an_endpoint_that_was_deleted_meanwhile_is_not_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Another endpoint may have its name: it would begin with the replicas of the old one."""
     cache, versions = cluster_with(replicas=2, scaling={"minReplicas": 3, "maxReplicas": 8}), itertools.count(9)
 
@@ -308,7 +310,7 @@ def test_a_decision_on_an_endpoint_that_was_deleted_meanwhile_is_not_published()
             cache.endpoints.put(again)
             return await scraped(*words)
 
-        autoscaler._scraped = deleted_while_read  # type: ignore[method-assign]
+        monkeypatch.setattr(autoscaler, "_scraped", deleted_while_read)
         async with autoscaler:
             for index in range(20):
                 await autoscaler.tick(START + 5 * index)
