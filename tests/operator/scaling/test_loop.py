@@ -305,6 +305,9 @@ def test_a_decision_on_an_endpoint_that_was_deleted_meanwhile_is_not_published(
         scraped = autoscaler._scraped
 
         async def deleted_while_read(*words: Any) -> Any:
+            if words[-1] < START + 60:
+                # Nothing is published before the load has been unknown for this long.
+                return await scraped(*words)
             again = objects.endpoint("e", next(versions), scaling={"minReplicas": 3, "maxReplicas": 8})
             again["metadata"]["uid"] = f"uid-{again['metadata']['resourceVersion']}"
             cache.endpoints.put(again)
