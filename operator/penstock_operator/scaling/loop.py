@@ -109,7 +109,8 @@ def worth_publishing(before: DesiredScale | None, now: DesiredScale, *, seconds:
         return True
     if _status(before.curve)[0] is not _status(now.curve)[0]:
         return True
-    if seconds < QUIET_SECONDS:
+    # Negative after the clock was set back.
+    if 0 <= seconds < QUIET_SECONDS:
         return False
     if before.cause != now.cause or before.memory != now.memory:
         return True
@@ -330,7 +331,9 @@ class Autoscaler:
         endpoint.decision = decision
         # A waiting request is enough to know, with or without a rate.
         why = "" if decision.cause is Cause.WOKEN else unknown_load(seen)
-        endpoint.unknown_since = None if not why else now if endpoint.unknown_since is None else endpoint.unknown_since
+        # The clock may have been set back.
+        since = now if endpoint.unknown_since is None else min(endpoint.unknown_since, now)
+        endpoint.unknown_since = since if why else None
         unknown_for = 0.0 if endpoint.unknown_since is None else now - endpoint.unknown_since
         if why and endpoint.published is None and unknown_for < target.settings.unknown_seconds:
             # A rate needs two readings: until then nothing is published.

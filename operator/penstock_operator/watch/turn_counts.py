@@ -13,7 +13,15 @@ from penstock_operator.plan.endpoint_plan import ReconcilePlan
 from penstock_operator.plan.installation import PlanSettings
 from penstock_operator.plan.names import canary_name
 from penstock_operator.plan.observed import DeploymentFacts, ReplicaSetFacts, rollout_has_place
-from penstock_operator.plan.turns import LEADER_SECONDS, SHOWN, Line, TurnKey, WaitingList, job_has_place
+from penstock_operator.plan.turns import (
+    CANARY_SECONDS,
+    LEADER_SECONDS,
+    SHOWN,
+    Line,
+    TurnKey,
+    WaitingList,
+    job_has_place,
+)
 from penstock_operator.plan.workloads import JobFacts, PodFacts
 
 OPEN: Index = ("open",)
@@ -105,7 +113,9 @@ class Turns:
         jobs, rollouts = self._settings.max_concurrent_optimizations, self._settings.max_concurrent_rollouts
         return (
             self.optimizations.line(jobs, (TurnKey(*key) for key in optimizing), ready=ready),
-            self.rollouts.line(rollouts, (TurnKey(*key) for key in self._rolling if self._rolls(key)), ready=ready),
+            self.rollouts.line(
+                rollouts, (TurnKey(*key) for key in self._rolling if self._rolls(key, now)), ready=ready
+            ),
         )
 
     def _optimizing(self, now: datetime) -> Iterator[ObjectKey]:
@@ -137,9 +147,10 @@ class Turns:
                 self._rolling.discard(key)
                 self._place_is_free()
 
-    def _rolls(self, key: ObjectKey, *, known: bool = True) -> bool:
-        """Whether a rollout or a canary of the endpoint keeps others waiting. Only its own Deployments count: another
-        endpoint may have the name of a canary. `known`: False if the endpoints are not listed yet."""
+    def _rolls(self, key: ObjectKey, now: datetime | None = None, *, known: bool = True) -> bool:
+        """Whether a rollout or a canary of the endpoint keeps others waiting; without `now`, whether it ever may. Only
+        its own Deployments count: another endpoint may have the name of a canary. `known`: False if the endpoints are
+        not listed yet."""
         present = self._deployments.facts(key)
         canary = self._deployments.facts(ObjectKey(key.namespace, canary_name(key.name)))
         if known:
@@ -147,7 +158,9 @@ class Turns:
             uid = "" if endpoint is None else endpoint.uid
             present, canary = (one if one is not None and one.owner.uid == uid else None for one in (present, canary))
         sets = (entry.facts for _, entry in self._replica_sets.of(("endpoint", *key)))
-        return canary is not None or (present is not None and rollout_has_place(present, sets))
+        began = None if present is None else present.rollout_began
+        lasts = began is not None and now is not None and now - began > timedelta(seconds=CANARY_SECONDS)
+        return (canary is not None and not lasts) or (present is not None and rollout_has_place(present, sets))
 
     def _on_model(self, change: StoreChange[PackedObject]) -> None:
         if change.new is None:

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.plan.endpoint_plan import ReconcilePlan
-from penstock_operator.plan.names import TEMPLATE_HASH
-from penstock_operator.plan.turns import LEADER_SECONDS, START_SECONDS, Ask, Line, TurnDecision, TurnKey
+from penstock_operator.plan.names import ROLLOUT_BEGAN, TEMPLATE_HASH
+from penstock_operator.plan.turns import CANARY_SECONDS, LEADER_SECONDS, START_SECONDS, Ask, Line, TurnDecision, TurnKey
 from penstock_operator.settings import Settings
 from penstock_operator.watch.cluster_cache import ClusterCache
 from tests.operator import objects
@@ -132,6 +132,30 @@ def test_a_deployment_with_the_name_of_a_canary_has_a_place_only_if_it_is_the_en
     value["metadata"]["labels"] = objects.deployment("e")["metadata"]["labels"]
     found.deployments.put(value)
     assert lines(found)[1].active == {TurnKey("a", "e")}
+
+
+def test_a_canary_that_takes_hours_or_is_changed_all_the_time_keeps_others_waiting_for_one_hour() -> None:
+    found = cache()
+    found.endpoints.put(objects.endpoint("e"))
+    present = deployment("new", 1, paused=True)
+    present["metadata"]["annotations"] = {ROLLOUT_BEGAN: "2026-11-21T19:00:00Z"}
+    found.deployments.put(present)
+    canary = objects.deployment("e-canary", of="e", version=2)
+    canary["metadata"]["labels"] = objects.deployment("e")["metadata"]["labels"]
+    found.deployments.put(canary)
+
+    assert lines(found, CREATED + timedelta(seconds=CANARY_SECONDS))[1].active == {TurnKey("a", "e")}
+    assert lines(found, CREATED + timedelta(seconds=CANARY_SECONDS + 1))[1].active == frozenset()
+    # Its rollout has a place again: it has passed.
+    found.deployments.put(
+        {
+            **present,
+            "spec": {**present["spec"], "paused": False},
+            "metadata": {**present["metadata"], "resourceVersion": "3"},
+        }
+    )
+    found.replica_sets.put(replica_set("old", 1, 4))
+    assert lines(found, CREATED + timedelta(seconds=2 * CANARY_SECONDS))[1].active == {TurnKey("a", "e")}
 
 
 def test_a_rollout_that_a_user_created_with_the_operators_labels_has_no_place() -> None:
