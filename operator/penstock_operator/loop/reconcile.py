@@ -196,6 +196,7 @@ class Reconciler:
             except (Refused, Forbidden) as error:
                 # Such as an admission policy. The endpoint must still scale, and its status has the message.
                 kept = kept or error
+        refused: dict[str, datetime | None] = {}
         for value in planned.apply:
             place = key_of(value)
             if value["kind"] == JOB.name and problem is not None:
@@ -210,10 +211,13 @@ class Reconciler:
                     if ref in planned.taken_over:
                         await self._take_over_replicas(place)
                     await self._apply(value, version=versions.get(ref))
-                self._cache.turns.answered(planned, value["kind"], None)
+                # Of several Deployments, such as the gateway's, the first refusal counts.
+                refused.setdefault(value["kind"], None)
             except (Refused, Forbidden, NotFound) as error:
                 problem = problem or error
-                self._cache.turns.answered(planned, value["kind"], datetime.now(UTC))
+                refused[value["kind"]] = datetime.now(UTC)
+        for kind_name, when in refused.items():
+            self._cache.turns.answered(planned, kind_name, when)
         deployment = self._stores[DEPLOYMENT].get(key)
         if planned.scaled is not None and deployment is not None:
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from penstock_operator.loop.reconcile import Reconciler, ReconcileRequest
 from penstock_operator.plan.conditions import Event
 from penstock_operator.plan.endpoint_plan import ReconcilePlan
 from penstock_operator.plan.observed import Ref
+from penstock_operator.plan.turns import Ask, TurnDecision, TurnKey
 from penstock_operator.settings import PREFIX, Settings
 from penstock_operator.watch.cluster_cache import ClusterCache
 from testbed.cluster import Cluster
@@ -345,6 +347,25 @@ def test_a_job_is_not_created_when_its_network_policy_is_refused() -> None:
     refused.clear()
     assert act() is None
     assert applied == ["Service", "NetworkPolicy", "Job"]
+
+
+def test_a_refused_rollout_goes_to_the_end_of_the_line_although_its_gateway_is_accepted() -> None:
+    class Port:
+        async def apply(self, value: Json) -> Json:
+            if value["metadata"]["name"] == "emotion":
+                raise Refused("a quota", status=422)
+            return value
+
+    port: Any = Port()
+    cache = ClusterCache(Settings.load({}).plan_settings())
+    reconciler = Reconciler(port, cache, identity="test")
+    value = {"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": {}}}
+    both = tuple({**value, "metadata": metadata(name, 1)} for name in ("emotion", "emotion-gateway"))
+    now = datetime.now(UTC)
+    turn = TurnDecision(allowed=True, ask=Ask(now, TurnKey("a", "emotion")))
+    asyncio.run(reconciler._act(ObjectKey("a", "emotion"), ReconcilePlan(apply=both, rollout=turn), {}, {}))
+
+    assert set(cache.turns.lines(now)[1].refused) == {TurnKey("a", "emotion")}
 
 
 def test_a_refused_deletion_keeps_nothing_else_from_being_done() -> None:
