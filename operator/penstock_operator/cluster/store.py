@@ -6,6 +6,7 @@ The objects themselves are not kept: of a pod's 6 KB of JSON a plan needs 300 by
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
@@ -67,6 +68,8 @@ class StoreEntry(Generic[Facts]):
     """Changes when the desired state of the object changes: its generation, or its version if it has none."""
     facts: Facts
     index: tuple[Index, ...]
+    membership: int = 0
+    """Changes when its labels or owners change, which no generation counts: they decide whose it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class StoreChange(Generic[Facts]):
 
 
 class Store(Generic[Facts]):
-    """The known objects of a kind. Listeners are called when facts, uid or marker of an object change."""
+    """The known objects of a kind. Listeners are called when facts, uid, marker or membership of an object change."""
 
     def __init__(
         self,
@@ -182,13 +185,14 @@ class Store(Generic[Facts]):
             marker=int(metadata.get("generation") or self._marker(value)),
             facts=self._distil(value),
             index=tuple(self._index(value)),
+            membership=_membership(metadata),
         )
         self._entries[key] = new
         if old is None or old.index != new.index:
             self._unindex(key, old)
             for index in new.index:
                 self._by_index.setdefault(index, set()).add(key)
-        changed = old is None or (old.uid, old.marker, old.facts) != (new.uid, new.marker, new.facts)
+        changed = old is None or _relevant(old) != _relevant(new)
         if changed:
             self._notify(StoreChange(key, old, new))
         return changed
@@ -229,6 +233,16 @@ class Store(Generic[Facts]):
     def _notify(self, difference: StoreChange[Facts]) -> None:
         for listener in self._listeners:
             listener(difference)
+
+
+def _relevant(entry: StoreEntry[Facts]) -> tuple[object, ...]:
+    return entry.uid, entry.marker, entry.membership, entry.facts
+
+
+def _membership(metadata: Json) -> int:
+    if not metadata.get("labels") and not metadata.get("ownerReferences"):
+        return 0
+    return zlib.crc32(json.dumps([metadata.get("labels"), metadata.get("ownerReferences")], sort_keys=True).encode())
 
 
 def key_of(value: Json) -> ObjectKey:

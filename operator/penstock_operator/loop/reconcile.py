@@ -64,11 +64,12 @@ class ReconcileRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """An object as it was applied, and the identity and generation that it then had."""
+    """An object as it was applied, and the identity, generation, labels and owners that it then had."""
 
     digest: str
     uid: str
     marker: int
+    membership: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,7 @@ class Reconciler:
         digest = _digest(value)
         known = self._stores[kind].get(place)
         before = self._applied.get((kind, place))
-        if known is not None and before == _Applied(digest, known.uid, known.marker):
+        if known is not None and before == _Applied(digest, known.uid, known.marker, known.membership):
             # Neither the desired object nor the stored one has changed since.
             WRITES_SKIPPED.inc()
             return
@@ -251,7 +252,7 @@ class Reconciler:
         self._stores[kind].put(result)
         now = self._stores[kind].get(place)
         if now is not None:
-            self._applied[kind, place] = _Applied(digest, now.uid, now.marker)
+            self._applied[kind, place] = _Applied(digest, now.uid, now.marker, now.membership)
 
     async def _take_over_replicas(self, place: ObjectKey) -> None:
         """Remove the clients of the scale subresource from the owners of `spec.replicas`: applying the count that

@@ -62,6 +62,23 @@ def test_without_a_generation_every_version_counts_as_an_edit() -> None:
     assert [(change.old is not None, change.new is not None) for change in changes] == [(True, True)]
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [{"labels": {"a": "2"}, "ownerReferences": [{"uid": "o"}]}, {"labels": {"a": "1"}}],
+    ids=["another label", "no owner"],
+)
+def test_a_change_of_labels_or_owners_calls_the_listener_although_the_generation_is_the_same(
+    metadata: dict[str, Any],
+) -> None:
+    store, changes = make()
+    store.put(pod("x", 1, generation=1, labels={"a": "1"}, ownerReferences=[{"uid": "o"}]))
+    changes.clear()
+
+    assert store.put(pod("x", 2, generation=1, **metadata))
+    assert not store.put(pod("x", 3, generation=1, **metadata))
+    assert len(changes) == 1
+
+
 def test_an_older_version_is_ignored() -> None:
     store, _ = make()
     store.put(pod("x", 5, phase="Running"))

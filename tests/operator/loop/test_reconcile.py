@@ -206,6 +206,15 @@ def test_nothing_is_written_without_a_change_and_changes_of_others_are_reverted(
                     ),
                     ("scale", "deployment", "emotion", "--replicas=7"),
                     ("label", "deployment", "emotion", "app.kubernetes.io/managed-by-"),
+                    ("label", "service", "emotion", "app.kubernetes.io/instance=another", "--overwrite"),
+                    (
+                        "patch",
+                        "deployment",
+                        "emotion",
+                        "--type=json",
+                        "-p",
+                        '[{"op":"remove","path":"/metadata/ownerReferences"}]',
+                    ),
                 ):
                     await asyncio.to_thread(kubectl, *change)
                     await asyncio.sleep(0)
