@@ -215,6 +215,7 @@ class _Planner:
         number = present.wanted
         if self.endpoint.spec.suspend:
             number = 0
+            self._delete_scalers()
         elif count.written and not count.kept and accepted:
             number = count.wanted
         elif count.written and not count.kept and not number and count.wanted and (share is None or share.accepted):
@@ -354,11 +355,14 @@ class _Planner:
             wanted = None
         if wanted is not None and not left_over(observed.scalers, scaling.mode):
             self.apply.append(wanted)
-        kept = "" if wanted is None else wanted["kind"]
+        self._delete_scalers("" if wanted is None else wanted["kind"])
+
+    def _delete_scalers(self, kept: str = "") -> None:
+        """Delete the objects that scale, but for the kind `kept`."""
         self.delete += [
             ref
             for kind in ("HorizontalPodAutoscaler", "ScaledObject")
-            if kind != kept and (ref := Ref(kind, endpoint.name)) in observed.present
+            if kind != kept and (ref := Ref(kind, self.endpoint.name)) in self.observed.present
         ]
 
     def _state(

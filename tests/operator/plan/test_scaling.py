@@ -114,6 +114,7 @@ def test_a_suspended_endpoint_has_no_pods_whatever_is_known_of_it(change: Callab
     kube.reconcile()
 
     assert kube.deployment["spec"]["replicas"] == 0
+    assert ("HorizontalPodAutoscaler", kube.name) not in kube.objects
 
 
 @pytest.mark.parametrize(("cores", "expected"), [(2, 1), (1, 0)])
