@@ -70,6 +70,9 @@ COLLECTIONS = Counter(
     ["outcome"],
     registry=REGISTRY,
 )
+for _outcome in ("begun", "complete", "failed"):
+    # An alert is about the increase, and a series that begins with 1 has none.
+    COLLECTIONS.labels(_outcome)
 SCRAPES = Counter(f"{PREFIX}scrapes_total", "Reads of /metrics of runtime pods", ["outcome"], registry=REGISTRY)
 PROMETHEUS_QUERIES = Counter(
     f"{PREFIX}prometheus_queries_total", "Queries to a Prometheus about the load", ["outcome"], registry=REGISTRY

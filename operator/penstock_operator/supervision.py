@@ -26,6 +26,8 @@ async def supervised(name: str, run: Callable[[], Awaitable[None]]) -> None:
     """
     loop = asyncio.get_running_loop()
     failures = 0
+    # The first restart would not be an increase of a series that begins with it, and no alert would fire.
+    TASK_RESTARTS.labels(name)
     while True:
         begin = loop.time()
         try:

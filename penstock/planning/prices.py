@@ -45,7 +45,7 @@ class InstancePrice(BaseModel):
     cpus: int = Field(ge=1)
     """Logical CPUs, as Kubernetes counts them."""
     memory_gib: float = Field(default=0.0, alias="memoryGiB", ge=0)
-    """For the reader of the list: a plan counts cores and devices only."""
+    """0: not known, and it limits nothing."""
     devices: int = Field(default=0, ge=0)
     """Inferentia devices. A GPU node has one GPU unless this number is given."""
 

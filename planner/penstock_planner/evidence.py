@@ -79,6 +79,8 @@ class Evidence:
     caveats: tuple[str, ...] = ()
     tokens_per_request: float | None = None
     """Only of text generation, whose p95 is that of the time to the first token: output tokens of a request, mean."""
+    resident_bytes: int | None = None
+    """Memory of a replica under load; None: not measured."""
 
 
 def faster(curve: CapacityCurve, factor: float) -> CapacityCurve:
@@ -220,6 +222,7 @@ def of_manifest(manifest: Manifest, hardware_class: str, *, here: CpuIdentity | 
         interval=Interval.around(min(max(manifest.noise, LEAST_NOISE), 0.5)),
         caveats=tuple(map(printable, caveats)),
         tokens_per_request=tokens,
+        resident_bytes=manifest.serving_rss_bytes,
     )
 
 
@@ -239,6 +242,7 @@ def of_result(result: Result, hardware_class: str, *, name: str) -> Evidence | N
         interval=Interval.around(UNKNOWN_NOISE),
         caveats=(*limits, *(("measured on shared cores",) if result.pinned is False else ())),
         tokens_per_request=tokens,
+        resident_bytes=result.resident_bytes,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.hardware import CpuIdentity
+from penstock.planning.memory import measured_pod_bytes
 from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, Basis, NeuronFigure, NeuronGeneration, figures_for
 from penstock.planning.prices import InstancePrice, PriceList
 from penstock.planning.published import Mode, ModelShape, PublishedFigure, family_of
@@ -23,6 +24,8 @@ GPU = "gpu-"
 """Beginning of the names of GPU classes in a price list. Penstock has no GPU runtime: they are for comparison."""
 NODE_RESERVE = 1
 """Physical cores of each node that are kept for the kubelet, the system and daemons, as `reservedSystemCPUs`."""
+NODE_RESERVE_BYTES = 2**30
+"""The same of memory. Clouds keep 0.5 to 2 GiB of the nodes in the list."""
 GPU_CAVEATS = (
     "published GPU figures of a T4 are of the device or of one process: HTTP and tokenisation are not included",
     "the PyTorch figures of 2021 are half of what TensorRT reaches on the same T4",
@@ -81,6 +84,10 @@ class OfferInputs:
     """Of the model; None: no published figures and no estimates for accelerators."""
     tokens: int = 128
     """The compiled length that the endpoint's texts fit into."""
+    memory_bytes: int | None = None
+    """Memory of a pod by the endpoint's spec; None: by the measurement, as far as there is one."""
+    caches_bytes: int = 0
+    """Memory of the endpoint's caches, in addition to a measurement."""
 
 
 def class_of_cpu(classes: Mapping[str, HardwareClassSpec], cpu: CpuIdentity) -> str | None:
@@ -154,12 +161,46 @@ def _offer(inputs: OfferInputs, name: str, spec: HardwareClassSpec | None, cores
             remedy="Set price.perCoreHour of the class, or add instance types to --prices",
         )
     evidence = _evidence(inputs, name, spec, cores)
+    memory = 0 if is_gpu else _memory_bytes(inputs, evidence)
+    holding = _holding(inputs.prices, name, nodes, memory)
+    needs = f"a replica needs {memory / 2**30:.3g} GiB of memory"
+    if not holding:
+        return replace(
+            offer,
+            problem=f"{needs}, and no node of {name} in the list of prices has that much for pods",
+            remedy="Add larger instance types to --prices, or lower spec.pod.memory",
+        )
+    if len(holding) < len(nodes):
+        too_small = sorted({node.name for node in nodes} - {node.name for node in holding})
+        caveats += (f"{needs}: {', '.join(too_small)} left out",)
+    nodes = holding
     if not evidence:
         remedy = "Run penstock optimize on such a node, or give --measurements"
         if is_gpu:
             remedy = "Measure another server on such a node, and give --measurements"
         return replace(offer, nodes=nodes, problem=f"nothing is known of this model on {name}", remedy=remedy)
     return replace(offer, nodes=nodes, evidence=evidence, caveats=GPU_CAVEATS if is_gpu else caveats)
+
+
+def _memory_bytes(inputs: OfferInputs, evidence: Sequence[Evidence]) -> int:
+    """Memory of a replica, as the operator requests it; 0: not known."""
+    if inputs.memory_bytes is not None:
+        return inputs.memory_bytes
+    measured = [one.resident_bytes for one in evidence if one.resident_bytes]
+    return measured_pod_bytes(max(measured)) + inputs.caches_bytes if measured else 0
+
+
+def _holding(prices: PriceList, name: str, nodes: Sequence[Node], memory: int) -> tuple[Node, ...]:
+    """The nodes with as many replicas as they have memory for, without those that hold none."""
+    found = []
+    for node in nodes:
+        price = prices.classes.get(name, {}).get(node.name)
+        if memory and price is not None and price.memory_gib and not node.is_share:
+            fitting = int(price.memory_gib * 2**30 - NODE_RESERVE_BYTES) // memory
+            found.append(replace(node, replicas=min(node.replicas, fitting)))
+        else:
+            found.append(node)
+    return tuple(node for node in found if node.replicas > 0)
 
 
 def _nodes(prices: PriceList, name: str, spec: HardwareClassSpec | None, cores: int) -> tuple[Node, ...]:

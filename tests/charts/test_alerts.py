@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import time
@@ -10,8 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import generate_latest
 
 from penstock.tasks import TaskName
+from penstock_operator.metrics import REGISTRY
+from penstock_operator.supervision import supervised
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.route_table import routes
 from penstock_runtime.serving.metrics import ServerMetrics
@@ -68,6 +72,7 @@ CASES: dict[str, tuple[Series, Series]] = {
         {'penstock_operator_endpoints{ready="False",reason="ModelNotFound"}': "2x60"},
         {
             'penstock_operator_endpoints{ready="False",reason="RolloutQueued"}': "2x60",
+            'penstock_operator_endpoints{ready="False",reason="CanaryRunning"}': "2x60",
             'penstock_operator_endpoints{ready="True",reason="Serving"}': "2x60",
         },
     ),
@@ -169,6 +174,21 @@ def test_each_alert_fires_for_what_it_is_about_alone_and_not_otherwise(tmp_path:
     run = promtool("test", "rules", str(file))
 
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+async def _nothing() -> None:
+    """A task that ends at once."""
+
+
+def test_counters_whose_first_event_is_an_alert_begin_with_zero() -> None:
+    """`increase` of a series that begins with 1 is 0."""
+    asyncio.run(supervised("a task that was just started", _nothing))
+    metrics = generate_latest(REGISTRY).decode()
+
+    for name in CASES["PenstockOperatorDefect"][0] | CASES["PenstockStoreCollectionFails"][0]:
+        assert re.search(
+            rf"^{re.escape(name.replace('probes', 'a task that was just started'))} ", metrics, re.MULTILINE
+        )
 
 
 def test_the_rule_file_passes_the_checks_of_promtool() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -44,11 +45,13 @@ def monitoring(chart: Helm, **values: Any) -> list[Manifest]:
     return [one for one in made if one["apiVersion"] == "monitoring.coreos.com/v1"]
 
 
-@pytest.mark.parametrize("namespaces", [[], ["team-a", "team-b"]])
+@pytest.mark.parametrize(
+    "namespaces", [{}, {"watchNamespaces": ["team-a", "team-b"]}, {"ignoreNamespaces": ["team-a", "team-b"]}]
+)
 def test_the_prometheus_operators_definitions_accept_every_field(
-    namespaces: list[str], chart: Helm, kubectl: Kubectl
+    namespaces: dict[str, list[str]], chart: Helm, kubectl: Kubectl
 ) -> None:
-    objects = monitoring(chart, watchNamespaces=namespaces)
+    objects = monitoring(chart, **namespaces)
     assert sorted(one["kind"] for one in objects) == ["PodMonitor"] * 3 + ["PrometheusRule"] * 2
 
     for value in objects:
@@ -62,6 +65,21 @@ def test_the_prometheus_operators_definitions_accept_every_field(
             text=json.dumps(value),
         )
         assert json.loads(shown)["spec"] == value["spec"]
+
+
+def test_pods_that_another_release_scrapes_are_left_out(chart: Helm) -> None:
+    """A load that is counted twice gets twice the replicas."""
+    for value in monitoring(chart, ignoreNamespaces=["team-a", "team-b"]):
+        if value["kind"] == "PodMonitor" and "namespaceSelector" in value["spec"]:
+            (place,) = value["spec"]["podMetricsEndpoints"]
+            (rule,) = place["relabelings"]
+            assert (rule["sourceLabels"], rule["action"]) == (["__meta_kubernetes_namespace"], "drop")
+            # Prometheus anchors the expression.
+            assert [bool(re.fullmatch(rule["regex"], name)) for name in ("team-a", "team-b", "team-abc")] == [
+                True,
+                True,
+                False,
+            ]
 
 
 @pytest.mark.parametrize(

@@ -385,10 +385,12 @@ def test_only_the_store_of_one_node_is_prepared_as_root(chart: Helm) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change owners")
+@pytest.mark.parametrize(("chosen", "user"), [(65532, 65532), (2000, 2000), (0, 65532)])
 def test_a_prepared_folder_takes_folders_that_the_kubelet_creates_and_has_no_links_to_those_of_others(
-    chart: Helm, tmp_path: Path
+    chart: Helm, tmp_path: Path, chosen: int, user: int
 ) -> None:
-    (prepare,) = of_kind(chart.template(), "DaemonSet")["spec"]["template"]["spec"]["initContainers"]
+    rendered = chart.template({"podUser": chosen})
+    (prepare,) = of_kind(rendered, "DaemonSet")["spec"]["template"]["spec"]["initContainers"]
     shell, option, script = prepare["command"]
     store = tmp_path / "store"
     (store / "namespaces" / "a").mkdir(parents=True)
@@ -406,11 +408,11 @@ def test_a_prepared_folder_takes_folders_that_the_kubelet_creates_and_has_no_lin
         facts = ((path.name, path.stat()) for path in paths)
         return {name: (stat.st_uid, stat.st_gid, stat.st_mode & 0o7777) for name, stat in facts}
 
-    expected = (65532, 65532, 0o2775)
+    expected = (user, user, 0o2775)
     assert run() == {"store": expected, "namespaces": expected, "a": expected}
     (store / "namespaces" / "c").mkdir()
     (store / "namespaces" / "c").chmod(0o2775)
-    assert (store / "namespaces" / "c").stat().st_gid == 65532
+    assert (store / "namespaces" / "c").stat().st_gid == user
     (store / "namespaces").rename(store / "moved")
     (store / "namespaces").symlink_to("moved")
     assert set(run()) == {"store", "moved", "a", "c"}

@@ -92,7 +92,7 @@ def test_the_page_is_one_file_with_the_plot(emotion: Path, words: list[str]) -> 
 def test_artefacts_of_the_store_are_the_evidence(artefact: Path, tiny: Path, tmp_path: Path, words: list[str]) -> None:
     place = tmp_path / "store" / "made"
     shutil.copytree(artefact, place)
-    manifest = Manifest.load(artefact).model_copy(update={"capacity": CURVE})
+    manifest = Manifest.load(artefact).model_copy(update={"capacity": CURVE, "serving_rss_bytes": 8 * 2**30})
     (place / "manifest.json").write_text(manifest.model_dump_json())
     (tmp_path / "store" / "broken").mkdir()
     (tmp_path / "store" / "broken" / "manifest.json").write_text("{")
@@ -100,7 +100,8 @@ def test_artefacts_of_the_store_are_the_evidence(artefact: Path, tiny: Path, tmp
     assert manifest.model.source == f"file://{tiny}"
     prices = tmp_path / "prices.yaml"
     classes = (
-        "{icelake: &nodes {n: {perHour: 1, cpus: 8}}, sapphirerapids: *nodes, zen4: *nodes, zen5: *nodes, any: *nodes}"
+        "{icelake: &nodes {small: {perHour: 0.1, cpus: 8, memoryGiB: 8}, n: {perHour: 1, cpus: 8, memoryGiB: 16}}, "
+        "sapphirerapids: *nodes, zen4: *nodes, zen5: *nodes, any: *nodes}"
     )
     prices.write_text(f"date: 2026-01-01\nclasses: {classes}\n")
 
@@ -109,6 +110,9 @@ def test_artefacts_of_the_store_are_the_evidence(artefact: Path, tiny: Path, tmp
     rows = json.loads(done.output)["rows"]
     origins = [row["evidence"]["origin"] for row in rows if row["evidence"] and str(place) in row["evidence"]["basis"]]
     assert Origin.MEASURED_HERE.value in origins
+    measured = [row for row in rows if row["evidence"] and str(place) in row["evidence"]["basis"]]
+    assert {row["node"] for row in measured} == {"n"}
+    assert all("a replica needs 10.6 GiB of memory: small left out" in row["caveats"] for row in measured)
 
 
 def test_text_generation_is_planned_by_tokens_and_not_estimated_for_other_classes(
@@ -339,7 +343,7 @@ def cluster_objects() -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[s
         },
         "accuracy": {"withinBudget": True},
         "cpu": {"vendor": "x", "family": 1, "model": 1, "stepping": 1, "modelName": "A CPU", "isa": "avx2"},
-        "cores": 1,
+        "cores": 1, "residentBytes": 10**9,
         "capacity": {"p95ObjectiveMilliseconds": 50, "points": [point(20, 10), point(80, 50)]},
     }  # fmt: skip
     models = [
@@ -361,6 +365,7 @@ def test_a_cluster_gives_its_classes_prices_models_and_load() -> None:
     assert [(one.hardware_class, one.basis) for one in found.evidence] == [
         ("dear", "OptimizedModel m0, A CPU"), ("cheap", "OptimizedModel m1, A CPU"),
     ]  # fmt: skip
+    assert {one.resident_bytes for one in found.evidence} == {10**9}
 
 
 def test_a_measurement_in_a_class_without_a_processor_is_also_one_of_the_class_of_its_processor() -> None:

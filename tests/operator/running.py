@@ -68,6 +68,11 @@ class Tripwire(ClusterPort):
         result: Json = await self._write(f"disown {kind}", act)
         return result
 
+    async def scale(self, kind: ResourceKind, name: str, namespace: str, replicas: int, *, uid: str) -> Json:
+        act = lambda: self._port.scale(kind, name, namespace, replicas, uid=uid)  # noqa: E731 - one of six of its kind
+        result: Json = await self._write(f"scale {kind}", act)
+        return result
+
     async def delete(self, kind: ResourceKind, name: str, namespace: str = "", *, uid: str = "") -> bool:
         act = lambda: self._port.delete(kind, name, namespace, uid=uid)  # noqa: E731 - one of five of its kind
         return bool(await self._write(f"delete {kind}", act))

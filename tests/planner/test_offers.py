@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,6 +53,49 @@ def nodes(name: str, cores: int) -> dict[str, int]:
 )
 def test_replicas_that_fit_on_a_node(name: str, cores: int, node: str, replicas: int | None) -> None:
     assert nodes(name, cores).get(node) == replicas
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("resident", "asked", "expected"),
+    [
+        (None, None, {"c6i.xlarge": 1, "c6i.2xlarge": 3, "c6i.4xlarge": 7}),
+        # A pod requests 1.3 times the measured memory and 256 MiB, and 1 GiB of a node is not for pods.
+        (4 * GIB, None, {"c6i.xlarge": 1, "c6i.2xlarge": 2, "c6i.4xlarge": 5}),
+        (8 * GIB, None, {"c6i.2xlarge": 1, "c6i.4xlarge": 2}),
+        (4 * GIB, 15 * GIB, {"c6i.2xlarge": 1, "c6i.4xlarge": 2}),
+    ],
+)
+def test_a_node_holds_as_many_replicas_as_it_has_memory_for(
+    resident: int | None, asked: int | None, expected: dict[str, int]
+) -> None:
+    known = replace(evidence("icelake", 1), resident_bytes=resident)
+    (found,) = offers(replace(inputs(known), memory_bytes=asked), ["icelake"], [1])
+
+    assert {node.name: node.replicas for node in found.nodes if node.name in {"c6i.xlarge", *expected}} == expected
+    left_out = [text for text in found.caveats if "left out" in text]
+    assert left_out == ([] if "c6i.xlarge" in expected else left_out[:1])
+    assert all("GiB of memory: c6i.xlarge" in text for text in left_out)
+
+
+def test_an_estimate_for_other_cores_needs_the_same_memory() -> None:
+    known = replace(evidence("icelake", 1), resident_bytes=8 * GIB)
+    found = by_place(offers(inputs(known), ["icelake"], [2]))
+
+    assert {node.name: node.replicas for node in found["icelake", 2].nodes}["c6i.4xlarge"] == 2
+
+
+def test_a_model_that_no_node_has_the_memory_for_is_not_offered_with_the_reason() -> None:
+    known = replace(evidence("icelake", 1), resident_bytes=100 * GIB)
+    (found,) = offers(replace(inputs(known), caches_bytes=GIB), ["icelake"], [1])
+
+    assert found.nodes == ()
+    assert found.problem.startswith("a replica needs 131 GiB of memory, and no node of icelake")
+    comparison = compare([found], Load(mean=10, peak=10, p95_milliseconds=50))
+    assert comparison.best is None
+    assert "131 GiB" in comparison.rows[0].why
 
 
 def test_the_price_of_a_class_counts_before_the_list() -> None:

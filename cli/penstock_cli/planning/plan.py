@@ -21,6 +21,7 @@ from penstock.planning.prices import PriceList, currency_sign, load_prices, ship
 from penstock.planning.published import FAMILIES, family_of, published_rows
 from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpointSpec
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
+from penstock.resources.text_fields import parse_quantity
 from penstock.tasks import TaskName
 from penstock_cli.options import FiniteRange, PositiveIntegers
 from penstock_cli.planning.objects import ClusterPlan, load_of_week, read_cluster
@@ -215,6 +216,8 @@ def _inputs(subject: PlannedEndpoint, options: dict[str, Any]) -> OfferInputs:
         published=published_rows(),
         shape=FAMILIES[family] if family is not None else family_of(subject.spec.model),
         tokens=_bucket(subject.spec),
+        memory_bytes=math.ceil(parse_quantity(memory)) if (memory := subject.spec.pod.memory) is not None else None,
+        caches_bytes=caches.total_bytes if (caches := subject.spec.serving.caches) is not None else 0,
     )
 
 

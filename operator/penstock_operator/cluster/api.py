@@ -154,5 +154,11 @@ class ClusterPort(Protocol):
         Conflict when the object has another version.
         """
 
+    async def scale(self, kind: ResourceKind, name: str, namespace: str, replicas: int, *, uid: str) -> Json:
+        """Set `spec.replicas` of an object and nothing else; returns the stored object.
+
+        Conflict when the object has another uid.
+        """
+
     async def delete(self, kind: ResourceKind, name: str, namespace: str = "", *, uid: str = "") -> bool:
         """Delete in the background; False when no such object (or none with that uid) exists."""

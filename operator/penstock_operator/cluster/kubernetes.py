@@ -208,6 +208,18 @@ class KubernetesPort:
             # The API server reports a failed test as 422.
             raise Conflict(str(error), status=error.status) from error
 
+    async def scale(self, kind: ResourceKind, name: str, namespace: str, replicas: int, *, uid: str) -> Json:
+        """Set `spec.replicas` of an object and nothing else. An apply would remove all other fields."""
+        return await self._json(
+            "PATCH",
+            kind,
+            kind.path(namespace, name),
+            f"scale {kind} {_where(namespace, name)}",
+            query={"fieldManager": FIELD_MANAGER},
+            body={"metadata": {"uid": uid}, "spec": {"replicas": replicas}},
+            content_type="application/merge-patch+json",
+        )
+
     async def delete(self, kind: ResourceKind, name: str, namespace: str = "", *, uid: str = "") -> bool:
         """Delete in the background: the API server's garbage collector deletes what the object owns."""
         body: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}

@@ -6,6 +6,7 @@ The objects themselves are not kept: of a pod's 6 KB of JSON a plan needs 300 by
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
@@ -13,6 +14,8 @@ from typing import Generic, NamedTuple, TypeVar
 from penstock_operator.cluster.api import Json, ResourceKind
 
 Facts = TypeVar("Facts")
+DELETIONS = 1000
+"""Last deletions that are remembered: an answer that was made before one may arrive after it."""
 Index = tuple[str, ...]
 """A property that objects share, such as `("node", "n1")`."""
 
@@ -65,6 +68,8 @@ class StoreEntry(Generic[Facts]):
     """Changes when the desired state of the object changes: its generation, or its version if it has none."""
     facts: Facts
     index: tuple[Index, ...]
+    membership: int = 0
+    """Changes when its labels or owners change, which no generation counts: they decide whose it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ class StoreChange(Generic[Facts]):
 
 
 class Store(Generic[Facts]):
-    """The known objects of a kind. Listeners are called when facts, uid or marker of an object change."""
+    """The known objects of a kind. Listeners are called when facts, uid, marker or membership of an object change."""
 
     def __init__(
         self,
@@ -105,6 +110,8 @@ class Store(Generic[Facts]):
         self._index = index
         self._entries: dict[ObjectKey, StoreEntry[Facts]] = {}
         self._by_index: dict[Index, set[ObjectKey]] = {}
+        self._deleted: dict[ObjectKey, int] = {}
+        """The versions of the last deletions, oldest first."""
         self._listeners: list[Callable[[StoreChange[Facts]], None]] = []
 
     def __len__(self) -> int:
@@ -161,28 +168,31 @@ class Store(Generic[Facts]):
     def put(self, value: Json) -> bool:
         """Store an object from a watch, a list or the answer to a write. True when a listener was called.
 
-        An older version than the stored one is ignored: a watch lags behind the answers to writes.
+        An older version than the stored one, or than the deletion, is ignored: a watch lags behind the answers to
+        writes, or an answer behind the watch.
         """
         key, version, metadata = key_of(value), version_of(value), value["metadata"]
         if not self._wanted(key):
             return False
         old = self._entries.get(key)
         uid = str(metadata.get("uid") or "")
-        if old is not None and version <= old.version:
+        if version <= (self._deleted.get(key, -1) if old is None else old.version):
             return False
+        self._deleted.pop(key, None)
         new = StoreEntry(
             version=version,
             uid=uid,
             marker=int(metadata.get("generation") or self._marker(value)),
             facts=self._distil(value),
             index=tuple(self._index(value)),
+            membership=_membership(metadata),
         )
         self._entries[key] = new
         if old is None or old.index != new.index:
             self._unindex(key, old)
             for index in new.index:
                 self._by_index.setdefault(index, set()).add(key)
-        changed = old is None or (old.uid, old.marker, old.facts) != (new.uid, new.marker, new.facts)
+        changed = old is None or _relevant(old) != _relevant(new)
         if changed:
             self._notify(StoreChange(key, old, new))
         return changed
@@ -190,6 +200,11 @@ class Store(Generic[Facts]):
     def remove(self, key: ObjectKey, *, version: int | None = None) -> bool:
         """Remove an object. With a version: unless the stored one is newer, as when it was created again."""
         old = self._entries.get(key)
+        if version is not None and (old is None or old.version <= version):
+            self._deleted.pop(key, None)
+            self._deleted[key] = version
+            if len(self._deleted) > DELETIONS:
+                del self._deleted[next(iter(self._deleted))]
         if old is None or (version is not None and old.version > version):
             return False
         del self._entries[key]
@@ -218,6 +233,16 @@ class Store(Generic[Facts]):
     def _notify(self, difference: StoreChange[Facts]) -> None:
         for listener in self._listeners:
             listener(difference)
+
+
+def _relevant(entry: StoreEntry[Facts]) -> tuple[object, ...]:
+    return entry.uid, entry.marker, entry.membership, entry.facts
+
+
+def _membership(metadata: Json) -> int:
+    if not metadata.get("labels") and not metadata.get("ownerReferences"):
+        return 0
+    return zlib.crc32(json.dumps([metadata.get("labels"), metadata.get("ownerReferences")], sort_keys=True).encode())
 
 
 def key_of(value: Json) -> ObjectKey:

@@ -93,6 +93,7 @@ class StoreCollection:
         period = int(self._clock() // settings.store_collect_seconds)
         nodes = [entry.facts for name in self._cache.nodes if (entry := self._cache.nodes.get(name)) is not None]
         wanted = targets(self._homes(), nodes, settings)
+        self._refused &= {_key(target, period) for target in wanted}
         due = [target for target in wanted if self._cache.jobs.get(_key(target, period)) is None]
         due = [target for target in due if _key(target, period) not in self._refused]
         if not self._caches_current():

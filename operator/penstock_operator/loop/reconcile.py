@@ -29,7 +29,7 @@ from penstock_operator.cluster.api import (
     Json,
     ResourceKind,
 )
-from penstock_operator.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused
+from penstock_operator.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, NotLeading, Refused
 from penstock_operator.cluster.store import ObjectKey, PackedObject, StoreChange, StoreEntry, key_of
 from penstock_operator.metrics import COLLECTED, WRITES_SKIPPED
 from penstock_operator.plan.conditions import Event, Reason
@@ -64,11 +64,12 @@ class ReconcileRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """An object as it was applied, and the identity and generation that it then had."""
+    """An object as it was applied, and the identity, generation, labels and owners that it then had."""
 
     digest: str
     uid: str
     marker: int
+    membership: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,19 +178,26 @@ class Reconciler:
         models: dict[ObjectKey, StoreEntry[PackedObject]],
         versions: dict[Ref, int],
     ) -> ClusterError | None:
-        """Delete and apply. Returns the first refusal of the API server; the remaining objects are applied
-        nevertheless, except for a job.
+        """Delete and apply. Returns the first refusal of the API server; the remaining objects are deleted and
+        applied nevertheless, except for a job after an apply that was refused.
 
         `models` are the OptimizedModels that the plan was made from. Endpoints share them and are reconciled
         concurrently: a plan from an older version must not overwrite a newer one. `versions` are the versions of
         objects that other clients write too.
         """
         problem: ClusterError | None = None
+        kept: ClusterError | None = None
         for ref in planned.delete:
             kind = KINDS[ref.kind]
             known = self._stores[kind].get(ObjectKey(key.namespace, ref.name))
-            if known is not None:
+            if known is None:
+                continue
+            try:
                 await self._port.delete(kind, ref.name, key.namespace, uid=known.uid)
+            except (Refused, Forbidden) as error:
+                # Such as an admission policy. The endpoint must still scale, and its status has the message.
+                kept = kept or error
+        refused: dict[str, datetime | None] = {}
         for value in planned.apply:
             place = key_of(value)
             if value["kind"] == JOB.name and problem is not None:
@@ -204,15 +212,27 @@ class Reconciler:
                     if ref in planned.taken_over:
                         await self._take_over_replicas(place)
                     await self._apply(value, version=versions.get(ref))
-                self._cache.turns.answered(planned, value["kind"], None)
+                # Of several Deployments, such as the gateway's, the first refusal counts.
+                refused.setdefault(value["kind"], None)
             except (Refused, Forbidden, NotFound) as error:
                 problem = problem or error
-                self._cache.turns.answered(planned, value["kind"], datetime.now(UTC))
+                refused[value["kind"]] = datetime.now(UTC)
+        for kind_name, when in refused.items():
+            self._cache.turns.answered(planned, kind_name, when)
+        deployment = self._stores[DEPLOYMENT].get(key)
+        if planned.scaled is not None and deployment is not None:
+            try:
+                number, uid = planned.scaled, deployment.uid
+                self._stores[DEPLOYMENT].put(
+                    await self._port.scale(DEPLOYMENT, key.name, key.namespace, number, uid=uid)
+                )
+            except (Refused, Forbidden) as error:
+                problem = problem or error
         for write in planned.optimized_status:
             place = ObjectKey(key.namespace, write.name)
             if place in models:
                 await self._write_status(OPTIMIZED_MODEL, place, models[place], write.status)
-        return problem
+        return problem or kept
 
     async def _apply(self, value: Json, *, version: int | None = None) -> None:
         """Apply an object unless nothing would change; with a version, only if the object still has that version."""
@@ -220,7 +240,7 @@ class Reconciler:
         digest = _digest(value)
         known = self._stores[kind].get(place)
         before = self._applied.get((kind, place))
-        if known is not None and before == _Applied(digest, known.uid, known.marker):
+        if known is not None and before == _Applied(digest, known.uid, known.marker, known.membership):
             # Neither the desired object nor the stored one has changed since.
             WRITES_SKIPPED.inc()
             return
@@ -232,7 +252,7 @@ class Reconciler:
         self._stores[kind].put(result)
         now = self._stores[kind].get(place)
         if now is not None:
-            self._applied[kind, place] = _Applied(digest, now.uid, now.marker)
+            self._applied[kind, place] = _Applied(digest, now.uid, now.marker, now.membership)
 
     async def _take_over_replicas(self, place: ObjectKey) -> None:
         """Remove the clients of the scale subresource from the owners of `spec.replicas`: applying the count that
@@ -364,9 +384,11 @@ class Reconciler:
             )
         except Conflict:
             return
-        except (Refused, Forbidden) as error:
-            # An Event is optional; the status has the same information. A namespace that is being deleted refuses new
-            # objects.
+        except NotLeading:
+            raise
+        except ClusterError as error:
+            # An Event is optional, and must not keep the status, which has the same information, from being written.
+            # A namespace that is being deleted refuses new objects, and an API server may limit the rate of Events.
             logger.warning(
                 "cannot post Event %s: %s", event.reason, error, extra=log_event("EventNotPosted", reason=error)
             )

@@ -4,6 +4,9 @@ gateway sends a share of the requests.
 The endpoint's Deployment has the new template, too, and is paused meanwhile: Kubernetes keeps and scales its present
 pods. When the canary has passed it is no longer paused. When the canary was rejected it stays paused, until the
 template changes or the spec asks for no canary. docs/explanation/canary.md has the rule.
+
+The Deployment of the canary is deleted only once the status has the outcome: without both, the next plan would begin
+the canary again. So it also keeps its place in the line until the rollout has one.
 """
 
 from __future__ import annotations
@@ -86,17 +89,10 @@ def plan_canary(
     status = before or CanaryStatus(
         phase=CanaryPhase.RUNNING, template=template, digest=digest, since=timestamp(observed.now)
     )
-    return _running(endpoint, observed, desired, status=status, remove=remove)
+    return _running(endpoint, observed, desired, status)
 
 
-def _running(
-    endpoint: ParsedEndpoint,
-    observed: EndpointSnapshot,
-    desired: Json,
-    *,
-    status: CanaryStatus,
-    remove: tuple[Ref, ...],
-) -> CanaryPlan:
+def _running(endpoint: ParsedEndpoint, observed: EndpointSnapshot, desired: Json, status: CanaryStatus) -> CanaryPlan:
     canary, present, wanted = observed.canary, observed.deployment, endpoint.spec.rollout.canary
     assert wanted is not None and present is not None  # noqa: S101, PT018 - by the caller
     report = observed.canary_report
@@ -107,12 +103,23 @@ def _running(
         if report.outcome is CanaryOutcome.PASS:
             status = status.model_copy(update={"phase": CanaryPhase.PASSED, "reason": reason})
             event = Event("Normal", Reason.CANARY_PASSED, sentence(f"{reason}: {report.message}"))
-            return CanaryPlan(passed=True, delete=remove, status=status, events=(event,))
+            return CanaryPlan(passed=True, status=status, events=(event,))
         if report.outcome is CanaryOutcome.REJECT:
-            return _back(status, reason, report.message, remove)
+            return _back(status, reason, report.message)
     failure = _failure(observed, canary, status.template)
     if failure:
-        return _back(status, CanaryReason.POD_FAILS.value, failure, remove)
+        return _back(status, CanaryReason.POD_FAILS.value, failure)
+    name = canary_name(endpoint.name)
+    if canary is None and Ref("Deployment", name) in observed.conflicting:
+        return CanaryPlan(
+            holds=True,
+            finding=no(
+                Reason.NAME_TAKEN,
+                f"A new plan is to be tried on a share of the requests, and its Deployment cannot be made: there is "
+                f"another one named {name}. The present pods serve on. Delete it, give one of the endpoints another "
+                "name, or remove spec.rollout.canary.",
+            ),
+        )
     if canary is None and not gateway.divides(endpoint, observed.gateway):
         message = "A new plan is to be tried on a share of the requests, and waits until all pods of the gateway run."
         return CanaryPlan(holds=True, finding=yes(Reason.CANARY_RUNNING, message))
@@ -135,10 +142,10 @@ def _minutes(count: int) -> str:
     return "a minute" if count == 1 else f"{count} minutes"
 
 
-def _back(status: CanaryStatus, reason: str, message: str, remove: tuple[Ref, ...]) -> CanaryPlan:
+def _back(status: CanaryStatus, reason: str, message: str) -> CanaryPlan:
     update = {"phase": CanaryPhase.REJECTED, "reason": reason, "message": clipped(message, 1024)}
     after = status.model_copy(update=update)
-    return CanaryPlan(holds=True, delete=remove, status=after, finding=_rejected(after))
+    return CanaryPlan(holds=True, status=after, finding=_rejected(after))
 
 
 def _rejected(status: CanaryStatus) -> Finding:

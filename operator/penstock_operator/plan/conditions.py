@@ -44,6 +44,7 @@ class Reason(StrEnum):
     APPLY_FAILED = "ApplyFailed"
     ARTEFACT_NOT_ALLOWED = "ArtefactNotAllowed"
     ARTEFACT_NOT_FOR_CLASS = "ArtefactNotForClass"
+    ARTEFACT_NOT_FOR_VERSION = "ArtefactNotForVersion"
     AS_MEASURED = "AsMeasured"
     BASELINE = "Baseline"
     CANARY_PASSED = "CanaryPassed"

@@ -12,7 +12,7 @@ Pure: the same observation gives the same plan. Planning again after the plan wa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.resources.hardware_class import HardwareClassSpec
@@ -26,7 +26,7 @@ from penstock_operator.plan.exposure import ExposurePlan, expose
 from penstock_operator.plan.installation import Json
 from penstock_operator.plan.job import JobHost, job, job_policy
 from penstock_operator.plan.model_conditions import accepted
-from penstock_operator.plan.names import TEMPLATE_HASH
+from penstock_operator.plan.names import TEMPLATE_HASH, job_name
 from penstock_operator.plan.observed import DeploymentFacts, EndpointSnapshot, OptimizedModelFacts, Ref
 from penstock_operator.plan.optimized_model import (
     OptimizationState,
@@ -89,6 +89,8 @@ class ReconcilePlan:
     """Desired objects to apply only if they have not changed since this plan was made."""
     taken_over: frozenset[Ref] = frozenset()
     """Deployments whose `spec.replicas` the operator takes over: other owners of the field are removed first."""
+    scaled: int | None = None
+    """Replicas of the present Deployment, whose other fields stay as they are; None: it is applied, or stays."""
     delete: tuple[Ref, ...] = ()
     """Existing objects to delete before anything is applied, with background propagation."""
     status: Json = field(default_factory=dict)
@@ -144,6 +146,7 @@ class _Planner:
     most: int | None = None
     """Replicas that the quota of the namespace allows; None: it has none."""
     grant: Grant | None = None
+    scaled: int | None = None
 
     def run(self) -> ReconcilePlan:
         """The whole plan."""
@@ -177,9 +180,11 @@ class _Planner:
         count = replica_target(endpoint, present, observed.scale, others=others, most=self.most)
         if share is not None and acceptance.true:
             self._take(share, count)
-        elif acceptance.reason == Reason.QUOTA_EXCEEDED:
-            self.requeue.append(WAITING_SECONDS)
+        elif share is not None and acceptance.reason == Reason.QUOTA_EXCEEDED:
+            self.requeue.append(share.waiting_seconds)
         template = self._objects(serving, count) if acceptance.true else ""
+        if not template:
+            count = self._scale_only(count, share, accepted=acceptance.true)
         exposure = expose(endpoint, observed, accepted=acceptance.true)
         self.apply += exposure.apply
         self.delete += exposure.delete
@@ -196,6 +201,29 @@ class _Planner:
         self.grant = share.grant(replicas)
         if share.most <= replicas and share.most < scaling.max_replicas:
             self.requeue.append(WAITING_SECONDS)
+
+    def _scale_only(self, count: ReplicaTarget, share: QuotaShare | None, *, accepted: bool) -> ReplicaTarget:
+        """Scale the Deployment although its template is not known or not allowed. Returns the resulting replicas.
+
+        What serves scales on while its template is not known, as after its OptimizedModel was deleted. While the spec
+        is not accepted, the number stays: it may be the spec's own bounds that are not. But an endpoint without
+        replicas gets one for a request that waits, and a suspended one has none.
+        """
+        present = self.observed.deployment
+        if present is None or present.deleting or present.owner.uid != self.endpoint.uid:
+            return count
+        number = present.wanted
+        if self.endpoint.spec.suspend:
+            number = 0
+            self._delete_scalers()
+        elif count.written and not count.kept and accepted:
+            number = count.wanted
+        elif count.written and not count.kept and not number and count.wanted and (share is None or share.accepted):
+            number = 1
+            self.grant = None if share is None else share.grant(number)
+        if number != present.wanted:
+            self.scaled = number
+        return replace(count, wanted=number)
 
     def _bounds(self) -> HpaBounds:
         observed = self.observed
@@ -227,6 +255,12 @@ class _Planner:
             self.requeue.append(REPORT_SECONDS)
             return found
         self.apply.append(optimized_model_object(facts, spec, endpoint, ready=found.ready))
+        if found.start and (left := Ref("Job", job_name(name, found.start))) in observed.present:
+            # Of a deleted OptimizedModel of this name. An apply would take it over with its result, faster than the API
+            # server deletes it.
+            self.delete.append(left)
+            self.requeue.append(REPORT_SECONDS)
+            found = replace(found, start=0)
         if found.start:
             self.apply.append(job_policy(found, facts, endpoint, observed.settings))
             self.apply.append(job(found, facts, endpoint, hardware, observed.settings))
@@ -321,11 +355,14 @@ class _Planner:
             wanted = None
         if wanted is not None and not left_over(observed.scalers, scaling.mode):
             self.apply.append(wanted)
-        kept = "" if wanted is None else wanted["kind"]
+        self._delete_scalers("" if wanted is None else wanted["kind"])
+
+    def _delete_scalers(self, kept: str = "") -> None:
+        """Delete the objects that scale, but for the kind `kept`."""
         self.delete += [
             ref
             for kind in ("HorizontalPodAutoscaler", "ScaledObject")
-            if kind != kept and (ref := Ref(kind, endpoint.name)) in observed.present
+            if kind != kept and (ref := Ref(kind, self.endpoint.name)) in self.observed.present
         ]
 
     def _state(
@@ -390,6 +427,7 @@ class _Planner:
             # An HPA may be writing the replica count now, and what is applied here is the count that was read earlier.
             guarded=frozenset({ref} if count.kept else ()),
             taken_over=frozenset({ref} if _taken_over(present, count) else ()),
+            scaled=self.scaled,
             delete=tuple(self.delete),
             status=after.to_object(),
             optimized_status=tuple(self.writes),
@@ -419,7 +457,7 @@ class _Planner:
         memory = runtime_memory(
             pod,
             settings,
-            result=serving.result,
+            result=serving.measured,
             artefact=serving.artefact,
             caches=self.endpoint.spec.serving.caches,
             devices=hardware.neuron is not None,

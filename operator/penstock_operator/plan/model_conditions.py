@@ -16,7 +16,14 @@ from penstock_operator.plan.conditions import Finding, Reason, no, sentence, sto
 from penstock_operator.plan.endpoint import ParsedEndpoint, refusal, refused_store
 from penstock_operator.plan.names import gateway_binding_name, gateway_name, pods_service_name
 from penstock_operator.plan.observed import EndpointSnapshot, Ref
-from penstock_operator.plan.optimized_model import OptimizationState, failure_text, pinned_model, queue_text, target_of
+from penstock_operator.plan.optimized_model import (
+    OptimizationState,
+    failure_text,
+    is_of_later_release,
+    pinned_model,
+    queue_text,
+    target_of,
+)
 from penstock_operator.plan.pod_conditions import PinVerdict
 from penstock_operator.plan.serving import ServingChoice
 
@@ -69,6 +76,12 @@ def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: Har
             f"The artefact {_short(str(pins))} that optimization.artefact names is for {_devices(target_of(pinned))}, "
             f"and the HardwareClass {spec.hardware_class} has {_devices(target)}. Write a class that fits in "
             "spec.hardwareClass, or mode: Auto in optimization.",
+        )
+    if pinned is not None and is_of_later_release(pinned):
+        return no(
+            Reason.ARTEFACT_NOT_FOR_VERSION,
+            f"A later version of Penstock made the artefact {_short(str(pins))} that optimization.artefact names, and "
+            "this version does not read its format. Write mode: Auto in optimization, or upgrade Penstock.",
         )
     taken = _taken_names(endpoint, observed.conflicting)
     if taken:

@@ -379,6 +379,11 @@ def unused_model_action(facts: OptimizedModelFacts, *, now: datetime, settings: 
     return UnusedModelAction(delete=True) if left <= 0 else UnusedModelAction(requeue_seconds=left)
 
 
+def status_of(facts: OptimizedModelFacts) -> OptimizedModelStatus:
+    """Its parsed status; an empty one if another program wrote it."""
+    return _status(facts.status)
+
+
 def _status(value: Json) -> OptimizedModelStatus:
     try:
         return OptimizedModelStatus.model_validate(value)
@@ -469,15 +474,21 @@ def pinned_model(
 ) -> OptimizedModelFacts | None:
     """The OptimizedModel whose status has the artefact that the endpoint pins; None if it pins none, or none has it.
 
-    If several have it, it is the one of the name `present`: pods have the name as a label, and another name would
-    replace them.
+    If several have it, one that this release reads comes first, then the one of the name `present`: pods have the name
+    as a label, and another name would replace them.
     """
     digest = spec.optimization.artefact
 
-    def order(facts: OptimizedModelFacts) -> tuple[bool, bool, str]:
-        return facts.name != present, digests(facts.status)[0] != digest, facts.name
+    def order(facts: OptimizedModelFacts) -> tuple[bool, bool, bool, str]:
+        return is_of_later_release(facts), facts.name != present, digests(facts.status)[0] != digest, facts.name
 
     return min((facts for facts in models if digest and digest in digests(facts.status)), key=order, default=None)
+
+
+def is_of_later_release(facts: OptimizedModelFacts) -> bool:
+    """Whether its artefacts have a format that the pods of this release do not read."""
+    value = (facts.spec.get("toolchain") or {}).get("format")
+    return isinstance(value, int) and value > RESULT_FORMAT
 
 
 def target_of(facts: OptimizedModelFacts) -> NeuronGeneration | None:

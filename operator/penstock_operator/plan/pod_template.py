@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.artefact_store import StoreScheme, StoreUri
+from penstock.planning.memory import PROCESS, measured_pod_bytes
 from penstock.resources.endpoint import Caches
 from penstock.resources.hardware_class import HardwareClassSpec, SelectorOperator
 from penstock.resources.pod import Pod
@@ -23,12 +24,8 @@ from penstock_operator.plan.names import CONTAINER
 
 MEBIBYTE = 2**20
 ROUND_TO = 64 * MEBIBYTE
-ABOVE_MEASURED = 1.3
-"""Factor on the resident memory measured under load: longer texts, fuller queues, heap fragmentation."""
 COPIES = 2.5
 """Factor on the file size of an unmeasured artefact: the engine's weights, its repacked copy, the activations."""
-PROCESS = 512 * MEBIBYTE
-"""Interpreter, engine, tokenizer, queues."""
 NEURON_PROCESS = 3072 * MEBIBYTE
 """Memory of the host for the process that owns the NeuronCores: published metrics of one encoder on one core show 2 to
 3 GB. The files of the artefact, which it loads, are counted besides."""
@@ -65,7 +62,7 @@ def runtime_memory(
         size = artefact.bytes if artefact is not None and artefact.bytes else in_bytes(settings.runtime_memory)
         return size + NEURON_PROCESS + PROCESS + kept
     if result is not None and result.resident_bytes:
-        return int(result.resident_bytes * ABOVE_MEASURED) + PROCESS // 2 + kept
+        return measured_pod_bytes(result.resident_bytes) + kept
     if artefact is not None and artefact.bytes:
         return max(in_bytes(settings.runtime_memory) // 2, int(artefact.bytes * COPIES) + PROCESS) + kept
     return in_bytes(settings.runtime_memory) + kept

@@ -76,9 +76,11 @@ def replica_target(
         case ScalingMode.EXTERNAL | ScalingMode.NONE:
             return ReplicaTarget(spec.replicas, written=True)
         case ScalingMode.HPA | ScalingMode.KEDA:
-            # A Deployment that no HPA has scaled yet starts with the API server's default of 1.
+            # A Deployment that no HPA has scaled yet starts with the API server's default of 1. So does one that the
+            # operator had suspended; another one without replicas was scaled to zero, by KEDA or a user.
             if deployment is None or deployment.wanted == 0:
-                return ReplicaTarget(1, written=False)
+                ours = deployment is None or deployment.replicas_ours_alone
+                return ReplicaTarget(1 if ours else 0, written=False)
             return _present_count(deployment)
         case ScalingMode.INTERNAL:
             number = _internal(endpoint, deployment, scale)

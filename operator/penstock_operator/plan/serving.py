@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from penstock.planning.neuron import NeuronGeneration
 from penstock.resources.endpoint import OptimizationMode
-from penstock.resources.optimized_model import OptimizedModelSpec
+from penstock.resources.optimized_model import OptimizedModelSpec, OptimizedModelStatus
 from penstock.resources.result import ArtefactReference, Result
 from penstock.tasks import TaskName
 from penstock_operator.plan.conditions import Reason
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.observed import DeploymentFacts, OptimizedModelFacts
-from penstock_operator.plan.optimized_model import OptimizationState, artefact_uri, target_of
+from penstock_operator.plan.optimized_model import OptimizationState, artefact_uri, status_of, target_of
 
 WORSE_SHARE = 0.9
 """A result with less than this share of the present capacity, measured alike, is worse; less difference is noise."""
@@ -27,7 +27,7 @@ class ServingChoice:
     """The artefact that the Deployment is to serve, and the spec that it was made for."""
 
     artefact: ArtefactReference | None
-    """None: pinned, or not known."""
+    """None: not known."""
     digest: str
     """`sha256:...`."""
     optimized_model: str
@@ -41,6 +41,9 @@ class ServingChoice:
     """The artefact's address by the status of its OptimizedModel; empty: not known."""
     result: Result | None = None
     """The measurements; None for the fp32 graph while the search runs, and for a pinned artefact."""
+    measured: Result | None = None
+    """As `result`, and of a pinned artefact too, where it may have been measured for another spec: for its memory, and
+    the bounds of its latency histogram."""
     baseline: bool = False
     """It is the fp32 graph, and the search has not ended."""
     kept: str = ""
@@ -69,8 +72,10 @@ def choose(
     """
     spec = endpoint.spec
     if accepted and spec.optimization.mode is OptimizationMode.PINNED and spec.optimization.artefact is not None:
+        status = None if pinned is None else status_of(pinned)
+        reference = None if status is None else _reference(status, spec.optimization.artefact)
         return ServingChoice(
-            artefact=None,
+            artefact=reference,
             digest=spec.optimization.artefact,
             optimized_model="" if pinned is None else pinned.name,
             task=spec.task,
@@ -79,6 +84,7 @@ def choose(
             max_input_tokens=spec.serving.max_input_tokens,
             truncate=spec.serving.truncate,
             uri="" if pinned is None else artefact_uri(pinned.status, spec.optimization.artefact),
+            measured=None if status is None else _measured(status, reference),
             target=None if pinned is None else target_of(pinned),
         )
     present = deployment.artefact if deployment is not None else ""
@@ -87,14 +93,14 @@ def choose(
             worse = _why_worse(wanted, serving)
             if worse:
                 same = _without_toolchain(wanted.spec) == _without_toolchain(serving.spec)
-                kept = _of(serving, _reference(serving, present), kept=worse, same_spec=same)
+                kept = _of(serving, _reference(serving.status, present), kept=worse, same_spec=same)
                 return kept or _unknown(endpoint, present, deployment, kept=worse)
         return _of(wanted, wanted.status.artefact)
     if present:
         if wanted is not None and _baseline_digest(wanted) == present:
             return _of(wanted, wanted.status.baseline)
         waits = "the present plan goes on serving until there is a better one"
-        known = None if serving is None else _of(serving, _reference(serving, present), kept=waits)
+        known = None if serving is None else _of(serving, _reference(serving.status, present), kept=waits)
         return known or _unknown(endpoint, present, deployment, kept=waits)
     if wanted is None or not spec.optimization.serve_while_optimizing:
         return None
@@ -146,7 +152,7 @@ def _of(
 ) -> ServingChoice | None:
     if artefact is None or (model.spec.toolchain.target is not None and artefact == model.status.baseline):
         return None  # the fp32 graph computes on CPUs, and pods with devices have few
-    result = model.status.artefact is not None and artefact.digest == model.status.artefact.digest
+    result = _measured(model.status, artefact)
     return ServingChoice(
         artefact=artefact,
         digest=artefact.digest,
@@ -158,18 +164,25 @@ def _of(
         max_input_tokens=model.spec.serving.max_input_tokens,
         truncate=model.spec.serving.truncate,
         target=model.spec.toolchain.target,
-        result=model.status.result if result else None,
-        baseline=not result,
+        result=result,
+        measured=result,
+        baseline=model.status.artefact is None or artefact.digest != model.status.artefact.digest,
         kept=kept,
         same_spec=same_spec,
     )
 
 
-def _reference(model: OptimizationState, digest: str) -> ArtefactReference | None:
-    for known in (model.status.artefact, model.status.baseline):
+def _reference(status: OptimizedModelStatus, digest: str) -> ArtefactReference | None:
+    for known in (status.artefact, status.baseline):
         if known is not None and known.digest == digest:
             return known
     return None  # the OptimizedModel was deleted, and a new one of its name has another result
+
+
+def _measured(status: OptimizedModelStatus, artefact: ArtefactReference | None) -> Result | None:
+    """The measurements of an artefact in a status; None for the fp32 graph."""
+    is_result = artefact is not None and status.artefact is not None and artefact.digest == status.artefact.digest
+    return status.result if is_result else None
 
 
 def _unknown(endpoint: ParsedEndpoint, digest: str, deployment: DeploymentFacts | None, *, kept: str) -> ServingChoice:

@@ -249,7 +249,7 @@ def template(
     memory = runtime_memory(
         pod,
         settings,
-        result=serving.result,
+        result=serving.measured,
         artefact=serving.artefact,
         caches=endpoint.spec.serving.caches,
         devices=hardware.neuron is not None,
@@ -373,11 +373,11 @@ def _objective_milliseconds(endpoint: ParsedEndpoint, serving: ServingChoice) ->
     """The p95 objective that the served artefact was measured for; else the endpoint's. Of text generation: that of the
     time to the first token."""
     if endpoint.spec.task is TaskName.TEXT_GENERATION:
-        tokens = serving.result.token_capacity if serving.result is not None else None
+        tokens = serving.measured.token_capacity if serving.measured is not None else None
         measured = None if tokens is None else tokens.first_token_objective_milliseconds
         return measured or endpoint.spec.objective.first_token_milliseconds
-    if serving.result is not None and serving.result.capacity.p95_objective_milliseconds is not None:
-        return serving.result.capacity.p95_objective_milliseconds
+    if serving.measured is not None and serving.measured.capacity.p95_objective_milliseconds is not None:
+        return serving.measured.capacity.p95_objective_milliseconds
     latency = endpoint.spec.objective.latency
     return None if latency is None else latency.p95_milliseconds
 

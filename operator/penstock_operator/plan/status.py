@@ -79,6 +79,7 @@ UNFINISHED = {
     Reason.ROLLOUT_STUCK,
     Reason.CANARY_RUNNING,
     Reason.CANARY_REJECTED,
+    Reason.NAME_TAKEN,
 }
 """Reasons of Progressing with which the pods do not, or not all, serve what the spec asks for."""
 

@@ -5,8 +5,9 @@ from the cluster's objects, so that a new leader of the operator counts the same
 
 - An optimisation has a place while its Job has not ended. A Job whose pod does not run `START_SECONDS` after its
   creation (no node, no image) has none until it runs.
-- A rollout has a place while it has a canary, and while pods of another template are to be replaced. It has none once
-  Kubernetes reports `ProgressDeadlineExceeded`: no new pod became ready for `PROGRESS_DEADLINE_SECONDS`.
+- A rollout has a place while it has a canary, for `CANARY_SECONDS` at most, and while pods of another template are to
+  be replaced. It has none once Kubernetes reports `ProgressDeadlineExceeded`: no new pod became ready for
+  `PROGRESS_DEADLINE_SECONDS`.
 
 A Job or Deployment that the API server refuses goes to the end of the line. So none of these blocks the others, at the
 price of one more at the same time if it begins to run after all.
@@ -24,6 +25,9 @@ from penstock_operator.plan.workloads import JobFacts
 
 START_SECONDS = 300.0
 """A Job whose pod does not run after this time no longer keeps others waiting."""
+CANARY_SECONDS = 3600.0
+"""A canary no longer keeps others waiting after this time: one with few requests may take days, and one whose endpoint
+is changed all the time has no end."""
 LEADER_SECONDS = 60.0
 """A new leader gives no turn before it has planned all endpoints, but for this long at most."""
 SHOWN = 10

@@ -15,7 +15,7 @@ from penstock.logs import log_event
 from penstock_operator.cluster.errors import NotLeading
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.plan.endpoint import ParsedEndpoint, read_endpoint
-from penstock_operator.plan.names import CANARY
+from penstock_operator.plan.names import CANARY, canary_name
 from penstock_operator.plan.observed import CanaryReport, DeploymentFacts
 from penstock_operator.plan.workloads import PodFacts
 from penstock_operator.scaling.decide.canary_rule import CanaryOutcome, CanaryTrial, PlanCounts
@@ -97,8 +97,10 @@ class CanaryLoop:
     async def tick(self, now: float) -> None:
         """Look at every canary once; `now`: seconds of a monotonic clock."""
         found: dict[ObjectKey, DeploymentFacts] = {}
-        for _, entry in self._cache.deployments.of((CANARY,)):
-            found |= {ObjectKey(*index[1:]): entry.facts for index in entry.index if index[0] == "endpoint"}
+        for place, entry in self._cache.deployments.of((CANARY,)):
+            # Anyone who may create Deployments may give one these labels.
+            keys = (ObjectKey(*index[1:]) for index in entry.index if index[0] == "endpoint")
+            found |= {key: entry.facts for key in keys if place.name == canary_name(key.name)}
         for key in self._running.keys() - found.keys():
             del self._running[key]
             self._cache.put_canary(key, None)

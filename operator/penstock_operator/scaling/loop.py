@@ -109,7 +109,8 @@ def worth_publishing(before: DesiredScale | None, now: DesiredScale, *, seconds:
         return True
     if _status(before.curve)[0] is not _status(now.curve)[0]:
         return True
-    if seconds < QUIET_SECONDS:
+    # Negative after the clock was set back.
+    if 0 <= seconds < QUIET_SECONDS:
         return False
     if before.cause != now.cause or before.memory != now.memory:
         return True
@@ -148,6 +149,8 @@ MAX_PAUSE_SECONDS = 5.0
 """... but starts again after at most this pause."""
 SECRET_SECONDS = 60.0
 """A Secret is read again after this time: tokens are renewed."""
+MAX_SECRETS = 1_000
+"""Secrets whose content, or why it cannot be used, is remembered. Users choose their names."""
 CONSENT_LABEL = "penstock.dev/prometheus"
 """Label (value `true`) that a Secret must have to be read: a user who may create ModelEndpoints may lack the right
 to read Secrets, and must not be able to have their content sent to a URL."""
@@ -308,6 +311,10 @@ class Autoscaler:
             metrics = await self._with_gateway(target, endpoint, metrics, now)
         if metrics is None:
             return
+        entry = self._cache.endpoints.get(key)
+        if entry is None or entry.uid != target.uid:
+            # It was deleted while its metrics were read; another one may have its name.
+            return
         metrics = in_measured_requests(metrics, target.service)
         # The decision of this process is in force, whatever another client may have written meanwhile.
         mine = endpoint.published is not None and operator_writes(target.mode)
@@ -324,7 +331,9 @@ class Autoscaler:
         endpoint.decision = decision
         # A waiting request is enough to know, with or without a rate.
         why = "" if decision.cause is Cause.WOKEN else unknown_load(seen)
-        endpoint.unknown_since = None if not why else now if endpoint.unknown_since is None else endpoint.unknown_since
+        # The clock may have been set back.
+        since = now if endpoint.unknown_since is None else min(endpoint.unknown_since, now)
+        endpoint.unknown_since = since if why else None
         unknown_for = 0.0 if endpoint.unknown_since is None else now - endpoint.unknown_since
         if why and endpoint.published is None and unknown_for < target.settings.unknown_seconds:
             # A rate needs two readings: until then nothing is published.
@@ -453,6 +462,8 @@ class Autoscaler:
             found = known[1] if good and known is not None else f"the Secret {place.name} cannot be read: {error}"
         else:
             found = _access_of(value, place.name)
+        if len(self._secrets) >= MAX_SECRETS and place not in self._secrets:
+            self._secrets.clear()
         self._secrets[place] = (now, found)
         return found
 

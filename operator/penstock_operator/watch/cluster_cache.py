@@ -38,7 +38,7 @@ from penstock_operator.cluster.api import (
     Json,
     ResourceKind,
 )
-from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, version_of
+from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, StoreChange, version_of
 from penstock_operator.plan.endpoint import ParsedEndpoint, neuron_target, read_endpoint
 from penstock_operator.plan.exposure import hosts_of, may_use, moment_of
 from penstock_operator.plan.installation import PlanSettings
@@ -156,9 +156,19 @@ class ClusterCache:
         """Whether all endpoints are in their store. A new leader reads pods before."""
         self.conflicting: dict[ObjectKey, frozenset[Ref]] = {}
         """By endpoint: objects with the operator's names that it did not create."""
-        work = (self.models, self.jobs, self.pods)
+        work = (self.endpoints, self.models, self.jobs, self.pods)
         self.turns = Turns(settings, *work, deployments=self.deployments, replica_sets=self.replica_sets)
         self._report_listeners: list[Callable[[tuple[Index, ...]], None]] = []
+        self.endpoints.listen(self._on_endpoint)
+
+    def _on_endpoint(self, change: StoreChange[PackedObject]) -> None:
+        """Forget what is known by the name of an endpoint that is gone: the next one of that name starts anew."""
+        if change.old is None or (change.new is not None and change.new.uid == change.old.uid):
+            return
+        self.conflicting.pop(change.key, None)
+        self.scales.pop(change.key, None)
+        self.canaries.pop(change.key, None)
+        self.turns.forget(change.key)
 
     def _is_ours(self, key: ObjectKey) -> bool:
         return key.namespace not in self.settings.ignored_namespaces
@@ -359,8 +369,8 @@ class ClusterCache:
             hardware_classes=classes,
             optimized_models=tuple(model for model in models if model is not None),
             deployment=deployment,
-            gateway=self.deployments.facts(ObjectKey(key.namespace, gateway_name(key.name))),
-            canary=self.deployments.facts(ObjectKey(key.namespace, canary_name(key.name))),
+            gateway=self._own_deployment(key, gateway_name(key.name)),
+            canary=self._own_deployment(key, canary_name(key.name)),
             canary_pods=tuple(self._runtime_pod(pod) for pod in self.canary_pods(key)),
             canary_report=self.canaries.get(key),
             replica_sets=tuple(entry.facts for _, entry in self.replica_sets.of(index)),
@@ -380,6 +390,11 @@ class ClusterCache:
             route=self._route(key, endpoint.uid),
             host_claims=tuple(self._host_claims(key, value)),
         )
+
+    def _own_deployment(self, key: ObjectKey, name: str) -> DeploymentFacts | None:
+        """The Deployment of this name if it is the endpoint's: another endpoint may have the name."""
+        endpoint, found = self.endpoints.get(key), self.deployments.facts(ObjectKey(key.namespace, name))
+        return found if found is not None and endpoint is not None and found.owner.uid == endpoint.uid else None
 
     def _route(self, key: ObjectKey, uid: str) -> RouteFacts | None:
         """The route that the operator created for the endpoint of this uid."""

@@ -259,8 +259,11 @@ class TextsReader:
         """Until cancelled."""
         while True:
             await asyncio.sleep(self._interval_seconds)
-            for _, namespace, name in sorted(self._cache.endpoints.sizes("texts")):
-                await self._read(ObjectKey(namespace, name))
+            named = {ObjectKey(namespace, name) for _, namespace, name in self._cache.endpoints.sizes("texts")}
+            for place in set(self._cache.text_sources) - named:
+                self._cache.text_sources.remove(place)
+            for place in sorted(named):
+                await self._read(place)
 
     async def _read(self, place: ObjectKey) -> None:
         try:

@@ -13,7 +13,15 @@ from penstock_operator.plan.endpoint_plan import ReconcilePlan
 from penstock_operator.plan.installation import PlanSettings
 from penstock_operator.plan.names import canary_name
 from penstock_operator.plan.observed import DeploymentFacts, ReplicaSetFacts, rollout_has_place
-from penstock_operator.plan.turns import LEADER_SECONDS, SHOWN, Line, TurnKey, WaitingList, job_has_place
+from penstock_operator.plan.turns import (
+    CANARY_SECONDS,
+    LEADER_SECONDS,
+    SHOWN,
+    Line,
+    TurnKey,
+    WaitingList,
+    job_has_place,
+)
 from penstock_operator.plan.workloads import JobFacts, PodFacts
 
 OPEN: Index = ("open",)
@@ -35,6 +43,7 @@ class Turns:
     def __init__(
         self,
         settings: PlanSettings,
+        endpoints: Store[PackedObject],
         models: Store[PackedObject],
         jobs: Store[JobFacts],
         pods: Store[PodFacts],
@@ -43,13 +52,15 @@ class Turns:
         replica_sets: Store[ReplicaSetFacts],
     ) -> None:
         self._settings = settings
-        self._models, self._jobs, self._pods = models, jobs, pods
+        self._endpoints, self._models, self._jobs, self._pods = endpoints, models, jobs, pods
         self._deployments, self._replica_sets = deployments, replica_sets
         self.optimizations, self.rollouts = WaitingList(), WaitingList()
         self._unplanned: set[ObjectKey] = set()
         self._leading_since = _EPOCH
         self._rolling: set[ObjectKey] = set()
+        """Endpoints with a rollout or a canary by the labels of their Deployments, which anyone may set."""
         self._listeners: list[Callable[[set[ObjectKey]], None]] = []
+        models.listen(self._on_model)
         jobs.listen(self._on_job)
         deployments.listen(self._on_rollout)
         replica_sets.listen(self._on_rollout)
@@ -70,6 +81,13 @@ class Turns:
         """Take the endpoint's places in the lines from its new plan; an empty plan for an endpoint that is gone."""
         self.optimizations.put(TurnKey(*key), made.optimization)
         self.rollouts.put(TurnKey(*key), made.rollout)
+
+    def forget(self, key: ObjectKey) -> None:
+        """The endpoint is gone. No plan of it follows, which would take it out of the lines."""
+        self.plans(key)
+        self.planned(key, ReconcilePlan())
+        self.rollouts.answered(TurnKey(*key))
+        self._place_is_free()
 
     def carried_out(self, key: ObjectKey, *, failed: bool = False) -> None:
         """The plan was carried out, and the caches have what it created; `failed`: it ended with an error, and the
@@ -95,7 +113,9 @@ class Turns:
         jobs, rollouts = self._settings.max_concurrent_optimizations, self._settings.max_concurrent_rollouts
         return (
             self.optimizations.line(jobs, (TurnKey(*key) for key in optimizing), ready=ready),
-            self.rollouts.line(rollouts, (TurnKey(*key) for key in self._rolling), ready=ready),
+            self.rollouts.line(
+                rollouts, (TurnKey(*key) for key in self._rolling if self._rolls(key, now)), ready=ready
+            ),
         )
 
     def _optimizing(self, now: datetime) -> Iterator[ObjectKey]:
@@ -120,14 +140,31 @@ class Turns:
             if what != "endpoint":
                 continue
             key = ObjectKey(*rest)
-            deployment = self._deployments.facts(key)
-            sets = (entry.facts for _, entry in self._replica_sets.of(("endpoint", *key)))
-            tried = self._deployments.get(ObjectKey(key.namespace, canary_name(key.name))) is not None
-            if tried or (deployment is not None and rollout_has_place(deployment, sets)):
+            # A new leader knows the Deployments before the endpoints.
+            if self._rolls(key, known=self._endpoints.get(key) is not None):
                 self._rolling.add(key)
             elif key in self._rolling:
                 self._rolling.discard(key)
                 self._place_is_free()
+
+    def _rolls(self, key: ObjectKey, now: datetime | None = None, *, known: bool = True) -> bool:
+        """Whether a rollout or a canary of the endpoint keeps others waiting; without `now`, whether it ever may. Only
+        its own Deployments count: another endpoint may have the name of a canary. `known`: False if the endpoints are
+        not listed yet."""
+        present = self._deployments.facts(key)
+        canary = self._deployments.facts(ObjectKey(key.namespace, canary_name(key.name)))
+        if known:
+            endpoint = self._endpoints.get(key)
+            uid = "" if endpoint is None else endpoint.uid
+            present, canary = (one if one is not None and one.owner.uid == uid else None for one in (present, canary))
+        sets = (entry.facts for _, entry in self._replica_sets.of(("endpoint", *key)))
+        began = None if present is None else present.rollout_began
+        lasts = began is not None and now is not None and now - began > timedelta(seconds=CANARY_SECONDS)
+        return (canary is not None and not lasts) or (present is not None and rollout_has_place(present, sets))
+
+    def _on_model(self, change: StoreChange[PackedObject]) -> None:
+        if change.new is None:
+            self.optimizations.answered(TurnKey(*change.key))
 
     def _place_is_free(self) -> None:
         first = {

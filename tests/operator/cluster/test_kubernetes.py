@@ -12,6 +12,7 @@ import pytest
 from penstock_operator.cluster import kubernetes as adapter
 from penstock_operator.cluster.api import (
     CONFIG_MAP,
+    DEPLOYMENT,
     KINDS,
     NODE,
     POD,
@@ -151,6 +152,16 @@ def test_apply_is_server_side_with_our_name_and_force() -> None:
     assert seen.query == {"fieldManager": "penstock-operator", "force": "true"}
     assert seen.content_type == "application/apply-patch+yaml"
     assert seen.body == WANTED
+
+
+def test_scaling_changes_the_number_of_one_object_and_nothing_else() -> None:
+    _, api = ask(lambda port: port.scale(DEPLOYMENT, "x", "a", 3, uid="u1"), answer(200, thing("x", 1)))
+
+    (seen,) = api.seen
+    assert (seen.method, seen.path) == ("PATCH", "/apis/apps/v1/namespaces/a/deployments/x")
+    assert seen.content_type == "application/merge-patch+json"
+    assert seen.query == {"fieldManager": "penstock-operator"}
+    assert seen.body == {"metadata": {"uid": "u1"}, "spec": {"replicas": 3}}
 
 
 def test_a_delete_is_in_the_background_and_of_one_object_only() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_operator.cluster.api import POD
-from penstock_operator.cluster.store import ObjectKey, Store, StoreChange
+from penstock_operator.cluster.store import DELETIONS, ObjectKey, Store, StoreChange
 
 
 def pod(name: str, version: int, *, uid: str = "u", node: str = "n", phase: str = "Running", **more: Any) -> Any:
@@ -62,6 +62,23 @@ def test_without_a_generation_every_version_counts_as_an_edit() -> None:
     assert [(change.old is not None, change.new is not None) for change in changes] == [(True, True)]
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [{"labels": {"a": "2"}, "ownerReferences": [{"uid": "o"}]}, {"labels": {"a": "1"}}],
+    ids=["another label", "no owner"],
+)
+def test_a_change_of_labels_or_owners_calls_the_listener_although_the_generation_is_the_same(
+    metadata: dict[str, Any],
+) -> None:
+    store, changes = make()
+    store.put(pod("x", 1, generation=1, labels={"a": "1"}, ownerReferences=[{"uid": "o"}]))
+    changes.clear()
+
+    assert store.put(pod("x", 2, generation=1, **metadata))
+    assert not store.put(pod("x", 3, generation=1, **metadata))
+    assert len(changes) == 1
+
+
 def test_an_older_version_is_ignored() -> None:
     store, _ = make()
     store.put(pod("x", 5, phase="Running"))
@@ -90,6 +107,28 @@ def test_the_deletion_of_a_predecessor_does_not_remove_its_successor() -> None:
     assert not store.remove(ObjectKey("a", "x"), version=5)
 
     assert store.facts(ObjectKey("a", "x")) == "Running"
+
+
+def test_an_answer_from_before_a_deletion_does_not_bring_the_object_back() -> None:
+    store, _ = make()
+    key = ObjectKey("a", "x")
+    store.put(pod("x", 5))
+    store.remove(key, version=9)
+
+    # The answer to an apply, on another connection than the event.
+    assert not store.put(pod("x", 8))
+    assert store.get(key) is None
+    assert store.put(pod("x", 10, uid="second"))
+
+
+def test_deletions_are_not_remembered_for_ever() -> None:
+    store, _ = make()
+    for number in range(2 * DELETIONS):
+        store.put(pod(f"x{number}", 1))
+        store.remove(ObjectKey("a", f"x{number}"), version=2)
+
+    assert len(store._deleted) == DELETIONS
+    assert not store.put(pod(f"x{2 * DELETIONS - 1}", 1))
 
 
 def test_an_object_whose_index_changes_is_found_under_the_new_index_only() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,8 @@ from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.loop.controller import GONE_SECONDS, MANY, Controller
 from penstock_operator.loop.reconcile import Reconciler, ReconcileRequest
 from penstock_operator.plan import names
+from penstock_operator.plan.endpoint_plan import ReconcilePlan
+from penstock_operator.plan.turns import Ask, TurnDecision, TurnKey
 from penstock_operator.plan.workloads import HostReport
 from penstock_operator.settings import Settings
 from penstock_operator.watch.cluster_cache import ClusterCache
@@ -133,6 +136,17 @@ def test_deleting_the_last_user_queues_its_model() -> None:
         cache.endpoints.remove(ObjectKey("a", "e2"))
 
     assert looked_at(two_endpoints, both_go) == ["model m"]
+
+
+def test_deleting_an_endpoint_that_waits_for_its_turn_queues_those_behind_it() -> None:
+    def wait(cache: ClusterCache) -> None:
+        for name in ("first", "second"):
+            cache.endpoints.put(objects.endpoint(name))
+            ask = Ask(datetime(2026, 11, 21, tzinfo=UTC), TurnKey("a", name))
+            rollout = TurnDecision(allowed=False, ask=ask)
+            cache.turns.planned(ObjectKey("a", name), ReconcilePlan(rollout=rollout))
+
+    assert looked_at(wait, lambda w: w.endpoints.remove(ObjectKey("a", "first"))) == ["second"]
 
 
 def test_a_change_of_a_node_does_not_queue_ready_endpoints() -> None:

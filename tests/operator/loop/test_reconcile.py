@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock_operator.cluster.api import JOB, NETWORK_POLICY, SERVICE, ClusterPort, Json
-from penstock_operator.cluster.errors import ClusterError, Refused
+from penstock_operator.cluster.api import JOB, NETWORK_POLICY, SERVICE, ClusterPort, Json, ResourceKind
+from penstock_operator.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.loop.reconcile import Reconciler, ReconcileRequest
+from penstock_operator.plan.conditions import Event
 from penstock_operator.plan.endpoint_plan import ReconcilePlan
+from penstock_operator.plan.observed import Ref
+from penstock_operator.plan.turns import Ask, TurnDecision, TurnKey
 from penstock_operator.settings import PREFIX, Settings
 from penstock_operator.watch.cluster_cache import ClusterCache
 from testbed.cluster import Cluster
@@ -202,6 +206,15 @@ def test_nothing_is_written_without_a_change_and_changes_of_others_are_reverted(
                     ),
                     ("scale", "deployment", "emotion", "--replicas=7"),
                     ("label", "deployment", "emotion", "app.kubernetes.io/managed-by-"),
+                    ("label", "service", "emotion", "app.kubernetes.io/instance=another", "--overwrite"),
+                    (
+                        "patch",
+                        "deployment",
+                        "emotion",
+                        "--type=json",
+                        "-p",
+                        '[{"op":"remove","path":"/metadata/ownerReferences"}]',
+                    ),
                 ):
                     await asyncio.to_thread(kubectl, *change)
                     await asyncio.sleep(0)
@@ -285,6 +298,38 @@ def test_the_newest_endpoint_over_the_quota_gets_nothing_until_another_one_is_de
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
+def test_a_deleted_model_is_measured_again_and_its_endpoint_can_be_suspended_meanwhile(
+    classes: Cluster, kubectl: Kubectl, kubeconfig: Path
+) -> None:
+    asyncio.run(live(kubeconfig, kubectl))
+    before = kubectl.get("deployment", "emotion")["spec"]
+    (measured,) = (one["metadata"]["uid"] for one in kubectl.items("jobs"))
+    wires: list[Tripwire] = []
+
+    def count(port: ClusterPort) -> ClusterPort:
+        wires.append(Tripwire(port))
+        return wires[-1]
+
+    async def scenario() -> None:
+        async with running(kubeconfig, kubectl.namespace, wrap=count) as operator:
+            assert await operator.rest()
+            # What serves is known by its digest alone until it was optimised again.
+            await asyncio.to_thread(kubectl, "delete", "optimizedmodels", "--all")
+            assert await operator.rest()
+            (job,) = await asyncio.to_thread(kubectl.items, "jobs")
+            assert job["metadata"]["uid"] != measured
+            suspend = json.dumps({"spec": {"suspend": True}})
+            await asyncio.to_thread(kubectl, "patch", "modelendpoint", "emotion", "--type=merge", "-p", suspend)
+            assert await operator.rest()
+
+    asyncio.run(scenario())
+
+    after = kubectl.get("deployment", "emotion")["spec"]
+    assert wires[0].writes.count("scale Deployment") == 1
+    assert after == {**before, "replicas": 0}
+
+
 def test_a_job_is_not_created_when_its_network_policy_is_refused() -> None:
     applied: list[str] = []
     refused = {"NetworkPolicy"}
@@ -311,3 +356,62 @@ def test_a_job_is_not_created_when_its_network_policy_is_refused() -> None:
     refused.clear()
     assert act() is None
     assert applied == ["Service", "NetworkPolicy", "Job"]
+
+
+def test_a_refused_rollout_goes_to_the_end_of_the_line_although_its_gateway_is_accepted() -> None:
+    class Port:
+        async def apply(self, value: Json) -> Json:
+            if value["metadata"]["name"] == "emotion":
+                raise Refused("a quota", status=422)
+            return value
+
+    port: Any = Port()
+    cache = ClusterCache(Settings.load({}).plan_settings())
+    reconciler = Reconciler(port, cache, identity="test")
+    value = {"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": {}}}
+    both = tuple({**value, "metadata": metadata(name, 1)} for name in ("emotion", "emotion-gateway"))
+    now = datetime.now(UTC)
+    turn = TurnDecision(allowed=True, ask=Ask(now, TurnKey("a", "emotion")))
+    asyncio.run(reconciler._act(ObjectKey("a", "emotion"), ReconcilePlan(apply=both, rollout=turn), {}, {}))
+
+    assert set(cache.turns.lines(now)[1].refused) == {TurnKey("a", "emotion")}
+
+
+def test_a_refused_deletion_keeps_nothing_else_from_being_done() -> None:
+    done: list[str] = []
+
+    class Port:
+        async def delete(self, kind: ResourceKind, name: str, *_: str, **__: str) -> bool:
+            if kind is SERVICE:
+                raise Forbidden("an admission policy", status=403)
+            done.append(f"delete {kind}")
+            return True
+
+        async def apply(self, value: Json) -> Json:
+            done.append(f"apply {value['kind']}")
+            return value
+
+    cache = ClusterCache(Settings.load({}).plan_settings())
+    cache.services.put({"metadata": metadata("emotion", 1)})
+    cache.policies.put({"metadata": metadata("emotion", 1)})
+    port: Any = Port()
+    reconciler = Reconciler(port, cache, identity="test")
+    job = {"apiVersion": JOB.api_version, "kind": JOB.name, "metadata": metadata("emotion", 1)}
+    made = ReconcilePlan(apply=(job,), delete=(Ref("Service", "emotion"), Ref("NetworkPolicy", "emotion")))
+    problem = asyncio.run(reconciler._act(ObjectKey("a", "emotion"), made, {}, {}))
+
+    assert done == ["delete NetworkPolicy", "apply Job"]
+    assert "an admission policy" in str(problem)
+
+
+@pytest.mark.parametrize("error", [Unavailable("HTTP 429"), NotFound("no namespace"), Refused("no"), Conflict("again")])
+def test_an_event_that_cannot_be_posted_keeps_no_status_from_being_written(error: ClusterError) -> None:
+    class Port:
+        async def create(self, _: Json) -> Json:
+            raise error
+
+    port: Any = Port()
+    reconciler = Reconciler(port, ClusterCache(Settings.load({}).plan_settings()), identity="test")
+    posted = reconciler._post_event(Event("Normal", "Valid", "It is valid."), {"metadata": metadata("emotion", 1)})
+
+    assert asyncio.run(posted) is None

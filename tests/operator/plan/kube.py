@@ -293,7 +293,8 @@ class Kube:
     def _model(self, name: str) -> OptimizedModelFacts:
         jobs = []
         for (kind, job_name), job in sorted(self.objects.items()):
-            if kind == "Job" and job["metadata"]["labels"][names.OPTIMIZED_MODEL] == name:
+            owners = {owner["uid"] for owner in job["metadata"].get("ownerReferences", ())}
+            if kind == "Job" and self.objects["OptimizedModel", name]["metadata"]["uid"] in owners:
                 pod = self.pods.get(f"{job_name}-pod")
                 jobs.append(JobFacts.from_object(job, pod, self.job_reports.get(job_name)))
         status = self.endpoint["status"]
@@ -314,6 +315,9 @@ class Kube:
             self.delete(ref)
         for value in made.apply:
             self.apply(value)
+        if made.scaled is not None:
+            assert made.object("Deployment", self.name) is None
+            self.deployment["spec"]["replicas"] = made.scaled
         for write in made.optimized_status:
             self.objects["OptimizedModel", write.name]["status"] = copy.deepcopy(write.status)
         self.endpoint["status"] = copy.deepcopy(made.status)

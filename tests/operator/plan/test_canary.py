@@ -133,10 +133,11 @@ def test_a_canary_that_passes_lets_the_rollout_begin_and_ends() -> None:
     made = kube.plan()
     kube.act(made)
 
-    assert made.delete == (Ref("Deployment", CANARY),)
+    assert made.delete == ()
     assert ("Normal", "CanaryPassed") in [(event.type, event.reason) for event in made.events]
     assert "paused" not in kube.deployment["spec"]
     assert kube.percent is None
+    assert kube.plan().delete == (Ref("Deployment", CANARY),)
     kube.canary_report = None
     after = kube.reconcile()
     assert (after.status["canary"]["phase"], after.status["canary"]["reason"]) == ("Passed", "NotWorse")
@@ -174,6 +175,42 @@ def test_a_rejected_canary_ends_and_the_present_pods_serve_on_until_the_spec_cha
     kube.job_succeeds(result(), "sha256:" + "e" * 64)
     kube.reconcile()
     assert kube.canary["spec"]["template"]["metadata"]["annotations"][names.ARTEFACT] == "sha256:" + "e" * 64
+
+
+@pytest.mark.parametrize("outcome", [CanaryOutcome.PASS, CanaryOutcome.REJECT])
+def test_the_outcome_is_not_lost_when_the_status_cannot_be_written(outcome: CanaryOutcome) -> None:
+    kube = CanaryKube()
+    kube.new_plan()
+    kube.canary_serves()
+    kube.report(outcome, CanaryReason.SLOWER if outcome is CanaryOutcome.REJECT else CanaryReason.NOT_WORSE)
+    before = kube.endpoint["status"]
+    kube.act(replace(kube.plan(), status=before))
+    # The report exists as long as the Deployment of the canary.
+    assert kube.canary["spec"]["replicas"] == 1
+    kube.act(replace(kube.plan(), status=before))
+    made = kube.reconcile()
+
+    rejected = outcome is CanaryOutcome.REJECT
+    assert kube.deployment["spec"].get("paused", False) is rejected
+    assert made.status.get("canary", {}).get("phase") == ("Rejected" if rejected else None)
+    assert ("Deployment", CANARY) not in kube.objects
+
+
+def test_an_endpoint_with_the_name_of_the_canary_keeps_its_deployment() -> None:
+    kube = CanaryKube()
+    kube.conflicting = {Ref("Deployment", CANARY)}
+    kube.new_plan()
+    made = kube.plan()
+
+    assert made.object("Deployment", CANARY) is None
+    assert kube.deployment["spec"]["paused"] is True
+    assert condition(made, "Accepted")[0] == "True"
+    assert condition(made, "Progressing")[:2] == ("False", "NameTaken")
+    assert condition(made, "Ready")[:2] == ("False", "NameTaken")
+    assert "another one named emotion-canary" in condition(made, "Progressing")[2]
+    kube.conflicting = set()
+    kube.reconcile()
+    assert kube.canary["spec"]["replicas"] == 1
 
 
 def test_without_a_canary_in_the_spec_a_rejected_plan_rolls_out() -> None:

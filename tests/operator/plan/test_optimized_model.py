@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from penstock_operator.plan.endpoint import ParsedEndpoint
-from penstock_operator.plan.observed import ModelUser, OptimizedModelFacts
+from penstock_operator.plan.observed import ModelUser, OptimizedModelFacts, Ref
 from penstock_operator.plan.optimized_model import (
     assess,
     optimized_model_object,
@@ -227,3 +227,20 @@ def test_a_spec_is_applied_as_it_was_at_first_or_as_another_version_has_written_
     again = optimized_model_object(OptimizedModelFacts(name_of(kube), spec=stored), spec, endpoint, ready=False)
 
     assert json.dumps(again["spec"]) == json.dumps(stored if more else first["spec"])
+
+
+def test_the_job_of_a_deleted_optimized_model_is_not_taken_over() -> None:
+    """`kubectl delete optimizedmodel` asks for another measurement, and the old job has the old result."""
+    kube = Kube().optimised()
+    name, job = kube.endpoint["status"]["optimizedModel"], kube.job
+    del kube.objects["OptimizedModel", name]
+    kube.act(kube.plan())
+    made = kube.plan()
+
+    assert Ref("Job", job) in made.delete
+    assert made.object("Job") is None
+    assert "OptimizationStarted" not in [event.reason for event in made.events]
+    assert made.requeue_seconds is not None
+    kube.act(made)
+    assert kube.objects["OptimizedModel", name]["status"]["phase"] == "Pending"
+    assert kube.plan().object("Job", job) is not None

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from penstock.resources.optimized_model import RESULT_FORMAT
 from penstock_operator.plan import names
 from penstock_operator.plan.endpoint_plan import ReconcilePlan
 from penstock_operator.plan.installation import AllowList
 from penstock_operator.plan.observed import ModelUser, Ref
-from tests.operator.plan.kube import BASELINE, RESULT, SETTINGS, Kube, digest
+from penstock_operator.plan.pod_template import in_bytes
+from tests.operator.plan.kube import BASELINE, RESULT, SETTINGS, Kube, digest, result
 
 FOREIGN = digest("e")
 """An artefact in the store that no OptimizedModel of this namespace has."""
@@ -143,3 +145,45 @@ def test_pinning_the_fp32_graph_of_a_running_search_ends_its_job_unless_another_
 
     assert kube.artefact == BASELINE
     assert (Ref("Job", job) in kube.deleted) is not shared
+
+
+def test_an_artefact_of_a_later_format_is_refused_and_what_serves_stays() -> None:
+    kube = Kube().optimised()
+    before = kube.template_hash
+    kube.publish("later", FOREIGN)
+    kube.objects["OptimizedModel", "later"]["spec"]["toolchain"]["format"] = RESULT_FORMAT + 1
+    kube.edit(optimization=pins(FOREIGN))
+    made = kube.reconcile()
+
+    accepted = condition(made, "Accepted")
+    assert (accepted["status"], accepted["reason"]) == ("False", "ArtefactNotForVersion")
+    assert "A later version of Penstock made the artefact eeeeeeeeeeee" in accepted["message"]
+    assert "mode: Auto" in accepted["message"]
+    assert (kube.artefact, kube.template_hash) == (RESULT, before)
+    # The same artefact by a release whose format this one reads.
+    kube.publish("present", FOREIGN)
+    assert condition(kube.reconcile(), "Accepted")["status"] == "True"
+    assert kube.artefact == FOREIGN
+
+
+def test_pinning_what_serves_replaces_no_pod() -> None:
+    """Its memory was measured by its optimisation."""
+    kube = Kube().optimised()
+    before = kube.template_hash
+    kube.edit(optimization=pins(RESULT))
+    kube.reconcile()
+
+    assert kube.template_hash == before
+
+
+@pytest.mark.parametrize(("artefact", "size"), [(RESULT, 20_000_000_000), (BASELINE, 30_000_000_000)])
+def test_pods_of_a_pinned_artefact_have_the_memory_that_it_needs(artefact: str, size: int) -> None:
+    kube = Kube(optimization=pins(artefact))
+    kube.publish("earlier", RESULT, baseline=BASELINE)
+    status = kube.objects["OptimizedModel", "earlier"]["status"]
+    status["result"] = result(residentBytes=20_000_000_000).to_object()
+    status["baseline"]["bytes"] = 30_000_000_000
+    kube.reconcile()
+    resources = kube.deployment["spec"]["template"]["spec"]["containers"][0]["resources"]
+
+    assert in_bytes(resources["limits"]["memory"]) > size

@@ -210,6 +210,16 @@ def test_an_endpoint_over_the_quota_is_refused_before_anything_is_created() -> N
     assert made.requeue_seconds is not None
 
 
+@pytest.mark.parametrize(("ahead", "seconds"), [(0, 15), (9, 15), (10, 30), (1000, 1515)])
+def test_those_far_back_among_many_that_wait_are_planned_less_often(ahead: int, seconds: float) -> None:
+    """Each plan looks at all endpoints of the namespace: a thousand that all do so every 15 s are too many."""
+    others = [claim(f"2026-11-20-{number}") for number in range(ahead)]
+    kube = with_quota(Kube(), Limit(1), claim("2025", 1, state=ACCEPTED), claim("2027"), *others)
+    kube.endpoint["metadata"]["creationTimestamp"] = "2026-11-21"
+
+    assert kube.reconcile().requeue_seconds == seconds
+
+
 def test_a_refused_endpoint_is_accepted_as_soon_as_it_fits() -> None:
     kube = with_quota(Kube(), Limit(3), claim("other", 2, state=ACCEPTED))
     kube.reconcile()

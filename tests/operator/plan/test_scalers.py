@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.resources.scaling import Scaling, ScalingMode
 from penstock_operator.plan.conditions import no
+from penstock_operator.plan.names import FIELD_MANAGER
 from penstock_operator.plan.observed import (
     HPA,
     SCALED_OBJECT,
@@ -22,6 +23,7 @@ from penstock_operator.plan.observed import (
 )
 from penstock_operator.plan.scaling import SMALLEST_PREVENTED, HpaBounds, behaviour, hpa_bounds, in_force, left_over
 from tests.operator.plan.kube import SETTINGS, Json, Kube
+from tests.operator.plan.test_gateway import gateway_up
 
 KEDA = replace(SETTINGS, keda=True, prometheus_url="http://prometheus.monitoring:9090")
 OURS = ScalerFacts(HPA, "emotion", owner="ModelEndpoint")
@@ -221,6 +223,44 @@ def test_the_condition_has_the_message_of_a_scaler_that_cannot_scale(
     kube.scale = DesiredScale(2, metrics=no("MetricsMissing", "the load cannot be read"))
     kube.reconcile()
     assert condition(kube)[1] == "MetricsMissing", "a load that cannot be read is reported before the scaler's failure"
+
+
+def test_an_endpoint_that_keda_has_scaled_to_zero_is_ready_while_its_gateway_answers() -> None:
+    scaling = {"mode": "KEDA", "minReplicas": 0, "maxReplicas": 4}
+    kube = Kube(settings=KEDA, scaling=scaling).optimised()
+    gateway_up(kube)
+    kube.reconcile()
+    scaled_to_zero(kube)
+    kube.reconcile()
+
+    assert kube.deployment["spec"]["replicas"] == 0
+    assert condition(kube, "Available")[:2] == ("True", "ScaledToZero")
+    assert condition(kube, "Ready")[:2] == ("True", "ScaledToZero")
+    assert condition(kube, "Progressing")[:2] == ("False", "Settled")
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_deployment_without_replicas_starts_with_one_only_after_the_operator_had_suspended_it(ours: bool) -> None:
+    kube = Kube(settings=KEDA, scaling={"mode": "HPA"}).optimised()
+    if ours:
+        kube.edit(suspend=True)
+        kube.reconcile()
+        kube.edit(suspend=False)
+    scaled_to_zero(kube, by=FIELD_MANAGER if ours else "kubectl")
+    kube.reconcile()
+
+    assert condition(kube, "Available")[:2] == ("False", "Starting" if ours else "ScaledToZero")
+
+
+def scaled_to_zero(kube: Kube, *, by: str = "keda-operator") -> None:
+    """Another client has scaled the Deployment, through the scale subresource, and its pods are gone."""
+    entry: Json = {"manager": by, "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+    kube.deployment["spec"]["replicas"] = 0
+    kube.deployment["metadata"]["managedFields"] = [entry if by == FIELD_MANAGER else {**entry, "subresource": "scale"}]
+    if by != FIELD_MANAGER:
+        kube._replicas_ours.discard(("Deployment", kube.name))
+    kube.pods.clear()
+    kube.deployment_status(updated=0, available=0, replicas=0)
 
 
 def test_an_hpa_that_is_disabled_at_zero_replicas_is_not_broken() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from penstock_operator.plan import names
 from penstock_operator.plan.conditions import no, yes
 from penstock_operator.plan.observed import DeploymentFacts, DesiredScale, Ref
+from penstock_operator.plan.quotas import Limit
 from penstock_operator.scaling.decide import Cause
 from tests.operator.plan.kube import SETTINGS, Json, Kube, result
 
@@ -62,6 +64,72 @@ def test_the_operator_keeps_the_number_until_the_hpa_has_written_it(mode: str) -
     assert kept is not None
     assert let_go is not None
     assert (kept["spec"].get("replicas"), let_go["spec"].get("replicas")) == (5, None)
+
+
+def model_deleted(kube: Kube) -> None:
+    """As the conditions advise, to measure again: until then only the digest of what serves is known."""
+    for key in [key for key in kube.objects if key[0] in {"OptimizedModel", "Job"}]:
+        del kube.objects[key]
+
+
+def class_deleted(kube: Kube) -> None:
+    del kube.classes["icelake"]
+
+
+@pytest.mark.parametrize(
+    ("change", "present", "decided", "expected"),
+    [
+        (model_deleted, 0, 1, 1),
+        (model_deleted, 1, 3, 3),
+        (model_deleted, 3, 0, 0),
+        # Not accepted: the bounds of the spec may be what is not.
+        (class_deleted, 0, 3, 1),
+        (class_deleted, 1, 3, 1),
+        (class_deleted, 3, 1, 3),
+    ],
+)
+def test_what_serves_scales_while_its_template_is_not_known_and_wakes_while_the_spec_is_not_accepted(
+    change: Callable[[Kube], None], present: int, decided: int, expected: int
+) -> None:
+    kube = Kube(scaling={"minReplicas": 0, "maxReplicas": 4}).optimised()
+    kube.scale = DesiredScale(present, "as before", "Demand")
+    kube.reconcile()
+    change(kube)
+    kube.reconcile()
+    kube.scale = DesiredScale(decided, "a decision", "Demand")
+    before = kube.deployment["spec"]["template"]
+    made = kube.reconcile()
+
+    assert kube.deployment["spec"]["replicas"] == expected
+    assert kube.deployment["spec"]["template"] == before
+    assert made.status["scaling"]["desired"] == expected
+
+
+@pytest.mark.parametrize("mode", ["Internal", "HPA"])
+@pytest.mark.parametrize("change", [model_deleted, class_deleted])
+def test_a_suspended_endpoint_has_no_pods_whatever_is_known_of_it(change: Callable[[Kube], None], mode: str) -> None:
+    kube = Kube(scaling={"mode": mode}).optimised()
+    change(kube)
+    kube.edit(suspend=True)
+    kube.reconcile()
+
+    assert kube.deployment["spec"]["replicas"] == 0
+    assert ("HorizontalPodAutoscaler", kube.name) not in kube.objects
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(2, 1), (1, 0)])
+def test_an_endpoint_that_is_not_accepted_wakes_only_within_the_quota(cores: int, expected: int) -> None:
+    kube = Kube(scaling={"minReplicas": 0, "maxReplicas": 4}).optimised()
+    kube.scale = DesiredScale(0, "idle", "Idle")
+    kube.reconcile()
+    class_deleted(kube)
+    kube.reconcile()
+    kube.quota = (Limit(cores), ())
+    kube.scale = DesiredScale(1, "a request waits", "Woken")
+    made = kube.plan()
+
+    assert (made.scaled or 0) == expected
+    assert (made.grant is None) is (expected == 0)
 
 
 def test_an_hpa_scales_to_the_operators_number_without_its_tolerance() -> None:

@@ -15,6 +15,7 @@ from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.plan import names
 from penstock_operator.plan.observed import DesiredScale
 from penstock_operator.process import make_autoscaler
+from penstock_operator.scaling import loop
 from penstock_operator.scaling.loop import Autoscaler
 from penstock_operator.settings import LoadSettings, Settings
 from penstock_operator.watch.cluster_cache import ClusterCache
@@ -273,3 +274,48 @@ def test_an_error_of_one_endpoint_does_not_stop_the_decisions_of_others(
 
     assert set(cache.scales) == {ObjectKey("a", "e")}
     assert "this is a defect of the operator" in caplog.text
+
+
+def test_secrets_that_users_name_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Port:
+        async def get(self, *_: object) -> None:
+            """There is no such Secret."""
+
+    monkeypatch.setattr(loop, "MAX_SECRETS", 3)
+
+    async def scenario() -> int:
+        port = cast("ClusterPort", Port())
+        autoscaler = make_autoscaler(port, cluster_with(), LoadSettings(), pod_port=1)
+        for number in range(10):
+            assert "there is no Secret" in str(await autoscaler._access(ObjectKey("a", f"s{number}"), START))
+        return len(autoscaler._secrets)
+
+    assert asyncio.run(scenario()) <= 3
+
+
+def test_a_decision_on_an_endpoint_that_was_deleted_meanwhile_is_not_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another endpoint may have its name: it would begin with the replicas of the old one."""
+    cache = cluster_with(replicas=2, scaling={"minReplicas": 3, "maxReplicas": 8})
+
+    async def scenario() -> None:
+        autoscaler = make_autoscaler(cast("ClusterPort", Secrets(None)), cache, LoadSettings(), pod_port=1)
+        scraped = autoscaler._scraped
+
+        async def deleted_while_read(*words: Any) -> Any:
+            if words[-1] == START + 60:
+                # Nothing is published before the load has been unknown for this long.
+                again = objects.endpoint("e", 9, scaling={"minReplicas": 3, "maxReplicas": 8})
+                again["metadata"]["uid"] = "another"
+                cache.endpoints.put(again)
+            return await scraped(*words)
+
+        monkeypatch.setattr(autoscaler, "_scraped", deleted_while_read)
+        async with autoscaler:
+            for index in range(20):
+                await autoscaler.tick(START + 5 * index)
+
+    cache.put_scale(ObjectKey("a", "e"), DesiredScale(7, "of the old one", "Demand"))
+    asyncio.run(scenario())
+    assert cache.scales == {}

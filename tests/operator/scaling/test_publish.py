@@ -44,6 +44,8 @@ def test_the_count_is_published_at_once_and_figures_only_when_they_differ(
     now = replace(BEFORE, **change)  # type: ignore[arg-type]  # by the name of its field
 
     assert (worth_publishing(BEFORE, now, seconds=5), worth_publishing(BEFORE, now, seconds=61)) == (at_once, later)
+    # The clock was set back: not as many hours later.
+    assert worth_publishing(BEFORE, now, seconds=-7200) is later
 
 
 def test_the_first_decision_is_published() -> None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
 
+from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import Backoff
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.plan.workloads import HostReport
 from penstock_operator.settings import Settings
 from penstock_operator.watch import pod_reports as module
 from penstock_operator.watch.cluster_cache import ClusterCache
-from penstock_operator.watch.pod_reports import PodInfoReader
+from penstock_operator.watch.pod_reports import PodInfoReader, TextsReader
 from testbed.ports import some_free_ports
 from tests.operator import objects
 
@@ -167,3 +168,22 @@ def test_jobs_and_pods_without_an_address_are_not_asked() -> None:
         return False
 
     assert asyncio.run(scenario())
+
+
+def test_config_maps_that_no_endpoint_names_any_more_are_forgotten() -> None:
+    cache = ClusterCache(Settings().plan_settings())
+    source = {"textsFrom": {"configMapName": "texts", "key": "t"}}
+    cache.endpoints.put(objects.endpoint("e", workload=source))
+    cache.put_texts(ObjectKey("a", "texts"), {"metadata": objects.metadata("texts", 5), "data": {"t": "one"}})
+    cache.endpoints.remove(ObjectKey("a", "e"))
+    reader = TextsReader(cast("ClusterPort", None), cache, interval_seconds=0)
+
+    async def scenario() -> None:
+        gone = asyncio.Event()
+        cache.text_sources.listen(lambda _: gone.set())
+        run = asyncio.create_task(reader.run())
+        await gone.wait()
+        run.cancel()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert len(cache.text_sources) == 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.plan.endpoint_plan import ReconcilePlan
-from penstock_operator.plan.names import TEMPLATE_HASH
-from penstock_operator.plan.turns import LEADER_SECONDS, START_SECONDS, Ask, Line, TurnDecision, TurnKey
+from penstock_operator.plan.names import ROLLOUT_BEGAN, TEMPLATE_HASH
+from penstock_operator.plan.turns import CANARY_SECONDS, LEADER_SECONDS, START_SECONDS, Ask, Line, TurnDecision, TurnKey
 from penstock_operator.settings import Settings
 from penstock_operator.watch.cluster_cache import ClusterCache
 from tests.operator import objects
@@ -91,6 +92,7 @@ def test_a_rollout_has_a_place_from_the_new_template_until_the_old_pods_are_gone
     def rolling() -> bool:
         return lines(found)[1].active == {TurnKey("a", "e")}
 
+    found.endpoints.put(objects.endpoint("e"))
     found.deployments.put(deployment("old", 1))
     found.replica_sets.put(replica_set("old", 1, 2))
     assert not rolling()
@@ -102,6 +104,100 @@ def test_a_rollout_has_a_place_from_the_new_template_until_the_old_pods_are_gone
     found.replica_sets.put(replica_set("old", 0, 5))
     assert not rolling()
     assert len(woken) == 1
+
+
+def test_a_rollout_of_which_a_new_leader_learns_before_its_endpoint_has_a_place() -> None:
+    found = cache()
+    found.deployments.put(deployment("new", 1))
+    found.replica_sets.put(replica_set("old", 1, 2))
+    assert lines(found)[1].active == frozenset()
+    found.endpoints.put(objects.endpoint("e"))
+    assert lines(found)[1].active == {TurnKey("a", "e")}
+
+
+def test_a_deployment_with_the_name_of_a_canary_has_a_place_only_if_it_is_the_endpoints_own() -> None:
+    found = cache()
+    for name in ("e", "e-canary"):
+        found.endpoints.put(objects.endpoint(name))
+    # Of another endpoint, which has this name.
+    found.deployments.put(objects.deployment("e-canary"))
+    found.deployments.put(deployment("old", 4))
+    assert lines(found)[1].active == frozenset()
+    observed = found.observe(ObjectKey("a", "e"))
+    assert observed is not None
+    assert observed.canary is None
+
+    found.deployments.remove(ObjectKey("a", "e-canary"))
+    value = objects.deployment("e-canary", of="e", version=5)
+    value["metadata"]["labels"] = objects.deployment("e")["metadata"]["labels"]
+    found.deployments.put(value)
+    assert lines(found)[1].active == {TurnKey("a", "e")}
+
+
+def test_a_canary_that_takes_hours_or_is_changed_all_the_time_keeps_others_waiting_for_one_hour() -> None:
+    found = cache()
+    found.endpoints.put(objects.endpoint("e"))
+    present = deployment("new", 1, paused=True)
+    present["metadata"]["annotations"] = {ROLLOUT_BEGAN: "2026-11-21T19:00:00Z"}
+    found.deployments.put(present)
+    canary = objects.deployment("e-canary", of="e", version=2)
+    canary["metadata"]["labels"] = objects.deployment("e")["metadata"]["labels"]
+    found.deployments.put(canary)
+
+    assert lines(found, CREATED + timedelta(seconds=CANARY_SECONDS))[1].active == {TurnKey("a", "e")}
+    assert lines(found, CREATED + timedelta(seconds=CANARY_SECONDS + 1))[1].active == frozenset()
+    # Its rollout has a place again: it has passed.
+    found.deployments.put(
+        {
+            **present,
+            "spec": {**present["spec"], "paused": False},
+            "metadata": {**present["metadata"], "resourceVersion": "3"},
+        }
+    )
+    found.replica_sets.put(replica_set("old", 1, 4))
+    assert lines(found, CREATED + timedelta(seconds=2 * CANARY_SECONDS))[1].active == {TurnKey("a", "e")}
+
+
+def test_a_rollout_that_a_user_created_with_the_operators_labels_has_no_place() -> None:
+    found = cache()
+    found.endpoints.put(objects.endpoint("e"))
+    forged = deployment("new", 1)
+    forged["metadata"]["ownerReferences"][0]["uid"] = "another"
+    found.deployments.put(forged)
+    found.replica_sets.put(replica_set("old", 1, 2))
+
+    assert lines(found)[1].active == frozenset()
+
+
+def test_an_endpoint_that_is_gone_keeps_no_other_waiting_and_is_forgotten() -> None:
+    found = cache()
+    woken: list[set[ObjectKey]] = []
+    found.turns.listen(woken.append)
+    for name in ("gone", "stays"):
+        found.endpoints.put(objects.endpoint(name))
+        ask = TurnDecision(allowed=False, ask=Ask(CREATED, TurnKey("a", name)))
+        found.turns.planned(ObjectKey("a", name), replace(plan_that_waits(f"model-{name}"), rollout=ask))
+    found.turns.answered(ReconcilePlan(rollout=TurnDecision(allowed=True, ask=ask.ask)), "Deployment", NOW)
+    found.endpoints.remove(ObjectKey("a", "gone"))
+
+    for line in lines(found):
+        assert [one.subject.name.removeprefix("model-") for one in line.waiting] == ["stays"]
+    assert woken == [{ObjectKey("a", "stays")}]
+    # Deleted and created again, with one event for both.
+    again = objects.endpoint("stays", 2)
+    again["metadata"]["uid"] = "another"
+    found.endpoints.put(again)
+    assert all(line.waiting == () and line.refused == {} for line in lines(found))
+
+
+def test_a_refused_job_of_a_deleted_optimized_model_is_forgotten() -> None:
+    found = cache()
+    found.models.put(objects.optimized_model("m"))
+    asked = ReconcilePlan(optimization=TurnDecision(allowed=True, ask=Ask(CREATED, TurnKey("a", "m"))))
+    found.turns.answered(asked, "Job", NOW)
+    assert set(lines(found)[0].refused) == {TurnKey("a", "m")}
+    found.models.remove(ObjectKey("a", "m"))
+    assert lines(found)[0].refused == {}
 
 
 def test_a_new_leader_waits_for_the_plans_of_all_endpoints_but_not_for_ever() -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.capacity import CapacityCurve, TokenCurve
 from penstock_operator.scaling.decide.texts import MeasuredTexts
@@ -160,6 +160,21 @@ class Service:
             within_objective=within is not None,
             seconds_in_flight=in_flight / rate,
             tokens_per_request=most.tokens_per_second / most.requests_per_second,
+        )
+
+    def slower(self, factor: float) -> Service:
+        """The service of replicas that are slower by this factor (at least 1) for a known reason, such as fewer cores
+        than the measured ones had."""
+        rate, p95s = self.capacity(factor), tuple(factor * p95 for p95 in self.p95_milliseconds)
+        return replace(
+            self,
+            rate=rate,
+            rates=tuple(one / factor for one in self.rates),
+            p95_milliseconds=p95s,
+            saturation=max(rate, self.saturation / factor),
+            within_objective=self.within_objective and p95s[0] <= self.p95_objective_milliseconds,
+            seconds_in_flight=None if self.seconds_in_flight is None else factor * self.seconds_in_flight,
+            curve=None if self.curve is None else self.curve.slowed(factor),
         )
 
     def total(self, replicas: int, *, slowdown: float = 1.0) -> float:

@@ -30,6 +30,8 @@ from penstock_operator.scaling.read.queries import EndpointPods, Windows, judged
 MAX_BYTES = 4_194_304
 MAX_FAILURES = 1_000
 """URLs whose last failure is remembered."""
+MAX_TRUST = 100
+"""TLS contexts that are kept, by the CA certificates of a Secret, which its owner may change all the time."""
 REFUSALS = {
     400: "check the queries",
     401: "check the Secret",
@@ -242,5 +244,7 @@ class PrometheusClient:
     def _trusted(self, access: PrometheusAccess) -> ssl.SSLContext | bool:
         key = hashlib.sha256(access.ca.encode()).hexdigest()
         if key not in self._trust:
+            if len(self._trust) >= MAX_TRUST:
+                self._trust.clear()
             self._trust[key] = access.trust()
         return self._trust[key]

@@ -148,15 +148,20 @@ class ScalingTargets:
         result = self._result(key.namespace, *self._served(key, deployment))
         if result is None:
             return None
-        if result.token_capacity is not None:
-            return Service.from_tokens(result.token_capacity.curve, pooled=pooled)
         latency = endpoint.spec.objective.latency
         # A changed objective starts another optimisation; what serves was made for its own objective.
         objective = result.capacity.p95_objective_milliseconds or (latency.p95_milliseconds if latency else None)
-        curve = result.capacity.curve
-        times = [(float(one.tokens), one.p50_milliseconds) for one in result.latency]
-        texts = MeasuredTexts.of(curve.tokens_per_request, times)
-        return Service.from_curve(curve, p95_objective_milliseconds=objective, pooled=pooled, texts=texts)
+        if result.token_capacity is None:
+            curve = result.capacity.curve
+            times = [(float(one.tokens), one.p50_milliseconds) for one in result.latency]
+            texts = MeasuredTexts.of(curve.tokens_per_request, times)
+            found = Service.from_curve(curve, p95_objective_milliseconds=objective, pooled=pooled, texts=texts)
+        else:
+            found = Service.from_tokens(result.token_capacity.curve, pooled=pooled)
+        # A paused Deployment has the cores of the next pods. With more cores than it was made for, a plan leaves some
+        # unused.
+        fewer = 0 < deployment.cores < result.cores and not deployment.paused
+        return found.slower(result.cores / deployment.cores) if found is not None and fewer else found
 
     def _served(self, key: ObjectKey, deployment: DeploymentFacts) -> tuple[str, str]:
         """The OptimizedModel and the artefact of the pods. A paused Deployment names those of the next ones."""

@@ -18,6 +18,16 @@ def test_the_rate_is_the_curve_s_for_the_objective() -> None:
     assert other.rate == pytest.approx(8)
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.5, 2.0, 4.0])
+def test_a_slower_replica_is_the_measured_one_with_longer_durations(factor: float) -> None:
+    measured, slower = service(), service().slower(factor)
+
+    assert slower.rate == pytest.approx(measured.capacity(factor))
+    assert slower.p95_at(5 / factor) == pytest.approx(factor * measured.p95_at(5))
+    assert slower.saturation == pytest.approx(max(slower.rate, measured.saturation / factor))
+    assert slower.within_objective is (factor * measured.p95_milliseconds[0] <= measured.p95_objective_milliseconds)
+
+
 def test_the_saturation_is_the_highest_rate_that_was_answered() -> None:
     assert service().saturation == 14
 

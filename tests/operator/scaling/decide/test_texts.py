@@ -112,6 +112,14 @@ def test_the_same_texts_change_nothing() -> None:
     assert service().for_texts(1.0) == service()
 
 
+def test_texts_and_fewer_cores_are_both_taken_into_account() -> None:
+    other = service().slower(2.0).for_texts(0.5)
+
+    assert other.rates == pytest.approx(service().rates)
+    assert other.p95_milliseconds == pytest.approx(service().p95_milliseconds)
+    assert other.rate == pytest.approx(service().rate)
+
+
 def test_short_texts_need_fewer_replicas_after_the_window_and_not_before() -> None:
     """A replica takes 10 requests/s of 64 tokens; eight times as short, at least eight times as many."""
     replay = Replay(service=service(), replicas=1).settled(60)

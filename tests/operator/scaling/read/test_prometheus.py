@@ -17,6 +17,7 @@ import pytest
 from penstock.resources.scaling import PrometheusQueries
 from penstock_operator.scaling.decide import Metrics, Unknown, Value, known
 from penstock_operator.scaling.read.prometheus import (
+    MAX_TRUST,
     OwnPrometheus,
     PrometheusAccess,
     PrometheusClient,
@@ -145,6 +146,15 @@ def test_invalid_certificates_are_refused() -> None:
     access = PrometheusAccess.from_secret({"ca.crt": base64.b64encode(b"x").decode()})
     with pytest.raises(ValueError, match="no certificate"):
         access.trust()
+
+
+def test_certificates_that_a_user_changes_all_the_time_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrometheusAccess, "trust", lambda _: True)
+    client = client_for_loopback()
+    for number in range(3 * MAX_TRUST):
+        client._trusted(PrometheusAccess(ca=str(number)))
+
+    assert len(client._trust) <= MAX_TRUST
 
 
 def test_secrets_do_not_appear_in_repr() -> None:

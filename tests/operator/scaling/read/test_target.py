@@ -32,6 +32,31 @@ def test_replicas_with_a_pinned_artefact_have_the_capacity_that_was_measured_for
     assert target.service.p95_objective_milliseconds == 20.0
 
 
+@pytest.mark.parametrize(("cores", "share"), [(1, 0.5), (2, 1.0), (4, 1.0)])
+def test_a_pinned_artefact_on_fewer_cores_than_it_was_measured_on_takes_less(cores: int, share: float) -> None:
+    """By four times too few replicas, if it is a quarter of the cores."""
+    kube = Kube(optimization={"mode": "Pinned", "artefact": RESULT}, scaling={"minReplicas": 1}, cores=cores)
+    kube.publish("earlier", RESULT)
+    flat = {"requestsPerSecond": 80.0, "completedPerSecond": 80.0, "p95Milliseconds": 5.0}
+    capacity = {"requestsPerSecond": 80.0, "p95ObjectiveMilliseconds": 20.0, "points": [flat]}
+    kube.objects["OptimizedModel", "earlier"]["status"]["result"] = result(capacity=capacity).to_object()
+    kube.reconcile()
+    cache = ClusterCache(SETTINGS)
+    for store, value in (
+        (cache.endpoints, kube.endpoint),
+        (cache.models, kube.objects["OptimizedModel", "earlier"]),
+        (cache.deployments, kube.deployment),
+    ):
+        store.put({**value, "metadata": {**value["metadata"], "namespace": "a", "resourceVersion": "1"}})
+
+    target = ScalingTargets(cache).find(ObjectKey("a", kube.name))
+
+    assert target is not None
+    assert target.service is not None
+    assert target.service.total(1) == pytest.approx(80 * share)
+    assert target.service.p95_of(40 * share, 1) == pytest.approx(5 / share)
+
+
 def test_replicas_of_text_generation_have_the_capacity_in_tokens() -> None:
     pins = {"mode": "Pinned", "artefact": RESULT}
     kube = Kube(
