@@ -15,6 +15,7 @@ import orjson
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.http.api.tensors import LENGTH
 from penstock_runtime.http.api.v2 import HEADER_LENGTH
+from penstock_runtime.http.transport.head import accepted_identifier
 from penstock_runtime.http.transport.message import Request, Response
 from penstock_runtime.rpc.messages import message
 
@@ -58,7 +59,7 @@ def http_request(call: str, body: Any, metadata: Iterable[tuple[str, str | bytes
     if seconds is not None and b"x-deadline-ms" not in headers:
         headers[b"x-deadline-ms"] = b"%.3f" % max(seconds * 1000, 0.001)
     request = Request("POST" if call == "ModelInfer" else "GET", path, headers)
-    request.identifier = headers.get(b"x-request-id", b"")
+    request.identifier = accepted_identifier(headers)
     if call == "ModelInfer":
         request.body, length = _infer_body(body)
         headers[HEADER_LENGTH] = b"%d" % length

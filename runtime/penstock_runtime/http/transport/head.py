@@ -35,9 +35,13 @@ def read_head(request: Request, parser: httptools.HttpRequestParser, version: st
         request.keep_alive_by_header = request.keep_alive
         request.chunked = False
         headers.pop(b"expect", None)  # HTTP/1.0 has no interim response
+    request.identifier = accepted_identifier(headers)
+
+
+def accepted_identifier(headers: Mapping[bytes, bytes]) -> bytes:
+    """The client's name of the request; empty if it has none, or one that is too long for logs and headers."""
     identifier = headers.get(b"x-request-id", b"")
-    if len(identifier) <= IDENTIFIER_LIMIT and identifier.isascii():
-        request.identifier = identifier
+    return identifier if len(identifier) <= IDENTIFIER_LIMIT and identifier.isascii() else b""
 
 
 def check_head(headers: Mapping[bytes, bytes], version: str) -> None:
