@@ -38,7 +38,7 @@ from penstock_runtime.tokens import Tokenizer
 T = TypeVar("T")
 
 LONG_CHARACTERS = 4000
-"""Longer prompts are tokenised in another thread, so that other streams go on."""
+"""Of a request. Longer prompts are tokenised in another thread, so that other streams go on."""
 MOST_SECONDS_TO_RETRY = 60
 DEFAULT_QUEUE = QueueSettings()
 DEFAULT_GENERATION = GenerationSettings()
@@ -348,7 +348,7 @@ class Generator:
             limits=self._limits,
         )
         jobs = [replace(job, tenant=tenant, client=tenant or client) for job in request.jobs]
-        prompts = [await self.tokens(prompt) for prompt in request.prompts]
+        prompts = await self._tokens_of(request.prompts)
         tokenised = perf_counter()
         generations: list[Generation] = []
         try:
@@ -364,10 +364,17 @@ class Generator:
 
     async def tokens(self, prompt: Prompt) -> list[int]:
         """The tokens of a prompt; of a long one in another thread."""
+        (tokens,) = await self._tokens_of([prompt])
+        return tokens
+
+    async def _tokens_of(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         encode = self.model.encode_prompt
-        if len(prompt.text) <= LONG_CHARACTERS:
-            return encode(prompt.text, with_special_tokens=prompt.special)
-        return await asyncio.to_thread(encode, prompt.text, with_special_tokens=prompt.special)
+
+        def work() -> list[list[int]]:
+            return [encode(prompt.text, with_special_tokens=prompt.special) for prompt in prompts]
+
+        size = sum(len(prompt.text) for prompt in prompts)
+        return work() if size <= LONG_CHARACTERS else await asyncio.to_thread(work)
 
     async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int) -> T:
         """What `work` makes of the model's tokenizer and texts of `size` characters."""

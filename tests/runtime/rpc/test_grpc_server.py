@@ -23,6 +23,7 @@ from tritonclient.utils import InferenceServerException
 from penstock.tasks import TaskName
 from penstock_runtime.rpc.grpc_server import address_of
 from penstock_runtime.rpc.messages import CALLS, message
+from penstock_runtime.rpc.translation import http_request
 from tests.runtime.http.secret_files import CERTIFICATE, KEY, Authority, publish
 from tests.runtime.http.serving import REQUESTS, WIDTH, Endpoint, Gate, make_model, serving
 
@@ -54,6 +55,13 @@ def test_the_messages_have_the_fields_of_the_published_definition() -> None:
             ours = {field.number: field.name for field in message(name).DESCRIPTOR.fields}
             published = {field.number: field.name for field in getattr(service_pb2, name).DESCRIPTOR.fields}
             assert ours.items() <= published.items()
+
+
+@pytest.mark.parametrize(("given", "taken"), [("a-request", b"a-request"), ("x" * 129, b"")])
+def test_the_name_of_a_call_is_taken_as_that_of_a_request(given: str, taken: bytes) -> None:
+    asked = http_request("ServerLive", message("ServerLiveRequest")(), [("x-request-id", given)], None)
+
+    assert asked.identifier == taken
 
 
 def test_health_and_metadata(endpoint: Endpoint) -> None:

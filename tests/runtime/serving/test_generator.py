@@ -215,6 +215,29 @@ def test_other_threads_run_while_a_long_prompt_is_tokenised(tmp_path: Path) -> N
     assert any(begin + tenth < moment < end - tenth for moment in ran)
 
 
+@pytest.mark.parametrize(("prompts", "in_loop"), [(3, True), (20, False)])
+def test_many_prompts_of_a_request_are_tokenised_as_a_long_one(
+    prompts: int, in_loop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        model = small_generation_model(tmp_path)
+        encode, threads = model.encode_prompt, set()
+
+        def watched(text: str, *, with_special_tokens: bool) -> list[int]:
+            threads.add(threading.get_ident())
+            return encode(text, with_special_tokens=with_special_tokens)
+
+        monkeypatch.setattr(model, "encode_prompt", watched)
+        generator = Generator(model)
+        answer = await generator.predict([f"{'x' * 300} {one}" for one in range(prompts)], {"max_new_tokens": 1})
+        assert len(answer.value) == prompts
+        assert answer.tokens == sum(300 + len(f" {one}") + 1 for one in range(prompts))
+        assert (threading.get_ident() in threads) is in_loop
+        await generator.drain()
+
+    run(test)
+
+
 def test_the_metrics_count_tokens_and_times(tmp_path: Path) -> None:
     async def test() -> None:
         metrics = ServerMetrics(ServerStatus("smol", TaskName.TEXT_GENERATION))

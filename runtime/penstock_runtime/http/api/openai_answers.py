@@ -193,9 +193,16 @@ class CompletionAnswer:
         return {
             "tokens": texts,
             "token_logprobs": [each.logprob for each in tokens],
-            "top_logprobs": [{self._tokens.text(token): value for token, value in each.top} for each in tokens],
+            "top_logprobs": [self._by_text(each.top) for each in tokens],
             "text_offset": offsets,
         }
+
+    def _by_text(self, top: Sequence[tuple[int, float]]) -> dict[str, float]:
+        """Of tokens with one text, such as parts of characters, the most probable one, which comes first."""
+        found: dict[str, float] = {}
+        for token, value in top:
+            found.setdefault(self._tokens.text(token), value)
+        return found
 
 
 class TokenWriter:

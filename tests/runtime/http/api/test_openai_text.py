@@ -14,7 +14,9 @@ import httpx
 import openai
 import pytest
 
-from penstock_runtime.http.api.openai_answers import AnswerStream
+from penstock_runtime.generation.sampling import SampledToken
+from penstock_runtime.http.api.openai_answers import AnswerStream, CompletionAnswer
+from penstock_runtime.serving.generator import Continuation
 from tests.runtime.generation.paged_engine import PagedEngine
 from tests.runtime.generation.small_model import (
     TEMPLATE,
@@ -487,6 +489,16 @@ def test_a_client_that_goes_away_takes_part_in_no_further_step(tmp_path: Path) -
         until(lambda: endpoint.model.facts()["sequences"]["running"] == 0)
         assert len(engine.steps) - before <= 2
         assert endpoint.server.metrics.requests["/v1/chat/completions", 499] == 1
+
+
+def test_of_tokens_with_the_same_text_the_most_probable_one_is_reported(tmp_path: Path) -> None:
+    model = small_generation_model(tmp_path)
+    parts = [model.tokenizer.backend.token_to_id(name) for name in ("\u0122", "\u0123")]  # bytes inside of a character
+    token = SampledToken(parts[0], -0.5, ((parts[0], -0.5), (parts[1], -3.0)))
+
+    choice = CompletionAnswer(model, with_logprobs=True)._choice(Continuation(0), "", [token], None)
+
+    assert choice["logprobs"]["top_logprobs"] == [{"\ufffd": -0.5}]
 
 
 def test_a_stream_that_a_defect_cuts_off_counts_as_500(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
