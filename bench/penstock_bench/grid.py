@@ -129,7 +129,9 @@ class BenchOptions(Frozen):
         description="Model folder whose tokenizer makes the texts, for a server given by URL. Default: everyday "
         "English words, counted as one token each.",
     )
-    task: str | None = Field(default=None, description="Task of a server given by URL, when its /info does not tell.")
+    task: str | None = Field(
+        default=None, description="Task of a server given by URL, when its /info does not name it."
+    )
     info_url: str = Field(
         default="",
         description="Where the server given by URL answers /info, if not at that URL: on its --internal-port; pods of "

@@ -1,7 +1,7 @@
 """What is measured, as far as it is known before it runs: task, limits, tokenizer, and the requests to send.
 
-From an endpoint file, or from the URL of a server. Only Penstock's `/info` is read: other servers use that path for
-other things.
+From an endpoint file, or from the URL of a server. Its `/info` is Penstock's, or that of text-embeddings-inference,
+which Penstock has on its public port. Other servers use that path for other things.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -106,20 +106,47 @@ class ServerInfo(_Part):
         return self.predictor is not None and "answers" in self.predictor.caches
 
 
+class PublicInfo(_Part):
+    """The body of `/info` of text-embeddings-inference, and of the public port of Penstock with an internal port."""
+
+    model_id: str
+    model_type: dict[str, Any]
+    """With one key, the kind of the model."""
+    max_input_length: int | None
+    """Null while the model loads."""
+
+    @property
+    def task(self) -> TaskName | None:
+        """The task of that kind; None for a kind that the servers have no name for."""
+        return next((TASKS_OF_KINDS[kind] for kind in self.model_type if kind in TASKS_OF_KINDS), None)
+
+
+TASKS_OF_KINDS = {
+    "embedding": TaskName.FEATURE_EXTRACTION,
+    "reranker": TaskName.TEXT_RANKING,
+    "classifier": TaskName.TEXT_CLASSIFICATION,
+}
+
+
+INFO: TypeAdapter[ServerInfo | PublicInfo] = TypeAdapter(
+    Annotated[ServerInfo | PublicInfo, Field(union_mode="left_to_right")]
+)
+
+
 def authorization(token: str) -> dict[str, str]:
     """The header that brings a bearer token; none without one."""
     return {"authorization": f"Bearer {token}"} if token else {}
 
 
-def read_info(url: str, *, token: str = "") -> ServerInfo | None:
-    """`/info` of a Penstock server; None for another kind of server, which has answered all the same.
+def read_info(url: str, *, token: str = "") -> ServerInfo | PublicInfo | None:
+    """`/info` of a server; None for another kind of server, which has answered all the same.
 
     MeasurementFailed when nothing answers there, or not without another token.
     """
     asked = urllib.request.Request(f"{url}/info", headers=authorization(token))
     try:
         with urllib.request.urlopen(asked, timeout=INFO_SECONDS) as answer:
-            return ServerInfo.model_validate_json(answer.read())
+            return INFO.validate_json(answer.read())
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.client.UNAUTHORIZED:
@@ -219,17 +246,18 @@ def _of_accelerators(name: str) -> tuple[str, ...]:
 def _of_url(options: BenchOptions) -> Subject:
     url = _base(options.target)
     info_url = _base(options.info_url) if options.info_url else url
-    info = read_info(info_url, token=options.auth_token)
+    found = read_info(info_url, token=options.auth_token)
+    info = found if isinstance(found, ServerInfo) else None
     if info is None and options.info_url:
         raise SpecError(
             f"{info_url}/info is not that of a Penstock server",
             field="info_url",
             remedy="Give the internal port of the server, or leave --info-url out",
         )
-    task = options.task or (info.task if info else None)
+    task = options.task or (found.task if found else None)
     if task is None:
         raise SpecError(
-            f"{url}/info does not tell the task",
+            f"{url}/info does not name the task",
             field="task",
             remedy="Give --task, or --info-url for a Penstock server with --internal-port",
         )
@@ -238,6 +266,7 @@ def _of_url(options: BenchOptions) -> Subject:
     except ValueError:
         raise SpecError(f"{task!r} is no task", field="task", remedy=f"Known: {', '.join(TaskName)}") from None
     described = info.artefact.model if info and info.artefact else None
+    public = found if isinstance(found, PublicInfo) else None
     cpu = info.host.cpu if info and info.host else None
     if info is not None and task_name is not info.task:
         raise SpecError(
@@ -247,21 +276,29 @@ def _of_url(options: BenchOptions) -> Subject:
         )
     folder = _tokenizer_folder(options)
     notes = [] if folder else ["lengths are counted as one token for each everyday English word and two special ones"]
-    if info is None:
+    if public is not None:
+        notes.append(
+            f"{url}/info has neither the plan nor its verdict (the internal port of Penstock does: --info-url)"
+        )
+    elif info is None:
         notes.append(f"{url} has no /info of a Penstock server: the model, the plan and its verdict are not known")
     if info is not None and info.keeps_answers:
         notes.append(
             "the server keeps answers (--answer-cache-bytes, serving.caches), and the same texts come again: what was "
             "measured is mostly its memory, not the model"
         )
+    if public is not None and options.task is None:
+        notes.append(
+            f"the task is {task_name.value}, the usual one of the model's kind in /info; --task is for another"
+        )
     if cpu is None:
-        notes.append("the server does not tell its CPU: the one named is that of the client's machine")
+        notes.append("the server does not name its CPU: the one named is that of the client's machine")
     return Subject(
         name=url,
-        model=described.source if described else "unknown",
+        model=described.source if described else public.model_id if public else "unknown",
         task=task_name,
         tokenizer=Tokenizer.load(folder).backend if folder else everyday_tokenizer(),
-        max_tokens=described.max_tokens if described else folder.max_tokens if folder else NO_LIMIT,
+        max_tokens=_limit(described, public, folder),
         mask_token=_mask_token(task_name, folder) if folder else "[MASK]",
         folder=folder,
         url=url,
@@ -269,6 +306,15 @@ def _of_url(options: BenchOptions) -> Subject:
         cpu=cpu,
         notes=tuple(notes),
     )
+
+
+def _limit(described: DescribedModel | None, public: PublicInfo | None, folder: ModelFolder | None) -> int:
+    """The most tokens of a text."""
+    if described is not None:
+        return described.max_tokens
+    if public is not None and public.max_input_length is not None:
+        return public.max_input_length
+    return folder.max_tokens if folder else NO_LIMIT
 
 
 def _base(target: str) -> str:

@@ -16,9 +16,9 @@ from penstock.tasks import TaskName
 from penstock_bench import BenchOptions, BenchResults, run_bench
 from penstock_bench.cell import MeasurementFailed
 from penstock_bench.server import MeasuredServer
-from penstock_bench.subject import read_info
+from penstock_bench.subject import PublicInfo, ServerInfo, read_info
 from penstock_runtime.host import read_host
-from penstock_runtime.http.api.health import info
+from penstock_runtime.http.api.health import info, tei_info
 from penstock_runtime.serving.server import Server as Penstock
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
@@ -83,7 +83,7 @@ def test_a_penstock_server_is_recognised_by_its_info() -> None:
     with answering(ours()) as url:
         found = read_info(url)
 
-    assert found is not None
+    assert isinstance(found, ServerInfo)
     assert found.task is TaskName.FEATURE_EXTRACTION
     assert found.artefact is not None
     assert found.artefact.model.max_tokens == sample_manifest().model.max_tokens
@@ -102,7 +102,7 @@ def test_a_penstock_server_that_still_loads_is_recognised_too() -> None:
     with answering(info(Penstock(ServerStatus("emotion", TaskName.FILL_MASK), Settings()).service)) as url:
         found = read_info(url)
 
-    assert found is not None
+    assert isinstance(found, ServerInfo)
     assert (found.task, found.artefact, found.host) == (TaskName.FILL_MASK, None, None)
 
 
@@ -133,6 +133,48 @@ def test_the_info_of_a_server_with_an_internal_port_is_read_there(tmp_path: Path
     assert results.task == "feature-extraction"
     assert results.model == sample_manifest().model.source
     assert not [note for note in results.notes if "not known" in note]
+
+
+def public(task: TaskName, labels: tuple[str, ...] = ()) -> dict[str, object]:
+    """The answer of the public port of such a server."""
+    status = ServerStatus("emotion", task, labels=labels, limits={"max_input_tokens": 32})
+    return tei_info(Penstock(status, Settings()).service)
+
+
+@pytest.mark.parametrize(
+    ("task", "named"),
+    [
+        (TaskName.FEATURE_EXTRACTION, TaskName.FEATURE_EXTRACTION),
+        (TaskName.SENTENCE_SIMILARITY, TaskName.FEATURE_EXTRACTION),
+        (TaskName.TEXT_RANKING, TaskName.TEXT_RANKING),
+        (TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_CLASSIFICATION),
+        (TaskName.FILL_MASK, None),
+    ],
+)
+def test_the_public_port_of_a_server_names_the_kind_of_its_model(task: TaskName, named: TaskName | None) -> None:
+    with answering(public(task, ("joy", "anger"))) as url:
+        found = read_info(url)
+
+    assert isinstance(found, PublicInfo)
+    assert (found.task, found.model_id, found.max_input_length) == (named, "emotion", 32)
+
+
+def test_a_public_port_is_measured_without_further_options(tmp_path: Path) -> None:
+    """As the tutorial of the cluster does with the address of a Service."""
+    with answering(public(TaskName.FEATURE_EXTRACTION), ready=True) as url:
+        results = measured(url, tmp_path, lengths=(8, 64))
+
+    assert (results.task, results.model) == ("feature-extraction", "emotion")
+    assert [one.tokens for one in results.settings] == [8]
+    assert [note for note in results.notes if "--task is for another" in note]
+
+
+def test_another_task_of_a_public_port_can_be_chosen(tmp_path: Path) -> None:
+    with answering(public(TaskName.SENTENCE_SIMILARITY), ready=True) as url:
+        results = measured(url, tmp_path, task="sentence-similarity")
+
+    assert results.task == "sentence-similarity"
+    assert not [note for note in results.notes if "--task" in note]
 
 
 def test_without_it_the_report_names_what_is_not_known(tmp_path: Path) -> None:

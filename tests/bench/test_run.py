@@ -218,7 +218,7 @@ def test_results_on_a_full_disk_are_an_error_with_a_message(start_stub: StartStu
 def test_a_server_that_does_not_report_its_task_needs_the_flag(start_stub: StartStub, tmp_path: Path) -> None:
     server = start_stub()
 
-    with pytest.raises(SpecError, match=r"does not tell the task\. Give --task"):
+    with pytest.raises(SpecError, match=r"does not name the task\. Give --task"):
         run_bench(options(server.url, tmp_path))
     with pytest.raises(SpecError, match="'poetry' is no task"):
         run_bench(options(server.url, tmp_path, task="poetry"))

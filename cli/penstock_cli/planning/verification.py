@@ -45,7 +45,8 @@ def verify_plan(
     comparison has no such row, or the server answers from memory; MeasurementFailed when it does not answer.
     """
     base = base_of(url)
-    info = read_info(base, token=token)
+    found = read_info(base, token=token)
+    info = found if isinstance(found, ServerInfo) else None
     if info is not None and info.keeps_answers:
         raise SettingError(
             f"the server at {base} keeps answers, and would answer the texts of the measurement from memory",
