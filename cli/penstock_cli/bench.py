@@ -17,7 +17,8 @@ from penstock_bench.run import BenchProgress, run_bench
 from penstock_cli.cluster.forward import forwarded
 from penstock_cli.cluster.kubectl import ClusterReader
 from penstock_cli.options import FiniteRange, PositiveIntegers, models_option
-from penstock_cli.screen import INTERRUPTED, console, fact
+from penstock_cli.process import INTERRUPTED
+from penstock_cli.screen import console, fact
 
 FIELDS = BenchOptions.model_fields
 OF_A_CLUSTER = "modelendpoint/"

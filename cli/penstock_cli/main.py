@@ -20,7 +20,7 @@ from penstock import __version__
 from penstock.errors import PenstockError
 from penstock.process import exit_on_signal, print_error
 from penstock_cli.packages import missing_package
-from penstock_cli.process import checked_stdout, restart_with_huge_pages
+from penstock_cli.process import INTERRUPTED, checked_stdout, restart_with_huge_pages
 
 COMMANDS = {
     "serve": "Serve a model: fp32 at once, the optimised plan when it is found.",
@@ -76,6 +76,10 @@ class LazyGroup(click.Group):
         except PenstockError as error:
             print_error(error)
             ctx.exit(1)
+        except KeyboardInterrupt:
+            # Of a command without a message of its own, or before its handler: click would exit with 1.
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
         except ModuleNotFoundError as error:
             missing = _not_installed(error, ctx.invoked_subcommand)
             if missing is None:

@@ -22,8 +22,9 @@ from penstock.settings import hugging_face_token
 from penstock_cli.host import describe_cpu
 from penstock_cli.options import FiniteRange, models_option, store_option, verbose_option
 from penstock_cli.packages import require_optimizer
+from penstock_cli.process import INTERRUPTED
 from penstock_cli.progress import OptimizationView, show_result
-from penstock_cli.screen import INTERRUPTED, TRANSFER_SECONDS, console, fact
+from penstock_cli.screen import TRANSFER_SECONDS, console, fact
 from penstock_optimizer.job.progress import ProgressEvent
 from penstock_runtime.host import read_host
 

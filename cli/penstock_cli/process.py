@@ -22,6 +22,8 @@ TUNABLE = "glibc.malloc.hugetlb"
 POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 CLOSED = 1
 """Exit status of a command whose reader closed the pipe; click and rich use the same."""
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C ended, as shells use it."""
 RAISING_HANDLERS = frozenset({"strict", "surrogateescape"})
 """Error handlers that raise when the output's encoding lacks a character, such as one of a path. Python's defaults."""
 

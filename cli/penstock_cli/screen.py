@@ -23,8 +23,6 @@ PLAIN_SECONDS = 10.0
 TRANSFER_SECONDS = 0.5 if console.is_terminal else PLAIN_SECONDS
 """Seconds between two updates about a download."""
 NAME_WIDTH = 11
-INTERRUPTED = 130
-"""Exit status of a command that Ctrl-C ended, as shells use it."""
 NARROWEST_VALUE = 40
 """Least columns of a value, also in a narrower terminal."""
 

@@ -22,6 +22,7 @@ And one without hindsight, since tomorrow's traffic is unknown when a target is 
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -385,7 +386,10 @@ def compare(
     plan, total, done = experiment.plan, experiment.runs, 0
     # All of a pool's processes start with its first job.
     workers = min(workers, total)
-    pool = ProcessPoolExecutor(workers) if workers > 1 else None
+    pool = None
+    if workers > 1:
+        # Ctrl-C ends the workers at once: by default they would go on with the runs that they were given.
+        pool = ProcessPoolExecutor(workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL))
     try:
         for index, name in enumerate(experiment.traces):
             jobs: list[_Job] = [

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import csv
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,7 @@ from penstock_cli import simulate
 from penstock_simulator.choices import BUILT_IN_TRACES, Dispatch, PolicyKind
 from penstock_simulator.policies import POLICIES
 from penstock_simulator.traces import built_in
-from tests.cli.endpoints import invoke
+from tests.cli.endpoints import PROGRAM, SECONDS, clean_environment, invoke
 from tests.cli.test_errors import assert_one_sentence
 
 
@@ -119,3 +123,31 @@ def test_a_write_error_after_the_work_is_an_error_too(trace: Path, tmp_path: Pat
     assert_one_sentence(
         result.stderr, f"the folder {tmp_path} cannot be used ({tmp_path}/figures.csv: Is a directory)", "Delete that"
     )
+
+
+@pytest.mark.parametrize(
+    ("workers", "line"),
+    [
+        (1, "work "),
+        # The first progress, after ten seconds: the workers run by then.
+        pytest.param(2, "simulate ", marks=pytest.mark.slow),
+    ],
+)
+def test_ctrl_c_ends_the_command_and_its_workers_with_130(workers: int, line: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", *PROGRAM, "simulate", "--trace", "step", "--seeds", "50", "--output", tmp_path]
+    with subprocess.Popen(
+        [*map(str, words), "--workers", str(workers)],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert any(printed.startswith(line) for printed in process.stdout)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=SECONDS)
+
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in errors
