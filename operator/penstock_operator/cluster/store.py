@@ -254,3 +254,28 @@ def key_of(value: Json) -> ObjectKey:
 def version_of(value: Json) -> int:
     """The resourceVersion of an object or a list as a number."""
     return int((value.get("metadata") or {}).get("resourceVersion") or 0)
+
+
+class PodReports(Generic[Facts]):
+    """Reports of pods by the pod's uid."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Facts] = {}
+
+    def get(self, uid: str) -> Facts | None:
+        """The last report of this pod."""
+        return self._values.get(uid)
+
+    def put(self, uid: str, value: Facts) -> bool:
+        """Store a report. True when it differs from the last one."""
+        if self._values.get(uid) == value:
+            return False
+        self._values[uid] = value
+        return True
+
+    def forget(self, uid: str) -> None:
+        """Remove the report of a deleted pod."""
+        self._values.pop(uid, None)
+
+    def __len__(self) -> int:
+        return len(self._values)

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from penstock.resources.exposure import ROOT
 from penstock.resources.optimized_model import texts_of
@@ -38,7 +38,7 @@ from penstock_operator.cluster.api import (
     Json,
     ResourceKind,
 )
-from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, StoreChange, version_of
+from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, PodReports, Store, StoreChange, version_of
 from penstock_operator.plan.endpoint import ParsedEndpoint, neuron_target, read_endpoint
 from penstock_operator.plan.exposure import hosts_of, may_use, moment_of
 from penstock_operator.plan.installation import PlanSettings
@@ -75,31 +75,6 @@ from penstock_operator.watch.turn_counts import Turns, open_job
 MANAGED_SELECTOR = f"{MANAGED_BY}={MANAGER}"
 """Label selector of the operator's objects: no other pods are ever listed."""
 Value = TypeVar("Value")
-
-
-class PodReports(Generic[Value]):
-    """Reports of pods by the pod's uid."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, Value] = {}
-
-    def get(self, uid: str) -> Value | None:
-        """The last report of this pod."""
-        return self._values.get(uid)
-
-    def put(self, uid: str, value: Value) -> bool:
-        """Store a report. True when it differs from the last one."""
-        if self._values.get(uid) == value:
-            return False
-        self._values[uid] = value
-        return True
-
-    def forget(self, uid: str) -> None:
-        """Remove the report of a deleted pod."""
-        self._values.pop(uid, None)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
 
 @dataclass(frozen=True, slots=True)
