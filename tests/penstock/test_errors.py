@@ -87,7 +87,7 @@ def test_an_error_of_several_problems_has_a_line_for_each() -> None:
     ("message", "shown"),
     [
         ("the port is in use", "the port is in use. Choose another"),
-        ("it answered: refused.", "it answered: refused. Choose another"),
+        ("the answer was: refused.", "the answer was: refused. Choose another"),
         ("did you specify the right port?", "did you specify the right port? Choose another"),
     ],
 )
