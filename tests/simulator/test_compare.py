@@ -117,7 +117,7 @@ def test_no_more_processes_start_than_there_are_runs(monkeypatch: pytest.MonkeyP
     started: list[int] = []
 
     class Pool(ThreadPoolExecutor):
-        def __init__(self, workers: int) -> None:
+        def __init__(self, workers: int, **_: object) -> None:
             started.append(workers)
             super().__init__(2)
 
