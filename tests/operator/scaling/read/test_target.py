@@ -6,9 +6,21 @@ import pytest
 
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.plan.quotas import Amount, Grant
-from penstock_operator.scaling.read.target import ScalingTargets
+from penstock_operator.scaling.read.target import ScalingTarget, ScalingTargets
 from penstock_operator.watch.cluster_cache import ClusterCache
 from tests.operator.plan.kube import RESULT, SETTINGS, Kube, result, token_result
+
+
+def target_of(kube: Kube) -> ScalingTarget | None:
+    """The target from caches that have the endpoint, the OptimizedModel `earlier` and the Deployment."""
+    cache = ClusterCache(SETTINGS)
+    for store, value in (
+        (cache.endpoints, kube.endpoint),
+        (cache.models, kube.objects["OptimizedModel", "earlier"]),
+        (cache.deployments, kube.deployment),
+    ):
+        store.put({**value, "metadata": {**value["metadata"], "namespace": "a", "resourceVersion": "1"}})
+    return ScalingTargets(cache).find(ObjectKey("a", kube.name))
 
 
 def test_replicas_with_a_pinned_artefact_have_the_capacity_that_was_measured_for_it() -> None:
@@ -17,15 +29,8 @@ def test_replicas_with_a_pinned_artefact_have_the_capacity_that_was_measured_for
     kube.publish("earlier", RESULT)
     kube.objects["OptimizedModel", "earlier"]["status"]["result"] = result().to_object()
     kube.reconcile()
-    cache = ClusterCache(SETTINGS)
-    for store, value in (
-        (cache.endpoints, kube.endpoint),
-        (cache.models, kube.objects["OptimizedModel", "earlier"]),
-        (cache.deployments, kube.deployment),
-    ):
-        store.put({**value, "metadata": {**value["metadata"], "namespace": "a", "resourceVersion": "1"}})
 
-    target = ScalingTargets(cache).find(ObjectKey("a", kube.name))
+    target = target_of(kube)
 
     assert target is not None
     assert target.service is not None
@@ -41,15 +46,8 @@ def test_a_pinned_artefact_on_fewer_cores_than_it_was_measured_on_takes_less(cor
     capacity = {"requestsPerSecond": 80.0, "p95ObjectiveMilliseconds": 20.0, "points": [flat]}
     kube.objects["OptimizedModel", "earlier"]["status"]["result"] = result(capacity=capacity).to_object()
     kube.reconcile()
-    cache = ClusterCache(SETTINGS)
-    for store, value in (
-        (cache.endpoints, kube.endpoint),
-        (cache.models, kube.objects["OptimizedModel", "earlier"]),
-        (cache.deployments, kube.deployment),
-    ):
-        store.put({**value, "metadata": {**value["metadata"], "namespace": "a", "resourceVersion": "1"}})
 
-    target = ScalingTargets(cache).find(ObjectKey("a", kube.name))
+    target = target_of(kube)
 
     assert target is not None
     assert target.service is not None
@@ -67,15 +65,8 @@ def test_replicas_of_text_generation_have_the_capacity_in_tokens() -> None:
     kube.publish("earlier", RESULT)
     kube.objects["OptimizedModel", "earlier"]["status"]["result"] = token_result().to_object()
     kube.reconcile()
-    cache = ClusterCache(SETTINGS)
-    for store, value in (
-        (cache.endpoints, kube.endpoint),
-        (cache.models, kube.objects["OptimizedModel", "earlier"]),
-        (cache.deployments, kube.deployment),
-    ):
-        store.put({**value, "metadata": {**value["metadata"], "namespace": "a", "resourceVersion": "1"}})
 
-    target = ScalingTargets(cache).find(ObjectKey("a", kube.name))
+    target = target_of(kube)
 
     assert target is not None
     assert target.generates
