@@ -43,19 +43,19 @@ class CapacityCurve(BaseModel):
     tokens_per_request: float | None = Field(default=None, gt=0)
     """Mean of the tokens that the server computed for a request, special ones included; None: not known."""
 
-    def slowed(self, factor: float) -> CapacityCurve:
-        """The curve of a replica whose requests all take `factor` times as long: at a rate r it behaves as the measured
-        one does at factor * r, with durations factor times as long. Exact for any queue, by a change of the unit of
+    def faster(self, factor: float) -> CapacityCurve:
+        """The curve of a replica that does everything this many times as fast: at a rate factor * r it behaves as the
+        measured one does at r, with durations divided by the factor. Exact for any queue, by a change of the unit of
         time."""
         points = tuple(
-            CapacityPoint(
-                arrivals_per_second=point.arrivals_per_second / factor,
-                completed_per_second=point.completed_per_second / factor,
-                p50_milliseconds=point.p50_milliseconds * factor,
-                p95_milliseconds=point.p95_milliseconds * factor,
-                p99_milliseconds=point.p99_milliseconds * factor,
-                refused_share=point.refused_share,
-                samples=point.samples,
+            point.model_copy(
+                update={
+                    "arrivals_per_second": point.arrivals_per_second * factor,
+                    "completed_per_second": point.completed_per_second * factor,
+                    "p50_milliseconds": point.p50_milliseconds / factor,
+                    "p95_milliseconds": point.p95_milliseconds / factor,
+                    "p99_milliseconds": point.p99_milliseconds / factor,
+                }
             )
             for point in self.points
         )

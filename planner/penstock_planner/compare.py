@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.planning.prices import per_million, per_month
 from penstock_operator.scaling.decide import Service, replicas_for_load
-from penstock_planner.evidence import Evidence, Origin, faster
+from penstock_planner.evidence import Evidence, Origin
 
 
 def counted(number: int | str, noun: str) -> str:
@@ -158,7 +158,7 @@ def compare(
 def size(evidence: Evidence, node: Node, load: Load, *, speed: float = 1.0) -> Sizing | None:
     """Replicas, p95 and cost for a load on one kind of node; None when the curve has no rate that is kept up with."""
     service = Service.from_curve(
-        faster(evidence.curve, speed), p95_objective_milliseconds=load.p95_milliseconds, pooled=load.pooled
+        evidence.curve.faster(speed), p95_objective_milliseconds=load.p95_milliseconds, pooled=load.pooled
     )
     if service is None:
         return None

@@ -83,26 +83,6 @@ class Evidence:
     """Memory of a replica under load; None: not measured."""
 
 
-def faster(curve: CapacityCurve, factor: float) -> CapacityCurve:
-    """The curve of a replica that does everything this many times as fast."""
-    return curve.model_copy(
-        update={
-            "points": tuple(
-                point.model_copy(
-                    update={
-                        "arrivals_per_second": point.arrivals_per_second * factor,
-                        "completed_per_second": point.completed_per_second * factor,
-                        "p50_milliseconds": point.p50_milliseconds / factor,
-                        "p95_milliseconds": point.p95_milliseconds / factor,
-                        "p99_milliseconds": point.p99_milliseconds / factor,
-                    }
-                )
-                for point in curve.points
-            )
-        }
-    )
-
-
 def wider(curve: CapacityCurve, factor: float) -> CapacityCurve:
     """The curve of this many times as many cores: more requests at the same latencies. An estimate from above of the
     latency: a longer text may run on all cores."""

@@ -18,7 +18,7 @@ from penstock.planning.prices import InstancePrice, PriceList
 from penstock.planning.published import Mode, ModelShape, PublishedFigure, family_of
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock_planner.compare import Node, Offer, counted
-from penstock_planner.evidence import CLOSED_LOOP_ERROR, Evidence, Interval, Origin, curve_of_closed_loop, faster, wider
+from penstock_planner.evidence import CLOSED_LOOP_ERROR, Evidence, Interval, Origin, curve_of_closed_loop, wider
 
 GPU = "gpu-"
 """Beginning of the names of GPU classes in a price list. Penstock has no GPU runtime: they are for comparison."""
@@ -314,7 +314,7 @@ def _scaled_cores(inputs: OfferInputs, name: str, cores: int) -> tuple[Evidence,
     source = min(measured, key=lambda one: (abs(math.log(cores / one.cores)), one.cores))
     factor = cores / source.cores
     # Fewer cores run a long text more slowly as well; more cores are not counted to make it faster.
-    curve = wider(source.curve, factor) if factor > 1 else faster(source.curve, factor)
+    curve = wider(source.curve, factor) if factor > 1 else source.curve.faster(factor)
     return (
         replace(
             source,
@@ -338,7 +338,7 @@ def _scaled_class(inputs: OfferInputs, name: str, cores: int) -> tuple[Evidence,
     # The middle of a ratio is its geometric mean.
     middle = math.sqrt(ratio.low * ratio.high)
     factor = cores / source.cores
-    curve = wider(source.curve, factor) if factor > 1 else faster(source.curve, factor)
+    curve = wider(source.curve, factor) if factor > 1 else source.curve.faster(factor)
     interval = source.interval.times(Interval(ratio.low / middle, ratio.high / middle))
     if factor != 1:
         interval = interval.times(Interval.around(MOST_SCALED))
@@ -348,7 +348,7 @@ def _scaled_class(inputs: OfferInputs, name: str, cores: int) -> tuple[Evidence,
             hardware_class=name,
             cores=cores,
             plan=f"as on {source.hardware_class}",
-            curve=faster(curve, middle),
+            curve=curve.faster(middle),
             origin=Origin.ESTIMATED,
             basis=f"from {counted(source.cores, 'core')} of {source.hardware_class}, "
             f"{ratio.low:.2g} to {ratio.high:.2g} times "

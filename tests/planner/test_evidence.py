@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.capacity import TokenCurve
 from penstock.errors import SettingError
 from penstock_operator.scaling.decide import Service
-from penstock_planner.evidence import Origin, curve_of_closed_loop, curve_of_tokens, faster, of_file, wider
+from penstock_planner.evidence import Origin, curve_of_closed_loop, curve_of_tokens, of_file, wider
 from tests.examples import examples
 from tests.planner.cases import CURVE, TOKENS
 
@@ -81,7 +81,7 @@ def test_a_faster_replica_takes_more_at_a_shorter_latency(factor: float, p95: fl
     rate = CURVE.rate_within(p95)
 
     assert rate is not None
-    assert faster(CURVE, factor).rate_within(p95 / factor) == pytest.approx(rate * factor)
+    assert CURVE.faster(factor).rate_within(p95 / factor) == pytest.approx(rate * factor)
     assert wider(CURVE, factor).rate_within(p95) == pytest.approx(rate * factor)
 
 

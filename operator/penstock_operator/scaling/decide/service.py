@@ -119,7 +119,7 @@ class Service:
             return self
         objective = self.p95_objective_milliseconds
         found = Service.from_curve(
-            self.curve.slowed(factor), p95_objective_milliseconds=objective, pooled=self.pooled, texts=self.texts
+            self.curve.faster(1 / factor), p95_objective_milliseconds=objective, pooled=self.pooled, texts=self.texts
         )
         return found or self
 
@@ -174,7 +174,7 @@ class Service:
             saturation=max(rate, self.saturation / factor),
             within_objective=self.within_objective and p95s[0] <= self.p95_objective_milliseconds,
             seconds_in_flight=None if self.seconds_in_flight is None else factor * self.seconds_in_flight,
-            curve=None if self.curve is None else self.curve.slowed(factor),
+            curve=None if self.curve is None else self.curve.faster(1 / factor),
         )
 
     def total(self, replicas: int, *, slowdown: float = 1.0) -> float:

@@ -2,7 +2,7 @@
 
 The curve was measured with texts of the workload. A request with other texts takes another time: the factor is the
 ratio of the times of one run, which the optimisation measured for several lengths. Replicas are then those of the
-measured curve with every duration multiplied by it (`CapacityCurve.slowed`).
+measured curve with every duration multiplied by it (`CapacityCurve.faster`).
 
 Only the mean length is observed. The time of a run is nearly linear in the tokens, so that the time at the mean is
 nearly the mean of the times; the error is the same for the workload and cancels where the lengths vary alike.
