@@ -31,7 +31,7 @@ from tests.operator.plan.test_placement import BELONGS, LABELS, ROOM, TAINTS, TE
 PODS = "/api/v1/namespaces/default/pods"
 SETTINGS = PlanSettings(runtime_image="runtime", optimizer_image="optimizer", toolchain="0.1.0")
 MEMORY = 2**28
-LONGEST_SECONDS = 60.0
+LONGEST_SECONDS = 240.0
 NUMBERS = itertools.count()
 
 
