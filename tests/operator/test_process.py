@@ -453,7 +453,7 @@ def test_restored_endpoints_serve_their_old_plans_without_a_new_optimisation(
         space.apply(endpoint("waiting", cores=2))
         until(lambda: len(space.items("optimizedmodels")) == 2)
         run(commands_of("1. OptimizedModels"))
-        (before,) = (one for one in space.items("optimizedmodels") if "artefact" in one["status"])
+        (before,) = (one for one in space.items("optimizedmodels") if "artefact" in one.get("status", {}))
         assert operator.end() == 0
 
     space("delete", "modelendpoint,optimizedmodel", "--all")
