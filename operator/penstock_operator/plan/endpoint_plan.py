@@ -35,6 +35,7 @@ from penstock_operator.plan.optimized_model import (
     find,
     optimized_model_object,
     pinned_model,
+    superfluous_jobs,
     wanted_spec,
 )
 from penstock_operator.plan.placement import PodRequirements, missing_for
@@ -255,6 +256,8 @@ class _Planner:
             self.requeue.append(REPORT_SECONDS)
             return found
         self.apply.append(optimized_model_object(facts, spec, endpoint, ready=found.ready))
+        superfluous = (Ref("Job", job.name) for job in superfluous_jobs(facts))
+        self.delete += [ref for ref in superfluous if ref in observed.present]
         if found.start and (left := Ref("Job", job_name(name, found.start))) in observed.present:
             # Of a deleted OptimizedModel of this name. An apply would take it over with its result, faster than the API
             # server deletes it.

@@ -324,7 +324,7 @@ def test_as_many_are_served_first_as_the_status_counts(namespaces: list[int], li
 def test_the_line_finds_the_place_that_all_that_wait_give(data: st.DataObject, limit: int) -> None:
     """The line has the first ones only; here the place is found among all."""
     dice = random.Random(data.draw(st.integers(0, 2**32)))
-    line, asks, last = WaitingList(), {}, {}
+    line, asks, last = WaitingList(), dict[TurnKey, Ask](), dict[str, datetime]()
     several = data.draw(st.integers(1, 40))
     for number in range(data.draw(st.integers(0, 120))):
         subject = TurnKey(str(dice.randrange(several) * dice.randrange(2)), str(number % 50))
