@@ -25,6 +25,7 @@ from penstock_operator.cluster.api import (
     KINDS,
     MODEL_ENDPOINT,
     OPTIMIZED_MODEL,
+    REPLICA_SET,
     ClusterPort,
     Json,
     ResourceKind,
@@ -37,6 +38,7 @@ from penstock_operator.plan.endpoint_plan import ReconcilePlan, plan
 from penstock_operator.plan.names import ENDPOINT, MANAGED_BY, MANAGER
 from penstock_operator.plan.observed import EndpointSnapshot, Ref, scale_entries
 from penstock_operator.plan.optimized_model import NEW_SECONDS, unused_model_action
+from penstock_operator.plan.serving_objects import with_template_of
 from penstock_operator.plan.status import with_apply_failure
 from penstock_operator.watch.cluster_cache import ClusterCache
 from penstock_operator.watch.index_keys import texts_source
@@ -212,7 +214,9 @@ class Reconciler:
                     ref = Ref(value["kind"], place.name)
                     if ref in planned.taken_over:
                         await self._take_over_replicas(place)
-                    await self._apply(value, version=versions.get(ref))
+                    goes_back = planned.template_of and ref == Ref(DEPLOYMENT.name, key.name)
+                    chosen = await self._with_template_of(value, planned.template_of) if goes_back else value
+                    await self._apply(chosen, version=versions.get(ref))
                 # Of several Deployments, such as the gateway's, the first refusal counts.
                 refused.setdefault(value["kind"], None)
             except (Refused, Forbidden, NotFound) as error:
@@ -269,6 +273,15 @@ class Reconciler:
         ours = [owner for owner in owners if owner.get("kind") == MODEL_ENDPOINT.name]
         for taken in ({"ownerReferences": ours}, {}) if ours else ():
             self._cache.models.put(await self._port.apply({**value, "metadata": {**metadata, **taken}}))
+
+    async def _with_template_of(self, value: Json, name: str) -> Json:
+        """The Deployment with the pod template of its ReplicaSet of this name; as it is, paused, if that is gone."""
+        place = key_of(value)
+        async for page in self._port.pages(REPLICA_SET, place.namespace, labels=f"{ENDPOINT}={place.name}"):
+            for found in page.items:
+                if found["metadata"]["name"] == name:
+                    return with_template_of(value, found)
+        return value
 
     async def _take_over_replicas(self, place: ObjectKey) -> None:
         """Remove the clients of the scale subresource from the owners of `spec.replicas`: applying the count that
