@@ -394,11 +394,8 @@ def test_the_template_of_a_replica_set_is_applied_if_that_exists(there: str, exp
 
     port: Any = Port()
     reconciler = Reconciler(port, ClusterCache(Settings.load({}).plan_settings()), identity="test")
-    value = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "spec": {"paused": True, "template": {"spec": {"t": "new"}}},
-    }
+    spec = {"paused": True, "template": {"spec": {"t": "new"}}}
+    value: Json = {"apiVersion": "apps/v1", "kind": "Deployment", "spec": spec}
     both = tuple({**value, "metadata": metadata(name, 1)} for name in ("emotion", "emotion-gateway"))
     made = ReconcilePlan(apply=both, template_of="serves")
     asyncio.run(reconciler._act(ObjectKey("a", "emotion"), made, {}, {}))
@@ -406,7 +403,7 @@ def test_the_template_of_a_replica_set_is_applied_if_that_exists(there: str, exp
     own, gateway = applied
     assert own["spec"]["template"]["spec"] == expected
     assert ("paused" in own["spec"]) is (there != "serves")
-    assert gateway["spec"] == value["spec"]
+    assert gateway["spec"] == spec
 
 
 def test_a_refused_deletion_keeps_nothing_else_from_being_done() -> None:
