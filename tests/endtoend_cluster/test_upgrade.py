@@ -111,24 +111,18 @@ def with_previous(
 ) -> Iterator[Helm]:
     """The previous release in place of the present one, which is back at the end."""
     helm, cluster = installation.helm, installation.cluster
-    store = helm.run("get", "values", RELEASE, *WHERE, "--output", "json").stdout
+    before: Json = json.loads(helm.run("get", "values", RELEASE, *WHERE, "--output", "json").stdout)
     helm.run("uninstall", RELEASE, *WHERE, "--wait", timeout_seconds=600)
     cluster.kubectl("delete", "--filename", str(CHART / "crds"), timeout_seconds=600)
     for archive in previous.archives:
         machine.import_image(archive)
-    values = {**COMMON, "store": {"hostPath": _host_path(store)}}
+    values = {**COMMON, "store": {"hostPath": before["store"]["hostPath"]}}
     helm.run(
         "install", RELEASE, str(previous.root / "charts/penstock"), *WAIT, values=values, timeout_seconds=HELM_SECONDS
     )
     yield helm
     remove_endpoints(shared_kubectl, *LENGTHS)
-    kept = {**VALUES, "store": {"hostPath": _host_path(store)}}
-    helm.run("upgrade", RELEASE, str(CHART), *WAIT, "--reset-values", values=kept, timeout_seconds=HELM_SECONDS)
-
-
-def _host_path(values: str) -> Json:
-    found: Json = json.loads(values)["store"]["hostPath"]
-    return found
+    helm.run("upgrade", RELEASE, str(CHART), *WAIT, "--reset-values", values=before, timeout_seconds=HELM_SECONDS)
 
 
 def images(one: Endpoint) -> set[str]:
