@@ -1,7 +1,7 @@
 """Answers requests for generated text: between the event loop, with its requests, and the thread of the engine.
 
-A request has one or more continuations. What is new of all of them is read together, so that a client that reads slowly
-gets larger pieces and no queue grows.
+A request has one or more prompts, with one or more continuations each. What is new of all of them is read together, so
+that a client that reads slowly gets larger pieces and no queue grows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from penstock_runtime.batching.queue import larger_client
-from penstock_runtime.errors import NotReady, Overloaded, PromptTooLong, RequestError
+from penstock_runtime.errors import InvalidInput, NotReady, Overloaded, PromptTooLong, RequestError
 from penstock_runtime.generation.loop import (
     Delta,
     FinishReason,
@@ -77,24 +77,53 @@ class Continuation:
         return "".join(delta.text for delta in self.new)
 
 
-class Generation:
-    """One request in progress. Of the event loop's thread."""
+class PromptInProgress:
+    """One of the prompts of a request. Of the event loop's thread."""
 
-    def __init__(self, owner: Generator, served: _ServedLoop, prompt_tokens: int, count: int, client: str) -> None:
+    def __init__(self, generation: Generation, tokens: int, continuations: Sequence[Continuation]) -> None:
+        self.generation = generation
+        self.tokens = tokens
+        self.continuations = continuations
+        self.reused_tokens = 0
+        self.started = False
+        """It has its first token."""
+        self.later: list[tuple[Continuation, JobRequest]] = []
+        """Continuations that start when the prompt is in the cache."""
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of the prompt for all its continuations while it waits for its first token."""
+        return 0 if self.started else self.tokens * len(self.continuations)
+
+
+class Generation:
+    """One request in progress: one or more prompts, with a number of continuations each. Of the event loop's thread."""
+
+    def __init__(self, owner: Generator, served: _ServedLoop, prompts: Sequence[int], count: int, client: str) -> None:
+        """`prompts`: tokens of each; `count`: continuations of each, which are numbered prompt by prompt."""
         self._owner = owner
         self._served = served
-        self.prompt_tokens = prompt_tokens
         self.client = client
-        self.reused_tokens = 0
-        self.continuations = [Continuation(choice) for choice in range(count)]
+        self.continuations = [Continuation(choice) for choice in range(len(prompts) * count)]
+        self.prompts = [
+            PromptInProgress(self, tokens, self.continuations[index * count : (index + 1) * count])
+            for index, tokens in enumerate(prompts)
+        ]
         self.arrived = perf_counter()
-        self.first_token_at = 0.0
-        self._jobs: dict[GenerationJob, Continuation] = {}
-        self._later: list[tuple[Continuation, JobRequest]] = []
-        """Continuations that start when the prompt is in the cache."""
+        self._jobs: dict[GenerationJob, tuple[PromptInProgress, Continuation]] = {}
         self._pending: list[tuple[Continuation, Delta]] = []
         self._changed = asyncio.Event()
         self._closed = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts; each counts once, whatever the number of its continuations."""
+        return sum(prompt.tokens for prompt in self.prompts)
+
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens of the prompts that were in the cache."""
+        return sum(prompt.reused_tokens for prompt in self.prompts)
 
     @property
     def generated_tokens(self) -> int:
@@ -127,8 +156,6 @@ class Generation:
             if delta.token is not None:
                 one.tokens.append(delta.token)
             one.finish = delta.finish or one.finish
-            if one.choice == 0:  # the others share the prompt with it
-                self.reused_tokens = max(self.reused_tokens, delta.reused_tokens)
             if delta.error is not None:
                 raise delta.error
         return list(changed.values())
@@ -150,51 +177,52 @@ class Generation:
                 self._served.loop.cancel(job)
             self._owner._ended(self, self._served)  # noqa: SLF001 - two halves of one thing
 
-    def start(self, requests: Sequence[JobRequest]) -> None:
-        """Submit the first continuation; the others follow when it has computed the prompt, which they then share."""
-        first, *later = zip(self.continuations, requests, strict=True)
+    def start(self, prompt: PromptInProgress, requests: Sequence[JobRequest]) -> None:
+        """Submit the first continuation of a prompt; the others follow when it has computed the prompt, which they then
+        share."""
+        first, *later = zip(prompt.continuations, requests, strict=True)
         # The request has started by then: its deadline does not apply to them.
-        self._later = [(one, replace(request, deadline=math.inf)) for one, request in later]
-        self._submit(*first)
+        prompt.later = [(one, replace(request, deadline=math.inf)) for one, request in later]
+        self._submit(prompt, *first)
 
-    def _submit(self, one: Continuation, request: JobRequest) -> None:
+    def _submit(self, prompt: PromptInProgress, one: Continuation, request: JobRequest) -> None:
         job = self._served.loop.submit(request)
         self._served.generations[job] = self
-        self._jobs[job] = one
+        self._jobs[job] = prompt, one
 
     def deliver(self, job: GenerationJob, delta: Delta) -> None:
         """A step has added to a continuation."""
-        if not self.first_token_at:
-            self.first_token_at = perf_counter()
-            self._owner._started(self)  # noqa: SLF001 - two halves of one thing
+        prompt, one = self._jobs[job]
+        if not prompt.started:
+            self._owner._started(prompt)  # noqa: SLF001 - two halves of one thing
+            prompt.started = True
         if delta.error is None:
-            later, self._later = self._later, []
-            for one, request in later:
-                self._submit(one, request)
-        self._pending.append((self._jobs[job], delta))
+            later, prompt.later = prompt.later, []
+            for each, request in later:
+                self._submit(prompt, each, request)
+        if one is prompt.continuations[0]:  # the others share the prompt with it
+            prompt.reused_tokens = max(prompt.reused_tokens, delta.reused_tokens)
+        self._pending.append((one, delta))
         if delta.finish is not None or delta.error is not None:
             del self._jobs[job], self._served.generations[job]
         self._changed.set()
 
     def refuse(self, error: RequestError) -> None:
-        """End it with an error before its first token: `read` raises it."""
+        """End it with an error: `read` raises it."""
         for job in self._jobs:
             self._served.loop.cancel(job)
-        self._later.clear()
+        for prompt in self.prompts:
+            prompt.later.clear()
         self._pending.append((self.continuations[0], Delta(error=error)))
         self._changed.set()
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Prompt tokens of the request while it waits for its first token."""
-        return 0 if self.first_token_at else self.prompt_tokens * len(self.continuations)
 
     def forget(self) -> None:
         """Remove what is left of its jobs from the served model."""
         for job in self._jobs:
             self._served.generations.pop(job, None)
         self._jobs.clear()
-        self._later.clear()
+        for prompt in self.prompts:
+            prompt.later.clear()
 
 
 @dataclass(eq=False)
@@ -227,7 +255,7 @@ class Generator:
         self._event_loop = asyncio.get_running_loop()
         self._swapping = asyncio.Lock()
         self._draining = False
-        self._waiting: dict[Generation, None] = {}
+        self._waiting: dict[PromptInProgress, None] = {}
         self._waiting_tokens = 0
         self._open: list[_ServedLoop] = []
         """With requests: the one that answers new requests, and one that was replaced and finishes its own."""
@@ -244,47 +272,82 @@ class Generator:
         return self._served.loop.longest
 
     def generate(
-        self, prompt: Sequence[int], requests: Sequence[JobRequest], *, deadline_seconds: float | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        requests: Sequence[JobRequest],
+        *,
+        field: str = "prompt",
+        deadline_seconds: float | None = None,
     ) -> Generation:
-        """Start a request: a continuation for each of `requests`, whose prompts, limits and deadlines are set here.
+        """Start a request: for each of the prompts a continuation for each of `requests`, whose prompts, limits and
+        deadlines are set here. `field`: of the prompts, for errors.
 
-        PromptTooLong if prompt and continuation can never fit; Overloaded if too many requests wait, and none of a
-        client with more of them; NotReady when draining.
+        PromptTooLong if a prompt and its continuation can never fit; InvalidInput for more continuations than one
+        request may have; Overloaded if too many requests wait, and none of a client with more of them; NotReady when
+        draining.
         """
         if self._draining:
             raise NotReady("the server is shutting down", remedy="Try again: another replica will answer")
         served = self._served
-        limits = [self._limit(len(prompt), request) for request in requests]
-        client = requests[0].client
-        self._make_room(len(prompt) * len(requests), len(requests), client)
-        generation = Generation(self, served, len(prompt), len(requests), client)
-        wait = self._queue.deadline_seconds if deadline_seconds is None else deadline_seconds
-        deadline = generation.arrived + wait
-        served.requests += 1
-        self._waiting[generation] = None
-        self._waiting_tokens += generation.waiting_tokens
-        try:
-            generation.start(
-                [
-                    replace(request, prompt=prompt, max_tokens=limit, choice=choice, deadline=deadline)
-                    for choice, (request, limit) in enumerate(zip(requests, limits, strict=True))
-                ]
+        rows = len(prompts) * len(requests)
+        if rows > self._limits.rows:
+            raise InvalidInput(
+                f"{len(prompts)} prompts with {len(requests)} answers each are {rows}; at most {self._limits.rows} fit "
+                "into one request",
+                field=field,
+                remedy="Split it over several requests",
             )
+        paths = [field] if len(prompts) == 1 else [f"{field}[{index}]" for index in range(len(prompts))]
+        limits = [
+            [self._limit(len(tokens), request, path) for request in requests]
+            for tokens, path in zip(prompts, paths, strict=True)
+        ]
+        sizes = [len(tokens) for tokens in prompts]
+        client = requests[0].client
+        self._make_room(sum(sizes) * len(requests), rows, client)
+        generation = Generation(self, served, sizes, len(requests), client)
+        wait = self._queue.deadline_seconds if deadline_seconds is None else deadline_seconds
+        # The first prompt starts first. When it has, so has the request: its deadline does not apply to the others.
+        deadlines = [generation.arrived + wait, *[math.inf] * (len(prompts) - 1)]
+        served.requests += 1
+        for prompt in generation.prompts:
+            self._waiting[prompt] = None
+            self._waiting_tokens += prompt.waiting_tokens
+        try:
+            for prompt, tokens, most, deadline in zip(generation.prompts, prompts, limits, deadlines, strict=True):
+                generation.start(
+                    prompt,
+                    [
+                        replace(
+                            request,
+                            prompt=tokens,
+                            max_tokens=limit,
+                            # With a seed a prompt has the answers that it has alone.
+                            choice=one.choice if request.sampling.is_default_seed else choice,
+                            deadline=deadline,
+                        )
+                        for choice, (one, request, limit) in enumerate(
+                            zip(prompt.continuations, requests, most, strict=True)
+                        )
+                    ],
+                )
         except BaseException:
             generation.close()
             raise
         return generation
 
-    def _limit(self, prompt: int, request: JobRequest) -> int:
-        """The number of tokens to generate; `max_tokens` 0: as many as fit."""
+    def _limit(self, prompt: int, request: JobRequest, path: str) -> int:
+        """The number of tokens to generate; `max_tokens` 0: as many as fit. `path`: of the prompt, for errors."""
+        name = path if path.endswith("]") else "the prompt"
         room = self.longest - prompt
         max_tokens = min(request.max_tokens, max(1, room)) if request.is_default_limit else request.max_tokens
         if prompt == 0:
-            raise PromptTooLong("the prompt has no tokens", remedy="Send a prompt with at least one token")
+            raise PromptTooLong(f"{name} has no tokens", field=path, remedy="Send a prompt with at least one token")
         if room < max(1, max_tokens):
             wanted = f" and {max_tokens} tokens to generate" if max_tokens else ""
             raise PromptTooLong(
-                f"the prompt has {prompt} tokens{wanted}; prompt and continuation may have {self.longest} together",
+                f"{name} has {prompt} tokens{wanted}; prompt and continuation may have {self.longest} together",
+                field=path,
                 remedy="Shorten the prompt, or generate fewer tokens",
             )
         return max_tokens or room
@@ -305,21 +368,23 @@ class Generator:
             )
             held: Counter[str] = Counter()
             for one in self._waiting:
-                held[one.client] += one.waiting_tokens
+                held[one.generation.client] += one.waiting_tokens
             largest = larger_client(held, client, tokens)
             if largest is None:
                 raise error
-            newest = next(one for one in reversed(self._waiting) if one.client == largest)
-            self._started(newest)
+            newest = next(one.generation for one in reversed(self._waiting) if one.generation.client == largest)
+            for prompt in newest.prompts:
+                self._started(prompt)
             newest.refuse(error)
 
-    def _started(self, generation: Generation) -> None:
-        if generation in self._waiting:
-            del self._waiting[generation]
-            self._waiting_tokens -= generation.prompt_tokens * len(generation.continuations)
+    def _started(self, prompt: PromptInProgress) -> None:
+        if prompt in self._waiting:
+            del self._waiting[prompt]
+            self._waiting_tokens -= prompt.waiting_tokens
 
     def _ended(self, generation: Generation, served: _ServedLoop) -> None:
-        self._started(generation)
+        for prompt in generation.prompts:
+            self._started(prompt)
         generation.forget()
         served.requests -= 1
         if not served.requests and served.idle is not None:
@@ -348,26 +413,16 @@ class Generator:
             limits=self._limits,
         )
         jobs = [replace(job, tenant=tenant, client=tenant or client) for job in request.jobs]
-        prompts = await self._tokens_of(request.prompts)
+        prompts = await self.tokens(request.prompts)
         tokenised = perf_counter()
-        generations: list[Generation] = []
-        try:
-            for prompt in prompts:
-                one = self.generate(prompt, jobs, deadline_seconds=deadline_seconds)
-                generations.append(one)
-            texts = [[each.text for each in await generation.read_all()] for generation in generations]
-        finally:
-            for generation in generations:
-                generation.close()
-        tokens = sum(each.prompt_tokens + each.generated_tokens for each in generations)
+        generation = self.generate(prompts, jobs, field="inputs", deadline_seconds=deadline_seconds)
+        await generation.read_all()
+        texts = [[each.text for each in prompt.continuations] for prompt in generation.prompts]
+        tokens = generation.prompt_tokens + generation.generated_tokens
         return Answer(pipeline_answer(request, texts), timings(arrived, tokenised), tokens, 0)
 
-    async def tokens(self, prompt: Prompt) -> list[int]:
-        """The tokens of a prompt; of a long one in another thread."""
-        (tokens,) = await self._tokens_of([prompt])
-        return tokens
-
-    async def _tokens_of(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+    async def tokens(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """The tokens of prompts; of long ones in another thread."""
         encode = self.model.encode_prompt
 
         def work() -> list[list[int]]:
