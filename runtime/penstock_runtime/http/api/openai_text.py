@@ -19,9 +19,10 @@ from penstock_runtime.http.api.openai_requests import (
     tools_of,
 )
 from penstock_runtime.http.api.service import ModelService
+from penstock_runtime.http.api.unknown_fields import UnknownFields
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
 from penstock_runtime.tasks.base import RequestLimits
-from penstock_runtime.tasks.fields import JsonSchema
+from penstock_runtime.tasks.fields import JsonSchema, Object
 from penstock_runtime.tasks.text_generation import Prompt, refuse_unsupported, require_template
 
 TAG = "OpenAI"
@@ -34,11 +35,14 @@ class OpenAIText(GenerationApi):
     def __init__(self, service: ModelService, limits: RequestLimits) -> None:
         super().__init__(service)
         self._completion = completion_body(limits)
+        self._unknown_of_chat = _unknown_fields("/v1/chat/completions", CHAT_BODY)
+        self._unknown_of_completions = _unknown_fields("/v1/completions", self._completion)
 
     async def chat(self, request: Request) -> Response:
         """`/v1/chat/completions`."""
         raw = read_json(request)
         body = checked(CHAT_BODY, raw)
+        self._unknown_of_chat.look(raw)
         refuse_unsupported(raw, UNSUPPORTED)
         model = generator_of(self._service).model
         messages = [message_of(one, f"messages[{index}]") for index, one in enumerate(body["messages"])]
@@ -64,6 +68,7 @@ class OpenAIText(GenerationApi):
         """`/v1/completions`."""
         raw = read_json(request)
         body = checked(self._completion, raw)
+        self._unknown_of_completions.look(raw)
         refuse_unsupported(raw, UNSUPPORTED)
         model = generator_of(self._service).model
         prompts = prompts_of(body["prompt"], model)
@@ -78,6 +83,10 @@ class OpenAIText(GenerationApi):
             stream = AnswerStream(started.generation, frame, writer, body["stream_options"])
             return await self._stream(started, stream)
         return await self._answer(started, lambda ended: writer.whole(frame, ended, started.generation))
+
+
+def _unknown_fields(route: str, body: Object) -> UnknownFields:
+    return UnknownFields(route, [*body.required, *body.optional, *UNSUPPORTED])
 
 
 def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:

@@ -16,6 +16,7 @@ import pytest
 
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.http.api.openai_answers import AnswerStream, CompletionAnswer
+from penstock_runtime.http.api.unknown_fields import MOST_LOGGED, UnknownFields
 from penstock_runtime.serving.generator import Continuation
 from tests.runtime.generation.paged_engine import PagedEngine
 from tests.runtime.generation.small_model import (
@@ -385,6 +386,36 @@ class TestCompletions:
             answer = post(endpoint, "/v1/completions", body)
             assert answer.status_code in {400, 422}
             assert answer.json()["error"]["param"] == field
+
+
+def test_an_unknown_field_is_logged_once_with_the_known_one_that_is_spelt_like_it(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = {"metadata": {"a": "b"}, "store": False, "user": "x", "ignore_eos": False, "max_tokens": 2}
+    with caplog.at_level("INFO", logger="penstock.http"):
+        for _ in range(2):
+            body = {"messages": MESSAGES, **known, "temprature": 1, "num_ctx": 5}
+            assert post(endpoint, "/v1/chat/completions", body).status_code == 200
+            body = {"prompt": "x", **known, "max_token": 5}
+            assert post(endpoint, "/v1/completions", body).status_code == 200
+    logged = [one.getMessage() for one in caplog.records if "which is not used" in one.getMessage()]
+
+    assert logged == [
+        "requests to /v1/chat/completions have a field 'temprature', which is not used; did you mean 'temperature'?",
+        "requests to /v1/chat/completions have a field 'num_ctx', which is not used",
+        "requests to /v1/completions have a field 'max_token', which is not used; did you mean 'max_tokens'?",
+    ]
+
+
+def test_names_of_unknown_fields_fill_neither_log_nor_memory(caplog: pytest.LogCaptureFixture) -> None:
+    fields = UnknownFields("/x", ["known"])
+    with caplog.at_level("INFO", logger="penstock.http"):
+        for number in range(300):
+            fields.look({f"{number}" + "y" * 5000: 1, "known": 2})
+    logged = [one.getMessage() for one in caplog.records if "which is not used" in one.getMessage()]
+
+    assert len(logged) == MOST_LOGGED
+    assert max(map(len, logged)) < 200
 
 
 def test_a_model_without_a_template_completes_and_does_not_chat(tmp_path: Path) -> None:
