@@ -20,7 +20,8 @@ from penstock_runtime.generation.loop import FinishReason, JobRequest
 from penstock_runtime.generation.sampling import SamplingParameters
 from penstock_runtime.generation.scheduler import Step
 from penstock_runtime.serving.generation_model import warm_up
-from penstock_runtime.serving.generator import Generation, Generator, NullLoopObserver
+from penstock_runtime.serving.generation_request import Generation
+from penstock_runtime.serving.generator import Generator, NullLoopObserver
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import QueueSettings

@@ -13,7 +13,8 @@ from penstock_runtime.generation.loop import JobRequest
 from penstock_runtime.http.api.bodies import answer_response, dumps
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import Request, Response, StreamingResponse
-from penstock_runtime.serving.generator import Continuation, Generation, Generator, timings
+from penstock_runtime.serving.generation_request import Continuation, Generation
+from penstock_runtime.serving.generator import Generator, timings
 from penstock_runtime.serving.predictor import Answer
 from penstock_runtime.tasks.text_generation import Prompt
 

@@ -18,7 +18,7 @@ from penstock_runtime.http.api.openai_answers import TokenWriter
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
 from penstock_runtime.serving.generation_model import GenerationModel
-from penstock_runtime.serving.generator import Continuation, Generation
+from penstock_runtime.serving.generation_request import Continuation, Generation
 from penstock_runtime.tasks.fields import Boolean, Integer, JsonSchema, Object, Others, Text
 from penstock_runtime.tasks.text_generation import (
     MOST_LOGPROBS,

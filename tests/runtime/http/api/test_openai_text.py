@@ -17,7 +17,7 @@ import pytest
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.http.api.openai_answers import AnswerStream, CompletionAnswer
 from penstock_runtime.http.api.unknown_fields import MOST_LOGGED, UnknownFields
-from penstock_runtime.serving.generator import Continuation
+from penstock_runtime.serving.generation_request import Continuation
 from tests.runtime.generation.paged_engine import PagedEngine
 from tests.runtime.generation.small_model import (
     TEMPLATE,
