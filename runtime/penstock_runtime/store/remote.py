@@ -137,7 +137,10 @@ def _open_google() -> Any:
     except Exception as error:
         if not type(error).__module__.startswith("google.auth"):
             raise
-        return _open("gs", token="anon")  # noqa: S106 - a kind of credentials
+    filesystem = _open("gs", token="anon")  # noqa: S106 - a kind of credentials
+    # As if it had found none by itself: with these it asks for the kind of each bucket by gRPC.
+    filesystem.credential = None
+    return filesystem
 
 
 def _make_requests_single(scheme: str, filesystem: Any) -> None:
