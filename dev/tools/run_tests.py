@@ -1,11 +1,11 @@
 """Runs the tests of `make test` in two phases, both even if the first fails, and prints the result of each part.
 
 The first phase runs what needs no cluster with nodes, in several processes. In the second, the tests on such a cluster
-run one at a time, because its nodes own the machine's cores. They wait for half of their time. Tests that only compute,
-and whose results depend on no clock, run at the same time with idle priority (SCHED_IDLE): they get no processor time
-that anything else wants.
+run one at a time, because its nodes own the machine's cores, and before them those that wait for a process of low
+priority. Both wait for half of their time. Tests that only compute, and whose results depend on no clock, run at the
+same time with idle priority (SCHED_IDLE): they get no processor time that anything else wants.
 
-At the end, up to MAX_REPEATED failed tests of a part run once more, alone, and are reported
+At the end, the failed tests of up to MAX_REPEATED files of a part run once more, alone, and are reported
 (docs/decisions/test-bed.md).
 
     python dev/tools/run_tests.py WORKERS
@@ -58,7 +58,12 @@ COMPUTING_TESTS = (
 """Among them all files that import PyTorch or transformers: each process of the first phase would take seconds and a
 gigabyte for these while it collects tests."""
 
+LOW_PRIORITY_TESTS = ("tests/endtoend/test_endings.py", "tests/endtoend/test_takeover.py")
+"""They wait for the optimisation of `penstock serve`, which leaves the processor to everything else (`nice`): next to
+the processes of the first phase, seconds of it take many minutes."""
+
 MAX_REPEATED = 4
+"""Files with failed tests. A fixture of a file that fails once fails each of its tests."""
 
 # The folders that tests fill take some gigabytes: those of failed tests are enough.
 PYTEST = (sys.executable, "-m", "pytest", "-o", "tmp_path_retention_policy=failed")
@@ -103,7 +108,7 @@ class Part:
         """Run them again, alone, if they are few; the part has passed if they pass."""
         record = self._cache / "v" / "cache" / "lastfailed"
         failed = sorted(json.loads(record.read_text())) if self.status == 1 and record.exists() else []
-        if not 0 < len(failed) <= MAX_REPEATED:
+        if not 0 < len({test.partition("::")[0] for test in failed}) <= MAX_REPEATED:
             return
         print(f"make test: {len(failed)} failed in {self.name}, once more", *failed, sep="\n  ", flush=True)
         self.status = subprocess.call([*self._pytest, "--last-failed", "-n", "0"])
@@ -142,7 +147,7 @@ def run_parts(workers: str, caches: Path) -> tuple[Part, ...]:
         "parallel tests",
         caches / "parallel",
         *("-m", "not extended and not full_cluster", "-n", workers, *BY_FILE),
-        *(f"--ignore={place}" for place in COMPUTING_TESTS),
+        *(f"--ignore={place}" for place in (*COMPUTING_TESTS, *LOW_PRIORITY_TESTS)),
     )
     parallel.finish()
     computing = Part(
@@ -154,6 +159,8 @@ def run_parts(workers: str, caches: Path) -> tuple[Part, ...]:
         background=True,
     )
     try:
+        low_priority = Part("low-priority tests", caches / "low-priority", "-m", "not extended", *LOW_PRIORITY_TESTS)
+        low_priority.finish()
         clusters = Part(
             "cluster tests",
             caches / "clusters",
@@ -164,7 +171,7 @@ def run_parts(workers: str, caches: Path) -> tuple[Part, ...]:
         computing.finish()
     finally:
         computing.stop()
-    return parallel, clusters, computing
+    return parallel, low_priority, clusters, computing
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from tools import run_tests
 
 PYTEST = """
 import sys
-part = {"not extended and not full_cluster": "parallel", "not extended": "computing"}.get(sys.argv[4], "clusters")
+part = {"not extended and not full_cluster": "parallel", "not extended and full_cluster": "clusters"}.get(sys.argv[4])
+part = part or ("computing" if "-n" in sys.argv else "low-priority")
 print(f"=== output of {part} ===")
 sys.exit(part in FAILING)
 """
@@ -45,6 +46,7 @@ def test_every_part_runs_and_is_reported(
     assert status == bool(failing)
     assert [line for line in lines if line.startswith("===")] == [
         "=== output of parallel ===",
+        "=== output of low-priority ===",
         "=== output of clusters ===",
         "=== output of computing ===",
     ]
@@ -70,17 +72,23 @@ def test_some(number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("tests", "failures"),
-    [(2, 1), (2, 2), (run_tests.MAX_REPEATED + 1, 1)],
-    ids=["passed-alone", "failed-twice", "too-many"],
+    ("amount", "failures"),
+    [((1, 6), 1), ((run_tests.MAX_REPEATED, 1), 1), ((1, 2), 2), ((run_tests.MAX_REPEATED + 1, 1), 1)],
+    ids=["passed-alone", "several-files", "failed-twice", "too-many"],
 )
 def test_a_few_failed_tests_run_again_and_are_reported(
-    tests: int, failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    amount: tuple[int, int],
+    failures: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    for name in ("others", "computing", "clusters"):
+    files, tests = amount
+    for name in ("others", "low_priority", "computing", "clusters"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"test_{name}.py").write_text("def test_one():\n    pass\n")
-    (tmp_path / "computing" / "test_some.py").write_text(TESTS.format(tests=tests, failures=failures))
+    for number in range(files):
+        (tmp_path / f"computing/test_some{number}.py").write_text(TESTS.format(tests=tests, failures=failures))
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  extended\n  full_cluster\n")
     (tmp_path / "conftest.py").write_text(
         "def pytest_collection_modifyitems(items):\n"
@@ -93,14 +101,17 @@ def test_a_few_failed_tests_run_again_and_are_reported(
     monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_tests, "COMPUTING_TESTS", ("computing",))
+    monkeypatch.setattr(run_tests, "LOW_PRIORITY_TESTS", ("low_priority",))
     monkeypatch.setattr(run_tests, "FULL_CLUSTER_TESTS", ("clusters",))
 
     status = run_tests.main("2")
 
     lines = capfd.readouterr().out.splitlines()
-    repeated = tests <= run_tests.MAX_REPEATED
-    assert len((tmp_path / "computing" / "test_some.runs").read_text().splitlines()) == tests * (1 + repeated)
+    repeated = files <= run_tests.MAX_REPEATED
+    runs = [(tmp_path / f"computing/test_some{number}.runs").read_text().splitlines() for number in range(files)]
+    assert [len(one) for one in runs] == [tests * (1 + repeated)] * files
     assert status == (not repeated or failures > 1)
     assert lines[-1] == ("make test: FAILED in computing tests" if status else "make test: passed")
-    at_second = [f"  failed at first, passed alone: computing/test_some.py::test_some[{one}]" for one in range(tests)]
+    failed = [f"computing/test_some{number}.py::test_some[{one}]" for number in range(files) for one in range(tests)]
+    at_second = [f"  failed at first, passed alone: {test}" for test in failed]
     assert [line for line in lines if "passed alone" in line] == (at_second if status == 0 else [])

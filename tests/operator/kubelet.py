@@ -36,7 +36,7 @@ RESULT: dict[str, Any] = {
 }
 
 
-def pod_of_job(kubectl: Kubectl, *, within: float = 90.0) -> str:
+def pod_of_job(kubectl: Kubectl, *, within: float = 240.0) -> str:
     """The name of the one job's pod, once the Job controller has made it."""
     deadline = time.monotonic() + within
     while True:

@@ -144,8 +144,7 @@ def _is_killed(error: BaseException | None) -> bool:
 @asynccontextmanager
 async def running(
     kubeconfig: Path,
-    namespace: str,
-    *,
+    *namespaces: str,
     wrap: Callable[[ClusterPort], ClusterPort] = lambda port: port,
     settings: Settings | None = None,
 ) -> AsyncIterator[Running]:
@@ -158,12 +157,12 @@ async def running(
     async with KubernetesPort(configuration) as real:
         port = wrap(real)
         cache = ClusterCache(chosen.plan_settings())
-        controller = Controller(port, cache, identity="test", namespaces=(namespace,))
+        controller = Controller(port, cache, identity="test", namespaces=namespaces)
         informers = (
-            *make_informers(port, cache, (namespace,)),
+            *make_informers(port, cache, namespaces),
             Informer(port, cache.classes),
-            Informer(port, cache.models, namespace=namespace),
-            Informer(port, cache.endpoints, namespace=namespace),
+            *(Informer(port, cache.models, namespace=namespace) for namespace in namespaces),
+            *(Informer(port, cache.endpoints, namespace=namespace) for namespace in namespaces),
         )
         tasks: set[asyncio.Task[Any]] = {asyncio.create_task(informer.run()) for informer in informers}
         try:

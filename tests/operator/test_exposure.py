@@ -18,7 +18,7 @@ from testbed.fixtures import install_crds
 from testbed.kubectl import Kubectl
 from tests.operator.running import running
 
-WITHIN_SECONDS = 60.0
+WITHIN_SECONDS = 240.0
 DEFINITION = "crd/httproutes.gateway.networking.k8s.io"
 HOST = "emotion.example.com"
 ROUTED = "route.example.com"

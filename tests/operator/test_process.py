@@ -88,7 +88,7 @@ class Operator:
         self.process.wait(60)
 
 
-def until(condition: Callable[[], Any], *, within: float = 90.0, what: str = "") -> None:
+def until(condition: Callable[[], Any], *, within: float = 240.0, what: str = "") -> None:
     """Wait until the condition holds. The limit only ends tests that hang; test_lease.py tests the guarantees in
     seconds, in virtual time."""
     begin = time.monotonic()
@@ -127,6 +127,10 @@ def space(cluster: Cluster) -> Iterator[Kubectl]:
 def started(*operators: Operator) -> Iterator[None]:
     try:
         yield
+    except AssertionError as error:
+        for operator in operators:
+            error.add_note(f"the end of {operator.log.name}:\n{operator.log.read_text()[-4000:]}")
+        raise
     finally:
         for operator in operators:
             if operator.process.poll() is None:
@@ -449,7 +453,7 @@ def test_restored_endpoints_serve_their_old_plans_without_a_new_optimisation(
         space.apply(endpoint("waiting", cores=2))
         until(lambda: len(space.items("optimizedmodels")) == 2)
         run(commands_of("1. OptimizedModels"))
-        (before,) = (one for one in space.items("optimizedmodels") if "artefact" in one["status"])
+        (before,) = (one for one in space.items("optimizedmodels") if "artefact" in one.get("status", {}))
         assert operator.end() == 0
 
     space("delete", "modelendpoint,optimizedmodel", "--all")

@@ -25,6 +25,7 @@ from penstock_operator.cluster.api import (
     KINDS,
     MODEL_ENDPOINT,
     OPTIMIZED_MODEL,
+    REPLICA_SET,
     ClusterPort,
     Json,
     ResourceKind,
@@ -36,7 +37,8 @@ from penstock_operator.plan.conditions import Event, Reason
 from penstock_operator.plan.endpoint_plan import ReconcilePlan, plan
 from penstock_operator.plan.names import ENDPOINT, MANAGED_BY, MANAGER
 from penstock_operator.plan.observed import EndpointSnapshot, Ref, scale_entries
-from penstock_operator.plan.optimized_model import unused_model_action
+from penstock_operator.plan.optimized_model import NEW_SECONDS, unused_model_action
+from penstock_operator.plan.serving_objects import with_template_of
 from penstock_operator.plan.status import with_apply_failure
 from penstock_operator.watch.cluster_cache import ClusterCache
 from penstock_operator.watch.index_keys import texts_source
@@ -206,12 +208,15 @@ class Reconciler:
             try:
                 if value["kind"] == OPTIMIZED_MODEL.name and place in models:
                     await self._apply(value, version=models[place].version)
+                    await self._give_up(value)
                     models[place] = self._cache.models.get(place) or models[place]
                 else:
                     ref = Ref(value["kind"], place.name)
                     if ref in planned.taken_over:
                         await self._take_over_replicas(place)
-                    await self._apply(value, version=versions.get(ref))
+                    goes_back = planned.template_of and ref == Ref(DEPLOYMENT.name, key.name)
+                    chosen = await self._with_template_of(value, planned.template_of) if goes_back else value
+                    await self._apply(chosen, version=versions.get(ref))
                 # Of several Deployments, such as the gateway's, the first refusal counts.
                 refused.setdefault(value["kind"], None)
             except (Refused, Forbidden, NotFound) as error:
@@ -253,6 +258,30 @@ class Reconciler:
         now = self._stores[kind].get(place)
         if now is not None:
             self._applied[kind, place] = _Applied(digest, now.uid, now.marker, now.membership)
+
+    async def _give_up(self, value: Json) -> None:
+        """Remove the endpoints that still own an OptimizedModel which is to have no owners.
+
+        A `kubectl replace` of the status from a backup without owners takes them from the operator's fields, and leaves
+        them in the object. An apply without them does not remove them then: the operator has to take them back first.
+        """
+        place, metadata = key_of(value), value["metadata"]
+        known = self._cache.models.get(place)
+        if known is None or "ownerReferences" in metadata:
+            return
+        owners = known.facts.value["metadata"].get("ownerReferences") or []
+        ours = [owner for owner in owners if owner.get("kind") == MODEL_ENDPOINT.name]
+        for taken in ({"ownerReferences": ours}, {}) if ours else ():
+            self._cache.models.put(await self._port.apply({**value, "metadata": {**metadata, **taken}}))
+
+    async def _with_template_of(self, value: Json, name: str) -> Json:
+        """The Deployment with the pod template of its ReplicaSet of this name; as it is, paused, if that is gone."""
+        place = key_of(value)
+        async for page in self._port.pages(REPLICA_SET, place.namespace, labels=f"{ENDPOINT}={place.name}"):
+            for found in page.items:
+                if found["metadata"]["name"] == name:
+                    return with_template_of(value, found)
+        return value
 
     async def _take_over_replicas(self, place: ObjectKey) -> None:
         """Remove the clients of the scale subresource from the owners of `spec.replicas`: applying the count that
@@ -297,6 +326,8 @@ class Reconciler:
         if entry is None or facts is None:
             return None
         outcome = unused_model_action(facts, now=datetime.now(UTC), settings=self._cache.settings)
+        if outcome.delete and self._cache.is_awaited(key):
+            return NEW_SECONDS
         if outcome.status is not None:
             await self._write_status(OPTIMIZED_MODEL, key, entry, outcome.status.status)
         if outcome.delete and await self._port.delete(OPTIMIZED_MODEL, key.name, key.namespace, uid=entry.uid):

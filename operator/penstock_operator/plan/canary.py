@@ -2,8 +2,10 @@
 gateway sends a share of the requests.
 
 The endpoint's Deployment has the new template, too, and is paused meanwhile: Kubernetes keeps and scales its present
-pods. When the canary has passed it is no longer paused. When the canary was rejected it stays paused, until the
-template changes or the spec asks for no canary. docs/explanation/canary.md has the rule.
+pods. When the canary has passed it is no longer paused. When the canary was rejected it gets the template of the pods
+that serve again, and is only scaled until the template changes or the spec asks for no canary. A paused one that wakes
+from zero would get pods of its own template, if that had been rolled out before, or else of its newest ReplicaSet:
+those of an older plan, perhaps. docs/explanation/canary.md has the rule.
 
 The Deployment of the canary is deleted only once the status has the outcome: without both, the next plan would begin
 the canary again. So it also keeps its place in the line until the rollout has one.
@@ -12,6 +14,7 @@ the canary again. So it also keeps its place in the line until the rollout has o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from penstock.resources.status import CanaryPhase, CanaryStatus, timestamp
@@ -20,7 +23,7 @@ from penstock_operator.plan.conditions import Event, Finding, Reason, clipped, n
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json
 from penstock_operator.plan.names import CANARY, canary_name
-from penstock_operator.plan.observed import DeploymentFacts, EndpointSnapshot, Ref, replaced
+from penstock_operator.plan.observed import DeploymentFacts, EndpointSnapshot, Ref, ReplicaSetFacts, replaced
 from penstock_operator.plan.pod_conditions import pod_problems
 from penstock_operator.scaling.decide.canary_rule import CanaryOutcome, CanaryReason
 
@@ -40,6 +43,10 @@ class CanaryPlan:
     """Its pods do not exist yet: it needs a turn among the rollouts first."""
     passed: bool = False
     """The rollout begins, in the turn that the canary had."""
+    back_to: str = ""
+    """The ReplicaSet of the pods that serve: the endpoint's Deployment gets its template again."""
+    went_back: bool = False
+    """The endpoint's Deployment has it, and is only scaled."""
     deployment: Json | None = None
     """The desired Deployment of its pods; None: no such pods."""
     delete: tuple[Ref, ...] = ()
@@ -78,7 +85,16 @@ def plan_canary(
     if wanted is None or present is None or present.deleting:
         return CanaryPlan(delete=remove)
     if before is not None and before.phase is CanaryPhase.REJECTED:
-        return CanaryPlan(holds=True, delete=remove, status=before, finding=_rejected(before))
+        went_back = present.template != template and not present.paused and present.owner.uid == endpoint.uid
+        back_to = "" if went_back else _serving(present, observed.replica_sets)
+        return CanaryPlan(
+            holds=True,
+            back_to=back_to,
+            went_back=went_back,
+            delete=remove,
+            status=before,
+            finding=_rejected(before),
+        )
     kept = before if before is not None and before.phase is CanaryPhase.PASSED else None
     rolls = present.template == template and not present.paused
     if rolls or kept is not None or endpoint.spec.suspend or not replaced(present, observed.replica_sets, template):
@@ -90,6 +106,12 @@ def plan_canary(
         phase=CanaryPhase.RUNNING, template=template, digest=digest, since=timestamp(observed.now)
     )
     return _running(endpoint, observed, desired, status)
+
+
+def _serving(present: DeploymentFacts, replica_sets: Iterable[ReplicaSetFacts]) -> str:
+    """The one ReplicaSet that has pods; empty: none has, or several have."""
+    names = [one.name for one in replica_sets if one.owner.uid == present.uid and one.wanted]
+    return names[0] if len(names) == 1 else ""
 
 
 def _running(endpoint: ParsedEndpoint, observed: EndpointSnapshot, desired: Json, status: CanaryStatus) -> CanaryPlan:

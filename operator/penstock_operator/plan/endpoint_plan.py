@@ -35,6 +35,7 @@ from penstock_operator.plan.optimized_model import (
     find,
     optimized_model_object,
     pinned_model,
+    superfluous_jobs,
     wanted_spec,
 )
 from penstock_operator.plan.placement import PodRequirements, missing_for
@@ -91,6 +92,8 @@ class ReconcilePlan:
     """Deployments whose `spec.replicas` the operator takes over: other owners of the field are removed first."""
     scaled: int | None = None
     """Replicas of the present Deployment, whose other fields stay as they are; None: it is applied, or stays."""
+    template_of: str = ""
+    """The ReplicaSet whose pod template the applied Deployment is to have instead of its own; empty: its own."""
     delete: tuple[Ref, ...] = ()
     """Existing objects to delete before anything is applied, with background propagation."""
     status: Json = field(default_factory=dict)
@@ -255,6 +258,8 @@ class _Planner:
             self.requeue.append(REPORT_SECONDS)
             return found
         self.apply.append(optimized_model_object(facts, spec, endpoint, ready=found.ready))
+        superfluous = (Ref("Job", job.name) for job in superfluous_jobs(facts))
+        self.delete += [ref for ref in superfluous if ref in observed.present]
         if found.start and (left := Ref("Job", job_name(name, found.start))) in observed.present:
             # Of a deleted OptimizedModel of this name. An apply would take it over with its result, faster than the API
             # server deletes it.
@@ -314,12 +319,12 @@ class _Planner:
             return ""
         desired = deployment(endpoint, serving, hardware, count, observed.settings)
         template = str(desired["spec"]["template"]["metadata"]["annotations"][TEMPLATE_HASH])
-        self._roll_out(desired, template, serving.digest)
+        self._roll_out(desired, template, serving.digest, count)
         self.apply += gateway.objects(endpoint, observed, canary_percent=self.canary.percent)
         self._scalers()
         return template
 
-    def _roll_out(self, desired: Json, template: str, digest: str) -> None:
+    def _roll_out(self, desired: Json, template: str, digest: str, count: ReplicaTarget) -> None:
         """Add the Deployment, and that of its canary. A rollout, with its canary, begins when it has a turn."""
         endpoint, observed = self.endpoint, self.observed
         before = read_status(endpoint.status).canary
@@ -327,7 +332,11 @@ class _Planner:
         if canary.begins or not (canary.holds or canary.passed):
             self.rollout = rollout_turn(endpoint, observed, template)
         desired = noting_turn(desired, observed.deployment, self.rollout, observed.now)
-        if self.rollout is not None and not self.rollout.allowed:
+        present = observed.deployment
+        if canary.went_back:
+            if present is not None and count.written and not count.kept and count.wanted != present.wanted:
+                self.scaled = count.wanted
+        elif self.rollout is not None and not self.rollout.allowed:
             canary = canary.without_turn()
             self.apply.append(paused(desired, self.rollout))
             if self.rollout.requeue_seconds is not None:
@@ -428,6 +437,7 @@ class _Planner:
             guarded=frozenset({ref} if count.kept else ()),
             taken_over=frozenset({ref} if _taken_over(present, count) else ()),
             scaled=self.scaled,
+            template_of=self.canary.back_to,
             delete=tuple(self.delete),
             status=after.to_object(),
             optimized_status=tuple(self.writes),

@@ -126,6 +126,8 @@ class OptimizedModelFacts:
     generation: int = 1
     created: datetime | None = None
     deleting: bool = False
+    owned: bool = False
+    """Endpoints own it. The operator creates it so, and gives it up when there is a result."""
     status: Json = field(default_factory=dict)
     jobs: tuple[JobFacts, ...] = ()
     users: tuple[ModelUser, ...] = ()
@@ -144,6 +146,7 @@ class OptimizedModelFacts:
             generation=int(metadata.get("generation") or 1),
             created=moment(metadata.get("creationTimestamp")),
             deleting="deletionTimestamp" in metadata,
+            owned=bool(metadata.get("ownerReferences")),
             status=dict(value.get("status") or {}),
             jobs=jobs,
             users=users,

@@ -57,6 +57,8 @@ class StatusWrite:
 OWNERS = 16
 """Maximum number of endpoints that own a shared OptimizedModel: the first by name. Thousands may share one, and
 their plans must name the same owners, or each plan would undo the others'."""
+NEW_SECONDS = 30.0
+"""An OptimizedModel that is younger is kept without users: the status of its endpoint may not name it yet."""
 MAX_DOUBLINGS = 3
 """How often the memory of a job is doubled after it ran out of memory."""
 
@@ -362,21 +364,32 @@ def unused_model_action(facts: OptimizedModelFacts, *, now: datetime, settings: 
         return UnusedModelAction(
             status=StatusWrite(facts.name, status.model_copy(update={"last_used": None}).to_object())
         )
-    young = facts.created is not None and now - facts.created < timedelta(seconds=30)
-    if young:
-        # Its endpoint's status may not name it yet.
-        return UnusedModelAction(requeue_seconds=30.0)
+    grace = timedelta(seconds=settings.unused_grace_seconds)
+    kept = timedelta(seconds=NEW_SECONDS)
+    if not facts.owned and not facts.status:
+        # Restored from a backup: kubectl writes the status only after it has created all OptimizedModels.
+        kept = max(kept, grace)
+    if facts.created is not None and now - facts.created < kept:
+        return UnusedModelAction(requeue_seconds=(facts.created + kept - now).total_seconds())
     if status.phase is not Phase.READY:
         return UnusedModelAction(delete=True)
     since = moment(status.last_used)
-    grace = timedelta(seconds=settings.unused_grace_seconds)
-    if since is None:
+    if since is None or (facts.created is not None and since < facts.created):
+        # The second is the status of a backup. Its time is overwritten, not only ignored: kubectl owns it, and an apply
+        # without it would not remove it when an endpoint uses the result.
         marked = status.model_copy(update={"last_used": timestamp(now)})
         return UnusedModelAction(
             status=StatusWrite(facts.name, marked.to_object()), requeue_seconds=grace.total_seconds()
         )
     left = (since + grace - now).total_seconds()
     return UnusedModelAction(delete=True) if left <= 0 else UnusedModelAction(requeue_seconds=left)
+
+
+def superfluous_jobs(facts: OptimizedModelFacts) -> list[JobFacts]:
+    """Its jobs that run although it has a result: its status was restored from a backup after they had begun."""
+    if _status(facts.status).phase is not Phase.READY:
+        return []
+    return [job for job in facts.jobs if isinstance(job_outcome(job), JobRunning) and not job.deleting]
 
 
 def status_of(facts: OptimizedModelFacts) -> OptimizedModelStatus:

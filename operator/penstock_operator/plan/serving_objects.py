@@ -46,6 +46,7 @@ from penstock_operator.plan.pod_template import (
 from penstock_operator.plan.scaling import ReplicaTarget
 from penstock_operator.plan.serving import ServingChoice
 from penstock_operator.plan.turns import TurnDecision, TurnKey
+from penstock_operator.plan.workloads import Object
 
 
 def service(endpoint: ParsedEndpoint, *, through_gateway: bool) -> Json:
@@ -229,6 +230,23 @@ def paused(desired: Json, turn: TurnDecision | None = None) -> Json:
         **desired,
         "metadata": {**desired["metadata"], "annotations": annotations},
         "spec": {**desired["spec"], "paused": True},
+    }
+
+
+def with_template_of(desired: Json, replica_set: Object) -> Json:
+    """The Deployment with the pod template of one of its ReplicaSets instead of a new one: its pods stay."""
+    source = replica_set["spec"]["template"]
+    labels = {key: value for key, value in source["metadata"]["labels"].items() if key != "pod-template-hash"}
+    annotations = dict(desired["metadata"].get("annotations", {}))
+    # Kubernetes copies the annotations of a Deployment to its ReplicaSet.
+    known = (replica_set["metadata"].get("annotations") or {}).get(CORES)
+    annotations |= {} if known is None else {CORES: known}
+    metadata = {"labels": labels, "annotations": dict(source["metadata"].get("annotations") or {})}
+    spec = {key: value for key, value in desired["spec"].items() if key != "paused"}
+    return {
+        **desired,
+        "metadata": {**desired["metadata"], "annotations": annotations},
+        "spec": {**spec, "template": {"metadata": metadata, "spec": source["spec"]}},
     }
 
 

@@ -312,6 +312,21 @@ class ClusterCache:
             users=tuple(ModelUser(name.name, endpoint.uid) for name, endpoint in users if endpoint is not None),
         )
 
+    def is_awaited(self, key: ObjectKey) -> bool:
+        """Whether an endpoint may be about to use an OptimizedModel: its present spec has no status yet, which would
+        name the OptimizedModel. Of one that has owners, only these may be."""
+        entry = self.models.get(key)
+        owners = [] if entry is None else entry.facts.value["metadata"].get("ownerReferences") or []
+        places = [ObjectKey(key.namespace, owner["name"]) for owner in owners]
+        if not places:
+            places = [place for place, _ in self.endpoints.of(("namespace", key.namespace))]
+        found = (entry.facts.value for place in places if (entry := self.endpoints.get(place)) is not None)
+        return any(
+            "deletionTimestamp" not in value["metadata"]
+            and (value.get("status") or {}).get("observedGeneration") != value["metadata"].get("generation")
+            for value in found
+        )
+
     def observe(self, key: ObjectKey) -> EndpointSnapshot | None:
         """Everything that belongs to an endpoint, now; None when there is no such endpoint. Parses its spec once."""
         endpoint = self.endpoints.get(key)

@@ -62,7 +62,7 @@ class Turns:
         self._listeners: list[Callable[[set[ObjectKey]], None]] = []
         models.listen(self._on_model)
         jobs.listen(self._on_job)
-        deployments.listen(self._on_rollout)
+        deployments.listen(self._on_deployment)
         replica_sets.listen(self._on_rollout)
 
     def begin(self, endpoints: set[ObjectKey], now: datetime) -> None:
@@ -74,8 +74,11 @@ class Turns:
         self._listeners.append(listener)
 
     def plans(self, key: ObjectKey) -> None:
-        """The endpoint is about to be planned: its own plan does not wait for itself."""
+        """The endpoint is about to be planned: its own plan does not wait for itself, and asks again for the place that
+        an earlier one of the same reconcile was given."""
         self._unplanned.discard(key)
+        for line in (self.optimizations, self.rollouts):
+            line.finish(TurnKey(*key))
 
     def planned(self, key: ObjectKey, made: ReconcilePlan) -> None:
         """Take the endpoint's places in the lines from its new plan; an empty plan for an endpoint that is gone."""
@@ -87,6 +90,9 @@ class Turns:
         self.plans(key)
         self.planned(key, ReconcilePlan())
         self.rollouts.answered(TurnKey(*key))
+        if not self._endpoints.has(("namespace", key.namespace)):
+            for line in (self.optimizations, self.rollouts):
+                line.forget(key.namespace)
         self._place_is_free()
 
     def carried_out(self, key: ObjectKey, *, failed: bool = False) -> None:
@@ -103,6 +109,11 @@ class Turns:
             self.optimizations.answered(planned.optimization.ask.subject, refused)
         elif kind == "Deployment" and planned.rollout is not None and planned.rollout.ask is not None:
             self.rollouts.answered(planned.rollout.ask.subject, refused)
+        else:
+            return
+        if refused is not None:
+            # Only one that was not refused either: with nothing else in the line, it would be tried without a pause.
+            self._wake(0, refused=False)
 
     def lines(self, now: datetime) -> tuple[Line, Line]:
         """The lines for optimisations and for rollouts."""
@@ -132,8 +143,19 @@ class Turns:
                 yield key
 
     def _on_job(self, change: StoreChange[JobFacts]) -> None:
+        job = None if change.new is None else change.new.facts
+        # Jobs that collect artefacts have no number.
+        if job is not None and job.attempt and job.created is not None:
+            self.optimizations.had_turn(change.key.namespace, job.created)
         if change.old is not None and OPEN in change.old.index and (change.new is None or OPEN not in change.new.index):
             self._place_is_free()
+
+    def _on_deployment(self, change: StoreChange[DeploymentFacts]) -> None:
+        began = None if change.new is None else change.new.facts.rollout_began
+        if began is not None:
+            # Anyone may write the annotation.
+            self.rollouts.had_turn(change.key.namespace, min(began, datetime.now(UTC)))
+        self._on_rollout(change)
 
     def _on_rollout(self, change: StoreChange[Any]) -> None:
         for what, *rest in change.indexes:
@@ -167,9 +189,13 @@ class Turns:
             self.optimizations.answered(TurnKey(*change.key))
 
     def _place_is_free(self) -> None:
+        self._wake(SHOWN, refused=True)
+
+    def _wake(self, more: int, *, refused: bool) -> None:
+        """Have the first endpoints planned: as many as may have a place, and `more`."""
         first = {
-            *self.optimizations.next(self._settings.max_concurrent_optimizations + SHOWN),
-            *self.rollouts.next(self._settings.max_concurrent_rollouts + SHOWN),
+            *self.optimizations.next(self._settings.max_concurrent_optimizations + more, refused=refused),
+            *self.rollouts.next(self._settings.max_concurrent_rollouts + more, refused=refused),
         }
         for listener in self._listeners:
             listener({ObjectKey(*endpoint) for endpoint in first})

@@ -116,30 +116,12 @@ def open_filesystem(scheme: str) -> Any:
     for name in _LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        filesystem = _open_google() if scheme == "gs" else _open(scheme)
+        import fsspec
+
+        filesystem = fsspec.filesystem(scheme, skip_instance_cache=True, **_OPTIONS[scheme])
     except ImportError as error:
         raise MissingPackage(f"{scheme}:// needs the package {package}", remedy=f"Run pip install {package}") from error
     _make_requests_single(scheme, filesystem)
-    return filesystem
-
-
-def _open(scheme: str, **options: Any) -> Any:
-    import fsspec
-
-    return fsspec.filesystem(scheme, skip_instance_cache=True, **_OPTIONS[scheme], **options)
-
-
-def _open_google() -> Any:
-    """With the default credentials, or without any. gcsfs itself would then ask the metadata server of Google's cloud
-    once more, which takes 16 s where there is none."""
-    try:
-        return _open("gs", token="google_default")  # noqa: S106 - a kind of credentials
-    except Exception as error:
-        if not type(error).__module__.startswith("google.auth"):
-            raise
-    filesystem = _open("gs", token="anon")  # noqa: S106 - a kind of credentials
-    # As if it had found none by itself: with these it asks for the kind of each bucket by gRPC.
-    filesystem.credential = None
     return filesystem
 
 

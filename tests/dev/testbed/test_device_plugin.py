@@ -15,7 +15,7 @@ from testbed.kubectl import Kubectl
 from tests.dev.testbed.test_machine import pod
 
 RESOURCE = "aws.amazon.com/neuron"
-LONGEST_SECONDS = 60.0
+LONGEST_SECONDS = 240.0
 
 
 def configuration(registry: Path, mounts: tuple[tuple[str, str, bool], ...] = ()) -> Configuration:

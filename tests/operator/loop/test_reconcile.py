@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock_operator.cluster.api import JOB, NETWORK_POLICY, SERVICE, ClusterPort, Json, ResourceKind
+from penstock_operator.cluster.api import JOB, NETWORK_POLICY, SERVICE, ClusterPort, Json, ListPage, ResourceKind
 from penstock_operator.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.loop.reconcile import Reconciler, ReconcileRequest
@@ -375,6 +376,34 @@ def test_a_refused_rollout_goes_to_the_end_of_the_line_although_its_gateway_is_a
     asyncio.run(reconciler._act(ObjectKey("a", "emotion"), ReconcilePlan(apply=both, rollout=turn), {}, {}))
 
     assert set(cache.turns.lines(now)[1].refused) == {TurnKey("a", "emotion")}
+
+
+@pytest.mark.parametrize(("there", "expected"), [("serves", {"t": "old"}), ("another", {"t": "new"})])
+def test_the_template_of_a_replica_set_is_applied_if_that_exists(there: str, expected: Json) -> None:
+    applied: list[Json] = []
+
+    class Port:
+        async def pages(self, kind: ResourceKind, namespace: str = "", *, labels: str = "") -> AsyncIterator[ListPage]:
+            assert (kind.name, namespace, labels) == ("ReplicaSet", "a", "penstock.dev/endpoint=emotion")
+            template = {"metadata": {"labels": {}}, "spec": {"t": "old"}}
+            yield ListPage(({"metadata": {"name": there}, "spec": {"template": template}},), "1")
+
+        async def apply(self, value: Json) -> Json:
+            applied.append(value)
+            return value
+
+    port: Any = Port()
+    reconciler = Reconciler(port, ClusterCache(Settings.load({}).plan_settings()), identity="test")
+    spec = {"paused": True, "template": {"spec": {"t": "new"}}}
+    value: Json = {"apiVersion": "apps/v1", "kind": "Deployment", "spec": spec}
+    both = tuple({**value, "metadata": metadata(name, 1)} for name in ("emotion", "emotion-gateway"))
+    made = ReconcilePlan(apply=both, template_of="serves")
+    asyncio.run(reconciler._act(ObjectKey("a", "emotion"), made, {}, {}))
+
+    own, gateway = applied
+    assert own["spec"]["template"]["spec"] == expected
+    assert ("paused" in own["spec"]) is (there != "serves")
+    assert gateway["spec"] == spec
 
 
 def test_a_refused_deletion_keeps_nothing_else_from_being_done() -> None:

@@ -1,4 +1,4 @@
-"""The limits on a real API server: one optimisation and one rollout at a time, the oldest first."""
+"""The limits on a real API server: one optimisation and one rollout at a time, in turns of namespaces."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def paused(kubectl: Kubectl) -> list[bool]:
 
 
 async def finish_job(kubectl: Kubectl, operator: Running) -> None:
-    """The one job that has not ended succeeds."""
+    """The one job of the namespace that has not ended succeeds."""
     done = {pod["metadata"]["name"] for pod in kubectl.items("pods") if pod["status"]["phase"] == "Succeeded"}
     while True:
         pods = kubectl.items("pods", "app.kubernetes.io/name=penstock-optimizer")
@@ -107,3 +107,40 @@ def test_one_optimisation_and_one_rollout_at_a_time_the_oldest_first(nodeless: C
 
     with nodeless.temporary_namespace("turns") as namespace:
         asyncio.run(scenario(nodeless.kubectl.within(namespace)))
+
+
+@pytest.mark.slow
+def test_an_endpoint_does_not_wait_for_all_of_another_namespace_although_the_leader_changes(nodeless: Cluster) -> None:
+    install_crds(nodeless)
+    kind = {"apiVersion": "penstock.dev/v1alpha1", "kind": "HardwareClass", "metadata": {"name": "any"}, "spec": {}}
+    nodeless.kubectl.apply(kind)
+
+    def unfinished(kubectl: Kubectl) -> bool:
+        return any(not job["status"].get("succeeded") for job in kubectl.items("jobs"))
+
+    def has_turn(kubectl: Kubectl, name: str) -> bool:
+        conditions = kubectl.get("modelendpoint", name)["status"]["conditions"]
+        reason = next(str(one["reason"]) for one in conditions if one["type"] == "Optimized")
+        return reason != "OptimizationQueued"
+
+    async def scenario(one: Kubectl, many: Kubectl) -> None:
+        async with running(nodeless.kubeconfig, one.namespace, many.namespace, settings=Settings.load({})) as operator:
+            for name in ("a", "b", "c"):
+                await asyncio.to_thread(many.apply, endpoint(name))
+                assert await operator.rest()
+            await asyncio.to_thread(one.apply, endpoint("x"))
+            assert await operator.rest()
+            assert [has_turn(many, name) for name in ("a", "b", "c")] == [True, False, False]
+            assert not has_turn(one, "x")
+            await finish_job(many, operator)
+        async with running(nodeless.kubeconfig, one.namespace, many.namespace, settings=Settings.load({})) as operator:
+            assert await operator.rest()
+            # b, or x if it was applied in the second in which a had its turn.
+            (second,) = [kubectl for kubectl in (one, many) if unfinished(kubectl)]
+            await finish_job(second, operator)
+            assert has_turn(many, "b")
+            assert has_turn(one, "x")
+            assert not has_turn(many, "c")
+
+    with nodeless.temporary_namespace("alone") as alone, nodeless.temporary_namespace("many") as many:
+        asyncio.run(scenario(nodeless.kubectl.within(alone), nodeless.kubectl.within(many)))

@@ -32,6 +32,7 @@ from penstock_operator.plan.observed import (
     ScalerFacts,
 )
 from penstock_operator.plan.quotas import Amount, Claim, Limit, NamespaceUse, claim_of
+from penstock_operator.plan.serving_objects import with_template_of
 from penstock_operator.plan.tenants import HostRule
 from penstock_operator.plan.workloads import JobFacts, JobReport, RuntimePod
 
@@ -314,7 +315,10 @@ class Kube:
             assert (ref.kind, ref.name) in self.objects, f"{ref} does not exist and cannot be deleted"
             self.delete(ref)
         for value in made.apply:
-            self.apply(value)
+            if made.template_of and (value["kind"], value["metadata"]["name"]) == ("Deployment", self.name):
+                self.apply(with_template_of(value, self.objects["ReplicaSet", made.template_of]))
+            else:
+                self.apply(value)
         if made.scaled is not None:
             assert made.object("Deployment", self.name) is None
             self.deployment["spec"]["replicas"] = made.scaled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from penstock_operator.plan import names
 from penstock_operator.plan.observed import CanaryReport, EndpointSnapshot, Ref
+from penstock_operator.plan.serving_objects import with_template_of
 from penstock_operator.plan.turns import Line, TurnKey
 from penstock_operator.scaling.decide.canary_rule import CanaryOutcome, CanaryReason
 from tests.operator.plan.kube import OTHER, Json, Kube, condition, container, result
@@ -46,9 +48,9 @@ class CanaryKube(Kube):
 
     def replica_set(self) -> None:
         """The ReplicaSet of the pods that serve."""
-        template = self.deployment["spec"]["template"]
         if not self.deployment["spec"].get("paused"):
             self.serving = self.template_hash
+            self.template = copy.deepcopy(self.deployment["spec"]["template"])
         self.objects["ReplicaSet", "emotion-1"] = {
             "metadata": {
                 "name": "emotion-1",
@@ -56,11 +58,7 @@ class CanaryKube(Kube):
             },
             "spec": {
                 "replicas": self.deployment["spec"]["replicas"],
-                "template": {
-                    "metadata": {
-                        "annotations": {**template["metadata"]["annotations"], names.TEMPLATE_HASH: self.serving}
-                    }
-                },
+                "template": self.template,
             },
         }
 
@@ -93,6 +91,12 @@ class CanaryKube(Kube):
     def percent(self) -> str | None:
         labels: dict[str, str] = self.objects["Service", "emotion-pods"]["metadata"]["labels"]
         return labels.get(names.CANARY_PERCENT)
+
+
+def assert_went_back(kube: CanaryKube) -> None:
+    """The Deployment has the template of the pods that serve."""
+    assert kube.deployment["spec"]["template"] == kube.template
+    assert "paused" not in kube.deployment["spec"]
 
 
 def test_a_new_plan_gets_its_share_first_and_the_present_pods_stay() -> None:
@@ -167,7 +171,7 @@ def test_a_rejected_canary_ends_and_the_present_pods_serve_on_until_the_spec_cha
     assert condition(made, "Ready")[:2] == ("False", "CanaryRejected")
     assert condition(made, "Available")[0] == "True"
     assert ("Deployment", CANARY) not in kube.objects
-    assert kube.deployment["spec"]["paused"] is True
+    assert_went_back(kube)
     assert kube.percent is None
     assert made.status["plan"] == before
     kube.edit(objective={"latency": {"p95Milliseconds": 30}})
@@ -191,7 +195,8 @@ def test_the_outcome_is_not_lost_when_the_status_cannot_be_written(outcome: Cana
     made = kube.reconcile()
 
     rejected = outcome is CanaryOutcome.REJECT
-    assert kube.deployment["spec"].get("paused", False) is rejected
+    assert "paused" not in kube.deployment["spec"]
+    assert (kube.template_hash == kube.serving) is rejected
     assert made.status.get("canary", {}).get("phase") == ("Rejected" if rejected else None)
     assert ("Deployment", CANARY) not in kube.objects
 
@@ -211,6 +216,83 @@ def test_an_endpoint_with_the_name_of_the_canary_keeps_its_deployment() -> None:
     kube.conflicting = set()
     kube.reconcile()
     assert kube.canary["spec"]["replicas"] == 1
+
+
+def rejected(**spec: Any) -> CanaryKube:
+    kube = CanaryKube(**spec)
+    kube.new_plan()
+    kube.report(CanaryOutcome.REJECT, CanaryReason.SLOWER)
+    kube.reconcile()
+    kube.canary_report = None
+    kube.reconcile()
+    return kube
+
+
+def test_after_a_rejected_canary_the_deployment_is_scaled_and_nothing_else_is_written() -> None:
+    kube = rejected()
+    assert kube.plan().object("Deployment", "emotion") is None
+    assert kube.plan().scaled is None
+    for number in (5, 0, 1):
+        kube.spec["replicas"] = number
+        made = kube.plan()
+        kube.act(made)
+        assert made.scaled == number
+        assert kube.deployment["spec"]["replicas"] == number
+        kube.objects["ReplicaSet", "emotion-1"]["spec"]["replicas"] = number
+        assert_went_back(kube)
+        assert condition(made, "Progressing")[:2] == ("False", "CanaryRejected")
+    kube.edit(suspend=True)
+    kube.reconcile()
+    assert kube.deployment["spec"]["replicas"] == 0
+    assert_went_back(kube)
+
+
+def test_a_spec_that_is_taken_back_after_a_rejected_canary_replaces_no_pod() -> None:
+    kube = rejected()
+    kube.edit(objective=None)
+    kube.reconcile()
+
+    assert_went_back(kube)
+    assert kube.plan().object("Deployment", "emotion") is not None
+    kube.deployment_status(updated=3, available=3, replicas=3)
+    assert condition(kube.reconcile(), "Ready")[0] == "True"
+    assert "canary" not in kube.endpoint["status"]
+
+
+def test_a_deployment_whose_pods_have_two_templates_stays_paused_after_a_rejected_canary() -> None:
+    kube = CanaryKube()
+    kube.new_plan()
+    older = copy.deepcopy(kube.objects["ReplicaSet", "emotion-1"])
+    older["metadata"]["name"] = "emotion-2"
+    kube.objects["ReplicaSet", "emotion-2"] = older
+    kube.report(CanaryOutcome.REJECT, CanaryReason.SLOWER)
+    kube.reconcile()
+    kube.reconcile()
+    assert kube.deployment["spec"]["paused"] is True
+
+    older["spec"]["replicas"] = 0
+    kube.reconcile()
+    assert_went_back(kube)
+
+
+def test_the_template_of_a_replica_set_is_applied_without_what_kubernetes_adds() -> None:
+    desired: Json = {
+        "metadata": {"name": "e", "annotations": {names.CORES: "4", names.ROLLOUT_BEGAN: "then"}},
+        "spec": {"paused": True, "replicas": 2, "template": {"spec": "new"}},
+    }
+    found: Json = {
+        "metadata": {"annotations": {names.CORES: "2", "deployment.kubernetes.io/revision": "3"}},
+        "spec": {
+            "template": {
+                "metadata": {"creationTimestamp": None, "labels": {"a": "b", "pod-template-hash": "1"}},
+                "spec": "old",
+            }
+        },
+    }
+    assert with_template_of(desired, found) == {
+        "metadata": {"name": "e", "annotations": {names.CORES: "2", names.ROLLOUT_BEGAN: "then"}},
+        "spec": {"replicas": 2, "template": {"metadata": {"labels": {"a": "b"}, "annotations": {}}, "spec": "old"}},
+    }
 
 
 def test_without_a_canary_in_the_spec_a_rejected_plan_rolls_out() -> None:
@@ -234,7 +316,7 @@ def test_a_rejected_plan_is_not_rolled_out_because_no_pod_serves_for_a_moment() 
     kube.deployment_status(updated=0, available=0, replicas=3)
     kube.reconcile()
 
-    assert kube.deployment["spec"]["paused"] is True
+    assert_went_back(kube)
 
 
 def test_a_crashing_canary_is_rejected_without_waiting_for_requests() -> None:

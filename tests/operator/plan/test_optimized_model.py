@@ -11,6 +11,7 @@ import pytest
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.observed import ModelUser, OptimizedModelFacts, Ref
 from penstock_operator.plan.optimized_model import (
+    UnusedModelAction,
     assess,
     optimized_model_object,
     unused_model_action,
@@ -119,9 +120,73 @@ def test_a_result_in_use_is_left_alone() -> None:
 
 @pytest.mark.parametrize("phase", ["Pending", "Optimizing", "Failed"])
 def test_an_optimized_model_without_result_and_user_is_deleted_at_once_unless_it_is_new(phase: str) -> None:
-    facts = model(status={"phase": phase})
+    facts = model(status={"phase": phase}, owned=True)
     assert not unused_model_action(facts, now=BEGIN + timedelta(seconds=5), settings=SETTINGS).delete
     assert unused_model_action(facts, now=BEGIN + timedelta(seconds=60), settings=SETTINGS).delete
+
+
+def action(seconds: float, **more: object) -> UnusedModelAction:
+    """What is done so long after it was created."""
+    return unused_model_action(model(**more), now=BEGIN + timedelta(seconds=seconds), settings=SETTINGS)
+
+
+def test_an_optimized_model_that_is_restored_before_its_status_is_kept_for_the_grace_time() -> None:
+    grace = GRACE.total_seconds()
+    found = action(60, status={})
+    assert not found.delete
+    # Its status may come late: nothing is written to it before.
+    assert found.status is None
+    assert found.requeue_seconds == grace - 60
+    assert not action(grace - 1, status={}).delete
+    assert action(grace, status={}).delete
+    # The operator creates its own with owners.
+    assert action(60, status={}, owned=True).delete
+    shorter = replace(SETTINGS, unused_grace_seconds=1)
+    assert not unused_model_action(model(status={}), now=BEGIN + timedelta(seconds=29), settings=shorter).delete
+
+
+@pytest.mark.parametrize("owners", [(), ({"kind": "ModelEndpoint", "name": "e", "uid": "1"},)])
+def test_owners_are_read_from_the_object(owners: tuple[Json, ...]) -> None:
+    value = {"metadata": {"name": "m", "ownerReferences": list(owners)}}
+    assert OptimizedModelFacts.from_object(value).owned is bool(owners)
+    assert not OptimizedModelFacts.from_object({"metadata": {"name": "m"}}).owned
+
+
+def test_the_grace_time_of_a_restored_result_does_not_begin_before_it_was_restored() -> None:
+    """It was unused when the backup was made, days ago."""
+    found = action(60, status={"phase": "Ready", "lastUsed": "2026-11-01T12:00:00Z"})
+    assert not found.delete
+    assert found.requeue_seconds == GRACE.total_seconds()
+    assert found.status is not None
+    assert found.status.status["lastUsed"] == "2026-11-21T12:01:00Z"
+
+
+def jobs(kube: Kube) -> list[str]:
+    return [name for kind, name in kube.objects if kind == "Job"]
+
+
+def test_an_endpoint_that_comes_between_a_restored_model_and_its_status_serves_the_result_without_its_job() -> None:
+    before = Kube().optimised()
+    name = before.endpoint["status"]["optimizedModel"]
+    kube = Kube()
+    restored = before.objects["OptimizedModel", name]
+    kube.objects["OptimizedModel", name] = {**restored, "status": {}}
+    kube.reconcile()
+    kube.job_runs(baseline=False)
+    kube.reconcile()
+    assert jobs(kube) == [f"{name}-1"]
+
+    kube.objects["OptimizedModel", name]["status"] = restored["status"]
+    kube.reconcile()
+    assert jobs(kube) == []
+    assert kube.artefact == before.artefact
+    assert "ownerReferences" not in kube.objects["OptimizedModel", name]["metadata"]
+
+
+def test_the_job_of_a_result_is_kept_for_its_log() -> None:
+    kube = Kube().optimised()
+    kube.reconcile()
+    assert len(jobs(kube)) == 1
 
 
 def test_an_unused_optimized_model_that_is_being_deleted_is_left_alone() -> None:

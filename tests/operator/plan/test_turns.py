@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 import pytest
@@ -11,13 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_operator.plan.observed import DeploymentFacts, DesiredScale, ReplicaSetFacts, rollout_has_place
-from penstock_operator.plan.turns import SHOWN, START_SECONDS, Ask, Line, TurnKey, WaitingList, job_has_place
+from penstock_operator.plan.turns import (
+    SHOWN,
+    START_SECONDS,
+    Ask,
+    Line,
+    TurnDecision,
+    TurnKey,
+    WaitingList,
+    job_has_place,
+)
 from penstock_operator.plan.workloads import JobFacts, Owner, PodFacts
 from tests.examples import examples
 from tests.operator.plan.kube import BEGIN, Json, Kube
 from tests.operator.plan.test_properties import HAPPENINGS, LIVES, check
 
 A, B, C = (TurnKey("team", name) for name in "abc")
+OTHER, SECOND = TurnKey("other", "x"), TurnKey("other", "y")
 
 
 def at(seconds: float) -> datetime:
@@ -36,14 +46,21 @@ def at(seconds: float) -> datetime:
         (Line(1, waiting=(Ask(at(1), A), Ask(at(1), B))), 1, True, 0),
         (Line(2, waiting=(Ask(at(0), B),)), 1, True, 1),
         (Line(2, frozenset({C}), waiting=(Ask(at(0), B),)), 1, False, 1),
-        # The same subject twice counts once, and one that has a place does not wait.
-        (Line(2, waiting=(Ask(at(0), B), Ask(at(0.5), B))), 1, True, 1),
+        # One that has a place does not wait.
         (Line(2, frozenset({B}), waiting=(Ask(at(0), B),)), 1, True, 0),
         (Line(1, waiting=(Ask(at(1), B),), refused={A: at(2)}), 0, False, 1),
         (Line(1, ready=False), 0, False, 0),
+        # Other namespaces: the time of the last turn counts if it is later.
+        (Line(1, waiting=(Ask(at(0), OTHER),)), 1, False, 1),
+        (Line(1, waiting=(Ask(at(0), OTHER),), turns={"other": at(2)}), 1, True, 0),
+        (Line(1, waiting=(Ask(at(0), OTHER),), turns={"other": at(2), "team": at(3)}), 1, False, 1),
+        (Line(1, waiting=(Ask(at(0), OTHER),), turns={"team": at(0.5)}), 1, False, 1),
+        # The second one of a namespace comes after the first ones of all.
+        (Line(1, waiting=(Ask(at(0), B), Ask(at(9), OTHER))), 1, False, 2),
+        (Line(1, waiting=(Ask(at(0), OTHER), Ask(at(0.5), SECOND))), 1, False, 1),
     ],
 )
-def test_a_turn_is_given_to_the_oldest_while_a_place_is_free(
+def test_a_turn_is_given_to_the_first_while_a_place_is_free(
     line: Line, since: float, allowed: bool, ahead: int
 ) -> None:
     turn = line.turn(A, at(since))
@@ -60,7 +77,7 @@ def test_asking_anew_gives_the_own_place_to_those_that_wait() -> None:
 
 
 def test_the_message_counts_those_before_and_names_none_of_them() -> None:
-    waiting = tuple(Ask(at(number), TurnKey("secret-team", f"secret-{number}")) for number in range(SHOWN + 5))
+    waiting = tuple(Ask(at(number), TurnKey(f"secret-team-{number}", "secret")) for number in range(SHOWN + 5))
 
     def message(count: int, limit: int = 1) -> str:
         return (
@@ -113,49 +130,276 @@ def test_a_rollout_has_a_place_while_old_pods_are_replaced_and_it_is_not_stuck(
     assert rollout_has_place(deployment, [replica_set]) is expected
 
 
+@dataclass
+class Turns:
+    """Those that wait and those that have a place, in virtual time. Plans come in any order."""
+
+    limit: int
+    line: WaitingList = field(default_factory=WaitingList)
+    waits: dict[TurnKey, datetime] = field(default_factory=dict)
+    running: list[TurnKey] = field(default_factory=list)
+    served: list[TurnKey] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def arrive(self, *subjects: TurnKey) -> None:
+        for subject in subjects:
+            self.seconds += 1
+            self.waits[subject] = at(self.seconds)
+
+    def plan(self, subject: TurnKey) -> TurnDecision:
+        """One plan of a subject that waits. If it is its turn, its job is created."""
+        turn = self.line.line(self.limit, self.running).turn(subject, self.waits[subject])
+        self.line.put(subject, turn)
+        assert len(self.line.line(self.limit, self.running).active) <= self.limit
+        if turn.allowed:
+            self.begin(subject)
+        self.line.finish(subject)
+        return turn
+
+    def begin(self, subject: TurnKey) -> None:
+        self.seconds += 1
+        self.line.answered(subject)
+        self.line.had_turn(subject.namespace, at(self.seconds))
+        del self.waits[subject]
+        self.running.append(subject)
+        self.served.append(subject)
+
+    def plan_all(self, dice: random.Random) -> None:
+        """Plan until all that wait have planned, and no turn is left to give."""
+        for subject in (*self.waits, *self.waits):
+            if subject in self.waits:
+                self.plan(subject)
+        while any(self.plan(one).allowed for one in dice.sample(sorted(self.waits), len(self.waits))):
+            pass
+
+    def ends(self, dice: random.Random) -> None:
+        self.running.remove(dice.choice(sorted(self.running)))
+
+
+def test_a_namespace_with_one_endpoint_waits_for_one_turn_of_one_with_a_hundred() -> None:
+    dice, turns = random.Random(0), Turns(1)
+    turns.arrive(*(TurnKey("many", f"{number:03}") for number in range(100)))
+    turns.plan_all(dice)
+    turns.arrive(TurnKey("few", "a"), TurnKey("few", "b"), TurnKey("one", "a"))
+    while turns.waits:
+        turns.ends(dice)
+        turns.plan_all(dice)
+
+    assert [f"{one.namespace} {one.name}" for one in turns.served[:8]] == [
+        "many 000",
+        "many 001",  # its namespace waits since the first turn, which was before the others came
+        "few a",
+        "one a",
+        "many 002",
+        "few b",
+        "many 003",
+        "many 004",
+    ]
+    assert len(turns.served) == 103
+
+
+def test_a_new_leader_goes_on_with_the_namespace_whose_turn_it_is() -> None:
+    """It knows the last turns by the jobs and Deployments: without them the oldest of all would be first."""
+    old, new = (Ask(at(number), TurnKey("many", str(number))) for number in range(2))
+    other = Ask(at(5), TurnKey("one", "a"))
+    line = WaitingList()
+    line.had_turn("many", at(9))
+    for ask in (old, new, other):
+        line.put(ask.subject, TurnDecision(allowed=False, ask=ask))
+
+    assert line.line(1, []).waiting == (other, old, new)
+    assert [endpoint.namespace for endpoint in line.next(1, refused=True)] == ["one"]
+    # An older Job that is listed later is not the last turn.
+    line.had_turn("many", at(2))
+    assert line.line(1, []).waiting == (other, old, new)
+    line.forget("many")
+    assert line.line(1, []).waiting == (old, other, new)
+
+
+def test_a_turn_that_is_being_carried_out_is_the_last_one_of_its_namespace() -> None:
+    first, second, other = TurnKey("many", "a"), TurnKey("many", "b"), TurnKey("one", "a")
+    line = WaitingList()
+    for number, subject in enumerate((first, second, other)):
+        line.put(subject, TurnDecision(allowed=False, ask=Ask(at(number), subject)))
+    line.put(first, line.line(2, []).turn(first, at(0)))
+
+    assert not line.line(2, []).turn(second, at(1)).allowed
+    assert line.line(2, []).turn(other, at(2)).allowed
+    # It failed: the namespace keeps its place.
+    line.finish(first)
+    assert line.line(1, []).turn(second, at(1)).allowed
+
+
+def test_a_refused_job_was_the_turn_of_its_namespace() -> None:
+    """A quota that refuses all jobs of a namespace would otherwise keep the others waiting until each was tried."""
+    first, second, other = TurnKey("full", "a"), TurnKey("full", "b"), TurnKey("one", "a")
+    line = WaitingList()
+    for number, subject in enumerate((second, other)):
+        line.put(subject, TurnDecision(allowed=False, ask=Ask(at(number), subject)))
+    line.answered(first, at(9))
+
+    assert not line.line(1, []).turn(second, at(0)).allowed
+    assert line.line(1, []).turn(other, at(1)).allowed
+
+
+def test_endpoints_that_share_an_optimized_model_wait_as_one() -> None:
+    line, model = WaitingList(), TurnKey("team", "model")
+    names = [TurnKey("team", f"endpoint-{number}") for number in range(3)]
+    ask = TurnDecision(allowed=False, ask=Ask(at(0), model))
+    for name in names:
+        line.put(name, ask)
+
+    assert line.line(1, [C]).turn(A, at(1)).ahead == 1
+    assert len(line) == 1
+    assert set(line.next(1, refused=True)) == set(names)
+    line.put(names[0], None)
+    assert line.line(1, [C]).turn(A, at(1)).ahead == 1
+    # Its job runs; the other endpoints have not been planned since.
+    assert line.line(2, [model]).turn(A, at(1)).allowed
+    for name in names:
+        line.put(name, None)
+    assert line.line(1, [C]).turn(A, at(1)).ahead == 0
+    assert len(line) == 0
+    assert set(line.next(9, refused=True)) == set()
+
+
+ARRIVALS = st.lists(st.sampled_from(["many", "few", "one", "ends", "plans"]), max_size=60)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(life=ARRIVALS, limit=st.integers(1, 4), seed=st.integers(0, 2**32))
+def test_a_subject_waits_for_one_turn_of_each_other_namespace_for_each_of_its_own(
+    life: list[str], limit: int, seed: int
+) -> None:
+    dice, turns = random.Random(seed), Turns(limit)
+    began: dict[TurnKey, tuple[int, int]] = {}
+    for number, happening in enumerate([*life, *["plans", "ends"] * len(life)]):
+        if happening == "ends" and turns.running:
+            turns.ends(dice)
+        elif happening == "plans":
+            turns.plan_all(dice)
+        elif happening not in {"ends", "plans"}:
+            subject = TurnKey(happening, f"{number:03}")
+            before = sum(1 for one in turns.waits if one.namespace == happening)
+            turns.arrive(subject)
+            began[subject] = len(turns.served), before
+            turns.plan(subject)
+
+    assert set(turns.served) == set(began), "some never had their turn"
+    for subject, (since, before) in began.items():
+        until = turns.served.index(subject)
+        for other in {"many", "few", "one"} - {subject.namespace}:
+            assert sum(1 for one in turns.served[since:until] if one.namespace == other) <= before + 1
+        own = [one for one in turns.served if one.namespace == subject.namespace]
+        assert own == sorted(own), "the oldest of a namespace comes first"
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    namespaces=st.lists(st.integers(0, 5), min_size=1, max_size=SHOWN + 4),
+    limit=st.integers(1, 3),
+    seed=st.integers(0, 2**32),
+)
+def test_as_many_are_served_first_as_the_status_counts(namespaces: list[int], limit: int, seed: int) -> None:
+    dice, turns = random.Random(seed), Turns(limit)
+    turns.arrive(*(TurnKey("before", str(number)) for number in range(limit)))
+    turns.plan_all(dice)
+    turns.arrive(*(TurnKey(str(number), f"{place:03}") for place, number in enumerate(namespaces)))
+    served = len(turns.served)
+    while turns.waits:
+        for subject in dice.sample(sorted(turns.waits), len(turns.waits)):
+            turns.plan(subject)
+        shown = {subject: turns.plan(subject).ahead for subject in list(turns.waits)}
+        turns.ends(dice)
+        turns.plan_all(dice)
+        (now,) = turns.served[served:]
+        served += 1
+        assert shown[now] == 0
+        for subject in turns.waits:
+            assert turns.plan(subject).ahead == min(shown[subject] - 1, SHOWN + 1) or shown[subject] > SHOWN
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(data=st.data(), limit=st.integers(1, 3))
+def test_the_line_finds_the_place_that_all_that_wait_give(data: st.DataObject, limit: int) -> None:
+    """The line has the first ones only; here the place is found among all."""
+    dice = random.Random(data.draw(st.integers(0, 2**32)))
+    line, asks, last = WaitingList(), dict[TurnKey, Ask](), dict[str, datetime]()
+    several = data.draw(st.integers(1, 40))
+    for number in range(data.draw(st.integers(0, 120))):
+        subject = TurnKey(str(dice.randrange(several) * dice.randrange(2)), str(number % 50))
+        ask = Ask(at(dice.randrange(30)), subject)
+        line.put(subject, TurnDecision(allowed=False, ask=ask))
+        asks[subject] = ask
+        if dice.random() < 0.1:
+            last[subject.namespace] = max(at(dice.randrange(30)), last.get(subject.namespace, at(-1)))
+            line.had_turn(subject.namespace, last[subject.namespace])
+    active = {one for one in asks if dice.random() < 0.05}
+    subject = TurnKey(str(dice.randrange(several)), str(dice.randrange(50)))
+    ask = Ask(at(dice.randrange(30)), subject)
+    turn = line.line(limit, active - {subject}).turn(subject, ask.since)
+
+    rows: dict[str, list[Ask]] = {}
+    for one in sorted({**asks, subject: ask}.values()):
+        if one.subject not in active - {subject}:
+            rows.setdefault(one.subject.namespace, []).append(one)
+
+    def order(one: Ask) -> tuple[int, datetime, str]:
+        namespace = one.subject.namespace
+        row = rows[namespace]
+        return row.index(one), max(row[0].since, last.get(namespace, row[0].since)), namespace
+
+    found = [one for row in rows.values() for one in row if order(one) < order(ask)]
+    assert turn.ahead == min(len(found), SHOWN + 1)
+    assert turn.allowed is (len(found) < limit - len(active - {subject}))
+
+
+@pytest.mark.parametrize("namespaces", [1, 50, 5000])
+def test_a_line_of_thousands_is_cut_to_what_a_plan_needs(namespaces: int) -> None:
+    line = WaitingList()
+    for number in range(5000):
+        subject = TurnKey(f"n{number % namespaces}", str(number))
+        line.put(subject, TurnDecision(allowed=False, ask=Ask(at(number), subject)))
+
+    full = line.line(1, [C])
+    assert len(full.waiting) < 3 * SHOWN
+    assert full.turn(A, at(9999)).ahead == min(namespaces, SHOWN + 1)
+    last = TurnKey("n0", "last")
+    assert [line.line(limit, [C]).turn(last, at(9999)).allowed for limit in (5001, 5002)] == [False, True]
+
+
 def simulate(seed: int, limit: int, count: int) -> None:
     """A leader plans endpoints in any order, some are refused, some never run; each event is checked."""
     dice = random.Random(seed)
-    line = WaitingList()
-    waits = {TurnKey("n", str(number)): at(dice.randrange(5)) for number in range(count)}
-    running: set[TurnKey] = set()
-    done: list[TurnKey] = []
-    now = 10.0
+    turns = Turns(limit)
+    turns.waits = {TurnKey("ab"[number % 2], str(number)): at(dice.randrange(5)) for number in range(count)}
+    turns.seconds = 10
     for _ in range(count * 60):
-        if not waits and not running:
+        if not turns.waits and not turns.running:
             break
-        now += 1
-        if running and dice.random() < 0.3:
-            ended = dice.choice(sorted(running))
-            running.remove(ended)
-            done.append(ended)
-        if not waits:
+        turns.seconds += 1
+        if turns.running and dice.random() < 0.3:
+            turns.ends(dice)
+        if not turns.waits:
             continue
-        subject = dice.choice(sorted(waits))
-        turn = line.line(limit, running).turn(subject, waits[subject])
-        line.put(subject, turn)
-        assert len(line.line(limit, running).active) <= limit
-        if turn.allowed:
-            older = [one for one in waits if (waits[one], one) < (waits[subject], subject)]
-            places = limit - len(running)
-            known = [one for one in older if one in {ask.subject for ask in line.line(limit, running).waiting}]
-            assert len(known) < places or any(one in line.line(limit, running).refused for one in older)
-            if dice.random() < 0.2:
-                line.answered(subject, at(now))
-            else:
-                line.answered(subject)
-                running.add(subject)
-                del waits[subject]
-        line.finish(subject)
+        subject = dice.choice(sorted(turns.waits))
+        turn = turns.line.line(limit, turns.running).turn(subject, turns.waits[subject])
+        turns.line.put(subject, turn)
+        assert len(turns.line.line(limit, turns.running).active) <= limit
+        if turn.allowed and dice.random() < 0.2:
+            turns.line.answered(subject, at(turns.seconds))
+        elif turn.allowed:
+            turns.begin(subject)
+        turns.line.finish(subject)
         if dice.random() < 0.1:
-            line.put(subject, None)  # its reconcile failed
-    assert not waits, f"{len(waits)} of {count} never had their turn"
-    assert len(done) + len(running) == count
+            turns.line.put(subject, None)  # its reconcile failed
+    assert not turns.waits, f"{len(turns.waits)} of {count} never had their turn"
+    assert len(turns.served) == count
 
 
 @settings(max_examples=examples(200), deadline=None)
 @given(seed=st.integers(0, 2**32), limit=st.integers(1, 4), count=st.integers(1, 12))
-def test_the_limit_holds_the_oldest_come_first_and_all_have_their_turn(seed: int, limit: int, count: int) -> None:
+def test_the_limit_holds_and_all_have_their_turn_although_some_are_refused(seed: int, limit: int, count: int) -> None:
     simulate(seed, limit, count)
 
 

@@ -106,7 +106,7 @@ class Scene:
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.to_thread(function, *arguments)
 
-    async def until(self, condition: Callable[[], Any], *, within: float = 120.0) -> None:
+    async def until(self, condition: Callable[[], Any], *, within: float = 240.0) -> None:
         deadline = time.monotonic() + within
         while not condition():
             assert time.monotonic() < deadline, "the condition did not hold within the limit"

@@ -30,7 +30,7 @@ from tests.operator.scaling.scene import TICK, Scene, endpoint, played
 from tests.operator.scaling.telemetry import external_metrics, registry_of, scraped
 from tests.operator.scaling.writers import HPA, OPERATOR, chronicle
 
-WITHIN_SECONDS = 120.0
+WITHIN_SECONDS = 240.0
 """Enough for a scrape, a query and a sync of the controller: some three seconds on a quiet machine."""
 PAUSE_SECONDS = 0.2
 """Between two reads of state that has no watch."""

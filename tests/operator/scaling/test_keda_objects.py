@@ -16,7 +16,7 @@ from testbed.fixtures import install_crds
 from testbed.kubectl import Kubectl, KubectlError
 from tests.operator.scaling.scene import Scene, endpoint, played
 
-WITHIN_SECONDS = 120.0
+WITHIN_SECONDS = 240.0
 PROMETHEUS = "http://127.0.0.1:9"
 
 

@@ -269,3 +269,42 @@ def test_the_route_of_the_endpoint_is_seen(shared: ClusterCache) -> None:
     assert route is not None
     assert (route.kind, route.host) == ("Ingress", HOST)
     assert Ref("Ingress", "emotion") in seen(shared).present
+
+
+PLANNED: Json = {"observedGeneration": 1}
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "owners", "expected"),
+    [
+        ({}, [], False),
+        ({"one": PLANNED, "two": PLANNED}, [], False),
+        ({"one": PLANNED, "two": {}}, [], True),
+        ({"one": PLANNED, "two": {"observedGeneration": 0}}, [], True),
+        # Another endpoint of the namespace does not count where the owners are known.
+        ({"one": PLANNED, "two": {}}, ["one"], False),
+        ({"one": PLANNED, "two": {}}, ["two"], True),
+        ({}, ["gone"], False),
+    ],
+)
+def test_an_optimized_model_is_awaited_while_an_endpoint_that_may_use_it_has_no_status_of_its_spec(
+    endpoints: dict[str, Json], owners: list[str], expected: bool
+) -> None:
+    found = ClusterCache(Settings().plan_settings())
+    value = objects.optimized_model("m")
+    value["metadata"]["ownerReferences"] = [{"name": name, "uid": f"uid-{name}"} for name in owners]
+    found.models.put(value)
+    for name, status in endpoints.items():
+        found.endpoints.put(objects.endpoint(name, status=status))
+
+    assert found.is_awaited(ObjectKey("a", "m")) is expected
+
+
+def test_an_endpoint_that_is_being_deleted_awaits_nothing() -> None:
+    found = ClusterCache(Settings().plan_settings())
+    found.models.put(objects.optimized_model("m"))
+    ends = objects.endpoint("ends")
+    ends["metadata"]["deletionTimestamp"] = "2026-11-21T20:00:00Z"
+    found.endpoints.put(ends)
+
+    assert not found.is_awaited(ObjectKey("a", "m"))

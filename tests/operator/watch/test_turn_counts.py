@@ -178,6 +178,7 @@ def test_an_endpoint_that_is_gone_keeps_no_other_waiting_and_is_forgotten() -> N
         ask = TurnDecision(allowed=False, ask=Ask(CREATED, TurnKey("a", name)))
         found.turns.planned(ObjectKey("a", name), replace(plan_that_waits(f"model-{name}"), rollout=ask))
     found.turns.answered(ReconcilePlan(rollout=TurnDecision(allowed=True, ask=ask.ask)), "Deployment", NOW)
+    woken.clear()
     found.endpoints.remove(ObjectKey("a", "gone"))
 
     for line in lines(found):
@@ -223,6 +224,26 @@ def test_a_place_that_is_given_counts_until_its_plan_is_carried_out() -> None:
     assert lines(found)[0].active == frozenset()
 
 
+def test_after_a_refused_job_the_next_one_is_tried_at_once_and_the_refused_one_when_a_place_is_free() -> None:
+    found = cache()
+    woken: list[set[ObjectKey]] = []
+    found.turns.listen(woken.append)
+    asked = ReconcilePlan(optimization=TurnDecision(allowed=True, ask=Ask(CREATED, TurnKey("a", "refused"))))
+    found.turns.planned(ObjectKey("a", "refused"), asked)
+    found.turns.answered(asked, "Job", NOW)
+    assert woken == [set()]
+    assert lines(found)[0].active == frozenset()
+    for name in ("refused", "other", "third"):
+        found.turns.planned(ObjectKey("a", name), plan_that_waits(name))
+    found.turns.answered(asked, "Job", NOW)
+    assert woken[1:] == [{ObjectKey("a", "other")}]
+    found.turns.answered(asked, "Service", NOW)
+    assert len(woken) == 2
+    found.jobs.put(objects.job("m"))
+    found.jobs.put(ended(objects.job("m", version=2)))
+    assert woken[2:] == [{ObjectKey("a", "other"), ObjectKey("a", "third"), ObjectKey("a", "refused")}]
+
+
 def test_a_refused_job_goes_to_the_end_of_the_line_and_a_failed_reconcile_leaves_it() -> None:
     found = cache()
     for name in ("refused", "other"):
@@ -237,3 +258,62 @@ def test_a_refused_job_goes_to_the_end_of_the_line_and_a_failed_reconcile_leaves
     assert line.turn(TurnKey("a", "refused"), CREATED).allowed
     found.turns.answered(asked, "Job", None)
     assert lines(found)[0].refused == {}
+
+
+def test_the_last_turn_of_a_namespace_is_that_of_its_newest_job() -> None:
+    found = cache()
+    assert lines(found)[0].turns == {}
+    found.jobs.put(objects.job("m"))
+    assert lines(found)[0].turns == {"a": CREATED}
+    older = objects.job("n", version=2)
+    older["metadata"]["creationTimestamp"] = "2026-11-21T18:00:00Z"
+    found.jobs.put(older)
+    found.jobs.put(ended(objects.job("m", version=3)))
+    assert lines(found)[0].turns == {"a": CREATED}
+    assert lines(found)[1].turns == {}
+
+
+def test_a_job_that_collects_artefacts_is_no_turn() -> None:
+    found = cache()
+    collects = objects.job("m")
+    del collects["metadata"]["labels"]["penstock.dev/attempt"]
+    found.jobs.put(collects)
+
+    assert lines(found)[0].turns == {}
+
+
+def test_the_last_rollout_of_a_namespace_is_that_of_its_deployments_and_not_in_the_future() -> None:
+    """Anyone may write the annotation."""
+    found = cache()
+    present = deployment("new", 1)
+    present["metadata"]["annotations"] = {ROLLOUT_BEGAN: "2026-11-21T19:00:00Z"}
+    found.deployments.put(present)
+    assert lines(found)[1].turns == {"a": CREATED}
+
+    later = deployment("newer", 2)
+    later["metadata"]["annotations"] = {ROLLOUT_BEGAN: "9999-01-01T00:00:00Z"}
+    found.deployments.put(later)
+    assert CREATED < lines(found)[1].turns["a"] <= datetime.now(UTC)
+
+
+def test_the_turns_of_a_namespace_without_endpoints_are_forgotten() -> None:
+    found = cache()
+    for name in ("one", "two"):
+        found.endpoints.put(objects.endpoint(name))
+    found.jobs.put(objects.job("m"))
+    found.endpoints.remove(ObjectKey("a", "one"))
+    assert lines(found)[0].turns == {"a": CREATED}
+    found.endpoints.remove(ObjectKey("a", "two"))
+    assert lines(found)[0].turns == {}
+
+
+def test_a_second_plan_of_the_same_reconcile_asks_again_and_keeps_the_place() -> None:
+    """The first one found an object of another owner. The job of neither is in the caches yet."""
+    found = cache()
+    key, model = ObjectKey("a", "e"), TurnKey("a", "m")
+    for _ in range(2):
+        found.turns.plans(key)
+        turn = lines(found)[0].turn(model, CREATED)
+        assert turn.ask is not None
+        found.turns.planned(key, ReconcilePlan(optimization=turn))
+        assert lines(found)[0].active == {model}

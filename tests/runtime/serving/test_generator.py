@@ -145,12 +145,15 @@ def test_a_closed_request_starts_no_further_answers(tmp_path: Path) -> None:
 
 def test_a_closed_request_frees_its_blocks(tmp_path: Path) -> None:
     async def test() -> None:
-        generator = Generator(small_generation_model(tmp_path))
+        engine = small_engine()
+        engine.gate = threading.Semaphore(2)  # it computes no more before the request is closed
+        generator = Generator(small_generation_model(tmp_path, engine))
         generation = generator.generate([PROMPT], [job(400)] * 3)
         await generation.read()
         assert generator.facts()["sequences"]["running"] >= 1
         generation.close()
         generation.close()
+        engine.gate.release(1000)
         while generator.facts()["cache"]["blocks_in_use"]:  # noqa: ASYNC110 - set by the engine's thread
             await asyncio.sleep(0.01)
         await generator.drain()
