@@ -16,12 +16,16 @@ from penstock_bench.random_models.families import FAMILIES, family_endpoint
 from penstock_bench.run import BenchProgress, run_bench
 from penstock_cli.cluster.forward import forwarded
 from penstock_cli.cluster.kubectl import ClusterReader
-from penstock_cli.options import FiniteRange, PositiveIntegers, models_option
+from penstock_cli.options import FiniteRange, PositiveIntegers, models_option, refuse_options
 from penstock_cli.process import INTERRUPTED
 from penstock_cli.screen import console, fact
 
 FIELDS = BenchOptions.model_fields
 OF_A_CLUSTER = "modelendpoint/"
+OF_A_FILE = ("cores", "baseline", "store", "models")
+OF_A_SERVER = ("tokenizer", "task", "info_url", "auth_token")
+OF_THE_CLUSTER = ("namespace", "context")
+"""Options by the kind of target that they work with."""
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 SERVICE_PORT, INTERNAL_PORT = 80, 8081
 """Of an endpoint's Service, and of its pods for /info."""
@@ -91,6 +95,13 @@ def command(namespace: str, context: str, family: str | None, **options: Any) ->
     output = options["output"]
     if (family is None) == (options["target"] is None):
         raise click.UsageError("Give either FILE, URL or modelendpoint/NAME, or --family.")
+    target = options["target"] or ""
+    if not target.startswith(OF_A_CLUSTER):
+        refuse_options(OF_THE_CLUSTER, f"{OF_A_CLUSTER}NAME")
+    if target.startswith(OF_A_CLUSTER) or "://" in target:
+        refuse_options(OF_A_FILE, "a FILE or --family, whose servers this command starts")
+    else:
+        refuse_options(OF_A_SERVER, f"a URL or {OF_A_CLUSTER}NAME")
     if family is not None:
         options["target"] = str(family_endpoint(family, options["models"]))
     try:

@@ -20,7 +20,7 @@ from penstock.process import sigterm_interrupts
 from penstock.resources.endpoint import LONGEST_BUDGET_SECONDS, ModelEndpoint
 from penstock.settings import hugging_face_token
 from penstock_cli.host import describe_cpu
-from penstock_cli.options import FiniteRange, models_option, store_option, verbose_option
+from penstock_cli.options import FiniteRange, models_option, refuse_options, store_option, verbose_option
 from penstock_cli.packages import require_optimizer
 from penstock_cli.process import INTERRUPTED
 from penstock_cli.progress import OptimizationView, show_result
@@ -81,6 +81,8 @@ def command(
     measures the rest, and writes the artefact: model, manifest.json, report.html. The same command resumes an
     interrupted run.
     """
+    if as_json:
+        refuse_options(["verbose"], "the table that is printed without --json")
     require_optimizer()
     # Imported here, because `penstock optimize --help` needs none of it.
     from penstock_optimizer.job.optimise import optimise
@@ -91,6 +93,8 @@ def command(
     models = models.expanduser()
     token = hugging_face_token(os.environ)
     target = target_of(neuron_target, endpoint)
+    if target is None:
+        refuse_options(["neuron_python"], "inf1 and inf2, as --neuron-target or hardwareClass")
     neuron = None if target is None else NeuronToolchain.read(target, neuron_python)
     if as_json:
         _end_with_input()

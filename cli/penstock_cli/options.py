@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from penstock.artefact_store import DEFAULT_MODELS, DEFAULT_STORE
 from penstock.errors import ArtefactError
@@ -43,6 +44,16 @@ class PositiveIntegers(click.ParamType[tuple[int, ...]]):
         if not numbers or min(numbers) < 1:
             self.fail(f"{value!r} holds a number under 1", param, ctx)
         return numbers
+
+
+def refuse_options(names: Iterable[str], reads: str) -> None:
+    """UsageError for an option of the command line that does nothing in this use of the command. `reads`: what it works
+    with. Variables of the environment may be set for several commands, and are not refused."""
+    context = click.get_current_context()
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{flags[name]} does nothing here: it works with {reads}. Leave it out.")
 
 
 store_option = click.option(

@@ -36,6 +36,7 @@ from penstock_cli.optimize import target_of
 from penstock_cli.options import (
     models_option,
     read_artefact,
+    refuse_options,
     setting_options,
     settings_from,
     store_option,
@@ -377,6 +378,8 @@ def command(
 
     On SIGTERM or Ctrl-C it answers the accepted requests and then exits.
     """
+    if target.is_dir():
+        refuse_options(["store", "models"], "a ModelEndpoint FILE; an ARTEFACT folder has all that is served")
     has_token_in_arguments = flags.get("auth_token") is not None
     settings = settings_from(_cache_variables(target) | dict(os.environ), flags)
     configure_logs(settings.log.log_level, *screen_log())

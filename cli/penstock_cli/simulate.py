@@ -13,7 +13,7 @@ from rich.table import Table
 
 from penstock.capacity import CapacityCurve, TokenCurve
 from penstock.errors import SettingError
-from penstock_cli.options import FiniteRange, read_artefact
+from penstock_cli.options import FiniteRange, read_artefact, refuse_options
 from penstock_cli.screen import NAME_WIDTH, PLAIN_SECONDS, console, fact
 from penstock_runtime.host.disk import prepare_folder, translate_write_errors
 from penstock_simulator.choices import BUILT_IN_TRACES, Dispatch, PolicyKind
@@ -108,6 +108,9 @@ def command(artefact: Path | None, **options: Any) -> None:
     from penstock_simulator.compare import compare
     from penstock_simulator.report import figures_csv, flips_text, headline, overall, page
 
+    ours = (PolicyKind.PENSTOCK, PolicyKind.PENSTOCK_PROMETHEUS)
+    if options["policies"] and not set(ours) & set(options["policies"]):
+        refuse_options(["headroom"], f"--policy {' or '.join(ours)}")
     experiment = _experiment(artefact, options)
     output: Path = options["output"]
     prepare_folder(output, what=OUTPUT, option="--output")

@@ -111,6 +111,12 @@ SERVER_EVENTS = (
         "Look at the reason. Restart the pod if it repeats; report it with the traceback.",
     ),
     LogEvent(
+        "UnknownField",
+        "info",
+        "Requests of a client have a field that is not used, logged once for each name; it may be a misspelt one.",
+        "Look whether the client means the field that the line names.",
+    ),
+    LogEvent(
         "LogitsNotFinite",
         "error",
         "The model gave NaN or infinity for a token; its request was answered with 500.",

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from penstock.errors import printable
 from penstock_cli.cluster.kubectl import ClusterReader, Json, condition
+from penstock_cli.options import refuse_options
 from penstock_cli.screen import console
 
 COLUMNS = ("NAMESPACE", "NAME", "READY", "REASON", "REPLICAS", "PLAN", "P95", "SPEED-UP")
@@ -57,6 +58,8 @@ def command(name: str, namespace: str, context: str, *, all_namespaces: bool) ->
     """
     if name and all_namespaces:
         raise click.UsageError("an endpoint's name is of one namespace: leave --all-namespaces out")
+    if all_namespaces:
+        refuse_options(["namespace"], "one namespace, without --all-namespaces")
     kubectl = ClusterReader(namespace, context)
     if name:
         found = rows([kubectl.require_endpoint(name)])

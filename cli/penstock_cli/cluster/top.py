@@ -9,6 +9,7 @@ from rich.table import Table
 
 from penstock.errors import printable
 from penstock_cli.cluster.kubectl import ClusterReader, Json
+from penstock_cli.options import refuse_options
 from penstock_cli.screen import console
 
 COLUMNS = ("NAMESPACE", "NAME", "REPLICAS", "REQUESTS/S", "CAPACITY/S", "USED", "P95", "SLOW-DOWN", "CAUSE")
@@ -60,6 +61,8 @@ def command(namespace: str, context: str, *, all_namespaces: bool) -> None:
 
     The figures are those of the autoscaler's last decision. It runs kubectl, with your rights.
     """
+    if all_namespaces:
+        refuse_options(["namespace"], "one namespace, without --all-namespaces")
     words = ("--all-namespaces",) if all_namespaces else ()
     found = rows(ClusterReader(namespace, context).items("modelendpoints.penstock.dev", *words))
     table = Table(*COLUMNS, box=None, pad_edge=False, header_style="dim")

@@ -23,7 +23,7 @@ from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpoin
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.resources.text_fields import parse_quantity
 from penstock.tasks import TaskName
-from penstock_cli.options import FiniteRange, PositiveIntegers
+from penstock_cli.options import FiniteRange, PositiveIntegers, refuse_options
 from penstock_cli.planning.objects import ClusterPlan, load_of_week, read_cluster
 from penstock_cli.screen import console, fact
 from penstock_planner.compare import HardwareComparison, Load, compare, counted
@@ -45,6 +45,12 @@ from penstock_planner.page import (
 DEFAULT_CORES = (1, 2, 4)
 DEFAULT_TOKENS = 65
 """Mean length of the default workload: log-normal, median 44, p95 186."""
+
+
+OF_A_CLUSTER = ("prometheus", "namespace", "context")
+OF_A_FILE = ("store",)
+OF_VERIFY = ("verify_replicas", "verify_seconds", "auth_token")
+"""Options by what they work with."""
 
 
 class Names(click.ParamType[tuple[str, ...]]):
@@ -153,6 +159,13 @@ def command(target: str, **options: Any) -> None:
     Replicas are those that the autoscaler would ask for. Reserved cost is of whole nodes for the peak, used cost of the
     share of nodes that the mean load takes. Each figure is measured, published or estimated, with its interval.
     """
+    refuse_options(
+        OF_A_CLUSTER if is_file(target) else OF_A_FILE, "the NAME of an endpoint" if is_file(target) else "a FILE"
+    )
+    if not options["verify"]:
+        refuse_options(OF_VERIFY, "--verify")
+    if options["rate"] is not None:
+        refuse_options(["prometheus"], "the load of an endpoint, which --rate replaces")
     subject = _subject(target, options["namespace"], options["context"])
     generates = subject.spec.task is TaskName.TEXT_GENERATION
     if options["verify"] and generates:
@@ -234,9 +247,14 @@ def _prices(subject: PlannedEndpoint, given: Path | None) -> PriceList:
     return PriceList(date=datetime.now(UTC).date(), currency=own.price.currency, source=source, classes={})
 
 
+def is_file(target: str) -> bool:
+    """Whether the target is a file, not the name of an endpoint."""
+    return Path(target).is_file() or target.endswith((".yaml", ".yml", ".json"))
+
+
 def _subject(target: str, namespace: str, context: str) -> PlannedEndpoint:
     """The file, or the endpoint of the cluster with that name."""
-    if Path(target).is_file() or target.endswith((".yaml", ".yml", ".json")):
+    if is_file(target):
         endpoint = ModelEndpoint.from_file(Path(target))
         return PlannedEndpoint(endpoint.metadata.name, endpoint.spec)
     cluster = read_cluster(target, namespace, context)

@@ -44,6 +44,8 @@ class SamplingParameters:
     """Added to the logits of these tokens."""
     seed: int = 0
     """64 bits, unsigned."""
+    is_default_seed: bool = False
+    """`seed` was not asked for: each prompt of a request gets other random numbers."""
     top_logprobs: int | None = None
     """The number of most probable tokens to report for each token; None: no probabilities at all."""
 

@@ -26,7 +26,7 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
         *tgi.routes(service),
         *hosting.routes(service, health, limits),  # before the models of OpenAI, whose pattern has its path as well
         *openai.routes(service, limits),
-        *openai_text.routes(service),
+        *openai_text.routes(service, limits),
         *responses.routes(service),
         *cohere.routes(service, limits),
         *classify.routes(service, limits),

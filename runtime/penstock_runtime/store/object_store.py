@@ -44,8 +44,6 @@ _UPLOAD: Mapping[StoreScheme, Mapping[str, Any]] = {
     # Without it an interrupted upload could not be repeated.
     StoreScheme.AZ: {"overwrite": True},
 }
-_MOST_ATTEMPTS: Mapping[StoreScheme, int] = {StoreScheme.AZ: 2}
-"""Azure's library retries by itself for 90 s, and adlfs has no option to change that."""
 _ADDRESSES: Mapping[StoreScheme, str] = {
     StoreScheme.S3: " (AWS_ENDPOINT_URL)",
     StoreScheme.AZ: " (AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_CONNECTION_STRING)",
@@ -65,8 +63,7 @@ class ObjectStore:
     def open(cls, uri: StoreUri, retries: Retries) -> ObjectStore:
         """Use the credentials that the store's library finds. MissingPackage names the package to install."""
         filesystem = _translate(uri, lambda: remote.open_filesystem(uri.scheme.value))
-        attempts = min(retries.attempts, _MOST_ATTEMPTS.get(uri.scheme, retries.attempts))
-        return cls(uri, filesystem, replace(retries, attempts=attempts))
+        return cls(uri, filesystem, retries)
 
     def namespaces(self) -> Sequence[str]:
         """See `StoreBackend`."""

@@ -13,6 +13,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
@@ -22,9 +23,16 @@ from penstock_runtime.host.disk import FULL
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
 """The fsspec package of each scheme."""
+CONNECT_SECONDS = 5
+READ_SECONDS = 60
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    # Penstock retries (and resumes); botocore's retries would multiply them.
-    "s3": {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}},
+    "s3": {
+        "config_kwargs": {
+            "connect_timeout": CONNECT_SECONDS,
+            "read_timeout": READ_SECONDS,
+            "retries": {"total_max_attempts": 1},
+        }
+    },
     "gs": {},
     "az": {"anon": False},
 }
@@ -110,9 +118,31 @@ def open_filesystem(scheme: str) -> Any:
     try:
         import fsspec
 
-        return fsspec.filesystem(scheme, skip_instance_cache=True, **_OPTIONS[scheme])
+        filesystem = fsspec.filesystem(scheme, skip_instance_cache=True, **_OPTIONS[scheme])
     except ImportError as error:
         raise MissingPackage(f"{scheme}:// needs the package {package}", remedy=f"Run pip install {package}") from error
+    _make_requests_single(scheme, filesystem)
+    return filesystem
+
+
+def _make_requests_single(scheme: str, filesystem: Any) -> None:
+    """Turn off the retries of a library that has no option for it, and limit the time to connect.
+
+    Penstock retries, resumes, and reports each failure. The libraries report nothing: gcsfs for half a minute,
+    azure-storage-blob for one and a half.
+    """
+    with suppress(AttributeError):  # another version has other names, and its own retries
+        if scheme == "gs":
+            from aiohttp import ClientTimeout
+
+            limits = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
+            filesystem.requests_timeout = limits
+            # The method without its decorator, which retries.
+            filesystem._request = type(filesystem)._request.__wrapped__.__get__(filesystem)  # noqa: SLF001
+        elif scheme == "az":
+            client = filesystem.service_client
+            client._config.retry_policy.total_retries = 0  # noqa: SLF001
+            client._pipeline._transport.connection_config.timeout = CONNECT_SECONDS  # noqa: SLF001
 
 
 def classify_failure(error: Exception) -> FailureKind | None:
@@ -138,8 +168,9 @@ def classify_failure(error: Exception) -> FailureKind | None:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a library's message, shortened."""
-    text = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    """The first line of a library's message, or of its cause's, shortened."""
+    words = str(error).strip() or str(error.__cause__ or "").strip()
+    text = next(iter(words.splitlines()), "") or type(error).__name__
     return re.sub(r"\s+", " ", text)[:200]
 
 

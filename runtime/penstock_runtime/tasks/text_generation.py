@@ -220,6 +220,7 @@ def sampling(values: Mapping[str, Any], *, seed: int | None, top_logprobs: int |
         frequency_penalty=values.get("frequency_penalty") or 0.0,
         logit_bias=values.get("logit_bias") or {},
         seed=secrets.randbits(64) if seed is None else seed,
+        is_default_seed=seed is None,
         top_logprobs=top_logprobs,
     )
 

@@ -236,6 +236,31 @@ def test_a_sequence_gives_the_same_bits_in_any_company(engine: NativeStepEngine)
         np.testing.assert_array_equal(np.concatenate(found), expected)
 
 
+@KERNELS
+@BITS
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_a_token_whose_numbers_are_not_finite_has_no_logits_nor_have_those_that_see_it(
+    kernels: Kernels, bits: int, number: float, tmp_path: Path
+) -> None:
+    decoder = random_decoder(9, positions=True, biased=True, gated=False, turned=None, activation=Activation.GELU_TANH)
+    assert decoder.positions is not None
+    ids, engine = text(70), opened(decoder, tmp_path, bits, kernels)
+    clean = in_chunks(engine, ids, [70], (0, 1, 2))
+    engine.close()
+    table = decoder.positions.copy()
+    table[40, 3] = number
+    engine = opened(replace(decoder, positions=table), tmp_path, bits, kernels)
+    try:
+        for ends in ([70], [30, 45, 70], [40, 41, 42, 70]):
+            logits = in_chunks(engine, ids, ends, (0, 1, 2))
+            np.testing.assert_array_equal(logits[:40], clean[:40])
+            assert np.isnan(logits[40:].max(axis=1)).all()
+        # Numbers that another sequence has left in its blocks are not seen.
+        np.testing.assert_array_equal(in_chunks(engine, ids[:35], [20, 33, 35], (1, 0)), clean[:35])
+    finally:
+        engine.close()
+
+
 def test_any_number_of_threads_gives_the_same_bits(tmp_path: Path) -> None:
     ids, found = text(90), []
     for threads in (1, 2, 5):

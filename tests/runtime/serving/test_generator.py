@@ -20,7 +20,8 @@ from penstock_runtime.generation.loop import FinishReason, JobRequest
 from penstock_runtime.generation.sampling import SamplingParameters
 from penstock_runtime.generation.scheduler import Step
 from penstock_runtime.serving.generation_model import warm_up
-from penstock_runtime.serving.generator import Generation, Generator, NullLoopObserver
+from penstock_runtime.serving.generation_request import Generation
+from penstock_runtime.serving.generator import Generator, NullLoopObserver
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import QueueSettings
@@ -57,13 +58,13 @@ def test_a_stream_ends_on_its_model_while_another_one_takes_over(tmp_path: Path)
         first, second = small_engine(), small_engine(seed=1)
         first.gate = threading.Semaphore(0)
         generator = Generator(small_generation_model(tmp_path / "a", first))
-        old = generator.generate(PROMPT, [job()])
+        old = generator.generate([PROMPT], [job()])
         first.gate.release()
         await old.read()
         replacing = asyncio.create_task(generator.replace(small_generation_model(tmp_path / "b", second)))
         while generator.model.engine is first:  # noqa: ASYNC110 - the task runs until its first wait
             await asyncio.sleep(0)
-        new = await tokens(generator.generate(PROMPT, [job()]))
+        new = await tokens(generator.generate([PROMPT], [job()]))
         assert not replacing.done()
         assert not is_closed(first)
         for _ in range(20):
@@ -73,12 +74,12 @@ def test_a_stream_ends_on_its_model_while_another_one_takes_over(tmp_path: Path)
         assert is_closed(first)
         assert new != rest
         alone = Generator(small_generation_model(tmp_path / "c", small_engine()))
-        assert await tokens(alone.generate(PROMPT, [job()])) == rest
+        assert await tokens(alone.generate([PROMPT], [job()])) == rest
         await alone.drain()
         await generator.drain()
         assert is_closed(second)
         with pytest.raises(NotReady):
-            generator.generate(PROMPT, [job()])
+            generator.generate([PROMPT], [job()])
 
     run(test)
 
@@ -88,7 +89,7 @@ def test_what_can_never_fit_is_refused_at_once(tmp_path: Path, prompt: int, max_
     async def test() -> None:
         generator = Generator(small_generation_model(tmp_path))
         with pytest.raises(PromptTooLong):
-            generator.generate([1] * prompt, [job(max_tokens)])
+            generator.generate([[1] * prompt], [job(max_tokens)])
         assert generator.queue_depth() == (0, 0)
         await generator.drain()
 
@@ -99,8 +100,8 @@ def test_a_small_pool_limits_the_length_and_not_the_number_of_requests(tmp_path:
     async def test() -> None:
         generator = Generator(small_generation_model(tmp_path, small_engine(blocks=4)))
         assert generator.longest == 64
-        alone = await tokens(generator.generate(PROMPT, [job(40)]))
-        together = [generator.generate(PROMPT, [job(40)]) for _ in range(6)]
+        alone = await tokens(generator.generate([PROMPT], [job(40)]))
+        together = [generator.generate([PROMPT], [job(40)]) for _ in range(6)]
         assert [await tokens(one) for one in together] == [alone] * 6
         assert generator.facts()["sequences"]["preemptions"] >= 1
         assert generator.facts()["cache"]["blocks_in_use"] == 0
@@ -114,7 +115,7 @@ def test_several_answers_of_one_prompt_compute_it_once(tmp_path: Path) -> None:
         engine = small_engine()
         generator = Generator(small_generation_model(tmp_path, engine))
         prompt = [1] * 200
-        generation = generator.generate(prompt, [job(3)] * 4)
+        generation = generator.generate([prompt], [job(3)] * 4)
         found = await generation.read_all()
         assert len({tuple(sampled.token for sampled in one.tokens) for one in found}) == 1
         assert [len(one.tokens) for one in found] == [3] * 4
@@ -132,7 +133,7 @@ def test_a_closed_request_starts_no_further_answers(tmp_path: Path) -> None:
         engine = small_engine()
         engine.gate = threading.Semaphore(0)
         generator = Generator(small_generation_model(tmp_path, engine))
-        generation = generator.generate(PROMPT, [job(3)] * 3)
+        generation = generator.generate([PROMPT], [job(3)] * 3)
         generation.close()
         for _ in range(10):
             engine.gate.release()
@@ -147,7 +148,7 @@ def test_a_closed_request_frees_its_blocks(tmp_path: Path) -> None:
         engine = small_engine()
         engine.gate = threading.Semaphore(2)  # it computes no more before the request is closed
         generator = Generator(small_generation_model(tmp_path, engine))
-        generation = generator.generate(PROMPT, [job(400)] * 3)
+        generation = generator.generate([PROMPT], [job(400)] * 3)
         await generation.read()
         assert generator.facts()["sequences"]["running"] >= 1
         generation.close()
@@ -166,10 +167,10 @@ def test_a_full_queue_refuses_the_newest_request_of_the_client_with_the_most(tmp
         engine.gate = threading.Semaphore(0)
         queue = QueueSettings(max_queue_rows=3)
         generator = Generator(small_generation_model(tmp_path, engine), queue=queue)
-        many = [generator.generate(PROMPT, [replace(job(), client="many")]) for _ in range(3)]
+        many = [generator.generate([PROMPT], [replace(job(), client="many")]) for _ in range(3)]
         with pytest.raises(Overloaded):
-            generator.generate(PROMPT, [replace(job(), client="many")])
-        few = generator.generate(PROMPT, [replace(job(), client="few")])
+            generator.generate([PROMPT], [replace(job(), client="many")])
+        few = generator.generate([PROMPT], [replace(job(), client="few")])
         with pytest.raises(Overloaded, match="3 sequences"):
             await many[2].read_all()
         assert generator.queue_depth()[0] == 3
@@ -177,6 +178,25 @@ def test_a_full_queue_refuses_the_newest_request_of_the_client_with_the_most(tmp
         assert len(await tokens(few)) == 8
         for one in many[:2]:
             assert len(await tokens(one)) == 8
+        await generator.drain()
+
+    run(test)
+
+
+def test_a_request_with_several_prompts_gives_way_as_a_whole(tmp_path: Path) -> None:
+    async def test() -> None:
+        engine = small_engine()
+        engine.gate = threading.Semaphore(0)
+        queue = QueueSettings(max_queue_rows=4)
+        generator = Generator(small_generation_model(tmp_path, engine), queue=queue)
+        many = generator.generate([PROMPT] * 4, [replace(job(), client="many")])
+        few = generator.generate([PROMPT], [replace(job(), client="few")])
+        assert generator.queue_depth() == (1, len(PROMPT))
+        with pytest.raises(Overloaded, match="4 sequences"):
+            await many.read_all()
+        engine.gate.release(1000)
+        assert len(await tokens(few)) == 8
+        assert generator.queue_depth() == (0, 0)
         await generator.drain()
 
     run(test)
@@ -247,7 +267,7 @@ def test_the_metrics_count_tokens_and_times(tmp_path: Path) -> None:
         generator = Generator(small_generation_model(tmp_path), metrics.generation)
         metrics.generation.state = generator.state
         for _ in range(2):
-            assert len(await tokens(generator.generate(PROMPT * 2, [job(5)]))) == 5
+            assert len(await tokens(generator.generate([PROMPT * 2], [job(5)]))) == 5
         text = metrics.exposition("")[0].decode()
         for line in (
             "penstock_first_token_seconds_count 2.0",
@@ -302,9 +322,11 @@ def test_a_stop_string_may_be_cut_from_the_last_tokens(tmp_path: Path) -> None:
     async def test() -> None:
         generator = Generator(small_generation_model(tmp_path))
         sampling = SamplingParameters(seed=4, temperature=1.5)
-        (whole,) = await generator.generate(PROMPT, [JobRequest((), 20, sampling)]).read_all()
+        (whole,) = await generator.generate([PROMPT], [JobRequest((), 20, sampling)]).read_all()
         stop = whole.text[4:7]
-        (ended,) = await generator.generate(PROMPT, [JobRequest((), 20, sampling, stop=(stop,))]).read_all()
+        (ended,) = await generator.generate(
+            [PROMPT], [JobRequest((), 20, sampling, stop=(stop,))], field="prompt"
+        ).read_all()
         assert ended.text == whole.text[: whole.text.index(stop)]
         assert ended.finish is FinishReason.STOP_STRING
         await generator.drain()
@@ -327,8 +349,8 @@ def test_a_token_without_text_ends_its_request_alone(tmp_path: Path, monkeypatch
         generator = Generator(model)
         (x,) = b"x"
         to_x = SamplingParameters(temperature=0, logit_bias={model.tokenizer.backend.token_to_id(chr(x)): 100})
-        failing = generator.generate(PROMPT, [JobRequest((), 5, to_x)])
-        good = generator.generate(PROMPT, [job(5)])
+        failing = generator.generate([PROMPT], [JobRequest((), 5, to_x)])
+        good = generator.generate([PROMPT], [job(5)])
         with pytest.raises(InferenceFailed):
             await failing.read_all()
         assert len(await tokens(good)) == 5
@@ -347,9 +369,9 @@ def test_a_request_that_cannot_be_submitted_leaves_nothing(tmp_path: Path, monke
         with monkeypatch.context() as patched:
             patched.setattr(generator._served.loop, "submit", fail)
             with pytest.raises(MemoryError):
-                generator.generate(PROMPT, [job()])
+                generator.generate([PROMPT], [job()])
         assert generator.queue_depth() == (0, 0)
-        assert len(await tokens(generator.generate(PROMPT, [job(3)]))) == 3
+        assert len(await tokens(generator.generate([PROMPT], [job(3)]))) == 3
         await generator.drain()  # it would wait for the request
 
     run(test)
@@ -367,9 +389,9 @@ def test_a_defect_of_the_loop_fails_the_requests_in_progress_and_no_later_ones(t
         observer = Failing()
         generator = Generator(small_generation_model(tmp_path), observer)
         with pytest.raises(InferenceFailed):
-            await generator.generate(PROMPT, [job()]).read_all()
+            await generator.generate([PROMPT], [job()]).read_all()
         observer.fails = False
-        assert len(await tokens(generator.generate(PROMPT, [job(3)]))) == 3
+        assert len(await tokens(generator.generate([PROMPT], [job(3)]))) == 3
         while generator.facts()["cache"]["blocks_in_use"]:  # noqa: ASYNC110 - set by the engine's thread
             await asyncio.sleep(0.01)
         await generator.drain()

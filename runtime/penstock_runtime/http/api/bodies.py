@@ -20,6 +20,7 @@ from penstock_runtime.errors import (
     MethodNotAllowed,
     NotReady,
     Overloaded,
+    PromptTooLong,
     RequestError,
     Unauthorized,
     UnsupportedMediaType,
@@ -94,14 +95,14 @@ def _check_content_type(value: bytes, kinds: Collection[str]) -> None:
 
 @contextmanager
 def fields_named(names: Mapping[str, str], *, absent: Iterable[str] = ()) -> Iterator[None]:
-    """Rename the field of an InvalidInput to the field that the API's client sent: `inputs.query` is its `query`.
+    """Rename the field of an error about inputs to the one that the API's client sent: `inputs.query` is its `query`.
 
     `names`: beginnings of the task's paths, and what to write instead; the first that fits is taken. `absent`: names of
     parameters that the API does not have, which the remedy must not advise.
     """
     try:
         yield
-    except InvalidInput as error:
+    except (InvalidInput, PromptTooLong) as error:
         for name in absent:
             error.remedy = error.remedy.replace(f", or set parameters.{name} to true", "")
         error.remedy = error.remedy.replace("parameters.", names.get("parameters.", "parameters."))
@@ -112,7 +113,7 @@ def fields_named(names: Mapping[str, str], *, absent: Iterable[str] = ()) -> Ite
         raise
 
 
-def rename_field(error: InvalidInput, field: str) -> None:
+def rename_field(error: RequestError, field: str) -> None:
     """Rename the field of an error, in its message as well."""
     error.message = error.message.replace(error.field, field, 1)
     error.field = field

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from penstock_runtime.errors import NotReady, PromptTooLong, RequestError
+from penstock_runtime.errors import NotReady, RequestError
 from penstock_runtime.generation.loop import JobRequest
 from penstock_runtime.http.api.bodies import answer_response, dumps
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import Request, Response, StreamingResponse
-from penstock_runtime.serving.generator import Continuation, Generation, Generator, timings
+from penstock_runtime.serving.generation_request import Continuation, Generation
+from penstock_runtime.serving.generator import Generator, timings
 from penstock_runtime.serving.predictor import Answer
 from penstock_runtime.tasks.text_generation import Prompt
+
+PromptInputs = Sequence[Prompt | Sequence[int]]
+"""Texts, or token ids."""
 
 
 def event(value: Any) -> bytes:
@@ -29,16 +32,6 @@ def generator_of(service: ModelService) -> Generator:
     if not isinstance(service.predictor, Generator):
         raise NotReady(service.status.message, retry_after_seconds=5)
     return service.predictor
-
-
-@contextmanager
-def prompt_field(field: str) -> Iterator[None]:
-    """Adds the API's field to an error about the prompt's length."""
-    try:
-        yield
-    except PromptTooLong as error:
-        error.field = field
-        raise
 
 
 @dataclass
@@ -57,17 +50,20 @@ class GenerationApi:
         self._service = service
 
     async def _start(
-        self, request: Request, prompt: Prompt | Sequence[int], job: JobRequest, count: int
+        self, request: Request, prompts: PromptInputs, job: JobRequest, count: int, *, field: str
     ) -> StartedGeneration:
-        """Tokenise and start `count` continuations like `job`. Errors as `Generator.generate`."""
+        """Tokenise and start `count` continuations of each prompt like `job`. Errors as `Generator.generate`."""
         arrived = perf_counter()
         generator = generator_of(self._service)
-        tokens = await generator.tokens(prompt) if isinstance(prompt, Prompt) else prompt
+        texts = [prompt for prompt in prompts if isinstance(prompt, Prompt)]
+        encoded = iter(await generator.tokens(texts))
+        tokens = [next(encoded) if isinstance(prompt, Prompt) else prompt for prompt in prompts]
         tokenised = perf_counter()
         # Of clients behind a proxy, which have one address, the tokens differ.
         jobs = [replace(job, tenant=request.token, client=request.token or request.client)] * count
         deadline = self._service.deadline_seconds(request)
-        return StartedGeneration(generator.generate(tokens, jobs, deadline_seconds=deadline), arrived, tokenised)
+        generation = generator.generate(tokens, jobs, field=field, deadline_seconds=deadline)
+        return StartedGeneration(generation, arrived, tokenised)
 
     async def _answer(self, started: StartedGeneration, value: Callable[[Sequence[Continuation]], Any]) -> Response:
         """The response when all continuations have ended."""

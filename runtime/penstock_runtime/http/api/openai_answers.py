@@ -17,7 +17,7 @@ from penstock_runtime.http.api.generation import EventStream, event, usage
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import ErrorFormat, Request
 from penstock_runtime.serving.generation_model import GenerationModel
-from penstock_runtime.serving.generator import Continuation, Generation
+from penstock_runtime.serving.generation_request import Continuation, Generation
 
 DONE = b"data: [DONE]\n\n"
 FINISH = dict.fromkeys(FinishReason, "stop") | {FinishReason.LENGTH: "length"}

@@ -12,7 +12,11 @@ from penstock_runtime.errors import InvalidInput, UnsupportedOption
 from penstock_runtime.generation.grammar import GrammarState, in_grammar_thread
 from penstock_runtime.generation.loop import JobRequest
 from penstock_runtime.generation.tool_calls import LIST_TOKEN, ToolForm, arguments_name, calls_grammar
+from penstock_runtime.http.api.generation import PromptInputs
+from penstock_runtime.http.api.token_ids import TextsOrIds
 from penstock_runtime.serving.generation_model import GenerationModel
+from penstock_runtime.tasks.base import RequestLimits
+from penstock_runtime.tasks.feature_extraction import TokenIds
 from penstock_runtime.tasks.fields import (
     Boolean,
     Choice,
@@ -34,6 +38,7 @@ from penstock_runtime.tasks.text_generation import (
     SAMPLING,
     STOPS,
     AnyText,
+    Prompt,
     sampling,
 )
 
@@ -110,12 +115,24 @@ CHAT_BODY = Object(
     },
     others=Others.IGNORED,
 )
-COMPLETION_BODY = Object(
-    {"prompt": Either((Text(), ListOf(Integer(0, MOST_TOKENS), 1_000_000, words="a list of token ids")))},
-    {**COMMON, "logprobs": (Integer(0, MOST_LOGPROBS), None)},
-    notes={**NOTES, "prompt": "A text, or token ids.", "max_tokens": f"Default {DEFAULT_COMPLETION_TOKENS}."},
-    others=Others.IGNORED,
+LONGEST_PROMPT = 1_000_000
+"""Maximum token ids of a prompt: more than any context."""
+PROMPT_NOTE = (
+    "A text, token ids, or a list of either: several prompts. Choices are numbered prompt by prompt: those of the "
+    "second begin at n."
 )
+
+
+def completion_body(limits: RequestLimits) -> Object:
+    """The body of `/v1/completions`."""
+    return Object(
+        {"prompt": TextsOrIds(limits, LONGEST_PROMPT)},
+        {**COMMON, "logprobs": (Integer(0, MOST_LOGPROBS), None)},
+        notes={**NOTES, "prompt": PROMPT_NOTE, "max_tokens": f"Default {DEFAULT_COMPLETION_TOKENS}."},
+        others=Others.IGNORED,
+    )
+
+
 UNSUPPORTED: Mapping[str, Sequence[Any]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -163,6 +180,24 @@ UNSUPPORTED: Mapping[str, Sequence[Any]] = {
     "typical_p": (1,),
 }
 """Fields of the API, and of similar servers, that would change the answer; with the values that change nothing."""
+
+
+def prompts_of(given: str | list[str] | TokenIds, model: GenerationModel) -> PromptInputs:
+    """The prompts of a completion. InvalidInput names one with a token that the model does not have."""
+    if isinstance(given, str):
+        return [Prompt(given, special=True)]
+    if not isinstance(given, TokenIds):
+        return [Prompt(text, special=True) for text in given]
+    for index, ids in enumerate(given.texts):
+        path = "prompt" if given.single else f"prompt[{index}]"
+        model.tokenizer.require_embedded(ids, path)
+        if max(ids) >= model.engine.vocabulary:
+            raise InvalidInput(
+                f"{path} has the token {max(ids)}; this model's tokens are 0 to {model.engine.vocabulary - 1}",
+                field=path,
+                remedy="Use the tokenizer of this model",
+            )
+    return given.texts
 
 
 def message_of(value: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -5,21 +5,24 @@ from __future__ import annotations
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput, PromptTooLong, UnsupportedOption
 from penstock_runtime.http.api.bodies import checked, read_json
-from penstock_runtime.http.api.generation import GenerationApi, generator_of, prompt_field
+from penstock_runtime.http.api.generation import GenerationApi, generator_of
 from penstock_runtime.http.api.openai_answers import AnswerStream, ChatAnswer, CompletionAnswer, frame_of
 from penstock_runtime.http.api.openai_requests import (
     CHAT_BODY,
-    COMPLETION_BODY,
     DEFAULT_COMPLETION_TOKENS,
     UNSUPPORTED,
+    completion_body,
     form_of,
     job_of,
     message_of,
+    prompts_of,
     tools_of,
 )
 from penstock_runtime.http.api.service import ModelService
+from penstock_runtime.http.api.unknown_fields import UnknownFields
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
-from penstock_runtime.tasks.fields import JsonSchema
+from penstock_runtime.tasks.base import RequestLimits
+from penstock_runtime.tasks.fields import JsonSchema, Object
 from penstock_runtime.tasks.text_generation import Prompt, refuse_unsupported, require_template
 
 TAG = "OpenAI"
@@ -29,10 +32,17 @@ TASKS = frozenset({TaskName.TEXT_GENERATION})
 class OpenAIText(GenerationApi):
     """The handlers."""
 
+    def __init__(self, service: ModelService, limits: RequestLimits) -> None:
+        super().__init__(service)
+        self._completion = completion_body(limits)
+        self._unknown_of_chat = _unknown_fields("/v1/chat/completions", CHAT_BODY)
+        self._unknown_of_completions = _unknown_fields("/v1/completions", self._completion)
+
     async def chat(self, request: Request) -> Response:
         """`/v1/chat/completions`."""
         raw = read_json(request)
         body = checked(CHAT_BODY, raw)
+        self._unknown_of_chat.look(raw)
         refuse_unsupported(raw, UNSUPPORTED)
         model = generator_of(self._service).model
         messages = [message_of(one, f"messages[{index}]") for index, one in enumerate(body["messages"])]
@@ -46,8 +56,7 @@ class OpenAIText(GenerationApi):
         form = form_of(body, model) if tools is None or tools.grammar is None else tools.grammar
         tokens = body["max_completion_tokens"] or body["max_tokens"] or 0
         job = await job_of(body, model, tokens, top, default_tokens=0, grammar=form)
-        with prompt_field("messages"):
-            started = await self._start(request, Prompt(text, special=False), job, body["n"])
+        started = await self._start(request, [Prompt(text, special=False)], job, body["n"], field="messages")
         frame = frame_of(self._service, "chatcmpl-", request, model)
         writer = ChatAnswer(model, frame, with_logprobs=top is not None, tools=None if tools is None else tools.form)
         if body["stream"]:
@@ -58,32 +67,16 @@ class OpenAIText(GenerationApi):
     async def complete(self, request: Request) -> Response:
         """`/v1/completions`."""
         raw = read_json(request)
-        given = raw.get("prompt") if isinstance(raw, dict) else None
-        if isinstance(given, list) and given and isinstance(given[0], str | list):
-            raise UnsupportedOption(
-                "prompt is a list of prompts; this server takes one in a request",
-                field="prompt",
-                remedy="Send a request for each, several at a time",
-            )
-        body = checked(COMPLETION_BODY, raw)
+        body = checked(self._completion, raw)
+        self._unknown_of_completions.look(raw)
         refuse_unsupported(raw, UNSUPPORTED)
         model = generator_of(self._service).model
-        prompt = body["prompt"]
-        if isinstance(prompt, list):
-            model.tokenizer.require_embedded(prompt, "prompt")
-            if max(prompt) >= model.engine.vocabulary:
-                raise InvalidInput(
-                    f"prompt has the token {max(prompt)}; this model's tokens are 0 to {model.engine.vocabulary - 1}",
-                    field="prompt",
-                    remedy="Use the tokenizer of this model",
-                )
+        prompts = prompts_of(body["prompt"], model)
         job = await job_of(
             body, model, body["max_tokens"] or 0, body["logprobs"], default_tokens=DEFAULT_COMPLETION_TOKENS,
             grammar=form_of(body, model),
         )  # fmt: skip
-        with prompt_field("prompt"):
-            asked = Prompt(prompt, special=True) if isinstance(prompt, str) else prompt
-            started = await self._start(request, asked, job, body["n"])
+        started = await self._start(request, prompts, job, body["n"], field="prompt")
         frame = frame_of(self._service, "cmpl-", request, model)
         writer = CompletionAnswer(model, with_logprobs=body["logprobs"] is not None)
         if body["stream"]:
@@ -92,9 +85,13 @@ class OpenAIText(GenerationApi):
         return await self._answer(started, lambda ended: writer.whole(frame, ended, started.generation))
 
 
-def routes(service: ModelService) -> tuple[Route, ...]:
+def _unknown_fields(route: str, body: Object) -> UnknownFields:
+    return UnknownFields(route, [*body.required, *body.optional, *UNSUPPORTED])
+
+
+def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     """Their table."""
-    handlers = OpenAIText(service)
+    handlers = OpenAIText(service, limits)
     return (
         Route(
             "POST", "/v1/chat/completions", handlers.chat, "Answer a conversation", TAG, tasks=TASKS, inference=True,
@@ -105,9 +102,9 @@ def routes(service: ModelService) -> tuple[Route, ...]:
             response=_response("chat.completion"),
         ),
         Route(
-            "POST", "/v1/completions", handlers.complete, "Continue a text", TAG, tasks=TASKS, inference=True,
+            "POST", "/v1/completions", handlers.complete, "Continue texts", TAG, tasks=TASKS, inference=True,
             streams=True, error_format=ErrorFormat.OPENAI, errors=(PromptTooLong, UnsupportedOption),
-            request=COMPLETION_BODY.schema() | {"examples": [
+            request=completion_body(limits).schema() | {"examples": [
                 {"prompt": "The capital of France is", "max_tokens": 20},
             ]},
             response=_response("text_completion"),

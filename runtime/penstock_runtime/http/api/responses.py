@@ -9,7 +9,7 @@ from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput, PromptTooLong, UnsupportedOption
 from penstock_runtime.generation.loop import JobRequest
 from penstock_runtime.http.api.bodies import checked, read_json
-from penstock_runtime.http.api.generation import GenerationApi, generator_of, prompt_field
+from penstock_runtime.http.api.generation import GenerationApi, generator_of
 from penstock_runtime.http.api.openai_answers import frame_of
 from penstock_runtime.http.api.openai_requests import (
     ANY,
@@ -130,8 +130,7 @@ class Responses(GenerationApi):
             default_tokens=0,
             grammar=grammar,
         )
-        with prompt_field("input"):
-            started = await self._start(request, Prompt(text, special=False), job, 1)
+        started = await self._start(request, [Prompt(text, special=False)], job, 1, field="input")
         frame = frame_of(self._service, "resp_", request, model)
         head = {
             "id": frame.identifier,

@@ -12,7 +12,7 @@ from penstock_runtime.http.api.bodies import dumps
 from penstock_runtime.http.api.generation import EventStream
 from penstock_runtime.http.api.openai_answers import TokenWriter, new_tokens
 from penstock_runtime.serving.generation_model import GenerationModel
-from penstock_runtime.serving.generator import Continuation, Generation
+from penstock_runtime.serving.generation_request import Continuation, Generation
 
 Event = dict[str, Any]
 

@@ -18,7 +18,7 @@ from penstock_runtime.http.api.openai_answers import TokenWriter
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
 from penstock_runtime.serving.generation_model import GenerationModel
-from penstock_runtime.serving.generator import Continuation, Generation
+from penstock_runtime.serving.generation_request import Continuation, Generation
 from penstock_runtime.tasks.fields import Boolean, Integer, JsonSchema, Object, Others, Text
 from penstock_runtime.tasks.text_generation import (
     MOST_LOGPROBS,
@@ -130,7 +130,7 @@ class Tgi(GenerationApi):
 
     async def _whole(self, request: Request, body: Mapping[str, Any], *, in_list: bool) -> Response:
         asked, prompt, job = await self._read(body, with_logprobs=bool((body["parameters"] or {}).get("details")))
-        started = await self._start(request, prompt, job, 1)
+        started = await self._start(request, [prompt], job, 1, field="inputs")
         (one,) = await started.generation.read_all()
         value: dict[str, Any] = {"generated_text": asked.text(one)}
         if asked.parameters["details"]:
@@ -142,7 +142,7 @@ class Tgi(GenerationApi):
 
     async def _events(self, request: Request, body: Mapping[str, Any]) -> Response:
         asked, prompt, job = await self._read(body, with_logprobs=True)
-        started = await self._start(request, prompt, job, 1)
+        started = await self._start(request, [prompt], job, 1, field="inputs")
         return await self._stream(started, _Stream(started.generation, asked))
 
     async def _read(
@@ -176,7 +176,8 @@ class Tgi(GenerationApi):
         asked = Asked(body["inputs"], values, seed, TokenWriter(model), model)
         prompt: Prompt | Sequence[int] = Prompt(body["inputs"], special=True)
         if values["truncate"] is not None:
-            prompt = (await generator.tokens(Prompt(body["inputs"], special=True)))[-values["truncate"] :]
+            (tokens,) = await generator.tokens([Prompt(body["inputs"], special=True)])
+            prompt = tokens[-values["truncate"] :]
         return asked, prompt, job
 
 

@@ -16,7 +16,7 @@ ABOUT_IDS = (
 LARGEST = 2**31 - 1
 ID = Integer(0, LARGEST)
 LONGEST = 100_000
-"""Maximum ids of one text: more than any model takes, to limit the part that is cut."""
+"""Maximum ids of one text: more than any encoder takes, to limit the part that is cut."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class TextsOrIds:
     """A text, texts, the ids of a text, or the ids of texts; decided by the first entry of a list."""
 
     limits: RequestLimits
+    longest: int = LONGEST
+    """Maximum ids of one text."""
     words: str = "a text, a list of texts, or token ids"
     python: type = object
 
@@ -52,7 +54,7 @@ class TextsOrIds:
 
     @property
     def _ids(self) -> ListOf:
-        return ListOf(ID, LONGEST, words="a list of token ids")
+        return ListOf(ID, self.longest, words="a list of token ids")
 
     @property
     def _lists(self) -> ListOf:

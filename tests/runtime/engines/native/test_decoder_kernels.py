@@ -165,3 +165,18 @@ def test_the_largest_result_of_each_row_counts_as_its_logarithm(kernels: Kernels
 
     expected = np.log1p(np.log1p(np.maximum(each[:real].max(axis=0), 0)))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@KERNELS
+@pytest.mark.parametrize("sums", [False, True])
+@pytest.mark.parametrize("place", [0, 11, 37])
+def test_the_largest_result_of_a_row_with_a_number_that_is_not_finite_is_none(
+    kernels: Kernels, sums: bool, place: int
+) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(0, 1, (40, 128)).astype(np.float32)
+    x[place, 5] = np.nan
+    step, tensors = product(128, 352, rng)
+    largest = step.model_copy(update={"operator": "largest", "types": 1, "gated": sums})
+
+    assert np.isnan(run([largest], tensors, x, kernels=kernels, threads=2, real=38, per_row=True)).all()

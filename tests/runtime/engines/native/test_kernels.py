@@ -466,6 +466,56 @@ def test_a_row_of_equal_numbers_and_one_of_zeros_are_no_division_by_zero(kernels
     np.testing.assert_allclose(y, x @ weight + tensors["b"], rtol=1e-4, atol=1e-3)
 
 
+NOT_FINITE = pytest.mark.parametrize("number", [math.nan, -math.nan, math.inf, -math.inf])
+
+
+@KERNELS
+@NOT_FINITE
+@pytest.mark.parametrize("activation", ["none", "gelu", "relu", "gelu-tanh", "silu", "tanh"])
+def test_a_line_with_a_number_that_is_not_finite_has_no_results(
+    kernels: Kernels, number: float, activation: Activation
+) -> None:
+    rng = np.random.default_rng(6)
+    step, tensors = product(96, 64, rng, activation=activation)
+    if activation == "gelu":  # a model has factors of inputs or none
+        step = step.model_copy(update={"tensors": {**step.tensors, "factors": "f"}})
+    x = rng.normal(0, 1, (9, 96)).astype(np.float32)
+    expected = run([step], tensors, x, kernels=kernels, threads=2)
+    for place in (0, 17, 95):
+        broken = x.copy()
+        broken[4, place] = number
+
+        y = run([step], tensors, broken, kernels=kernels, threads=2)
+
+        assert np.isnan(y[4]).all()
+        np.testing.assert_array_equal(np.delete(y, 4, axis=0), np.delete(expected, 4, axis=0))
+
+
+@KERNELS
+@NOT_FINITE
+@pytest.mark.parametrize("width", [32, 48])
+@pytest.mark.parametrize("part", ["query", "key", "value"])
+def test_attention_to_a_number_that_is_not_finite_is_not_finite(
+    kernels: Kernels, number: float, width: int, part: str
+) -> None:
+    x = np.random.default_rng(7).normal(0, 1, (40, 3 * 2 * width)).astype(np.float32)
+    x[37, {"query": 3, "key": 2 * width + 3, "value": 4 * width + 3}[part]] = number
+    step = GraphStep(
+        operator="attention", source=0, keys=0, values=0, target=1, outputs=2 * width, heads=2, epsilon=width**-0.5
+    )
+
+    y = run([step], {}, x, kernels=kernels, threads=2, real=38)
+
+    with np.errstate(invalid="ignore"):
+        # A key whose score is minus infinity is one that is not attended to.
+        lines = [37] if part == "query" else np.flatnonzero((part == "value") | ~(x[:38, 3] * number < 0))
+    assert len(lines)
+    for line in lines:
+        assert not np.isfinite(y[line, :width]).all(), line
+    if part == "query":
+        assert np.isfinite(y[:37]).all()
+
+
 @pytest.mark.parametrize("bits", [8, 6, 4])
 @pytest.mark.parametrize("inputs", [32, 96, 320, 512])
 def test_every_instruction_set_gives_the_bits_of_the_exact_sums_of_a_product(bits: int, inputs: int) -> None:

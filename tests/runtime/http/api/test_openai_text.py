@@ -16,7 +16,8 @@ import pytest
 
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.http.api.openai_answers import AnswerStream, CompletionAnswer
-from penstock_runtime.serving.generator import Continuation
+from penstock_runtime.http.api.unknown_fields import MOST_LOGGED, UnknownFields
+from penstock_runtime.serving.generation_request import Continuation
 from tests.runtime.generation.paged_engine import PagedEngine
 from tests.runtime.generation.small_model import (
     TEMPLATE,
@@ -279,6 +280,51 @@ class TestCompletions:
         assert by_ids.choices[0].text == by_text.choices[0].text
         assert by_ids.usage == by_text.usage
 
+    @pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.5, "seed": 3, "logprobs": 1}])
+    def test_each_of_several_prompts_has_the_answers_that_it_has_alone(
+        self, endpoint: Endpoint, client: openai.OpenAI, options: Any
+    ) -> None:
+        def ask(prompt: Any, **more: Any) -> Any:
+            return client.completions.create(model="smol", prompt=prompt, n=2, max_tokens=8, **options, **more)
+
+        texts = ["Once", "A longer beginning", "Once upon"]
+        ids = [[token["id"] for token in post(endpoint, "/tokenize", {"inputs": text}).json()[0]] for text in texts]
+        alone = [ask(text) for text in texts]
+        whole = ask(texts)
+        assert [choice.index for choice in whole.choices] == list(range(6))
+        expected = [(choice.text, choice.logprobs) for answer in alone for choice in answer.choices]
+        assert [(choice.text, choice.logprobs) for choice in whole.choices] == expected
+        assert whole.usage.prompt_tokens == sum(map(len, texts)) == sum(one.usage.prompt_tokens for one in alone)
+        assert whole.usage.completion_tokens == sum(one.usage.completion_tokens for one in alone) == 48
+        assert [choice.text for choice in ask(ids).choices] == [text for text, _ in expected]
+
+        streamed = dict.fromkeys(range(6), "")
+        ends = dict.fromkeys(range(6), 0)
+        *chunks, last = ask(ids, stream=True, stream_options={"include_usage": True})
+        for chunk in chunks:
+            (choice,) = chunk.choices
+            streamed[choice.index] += choice.text
+            ends[choice.index] += choice.finish_reason == "length"
+        assert list(streamed.values()) == [text for text, _ in expected]
+        assert set(ends.values()) == {1}
+        assert last.choices == []
+        assert last.usage.total_tokens == whole.usage.total_tokens
+
+    def test_without_a_seed_equal_prompts_have_different_answers(self, client: openai.OpenAI) -> None:
+        answer = client.completions.create(model="smol", prompt=["x"] * 3, n=2, temperature=2, max_tokens=20)
+        assert len({choice.text for choice in answer.choices}) == 6
+
+    def test_an_error_names_the_prompt_and_its_limit(self, endpoint: Endpoint) -> None:
+        def message(prompt: Any, **more: Any) -> str:
+            answer = post(endpoint, "/v1/completions", {"prompt": prompt, **more}).json()
+            found: str = answer["error"]["message"]
+            return found
+
+        assert message(["x", "x" * 600]).startswith("prompt[1] has 600 tokens and 1 tokens to generate; prompt and")
+        assert message("x" * 600).startswith("the prompt has 600 tokens")
+        assert "65 prompts with 16 answers each are 1040; at most 1024" in message(["x"] * 65, n=16)
+        assert "has 1025 entries; at most 1024 fit into one request" in message(["x"] * 1025)
+
     @pytest.mark.parametrize(
         "asked",
         [
@@ -325,14 +371,51 @@ class TestCompletions:
             ({"prompt": "x", "echo": True}, "echo"),
             ({"prompt": "x", "suffix": "y"}, "suffix"),
             ({"prompt": "x", "best_of": 2}, "best_of"),
-            ({"prompt": ["x", "y"]}, "prompt"),
-            ({"prompt": [[1, 2], [3]]}, "prompt"),
             ({"prompt": [1, "x"]}, "prompt[1]"),
+            ({"prompt": ["x", 1]}, "prompt[1]"),
+            ({"prompt": ["x", ""]}, "prompt[1]"),
+            ({"prompt": []}, "prompt"),
+            ({"prompt": [[1], []]}, "prompt[1]"),
+            ({"prompt": [[1], [2, 999]]}, "prompt[1]"),
+            ({"prompt": [[1], [2, -1]]}, "prompt[1][1]"),
             ({"prompt": "x" * 600}, "prompt"),
+            ({"prompt": ["x", "x" * 600]}, "prompt[1]"),
+            ({"prompt": ["x"] * 1025}, "prompt"),
+            ({"prompt": ["x"] * 65, "n": 16}, "prompt"),
         ]:
             answer = post(endpoint, "/v1/completions", body)
             assert answer.status_code in {400, 422}
             assert answer.json()["error"]["param"] == field
+
+
+def test_an_unknown_field_is_logged_once_with_the_known_one_that_is_spelt_like_it(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = {"metadata": {"a": "b"}, "store": False, "user": "x", "ignore_eos": False, "max_tokens": 2}
+    with caplog.at_level("INFO", logger="penstock.http"):
+        for _ in range(2):
+            body = {"messages": MESSAGES, **known, "temprature": 1, "num_ctx": 5}
+            assert post(endpoint, "/v1/chat/completions", body).status_code == 200
+            body = {"prompt": "x", **known, "max_token": 5}
+            assert post(endpoint, "/v1/completions", body).status_code == 200
+    logged = [one.getMessage() for one in caplog.records if "which is not used" in one.getMessage()]
+
+    assert logged == [
+        "requests to /v1/chat/completions have a field 'temprature', which is not used; did you mean 'temperature'?",
+        "requests to /v1/chat/completions have a field 'num_ctx', which is not used",
+        "requests to /v1/completions have a field 'max_token', which is not used; did you mean 'max_tokens'?",
+    ]
+
+
+def test_names_of_unknown_fields_fill_neither_log_nor_memory(caplog: pytest.LogCaptureFixture) -> None:
+    fields = UnknownFields("/x", ["known"])
+    with caplog.at_level("INFO", logger="penstock.http"):
+        for number in range(300):
+            fields.look({f"{number}" + "y" * 5000: 1, "known": 2})
+    logged = [one.getMessage() for one in caplog.records if "which is not used" in one.getMessage()]
+
+    assert len(logged) == MOST_LOGGED
+    assert max(map(len, logged)) < 200
 
 
 def test_a_model_without_a_template_completes_and_does_not_chat(tmp_path: Path) -> None:
@@ -528,6 +611,29 @@ def test_too_many_waiting_requests_are_refused_with_a_time_to_retry(tmp_path: Pa
         release(engine, 10)
         first.join(60)
         assert answers[0].status_code == 200
+
+
+def test_prompts_of_one_request_count_as_rows_of_the_queue_and_have_its_deadline(tmp_path: Path) -> None:
+    model, engine = gated(tmp_path)
+    with serving_generation(model, max_queue_rows=4, max_rows=4, max_sequences=1) as endpoint:
+        answers: list[httpx.Response] = []
+        body = {"prompt": ["a", "b", "c"], "max_tokens": 4, "logit_bias": {"257": -100}}
+
+        def ask() -> None:
+            answers.append(post(endpoint, "/v1/completions", body, **{"x-deadline-ms": "1000"}))
+
+        first = threading.Thread(target=ask)
+        first.start()
+        until(lambda: endpoint.model.queue_depth() == (3, 3))
+        assert post(endpoint, "/v1/completions", {**body, "prompt": ["d", "e"]}).status_code == 429
+        release(engine, 1)
+        until(lambda: endpoint.model.queue_depth() == (2, 2))
+        # One sequence runs at a time: the last prompt starts long after the deadline of the request.
+        threading.Event().wait(1.1)
+        release(engine, 20)
+        first.join(60)
+        assert [len(choice["text"]) > 0 for choice in answers[0].json()["choices"]] == [True] * 3
+        assert endpoint.model.queue_depth() == (0, 0)
 
 
 def test_a_request_that_does_not_start_by_its_deadline_is_dropped(tmp_path: Path) -> None:

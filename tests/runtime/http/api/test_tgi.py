@@ -123,7 +123,7 @@ class TestPipeline:
     @pytest.mark.parametrize(
         ("body", "status", "field"),
         [
-            ({"inputs": "a" * 600}, 400, ""),
+            ({"inputs": "a" * 600}, 400, "inputs"),
             ({"inputs": 5}, 422, "inputs"),
             ({"inputs": "a", "parameters": {"num_beams": 2}}, 422, "parameters.num_beams"),
             ({"inputs": "a", "parameters": {"max_new_tokens": 0}}, 422, "parameters.max_new_tokens"),
@@ -139,6 +139,8 @@ class TestPipeline:
         expected = post(endpoint, "/predict", {"inputs": ["Once"], "parameters": parameters}).json()
         kserve = post(endpoint, "/v1/models/smol:predict", {"instances": ["Once"], "parameters": parameters})
         assert kserve.json() == {"predictions": expected}
+        long = post(endpoint, "/v1/models/smol:predict", {"instances": ["Once", "a" * 600]})
+        assert long.json()["error"].startswith("instances[1] has 600 tokens")
         sagemaker = post(endpoint, "/invocations", {"inputs": ["Once"], "parameters": parameters})
         assert sagemaker.json() == expected
 

@@ -24,6 +24,13 @@ static inline V v_max(V a, V b) { return _mm512_max_ps(a, b); }
 static inline V v_min(V a, V b) { return _mm512_min_ps(a, b); }
 static inline float v_sum(V v) { return _mm512_reduce_add_ps(v); }
 static inline float v_highest(V v) { return _mm512_reduce_max_ps(v); }
+static inline V v_signed_max(V a, V b) {
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+static inline V v_unsigned_max(V a, V b) {
+    return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+static inline int32_t v_highest_signed(V v) { return _mm512_reduce_max_epi32(_mm512_castps_si512(v)); }
 static inline V v_shorts(const int16_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)p)));
 }

@@ -148,7 +148,7 @@ struct decoder_kernels {
     /* `count` records of weights of 4 bits in 8. */
     void (*widen)(const uint8_t *records, size_t count, int8_t *target);
     void (*attend)(const struct paged_attention *attention);
-    /* The nearest float16 numbers, at most 65504; `width` is a multiple of 16. */
+    /* The nearest float16 numbers, at most 65504, and NaN for those that are not finite; `width` is a multiple of 16. */
     void (*narrow)(const float *x, int width, uint16_t *target);
     void (*rotate)(const float *cosines, const float *sines, int heads, int half, float *line);
 };

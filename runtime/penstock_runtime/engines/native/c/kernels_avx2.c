@@ -28,6 +28,18 @@ static inline float v_highest(V v) {
     half = _mm_max_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_max_ss(half, _mm_shuffle_ps(half, half, 1)));
 }
+static inline V v_signed_max(V a, V b) {
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+}
+static inline V v_unsigned_max(V a, V b) {
+    return _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+}
+static inline int32_t v_highest_signed(V v) {
+    __m256i bits = _mm256_castps_si256(v);
+    __m128i half = _mm_max_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+    half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
+}
 static inline V v_shorts(const int16_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
@@ -119,7 +131,7 @@ static void quantise_words(const float *source, int width, uint8_t *upper, uint8
         __m128i eight = _mm_unpacklo_epi64(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
         _mm_storeu_si128((__m128i *)(upper + 2 * i), eight);
     }
-    *grid = (struct row_grid){most / 32767.0f, PAIRS_ZERO};
+    *grid = pairs_grid(most);
 }
 
 /* Adds the products of four inputs with the weights of a panel: `even` of inputs 0 and 2, `odd` of inputs 1 and 3. */

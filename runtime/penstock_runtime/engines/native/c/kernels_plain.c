@@ -29,6 +29,22 @@ static inline float v_highest(V v) {
     float low = v[0] > v[2] ? v[0] : v[2], high = v[1] > v[3] ? v[1] : v[3];
     return low > high ? low : high;
 }
+static inline V v_signed_max(V a, V b) {
+    typedef int32_t I __attribute__((vector_size(16)));
+    I more = (I)a > (I)b;
+    return (V)(((I)a & more) | ((I)b & ~more));
+}
+static inline V v_unsigned_max(V a, V b) {
+    typedef uint32_t U __attribute__((vector_size(16)));
+    U more = (U)((U)a > (U)b);
+    return (V)(((U)a & more) | ((U)b & ~more));
+}
+static inline int32_t v_highest_signed(V v) {
+    int32_t bits[LANES];
+    memcpy(bits, &v, sizeof bits);
+    int32_t low = bits[0] > bits[2] ? bits[0] : bits[2], high = bits[1] > bits[3] ? bits[1] : bits[3];
+    return low > high ? low : high;
+}
 static inline V v_shorts(const int16_t *p) { return (V){p[0], p[1], p[2], p[3]}; }
 static inline void v_store_bytes(uint8_t *p, V shifted) {
     uint32_t bits[LANES];

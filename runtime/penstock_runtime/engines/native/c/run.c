@@ -148,7 +148,7 @@ static int last_token(const struct run *run, int row, int id, int other) {
 
 /* log(1 + x) of a positive number, this number of times; 0 of others. */
 static inline float logarithm(float x, int times) {
-    x = x > 0.0f ? x : 0.0f;
+    x = x <= 0.0f ? 0.0f : x; /* NaN remains */
     while (times-- > 0 && x > 0.0f) x = log1pf(x);
     return x;
 }
@@ -181,7 +181,7 @@ static void largest_unit(const struct run *run, const struct phase *phase, int u
             if (sums)
                 for (int i = 0; i < width; i++) target[i] += logarithm(line[i], times);
             else
-                for (int i = 0; i < width; i++) target[i] = target[i] > line[i] ? target[i] : line[i];
+                for (int i = 0; i < width; i++) target[i] = line[i] > target[i] || line[i] != line[i] ? line[i] : target[i];
         }
     }
     if (!sums)
