@@ -21,6 +21,7 @@ CONTROL_PLANE_GROUPS = (
     (
         "tests/operator/loop/test_garbage_collection.py",
         "tests/operator/loop/test_reconcile.py",
+        "tests/operator/loop/test_restore.py",
         "tests/operator/loop/test_turns.py",
         "tests/operator/plan/test_api_server.py",
         "tests/operator/test_protected_endpoint.py",

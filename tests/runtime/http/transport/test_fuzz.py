@@ -59,6 +59,7 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|is not for this model: it has one kind of vectors|this model ranks none|is for a query with texts"
     r"|needs logprobs|chat template|is no token|must be a text|cannot be followed|must be a JSON schema"
     r"|mask|hypothesis|needs entities to merge|over the limit of \d+ rows|holds no label|no room"
+    r"|two forms of one answer|fit into one request|not among the tools|no earlier function_call"
 )
 """Rules that a JSON schema cannot express: how the fields of a request must fit together."""
 
