@@ -65,6 +65,9 @@ the processes of the first phase, seconds of it take many minutes."""
 MAX_REPEATED = 4
 """Files with failed tests. A fixture of a file that fails once fails each of its tests."""
 
+CONTRACTS = "tests/contracts/"
+"""Never repeated: they depend on no other process, and some look at all tests of their run."""
+
 # The folders that tests fill take some gigabytes: those of failed tests are enough.
 PYTEST = (sys.executable, "-m", "pytest", "-o", "tmp_path_retention_policy=failed")
 # A file stays in one process, for its fixtures; files start in the order of tests/conftest.py.
@@ -108,7 +111,8 @@ class Part:
         """Run them again, alone, if they are few; the part has passed if they pass."""
         record = self._cache / "v" / "cache" / "lastfailed"
         failed = sorted(json.loads(record.read_text())) if self.status == 1 and record.exists() else []
-        if not 0 < len({test.partition("::")[0] for test in failed}) <= MAX_REPEATED:
+        files = {test.partition("::")[0] for test in failed}
+        if not 0 < len(files) <= MAX_REPEATED or any(file.startswith(CONTRACTS) for file in files):
             return
         print(f"make test: {len(failed)} failed in {self.name}, once more", *failed, sep="\n  ", flush=True)
         self.status = subprocess.call([*self._pytest, "--last-failed", "-n", "0"])

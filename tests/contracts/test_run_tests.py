@@ -72,18 +72,24 @@ def test_some(number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("amount", "failures"),
-    [((1, 6), 1), ((run_tests.MAX_REPEATED, 1), 1), ((1, 2), 2), ((run_tests.MAX_REPEATED + 1, 1), 1)],
-    ids=["passed-alone", "several-files", "failed-twice", "too-many"],
+    ("amounts", "contracts"),
+    [
+        ((1, 6, 1), "contracts/"),
+        ((run_tests.MAX_REPEATED, 1, 1), "contracts/"),
+        ((1, 2, 2), "contracts/"),
+        ((run_tests.MAX_REPEATED + 1, 1, 1), "contracts/"),
+        ((1, 1, 1), "computing/"),
+    ],
+    ids=["passed-alone", "several-files", "failed-twice", "too-many", "contract"],
 )
 def test_a_few_failed_tests_run_again_and_are_reported(
-    amount: tuple[int, int],
-    failures: int,
+    amounts: tuple[int, int, int],
+    contracts: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    files, tests = amount
+    files, tests, failures = amounts
     for name in ("others", "low_priority", "computing", "clusters"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"test_{name}.py").write_text("def test_one():\n    pass\n")
@@ -101,13 +107,14 @@ def test_a_few_failed_tests_run_again_and_are_reported(
     monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_tests, "COMPUTING_TESTS", ("computing",))
+    monkeypatch.setattr(run_tests, "CONTRACTS", contracts)
     monkeypatch.setattr(run_tests, "LOW_PRIORITY_TESTS", ("low_priority",))
     monkeypatch.setattr(run_tests, "FULL_CLUSTER_TESTS", ("clusters",))
 
     status = run_tests.main("2")
 
     lines = capfd.readouterr().out.splitlines()
-    repeated = files <= run_tests.MAX_REPEATED
+    repeated = files <= run_tests.MAX_REPEATED and contracts != "computing/"
     runs = [(tmp_path / f"computing/test_some{number}.runs").read_text().splitlines() for number in range(files)]
     assert [len(one) for one in runs] == [tests * (1 + repeated)] * files
     assert status == (not repeated or failures > 1)
