@@ -159,9 +159,10 @@ def command(target: str, **options: Any) -> None:
     Replicas are those that the autoscaler would ask for. Reserved cost is of whole nodes for the peak, used cost of the
     share of nodes that the mean load takes. Each figure is measured, published or estimated, with its interval.
     """
-    refuse_options(
-        OF_A_CLUSTER if is_file(target) else OF_A_FILE, "the NAME of an endpoint" if is_file(target) else "a FILE"
-    )
+    if is_file(target):
+        refuse_options(OF_A_CLUSTER, "the NAME of an endpoint")
+    else:
+        refuse_options(OF_A_FILE, "a FILE")
     if not options["verify"]:
         refuse_options(OF_VERIFY, "--verify")
     if options["rate"] is not None:

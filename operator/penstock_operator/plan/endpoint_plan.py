@@ -219,9 +219,9 @@ class _Planner:
         if self.endpoint.spec.suspend:
             number = 0
             self._delete_scalers()
-        elif count.written and not count.kept and accepted:
+        elif count.chosen and accepted:
             number = count.wanted
-        elif count.written and not count.kept and not number and count.wanted and (share is None or share.accepted):
+        elif count.chosen and not number and count.wanted and (share is None or share.accepted):
             number = 1
             self.grant = None if share is None else share.grant(number)
         if number != present.wanted:
@@ -334,7 +334,7 @@ class _Planner:
         desired = noting_turn(desired, observed.deployment, self.rollout, observed.now)
         present = observed.deployment
         if canary.went_back:
-            if present is not None and count.written and not count.kept and count.wanted != present.wanted:
+            if present is not None and count.chosen and count.wanted != present.wanted:
                 self.scaled = count.wanted
         elif self.rollout is not None and not self.rollout.allowed:
             canary = canary.without_turn()
@@ -496,4 +496,4 @@ def _started(wanted: OptimizationState | None) -> tuple[Event, ...]:
 
 def _taken_over(present: DeploymentFacts | None, count: ReplicaTarget) -> bool:
     """Whether the operator writes the replica count while another scaler still counts as an owner of the field."""
-    return present is not None and present.replicas_scaled and count.written and not count.kept
+    return present is not None and present.replicas_scaled and count.chosen

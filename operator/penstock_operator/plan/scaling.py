@@ -52,6 +52,11 @@ class ReplicaTarget:
     kept: bool = False
     """The operator applies the present count until an HPA has written one."""
 
+    @property
+    def chosen(self) -> bool:
+        """The operator chooses the count, which no other scaler writes."""
+        return self.written and not self.kept
+
 
 def replica_target(
     endpoint: ParsedEndpoint,
