@@ -7,9 +7,8 @@ grows.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
@@ -151,9 +150,7 @@ class Generation:
     def start(self, prompt: PromptInProgress, requests: Sequence[JobRequest]) -> None:
         """Submit the first continuation of a prompt; the others follow when it has computed the prompt, which they then
         share."""
-        first, *later = zip(prompt.continuations, requests, strict=True)
-        # The request has started by then: its deadline does not apply to them.
-        prompt.later = [(one, replace(request, deadline=math.inf)) for one, request in later]
+        first, *prompt.later = zip(prompt.continuations, requests, strict=True)
         self._submit(prompt, *first)
 
     def _submit(self, prompt: PromptInProgress, one: Continuation, request: JobRequest) -> None:

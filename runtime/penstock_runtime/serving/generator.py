@@ -129,14 +129,14 @@ class Generator:
         self._make_room(sum(sizes) * len(requests), rows, client)
         generation = Generation(self, served, sizes, len(requests), client)
         wait = self._queue.deadline_seconds if deadline_seconds is None else deadline_seconds
-        # The first prompt starts first. When it has, so has the request: its deadline does not apply to the others.
-        deadlines = [generation.arrived + wait, *[math.inf] * (len(prompts) - 1)]
+        # When the first continuation has started, so has the request: its deadline does not apply to the others.
+        begins = generation.continuations[0]
         served.requests += 1
         for prompt in generation.prompts:
             self._waiting[prompt] = None
             self._waiting_tokens += prompt.waiting_tokens
         try:
-            for prompt, tokens, most, deadline in zip(generation.prompts, prompts, limits, deadlines, strict=True):
+            for prompt, tokens, most in zip(generation.prompts, prompts, limits, strict=True):
                 generation.start(
                     prompt,
                     [
@@ -146,7 +146,7 @@ class Generator:
                             max_tokens=limit,
                             # With a seed a prompt has the answers that it has alone.
                             choice=one.choice if request.sampling.is_default_seed else choice,
-                            deadline=deadline,
+                            deadline=generation.arrived + wait if one is begins else math.inf,
                         )
                         for choice, (one, request, limit) in enumerate(
                             zip(prompt.continuations, requests, most, strict=True)
