@@ -53,6 +53,8 @@ COPY penstock penstock
 COPY cli cli
 COPY operator operator
 COPY runtime runtime
+COPY optimizer optimizer
+COPY gateway gateway
 COPY bench bench
 COPY simulator simulator
 COPY planner planner

@@ -12,7 +12,18 @@ from pathlib import Path
 
 FILES = ("Dockerfile", ".dockerignore", "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "hatch_build.py")
 """Single files that the build reads."""
-FOLDERS = ("penstock", "cli", "operator", "runtime", "bench", "simulator", "planner", "dev/images/inside")
+FOLDERS = (
+    "penstock",
+    "cli",
+    "operator",
+    "runtime",
+    "optimizer",
+    "gateway",
+    "bench",
+    "simulator",
+    "planner",
+    "dev/images/inside",
+)
 """Folders that the build reads whole. The same as .dockerignore lets through."""
 IGNORED = {"__pycache__"}
 COMPILED = {".pyc", ".so"}

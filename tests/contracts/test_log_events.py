@@ -28,8 +28,8 @@ EVENTS = [*OPERATOR_EVENTS, *SERVER_EVENTS, *POD_EVENTS, *JOB_EVENTS, *GATEWAY.v
 PACKAGES = {
     "operator/penstock_operator": OPERATOR,
     "runtime/penstock_runtime": RUNTIME,
-    "runtime/penstock_optimizer": JOB,
-    "runtime/penstock_gateway": GATEWAY,
+    "optimizer/penstock_optimizer": JOB,
+    "gateway/penstock_gateway": GATEWAY,
     # `penstock serve` runs the server, and an optimisation.
     "cli/penstock_cli": {**RUNTIME, **JOB},
 }

@@ -30,8 +30,8 @@ ALLOWED = (
     ("penstock/manifest.py", r"0[._]1"),  # the value that version 0.1 wrote
     ("tests/contracts/test_names.py", r'"Lane"'),
     ("tests/penstock/test_manifest.py", r'"teacher"'),
-    ("runtime/penstock_optimizer/guard/texts", r".*"),
-    ("runtime/penstock_optimizer/candidate/work_folder.py", r"teacher\.zip"),
+    ("optimizer/penstock_optimizer/guard/texts", r".*"),
+    ("optimizer/penstock_optimizer/candidate/work_folder.py", r"teacher\.zip"),
     ("tests/optimizer/candidate/", r"teacher\.zip"),
     ("runtime/penstock_runtime/http/pages/playground.html", r"I waited for an hour"),
     ("tests/optimizer/export/test_minilm.py", r"A quick brown fox|the bank said"),

@@ -10,7 +10,7 @@ PAGE = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
 FOLDERS = {
     "request": "runtime/penstock_runtime",
     "endpoint": "operator/penstock_operator",
-    "recipe": "runtime/penstock_optimizer",
+    "recipe": "optimizer/penstock_optimizer",
     "sample": "operator/penstock_operator",
 }
 """Path -> the folder that its modules are below. Names that begin with a package are of that package."""

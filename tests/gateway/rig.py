@@ -172,7 +172,7 @@ class Rig:
                 cwd=ROOT,
                 env={
                     **os.environ,
-                    "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}",
+                    "PYTHONPATH": f"{ROOT}:{ROOT / 'gateway'}",
                     **{variable(name): str(value) for name, value in values.items()},
                 },
                 stdout=output,

@@ -37,15 +37,15 @@ OPENVINO_STATIC = Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_ST
 
 EXPORTS = (
     "penstock/*.py",
-    "runtime/penstock_optimizer/export/**/*.py",
+    "optimizer/penstock_optimizer/export/**/*.py",
     "runtime/penstock_runtime/models/**/*.py",
     "tests/runtime/minilm.py",
 )
 """From a model's folder to the fp32 graph."""
 QUANTISES = (
     # All but native_*.py: graphs of the native engine are not kept.
-    "runtime/penstock_optimizer/quantise/[!n]*.py",
-    "runtime/penstock_optimizer/export/graph.py",
+    "optimizer/penstock_optimizer/quantise/[!n]*.py",
+    "optimizer/penstock_optimizer/export/graph.py",
     "runtime/penstock_runtime/batching/collate.py",
     "runtime/penstock_runtime/engines/grid.py",
     "runtime/penstock_runtime/rows.py",
