@@ -23,7 +23,8 @@ HOSTILE = {
     "LC_ALL": "de_DE.UTF-8", "LANG": "C", "LANGUAGE": "de", "TZ": "Asia/Kathmandu", "TERM": "xterm-256color",
     "COLUMNS": "20", "NO_COLOR": "1", "FORCE_COLOR": "1", "CI": "true", "MAKEFLAGS": "-n", "GIT_DIR": "/nowhere",
     "PENSTOCK_STORE": "/nowhere", "PENSTOCK_CORES": "1", "HF_HUB_OFFLINE": "0", "HF_TOKEN": "secret",
-    "AWS_ACCESS_KEY_ID": "secret", "GOOGLE_APPLICATION_CREDENTIALS": "/key.json", "KUBERNETES_SERVICE_HOST": "10.0.0.1", "VIRTUAL_ENV": "/nowhere",
+    "AWS_ACCESS_KEY_ID": "secret", "GOOGLE_APPLICATION_CREDENTIALS": "/key.json",
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1", "VIRTUAL_ENV": "/nowhere",
     "LD_PRELOAD": "", "SOURCE_DATE_EPOCH": "0", "HYPOTHESIS_PROFILE": "other", "OMP_WAIT_POLICY": "active",
 }  # fmt: skip
 
