@@ -7,7 +7,7 @@ exact although the data chose it.
 
 There are `LOOKS` looks, at equal times. A look rejects if one of the tests has a p-value of at most `LEVEL / LOOKS`. So
 new pods that are equal are rejected with a probability of at most 2 * LEVEL, by the union bound
-(docs/explanation/canary.md; `python -m benchmarks.canary` has the probability to detect worse ones).
+(docs/explanation/canary.md, which also has the probability to detect worse ones).
 """
 
 from __future__ import annotations

@@ -81,12 +81,13 @@ class PodReading:
     tokens: float | None = None
     """Of text generation output tokens, else those computed for answered requests; None: they are not counted."""
 
-    def check_reachable(self, seconds: float) -> None:
-        """UnreadableMetrics when a count is higher than a pod that was created `seconds` ago can have reached."""
+    def checked(self, seconds: float) -> Self:
+        """The same reading. UnreadableMetrics when a count is higher than a pod that was created `seconds` ago can have reached."""
         limit = MAX_PER_SECOND * (max(0.0, seconds) + CLOCK_SECONDS)
         for count in (self.arrivals, self.in_flight, self.errors, self.answered, self.tokens or 0.0, max(self.counts)):
             if count > limit:
                 raise UnreadableMetrics(f"it counts {count:.3g}, more than a pod reaches in {seconds:.0f} s")
+        return self
 
     @property
     def requests(self) -> float:
@@ -228,9 +229,7 @@ class PodScraper:
                 if response.status != 200:
                     return f"{pod.name} answers {response.status} to {url}"
                 body = await read_body(response.content.iter_any(), max_bytes=METRICS_MAX_BYTES)
-            reading = self._reader(body.decode(errors="replace"))
-            reading.check_reachable(time.time() - pod.created)
-            return reading
+            return self._reader(body.decode(errors="replace")).checked(time.time() - pod.created)
         except TimeoutError:
             return f"{pod.name} does not answer within {self._timeout.total:g} s on {url}"
         except aiohttp.ClientError as error:

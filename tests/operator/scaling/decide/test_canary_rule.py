@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import random
@@ -12,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.canary import BOUNDS, counts_of, rejected_share
 from penstock_operator.scaling.decide import canary_rule
 from penstock_operator.scaling.decide.canary_rule import (
     EXACT_DEVIATION,
@@ -199,6 +199,51 @@ def test_whatever_comes_there_are_at_most_ten_looks_and_an_end(
 
     assert outcomes[-1] is not CONTINUE
     assert set(outcomes[:-1]) <= {CONTINUE}
+
+
+BOUNDS = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.2, 0.5, math.inf)
+"""Of a latency histogram, in seconds."""
+MEDIAN_SECONDS, SPREAD = 0.010, 0.5
+
+
+def counts_of(dice: random.Random, requests: int, *, errors: float, slow_by: float) -> PlanCounts:
+    """The counts of this many requests of a plan. `errors`: their share; `slow_by`: factor of the latencies."""
+    counts = [0] * len(BOUNDS)
+    for _ in range(requests):
+        seconds = slow_by * MEDIAN_SECONDS * math.exp(SPREAD * dice.gauss(0, 1))
+        counts[bisect.bisect_left(BOUNDS, seconds)] += 1
+    buckets = dict(zip(BOUNDS, map(float, itertools.accumulate(counts)), strict=True))
+    return PlanCounts(requests, sum(dice.random() < errors for _ in range(requests)), buckets)
+
+
+def _sum(one: PlanCounts, other: PlanCounts) -> PlanCounts:
+    buckets = {bound: one.buckets.get(bound, 0.0) + count for bound, count in other.buckets.items()}
+    return PlanCounts(one.requests + other.requests, one.errors + other.errors, buckets)
+
+
+def rejected_share(
+    dice: random.Random,
+    *,
+    trials: int,
+    requests: int,
+    percent: int,
+    error_share: float,
+    new_errors: float,
+    slow_by: float,
+) -> float:
+    """Share of the canaries that are rejected, of which each has this number of requests in all."""
+    rejected = 0
+    for _ in range(trials):
+        old, new, trial = PlanCounts(), PlanCounts(), CanaryTrial(SECONDS)
+        for look in range(1, LOOKS + 1):
+            part = requests * percent // 100 // LOOKS
+            new = _sum(new, counts_of(dice, part, errors=new_errors, slow_by=slow_by))
+            old = _sum(old, counts_of(dice, requests // LOOKS - part, errors=error_share, slow_by=1.0))
+            found, trial = trial.look(old, new, look * SECONDS / LOOKS)
+            if found.outcome is not CanaryOutcome.CONTINUE:
+                rejected += found.outcome is CanaryOutcome.REJECT
+                break
+    return rejected / trials
 
 
 def test_equal_pods_are_rejected_as_rarely_as_stated() -> None:
