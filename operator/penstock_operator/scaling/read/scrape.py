@@ -82,7 +82,7 @@ class PodReading:
     """Of text generation output tokens, else those computed for answered requests; None: they are not counted."""
 
     def checked(self, seconds: float) -> Self:
-        """The same reading. UnreadableMetrics when a count is higher than a pod that was created `seconds` ago can have reached."""
+        """The same. UnreadableMetrics when a count is more than a pod can reach within `seconds` of its creation."""
         limit = MAX_PER_SECOND * (max(0.0, seconds) + CLOCK_SECONDS)
         for count in (self.arrivals, self.in_flight, self.errors, self.answered, self.tokens or 0.0, max(self.counts)):
             if count > limit:
