@@ -10,10 +10,10 @@ from pathlib import Path
 from penstock.errors import ModelNotFound, PenstockError, UnsafeModel
 from penstock.resources.source import ModelSource, Scheme
 from penstock_runtime.models import gguf_folder
-from penstock_runtime.models.fetching import FetchProgress, OnProgress, ignore_progress
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.hub import HubFetch
-from penstock_runtime.models.object_source import ObjectFetch, open_filesystem
+from penstock_runtime.models.sources.hub import HubFetch
+from penstock_runtime.models.sources.object_source import ObjectFetch, open_filesystem
+from penstock_runtime.models.sources.transfer import FetchProgress, OnProgress, ignore_progress
 from penstock_runtime.remote import DEFAULT_RETRIES, Retries
 
 PVC_ROOT_VARIABLE = "PENSTOCK_PVC_ROOT"

@@ -14,7 +14,7 @@ from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float, Outputs, Row
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, SPAN_TOKEN_BYTES, Prepared, RequestLimits
-from penstock_runtime.tasks.entities import Aggregation, Window, entities, merge_windows
+from penstock_runtime.tasks.extraction.entities import Aggregation, Window, entities, merge_windows
 from penstock_runtime.tasks.fields import (
     Boolean,
     Choice,

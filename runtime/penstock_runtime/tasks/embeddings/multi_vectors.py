@@ -23,8 +23,8 @@ from penstock_runtime.models.multi_vector import DOCUMENT, QUERY, SPARSE_HEAD, T
 from penstock_runtime.models.vector_modules import DenseModule
 from penstock_runtime.rows import AnyPooling, Float, Outputs, Row
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, NUMBER_BYTES, Prepared, RequestLimits
-from penstock_runtime.tasks.embedding import pool, width
-from penstock_runtime.tasks.feature_extraction import (
+from penstock_runtime.tasks.embeddings.embedding import pool, width
+from penstock_runtime.tasks.embeddings.feature_extraction import (
     PARAMETERS,
     EmbeddingRequest,
     FeatureExtraction,
@@ -35,11 +35,11 @@ from penstock_runtime.tasks.feature_extraction import (
     prefixed,
     refuse_others,
 )
+from penstock_runtime.tasks.embeddings.sparse_vectors import USUAL_ANSWER_BYTES, SparseVector, formed
 from penstock_runtime.tasks.fields import Either, ListOf, Object, Text, parse_parameters
 from penstock_runtime.tasks.fitting import Fitter, Truncation
 from penstock_runtime.tasks.prompts import PromptedTask
 from penstock_runtime.tasks.scores import descending, finite
-from penstock_runtime.tasks.sparse_vectors import USUAL_ANSWER_BYTES, SparseVector, formed
 from penstock_runtime.tokens import Pieces, Template
 
 

@@ -20,6 +20,7 @@ from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float, Outputs, Row
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits
+from penstock_runtime.tasks.classification.zero_shot_classification import LabelText, labels_of
 from penstock_runtime.tasks.fields import (
     Boolean,
     Either,
@@ -34,7 +35,6 @@ from penstock_runtime.tasks.fields import (
 )
 from penstock_runtime.tasks.fitting import Fitter
 from penstock_runtime.tasks.scores import finite, sigmoid
-from penstock_runtime.tasks.zero_shot_classification import LabelText, labels_of
 
 THRESHOLD = 0.5
 WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")

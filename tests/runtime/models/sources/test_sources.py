@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import CorruptModel, MissingPackage, ModelNotFound, ModelUnavailable, UnsafeModel, UnsupportedModel
 from penstock.resources.source import ModelSource
-from penstock_runtime.models.fetching import choose_files
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.sources import fetch_model
+from penstock_runtime.models.sources.fetch import fetch_model
+from penstock_runtime.models.sources.transfer import choose_files
 from penstock_runtime.remote import Retries
 from tests.runtime.models.folders import model_folder
 

@@ -17,6 +17,7 @@ from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Outputs, Row
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, SPAN_TOKEN_BYTES, Prepared, RequestLimits
+from penstock_runtime.tasks.extraction.spans import AnswerSpan, best_spans, merge
 from penstock_runtime.tasks.fields import (
     Boolean,
     Either,
@@ -31,7 +32,6 @@ from penstock_runtime.tasks.fields import (
 )
 from penstock_runtime.tasks.fitting import Fitter
 from penstock_runtime.tasks.scores import finite
-from penstock_runtime.tasks.spans import AnswerSpan, best_spans, merge
 from penstock_runtime.tokens import Pieces, Side, windows
 from penstock_runtime.tokens.pieces import count_windows
 

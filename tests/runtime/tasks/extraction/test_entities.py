@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock_runtime.tasks.entities import Aggregation, Window, entities, merge_windows
+from penstock_runtime.tasks.extraction.entities import Aggregation, Window, entities, merge_windows
 
 LABELS = ("O", "B-PER", "I-PER", "I-LOC")
 

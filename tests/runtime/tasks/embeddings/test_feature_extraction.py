@@ -13,7 +13,7 @@ from sentence_transformers.sentence_transformer import modules
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.tasks.feature_extraction import TokenIds
+from penstock_runtime.tasks.embeddings.feature_extraction import TokenIds
 from tests.runtime.tasks.answers import assert_alike
 from tests.runtime.tasks.conftest import Build
 from tests.runtime.tasks.families import BERT, FAMILIES, MPNET, ROBERTA, Built, Family, build_for

@@ -30,14 +30,14 @@ from penstock.errors import (
 from penstock.resources.source import ModelSource
 from penstock_runtime import remote
 from penstock_runtime.host.disk import lock_file, sync_folders
-from penstock_runtime.models.fetching import (
+from penstock_runtime.models.files import check_code, own_graph, remote_code_classes
+from penstock_runtime.models.sources.transfer import (
     FOLDER,
     FetchProgress,
     OnProgress,
     choose_files,
     translate_folder_errors,
 )
-from penstock_runtime.models.files import check_code, own_graph, remote_code_classes
 from penstock_runtime.remote import FailureKind, FileSystem, Retries, classify_failure, first_line, relative
 
 CHUNK_BYTES = 16 * 2**20

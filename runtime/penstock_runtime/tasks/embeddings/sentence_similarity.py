@@ -14,7 +14,7 @@ from penstock.tasks import TaskName
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import AnyPooling, Float, Outputs, Row
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits
-from penstock_runtime.tasks.embedding import Embedding, shorten
+from penstock_runtime.tasks.embeddings.embedding import Embedding, shorten
 from penstock_runtime.tasks.fields import JsonSchema, ListOf, Object, Text, body_schema, parse_parameters
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
 from penstock_runtime.tasks.prompts import PROMPT, PROMPT_NOTES, PromptedTask

@@ -32,14 +32,14 @@ from penstock.errors import (
 )
 from penstock.resources.source import ModelSource
 from penstock_runtime.host.disk import FULL
-from penstock_runtime.models.fetching import (
+from penstock_runtime.models.files import check_code, own_graph, read_object, remote_code_classes
+from penstock_runtime.models.sources.transfer import (
     OPTION,
     FetchProgress,
     OnProgress,
     choose_files,
     translate_folder_errors,
 )
-from penstock_runtime.models.files import check_code, own_graph, read_object, remote_code_classes
 from penstock_runtime.remote import Retries
 
 T = TypeVar("T")

@@ -24,11 +24,11 @@ from penstock.errors import (
     UnsafeModel,
 )
 from penstock.resources.source import ModelSource
-from penstock_runtime.models import hub as hub_module
-from penstock_runtime.models.fetching import FetchProgress
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.hub import SnapshotRecords, hub_error
-from penstock_runtime.models.sources import fetch_model
+from penstock_runtime.models.sources import hub as hub_module
+from penstock_runtime.models.sources.fetch import fetch_model
+from penstock_runtime.models.sources.hub import SnapshotRecords, hub_error
+from penstock_runtime.models.sources.transfer import FetchProgress
 from penstock_runtime.remote import Retries
 from penstock_runtime.rows import Pooling
 from tests.runtime.models.folders import (
@@ -159,7 +159,7 @@ def test_a_folder_that_was_filled_elsewhere_may_be_read_only(hub: Hub, tmp_path:
     hub.add("org/model", model_folder(tmp_path / "original"))
     program = (
         "import sys; from pathlib import Path; from penstock.resources.source import ModelSource\n"
-        "from penstock_runtime.models.sources import fetch_model\n"
+        "from penstock_runtime.models.sources.fetch import fetch_model\n"
         "print(fetch_model(ModelSource.parse('hf://org/model'), cache=Path(sys.argv[1])).path)"
     )
     words = [sys.executable, "-c", program, str(tmp_path / "models")]
@@ -495,7 +495,7 @@ class TestOffline:
         program = (
             "from pathlib import Path\n"
             "from penstock.resources.source import ModelSource\n"
-            "from penstock_runtime.models.sources import fetch_model\n"
+            "from penstock_runtime.models.sources.fetch import fetch_model\n"
             f"fetch_model(ModelSource.parse('hf://org/model'), cache=Path({str(tmp_path)!r}), on_progress=print)\n"
         )
         environment = {

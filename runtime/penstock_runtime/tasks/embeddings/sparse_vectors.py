@@ -18,7 +18,7 @@ from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float, Int, Outputs, Row
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, NUMBER_BYTES, Prepared, RequestLimits
-from penstock_runtime.tasks.feature_extraction import (
+from penstock_runtime.tasks.embeddings.feature_extraction import (
     PARAMETERS,
     SparseFormat,
     TokenIds,

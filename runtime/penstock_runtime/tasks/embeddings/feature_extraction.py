@@ -19,7 +19,7 @@ from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import AnyPooling, Float, Outputs, Pooling, Row
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, NUMBER_BYTES, Prepared, RequestLimits
-from penstock_runtime.tasks.embedding import Embedding, normalise, shorten
+from penstock_runtime.tasks.embeddings.embedding import Embedding, normalise, shorten
 from penstock_runtime.tasks.fields import (
     Boolean,
     Choice,

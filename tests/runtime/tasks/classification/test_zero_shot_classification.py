@@ -12,7 +12,7 @@ from transformers import BertForSequenceClassification
 from penstock.errors import UnsupportedModel
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.tasks.zero_shot_classification import entailment_label
+from penstock_runtime.tasks.classification.zero_shot_classification import entailment_label
 from tests.runtime.tasks.answers import assert_alike
 from tests.runtime.tasks.conftest import Build
 from tests.runtime.tasks.families import BERT, FAMILIES, NLI, SMALL, Built, Family
