@@ -21,9 +21,9 @@ from penstock.tasks import TaskName
 from penstock_operator import metrics
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.collectors import CacheCollector, ScalingCollector
-from penstock_operator.scaling.decide import Decision
-from penstock_operator.scaling.decide.decision import Cause, DecisionCondition
-from penstock_operator.scaling.decide.demand import Demand
+from penstock_operator.decide import Decision
+from penstock_operator.decide.decision import Cause, DecisionCondition
+from penstock_operator.decide.demand import Demand
 from penstock_operator.watch.cluster_cache import ClusterCache
 from penstock_runtime.generation.loop import LoopState
 from penstock_runtime.generation.scheduler import PlannedRow, Sequence, Step
