@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_gateway.config import PROBES, PUBLIC, SCRIPT, configuration
+from penstock_gateway.config import PROBES, SCRIPT, configuration
 from penstock_gateway.haproxy import ADDED, CHECK, DELETED, ServerState, ServerSync, commands, read_states
 from penstock_gateway.settings import GatewayError, GatewaySettings, variable
 from penstock_gateway.slices import REMOVED_SLICE_SECONDS, ReplicaAddress, SliceHistory, replicas
@@ -97,7 +97,15 @@ def test_each_setting_arrives_in_the_configuration(change: dict[str, Any], line:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(
-    "change", [{}, {"keys_folder": "/keys"}, {"max_held": 0}, {"host": "::"}, {"endpoint": "a.b-c"}, {"max_connections_per_client": 2048}]
+    "change",
+    [
+        {},
+        {"keys_folder": "/keys"},
+        {"max_held": 0},
+        {"host": "::"},
+        {"endpoint": "a.b-c"},
+        {"max_connections_per_client": 2048},
+    ],
 )
 def test_haproxy_takes_the_configuration(tmp_path: Path, change: dict[str, Any], version: str) -> None:
     settings = GatewaySettings(**{"endpoint": "emotion", "service": "s", "namespace": "default", **change})
