@@ -69,13 +69,14 @@ def _unpack(folder: Path) -> None:
 
 def _write_command(root: Path, folder: Path) -> None:
     """`bin/haproxy`: starts the program with the loader and the libraries of its own release."""
-    loaders = [path for path in root.glob("usr/lib*/ld-linux*.so.*")] + list(root.glob("usr/lib/*/ld-linux*.so.*"))
+    loaders = [*root.glob("usr/lib*/ld-linux*.so.*"), *root.glob("usr/lib/*/ld-linux*.so.*")]
     libraries = sorted({path.parent for path in root.glob("usr/lib/*/*.so*")})
     inside = folder / "root"
     path = ":".join(str(inside / one.relative_to(root)) for one in libraries)
     command = folder / "bin/haproxy"
     command.parent.mkdir(parents=True, exist_ok=True)
     command.write_text(
-        f'#!/bin/sh\nexec {inside / loaders[0].relative_to(root)} --library-path {path} {inside}/usr/sbin/haproxy "$@"\n'
+        "#!/bin/sh\n"
+        f'exec {inside / loaders[0].relative_to(root)} --library-path {path} {inside}/usr/sbin/haproxy "$@"\n'
     )
     command.chmod(0o755)
