@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from penstock_runtime.errors import NotReady, RequestError
+from penstock_runtime.generation.grammar import GrammarText
 from penstock_runtime.generation.loop import JobRequest
 from penstock_runtime.http.api.bodies import answer_response, dumps
 from penstock_runtime.http.api.service import ModelService
@@ -50,15 +51,26 @@ class GenerationApi:
         self._service = service
 
     async def _start(
-        self, request: Request, prompts: PromptInputs, job: JobRequest, count: int, *, field: str
+        self,
+        request: Request,
+        prompts: PromptInputs,
+        job: JobRequest,
+        count: int,
+        *,
+        field: str,
+        form: GrammarText | None = None,
     ) -> StartedGeneration:
-        """Tokenise and start `count` continuations of each prompt like `job`. Errors as `Generator.generate`."""
+        """Tokenise and start `count` continuations of each prompt like `job`, in this form. Errors as
+        `Generator.generate` and `Grammars.prepare`."""
         arrived = perf_counter()
         generator = generator_of(self._service)
         texts = [prompt for prompt in prompts if isinstance(prompt, Prompt)]
         encoded = iter(await generator.tokens(texts))
         tokens = [next(encoded) if isinstance(prompt, Prompt) else prompt for prompt in prompts]
         tokenised = perf_counter()
+        if form is not None:
+            client = request.token or request.client
+            job = replace(job, grammar=await generator.model.grammars.prepare(form, client))
         # Of clients behind a proxy, which have one address, the tokens differ.
         jobs = [replace(job, tenant=request.token, client=request.token or request.client)] * count
         deadline = self._service.deadline_seconds(request)

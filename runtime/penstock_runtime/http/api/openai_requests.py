@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from penstock_runtime.errors import InvalidInput, UnsupportedOption
-from penstock_runtime.generation.grammar import GrammarState, in_grammar_thread
+from penstock_runtime.generation.grammar import GrammarText, json_schema, lark, regular_expression
 from penstock_runtime.generation.loop import JobRequest
 from penstock_runtime.generation.tool_calls import LIST_TOKEN, ToolForm, arguments_name, calls_grammar
 from penstock_runtime.http.api.generation import PromptInputs
@@ -236,7 +235,7 @@ class Tools:
     """In the form of chat templates."""
     form: ToolForm
     """How the model writes a call."""
-    grammar: Callable[[], GrammarState] | None = None
+    grammar: GrammarText | None = None
     """The answer has to be a call; makes the form of the text."""
 
 
@@ -275,11 +274,7 @@ def tools_of(tools: Sequence[Any] | None, choice: Any, model: GenerationModel, *
     field = arguments_name(template.source, form)
     _check_functions(functions)
     grammar = calls_grammar(form, functions, field=field, several=several, token=token)
-    return Tools(list(tools or ()), form, partial(_lark, model, grammar))
-
-
-def _lark(model: GenerationModel, grammar: str) -> GrammarState:
-    return model.grammars.of_lark(grammar, "tools")
+    return Tools(list(tools or ()), form, lark(grammar, "tools"))
 
 
 def _chosen(choice: Mapping[str, Any]) -> Any:
@@ -319,17 +314,16 @@ def _part(part: Any, where: str) -> str:
     return AnyText().parse(part["text"], f"{where}.text")
 
 
-async def job_of(
+def job_of(
     body: Mapping[str, Any],
     model: GenerationModel,
     max_tokens: int,
     top_logprobs: int | None,
     *,
     default_tokens: int,
-    grammar: Callable[[], GrammarState] | None,
 ) -> JobRequest:
     """The job that a body asks for, without its prompt. `max_tokens` 0: `default_tokens`, and if these are 0 as many as
-    fit. `grammar` makes the form of the answer."""
+    fit."""
     names = [name for name in (*SAMPLING, *PENALTIES) if name != "seed"]
     defaults = {name: value for name, value in model.defaults.items() if name in names}
     values = {**defaults, **{name: body[name] for name in names if body.get(name) is not None}}
@@ -342,43 +336,40 @@ async def job_of(
         sampling=sampling(values, seed=body["seed"], top_logprobs=top_logprobs),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         end_tokens=model.end_tokens,
-        grammar=None if grammar is None else await in_grammar_thread(grammar),
     )
 
 
-def form_of(body: Mapping[str, Any], model: GenerationModel) -> Callable[[], GrammarState] | None:
-    """Makes the form of the answer that a chat or completion asks for; None: any text. InvalidInput for two forms."""
+def form_of(body: Mapping[str, Any]) -> GrammarText | None:
+    """The form that the answer of a chat or completion must have; None: any text. InvalidInput for two forms."""
     forms = [name for name in ("guided_regex", "guided_json", "response_format") if _has_form(body[name])]
     if len(forms) > 1:
         raise InvalidInput(
             f"{' and '.join(forms)} are two forms of one answer", field=forms[1], remedy="Send only one of them"
         )
     if body["guided_regex"] is not None:
-        return lambda: model.grammars.of_regex(body["guided_regex"], "guided_regex")
+        return regular_expression(body["guided_regex"], "guided_regex")
     if body["guided_json"] is not None:
-        return lambda: model.grammars.of_json_schema(body["guided_json"], "guided_json")
+        return json_schema(body["guided_json"], "guided_json")
     given = body["response_format"]
     if given is None:
         return None
     nested = given.get("json_schema")
     schema = nested.get("schema") if isinstance(nested, dict) else None
-    return text_format(given["type"], schema, model, "response_format", "response_format.json_schema.schema")
+    return text_format(given["type"], schema, "response_format", "response_format.json_schema.schema")
 
 
 def _has_form(given: Any) -> bool:
     return given is not None and not (isinstance(given, dict) and given.get("type") == "text")
 
 
-def text_format(
-    kind: str, schema: Any, model: GenerationModel, field: str, schema_field: str
-) -> Callable[[], GrammarState] | None:
-    """Makes the form of an answer of this kind; None: any text. UnsupportedOption for an unknown kind."""
+def text_format(kind: str, schema: Any, field: str, schema_field: str) -> GrammarText | None:
+    """The form of an answer of this kind; None: any text. UnsupportedOption for an unknown kind."""
     if kind == "text":
         return None
     if kind == "json_object":
-        return lambda: model.grammars.of_json_schema({"type": "object"}, field)
+        return json_schema({"type": "object"}, field)
     if kind == "json_schema":
-        return lambda: model.grammars.of_json_schema(schema, schema_field)
+        return json_schema(schema, schema_field)
     raise UnsupportedOption(
         f"{field}.type is {kind[:100]!r}", field=f"{field}.type", remedy="Send text, json_object or json_schema"
     )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import PromptTooLong, RequestError, UnsupportedOption
-from penstock_runtime.generation.grammar import GrammarState, in_grammar_thread
+from penstock_runtime.generation.grammar import GrammarText, json_schema, regular_expression
 from penstock_runtime.generation.loop import Delta, FinishReason, JobRequest
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.http.api.bodies import answer_response, checked, dumps, error_response, read_json
@@ -102,6 +101,12 @@ class Asked:
         reason = FINISH[one.finish] if one.finish is not None else None
         return {"finish_reason": reason, "generated_tokens": len(one.tokens), "seed": self.seed}
 
+    @property
+    def form(self) -> GrammarText | None:
+        """The form that the text must have; None: any text."""
+        given = self.parameters["grammar"]
+        return None if given is None else _grammar(given)
+
     def token(self, sampled: SampledToken, text: str) -> dict[str, Any]:
         """A token."""
         special = sampled.token in self.model.special_tokens
@@ -130,7 +135,7 @@ class Tgi(GenerationApi):
 
     async def _whole(self, request: Request, body: Mapping[str, Any], *, in_list: bool) -> Response:
         asked, prompt, job = await self._read(body, with_logprobs=bool((body["parameters"] or {}).get("details")))
-        started = await self._start(request, [prompt], job, 1, field="inputs")
+        started = await self._start(request, [prompt], job, 1, field="inputs", form=asked.form)
         (one,) = await started.generation.read_all()
         value: dict[str, Any] = {"generated_text": asked.text(one)}
         if asked.parameters["details"]:
@@ -142,7 +147,7 @@ class Tgi(GenerationApi):
 
     async def _events(self, request: Request, body: Mapping[str, Any]) -> Response:
         asked, prompt, job = await self._read(body, with_logprobs=True)
-        started = await self._start(request, [prompt], job, 1, field="inputs")
+        started = await self._start(request, [prompt], job, 1, field="inputs", form=asked.form)
         return await self._stream(started, _Stream(started.generation, asked))
 
     async def _read(
@@ -168,9 +173,6 @@ class Tgi(GenerationApi):
             stop=(*values["stop"], *values["stop_sequences"]),
             include_stop=True,
             end_tokens=model.end_tokens,
-            grammar=None
-            if values["grammar"] is None
-            else await in_grammar_thread(partial(_grammar, values["grammar"], model)),
         )
         seed = parameters.seed if do_sample else None
         asked = Asked(body["inputs"], values, seed, TokenWriter(model), model)
@@ -181,16 +183,16 @@ class Tgi(GenerationApi):
         return asked, prompt, job
 
 
-def _grammar(given: Mapping[str, Any], model: GenerationModel) -> GrammarState:
+def _grammar(given: Mapping[str, Any]) -> GrammarText:
     """The form of the text."""
     kind, value = given["type"], given.get("value")
     if kind == "regex":
-        return model.grammars.of_regex(value, "parameters.grammar.value")
+        return regular_expression(value, "parameters.grammar.value")
     if kind == "json":
-        return model.grammars.of_json_schema(value, "parameters.grammar.value")
+        return json_schema(value, "parameters.grammar.value")
     if kind == "json_schema":
         schema = value.get("schema") if isinstance(value, dict) else None
-        return model.grammars.of_json_schema(schema, "parameters.grammar.value.schema")
+        return json_schema(schema, "parameters.grammar.value.schema")
     raise UnsupportedOption(
         f"parameters.grammar.type is {kind[:100]!r}",
         field="parameters.grammar.type",
