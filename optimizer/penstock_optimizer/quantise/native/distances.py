@@ -1,4 +1,5 @@
-"""Reads what the distances between tokens add to the scores of an attention, as `export.distances` writes it (DeBERTa).
+"""Reads what the distances between tokens add to the scores of an attention, as `DistanceScores` of export writes it
+(DeBERTa).
 
 The graph multiplies queries and keys with vectors of all distances and shifts the products. The native engine has no
 steps for that: its attention takes the vectors.
