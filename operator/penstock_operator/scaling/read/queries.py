@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 from penstock.resources.scaling import PrometheusQueries
-from penstock_operator.pod_data import unprintable_as_spaces
+from penstock_operator.facts.pod_data import unprintable_as_spaces
 from penstock_operator.scaling.decide.interpret import (
     Answer,
     Answers,
