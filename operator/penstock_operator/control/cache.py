@@ -58,7 +58,7 @@ from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import MANAGED_BY, MANAGER, Ref, canary_name, gateway_name
 from penstock_operator.facts.pods import HostReport, JobFacts, JobReport, Neighbour, PodFacts, RuntimePod
 from penstock_operator.facts.routes import HostClaim, RouteFacts
-from penstock_operator.facts.scalers import CanaryReport, DesiredScale, ScalerFacts
+from penstock_operator.facts.scaling import CanaryReport, DesiredScale, ScalerFacts
 from penstock_operator.limits.quota_use import QuotaUse
 from penstock_operator.limits.waiting import Turns, open_job
 

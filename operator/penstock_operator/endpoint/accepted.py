@@ -1,4 +1,4 @@
-"""TODO"""
+"""The condition Accepted: the spec is valid and allowed, and the objects that it names exist."""
 
 from __future__ import annotations
 

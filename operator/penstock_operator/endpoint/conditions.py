@@ -1,5 +1,4 @@
-"""Conditions about the spec, the model and the optimisation: Accepted, ModelResolved, Optimized,
-AccuracyWithinBudget and ObjectiveMet; and the p95 and speed-up as text."""
+"""The conditions of an endpoint, each computed from its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO"""
+"""The condition ObjectiveMet, and the p95 and speed-up as text."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from penstock_operator.endpoint.objects.deployment import deployment
 from penstock_operator.endpoint.objects.exposure import ExposurePlan, expose
 from penstock_operator.endpoint.objects.rollout import noting_turn, paused, rollout_turn
 from penstock_operator.endpoint.objects.scalers import HpaBounds, horizontal_pod_autoscaler, hpa_bounds, scaled_object
-from penstock_operator.endpoint.objects.service import disruption_budget, network_policy, service
+from penstock_operator.endpoint.objects.services import disruption_budget, network_policy, service
 from penstock_operator.endpoint.optimization.job import JobHost, job, job_policy
 from penstock_operator.endpoint.optimization.model import (
     OptimizationState,

@@ -1,14 +1,7 @@
-"""Replica count, the objects that scale in the modes HPA and KEDA, and the conditions and Events about scaling.
+"""The replica count, and the conditions and Events about scaling.
 
 In each mode there is exactly one writer of `spec.replicas`: the operator in the modes Internal, External and None, an
 HPA in the modes HPA and KEDA.
-
-An HPA of the operator scales on the number that the operator decided, with a target of one per replica. An HPA does
-nothing while the ratio of the metric to the target is within 10 % of 1, so from ten replicas on it would not add or
-remove a single one. Therefore its tolerance is set to 0 (feature gate HPAConfigurableTolerance: since Kubernetes 1.33,
-on by default since 1.35). An API server without the feature drops the field; then minReplicas and maxReplicas are set
-to the decided number itself, because an HPA enforces its bounds regardless of tolerance. Its stabilisation windows are
-0: the operator has already applied its own.
 """
 
 from __future__ import annotations
@@ -26,7 +19,7 @@ from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.findings import Event, Finding, clipped, no, sentence, stopped, unknown, yes
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.reasons import Reason
-from penstock_operator.facts.scalers import HPA, SCALED_OBJECT, DesiredScale, ScalerFacts
+from penstock_operator.facts.scaling import HPA, SCALED_OBJECT, DesiredScale, ScalerFacts
 from penstock_operator.scaling.decide import Cause
 
 DECIDED = frozenset({ScalingMode.INTERNAL, ScalingMode.HPA, ScalingMode.KEDA})

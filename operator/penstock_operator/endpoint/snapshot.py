@@ -1,7 +1,6 @@
-"""The input of a plan: what was read from the cluster for one endpoint, as plain values.
+"""The input of a plan: what was read from the cluster for one endpoint, at one moment.
 
-`from_object` of each class extracts from an API object the fields that plans depend on, so that tests can state facts
-instead of whole API objects. Nothing here calls the cluster or reads the clock.
+`penstock_operator.facts` has the values, so that tests can state facts instead of whole API objects.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from penstock_operator.facts.names import (
 )
 from penstock_operator.facts.pods import Neighbour, RuntimePod
 from penstock_operator.facts.routes import HostClaim, RouteFacts
-from penstock_operator.facts.scalers import CanaryReport, DesiredScale, ScalerFacts
+from penstock_operator.facts.scaling import CanaryReport, DesiredScale, ScalerFacts
 from penstock_operator.limits.concurrency import Line
 from penstock_operator.limits.quotas import NamespaceUse
 

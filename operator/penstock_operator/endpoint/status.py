@@ -1,6 +1,6 @@
-"""Builds the status of a ModelEndpoint: its conditions, the served plan, scaling, pods and history.
+"""The status of a ModelEndpoint, and the Events about conditions that changed.
 
-`conditions_of` computes each condition as a `Finding`; `endpoint_status` writes the findings and the other fields.
+`penstock_operator.endpoint.conditions` computes the findings; this module writes them and the other fields.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TODO"""
+"""Deployments and ReplicaSets of endpoints, as plain values, and who owns their replica count."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Findings, and the conditions and Kubernetes Events that they become.
+"""Findings: the status, reason and message of a condition; and Events.
 
-A plan computes each condition as a `Finding`: status, stable CamelCase reason, and a message with the next action.
-`conditions` turns findings into the conditions of the status; `events` reports the conditions that changed.
-`penstock.resources.status` has the types of the conditions and keeps their transition times.
+Each message names the next action. `penstock.resources.status` has the types of the conditions.
 """
 
 from __future__ import annotations

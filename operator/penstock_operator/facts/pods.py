@@ -1,4 +1,4 @@
-"""Pods and Jobs as plans see them: the facts of the API objects, a runtime's `/info`, and a job's log."""
+"""Pods and Jobs as plain values: the API objects, a runtime's `/info` and a job's `/progress`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO"""
+"""The reasons of conditions and Events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO"""
+"""Ingresses and HTTPRoutes of endpoints, and which endpoints claim a host, as plain values."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from penstock_operator.cluster.store import ObjectKey, PackedObject, Store, StoreChange
 from penstock_operator.facts.deployments import DeploymentFacts
-from penstock_operator.facts.scalers import ScalerFacts
+from penstock_operator.facts.scaling import ScalerFacts
 from penstock_operator.facts.tenants import NamespaceQuota
 from penstock_operator.limits.quotas import Amount, Claim, Grant, Limit, NamespaceUse, claim_of, limit_of
 

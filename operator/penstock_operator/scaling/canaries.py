@@ -19,9 +19,9 @@ from penstock_operator.endpoint.spec import ParsedEndpoint, read_endpoint
 from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.names import CANARY, canary_name
 from penstock_operator.facts.pods import PodFacts
-from penstock_operator.facts.scalers import CanaryReport
+from penstock_operator.facts.scaling import CanaryReport
 from penstock_operator.scaling.decide.canary_rule import CanaryOutcome, CanaryTrial, PlanCounts
-from penstock_operator.scaling.read.scrape import PodAddress, PodReading, PodScraper
+from penstock_operator.scaling.read.scrape import PodReading, PodScraper, address_of
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class CanaryLoop:
         )
 
     async def _read(self, counter: PlanCounter, pods: list[PodFacts], *, new: bool) -> None:
-        readings = await self._scraper.scrape(PodAddress(pod.name, pod.ip) for pod in pods)
+        readings = await self._scraper.scrape(address_of(pod) for pod in pods)
         for pod in pods:
             reading = readings[pod.name]
             if isinstance(reading, PodReading):

@@ -30,7 +30,7 @@ from penstock_operator.endpoint.replica_count import operator_writes
 from penstock_operator.facts.findings import Finding, no, yes
 from penstock_operator.facts.names import GATEWAY_STATUS_PORT
 from penstock_operator.facts.reasons import Reason
-from penstock_operator.facts.scalers import DesiredScale
+from penstock_operator.facts.scaling import DesiredScale
 from penstock_operator.metrics import SCALING_DECISIONS, SCALING_ERRORS, SCALING_SECONDS
 from penstock_operator.scaling.decide import (
     Cause,

@@ -24,7 +24,7 @@ from penstock_operator.facts.installation import AllowList, PlanSettings
 from penstock_operator.facts.names import Ref
 from penstock_operator.facts.pods import JobFacts, JobReport, Neighbour, RuntimePod
 from penstock_operator.facts.routes import HostClaim, RouteFacts
-from penstock_operator.facts.scalers import CanaryReport, DesiredScale, ScalerFacts
+from penstock_operator.facts.scaling import CanaryReport, DesiredScale, ScalerFacts
 from penstock_operator.facts.tenants import HostRule
 from penstock_operator.limits.quotas import Amount, Claim, Limit, NamespaceUse, claim_of
 

@@ -11,7 +11,7 @@ from penstock.resources.status import ConditionType
 from penstock_operator.facts.reasons import Reason
 
 ROOT = Path(__file__).parents[3]
-PLAN = ROOT / "operator" / "penstock_operator" / "plan"
+PLAN = ROOT / "operator" / "penstock_operator"
 PAGE = (ROOT / "docs" / "reference" / "conditions.md").read_text(encoding="utf-8")
 MAKERS = {"no", "yes", "unknown", "shared", "PodProblem", "PinVerdict", "_failed", "_timed_out", "Event"}
 """The functions whose argument is a reason."""

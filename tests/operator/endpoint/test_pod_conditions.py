@@ -10,7 +10,7 @@ from penstock.resources.job_summary import Failure
 from penstock_operator.facts.findings import no
 from penstock_operator.facts.names import Ref
 from penstock_operator.facts.pods import Neighbour
-from penstock_operator.facts.scalers import DesiredScale
+from penstock_operator.facts.scaling import DesiredScale
 from tests.operator.endpoint.kube import ZEN3, Json, Kube, condition, container, info, result, token_result
 
 UNSCHEDULABLE = {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.resources.status import ConditionType, EndpointStatus
 from penstock_operator.endpoint.plan import ReconcilePlan, plan
 from penstock_operator.facts.pods import Neighbour
-from penstock_operator.facts.scalers import DesiredScale
+from penstock_operator.facts.scaling import DesiredScale
 from tests.examples import examples
 from tests.operator.endpoint.kube import SETTINGS, ZEN3, Json, Kube, container, digest, info, result
 

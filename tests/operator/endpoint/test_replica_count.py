@@ -11,7 +11,7 @@ from penstock_operator.facts import names
 from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.findings import no, yes
 from penstock_operator.facts.names import Ref
-from penstock_operator.facts.scalers import DesiredScale
+from penstock_operator.facts.scaling import DesiredScale
 from penstock_operator.limits.quotas import Limit
 from penstock_operator.scaling.decide import Cause
 from tests.operator.endpoint.kube import SETTINGS, Json, Kube, result

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.errors import SettingError
 from penstock.resources.scaling import Scaling, ScalingMode
 from penstock_operator.endpoint.objects.scalers import HpaBounds, hpa_bounds
-from penstock_operator.facts.scalers import DesiredScale
+from penstock_operator.facts.scaling import DesiredScale
 from penstock_operator.facts.tenants import NamespaceQuota
 from penstock_operator.limits.quotas import (
     Amount,

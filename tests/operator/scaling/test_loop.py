@@ -14,7 +14,7 @@ from penstock_operator.cluster.errors import ClusterError, Forbidden, Unavailabl
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.facts import names
-from penstock_operator.facts.scalers import DesiredScale
+from penstock_operator.facts.scaling import DesiredScale
 from penstock_operator.process import make_autoscaler
 from penstock_operator.scaling import loop
 from penstock_operator.scaling.loop import Autoscaler

@@ -1,5 +1,4 @@
-"""The objects that serve an endpoint: Service, NetworkPolicy, PodDisruptionBudget, and the Deployment of the
-runtime."""
+"""The Deployment of the runtime pods."""
 
 from __future__ import annotations
 

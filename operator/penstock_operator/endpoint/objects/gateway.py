@@ -17,7 +17,7 @@ from penstock_operator.endpoint.objects.deployment import (
     template_hash,
     tls_volume,
 )
-from penstock_operator.endpoint.objects.service import monitors
+from penstock_operator.endpoint.objects.services import monitors
 from penstock_operator.endpoint.pods.template import (
     CONTAINER_SECURITY,
     TMP,

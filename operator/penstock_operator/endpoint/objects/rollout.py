@@ -1,4 +1,4 @@
-"""TODO"""
+"""When the Deployment replaces its pods: the limit on concurrent rollouts, and pausing."""
 
 from __future__ import annotations
 

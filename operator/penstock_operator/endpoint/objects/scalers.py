@@ -1,4 +1,12 @@
-"""TODO"""
+"""The objects that scale a Deployment in the modes HPA and KEDA.
+
+An HPA scales on the number that the operator decided, with a target of one per replica. It does nothing while the ratio
+of the metric to the target is within 10 % of 1, so from ten replicas on it would not add or remove a single one.
+Therefore its tolerance is set to 0 (feature gate HPAConfigurableTolerance: since Kubernetes 1.33, on by default since
+1.35). An API server without the feature drops the field; then minReplicas and maxReplicas are the decided number,
+because an HPA enforces its bounds regardless of tolerance. Its stabilisation windows are 0: the operator has already
+applied them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +16,7 @@ from penstock.resources.scaling import Scaling
 from penstock_operator.endpoint.replica_count import METRIC, in_force
 from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.names import Json
-from penstock_operator.facts.scalers import DesiredScale, ScalerFacts
+from penstock_operator.facts.scaling import DesiredScale, ScalerFacts
 
 POLLING_SECONDS = 15
 COOLDOWN_SECONDS = 300

@@ -1,4 +1,4 @@
-"""TODO"""
+"""The runs of an OptimizedModel's job: how the last one ended, and whether and when the next one begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO"""
+"""When an OptimizedModel that no endpoint uses is deleted."""
 
 from __future__ import annotations
 

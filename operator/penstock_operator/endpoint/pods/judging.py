@@ -1,4 +1,4 @@
-"""Conditions about the pods: CoresPinned, Available and Progressing, and the problems of pods that do not serve.
+"""Judges runtime pods: whether they own their cores, and why they do not serve.
 
 A kubelet without static CPU management accepts the same pod and lets it share cores, and the API does not show it. So
 each runtime pod reports where the kernel lets it run, and pinning is judged from the report: as many CPUs as requested,

@@ -13,7 +13,7 @@ from penstock_operator.endpoint.pods.credentials import KEYS
 from penstock_operator.facts import names
 from penstock_operator.facts.installation import PlanSettings, StoreVolume
 from penstock_operator.facts.names import Ref
-from penstock_operator.facts.scalers import DesiredScale
+from penstock_operator.facts.scaling import DesiredScale
 from tests.operator.endpoint.kube import SETTINGS, Json, Kube, hardware_class, reference, result
 
 

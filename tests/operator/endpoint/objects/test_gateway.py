@@ -15,7 +15,7 @@ from penstock_gateway.settings import GatewaySettings
 from penstock_operator.endpoint.objects.gateway import BASE_BYTES, memory_bytes
 from penstock_operator.facts import names
 from penstock_operator.facts.names import Ref
-from penstock_operator.facts.scalers import DesiredScale
+from penstock_operator.facts.scaling import DesiredScale
 from tests.operator.endpoint.kube import SETTINGS, Json, Kube, condition
 from tools.operator_rights import GATEWAY, rules
 
