@@ -18,11 +18,11 @@ from penstock_operator.cluster.store import ObjectKey, Store
 from penstock_operator.control import pod_reports
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.control.pod_reports import JobProgressReader, PodInfoReader
+from penstock_operator.decide import Metrics, Unknown
 from penstock_operator.facts import names
 from penstock_operator.facts.pods import HostReport, JobReport
 from penstock_operator.metrics import REGISTRY
 from penstock_operator.process import make_autoscaler
-from penstock_operator.scaling.decide import Metrics, Unknown
 from penstock_operator.scaling.read import scrape
 from penstock_operator.scaling.read.prometheus import PrometheusClient, PrometheusSource
 from penstock_operator.scaling.read.queries import EndpointPods, Windows

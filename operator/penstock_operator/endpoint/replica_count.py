@@ -12,6 +12,7 @@ from datetime import datetime
 
 from penstock.resources.scaling import ScalingMode
 from penstock.resources.status import ScalingStatus, timestamp
+from penstock_operator.decide import Cause
 from penstock_operator.endpoint.prometheus_urls import url_problem
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint
@@ -20,7 +21,6 @@ from penstock_operator.facts.findings import Event, Finding, clipped, no, senten
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.scaling import HPA, SCALED_OBJECT, DesiredScale, ScalerFacts
-from penstock_operator.scaling.decide import Cause
 
 DECIDED = frozenset({ScalingMode.INTERNAL, ScalingMode.HPA, ScalingMode.KEDA})
 """The modes in which the autoscaler decides the replica count."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock_operator.decide.canary_rule import CanaryOutcome, CanaryReason
 from penstock_operator.facts.findings import Finding
 from penstock_operator.facts.names import (
     Object,
 )
-from penstock_operator.scaling.decide.canary_rule import CanaryOutcome, CanaryReason
 
 HPA = "HorizontalPodAutoscaler"
 SCALED_OBJECT = "ScaledObject"

@@ -25,14 +25,7 @@ from penstock_operator.cluster.errors import ClusterError, Forbidden, NotLeading
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.control.queue import TimeSlices
-from penstock_operator.endpoint.prometheus_urls import url_problem
-from penstock_operator.endpoint.replica_count import operator_writes
-from penstock_operator.facts.findings import Finding, no, yes
-from penstock_operator.facts.names import GATEWAY_STATUS_PORT
-from penstock_operator.facts.reasons import Reason
-from penstock_operator.facts.scaling import DesiredScale
-from penstock_operator.metrics import SCALING_DECISIONS, SCALING_ERRORS, SCALING_SECONDS
-from penstock_operator.scaling.decide import (
+from penstock_operator.decide import (
     Cause,
     Decision,
     DecisionCondition,
@@ -46,6 +39,13 @@ from penstock_operator.scaling.decide import (
     in_measured_requests,
     restore_handover,
 )
+from penstock_operator.endpoint.prometheus_urls import url_problem
+from penstock_operator.endpoint.replica_count import operator_writes
+from penstock_operator.facts.findings import Finding, no, yes
+from penstock_operator.facts.names import GATEWAY_STATUS_PORT
+from penstock_operator.facts.reasons import Reason
+from penstock_operator.facts.scaling import DesiredScale
+from penstock_operator.metrics import SCALING_DECISIONS, SCALING_ERRORS, SCALING_SECONDS
 from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.prometheus import (
     OwnPrometheus,

@@ -16,6 +16,15 @@ from hypothesis import strategies as st
 from penstock.resources.job_summary import Summary
 from penstock.resources.result import CapacityFacts
 from penstock.resources.status import PodReport
+from penstock_operator.decide import (
+    Observation,
+    ScalingSettings,
+    Service,
+    Value,
+    decide,
+    restore_handover,
+)
+from penstock_operator.decide.interpret import QueryFailure, Vector
 from penstock_operator.endpoint.optimization.outcome import JobFailed, JobSucceeded, job_outcome
 from penstock_operator.endpoint.pods.judging import judge_pinning, pod_problems, pod_reports
 from penstock_operator.facts.pod_data import (
@@ -31,15 +40,6 @@ from penstock_operator.facts.pod_data import (
     unprintable_as_spaces,
 )
 from penstock_operator.facts.pods import ContainerFacts, HostReport, JobFacts, JobReport, PodFacts, RuntimePod
-from penstock_operator.scaling.decide import (
-    Observation,
-    ScalingSettings,
-    Service,
-    Value,
-    decide,
-    restore_handover,
-)
-from penstock_operator.scaling.decide.interpret import QueryFailure, Vector
 from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.queries import read
 from penstock_operator.scaling.read.scrape import PodReading, parse_demand, parse_gateway_metrics, parse_metrics

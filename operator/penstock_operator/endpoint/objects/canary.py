@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from penstock.resources.status import CanaryPhase, CanaryStatus, timestamp
+from penstock_operator.decide.canary_rule import CanaryOutcome, CanaryReason
 from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.pods.judging import pod_problems
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
@@ -26,7 +27,6 @@ from penstock_operator.facts.deployments import DeploymentFacts, ReplicaSetFacts
 from penstock_operator.facts.findings import Event, Finding, clipped, no, sentence, stopped, yes
 from penstock_operator.facts.names import CANARY, Json, Ref, canary_name
 from penstock_operator.facts.reasons import Reason
-from penstock_operator.scaling.decide.canary_rule import CanaryOutcome, CanaryReason
 
 REMEDY = (
     "Change the spec to try again, or remove spec.rollout.canary to roll the plan out all the same; status.history has "

@@ -25,6 +25,7 @@ import aiohttp
 
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.pod_reports import pod_session
+from penstock_operator.decide.measurement import Idle, Metrics, Unknown, known
 from penstock_operator.facts.names import INTERNAL_PORT
 from penstock_operator.facts.pod_data import (
     DEMAND_MAX_BYTES,
@@ -35,7 +36,6 @@ from penstock_operator.facts.pod_data import (
 )
 from penstock_operator.facts.pods import PodFacts
 from penstock_operator.metrics import SCRAPES
-from penstock_operator.scaling.decide.measurement import Idle, Metrics, Unknown, known
 from penstock_operator.supervision import supervised
 
 ANSWERED = "penstock_request_seconds_count"

@@ -14,12 +14,12 @@ from penstock.resources.result import Result
 from penstock.resources.scaling import Prometheus, ScalingMode
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.cache import ClusterCache
+from penstock_operator.decide import MeasuredTexts, ScalingSettings, Service, Started, WhenMissing
 from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.replica_count import DECIDED
 from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.pods import PodFacts
-from penstock_operator.scaling.decide import MeasuredTexts, ScalingSettings, Service, Started, WhenMissing
 from penstock_operator.scaling.read.scrape import PodAddress, address_of
 
 DEFAULT_OBJECTIVE_SECONDS = 1.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_operator.scaling.decide import (
+from penstock_operator.decide import (
     Cause,
     Decision,
     Idle,
@@ -21,7 +21,7 @@ from penstock_operator.scaling.decide import (
     Value,
     decide,
 )
-from tests.operator.scaling.decide.cases import START, TICK, Replay, service, traffic
+from tests.operator.decide.cases import START, TICK, Replay, service, traffic
 
 SETTINGS = ScalingSettings(min_replicas=0, max_replicas=5, shrink_window_seconds=60)
 NOTHING = traffic(0)

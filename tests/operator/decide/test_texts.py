@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_operator.scaling.decide import Idle, MeasuredTexts, Measurement, Metrics, Service, Unknown, Value
-from penstock_operator.scaling.decide.texts import AROUND_MILLISECONDS, LONGEST, SHORTEST
+from penstock_operator.decide import Idle, MeasuredTexts, Measurement, Metrics, Service, Unknown, Value
+from penstock_operator.decide.texts import AROUND_MILLISECONDS, LONGEST, SHORTEST
 from tests.examples import examples
-from tests.operator.scaling.decide.cases import CURVE, SETTINGS, Replay, traffic, without
+from tests.operator.decide.cases import CURVE, SETTINGS, Replay, traffic, without
 
 MEASURED = 64.0
 TIMES = [(8.0, 0.7), (16.0, 1.7), (64.0, 7.7), (128.0, 17.7)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_operator.scaling.decide.demand import (
+from penstock_operator.decide.demand import (
     PROPORTIONAL,
     SMALL_FLEET,
     demand_for_rate,

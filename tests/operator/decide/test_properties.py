@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_operator.scaling.decide import (
+from penstock_operator.decide import (
     Idle,
     Measurement,
     Metrics,
@@ -20,9 +20,9 @@ from penstock_operator.scaling.decide import (
     Value,
     decide,
 )
-from penstock_operator.scaling.decide.settings import WhenMissing
+from penstock_operator.decide.settings import WhenMissing
 from tests.examples import examples
-from tests.operator.scaling.decide.cases import SETTINGS, START, Replay, flips, service, traffic, without
+from tests.operator.decide.cases import SETTINGS, START, Replay, flips, service, traffic, without
 
 rates = st.floats(0, 500, allow_nan=False)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from penstock.capacity import CapacityCurve, CapacityPoint
-from penstock_operator.scaling.decide import (
+from penstock_operator.decide import (
     Decision,
     Idle,
     Metrics,

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.capacity import CapacityCurve
-from penstock_operator.scaling.decide import Service
-from tests.operator.scaling.decide.cases import CURVE, point, service
+from penstock_operator.decide import Service
+from tests.operator.decide.cases import CURVE, point, service
 
 
 def test_the_rate_is_the_curve_s_for_the_objective() -> None:

@@ -16,7 +16,7 @@ import math
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from penstock_operator.scaling.decide.settings import ScalingSettings
+from penstock_operator.decide.settings import ScalingSettings
 
 HANDOVER_VERSION = 1
 MOST_HANDOVER_CHARACTERS = 1024

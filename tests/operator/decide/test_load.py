@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_operator.scaling.decide import ScalingSettings, replicas_for_load
+from penstock_operator.decide import ScalingSettings, replicas_for_load
 from tests.examples import examples
-from tests.operator.scaling.decide.cases import Replay, service, traffic
+from tests.operator.decide.cases import Replay, service, traffic
 
 
 @settings(max_examples=examples(60), deadline=None)

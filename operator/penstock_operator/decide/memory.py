@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Value, known
-from penstock_operator.scaling.decide.service import FASTEST, Service
-from penstock_operator.scaling.decide.settings import ScalingSettings
-from penstock_operator.scaling.decide.state import KEPT_START_UPS, Peak, Started, State
+from penstock_operator.decide.measurement import Idle, Measurement, Metrics, Value, known
+from penstock_operator.decide.service import FASTEST, Service
+from penstock_operator.decide.settings import ScalingSettings
+from penstock_operator.decide.state import KEPT_START_UPS, Peak, Started, State
 
 SLICES = 10
 """The number of slices of the shrink window: a state of some hundred bytes, and a window a tenth too long at most."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from penstock_operator.scaling.decide.measurement import Metrics, known
-from penstock_operator.scaling.decide.settings import ScalingSettings
-from penstock_operator.scaling.decide.state import State, Surge
+from penstock_operator.decide.measurement import Metrics, known
+from penstock_operator.decide.settings import ScalingSettings
+from penstock_operator.decide.state import State, Surge
 
 LEVEL_SECONDS = 30.0
 """Time constant of the average demand: shorter than a start-up, longer than chance at a few requests a second."""

@@ -17,8 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.resources.scaling import PrometheusQueries
-from penstock_operator.scaling.canaries import PlanCounter
-from penstock_operator.scaling.decide import (
+from penstock_operator.decide import (
     Idle,
     Measurement,
     Metrics,
@@ -33,8 +32,9 @@ from penstock_operator.scaling.decide import (
     replicas_for_load,
     restore_handover,
 )
-from penstock_operator.scaling.decide.canary_rule import CanaryTrial, PlanCounts, tail
-from penstock_operator.scaling.decide.interpret import Answer, Element, QueryFailure, Vector
+from penstock_operator.decide.canary_rule import CanaryTrial, PlanCounts, tail
+from penstock_operator.decide.interpret import Answer, Element, QueryFailure, Vector
+from penstock_operator.scaling.canaries import PlanCounter
 from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.queries import EndpointPods, Windows, judged, queries
 from penstock_operator.scaling.read.scrape import (
@@ -47,8 +47,8 @@ from penstock_operator.scaling.read.scrape import (
     parse_metrics,
 )
 from tests.examples import examples
-from tests.operator.scaling.decide import test_texts, test_tokens
-from tests.operator.scaling.decide.cases import START, service
+from tests.operator.decide import test_texts, test_tokens
+from tests.operator.decide.cases import START, service
 
 DECISION = 3_000
 """Lines of one decision."""

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_operator.scaling.decide import canary_rule
-from penstock_operator.scaling.decide.canary_rule import (
+from penstock_operator.decide import canary_rule
+from penstock_operator.decide.canary_rule import (
     EXACT_DEVIATION,
     LEAST_REQUESTS,
     LEVEL,

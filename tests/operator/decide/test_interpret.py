@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_operator.scaling.decide import Idle, Unknown, Value
-from penstock_operator.scaling.decide.interpret import (
+from penstock_operator.decide import Idle, Unknown, Value
+from penstock_operator.decide.interpret import (
     Answer,
     Answers,
     Element,

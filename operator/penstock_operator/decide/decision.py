@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock_operator.scaling.decide.demand import Demand
-from penstock_operator.scaling.decide.measurement import Metrics
-from penstock_operator.scaling.decide.state import Started
+from penstock_operator.decide.demand import Demand
+from penstock_operator.decide.measurement import Metrics
+from penstock_operator.decide.state import Started
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.capacity import TokenCurve, TokenPoint
-from penstock_operator.scaling.decide import (
+from penstock_operator.decide import (
     Cause,
     Decision,
     Idle,
@@ -20,10 +20,10 @@ from penstock_operator.scaling.decide import (
     Value,
     in_measured_requests,
 )
-from penstock_operator.scaling.decide.service import mean_in_flight
-from penstock_operator.scaling.decide.tokens import LEAST_WEIGHT, MOST_WEIGHT, weight_of
+from penstock_operator.decide.service import mean_in_flight
+from penstock_operator.decide.tokens import LEAST_WEIGHT, MOST_WEIGHT, weight_of
 from tests.examples import examples
-from tests.operator.scaling.decide.cases import SETTINGS, TICK, Replay
+from tests.operator.decide.cases import SETTINGS, TICK, Replay
 
 TOKENS = 60.0
 """Output tokens of a measured answer."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_operator.scaling.decide import (
+from penstock_operator.decide import (
     Metrics,
     ScalingSettings,
     Started,
@@ -18,7 +18,7 @@ from penstock_operator.scaling.decide import (
     dump_handover,
     restore_handover,
 )
-from penstock_operator.scaling.decide.memory import (
+from penstock_operator.decide.memory import (
     LONGEST_START_UP_SECONDS,
     expected_start_up_seconds,
     observed_for_a_window,
@@ -27,10 +27,10 @@ from penstock_operator.scaling.decide.memory import (
     window_seconds,
     with_start_ups,
 )
-from penstock_operator.scaling.decide.state import KEPT_START_UPS, MOST_HANDOVER_CHARACTERS
+from penstock_operator.decide.state import KEPT_START_UPS, MOST_HANDOVER_CHARACTERS
 from tests.examples import examples
-from tests.operator.scaling.decide.cases import SETTINGS, START, Replay, flips, traffic
-from tests.operator.scaling.decide.test_properties import steps
+from tests.operator.decide.cases import SETTINGS, START, Replay, flips, traffic
+from tests.operator.decide.test_properties import steps
 
 
 @pytest.mark.parametrize(

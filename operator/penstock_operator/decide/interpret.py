@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Unknown, Value, of_answers
+from penstock_operator.decide.measurement import Idle, Measurement, Metrics, Unknown, Value, of_answers
 
 STALE_INTERVALS = 3.0
 """A target that was not scraped for this many intervals is stale, long before Prometheus' look-back of 5 minutes."""

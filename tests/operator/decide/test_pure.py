@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock_operator.scaling.decide as library
+import penstock_operator.decide as library
 
 MODULES = sorted(Path(library.__file__).parent.glob("*.py"))
 ALLOWED = {
@@ -27,9 +27,7 @@ def test_a_module_imports_no_io_and_no_clock(module: Path) -> None:
 
     assert {name.partition(".")[0] for name in found} <= ALLOWED
     assert all(
-        name.startswith(("penstock_operator.scaling.decide", "penstock."))
-        for name in found
-        if name.startswith("penstock")
+        name.startswith(("penstock_operator.decide", "penstock.")) for name in found if name.startswith("penstock")
     )
 
 

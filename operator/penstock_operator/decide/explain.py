@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-from penstock_operator.scaling.decide.decision import Cause, Decision, Observation
-from penstock_operator.scaling.decide.demand import rate_to_plan
-from penstock_operator.scaling.decide.measurement import Idle, Unknown, Value
-from penstock_operator.scaling.decide.service import Service
-from penstock_operator.scaling.decide.settings import ScalingSettings
+from penstock_operator.decide.decision import Cause, Decision, Observation
+from penstock_operator.decide.demand import rate_to_plan
+from penstock_operator.decide.measurement import Idle, Unknown, Value
+from penstock_operator.decide.service import Service
+from penstock_operator.decide.settings import ScalingSettings
 
 WORTH_NAMING = 1.1
 """A factor of the texts' length from this on is in the sentence."""

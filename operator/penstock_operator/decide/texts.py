@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_operator.scaling.decide.measurement import Measurement, Value
+from penstock_operator.decide.measurement import Measurement, Value
 
 SHORTEST, LONGEST = 0.1, 8.0
 """Limits of the factor: one odd reading must neither end a fleet nor ask for one."""

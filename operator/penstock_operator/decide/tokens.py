@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Value, known
-from penstock_operator.scaling.decide.service import Service
+from penstock_operator.decide.measurement import Idle, Measurement, Metrics, Value, known
+from penstock_operator.decide.service import Service
 
 LEAST_WEIGHT, MOST_WEIGHT = 0.5, 8.0
 """Limits of the weight of a request: a short answer has a prompt, too, and one odd reading must not ask for a fleet."""

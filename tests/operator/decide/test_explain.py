@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from penstock.capacity import CapacityCurve
-from penstock_operator.scaling.decide import Idle, Metrics, ScalingSettings, Service, Unknown, Value
-from tests.operator.scaling.decide.cases import Replay, point, without
+from penstock_operator.decide import Idle, Metrics, ScalingSettings, Service, Unknown, Value
+from tests.operator.decide.cases import Replay, point, without
 
 
 def endpoint() -> Service:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.capacity import CapacityCurve, TokenCurve
-from penstock_operator.scaling.decide.texts import MeasuredTexts
+from penstock_operator.decide.texts import MeasuredTexts
 
 SLOWEST = 4.0
 FASTEST = 0.25

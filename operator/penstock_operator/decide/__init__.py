@@ -15,15 +15,15 @@
 A library without IO and clock: time is an argument. Of Kubernetes it knows only the number of replicas.
 """
 
-from penstock_operator.scaling.decide.decision import Cause, Decision, DecisionCondition, Observation
-from penstock_operator.scaling.decide.demand import Demand
-from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Unknown, Value, known
-from penstock_operator.scaling.decide.replicas import decide, replicas_for_load
-from penstock_operator.scaling.decide.service import Service
-from penstock_operator.scaling.decide.settings import ScalingSettings, WhenMissing
-from penstock_operator.scaling.decide.state import Peak, Started, State, dump_handover, restore_handover
-from penstock_operator.scaling.decide.texts import MeasuredTexts
-from penstock_operator.scaling.decide.tokens import in_measured_requests
+from penstock_operator.decide.decision import Cause, Decision, DecisionCondition, Observation
+from penstock_operator.decide.demand import Demand
+from penstock_operator.decide.measurement import Idle, Measurement, Metrics, Unknown, Value, known
+from penstock_operator.decide.replicas import decide, replicas_for_load
+from penstock_operator.decide.service import Service
+from penstock_operator.decide.settings import ScalingSettings, WhenMissing
+from penstock_operator.decide.state import Peak, Started, State, dump_handover, restore_handover
+from penstock_operator.decide.texts import MeasuredTexts
+from penstock_operator.decide.tokens import in_measured_requests
 
 __all__ = [
     "Cause",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from penstock_operator.scaling.decide.measurement import Idle, Measurement, Unknown, Value
+from penstock_operator.decide.measurement import Idle, Measurement, Unknown, Value
 
 
 @dataclass(frozen=True, slots=True)

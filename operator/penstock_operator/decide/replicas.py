@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from penstock_operator.scaling.decide import memory
-from penstock_operator.scaling.decide.decision import Cause, Decision, DecisionCondition, Observation
-from penstock_operator.scaling.decide.demand import (
+from penstock_operator.decide import memory
+from penstock_operator.decide.decision import Cause, Decision, DecisionCondition, Observation
+from penstock_operator.decide.demand import (
     Capacity,
     Demand,
     demand_of,
@@ -20,11 +20,11 @@ from penstock_operator.scaling.decide.demand import (
     rate_to_plan,
     with_reserve,
 )
-from penstock_operator.scaling.decide.explain import explain, number
-from penstock_operator.scaling.decide.measurement import Metrics, Unknown, Value, known
-from penstock_operator.scaling.decide.service import Service
-from penstock_operator.scaling.decide.settings import ScalingSettings, WhenMissing
-from penstock_operator.scaling.decide.state import State
+from penstock_operator.decide.explain import explain, number
+from penstock_operator.decide.measurement import Metrics, Unknown, Value, known
+from penstock_operator.decide.service import Service
+from penstock_operator.decide.settings import ScalingSettings, WhenMissing
+from penstock_operator.decide.state import State
 
 ROUNDING = 1e-6
 """Replicas: a smaller excess over a whole number is a rounding error."""

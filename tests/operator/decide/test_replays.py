@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from penstock_operator.scaling.decide import Cause, Idle, Metrics, ScalingSettings, State, Unknown, Value
-from penstock_operator.scaling.decide.settings import WhenMissing
-from tests.operator.scaling.decide.cases import SETTINGS, TICK, Replay, flips, service, traffic, without
+from penstock_operator.decide import Cause, Idle, Metrics, ScalingSettings, State, Unknown, Value
+from penstock_operator.decide.settings import WhenMissing
+from tests.operator.decide.cases import SETTINGS, TICK, Replay, flips, service, traffic, without
 
 OUTAGE = Metrics.unknown("prometheus answered 503")
 
