@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.planning.neuron import NeuronGeneration
+from penstock.hardware import NeuronGeneration
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.tasks import TaskName
 from penstock_operator.endpoint.conditions import short_digest

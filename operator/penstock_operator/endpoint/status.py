@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.planning.prices import per_million, per_month
+from penstock.capacity import per_million, per_month
 from penstock.resources.endpoint import OptimizationMode
 from penstock.resources.status import (
     Condition,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.artefact_store import StoreUri
-from penstock.planning.neuron import NeuronGeneration
+from penstock.hardware import NeuronGeneration
 from penstock_operator.facts.tenants import AllowedSources, HostRule, NamespaceQuota
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.planning.neuron import NeuronGeneration
+from penstock.hardware import NeuronGeneration
 from penstock.resources.endpoint import ModelEndpointSpec, OptimizationMode
 from penstock.resources.optimized_model import (
     RESULT_FORMAT,
