@@ -1,0 +1,91 @@
+"""Prices of nodes by hardware class and instance type.
+
+The shipped list is `prices.yaml` in this package: dated, with its source. A file of the same form replaces it.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from penstock.errors import SettingError
+
+
+def currency_sign(currency: str) -> str:
+    """What is written before an amount: `$` for USD, else the code and a space, such as `EUR `."""
+    return "$" if currency == "USD" else f"{currency} "
+
+
+class InstancePrice(BaseModel):
+    """One instance type."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
+
+    per_hour: float = Field(alias="perHour", ge=0)
+    """The price of the whole node for an hour."""
+    cpus: int = Field(ge=1)
+    """Logical CPUs, as Kubernetes counts them."""
+    memory_gib: float = Field(default=0.0, alias="memoryGiB", ge=0)
+    """0: not known, and it limits nothing."""
+    devices: int = Field(default=0, ge=0)
+    """Inferentia devices. A GPU node has one GPU unless this number is given."""
+
+
+class PriceList(BaseModel):
+    """Prices of one region on one day."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    date: date
+    region: str = Field(default="", max_length=64)
+    currency: str = Field(default="USD", min_length=3, max_length=3)
+    source: Annotated[str, Field(max_length=1024)] = ""
+    classes: dict[str, dict[str, InstancePrice]]
+    """Hardware class -> instance type -> price. Names that begin with `gpu-` are GPU nodes."""
+
+    @property
+    def summary(self) -> str:
+        """One line: currency, region, date."""
+        return f"{self.currency}, {f'{self.region}, ' if self.region else ''}prices of {self.date.isoformat()}"
+
+
+def read_prices(text: str, *, name: str) -> PriceList:
+    """The prices in a YAML text; SettingError that names the field in `name` (a path or option)."""
+    try:
+        return PriceList.model_validate(yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise SettingError(f"{name} is not YAML: {problem}", field=name, remedy="Correct the file") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the whole"
+        raise SettingError(
+            f"{name} is not a list of prices ({where}: {first['msg']})",
+            field=name,
+            remedy="Write date, and classes: {CLASS: {INSTANCE: {perHour: 0.17, cpus: 4}}}, as in the shipped list "
+            "(docs/reference/prices.md)",
+        ) from error
+
+
+def load_prices(path: Path) -> PriceList:
+    """The prices in a file; SettingError when it cannot be read or is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(
+            f"{path} cannot be read ({error})", field="--prices", remedy="Give a readable YAML file"
+        ) from error
+    return read_prices(text, name=str(path))
+
+
+@cache
+def shipped_prices() -> PriceList:
+    """The list in this package."""
+    text = resources.files("penstock_planner").joinpath("prices.yaml").read_text(encoding="utf-8")
+    return read_prices(text, name="prices.yaml")
