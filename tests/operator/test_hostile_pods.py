@@ -16,6 +16,7 @@ from penstock_operator.cluster.errors import Backoff
 from penstock_operator.cluster.informer import Informer
 from penstock_operator.cluster.store import ObjectKey, Store
 from penstock_operator.decide import Metrics, Unknown
+from penstock_operator.decide.measurement import PodReading
 from penstock_operator.metrics import REGISTRY
 from penstock_operator.plan import names
 from penstock_operator.plan.workloads import HostReport, JobReport
@@ -247,7 +248,7 @@ def test_a_counter_that_no_pod_can_reach_is_a_failed_scrape(days: float, count: 
         found = asyncio.run(scraped())
 
     if read:
-        assert isinstance(found, scrape.PodReading)
+        assert isinstance(found, PodReading)
     else:
         assert f"it counts {count:.3g}, more than a pod reaches in {days * 86_400:.0f} s" in str(found)
 

@@ -24,7 +24,7 @@ from penstock_operator.decide import (
     decide,
     restore_handover,
 )
-from penstock_operator.decide.interpret import QueryFailure, Vector
+from penstock_operator.decide.measurement import PodReading
 from penstock_operator.plan.job_outcome import JobFailed, JobSucceeded, job_outcome
 from penstock_operator.plan.pod_conditions import judge_pinning, pod_problems
 from penstock_operator.plan.status import pod_reports
@@ -49,8 +49,8 @@ from penstock_operator.pod_data import (
     unprintable_as_spaces,
 )
 from penstock_operator.scaling.read.history import History
-from penstock_operator.scaling.read.queries import read
-from penstock_operator.scaling.read.scrape import PodReading, parse_demand, parse_gateway_metrics, parse_metrics
+from penstock_operator.scaling.read.queries import QueryFailure, Vector, read
+from penstock_operator.scaling.read.scrape import parse_demand, parse_gateway_metrics, parse_metrics
 from tests.operator import kubelet
 from tests.operator.plan.kube import Kube, info
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from penstock.resources.status import CanaryPhase, CanaryStatus, timestamp
-from penstock_operator.decide.canary_rule import CanaryOutcome, CanaryReason
+from penstock_operator.decide.canary import CanaryOutcome, CanaryReason
 from penstock_operator.plan import gateway
 from penstock_operator.plan.conditions import Event, Finding, Reason, clipped, no, sentence, stopped, yes
 from penstock_operator.plan.endpoint import ParsedEndpoint

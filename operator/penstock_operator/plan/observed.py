@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from penstock_operator.decide.canary_rule import CanaryOutcome, CanaryReason
+from penstock_operator.decide.canary import CanaryOutcome, CanaryReason
 from penstock_operator.plan.conditions import Finding
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock_operator.decide.canary_rule import CanaryOutcome, CanaryReason
+from penstock_operator.decide.canary import CanaryOutcome, CanaryReason
 from penstock_operator.plan import names
 from penstock_operator.plan.observed import CanaryReport, EndpointSnapshot, Ref
 from penstock_operator.plan.serving_objects import with_template_of
