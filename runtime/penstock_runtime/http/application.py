@@ -23,7 +23,7 @@ from penstock_runtime.errors import (
     UnsupportedRoute,
 )
 from penstock_runtime.http.access import AccessTokens
-from penstock_runtime.http.api.bodies import error_response
+from penstock_runtime.http.api.core.bodies import error_response
 from penstock_runtime.http.tracing import RequestTraces
 from penstock_runtime.http.transport.head import body_too_large
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route, StreamingResponse
