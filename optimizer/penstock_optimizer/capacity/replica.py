@@ -15,10 +15,10 @@ from pathlib import Path
 
 import uvloop
 
+from penstock_runtime.app.lifecycle import start_model
+from penstock_runtime.app.server import Server, request_limits
 from penstock_runtime.host import pin_process, read_host
-from penstock_runtime.serving.lifecycle import start_model
 from penstock_runtime.serving.loaded_model import load_artefact
-from penstock_runtime.serving.server import Server, request_limits
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 

@@ -29,7 +29,7 @@ from penstock_optimizer.generation.decoder_graph import write_graph
 from penstock_optimizer.generation.native_graph import write_native
 from penstock_optimizer.generation.token_capacity import CapacityClients
 from penstock_runtime.generation.engine import BLOCK_SIZE, StepEngine
-from penstock_runtime.generation.open import block_bytes, load_graph
+from penstock_runtime.generation.load import block_bytes, load_graph
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tokens import Tokenizer
 

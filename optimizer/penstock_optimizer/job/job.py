@@ -43,7 +43,7 @@ from penstock_runtime.models.fetching import OnProgress as OnTransfer
 from penstock_runtime.models.fetching import ignore_progress
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import fetch_model
-from penstock_runtime.serving.verification import verify_files
+from penstock_runtime.store.verification import verify_files
 from penstock_runtime.tasks.factory import head_of, make_task
 from penstock_runtime.tokens import Tokenizer
 

@@ -40,7 +40,7 @@ from penstock_runtime.models.fetching import (
     translate_folder_errors,
 )
 from penstock_runtime.models.files import check_code, own_graph, read_object, remote_code_classes
-from penstock_runtime.store.remote import Retries
+from penstock_runtime.remote import Retries
 
 T = TypeVar("T")
 

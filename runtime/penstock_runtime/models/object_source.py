@@ -28,6 +28,7 @@ from penstock.errors import (
     PenstockError,
 )
 from penstock.resources.source import ModelSource
+from penstock_runtime import remote
 from penstock_runtime.host.disk import lock_file, sync_folders
 from penstock_runtime.models.fetching import (
     FOLDER,
@@ -37,8 +38,7 @@ from penstock_runtime.models.fetching import (
     translate_folder_errors,
 )
 from penstock_runtime.models.files import check_code, own_graph, remote_code_classes
-from penstock_runtime.store import remote
-from penstock_runtime.store.remote import FailureKind, FileSystem, Retries, classify_failure, first_line, relative
+from penstock_runtime.remote import FailureKind, FileSystem, Retries, classify_failure, first_line, relative
 
 CHUNK_BYTES = 16 * 2**20
 """Size of one read: held in memory, and the most that is lost if a connection breaks."""

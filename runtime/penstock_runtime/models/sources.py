@@ -14,7 +14,7 @@ from penstock_runtime.models.fetching import FetchProgress, OnProgress, ignore_p
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.hub import HubFetch
 from penstock_runtime.models.object_source import ObjectFetch, open_filesystem
-from penstock_runtime.store.remote import DEFAULT_RETRIES, Retries
+from penstock_runtime.remote import DEFAULT_RETRIES, Retries
 
 PVC_ROOT_VARIABLE = "PENSTOCK_PVC_ROOT"
 DEFAULT_PVC_ROOT = "/var/run/penstock/claims"

@@ -29,8 +29,8 @@ from penstock_runtime.models.fetching import FetchProgress
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.hub import SnapshotRecords, hub_error
 from penstock_runtime.models.sources import fetch_model
+from penstock_runtime.remote import Retries
 from penstock_runtime.rows import Pooling
-from penstock_runtime.store.remote import Retries
 from tests.runtime.models.folders import (
     bare_folder,
     model_folder,

@@ -28,8 +28,8 @@ from penstock_runtime.models import object_source
 from penstock_runtime.models.fetching import FetchProgress, ignore_progress
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.object_source import ObjectFetch, object_error, open_filesystem
+from penstock_runtime.remote import Retries
 from penstock_runtime.rows import Pooling
-from penstock_runtime.store.remote import Retries
 from tests.runtime.models.folders import bare_folder, model_folder, sentence_folder, write_onnx, write_pickle
 
 fsspec = pytest.importorskip("fsspec")

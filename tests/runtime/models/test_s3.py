@@ -15,7 +15,7 @@ from penstock.resources.source import ModelSource
 from penstock_runtime.models.fetching import FetchProgress
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import fetch_model
-from penstock_runtime.store.remote import Retries
+from penstock_runtime.remote import Retries
 from tests.runtime.models.folders import bare_folder, sentence_folder, write_pickle
 from tests.runtime.models.s3_server import S3, running_s3
 

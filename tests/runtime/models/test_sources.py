@@ -15,7 +15,7 @@ from penstock.resources.source import ModelSource
 from penstock_runtime.models.fetching import choose_files
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import fetch_model
-from penstock_runtime.store.remote import Retries
+from penstock_runtime.remote import Retries
 from tests.runtime.models.folders import model_folder
 
 

@@ -22,6 +22,8 @@ STALE_INTERVALS = 3.0
 """A target that was not scraped for this many intervals is stale, long before Prometheus' look-back of 5 minutes."""
 FUTURE_SECONDS = 5.0
 """Samples further in the future come from a wrong clock."""
+MOST = 1e9
+"""No endpoint has more requests in a second or in flight, or more tokens in a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ def _single(answer: Answer, what: str) -> Measurement:
         count = len(answer.elements) or "no"
         return Unknown(f"prometheus gave {count} series for the {what} instead of one")
     value = answer.elements[0].value
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value <= MOST:
         return Unknown(f"prometheus gave {value} for the {what}")
     return Value(value)
 
@@ -173,7 +175,7 @@ def bucket_rates(answer: Answer) -> Buckets | str:
             bound = float(element.labels["le"])
         except (KeyError, ValueError):
             return "the latency histogram has a series without a bound (le)"
-        if not math.isfinite(element.value) or element.value < 0 or math.isnan(bound):
+        if not 0 <= element.value <= MOST or math.isnan(bound):
             return f"prometheus gave {element.value} for the latency histogram"
         found.append((bound, element.value))
     found.sort()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import random
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.canary import BOUNDS, counts_of, rejected_share
+from penstock_operator.scaling.decide import canary_rule
 from penstock_operator.scaling.decide.canary_rule import (
+    EXACT_DEVIATION,
     LEAST_REQUESTS,
     LEVEL,
     LONGEST,
@@ -22,6 +25,7 @@ from penstock_operator.scaling.decide.canary_rule import (
     CanaryTrial,
     PlanCounts,
     compare,
+    share_of_counts,
     slow_bound,
     tail,
 )
@@ -60,6 +64,30 @@ def test_the_tail_is_that_of_the_hypergeometric_distribution(data: st.DataObject
         assert found == 1.0
     else:
         assert found == pytest.approx(float(exact_tail(hits, draws, all_hits, everything)), rel=1e-8)
+
+
+@pytest.mark.parametrize("deviations", [2.3, 3.1, 4.0])
+def test_the_normal_distribution_replaces_a_long_sum(deviations: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = 2_000_000
+    deviation = math.sqrt(draws * 0.25 * 0.9)
+    table = (round(draws / 2 + deviations * deviation), draws, 5 * draws, 10 * draws)
+    approximated = tail(*table)
+    monkeypatch.setattr(canary_rule, "EXACT_DEVIATION", math.inf)
+
+    exact = tail(*table)
+
+    assert deviation > EXACT_DEVIATION
+    assert approximated != exact
+    assert approximated == pytest.approx(exact, rel=0.01)
+
+
+def test_more_than_a_billion_requests_are_compared_as_a_billion_with_the_same_shares() -> None:
+    old, new = PlanCounts(9 * 10**12, 9 * 10**9, {0.02: 9.0e11}), PlanCounts(10**12, 10**9, {0.02: 1.0e11})
+
+    found = share_of_counts(old, new)
+
+    assert found == (PlanCounts(900_000_000, 900_000, {0.02: 9.0e7}), PlanCounts(100_000_000, 100_000, {0.02: 1.0e7}))
+    assert share_of_counts(*found) == found
 
 
 @pytest.mark.parametrize("hits", [0, 1, 20, 500, 100_000])
@@ -173,6 +201,51 @@ def test_whatever_comes_there_are_at_most_ten_looks_and_an_end(
     assert set(outcomes[:-1]) <= {CONTINUE}
 
 
+BOUNDS = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.2, 0.5, math.inf)
+"""Of a latency histogram, in seconds."""
+MEDIAN_SECONDS, SPREAD = 0.010, 0.5
+
+
+def counts_of(dice: random.Random, requests: int, *, errors: float, slow_by: float) -> PlanCounts:
+    """The counts of this many requests of a plan. `errors`: their share; `slow_by`: factor of the latencies."""
+    counts = [0] * len(BOUNDS)
+    for _ in range(requests):
+        seconds = slow_by * MEDIAN_SECONDS * math.exp(SPREAD * dice.gauss(0, 1))
+        counts[bisect.bisect_left(BOUNDS, seconds)] += 1
+    buckets = dict(zip(BOUNDS, map(float, itertools.accumulate(counts)), strict=True))
+    return PlanCounts(requests, sum(dice.random() < errors for _ in range(requests)), buckets)
+
+
+def _sum(one: PlanCounts, other: PlanCounts) -> PlanCounts:
+    buckets = {bound: one.buckets.get(bound, 0.0) + count for bound, count in other.buckets.items()}
+    return PlanCounts(one.requests + other.requests, one.errors + other.errors, buckets)
+
+
+def rejected_share(
+    dice: random.Random,
+    *,
+    trials: int,
+    requests: int,
+    percent: int,
+    error_share: float,
+    new_errors: float,
+    slow_by: float,
+) -> float:
+    """Share of the canaries that are rejected, of which each has this number of requests in all."""
+    rejected = 0
+    for _ in range(trials):
+        old, new, trial = PlanCounts(), PlanCounts(), CanaryTrial(SECONDS)
+        for look in range(1, LOOKS + 1):
+            part = requests * percent // 100 // LOOKS
+            new = _sum(new, counts_of(dice, part, errors=new_errors, slow_by=slow_by))
+            old = _sum(old, counts_of(dice, requests // LOOKS - part, errors=error_share, slow_by=1.0))
+            found, trial = trial.look(old, new, look * SECONDS / LOOKS)
+            if found.outcome is not CanaryOutcome.CONTINUE:
+                rejected += found.outcome is CanaryOutcome.REJECT
+                break
+    return rejected / trials
+
+
 def test_equal_pods_are_rejected_as_rarely_as_stated() -> None:
     dice = random.Random(1)
 
@@ -182,6 +255,29 @@ def test_equal_pods_are_rejected_as_rarely_as_stated() -> None:
 
     # At most 2 % by the rule: more than 19 of 400 would have a probability below 1 in 1,000.
     assert share <= 19 / 400
+
+
+@pytest.mark.parametrize("requests", [1_000, 10_000, 100_000_000])
+def test_equal_pods_with_many_errors_are_rejected_in_at_most_2_of_100_canaries(requests: int) -> None:
+    """At the level of a single look, without the correction for ten of them, it would be more than 4 of 100.
+    `requests`: at each look."""
+    dice, rejected = np.random.default_rng(1), 0
+    for _ in range(1_000):
+        errors, trial = [0, 0], CanaryTrial(SECONDS)
+        for number in range(1, LOOKS + 1):
+            errors = [
+                before + int(dice.binomial(part * requests // 10, 0.05))
+                for before, part in zip(errors, (9, 1), strict=True)
+            ]
+            old, new = (
+                PlanCounts(number * part * requests // 10, count) for count, part in zip(errors, (9, 1), strict=True)
+            )
+            found, trial = trial.look(old, new, number * SECONDS / LOOKS)
+            if found.outcome is not CONTINUE:
+                rejected += found.outcome is REJECT
+                break
+
+    assert rejected <= 20
 
 
 @pytest.mark.parametrize(("new_errors", "slow_by"), [(0.05, 1.0), (0.002, 1.6)])

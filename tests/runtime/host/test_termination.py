@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ArtefactError, Interrupted, ModelAccessDenied, OutOfDisk, StoreUnavailable, printable
-from penstock_runtime.pod.termination import LIMIT_BYTES, exit_code, failure_message, write_termination_message
+from penstock_runtime.host.termination import LIMIT_BYTES, exit_code, failure_message, write_termination_message
 
 
 @given(st.text(max_size=5000), st.text(max_size=5000))

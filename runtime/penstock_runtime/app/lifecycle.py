@@ -13,13 +13,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from penstock.errors import PenstockError
+from penstock_runtime.app.server import Server, request_limits
 from penstock_runtime.engines.base import HasDevice
 from penstock_runtime.errors import NotReady
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.serving.generator import Generator
 from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.predictor import Predictor
-from penstock_runtime.serving.server import Server, request_limits
 
 AnyModel = LoadedModel | GenerationModel
 AnyPredictor = Predictor | Generator

@@ -1,4 +1,4 @@
-"""Opens the engine of an artefact of text generation, with a pool of cache blocks that fits into the memory."""
+"""Loads a graph of text generation into its engine, and sizes the pool of cache blocks for the memory."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.errors import ArtefactError, HostError
-from penstock.manifest import Manifest
+from penstock.errors import HostError
 from penstock.recipe import EngineName, Recipe
-from penstock_runtime.generation.engine import BLOCK_SIZE, StepEngine
-from penstock_runtime.serving.loaded_model import Which, fit_plan
-from penstock_runtime.serving.verification import verify_files
+from penstock_runtime.generation.engine import StepEngine
 
 if TYPE_CHECKING:
     from penstock.manifest import DecoderFacts
@@ -24,38 +21,6 @@ POOL_SHARE = 0.75
 """Of the memory that remains, for the pool: the rest is for requests, and for what libraries keep."""
 MOST_POOL_BYTES = 4 * 2**30
 """The pool is not made larger than this, but for one sequence of the longest context."""
-
-
-def open_generation_engine(
-    folder: Path, cores: int | None = None, memory: int | None = None, which: Which = "chosen"
-) -> StepEngine:
-    """Load the graph of an artefact's plan for `cores` cores (None: the plan's).
-
-    `memory`: bytes that weights and pool may take, for example what is left of the container's limit; None: without a
-    limit. The pool of cache blocks gets what remains after the weights, within bounds.
-
-    ArtefactError: a file is missing or altered, the artefact is of another task, or the graph does not load. HostError:
-    the memory does not suffice for the weights and one block.
-    """
-    manifest = Manifest.load(folder)
-    if manifest.decoder is None:
-        raise ArtefactError(
-            f"{folder} is an artefact for {manifest.task.value}, not for text-generation",
-            remedy="Serve it with its own task, or run penstock optimize with task: text-generation",
-        )
-    served = manifest.chosen if which == "chosen" else manifest.baseline
-    verify_files(folder, manifest, served)
-    plan, _ = fit_plan(served.plan, cores)
-    graph = folder / served.path
-    files = sum(file.stat().st_size for file in graph.parent.iterdir() if file.is_file())
-    blocks = pool_blocks(
-        manifest.decoder,
-        block_size=BLOCK_SIZE,
-        block_bytes=block_bytes(manifest.decoder, plan.recipe),
-        weights_bytes=files,
-        memory=memory,
-    )
-    return load_graph(graph, manifest.decoder, plan.recipe, plan.streams * plan.threads_per_stream, blocks=blocks)
 
 
 def load_graph(graph: Path, facts: DecoderFacts, recipe: Recipe, threads: int, *, blocks: int) -> StepEngine:
