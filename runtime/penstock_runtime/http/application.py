@@ -58,7 +58,7 @@ class Router:
         self._patterns: list[tuple[re.Pattern[str], dict[str, Route]]] = []
         by_path: dict[str, dict[str, Route]] = {}
         for route in self.routes:
-            by_path.setdefault(route.path, {})[route.method] = route
+            by_path.setdefault(route.path, {}).setdefault(route.method, route)
         for path, methods in by_path.items():
             if "{" in path:
                 pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path))

@@ -24,14 +24,14 @@ from penstock_runtime.tasks.base import RequestLimits
 def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     """The routes for all tasks. The OpenAPI document describes the routes for the task of the service.
 
-    Of two routes with one method and path the later one answers; of two patterns that match a path, the earlier one.
+    Of several routes that match a request, the first one answers.
     """
     of_cohere = cohere.Cohere(service, limits)
     of_tei = tei.Tei(service, limits, of_cohere.rerank)
     documents = Documents(service)
     table = (
-        *tei.routes(of_tei, of_cohere.body, RESULTS),
         *penstock.routes(service, limits, tei_info),
+        *tei.routes(of_tei, of_cohere.body, RESULTS),
         *tgi.routes(service),
         *sagemaker.routes(service, limits, of_tei),
         *kserve.routes(service, limits),  # before OpenAI's, whose pattern /v1/models/{model} matches its path as well

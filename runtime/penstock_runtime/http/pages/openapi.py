@@ -82,7 +82,9 @@ def document(routes: Iterable[Route], *, name: str, task: TaskName, wants_token:
     for route in routes:
         if route.tag not in tags:
             tags.append(route.tag)
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, name, wants_token=wants_token)
+        paths.setdefault(route.path, {}).setdefault(
+            route.method.lower(), _operation(route, name, wants_token=wants_token)
+        )
     components: dict[str, Any] = {"schemas": {"Error": ERROR, "OpenAIError": OPENAI_ERROR}}
     if wants_token:
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
