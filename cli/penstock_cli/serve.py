@@ -50,7 +50,7 @@ from penstock_runtime.app.server import Server, request_limits
 from penstock_runtime.engines.base import HasDevice
 from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
 from penstock_runtime.logs import configure_logs
-from penstock_runtime.models.fetching import FetchProgress as Transfer
+from penstock_runtime.models.sources.transfer import FetchProgress as Transfer
 from penstock_runtime.serving.generation_model import load_generation_artefact
 from penstock_runtime.serving.loaded_model import Which, is_on_device, load_artefact
 from penstock_runtime.serving.status import OptimizationProgress, ServerStatus

@@ -15,11 +15,11 @@ from penstock_operator.cluster.api import POD, ClusterPort
 from penstock_operator.cluster.errors import Backoff
 from penstock_operator.cluster.informer import Informer
 from penstock_operator.cluster.store import ObjectKey, Store
+from penstock_operator.decide import Metrics, Unknown
 from penstock_operator.metrics import REGISTRY
 from penstock_operator.plan import names
 from penstock_operator.plan.workloads import HostReport, JobReport
 from penstock_operator.process import make_autoscaler
-from penstock_operator.scaling.decide import Metrics, Unknown
 from penstock_operator.scaling.read import scrape
 from penstock_operator.scaling.read.prometheus import PrometheusClient, PrometheusSource
 from penstock_operator.scaling.read.queries import EndpointPods, Windows

@@ -60,8 +60,8 @@ from penstock_optimizer.search.goal import Goal
 from penstock_optimizer.search.recipes import REFERENCE, by_gain, candidate_recipes
 from penstock_optimizer.search.space import PlanLimits, WideFrom, first_plan
 from penstock_runtime.host.disk import translate_full_disk
-from penstock_runtime.models.fetching import OnProgress as OnTransfer
-from penstock_runtime.models.fetching import ignore_progress as no_transfer
+from penstock_runtime.models.sources.transfer import OnProgress as OnTransfer
+from penstock_runtime.models.sources.transfer import ignore_progress as no_transfer
 from penstock_runtime.tasks.factory import head_of
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock_optimizer.capacity.curve import CapacityMeasurement
     from penstock_optimizer.job.screening import CandidateRun
     from penstock_optimizer.search.climb import SearchStep
-    from penstock_runtime.models.fetching import FetchProgress as Transfer
+    from penstock_runtime.models.sources.transfer import FetchProgress as Transfer
 
 
 class Stage(StrEnum):

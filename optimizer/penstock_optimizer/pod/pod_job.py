@@ -50,8 +50,8 @@ from penstock_optimizer.job.optimise import optimise, prepare
 from penstock_optimizer.job.progress import ProgressEvent, transfer_message
 from penstock_runtime.host import read_host
 from penstock_runtime.host.termination import DEFAULT_LOG
-from penstock_runtime.models.fetching import FetchProgress as Transfer
-from penstock_runtime.models.sources import fetch_model
+from penstock_runtime.models.sources.fetch import fetch_model
+from penstock_runtime.models.sources.transfer import FetchProgress as Transfer
 from penstock_runtime.remote import Retries
 from penstock_runtime.settings import Variables
 from penstock_runtime.store import ArtefactStore, Published, open_store

@@ -38,7 +38,7 @@ from penstock_runtime.engines.neuron.variables import NeuronVariables
 from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
 from penstock_runtime.host.termination import DEFAULT_LOG, exit_code, failure_message, write_termination_message
 from penstock_runtime.logs import configure_logs
-from penstock_runtime.models.fetching import FetchProgress, OnProgress
+from penstock_runtime.models.sources.transfer import FetchProgress, OnProgress
 from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.remote import Retries
 from penstock_runtime.serving.generation_model import load_generation_artefact

@@ -12,7 +12,7 @@ import pytest
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import ArtefactError, ArtefactNotFound, PenstockError, StoreAccessDenied, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME
-from penstock_runtime.models.fetching import FetchProgress
+from penstock_runtime.models.sources.transfer import FetchProgress
 from penstock_runtime.remote import PACKAGES, Retries, open_filesystem
 from penstock_runtime.store import ArtefactStore, open_store
 from penstock_runtime.store.fetch import digest_of, fault

@@ -24,7 +24,7 @@ from penstock.errors import (
     StoreUnavailable,
 )
 from penstock.manifest import MANIFEST_NAME
-from penstock_runtime.models.fetching import FetchProgress
+from penstock_runtime.models.sources.transfer import FetchProgress
 from penstock_runtime.remote import Retries
 from penstock_runtime.store import ArtefactStore, fetch, object_store, open_store
 from penstock_runtime.store.__main__ import main

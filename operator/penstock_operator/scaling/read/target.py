@@ -13,12 +13,12 @@ from penstock.resources.optimized_model import OptimizedModelStatus
 from penstock.resources.result import Result
 from penstock.resources.scaling import Prometheus, ScalingMode
 from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.decide import MeasuredTexts, ScalingSettings, Service, Started, WhenMissing
 from penstock_operator.plan import gateway
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.observed import DeploymentFacts
 from penstock_operator.plan.scaling import DECIDED
 from penstock_operator.plan.workloads import PodFacts
-from penstock_operator.scaling.decide import MeasuredTexts, ScalingSettings, Service, Started, WhenMissing
 from penstock_operator.scaling.read.scrape import PodAddress, address_of
 from penstock_operator.watch.cluster_cache import ClusterCache
 

@@ -21,7 +21,7 @@ from penstock_runtime.http.api.core.generation import PromptInputs
 from penstock_runtime.http.api.core.token_ids import ABOUT_IDS, TextsOrIds
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.tasks.base import RequestLimits
-from penstock_runtime.tasks.feature_extraction import WIDEST, TokenIds
+from penstock_runtime.tasks.embeddings.feature_extraction import WIDEST, TokenIds
 from penstock_runtime.tasks.fields import (
     Boolean,
     Choice,

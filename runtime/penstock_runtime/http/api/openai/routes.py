@@ -32,7 +32,7 @@ from penstock_runtime.http.api.openai.requests import (
 )
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
 from penstock_runtime.tasks.base import RequestLimits
-from penstock_runtime.tasks.feature_extraction import AUTO
+from penstock_runtime.tasks.embeddings.feature_extraction import AUTO
 from penstock_runtime.tasks.fields import Object
 from penstock_runtime.tasks.text_generation import Prompt, refuse_unsupported, require_template
 

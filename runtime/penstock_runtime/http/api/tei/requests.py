@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from penstock.tasks import TaskName
 from penstock_runtime.http.api.core.token_ids import ABOUT_IDS, ID, LONGEST, TextsOrIds
-from penstock_runtime.tasks import feature_extraction, sentence_similarity, text_ranking
 from penstock_runtime.tasks.base import RequestLimits
+from penstock_runtime.tasks.classification import text_ranking
+from penstock_runtime.tasks.embeddings import feature_extraction, sentence_similarity
 from penstock_runtime.tasks.fields import Boolean, Either, FieldKind, JsonSchema, ListOf, Object, Others, Text
 
 T = TypeVar("T")

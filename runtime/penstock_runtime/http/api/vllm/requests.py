@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock_runtime.tasks import text_classification, token_classification, zero_shot_token_classification
 from penstock_runtime.tasks.base import RequestLimits
-from penstock_runtime.tasks.entities import Aggregation
+from penstock_runtime.tasks.classification import text_classification
+from penstock_runtime.tasks.extraction import token_classification, zero_shot_token_classification
+from penstock_runtime.tasks.extraction.entities import Aggregation
 from penstock_runtime.tasks.fields import Boolean, Choice, Either, ListOf, Object, Others, Text
 
 

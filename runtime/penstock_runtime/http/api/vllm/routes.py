@@ -17,10 +17,10 @@ from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.http.api.vllm.answers import LABELS, SPANS, VLLM, distributions, spans_of, vllm_answer
 from penstock_runtime.http.api.vllm.requests import distribution_body, labelled_spans_body, spans_body, vllm_body
 from penstock_runtime.http.transport.message import Request, Response, Route
-from penstock_runtime.tasks import zero_shot_token_classification
 from penstock_runtime.tasks.base import RequestLimits
+from penstock_runtime.tasks.classification.text_classification import Function
+from penstock_runtime.tasks.extraction import zero_shot_token_classification
 from penstock_runtime.tasks.fields import JsonSchema
-from penstock_runtime.tasks.text_classification import Function
 
 TAG = "LLM gateways"
 SPAN_TASKS = frozenset({TaskName.TOKEN_CLASSIFICATION, TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION})
