@@ -16,11 +16,8 @@ from penstock_runtime.generation.token_text import token_bytes
 from penstock_runtime.http.api.core.bodies import answer_response, dumps
 from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.http.transport.message import Request, Response, StreamingResponse
-<<<<<<< HEAD:runtime/penstock_runtime/http/api/core/generation.py
-from penstock_runtime.serving.generation_model import GenerationModel
-=======
 from penstock_runtime.serving.admission import client_of
->>>>>>> main:runtime/penstock_runtime/http/api/generation.py
+from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.serving.generation_request import Continuation, Generation
 from penstock_runtime.serving.generator import Generator, timings
 from penstock_runtime.serving.predictor import Answer
