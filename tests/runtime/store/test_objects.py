@@ -23,7 +23,7 @@ URI = StoreUri.parse("s3://bucket/team")
 FEW = Retries(attempts=3, sleep=lambda _: None)
 
 
-class FaultyStore(MemoryStore):
+class FaultyStore(MemoryStore):  # type: ignore[misc]
     """A store in memory, with faults on demand."""
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ ONCE = Retries(attempts=1, sleep=lambda _: None)
 THREE_ATTEMPTS = Retries(attempts=3, sleep=lambda _: None)
 
 
-class Store(MemoryStore):
+class Store(MemoryStore):  # type: ignore[misc]
     """A store in memory, with faults on demand."""
 
     def __init__(self) -> None:
