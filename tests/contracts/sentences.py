@@ -30,7 +30,7 @@ class Count(NamedTuple):
     hits: int
 
     @property
-    def index(self) -> float:
+    def share(self) -> float:
         """Hits per 10,000 words."""
         return self.hits / max(self.words, 1) * 10_000
 
