@@ -20,10 +20,9 @@ from functools import cached_property
 from pathlib import Path
 
 from penstock.errors import NoCandidateWithinBudget, OptimizationError, OutOfMemory
+from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.manifest import Axes, CandidateFacts, Manifest, Outcome, ReasonCode, ServedModel
 from penstock.neuron_artefact import NEURON_FILE, CompiledModel, NeuronBucket, NeuronFence
-from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration, buckets
-from penstock.planning.published import family_of, published_rows
 from penstock.recipe import LARGEST_PADDING_SHARE, Batching, Plan, Precision, Recipe
 from penstock.resources.endpoint import NoCandidate, OptimizationMode
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
@@ -37,6 +36,8 @@ from penstock_optimizer.job.job import Job
 from penstock_optimizer.job.progress import OnProgressEvent, Stage, StepCounter, export_message, settled_message
 from penstock_optimizer.neuron import choice
 from penstock_optimizer.neuron.choice import NeuronChoice
+from penstock_optimizer.neuron.plans import buckets
+from penstock_optimizer.neuron.published import family_of, published_rows
 from penstock_optimizer.neuron.session import Session, SourceModel
 from penstock_optimizer.search.recipes import REFERENCE
 from penstock_runtime.batching.collate import collate
