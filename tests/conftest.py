@@ -21,7 +21,11 @@ from tests.process_state import ProcessState, signals_to_this_process_fail
 
 # Machines differ and are shared: a slow example is no failure. The pytest timeout ends what hangs.
 settings.register_profile(
-    "penstock", deadline=None, print_blob=True, max_examples=examples(100), derandomize=not THOROUGH
+    "penstock",
+    deadline=None,
+    print_blob=True,
+    max_examples=examples(100),
+    derandomize=not THOROUGH,
 )
 settings.load_profile("penstock")
 
@@ -128,3 +132,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `--dist loadfile`, all files of a group go to one process."""
     return distribution.scheduling(config, log)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Record what was skipped and why, for `make test` (dev/tools/run_tests.py)."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    cache = getattr(session.config, "cache", None)
+    if reporter is not None and cache is not None and not hasattr(session.config, "workerinput"):
+        skipped = {(one.nodeid, one.longrepr[2].removeprefix("Skipped: ")) for one in reporter.stats.get("skipped", ())}
+        cache.set("penstock/skipped", sorted(skipped))
