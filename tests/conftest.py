@@ -21,11 +21,7 @@ from tests.process_state import ProcessState, signals_to_this_process_fail
 
 # Machines differ and are shared: a slow example is no failure. The pytest timeout ends what hangs.
 settings.register_profile(
-    "penstock",
-    deadline=None,
-    print_blob=True,
-    max_examples=examples(100),
-    derandomize=not THOROUGH,
+    "penstock", deadline=None, print_blob=True, max_examples=examples(100), derandomize=not THOROUGH
 )
 settings.load_profile("penstock")
 

@@ -24,9 +24,9 @@ sys.exit(part in FAILING)
 """A program that takes pytest's arguments, prints which part it is, and fails for those in FAILING."""
 
 
-@pytest.mark.parametrize("failing", [set(), {"parallel"}, {"computing"}, {"parallel", "clusters"}], ids=str)
+@pytest.mark.parametrize("failing", [(), ("parallel",), ("computing",), ("parallel", "clusters")], ids=" ".join)
 def test_every_part_runs_and_counts(
-    failing: set[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    failing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(run_tests, "PYTEST", (sys.executable, "-c", f"FAILING = {failing!r}\n{PYTEST}"))
