@@ -97,7 +97,7 @@ class _Reader:
 
     def __init__(self, path: Path, content: Bytes) -> None:
         self._path = path
-        self._content = memoryview(content)
+        self._content = content.data
         self._numbers = 0
         self.position = 0
 
