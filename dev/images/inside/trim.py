@@ -42,7 +42,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "hub": ("hf_xet/*.so",),
     # AWS services that are not used. Object storage and its authentication stay.
     "botocore": ("botocore/data/*/",),
-    # What the optimiser's packages test themselves with.
+    # Tests of the optimiser's packages.
     "optimizer": (
         "numpy/**/tests",
         "onnx/backend/test",
@@ -65,7 +65,7 @@ KEPT = {"botocore": {"s3", "sts", "sso", "sso-oidc", "signin"}}
 
 
 def matches(folder: Path, group: str, machine: str) -> Iterator[Path]:
-    """What the group removes under the folder, in order. SystemExit where a pattern matches nothing.
+    """The paths that the group removes under the folder, in order. SystemExit where a pattern matches nothing.
 
     machine: the processor that the packages are for, as `platform.machine` names it.
     """
