@@ -40,7 +40,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "kubernetes": ("kubernetes/client/models/[!_]*.py", "kubernetes/client/api/[!_]*.py"),
     # The hub's accelerator: a server fetches artefacts, never models.
     "hub": ("hf_xet/*.so",),
-    # What the optimiser's packages test themselves with.
+    # Tests of the optimiser's packages.
     "optimizer": (
         "numpy/**/tests",
         "onnx/backend/test",
@@ -60,7 +60,7 @@ ONLY_X86_64: dict[str, tuple[str, ...]] = {
 
 
 def matches(folder: Path, group: str, machine: str) -> Iterator[Path]:
-    """What the group removes under the folder, in order. SystemExit where a pattern matches nothing.
+    """The paths that the group removes under the folder, in order. SystemExit where a pattern matches nothing.
 
     machine: the processor that the packages are for, as `platform.machine` names it.
     """
