@@ -21,13 +21,13 @@ from penstock.manifest import BatchInvariance, DecoderFacts, Frozen, GenerationS
 from penstock.recipe import EngineName, Recipe
 from penstock_optimizer.candidate.isolation import Worker
 from penstock_optimizer.candidate.runner import CONFIGURE_SECONDS
+from penstock_optimizer.export.families import read_decoder
 from penstock_optimizer.generation import drive, plans
 from penstock_optimizer.generation.agreement_of_logits import GenerationBudget, TextAgreement, compare, judge_texts
 from penstock_optimizer.generation.batch_invariance import measure_invariance, requests_of, within
-from penstock_optimizer.generation.decoder import read_decoder
-from penstock_optimizer.generation.decoder_graph import write_graph
-from penstock_optimizer.generation.native_graph import write_native
 from penstock_optimizer.generation.token_capacity import CapacityClients
+from penstock_optimizer.quantise.decoder.native_file import write_native
+from penstock_optimizer.quantise.decoder.openvino_graph import write_graph
 from penstock_runtime.generation.engine import BLOCK_SIZE, StepEngine
 from penstock_runtime.generation.load import block_bytes, load_graph
 from penstock_runtime.models.folder import ModelFolder

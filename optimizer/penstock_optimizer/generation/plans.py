@@ -8,7 +8,7 @@ from penstock.hardware import Isa
 from penstock.manifest import CandidateFacts, GenerationSpeed, Outcome
 from penstock.recipe import BF16_REST, CACHE_U8, WIDE_ACTIVATIONS, EngineName, Plan, Precision, Recipe
 from penstock.resources.endpoint import Objective, Optimization
-from penstock_optimizer.generation.weights import Storage
+from penstock_optimizer.quantise.decoder.storage import Storage
 from penstock_runtime.engines.native.graph_file import SUFFIX
 
 FP32 = Recipe(engine=EngineName.OPENVINO, precision=Precision.FP32)

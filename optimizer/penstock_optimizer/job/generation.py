@@ -27,6 +27,8 @@ from penstock.resources.endpoint import NoCandidate, OptimizationMode
 from penstock.tasks import Head
 from penstock_optimizer.candidate.isolation import WorkerFailed
 from penstock_optimizer.candidate.work_folder import CandidateRecord, locked
+from penstock_optimizer.export.families import read_decoder
+from penstock_optimizer.export.transformer import Decoder
 from penstock_optimizer.generation import plans
 from penstock_optimizer.generation.agreement_of_logits import GenerationBudget
 from penstock_optimizer.generation.candidate_process import (
@@ -35,9 +37,6 @@ from penstock_optimizer.generation.candidate_process import (
     graph_bytes,
     write_recipe,
 )
-from penstock_optimizer.generation.decoder import Decoder, read_decoder
-from penstock_optimizer.generation.decoder_graph import decoder_facts
-from penstock_optimizer.generation.native_graph import why_not_native
 from penstock_optimizer.generation.prompts import judging_prompts
 from penstock_optimizer.generation.token_capacity import (
     capacity_findings,
@@ -56,6 +55,8 @@ from penstock_optimizer.job.screening import (
     failed_facts,
     raise_full_disk,
 )
+from penstock_optimizer.quantise.decoder.native_file import why_not_native
+from penstock_optimizer.quantise.decoder.openvino_graph import decoder_facts
 from penstock_runtime.engines.native.library import library_path
 
 PROMPTS, CONTINUATION = 64, 16
