@@ -6,15 +6,13 @@ What a client sends is never computed in the server's own process, but in proces
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
 import struct
-import subprocess
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +21,9 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.process import python_module
 from penstock_runtime.client_slots import ClientSlots
 from penstock_runtime.errors import InvalidInput, Overloaded
+from penstock_runtime.host.forks import ForkServer, read_message, send_message
 
 LONGEST_GRAMMAR = 100_000
 """Characters of a schema or an expression."""
@@ -33,15 +31,13 @@ PREPARE_SECONDS = 10.0
 """Longest wait for a grammar's preparation, which may compute for `grammar_process.CPU_SECONDS`."""
 MASK_SECONDS = 10.0
 """Longest wait for the tokens that may come next; longer only on a machine that does nothing else."""
-START_SECONDS = 60.0
-"""Longest start of the process of a model: it imports the library, and reads the tokenizer."""
 MOST_GRAMMARS, MOST_PER_CLIENT = 64, 16
 """Grammars in use, each a process of some megabytes."""
 MOST_WAITING = 64
 """Grammars that wait for their preparation: one is prepared at a time."""
 WHITESPACE = r"[ \n]{0,16}"
 """Small models otherwise fill the answer with spaces, which JSON allows anywhere."""
-CLOSE_SECONDS = 10.0
+PROGRAM = "penstock_runtime.generation.grammar_process"
 ENDED = "the process of a grammar has ended"
 TOO_COMPLEX = "it takes too much time or memory to prepare"
 
@@ -160,7 +156,7 @@ class Grammars:
         """`vocabulary`: number of logits. `end_tokens`: allowed where the text may end."""
         self._vocabulary = vocabulary
         ends = ",".join(str(token) for token in sorted(end_tokens))
-        self._parent = _Parent(tokenizer_json, [str(vocabulary), ends])
+        self._parent = ForkServer(PROGRAM, [str(vocabulary), ends], tokenizer_json)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-grammar")
         self._slots = ClientSlots(1, most_waiting=MOST_WAITING)
         self._in_use: Counter[str] = Counter()
@@ -203,79 +199,15 @@ class Grammars:
                 del self._in_use[client]
 
 
-class _Parent:
-    """The process that is forked for each grammar of a model: started when it is first needed, and again if it has
-    ended. It ends when this object is dropped."""
-
-    def __init__(self, tokenizer_json: str, arguments: Sequence[str]) -> None:
-        self._tokenizer_json = tokenizer_json
-        self._arguments = arguments
-        self._process: subprocess.Popen[str] | None = None
-        self._control: socket.socket | None = None
-        self._end: Callable[[], object] = lambda: None
-
-    def fork(self) -> socket.socket:
-        """The server's end of the socket of a new process. OSError if none can be started."""
-        if self._process is None or self._process.poll() is not None:
-            self._start()
-        assert self._control is not None  # noqa: S101 - set by _start
-        ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [b"f"], [theirs.fileno()])
-        return ours
-
-    def _start(self) -> None:
-        self._end()
-        ours, theirs = socket.socketpair()
-        ours.settimeout(START_SECONDS)
-        with theirs:
-            number = theirs.fileno()
-            process = subprocess.Popen(
-                [*python_module("penstock_runtime.generation.grammar_process"), str(number), *self._arguments],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=[number], text=True,
-            )  # fmt: skip
-        assert process.stdin is not None  # noqa: S101 - opened with a pipe
-        self._end = weakref.finalize(self, _end, process, ours)
-        with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(self._tokenizer_json)
-        if not ours.recv(1):
-            raise OSError("the process for grammars does not start")
-        self._process, self._control = process, ours
-
-
-def _end(process: subprocess.Popen[str], control: socket.socket) -> None:
-    """Close its socket, which ends it."""
-    control.close()
-    try:
-        process.wait(CLOSE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 async def _prepared(link: socket.socket, grammar: str) -> str:
     """Send a grammar to its process, and wait for the error; empty: it is ready."""
-    loop = asyncio.get_running_loop()
     link.setblocking(False)
-    data = grammar.encode()
     try:
         async with asyncio.timeout(PREPARE_SECONDS):
-            await loop.sock_sendall(link, struct.pack("<I", len(data)) + data)
-            size = struct.unpack("<I", await _read(link, 4))[0]
-            return (await _read(link, size)).decode()
+            await send_message(link, grammar.encode())
+            return (await read_message(link)).decode()
     except (OSError, TimeoutError):
         return TOO_COMPLEX
-
-
-async def _read(link: socket.socket, size: int) -> bytes:
-    found = bytearray()
-    while len(found) < size:
-        piece = await asyncio.get_running_loop().sock_recv(link, size - len(found))
-        if not piece:
-            raise ConnectionResetError(ENDED)
-        found += piece
-    return bytes(found)
 
 
 def json_schema(schema: Any, field: str) -> GrammarText:

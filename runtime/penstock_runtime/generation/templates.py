@@ -1,20 +1,26 @@
 """Renders chat templates: the jinja2 templates of tokenizer_config.json, with what transformers offers them.
 
 Templates come with models, so they run in jinja2's immutable sandbox: they reach neither attributes of Python objects
-nor files, and cannot change what they are given. jinja2 is imported where it is needed: other tasks do without.
+nor files, and cannot change what they are given. In a server they run in processes with limits of time and memory
+(`template_process`). jinja2 is imported where it is needed: other tasks do without.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import CorruptModel
+from penstock_runtime.client_slots import ClientSlots
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.generation.tool_calls import ToolForm, tool_form
+from penstock_runtime.host.forks import ForkServer, read_message, send_message
 
 if TYPE_CHECKING:
     from jinja2.nodes import Node
@@ -23,6 +29,24 @@ if TYPE_CHECKING:
 
 LONGEST_RENDERED = 16 * 2**20
 """Characters. No context is longer; a template that loops would fill the memory."""
+
+
+RENDER_SECONDS = 10.0
+"""Longest wait for a process, which may compute for `template_process.CPU_SECONDS`."""
+MOST_WAITING = 256
+"""Conversations that wait to be rendered: one is at a time."""
+
+_PROGRAM = ForkServer("penstock_runtime.generation.template_process")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a template makes a prompt of. All values are those of JSON."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    variables: Mapping[str, Any] | None = None
+    """Further ones, which a template may know (`enable_thinking`)."""
 
 
 class ChatTemplate:
@@ -34,6 +58,8 @@ class ChatTemplate:
 
         self.source = source
         self._special_tokens = dict(special_tokens or {})
+        self._slots = ClientSlots(1, most_waiting=MOST_WAITING)
+        self._link: socket.socket | None = None
         try:
             self._template = _environment().from_string(source)
         except TemplateSyntaxError as error:
@@ -47,6 +73,45 @@ class ChatTemplate:
         """How the model writes calls of tools; None if its template does not know tools."""
         return tool_form(self.source)
 
+    async def prompt(self, conversation: Conversation, client: str) -> str:
+        """The prompt of a conversation, rendered in a process with limits. Clients take turns.
+
+        InvalidInput if the template refuses the messages, or takes too much time or memory; Overloaded if too many
+        conversations wait.
+        """
+        async with self._slots.slot(client):
+            link, self._link = self._link, None
+            try:
+                async with asyncio.timeout(RENDER_SECONDS):
+                    if link is None:
+                        link = await asyncio.to_thread(_PROGRAM.fork)
+                        link.setblocking(False)
+                        await send_message(link, _json([self.source, self._special_tokens]))
+                    await send_message(link, _json(asdict(conversation)))
+                    answer = json.loads(await read_message(link))
+            except (OSError, TimeoutError):
+                if link is not None:
+                    link.close()
+                raise InvalidInput(
+                    "the model's chat template takes too much time or memory for these messages",
+                    field="messages",
+                    remedy="Send fewer or shorter messages",
+                ) from None
+            except BaseException:
+                if link is not None:
+                    link.close()  # which ends the process
+                raise
+            self._link = link
+        if "error" in answer:
+            raise InvalidInput(answer["error"], field="messages", remedy=answer["remedy"])
+        return str(answer["text"])
+
+    def close(self) -> None:
+        """End the process of this template, if there is one."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -55,7 +120,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation. `variables`: further ones, which a template may know (`enable_thinking`).
+        """The prompt of a conversation, rendered without limits of time and memory.
 
         InvalidInput if the template refuses the messages: with its own words, if it has any.
         """
@@ -107,6 +172,10 @@ class ChatTemplate:
         return text
 
 
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -121,8 +190,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
+    # The optimiser would compute constant expressions where a template is opened, without limits.
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols], optimized=False
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception

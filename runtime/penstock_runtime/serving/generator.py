@@ -24,6 +24,7 @@ from penstock_runtime.generation.loop import (
     LoopState,
 )
 from penstock_runtime.generation.scheduler import Step
+from penstock_runtime.generation.templates import Conversation
 from penstock_runtime.serving.admission import Admission, Entry, Waiting, client_of
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.serving.generation_request import Generation, PromptInProgress, ServedLoop
@@ -31,7 +32,7 @@ from penstock_runtime.serving.predictor import Answer, Timings
 from penstock_runtime.serving.tokenizing import TokenizerThread
 from penstock_runtime.settings import GenerationSettings, QueueSettings
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, RequestLimits
-from penstock_runtime.tasks.text_generation import Prompt, parse_request, pipeline_answer
+from penstock_runtime.tasks.text_generation import Prompt, parse_request, pipeline_answer, require_template
 from penstock_runtime.tokens import Tokenizer
 
 T = TypeVar("T")
@@ -224,14 +225,20 @@ class Generator:
         tokens = generation.prompt_tokens + generation.generated_tokens
         return Answer(pipeline_answer(request, texts), timings(arrived, tokenised), tokens, 0)
 
-    async def tokens(self, prompts: Sequence[Prompt], client: str = "") -> list[list[int]]:
-        """The tokens of prompts. Overloaded if too many long ones wait."""
-        encode = self.model.encode_prompt
+    async def tokens(self, prompts: Sequence[Prompt | Conversation], client: str = "") -> list[list[int]]:
+        """The tokens of prompts. Overloaded if too many wait; InvalidInput if the model's template refuses one."""
+        model = self.model
+        texts = [
+            Prompt(await require_template(model.template, "messages").prompt(one, client), special=False)
+            if isinstance(one, Conversation)
+            else one
+            for one in prompts
+        ]
 
         def work() -> list[list[int]]:
-            return [encode(prompt.text, with_special_tokens=prompt.special) for prompt in prompts]
+            return [model.encode_prompt(prompt.text, with_special_tokens=prompt.special) for prompt in texts]
 
-        return await self._tokenizer_thread.run(work, sum(len(prompt.text) for prompt in prompts), client)
+        return await self._tokenizer_thread.run(work, sum(len(prompt.text) for prompt in texts), client)
 
     async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int) -> T:
         """What `work` makes of the model's tokenizer and texts of `size` characters. Overloaded."""
@@ -340,3 +347,5 @@ async def _close(served: ServedLoop) -> None:
         served.idle = asyncio.Event()
         await served.idle.wait()
     await asyncio.to_thread(served.loop.close)
+    if served.model.template is not None:
+        served.model.template.close()

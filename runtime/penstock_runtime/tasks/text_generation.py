@@ -9,11 +9,12 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock_runtime.errors import InvalidInput, UnsupportedOption
 from penstock_runtime.generation.loop import JobRequest
 from penstock_runtime.generation.sampling import SamplingParameters
+from penstock_runtime.generation.templates import ChatTemplate, Conversation
 from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.fields import (
     Boolean,
@@ -29,10 +30,6 @@ from penstock_runtime.tasks.fields import (
     body_schema,
     json_words,
 )
-
-if TYPE_CHECKING:
-    # Imports jinja2, which servers of other tasks do not need.
-    from penstock_runtime.generation.templates import ChatTemplate
 
 LARGEST_SEED = 2**64 - 1
 MOST_TOKENS = 2**31 - 1
@@ -152,7 +149,7 @@ class PipelineRequest:
     """A parsed request."""
 
     inputs: Any
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[Prompt | Conversation, ...]
     jobs: tuple[JobRequest, ...]
     """The continuations of each prompt, without the prompt."""
     full_text: bool
@@ -175,11 +172,12 @@ def parse_request(
     given = PARAMETERS.parse(parameters, "parameters")
     values = {**PIPELINE_DEFAULTS, **defaults, **{name: value for name, value in given.items() if value is not None}}
     if isinstance(parsed, str):
-        prompts: tuple[Prompt, ...] = (Prompt(parsed, special=True),)
+        prompts: tuple[Prompt | Conversation, ...] = (Prompt(parsed, special=True),)
     elif isinstance(parsed[0], str):
         prompts = tuple(Prompt(text, special=True) for text in parsed)
     else:
-        prompts = (Prompt(require_template(template, "inputs").render(parsed), special=False),)
+        require_template(template, "inputs")
+        prompts = (Conversation(parsed),)
     stops = values.get("stop_strings") or ()
     job = JobRequest(
         prompt=(),
@@ -239,10 +237,10 @@ def refuse_unsupported(body: Mapping[str, Any], fields: Mapping[str, Sequence[An
 
 def pipeline_answer(request: PipelineRequest, texts: Sequence[Sequence[str]]) -> Any:
     """The answer in the pipeline's format. `texts`: of each prompt, its continuations."""
-    chat = not request.prompts[0].special
+    chat = isinstance(request.prompts[0], Conversation)
 
-    def one(prompt: Prompt, text: str) -> dict[str, Any]:
-        if chat:
+    def one(prompt: Prompt | Conversation, text: str) -> dict[str, Any]:
+        if isinstance(prompt, Conversation):
             message = {"role": "assistant", "content": text}
             return {"generated_text": [*request.inputs, message] if request.full_text else text}
         return {"generated_text": prompt.text + text if request.full_text else text}

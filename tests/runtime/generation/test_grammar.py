@@ -45,7 +45,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def children(grammars: Grammars) -> list[int]:
     """Processes of grammars in use."""
-    process = grammars._parent._process
+    process = grammars._parent.process
     if process is None:
         return []
     found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
@@ -214,7 +214,7 @@ def test_a_grammar_whose_process_has_ended_fails_its_request_only(grammars: Gram
 def test_the_processes_end_with_their_model(tmp_path: Path) -> None:
     grammars = small_generation_model(tmp_path).grammars
     grammar = prepared(grammars, regular_expression("a+", "x"))
-    process = grammars._parent._process
+    process = grammars._parent.process
     assert process is not None
     (pid,) = children(grammars)
     del grammar, grammars

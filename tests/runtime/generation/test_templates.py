@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 import pytest
 
 from penstock.errors import CorruptModel
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.generation.templates import ChatTemplate, special_tokens, template_source
+from penstock_runtime.generation.templates import ChatTemplate, Conversation, special_tokens, template_source
 
 USER = [{"role": "user", "content": "Hello <b>&amp;</b> \n there"}]
 CHAT = [
@@ -198,3 +200,62 @@ def test_the_default_template_is_taken(config: dict[str, Any], separate: str | N
 def test_special_tokens_are_texts_or_objects() -> None:
     config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None, "add_bos_token": True}
     assert special_tokens(config) == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+BOMBS = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a long text": "{{ 'a' * 10**9 }}",
+    "a wide number": "{{ '%1000000000d' % 1 }}",
+    "wide JSON": "{{ messages | tojson(indent=500000000) }}",
+    "many words": "{{ lipsum(n=1000000) }}",
+    "a power": "{{ 9 ** (9 ** 9) }}",
+    "squares": "{% for a in messages %}{% for b in messages %}{% if a == b %}{% endif %}{% endfor %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_template_that_takes_too_much_is_ended_while_the_event_loop_goes_on(name: str) -> None:
+    async def attack() -> float:
+        template = ChatTemplate(BOMBS[name])
+        asked = asyncio.create_task(template.prompt(Conversation([*USER] * 5000), "a"))
+        longest, before = 0.0, time.thread_time()
+        while not asked.done():
+            await asyncio.sleep(0.005)
+            now = time.thread_time()
+            longest, before = max(longest, now - before), now
+        with pytest.raises(InvalidInput) as error:
+            await asked
+        assert error.value.field == "messages"
+        template.close()
+        return longest
+
+    assert asyncio.run(attack()) < 0.2
+
+
+def test_the_next_conversation_is_rendered_after_one_that_took_too_much() -> None:
+    source = "{{ messages[0].content }}{% for a in range(messages[0].content | length) %}{% for b in range(99999) %}"
+    source += "{% endfor %}{% endfor %}"
+
+    async def ask() -> str:
+        template = ChatTemplate(source)
+        with pytest.raises(InvalidInput, match="too much time"):
+            await template.prompt(Conversation([{"role": "user", "content": "a" * 99_999}]), "a")
+        text = await template.prompt(Conversation([{"role": "user", "content": "a"}]), "a")
+        template.close()
+        return text
+
+    assert asyncio.run(ask()) == "a"
+
+
+def test_a_rendered_prompt_is_the_same_with_and_without_limits() -> None:
+    async def ask(template: ChatTemplate, conversation: Conversation) -> str:
+        try:
+            return await template.prompt(conversation, "a")
+        finally:
+            template.close()
+
+    template = ChatTemplate(TEMPLATES["turns that must alternate (Gemma)"], SPECIAL)
+    messages = [{"role": "user", "content": "a \u00e9 \U0001f600 \n"}]
+    assert asyncio.run(ask(template, Conversation(messages))) == template.render(messages)
+    with pytest.raises(InvalidInput, match="alternate"):
+        asyncio.run(ask(template, Conversation([{"role": "assistant", "content": "x"}] * 2)))

@@ -13,6 +13,7 @@ from penstock_runtime.errors import NotReady, RequestError
 from penstock_runtime.generation.grammar import GrammarText
 from penstock_runtime.generation.loop import Delta, JobRequest
 from penstock_runtime.generation.sampling import SampledToken
+from penstock_runtime.generation.templates import Conversation
 from penstock_runtime.generation.token_text import token_bytes
 from penstock_runtime.http.api.core.bodies import answer_response, dumps
 from penstock_runtime.http.api.core.service import ModelService
@@ -24,7 +25,7 @@ from penstock_runtime.serving.generator import Generator, timings
 from penstock_runtime.serving.predictor import Answer
 from penstock_runtime.tasks.text_generation import Prompt
 
-PromptInputs = Sequence[Prompt | Sequence[int]]
+PromptInputs = Sequence[Prompt | Conversation | Sequence[int]]
 """Texts, or token ids."""
 
 
@@ -69,11 +70,11 @@ class GenerationApi:
         `Generator.generate` and `Grammars.prepare`."""
         arrived = perf_counter()
         generator = generator_of(self._service)
-        texts = [prompt for prompt in prompts if isinstance(prompt, Prompt)]
-        encoded = iter(await generator.tokens(texts, client_of(request.token, request.client)))
-        tokens = [next(encoded) if isinstance(prompt, Prompt) else prompt for prompt in prompts]
-        tokenised = perf_counter()
         client = client_of(request.token, request.client)
+        texts = [prompt for prompt in prompts if isinstance(prompt, Prompt | Conversation)]
+        encoded = iter(await generator.tokens(texts, client))
+        tokens = [next(encoded) if isinstance(prompt, Prompt | Conversation) else prompt for prompt in prompts]
+        tokenised = perf_counter()
         if form is not None:
             job = replace(job, grammar=await generator.model.grammars.prepare(form, client))
         jobs = [replace(job, tenant=request.token, client=client)] * count

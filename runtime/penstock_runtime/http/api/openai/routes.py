@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput, PromptTooLong, UnsupportedOption
+from penstock_runtime.generation.templates import Conversation
 from penstock_runtime.http.api.core.bodies import answer_response, checked, fields_named, json_response, read_json
 from penstock_runtime.http.api.core.conversation import job_of, message_of, tools_of
 from penstock_runtime.http.api.core.generation import GenerationApi, frame_of, generator_of
@@ -34,7 +35,7 @@ from penstock_runtime.http.transport.message import ErrorFormat, Request, Respon
 from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.embeddings.feature_extraction import AUTO
 from penstock_runtime.tasks.fields import Object
-from penstock_runtime.tasks.text_generation import Prompt, refuse_unsupported, require_template
+from penstock_runtime.tasks.text_generation import refuse_unsupported, require_template
 
 TAG = "OpenAI"
 TASKS = frozenset({TaskName.TEXT_GENERATION})
@@ -99,16 +100,16 @@ class OpenAIText(GenerationApi):
         model = generator_of(self._service).model
         messages = [message_of(one, f"messages[{index}]") for index, one in enumerate(body["messages"])]
         variables = body["chat_template_kwargs"] or {}
-        template = require_template(model.template, "messages")
+        require_template(model.template, "messages")
         tools = tools_of(body["tools"], body["tool_choice"], model, several=body["parallel_tool_calls"])
-        text = template.render(messages, tools=None if tools is None else tools.offered, variables=variables)
+        conversation = Conversation(messages, None if tools is None else tools.offered, variables)
         top = (body["top_logprobs"] or 0) if body["logprobs"] else None
         if body["top_logprobs"] is not None and not body["logprobs"]:
             raise InvalidInput("top_logprobs needs logprobs", field="top_logprobs", remedy="Send logprobs: true")
         form = form_of(body) if tools is None or tools.grammar is None else tools.grammar
         tokens = body["max_completion_tokens"] or body["max_tokens"] or 0
         job = job_of(body, model, tokens, top, default_tokens=0)
-        started = await self._start(request, [Prompt(text, special=False)], job, body["n"], field="messages", form=form)
+        started = await self._start(request, [conversation], job, body["n"], field="messages", form=form)
         frame = frame_of(self._service, "chatcmpl-", request, model)
         writer = ChatAnswer(model, frame, with_logprobs=top is not None, tools=None if tools is None else tools.form)
         if body["stream"]:

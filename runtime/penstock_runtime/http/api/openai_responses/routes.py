@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import PromptTooLong, UnsupportedOption
+from penstock_runtime.generation.templates import Conversation
 from penstock_runtime.http.api.core.bodies import checked, read_json
 from penstock_runtime.http.api.core.conversation import job_of, text_format, tools_of
 from penstock_runtime.http.api.core.generation import GenerationApi, frame_of, generator_of
@@ -12,7 +13,6 @@ from penstock_runtime.http.api.openai_responses.answers import RESPONSE, Respons
 from penstock_runtime.http.api.openai_responses.requests import BODY, UNSUPPORTED, function_of, messages_of
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
 from penstock_runtime.tasks.text_generation import (
-    Prompt,
     refuse_unsupported,
     require_template,
 )
@@ -31,10 +31,10 @@ class Responses(GenerationApi):
             raw = {name: value for name, value in raw.items() if name not in UNSUPPORTED}
         body = checked(BODY, raw)
         model = generator_of(self._service).model
-        template = require_template(model.template, "input")
+        require_template(model.template, "input")
         functions = [function_of(one) for one in body["tools"] or ()]
         tools = tools_of(functions, body["tool_choice"], model, several=body["parallel_tool_calls"])
-        text = template.render(messages_of(body), tools=None if tools is None else tools.offered)
+        conversation = Conversation(messages_of(body), None if tools is None else tools.offered)
         has_logprobs = bool(body["include"]) or body["top_logprobs"] is not None
         form = (body["text"] or {}).get("format") or {"type": "text"}
         grammar = text_format(form["type"], form.get("schema"), "text.format", "text.format.schema")
@@ -47,7 +47,7 @@ class Responses(GenerationApi):
             (body["top_logprobs"] or 0) if has_logprobs else None,
             default_tokens=0,
         )
-        started = await self._start(request, [Prompt(text, special=False)], job, 1, field="input", form=grammar)
+        started = await self._start(request, [conversation], job, 1, field="input", form=grammar)
         frame = frame_of(self._service, "resp_", request, model)
         head = {
             "id": frame.identifier,
