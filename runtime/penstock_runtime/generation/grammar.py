@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from penstock_runtime.client_slots import ClientSlots
 from penstock_runtime.errors import InvalidInput, Overloaded
-from penstock_runtime.host.forks import ForkServer, read_message, send_message
+from penstock_runtime.host.forks import ForkServer, exchange
 
 LONGEST_GRAMMAR = 100_000
 """Characters of a schema or an expression."""
@@ -178,10 +178,9 @@ class Grammars:
             loop = asyncio.get_running_loop()
             link = await loop.run_in_executor(self._thread, self._parent.fork)
             try:
-                error = await _prepared(link, text.text)
-            except BaseException:
-                link.close()  # which ends the process
-                raise
+                error = (await exchange(link, text.text.encode(), seconds=PREPARE_SECONDS)).decode()
+            except OSError:
+                error = TOO_COMPLEX
         if error:
             link.close()
             raise _invalid(text.field, error)
@@ -197,17 +196,6 @@ class Grammars:
             self._in_use[client] -= 1
             if not self._in_use[client]:
                 del self._in_use[client]
-
-
-async def _prepared(link: socket.socket, grammar: str) -> str:
-    """Send a grammar to its process, and wait for the error; empty: it is ready."""
-    link.setblocking(False)
-    try:
-        async with asyncio.timeout(PREPARE_SECONDS):
-            await send_message(link, grammar.encode())
-            return (await read_message(link)).decode()
-    except (OSError, TimeoutError):
-        return TOO_COMPLEX
 
 
 def json_schema(schema: Any, field: str) -> GrammarText:

@@ -20,7 +20,7 @@ from penstock.errors import CorruptModel
 from penstock_runtime.client_slots import ClientSlots
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.generation.tool_calls import ToolForm, tool_form
-from penstock_runtime.host.forks import ForkServer, read_message, send_message
+from penstock_runtime.host.forks import ForkServer, exchange
 
 if TYPE_CHECKING:
     from jinja2.nodes import Node
@@ -81,26 +81,18 @@ class ChatTemplate:
         """
         async with self._slots.slot(client):
             link, self._link = self._link, None
+            messages = [_json(asdict(conversation))]
+            if link is None:
+                link = await asyncio.to_thread(_PROGRAM.fork)
+                messages.insert(0, _json([self.source, self._special_tokens]))
             try:
-                async with asyncio.timeout(RENDER_SECONDS):
-                    if link is None:
-                        link = await asyncio.to_thread(_PROGRAM.fork)
-                        link.setblocking(False)
-                        await send_message(link, _json([self.source, self._special_tokens]))
-                    await send_message(link, _json(asdict(conversation)))
-                    answer = json.loads(await read_message(link))
-            except (OSError, TimeoutError):
-                if link is not None:
-                    link.close()
+                answer = json.loads(await exchange(link, *messages, seconds=RENDER_SECONDS))
+            except OSError:
                 raise InvalidInput(
                     "the model's chat template takes too much time or memory for these messages",
                     field="messages",
                     remedy="Send fewer or shorter messages",
                 ) from None
-            except BaseException:
-                if link is not None:
-                    link.close()  # which ends the process
-                raise
             self._link = link
         if "error" in answer:
             raise InvalidInput(answer["error"], field="messages", remedy=answer["remedy"])

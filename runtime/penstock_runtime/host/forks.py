@@ -149,15 +149,31 @@ class Link:
         fcntl.fcntl(link, fcntl.F_SETFL, flags)
 
 
-async def send_message(link: socket.socket, data: bytes) -> None:
-    """Send a message to a fork, from an event loop. `link` does not block. OSError."""
-    await asyncio.get_running_loop().sock_sendall(link, struct.pack("<I", len(data)) + data)
+async def exchange(link: socket.socket, *messages: bytes, seconds: float) -> bytes:
+    """Send messages to a fork, and read its answer, from an event loop. After a failure the socket is closed, which
+    ends the process.
+
+    OSError if the process has ended at a limit, or does not answer within `seconds`.
+    """
+    link.setblocking(False)
+    loop = asyncio.get_running_loop()
+    # The handler of a request may run before it has a task, which asyncio.timeout needs.
+    timer = loop.call_later(seconds, _shut, link)
+    try:
+        for data in messages:
+            await loop.sock_sendall(link, struct.pack("<I", len(data)) + data)
+        size = struct.unpack("<I", await _read(link, 4))[0]
+        return await _read(link, size)
+    except BaseException:
+        link.close()
+        raise
+    finally:
+        timer.cancel()
 
 
-async def read_message(link: socket.socket) -> bytes:
-    """Read a message of a fork, from an event loop. `link` does not block. OSError if the process has ended."""
-    size = struct.unpack("<I", await _read(link, 4))[0]
-    return await _read(link, size)
+def _shut(link: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        link.shutdown(socket.SHUT_RDWR)
 
 
 async def _read(link: socket.socket, size: int) -> bytes:
