@@ -84,8 +84,8 @@ def check_size(limits: QueueSettings, rows: int, tokens: int, *, field: str = "i
 
 
 def fits(limits: QueueSettings, rows: int, tokens: int, waiting: Waiting) -> bool:
-    """Whether a request fits into the queue with what waits. One that is larger than the limit of tokens must be the
-    only one."""
+    """Whether a request fits into the queue next to the waiting ones. One that is larger than the limit of tokens must
+    be the only one."""
     if waiting.rows + rows > limits.max_queue_rows:
         return False
     if tokens > limits.max_queue_tokens:
