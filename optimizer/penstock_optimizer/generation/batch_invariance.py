@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from penstock.manifest import BatchInvariance
 from penstock_optimizer.generation.drive import Tokens
-from penstock_runtime.generation.engine import StepEngine
+from penstock_runtime.engines.base import StepEngine
 from penstock_runtime.generation.sampling import SamplingParameters, TokenHistory, sample
 from penstock_runtime.generation.scheduler import Scheduler
 from penstock_runtime.generation.scheduler import Sequence as Scheduled

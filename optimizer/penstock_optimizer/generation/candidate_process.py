@@ -28,7 +28,7 @@ from penstock_optimizer.generation.batch_invariance import measure_invariance, r
 from penstock_optimizer.generation.token_capacity import CapacityClients
 from penstock_optimizer.quantise.decoder.native_file import write_native
 from penstock_optimizer.quantise.decoder.openvino_graph import write_graph
-from penstock_runtime.generation.engine import BLOCK_SIZE, StepEngine
+from penstock_runtime.engines.base import BLOCK_SIZE, StepEngine
 from penstock_runtime.generation.load import block_bytes, load_graph
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tokens import Tokenizer

@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.capacity import TokenCurve, TokenPoint
 from penstock.resources.endpoint import Objective, Workload
-from penstock_runtime.generation.engine import StepEngine
+from penstock_runtime.engines.base import StepEngine
 from penstock_runtime.generation.loop import Delta, GenerationJob, GenerationLoop, JobRequest
 from penstock_runtime.generation.sampling import SamplingParameters
 from penstock_runtime.generation.scheduler import Step

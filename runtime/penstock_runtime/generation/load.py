@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import HostError
 from penstock.recipe import EngineName, Recipe
-from penstock_runtime.generation.engine import StepEngine
+from penstock_runtime.engines.base import StepEngine
 
 if TYPE_CHECKING:
     from penstock.manifest import DecoderFacts

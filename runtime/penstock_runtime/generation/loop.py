@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.logs import log_event
+from penstock_runtime.engines.base import StepEngine
 from penstock_runtime.errors import InferenceFailed, NotReady, RequestError, deadline_exceeded
 from penstock_runtime.generation import scheduler
 from penstock_runtime.generation.detokeniser import Detokeniser, StopStrings
-from penstock_runtime.generation.engine import StepEngine
 from penstock_runtime.generation.grammar import Grammar, GrammarState
 from penstock_runtime.generation.sampling import SampledToken, SamplingParameters, TokenHistory, sample
 from penstock_runtime.generation.scheduler import DEFAULT_SEQUENCES, ChunkBudget, Scheduler, Step

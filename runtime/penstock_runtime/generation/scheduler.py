@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock_runtime.generation.blocks import BlockPool, block_hashes, next_hash, tenant_root
-from penstock_runtime.generation.engine import Row
+from penstock_runtime.rows import StepRow
 
 DEFAULT_SEQUENCES = 64
 DEFAULT_BUDGET = 512
@@ -105,16 +105,16 @@ class Step:
         """The sequences that get a token, in the order of the logits."""
         return tuple(row.sequence for row in self.rows if row.samples)
 
-    def engine_rows(self) -> list[Row]:
+    def engine_rows(self) -> list[StepRow]:
         """The rows in the form of the engine."""
         return [_engine_row(row, self.block_size) for row in self.rows]
 
 
-def _engine_row(row: PlannedRow, block_size: int) -> Row:
+def _engine_row(row: PlannedRow, block_size: int) -> StepRow:
     sequence = row.sequence
     start, end = sequence.computed, sequence.computed + row.count
     blocks = sequence.blocks[: -(-end // block_size)]
-    return Row(
+    return StepRow(
         np.array(sequence.tokens[start:end], dtype=np.int32), start, np.array(blocks, dtype=np.int32), int(row.samples)
     )
 

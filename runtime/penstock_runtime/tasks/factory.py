@@ -28,7 +28,7 @@ from penstock_runtime.tasks.extraction.token_classification import TokenClassifi
 from penstock_runtime.tasks.extraction.zero_shot_token_classification import ZeroShotTokenClassification
 from penstock_runtime.tasks.fields import JsonSchema
 from penstock_runtime.tasks.fill_mask import FillMask
-from penstock_runtime.tasks.fitting import Fitter
+from penstock_runtime.tasks.texts import Fitter
 from penstock_runtime.tokens import Tokenizer
 
 MODULES: dict[TaskName, ModuleType] = {

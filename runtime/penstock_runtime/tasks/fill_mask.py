@@ -24,8 +24,8 @@ from penstock_runtime.tasks.fields import (
     body_schema,
     parse_parameters,
 )
-from penstock_runtime.tasks.fitting import Fitter, Truncation
 from penstock_runtime.tasks.scores import finite, highest, softmax
+from penstock_runtime.tasks.texts import Fitter, Truncation
 
 CHOICE_BYTES = 80
 """JSON bytes of one token in the answer, without its sequence."""

@@ -32,8 +32,8 @@ from penstock_runtime.tasks.fields import (
     body_schema,
     parse_parameters,
 )
-from penstock_runtime.tasks.fitting import Fitter
 from penstock_runtime.tasks.scores import finite, softmax
+from penstock_runtime.tasks.texts import Fitter
 
 TEMPLATE = "This example is {}."
 LONGEST_TEMPLATE = 1000

@@ -17,9 +17,8 @@ from penstock.errors import CorruptModel
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.vector_modules import DenseModule, LayerNormModule, VectorModule
 from penstock_runtime.rows import POOLED, AnyPooling, Float, Outputs, Pooling, Poolings, Row
-from penstock_runtime.tasks.fitting import Fitter
-from penstock_runtime.tasks.prompts import PromptTexts
 from penstock_runtime.tasks.scores import finite
+from penstock_runtime.tasks.texts import Fitter, PromptTexts
 
 
 @dataclass(frozen=True)

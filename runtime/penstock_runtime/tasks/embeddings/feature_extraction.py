@@ -33,8 +33,15 @@ from penstock_runtime.tasks.fields import (
     body_schema,
     parse_parameters,
 )
-from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
-from penstock_runtime.tasks.prompts import PROMPT, PROMPT_NOTES, PromptedTask
+from penstock_runtime.tasks.texts import (
+    PROMPT,
+    PROMPT_NOTES,
+    TRUNCATION,
+    TRUNCATION_NOTES,
+    Fitter,
+    PromptedTask,
+    Truncation,
+)
 from penstock_runtime.tokens import Pieces
 
 WIDEST = 65_536

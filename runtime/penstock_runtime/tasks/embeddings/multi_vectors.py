@@ -37,9 +37,8 @@ from penstock_runtime.tasks.embeddings.feature_extraction import (
 )
 from penstock_runtime.tasks.embeddings.sparse_vectors import USUAL_ANSWER_BYTES, SparseVector, formed
 from penstock_runtime.tasks.fields import Either, ListOf, Object, Text, parse_parameters
-from penstock_runtime.tasks.fitting import Fitter, Truncation
-from penstock_runtime.tasks.prompts import PromptedTask
 from penstock_runtime.tasks.scores import descending, finite
+from penstock_runtime.tasks.texts import Fitter, PromptedTask, Truncation
 from penstock_runtime.tokens import Pieces, Template
 
 

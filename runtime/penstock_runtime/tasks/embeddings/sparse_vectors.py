@@ -29,9 +29,8 @@ from penstock_runtime.tasks.embeddings.feature_extraction import (
     texts_of,
 )
 from penstock_runtime.tasks.fields import parse_parameters
-from penstock_runtime.tasks.fitting import Fitter, Truncation
-from penstock_runtime.tasks.prompts import PromptedTask
 from penstock_runtime.tasks.scores import finite
+from penstock_runtime.tasks.texts import Fitter, PromptedTask, Truncation
 from penstock_runtime.tokens import Pieces, Tokenizer
 
 PAIR = np.dtype([("index", np.int64), ("value", np.float32)])

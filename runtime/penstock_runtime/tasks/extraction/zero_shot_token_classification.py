@@ -33,8 +33,8 @@ from penstock_runtime.tasks.fields import (
     body_schema,
     parse_parameters,
 )
-from penstock_runtime.tasks.fitting import Fitter
 from penstock_runtime.tasks.scores import finite, sigmoid
+from penstock_runtime.tasks.texts import Fitter
 
 THRESHOLD = 0.5
 WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
