@@ -15,8 +15,11 @@ from pathlib import Path
 
 import uvloop
 
+from penstock.manifest import Manifest
+from penstock.tasks import TaskName
 from penstock_runtime.host import pin_process, read_host
-from penstock_runtime.serving.lifecycle import start_model
+from penstock_runtime.serving.generation_model import load_generation_artefact
+from penstock_runtime.serving.lifecycle import AnyModel, start_model
 from penstock_runtime.serving.loaded_model import load_artefact
 from penstock_runtime.serving.server import Server, request_limits
 from penstock_runtime.serving.status import ServerStatus
@@ -26,15 +29,17 @@ from penstock_runtime.settings import Settings
 async def serve(artefact: Path, *, cores: int, max_tokens: int | None) -> None:
     """Load the artefact, listen, print the port, and serve."""
     settings = Settings.model_validate({"http": {"host": "127.0.0.1", "port": 0}})
-    model = load_artefact(
-        artefact,
-        "chosen",
-        read_host(),
-        cores=cores,
-        max_tokens=max_tokens,
-        limits=request_limits(settings),
-    )
-    server = Server(ServerStatus("capacity", model.task.name), settings)
+    model: AnyModel
+    task = Manifest.load(artefact).task
+    if task is TaskName.TEXT_GENERATION:
+        model = load_generation_artefact(artefact, "chosen", read_host(), cores=cores)
+        # Answers have the lengths of the workload, whatever the model would say.
+        model.end_tokens = frozenset()
+    else:
+        model = load_artefact(
+            artefact, "chosen", read_host(), cores=cores, max_tokens=max_tokens, limits=request_limits(settings)
+        )
+    server = Server(ServerStatus("capacity", task), settings)
     await server.start()
     await start_model(server, model)
     sys.stdout.write(json.dumps({"port": server.port}) + "\n")

@@ -280,7 +280,7 @@ class Job:
             chosen=chosen,
             baseline=baseline,
             candidates=tuple(candidates),
-            workload=self.mix.summary,
+            workload=measured.pop("workload", None) or self.mix.summary,
             findings=tuple(findings),
             files={},
             **measured,
@@ -326,8 +326,9 @@ class Job:
         make_task(self.spec.task, self.folder, max_tokens=self.max_tokens)
 
     def findings(self) -> Sequence[str]:
-        """Findings about the endpoint and the machine."""
-        return (*unused_budgets(self.spec.task, self.spec.optimization.accuracy), *self.grant.findings)
+        """Findings about the endpoint, and about the machine where the result is for this one."""
+        about_host = self.grant.findings if self.neuron is None else ()
+        return (*unused_budgets(self.spec.task, self.spec.optimization.accuracy), *about_host)
 
 
 def _read(artefact: Path, key: str, *, whole: bool = True) -> Manifest | None:

@@ -15,7 +15,6 @@ from penstock.manifest import Outcome, ReasonCode
 from penstock.recipe import Batching, Plan, Recipe
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.runner import CandidateRunner, CandidateSession
-from penstock_optimizer.job.screening import MOST_PLANS_SECONDS, RAISE_BUDGET, Budget, CandidateRun, Screening
 from penstock_optimizer.search.climb import HillClimb, PlanFailed, SearchResult, SearchStep, Trials
 from penstock_optimizer.search.goal import NOISE_FLOOR, Goal, PlanSample
 from penstock_optimizer.search.space import (
@@ -34,6 +33,8 @@ from penstock_optimizer.search.space import (
     wide_thresholds,
     with_route,
 )
+from penstock_optimizer.targets.screening import CandidateRun, Screening
+from penstock_optimizer.targets.target import MOST_PLANS_SECONDS, RAISE_BUDGET, Budget
 
 SAMPLE_SECONDS = 60.0
 """One measurement of a plan takes a few seconds; a process that takes this long hangs."""

@@ -8,7 +8,6 @@ their share.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -21,75 +20,11 @@ from penstock_optimizer.candidate.runner import CandidateRunner, CandidateSessio
 from penstock_optimizer.candidate.work_folder import BuiltFacts, CandidateRecord, WorkFolder, digests
 from penstock_optimizer.load.summary import relative_spread
 from penstock_optimizer.search.space import MeasuredRecipe, expected_milliseconds, is_dominated
+from penstock_optimizer.targets.target import MAX_REMAINING_SHARE, Budget
 from penstock_runtime.host.disk import full_disk_error, is_full
 
-CAPACITY_SHARE = 0.18
-MOST_CAPACITY_SECONDS = 75.0
-PLANS_SHARE = 0.25
-MOST_PLANS_SECONDS = 90.0
-FINISH_SHARE = 0.05
-"""For the GEMM ceiling, the report and writing the artefact."""
-MOST_FINISH_SECONDS = 20.0
-RAISE_BUDGET = "Raise spec.optimization.budgetSeconds, or --budget"
-"""The remedy where too little time was left."""
 KILL_SECONDS = 1.0
 """A call to a worker is cut this long before its stage ends: killing and cleaning up take time too."""
-
-
-@dataclass
-class Budget:
-    """Counts down from `seconds`, and reserves a share for each stage."""
-
-    seconds: float
-    clock: Callable[[], float] = time.monotonic
-    _start: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._start = self.clock()
-
-    @property
-    def spent(self) -> float:
-        """Seconds since the start."""
-        return self.clock() - self._start
-
-    @property
-    def finish_seconds(self) -> float:
-        """Reserved for what comes after measuring."""
-        return min(self.seconds * FINISH_SHARE, MOST_FINISH_SECONDS)
-
-    @property
-    def capacity_seconds(self) -> float:
-        """Reserved for the capacity curve."""
-        return min(self.seconds * CAPACITY_SHARE, MOST_CAPACITY_SECONDS)
-
-    @property
-    def plans_seconds(self) -> float:
-        """Reserved for the plan search."""
-        return min(self.seconds * PLANS_SHARE, MOST_PLANS_SECONDS)
-
-    def left_for_candidates(self) -> float:
-        """Seconds until building and judging must end; may be negative."""
-        return self.left_for_plans() - self.plans_seconds
-
-    def left_for_plans(self) -> float:
-        """Seconds until the plan search must end; may be negative."""
-        return self.left_for_capacity() - self.capacity_seconds
-
-    def left_for_capacity(self) -> float:
-        """Seconds until the capacity curve must end; may be negative."""
-        return self.seconds - self.finish_seconds - self.spent
-
-    def left(self) -> float:
-        """Seconds until the whole must end; may be negative."""
-        return self.seconds - self.spent
-
-    def plans_deadline(self) -> Callable[[], bool]:
-        """A function that is true while the plan search, which begins now, may go on: until its own limit or the end of
-        the time left."""
-        end = self.spent + min(self.plans_seconds, self.left_for_plans())
-        return lambda: self.spent < end
-
-
 ROUNDS = 3
 """Interleaved rounds of measuring at length."""
 QUICK_SECONDS = 0.05
@@ -101,8 +36,6 @@ MEMORY_PER_GRAPH_BYTE = 3.0
 """Memory of such a process over the size of the fp32 graph: file, weights and packed weights."""
 PROCESS_BYTES = 150_000_000
 """Python and its libraries."""
-MAX_REMAINING_SHARE = 0.6
-"""The most of the stage's remaining time that one candidate may use: one that hangs must leave time for the others."""
 LEAST_SECONDS = 3.0
 """A candidate is not started with less time than this: its process could not even start."""
 HANGS_SECONDS = 15.0
@@ -193,6 +126,7 @@ class Screening:
         lengths: Sequence[int],
         expected: Sequence[int] = (),
         on_settled: Callable[[CandidateRun], None] = lambda _: None,
+        max_open: int = MAX_OPEN,
     ) -> None:
         self._runner = runner
         self._work = work
@@ -201,7 +135,7 @@ class Screening:
         self._expected = tuple(expected) or self._lengths
         """A sample of the workload's lengths, to weigh a quick sample with."""
         self._on_settled = on_settled
-        self.max_open = MAX_OPEN
+        self.max_open = max_open
         self.runs: list[CandidateRun] = []
 
     def close(self) -> None:

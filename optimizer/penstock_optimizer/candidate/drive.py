@@ -8,13 +8,11 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.manifest import GenerationSpeed, LatencyPoint
+from penstock_optimizer.guard.batch_invariance import Tokens
 from penstock_runtime.generation.engine import Row, StepEngine
 from penstock_runtime.rows import Float
-
-Tokens = NDArray[np.int32]
 
 TOGETHER = 8
 """Sequences in one step: a usual number of clients, and few enough for the logits of large vocabularies."""

@@ -10,12 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.manifest import BatchInvariance
-from penstock_optimizer.generation.drive import Tokens
 from penstock_runtime.generation.engine import StepEngine
 from penstock_runtime.generation.sampling import SamplingParameters, TokenHistory, sample
 from penstock_runtime.generation.scheduler import Scheduler
 from penstock_runtime.generation.scheduler import Sequence as Scheduled
+
+Tokens = NDArray[np.int32]
+"""Token ids [tokens]."""
 
 AT_ONCE = 16
 BUDGET = 96
