@@ -22,8 +22,9 @@ HASHED_EXTRAS := $(addprefix --extra ,cli operator runtime optimizer grpc tracin
 TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 11 : n + 3)))
 # Unit tests wait less, and each worker imports all of them first.
 UNIT_WORKERS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 9 : n + 1)))
-# Container images often set it. Each of the hundreds of processes that tests start would compile its imports again:
-# those of transformers take ten seconds.
+# Tests get a minimal environment, not a developer's or a container's.
+CLEAN := $(BIN)/python dev/tools/clean_environment.py
+# Container images often set it. Each process would compile its imports again: those of transformers take ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
 # mypy's knowledge of libraries and of what has not changed, for every checkout: without it a minute and a half, with it
@@ -89,7 +90,7 @@ check: $(VENV)/.unit ## Formatting, lint, types and import contracts
 
 .PHONY: unit
 unit: $(VENV)/.unit ## The tests that need no root, no cluster, no browser and no torch: the fast loop
-	@$(BIN)/python -m pytest --unit -q -n $(UNIT_WORKERS) --dist loadfile -o tmp_path_retention_policy=failed
+	@$(CLEAN) $(BIN)/python -m pytest --unit -q -n $(UNIT_WORKERS) --dist loadfile -o tmp_path_retention_policy=failed
 
 .PHONY: system
 system: ## Debian packages that the tests use: a browser, what nodes run on, what builds images
@@ -108,19 +109,17 @@ cluster-down: $(VENV)/.test ## End it, and undo all that it did to this machine
 	@$(BIN)/python -m testbed down
 
 .PHONY: test
-# PyTorch's threads look for work for a while before they sleep, and several test processes share each core.
-unit test test-all coverage: export OMP_WAIT_POLICY := passive
 # `.test` comes first: it holds all of `.unit`, which `check` would otherwise install, and compile, before it.
 test: system $(VENV)/.test check testbed ## Everything that CI runs
-	@$(BIN)/python dev/tools/run_tests.py $(TEST_WORKERS)
+	@$(CLEAN) $(BIN)/python dev/tools/run_tests.py $(TEST_WORKERS)
 
 .PHONY: test-all
 test-all: system check testbed $(VENV)/.chat ## The tests that take much longer, too
-	@PENSTOCK_TEST_THOROUGH=1 $(BIN)/python -m pytest -o tmp_path_retention_policy=failed
+	@PENSTOCK_TEST_THOROUGH=1 $(CLEAN) $(BIN)/python -m pytest -o tmp_path_retention_policy=failed
 
 .PHONY: coverage
 coverage: $(VENV)/.test ## Coverage of the pure core
-	@$(BIN)/python -m pytest -m "not extended" --cov --cov-report=term-missing:skip-covered
+	@$(CLEAN) $(BIN)/python -m pytest -m "not extended" --cov --cov-report=term-missing:skip-covered
 
 .PHONY: images
 images: system $(VENV)/.test ## Build the container images (a Debian mirror and a Python index will do, no registry)

@@ -19,8 +19,8 @@ def shortened() -> Iterator[None]:
     """While the block runs."""
     from penstock_cli import serve
     from penstock_optimizer.capacity import curve as capacity
-    from penstock_optimizer.targets import target as budget
     from penstock_optimizer.targets import plan_search
+    from penstock_optimizer.targets import target as budget
 
     with pytest.MonkeyPatch.context() as patch:
         # What `penstock serve` starts is shortened as well.

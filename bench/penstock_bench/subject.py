@@ -36,10 +36,10 @@ from penstock_bench.cell import MeasurementFailed
 from penstock_bench.grid import BenchOptions
 from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.workload import EVERYDAY_WORDS, TextMaker, predict_bodies
-from penstock_runtime.models.fetching import OnProgress as OnTransfer
-from penstock_runtime.models.fetching import ignore_progress
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.sources import fetch_model
+from penstock_runtime.models.sources.fetch import fetch_model
+from penstock_runtime.models.sources.transfer import OnProgress as OnTransfer
+from penstock_runtime.models.sources.transfer import ignore_progress
 from penstock_runtime.tokens import Tokenizer
 
 INFO_SECONDS = 10.0

@@ -45,14 +45,14 @@ from penstock_cli.options import (
 from penstock_cli.packages import require_optimizer
 from penstock_cli.progress import OptimizationView, event_from_json, show_result
 from penstock_cli.screen import TRANSFER_SECONDS, console, fact, screen_log
+from penstock_runtime.app.lifecycle import AnyModel, AnyPredictor, replace_model, serve_while, start_model
+from penstock_runtime.app.server import Server, request_limits
 from penstock_runtime.engines.base import HasDevice
 from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
 from penstock_runtime.logs import configure_logs
-from penstock_runtime.models.fetching import FetchProgress as Transfer
+from penstock_runtime.models.sources.transfer import FetchProgress as Transfer
 from penstock_runtime.serving.generation_model import load_generation_artefact
-from penstock_runtime.serving.lifecycle import AnyModel, AnyPredictor, replace_model, serve_while, start_model
 from penstock_runtime.serving.loaded_model import Which, is_on_device, load_artefact
-from penstock_runtime.serving.server import Server, request_limits
 from penstock_runtime.serving.status import OptimizationProgress, ServerStatus
 from penstock_runtime.settings import Settings
 from penstock_runtime.store.daemon_thread import any_daemon_running, in_daemon_thread

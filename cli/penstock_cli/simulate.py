@@ -157,7 +157,7 @@ def command(artefact: Path | None, **options: Any) -> None:
 
 
 def _experiment(artefact: Path | None, options: dict[str, Any]) -> Experiment:
-    from penstock_operator.scaling.decide import Service
+    from penstock_operator.decide import Service
     from penstock_simulator.compare import Experiment, pooled
     from penstock_simulator.fleet import MODEL, FleetSettings, reference_curve
     from penstock_simulator.policies import Limits

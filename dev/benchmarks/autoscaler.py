@@ -23,7 +23,7 @@ import click
 
 from benchmarks.program import Program
 
-PACKAGE = "penstock_operator.scaling.decide"
+PACKAGE = "penstock_operator.decide"
 HEADROOM = 0.75
 START_UP_SECONDS = 40.0
 
@@ -56,7 +56,7 @@ def run(job: tuple[str, int]) -> Figures:
     """One trace with one seed."""
     # Imported here, since `load_package` has to come first.
     from benchmarks.recorded import RECORDED, recorded
-    from penstock_operator.scaling.decide import Service
+    from penstock_operator.decide import Service
     from penstock_simulator.choices import PolicyKind
     from penstock_simulator.compare import Traffic, simulate
     from penstock_simulator.fleet import MODEL, FleetSettings, reference_curve

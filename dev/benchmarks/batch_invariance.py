@@ -27,7 +27,7 @@ from penstock_optimizer.guard.batch_invariance import (
     measure_invariance,
     requests_of,
 )
-from penstock_runtime.generation.open import open_generation_engine
+from penstock_runtime.serving.generation_model import open_generation_engine
 
 LONGEST_PROMPT = 96
 

@@ -32,6 +32,7 @@ import uvloop
 from penstock.manifest import Axes, GraphIO
 from penstock.recipe import EngineName, Plan, Precision, Recipe
 from penstock.tasks import TaskName
+from penstock_runtime.app.server import Server
 from penstock_runtime.engines.base import EngineFacts, Streams, Threads
 from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.http.transport.message import Request, Response
@@ -39,7 +40,6 @@ from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Batch, Outputs
 from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.predictor import Answer, Predictor, Timings
-from penstock_runtime.serving.server import Server
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 from penstock_runtime.tasks import make_task

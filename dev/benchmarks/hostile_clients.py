@@ -31,7 +31,7 @@ from pathlib import Path
 import click
 
 from penstock.tasks import TaskName
-from penstock_runtime.serving.server import Server
+from penstock_runtime.app.server import Server
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 

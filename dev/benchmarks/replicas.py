@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from penstock_operator.scaling.decide import Observation, ScalingSettings, Service, Started, State, decide
+from penstock_operator.decide import Observation, ScalingSettings, Service, Started, State, decide
 from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.scrape import parse_metrics
 from penstock_optimizer.capacity.server import ReplicaServer, serve_replica

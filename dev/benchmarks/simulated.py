@@ -27,7 +27,7 @@ from penstock.capacity import CapacityCurve
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.tasks import TaskName
 from penstock_bench.grid import place
-from penstock_operator.scaling.decide import ScalingSettings, Service
+from penstock_operator.decide import ScalingSettings, Service
 from penstock_optimizer.capacity.curve import measure_capacity
 from penstock_optimizer.capacity.server import serve_replica
 from penstock_optimizer.load.client import RequestBody

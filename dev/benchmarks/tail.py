@@ -1,34 +1,27 @@
-"""The tail at steady load: p99 over p50 with requests at an even rate of half the capacity. At most 1.5 is aimed at.
+"""The tail at steady load: p99 over p50 with requests at an even rate of half the capacity. The aim is at most 1.5.
 
     python -m benchmarks.tail [--cores 1] [--tokens 32 --tokens 128] [--seconds 30] [--rounds 9] [--share 0.5]
-        [--real-time] [--trace]
+        [--real-time]
 
-The client has a core of its own, unless --cores gives all of them to the server: whatever tail that has then holds the
-client's work as well. Capacity is the rate of 16 clients that never pause. Then one request every 1/n seconds, whether
-or not earlier ones are answered; latency counts from when each was due. A client with cores of its own goes before
-other programs there (Linux 6.12 and later): its own wait for a core is not the server's. In turns with it, a bare
-server at the same rate, on the same cores, from the same client: a socket, the forward pass and nothing else. What it
-has itself, the machine does. Where that is more than what is aimed at, nothing is judged. Ratios are the medians of the
-rounds. With --real-time both servers, and a client with cores of its own, go before all other programs: what a pod that
-owns its cores has, and a virtual machine with agents and monitors in it has not. With --trace the output also has this,
-judged, what those requests have that met no other program: the kernel's scheduler shows which ones did
-(`dev/benchmarks/others.py`).
+The client has a core of its own, unless --cores gives all of them to the server: then the tail includes the client's
+work. Capacity is the rate of 16 clients that never pause. Then one request every 1/n seconds, whether or not earlier
+ones are answered; latency counts from the time at which a request was due. A client with its own cores runs before
+other programs there (Linux 6.12 and later). Ratios are the medians of the rounds. With --real-time the server, and a
+client with its own cores, run before all other programs, as in a pod that owns its cores.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from statistics import median
 
 import click
 import psutil
 from tokenizers import Tokenizer
 
-from benchmarks.bare import bare_server
 from benchmarks.models import minilm
-from benchmarks.others import most, record, without
 from benchmarks.ours import serving
 from benchmarks.program import Program, verdict
 from penstock.tasks import TaskName
@@ -54,7 +47,6 @@ BEHIND_OTHERS = " and waited behind other programs for a core, which counts as t
 @click.option(
     "--real-time", is_flag=True, help="As root: no other program gets the cores while server or client wants them."
 )
-@click.option("--trace", is_flag=True, help="As root: also without the requests that met another program.")
 def main(
     *,
     cores: int | None,
@@ -63,7 +55,6 @@ def main(
     rounds: int,
     share: float,
     real_time: bool,
-    trace: bool,
 ) -> None:
     """Measure."""
     host = read_host()
@@ -73,12 +64,10 @@ def main(
         click.echo(placement.note)
     tokenizer = Tokenizer.from_file(str(minilm() / "tokenizer.json"))
     with ExitStack() as stack:
-        server, artefact = stack.enter_context(serving("minilm-512", minilm(), TaskName.FEATURE_EXTRACTION, placement))
-        bare = stack.enter_context(bare_server(artefact, lengths, placement.server))
+        server, _ = stack.enter_context(serving("minilm-512", minilm(), TaskName.FEATURE_EXTRACTION, placement))
         client = stack.enter_context(Client(placement.client))
         if real_time:
-            # A client without CPUs of its own waits its turn on the server's.
-            go_before_all([*server.pids, *bare.pids, *([client.pid] if placement.client else [])])
+            go_before_all([*server.pids, *([client.pid] if placement.client else [])])
         for tokens in lengths:
             bodies = batch_bodies(TaskName.FEATURE_EXTRACTION, tokenizer, tokens, 1, count=64)
             spec = CellSpec(url=f"{server.url}/predict", bodies=bodies, maximum_seconds=600)
@@ -91,12 +80,7 @@ def main(
             steady = spec.model_copy(
                 update={"per_second": capacity * share, "seconds": seconds / rounds, "warm_up_seconds": 0.5}
             )
-            turns = [Turn(server, steady), Turn(bare, steady.model_copy(update={"url": f"{bare.url}/{tokens}"}))]
-            own = [*server.pids, *bare.pids, client.pid]
-            with record(own) if trace else nullcontext() as written:
-                cells = measure_in_turn(turns, client.measure, rounds=rounds)
-                others = written.spans([*placement.server, *placement.client]) if written else ()
-            ours = cells[server.name]
+            ours = measure_in_turn([Turn(server, steady)], client.measure, rounds=rounds)[server.name]
             latency = Figures.of(ours).latency
             if latency is None:
                 click.echo(f"{tokens} tokens: no answers ({ours[0].first_failure})")
@@ -108,15 +92,7 @@ def main(
                 f"{lag:.2f} ms late (p99){'' if all(cell.client_goes_first for cell in ours) else BEHIND_OTHERS}"
             )
             foreign_share = median([cell.foreign_cores or 0.0 for cell in ours]) / cores
-            theirs = cells[bare.name]
-            click.echo(f"{tokens} tokens: {compared(ours, theirs, foreign_share)}")
-            if trace:
-                apart, theirs_apart = ([without(cell, others) for cell in one] for one in (ours, theirs))
-                click.echo(
-                    f"{tokens} tokens, without what met another program ({most(others)}: {left_out(apart, ours):.1%}, "
-                    f"of the bare server's {left_out(theirs_apart, theirs):.1%}): "
-                    f"{compared(apart, theirs_apart, foreign_share)}"
-                )
+            click.echo(f"{tokens} tokens: {judged(ratios(ours), foreign_share)}")
 
 
 def go_before_all(pids: Sequence[int]) -> None:
@@ -136,33 +112,10 @@ def ratios(cells: Sequence[CellResult]) -> list[float]:
     return [one.p99 / one.p50 for one in found if one is not None]
 
 
-def compared(ours: Sequence[CellResult], theirs: Sequence[CellResult], foreign_share: float) -> str:
-    """Both servers' ratios, and the verdict."""
-    served, alone = ratios(ours), ratios(theirs)
-    if not served or not alone:
-        return f"not judged, no answers{'' if served else ' of the server'}{'' if alone else ' of the bare server'}"
-    return (
-        f"p99/p50 {spoken(served)}, the bare server {spoken(alone)}; "
-        f"{AIM:g} aimed at: {judged(median(served), median(alone), foreign_share)}"
-    )
-
-
-def left_out(left: Sequence[CellResult], cells: Sequence[CellResult]) -> float:
-    """The share of requests that are not left."""
-    kept, all_of_them = (sum(len(cell.latencies_milliseconds) for cell in some) for some in (left, cells))
-    return 1 - kept / max(all_of_them, 1)
-
-
-def spoken(ratios_of_rounds: Sequence[float]) -> str:
-    """Median and extremes."""
-    return f"{median(ratios_of_rounds):.2f} (rounds {min(ratios_of_rounds):.2f} to {max(ratios_of_rounds):.2f})"
-
-
-def judged(served: float, alone: float, foreign_share: float) -> str:
-    """The verdict on p99 over p50 of the server, where the machine lets one judge."""
-    if served > AIM and alone > AIM:
-        return f"not judged, the bare server has {alone:.2f} on this machine"
-    return verdict(foreign_share, reached=served <= AIM)
+def judged(found: Sequence[float], foreign_share: float) -> str:
+    """Median and extremes of the rounds, and the verdict where the machine is quiet enough."""
+    reached = verdict(foreign_share, reached=median(found) <= AIM)
+    return f"p99/p50 {median(found):.2f} (rounds {min(found):.2f} to {max(found):.2f}); aim {AIM:g}: {reached}"
 
 
 if __name__ == "__main__":

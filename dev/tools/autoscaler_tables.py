@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from penstock_operator.scaling.decide.settings import ScalingSettings
+from penstock_operator.decide.settings import ScalingSettings
 
 
 def settings_table() -> str:

@@ -2,7 +2,7 @@
 
 The operator's RBAC rules come from dev/tools/operator_rights.py. The custom resource definitions come from crds/: the
 chart penstock has them as they are, which helm installs once, and the chart penstock-crds as templates, which helm
-upgrades too. dev/tools/make_crds.py writes the HardwareClasses. The dashboards come from dev/tools/dashboards.py.
+upgrades too. dev/tools/make_crds.py writes the HardwareClasses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import yaml
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "operator")]
 
-from tools.dashboards import files as dashboard_files  # noqa: E402 - the path comes first
 from tools.operator_rights import (  # noqa: E402 - the path comes first
     CLUSTER,
     COLLECTION,
@@ -79,8 +78,6 @@ def images(root: Path) -> str:
 def generated(root: Path = ROOT) -> dict[Path, str]:
     """Path below the repository -> its content."""
     found = {CHART / "files/rbac.yaml": rbac(), CHART / "images.txt": images(root)}
-    for name, text in dashboard_files().items():
-        found[CHART / "files/dashboards" / name] = text
     for definition in sorted((root / "crds").glob("*.yaml")):
         text = definition.read_text(encoding="utf-8")
         # `helm show crds` writes the files one after the other, as they are.

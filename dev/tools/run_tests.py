@@ -32,7 +32,7 @@ COMPUTING_TESTS = (
     "tests/dev/neuron_standin/test_device.py",
     "tests/golden",
     "tests/neuron",
-    "tests/operator/scaling/decide",
+    "tests/operator/decide",
     "tests/simulator",
     "tests/planner",
     "tests/optimizer/export",

@@ -8,9 +8,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.decide import Decision
 from penstock_operator.metrics import PREFIX
 from penstock_operator.plan.scaling import METRIC
-from penstock_operator.scaling.decide import Decision
 from penstock_operator.watch.cluster_cache import ClusterCache
 
 

@@ -26,8 +26,8 @@ from penstock_optimizer.job.job import Job
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressEvent, Stage, ignore_progress
 from penstock_optimizer.targets.target import EXPORT_SECONDS, Capacity, Choice, Target
 from penstock_runtime.host.disk import translate_full_disk
-from penstock_runtime.models.fetching import OnProgress as OnTransfer
-from penstock_runtime.models.fetching import ignore_progress as no_transfer
+from penstock_runtime.models.sources.transfer import OnProgress as OnTransfer
+from penstock_runtime.models.sources.transfer import ignore_progress as no_transfer
 
 if TYPE_CHECKING:
     from penstock_optimizer.neuron.session import NeuronToolchain

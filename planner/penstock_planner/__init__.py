@@ -6,5 +6,5 @@
     page       a comparison as text, JSON, CSV and an HTML page
     ledger     predictions and what was measured afterwards
 
-The number of replicas is that of the autoscaler: `penstock_operator.scaling.decide`.
+The number of replicas is that of the autoscaler: `penstock_operator.decide`.
 """

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.planning.prices import per_million, per_month
-from penstock_operator.scaling.decide import Service, replicas_for_load
+from penstock_operator.decide import Service, replicas_for_load
 from penstock_planner.evidence import Evidence, Origin
 
 

@@ -21,7 +21,7 @@ from penstock.errors import SettingError, printable
 from penstock.hardware import CpuIdentity
 from penstock.manifest import Manifest
 from penstock.resources.result import Result
-from penstock_operator.scaling.decide import Service
+from penstock_operator.decide import Service
 
 
 class Origin(StrEnum):

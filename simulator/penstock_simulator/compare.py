@@ -31,7 +31,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from penstock_operator.scaling.decide import Service
+from penstock_operator.decide import Service
 from penstock_simulator.choices import Dispatch, PolicyKind
 from penstock_simulator.fleet import Fleet, FleetSettings, ReplicaModel
 from penstock_simulator.policies import POLICIES, Endpoint, Limits, Policy, View, make_policy

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from penstock_operator.scaling.decide import (
+from penstock_operator.decide import (
     Decision,
     Idle,
     Measurement,

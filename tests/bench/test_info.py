@@ -17,9 +17,9 @@ from penstock_bench import BenchOptions, BenchResults, run_bench
 from penstock_bench.cell import MeasurementFailed
 from penstock_bench.server import MeasuredServer
 from penstock_bench.subject import PublicInfo, ServerInfo, read_info
+from penstock_runtime.app.server import Server as Penstock
 from penstock_runtime.host import read_host
 from penstock_runtime.http.api.health import info, tei_info
-from penstock_runtime.serving.server import Server as Penstock
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 from tests.optimizer.report.sample import sample_manifest

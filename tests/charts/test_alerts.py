@@ -26,7 +26,6 @@ from testbed.build import binary
 from testbed.tools import PROMTOOL
 from tests.charts.helm import CHART, Helm, Manifest, of_kind
 from tests.charts.prometheus import running_prometheus
-from tools.dashboards import PROBES
 
 ROOT = Path(__file__).parents[2]
 FILE = CHART / "files/alerts.yaml"
@@ -35,6 +34,8 @@ RULES: dict[str, Manifest] = {
 }
 OF = 'namespace="a",penstock_dev_endpoint="e"'
 SCALED = 'model_endpoint_namespace="a",model_endpoint="e"'
+PROBES = "/(healthz?|readyz|ping|metrics|info)|/v2/.*/(live|ready)"
+"""Routes of probes and scrapes: there are as many as time passes, and 503 is the right answer of a pod that starts."""
 BY_STATUS = '{namespace="$namespace",penstock_dev_endpoint="$endpoint"}'
 """The dashboard's panel of all requests by status."""
 Series = dict[str, str]

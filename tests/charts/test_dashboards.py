@@ -21,9 +21,9 @@ from penstock.tasks import TaskName
 from penstock_operator import metrics
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.collectors import CacheCollector, ScalingCollector
-from penstock_operator.scaling.decide import Decision
-from penstock_operator.scaling.decide.decision import Cause, DecisionCondition
-from penstock_operator.scaling.decide.demand import Demand
+from penstock_operator.decide import Decision
+from penstock_operator.decide.decision import Cause, DecisionCondition
+from penstock_operator.decide.demand import Demand
 from penstock_operator.watch.cluster_cache import ClusterCache
 from penstock_runtime.generation.loop import LoopState
 from penstock_runtime.generation.scheduler import PlannedRow, Sequence, Step
@@ -36,8 +36,6 @@ from tests.gateway.rig import running_rig
 from tests.operator import objects
 from tests.operator.watch.test_quota_use import with_quota
 from tests.optimizer.report.sample import sample_manifest
-from tools.dashboards import DASHBOARDS
-from tools.grafana import COLUMNS
 
 Json = dict[str, Any]
 FILES = {path.stem: json.loads(path.read_text()) for path in sorted((CHART / "files/dashboards").glob("*.json"))}
@@ -245,20 +243,15 @@ def test_an_unknown_field_would_be_found() -> None:
 
 
 def test_panels_do_not_overlap_and_have_a_title_and_an_id_of_their_own() -> None:
-    assert [one.name for one in DASHBOARDS] == [
-        "penstock-fleet",
-        "penstock-endpoint",
-        "penstock-optimisations",
-        "penstock-operator",
-    ]
+    assert {*FILES} == {"penstock-fleet", "penstock-endpoint", "penstock-optimisations", "penstock-operator"}
     for value in FILES.values():
         cells: list[tuple[int, int]] = []
         for panel in value["panels"]:
-            place = panel["gridPos"]
-            assert place["x"] + place["w"] <= COLUMNS
+            area = panel["gridPos"]
+            assert area["x"] + area["w"] <= 24
             assert panel["title"]
             cells += [
-                (place["x"] + column, place["y"] + line) for column in range(place["w"]) for line in range(place["h"])
+                (area["x"] + column, area["y"] + line) for column in range(area["w"]) for line in range(area["h"])
             ]
         assert len(cells) == len(set(cells))
         assert len({panel["id"] for panel in value["panels"]}) == len(value["panels"])

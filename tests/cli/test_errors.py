@@ -21,7 +21,7 @@ from penstock.manifest import MANIFEST_NAME
 from penstock.resources.endpoint import ModelEndpoint
 from penstock_cli.optimize import target_of
 from penstock_runtime.host import read_host
-from penstock_runtime.models.fetching import FetchProgress, OnProgress
+from penstock_runtime.models.sources.transfer import FetchProgress, OnProgress
 from tests.cli.endpoints import SECONDS, clean_environment, invoke, run, write_endpoint
 
 Prepare = Callable[[Path, Path], Path]

@@ -10,8 +10,8 @@ from typing import Any
 import uvloop
 
 from penstock.tasks import TaskName
+from penstock_runtime.app.server import Server
 from penstock_runtime.serving.predictor import Answer, Timings
-from penstock_runtime.serving.server import Server
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 

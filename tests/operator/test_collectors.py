@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.collectors import scaling_metrics
-from penstock_operator.scaling.decide import Metrics
-from tests.operator.scaling.decide.cases import Replay, traffic
+from penstock_operator.decide import Metrics
+from tests.operator.decide.cases import Replay, traffic
 
 ENDPOINT_LABELS = {"model_endpoint": "emotion", "model_endpoint_namespace": "shop"}
 

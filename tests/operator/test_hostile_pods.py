@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -14,11 +15,11 @@ from penstock_operator.cluster.api import POD, ClusterPort
 from penstock_operator.cluster.errors import Backoff
 from penstock_operator.cluster.informer import Informer
 from penstock_operator.cluster.store import ObjectKey, Store
+from penstock_operator.decide import Metrics, Unknown
 from penstock_operator.metrics import REGISTRY
 from penstock_operator.plan import names
 from penstock_operator.plan.workloads import HostReport, JobReport
 from penstock_operator.process import make_autoscaler
-from penstock_operator.scaling.decide import Metrics, Unknown
 from penstock_operator.scaling.read import scrape
 from penstock_operator.scaling.read.prometheus import PrometheusClient, PrometheusSource
 from penstock_operator.scaling.read.queries import EndpointPods, Windows
@@ -222,6 +223,33 @@ def test_an_attack_on_metrics_is_a_failed_scrape(attack: str, reader: Any) -> No
 
     assert isinstance(found, str)
     assert found.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("days", "count", "read"), [(0, 1e9, True), (0, 9e15, False), (30, 1e12, True), (30, 1e14, False)]
+)
+@pytest.mark.parametrize("name", ["requests_total", "request_seconds_bucket", "request_seconds_count", "tokens_total"])
+def test_a_counter_that_no_pod_can_reach_is_a_failed_scrape(days: float, count: float, read: bool, name: str) -> None:
+    (port,) = some_free_ports(1)
+    counts = {
+        'penstock_request_seconds_bucket{le="+Inf"}': 1.0, "penstock_request_seconds_count": 1.0,
+        "penstock_in_flight_requests": 1.0, 'penstock_requests_total{code="500"}': 1.0, "penstock_tokens_total": 1.0,
+    }  # fmt: skip
+    counts |= {series: count for series in counts if series.startswith(f"penstock_{name}")}
+    text = "\n".join(f"{series} {value:.0f}" for series, value in counts.items())
+
+    async def scraped() -> object:
+        async with PodScraper(timeout_seconds=30, concurrency=4, port=port) as scraper:
+            pod = PodAddress("p", "127.0.0.2", time.time() - days * 86_400)
+            return (await scraper.scrape([pod]))["p"]
+
+    with hostile_pods({("127.0.0.2", port): body(text.encode())}):
+        found = asyncio.run(scraped())
+
+    if read:
+        assert isinstance(found, scrape.PodReading)
+    else:
+        assert f"it counts {count:.3g}, more than a pod reaches in {days * 86_400:.0f} s" in str(found)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -16,6 +16,15 @@ from hypothesis import strategies as st
 from penstock.resources.job_summary import Summary
 from penstock.resources.result import CapacityFacts
 from penstock.resources.status import PodReport
+from penstock_operator.decide import (
+    Observation,
+    ScalingSettings,
+    Service,
+    Value,
+    decide,
+    restore_handover,
+)
+from penstock_operator.decide.interpret import QueryFailure, Vector
 from penstock_operator.plan.job_outcome import JobFailed, JobSucceeded, job_outcome
 from penstock_operator.plan.pod_conditions import judge_pinning, pod_problems
 from penstock_operator.plan.status import pod_reports
@@ -39,15 +48,6 @@ from penstock_operator.pod_data import (
     read_json,
     unprintable_as_spaces,
 )
-from penstock_operator.scaling.decide import (
-    Observation,
-    ScalingSettings,
-    Service,
-    Value,
-    decide,
-    restore_handover,
-)
-from penstock_operator.scaling.decide.interpret import QueryFailure, Vector
 from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.queries import read
 from penstock_operator.scaling.read.scrape import PodReading, parse_demand, parse_gateway_metrics, parse_metrics

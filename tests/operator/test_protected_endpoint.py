@@ -17,8 +17,8 @@ import pytest
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.plan.names import CONTAINER
 from penstock_operator.watch.pod_reports import PodInfoReader
+from penstock_runtime.app import server
 from penstock_runtime.host import CoreGrant, read_host
-from penstock_runtime.serving import server
 from testbed.cluster import Cluster
 from testbed.fixtures import install_crds
 from testbed.kubectl import Kubectl

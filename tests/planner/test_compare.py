@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_operator.scaling.decide import Service, replicas_for_load
+from penstock_operator.decide import Service, replicas_for_load
 from penstock_planner.compare import Load, Node, Offer, compare, size
 from penstock_planner.evidence import Origin, curve_of_closed_loop
 from tests.examples import examples

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.capacity import TokenCurve
 from penstock.errors import SettingError
-from penstock_operator.scaling.decide import Service
+from penstock_operator.decide import Service
 from penstock_planner.evidence import Origin, curve_of_closed_loop, curve_of_tokens, of_file, wider
 from tests.examples import examples
 from tests.planner.cases import CURVE, TOKENS

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.errors import SettingError
-from penstock_runtime.serving.server import request_limits
+from penstock_runtime.app.server import request_limits
 from penstock_runtime.settings import SETTINGS, Settings
 from penstock_runtime.tasks.base import DEFAULT_LIMITS
 

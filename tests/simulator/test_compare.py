@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock_operator.scaling.decide import Service
+from penstock_operator.decide import Service
 from penstock_simulator.choices import PolicyKind
 from penstock_simulator.compare import (
     Experiment,

@@ -155,7 +155,7 @@ def test_kpa_panics_at_twice_the_ready_pods_and_then_shrinks_for_a_stable_window
 
 @pytest.mark.parametrize("kind", POLICIES)
 def test_each_policy_is_made_from_its_knob_alone(kind: str) -> None:
-    from penstock_operator.scaling.decide import Service
+    from penstock_operator.decide import Service
 
     service = Service.from_curve(reference_curve())
     assert service is not None

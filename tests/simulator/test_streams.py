@@ -7,7 +7,7 @@ import pytest
 
 from penstock.capacity import TokenCurve, TokenPoint
 from penstock.errors import SettingError
-from penstock_operator.scaling.decide import Service
+from penstock_operator.decide import Service
 from penstock_simulator.choices import Dispatch, PolicyKind
 from penstock_simulator.compare import Traffic, simulate
 from penstock_simulator.fleet import Fleet, FleetSettings, ReplicaModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock_operator.scaling.decide import ScalingSettings, Service
+from penstock_operator.decide import ScalingSettings, Service
 from penstock_simulator.choices import PolicyKind
 from penstock_simulator.compare import Experiment, RunResult, Traffic, compare, judge, simulate
 from penstock_simulator.fleet import MODEL, FleetSettings, reference_curve

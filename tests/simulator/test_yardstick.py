@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from penstock_operator.scaling.decide import Service
+from penstock_operator.decide import Service
 from penstock_simulator.choices import BUILT_IN_TRACES, PolicyKind
 from penstock_simulator.compare import Experiment, TraceResult, compare, judge, together
 from penstock_simulator.fleet import MODEL, reference_curve

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from penstock.resources.status import CanaryPhase, CanaryStatus, timestamp
+from penstock_operator.decide.canary_rule import CanaryOutcome, CanaryReason
 from penstock_operator.plan import gateway
 from penstock_operator.plan.conditions import Event, Finding, Reason, clipped, no, sentence, stopped, yes
 from penstock_operator.plan.endpoint import ParsedEndpoint
@@ -25,7 +26,6 @@ from penstock_operator.plan.installation import Json
 from penstock_operator.plan.names import CANARY, canary_name
 from penstock_operator.plan.observed import DeploymentFacts, EndpointSnapshot, Ref, ReplicaSetFacts, replaced
 from penstock_operator.plan.pod_conditions import pod_problems
-from penstock_operator.scaling.decide.canary_rule import CanaryOutcome, CanaryReason
 
 REMEDY = (
     "Change the spec to try again, or remove spec.rollout.canary to roll the plan out all the same; status.history has "

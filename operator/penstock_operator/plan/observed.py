@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from penstock_operator.decide.canary_rule import CanaryOutcome, CanaryReason
 from penstock_operator.plan.conditions import Finding
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
@@ -25,7 +26,6 @@ from penstock_operator.plan.names import (
 from penstock_operator.plan.quotas import NamespaceUse
 from penstock_operator.plan.turns import Line
 from penstock_operator.plan.workloads import JobFacts, Object, Owner, RuntimePod, moment
-from penstock_operator.scaling.decide.canary_rule import CanaryOutcome, CanaryReason
 
 
 def replica_owners(managed: Iterable[Object]) -> set[str]:

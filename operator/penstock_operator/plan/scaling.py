@@ -19,6 +19,7 @@ from datetime import datetime
 
 from penstock.resources.scaling import Scaling, ScalingMode
 from penstock.resources.status import ScalingStatus, timestamp
+from penstock_operator.decide import Cause
 from penstock_operator.plan.conditions import Event, Finding, Reason, clipped, no, sentence, stopped, unknown, yes
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
@@ -31,7 +32,6 @@ from penstock_operator.plan.observed import (
     ScalerFacts,
 )
 from penstock_operator.plan.prometheus_urls import url_problem
-from penstock_operator.scaling.decide import Cause
 
 DECIDED = frozenset({ScalingMode.INTERNAL, ScalingMode.HPA, ScalingMode.KEDA})
 """The modes in which the autoscaler decides the replica count."""

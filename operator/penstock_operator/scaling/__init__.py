@@ -6,8 +6,8 @@ plan.
     read/queries      PromQL over the runtime's metrics -> three-state metrics
     read/prometheus   queries a Prometheus
     read/target       what the autoscaler needs to know of an endpoint, from the caches
-    decide/           pure: demand and capacity -> replicas
-    loop              for all endpoints at an interval: read, decide, publish
+    loop              for all endpoints at an interval: read, decide (`penstock_operator.decide`), publish
+    canaries          the same for canaries
 
 The plan writes the replica count: the autoscaler itself writes nothing to the cluster.
 """

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from penstock.logs import log_event
 from penstock_operator.cluster.errors import NotLeading
 from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.decide.canary_rule import CanaryOutcome, CanaryTrial, PlanCounts
 from penstock_operator.plan.endpoint import ParsedEndpoint, read_endpoint
 from penstock_operator.plan.names import CANARY, canary_name
 from penstock_operator.plan.observed import CanaryReport, DeploymentFacts
 from penstock_operator.plan.workloads import PodFacts
-from penstock_operator.scaling.decide.canary_rule import CanaryOutcome, CanaryTrial, PlanCounts
-from penstock_operator.scaling.read.scrape import PodAddress, PodReading, PodScraper
+from penstock_operator.scaling.read.scrape import PodReading, PodScraper, address_of
 from penstock_operator.watch.cluster_cache import ClusterCache
 
 logger = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class CanaryLoop:
         )
 
     async def _read(self, counter: PlanCounter, pods: list[PodFacts], *, new: bool) -> None:
-        readings = await self._scraper.scrape(PodAddress(pod.name, pod.ip) for pod in pods)
+        readings = await self._scraper.scrape(address_of(pod) for pod in pods)
         for pod in pods:
             reading = readings[pod.name]
             if isinstance(reading, PodReading):

@@ -23,14 +23,7 @@ from penstock.resources.status import ConditionStatus
 from penstock_operator.cluster.api import SECRET, ClusterPort
 from penstock_operator.cluster.errors import ClusterError, Forbidden, NotLeading
 from penstock_operator.cluster.store import ObjectKey
-from penstock_operator.loop.queue import TimeSlices
-from penstock_operator.metrics import SCALING_DECISIONS, SCALING_ERRORS, SCALING_SECONDS
-from penstock_operator.plan.conditions import Finding, Reason, no, yes
-from penstock_operator.plan.names import GATEWAY_STATUS_PORT
-from penstock_operator.plan.observed import DesiredScale
-from penstock_operator.plan.prometheus_urls import url_problem
-from penstock_operator.plan.scaling import operator_writes
-from penstock_operator.scaling.decide import (
+from penstock_operator.decide import (
     Cause,
     Decision,
     DecisionCondition,
@@ -44,6 +37,13 @@ from penstock_operator.scaling.decide import (
     in_measured_requests,
     restore_handover,
 )
+from penstock_operator.loop.queue import TimeSlices
+from penstock_operator.metrics import SCALING_DECISIONS, SCALING_ERRORS, SCALING_SECONDS
+from penstock_operator.plan.conditions import Finding, Reason, no, yes
+from penstock_operator.plan.names import GATEWAY_STATUS_PORT
+from penstock_operator.plan.observed import DesiredScale
+from penstock_operator.plan.prometheus_urls import url_problem
+from penstock_operator.plan.scaling import operator_writes
 from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.prometheus import (
     OwnPrometheus,

@@ -21,7 +21,7 @@ from penstock_optimizer.guard.agreement_of_logits import GenerationBudget, TextA
 from penstock_optimizer.guard.batch_invariance import Tokens, measure_invariance, requests_of, within
 from penstock_runtime.engines.native.graph_file import SUFFIX
 from penstock_runtime.generation.engine import BLOCK_SIZE, StepEngine
-from penstock_runtime.generation.open import load_graph
+from penstock_runtime.generation.load import load_graph
 from penstock_runtime.models.folder import ModelFolder
 
 TARGET = "penstock_optimizer.candidate.decoder:DecoderCandidate"

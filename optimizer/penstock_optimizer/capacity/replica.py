@@ -17,11 +17,11 @@ import uvloop
 
 from penstock.manifest import Manifest
 from penstock.tasks import TaskName
+from penstock_runtime.app.lifecycle import AnyModel, start_model
+from penstock_runtime.app.server import Server, request_limits
 from penstock_runtime.host import pin_process, read_host
 from penstock_runtime.serving.generation_model import load_generation_artefact
-from penstock_runtime.serving.lifecycle import AnyModel, start_model
 from penstock_runtime.serving.loaded_model import load_artefact
-from penstock_runtime.serving.server import Server, request_limits
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 

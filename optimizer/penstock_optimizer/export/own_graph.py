@@ -27,8 +27,8 @@ from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.graph import check_data, graph_data
 from penstock_runtime.models.vector_modules import NormalizeModule
 from penstock_runtime.rows import POOLED, Row
-from penstock_runtime.tasks.embedding import width
-from penstock_runtime.tasks.text_classification import Function
+from penstock_runtime.tasks.classification.text_classification import Function
+from penstock_runtime.tasks.embeddings.embedding import width
 from penstock_runtime.tokens.tokenizer import Tokenizer
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import AttributeProto, TensorProto, helper
 
-from penstock_runtime.tasks.text_classification import Function
+from penstock_runtime.tasks.classification.text_classification import Function
 
 FUNCTIONS: Mapping[str, Function] = {
     "Softmax": Function.SOFTMAX,

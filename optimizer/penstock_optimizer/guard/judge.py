@@ -20,7 +20,7 @@ from penstock.tasks import TaskName
 from penstock_optimizer.guard import agreement
 from penstock_optimizer.guard.agreement import bootstrap_lower, wilson_lower
 from penstock_runtime.rows import Float
-from penstock_runtime.tasks.sparse_vectors import PAIR
+from penstock_runtime.tasks.embeddings.sparse_vectors import PAIR
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,11 @@ from penstock_optimizer.neuron.choice import longest_row, neuron_key
 from penstock_runtime.engines.native.library import ABI, library_path
 from penstock_runtime.host import CoreGrant, Host, read_host
 from penstock_runtime.host.disk import lock_file
-from penstock_runtime.models.fetching import OnProgress as OnTransfer
-from penstock_runtime.models.fetching import ignore_progress
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.sources import fetch_model
-from penstock_runtime.serving.verification import verify_files
+from penstock_runtime.models.sources.fetch import fetch_model
+from penstock_runtime.models.sources.transfer import OnProgress as OnTransfer
+from penstock_runtime.models.sources.transfer import ignore_progress
+from penstock_runtime.store.verification import verify_files
 from penstock_runtime.tasks.factory import head_of, make_task
 from penstock_runtime.tokens import Tokenizer
 

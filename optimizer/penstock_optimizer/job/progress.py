@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.capacity import CapacityCurve, CapacityPoint
     from penstock_optimizer.candidate.work_folder import ExportedFacts
     from penstock_optimizer.search.climb import SearchStep
-    from penstock_runtime.models.fetching import FetchProgress as Transfer
+    from penstock_runtime.models.sources.transfer import FetchProgress as Transfer
 
 
 class Stage(StrEnum):

@@ -13,8 +13,8 @@ from penstock.errors import Interrupted, PenstockError
 from penstock.logs import log_event
 from penstock.resources.job_summary import Summary
 from penstock_optimizer.pod.pod_job import JobEvents, JobVariables, PodJob, serve_progress
+from penstock_runtime.host.termination import DEFAULT_LOG, exit_code, write_termination_message
 from penstock_runtime.logs import configure_logs
-from penstock_runtime.pod.termination import DEFAULT_LOG, exit_code, write_termination_message
 from penstock_runtime.settings import SETTINGS
 
 logger = logging.getLogger("penstock.pod")

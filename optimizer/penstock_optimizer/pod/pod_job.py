@@ -49,12 +49,12 @@ from penstock.settings import hugging_face_token, setting
 from penstock_optimizer.job.progress import ProgressEvent, transfer_message
 from penstock_optimizer.optimise import optimise, prepare
 from penstock_runtime.host import read_host
-from penstock_runtime.models.fetching import FetchProgress as Transfer
-from penstock_runtime.models.sources import fetch_model
-from penstock_runtime.pod.termination import DEFAULT_LOG
+from penstock_runtime.host.termination import DEFAULT_LOG
+from penstock_runtime.models.sources.fetch import fetch_model
+from penstock_runtime.models.sources.transfer import FetchProgress as Transfer
+from penstock_runtime.remote import Retries
 from penstock_runtime.settings import Variables
 from penstock_runtime.store import ArtefactStore, Published, open_store
-from penstock_runtime.store.remote import Retries
 
 
 class JobVariables(Variables):

@@ -32,22 +32,22 @@ from penstock.logs import log_event
 from penstock.manifest import Manifest
 from penstock.recipe import Precision
 from penstock.tasks import TaskName
+from penstock_runtime.app.lifecycle import AnyModel, serve_while, start_model
+from penstock_runtime.app.server import Server, request_limits
 from penstock_runtime.engines.neuron.variables import NeuronVariables
 from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
+from penstock_runtime.host.termination import DEFAULT_LOG, exit_code, failure_message, write_termination_message
 from penstock_runtime.logs import configure_logs
-from penstock_runtime.models.fetching import FetchProgress, OnProgress
-from penstock_runtime.pod.termination import DEFAULT_LOG, exit_code, failure_message, write_termination_message
+from penstock_runtime.models.sources.transfer import FetchProgress, OnProgress
 from penstock_runtime.pod.variables import PodVariables
+from penstock_runtime.remote import Retries
 from penstock_runtime.serving.generation_model import load_generation_artefact
-from penstock_runtime.serving.lifecycle import AnyModel, serve_while, start_model
 from penstock_runtime.serving.loaded_model import is_on_device, load_artefact
-from penstock_runtime.serving.server import Server, request_limits
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import SETTINGS, Settings
 from penstock_runtime.store import open_store
 from penstock_runtime.store.daemon_thread import in_daemon_thread
 from penstock_runtime.store.fetch import digest_of
-from penstock_runtime.store.remote import Retries
 from penstock_runtime.tasks.prompts import of_routes
 
 logger = logging.getLogger("penstock.pod")

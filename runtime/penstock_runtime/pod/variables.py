@@ -10,7 +10,7 @@ from pydantic import field_validator, model_validator
 from penstock.resources.prompts import Prompts
 from penstock.settings import setting
 from penstock.tasks import TaskName
-from penstock_runtime.pod.termination import DEFAULT_LOG
+from penstock_runtime.host.termination import DEFAULT_LOG
 from penstock_runtime.settings import Variables
 
 

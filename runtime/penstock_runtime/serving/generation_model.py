@@ -14,11 +14,13 @@ import numpy as np
 from penstock.errors import ArtefactError, CorruptModel
 from penstock.manifest import BatchInvariance, Manifest
 from penstock.recipe import EngineName, Plan
-from penstock_runtime.generation.engine import Row, StepEngine
+from penstock_runtime.generation.engine import BLOCK_SIZE, Row, StepEngine
 from penstock_runtime.generation.grammar import Grammars
+from penstock_runtime.generation.load import block_bytes, load_graph, pool_blocks
 from penstock_runtime.host import Host
 from penstock_runtime.models.files import read_optional
 from penstock_runtime.serving.loaded_model import Which, check_isa, fit_plan, is_on_device
+from penstock_runtime.store.verification import verify_files
 from penstock_runtime.tokens import Tokenizer
 from penstock_runtime.tokens.backend import component
 
@@ -108,6 +110,38 @@ def read_generation_model(path: Path, engine: StepEngine) -> GenerationModel:
     )
 
 
+def open_generation_engine(
+    folder: Path, cores: int | None = None, memory: int | None = None, which: Which = "chosen"
+) -> StepEngine:
+    """Load the graph of an artefact's plan for `cores` cores (None: the plan's).
+
+    `memory`: bytes that weights and pool may take, for example what is left of the container's limit; None: without a
+    limit. The pool of cache blocks gets what remains after the weights, within bounds.
+
+    ArtefactError: a file is missing or altered, the artefact is of another task, or the graph does not load. HostError:
+    the memory does not suffice for the weights and one block.
+    """
+    manifest = Manifest.load(folder)
+    if manifest.decoder is None:
+        raise ArtefactError(
+            f"{folder} is an artefact for {manifest.task.value}, not for text-generation",
+            remedy="Serve it with its own task, or run penstock optimize with task: text-generation",
+        )
+    served = manifest.chosen if which == "chosen" else manifest.baseline
+    verify_files(folder, manifest, served)
+    plan, _ = fit_plan(served.plan, cores)
+    graph = folder / served.path
+    files = sum(file.stat().st_size for file in graph.parent.iterdir() if file.is_file())
+    blocks = pool_blocks(
+        manifest.decoder,
+        block_size=BLOCK_SIZE,
+        block_bytes=block_bytes(manifest.decoder, plan.recipe),
+        weights_bytes=files,
+        memory=memory,
+    )
+    return load_graph(graph, manifest.decoder, plan.recipe, plan.streams * plan.threads_per_stream, blocks=blocks)
+
+
 def load_generation_artefact(
     folder: Path, which: Which, host: Host, *, cores: int | None = None, any_isa: bool = False
 ) -> GenerationModel:
@@ -115,9 +149,6 @@ def load_generation_artefact(
 
     Errors as `load_artefact`.
     """
-    # Imports serving code, and the library of its engine.
-    from penstock_runtime.generation.open import open_generation_engine
-
     manifest = Manifest.load(folder)
     served = manifest.chosen if which == "chosen" else manifest.baseline
     if is_on_device(served.plan):

@@ -21,7 +21,7 @@ from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.host import Host, require_memory
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Pooling
-from penstock_runtime.serving.verification import verify_files
+from penstock_runtime.store.verification import verify_files
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, RequestLimits, Task
 from penstock_runtime.tasks.factory import make_task
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import PenstockError, SettingError
-from penstock_runtime.pod.termination import exit_code
+from penstock_runtime.host.termination import exit_code
 from penstock_runtime.store import ArtefactStore, Stored, open_store
 from penstock_runtime.store.store import KeepList
 

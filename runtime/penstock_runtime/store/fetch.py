@@ -20,9 +20,9 @@ from penstock.artefact_store import Digest
 from penstock.errors import ArtefactError, ArtefactNotFound, HostError, OutOfDisk, PenstockError, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock_runtime.host.disk import FULL, lock_file
-from penstock_runtime.models.fetching import FetchProgress, OnProgress
-from penstock_runtime.serving.verification import stranger
+from penstock_runtime.models.sources.transfer import FetchProgress, OnProgress
 from penstock_runtime.store.base import StoreBackend
+from penstock_runtime.store.verification import stranger
 
 
 def digest_of(folder: Path) -> Digest:

@@ -20,9 +20,8 @@ from penstock.errors import (
     StoreUnavailable,
 )
 from penstock.manifest import MANIFEST_NAME
-from penstock_runtime.store import remote
-from penstock_runtime.store.base import OnFileWritten, Stored
-from penstock_runtime.store.remote import (
+from penstock_runtime import remote
+from penstock_runtime.remote import (
     FailureKind,
     Retries,
     WritableFileSystem,
@@ -32,6 +31,7 @@ from penstock_runtime.store.remote import (
     not_supported,
     relative,
 )
+from penstock_runtime.store.base import OnFileWritten, Stored
 
 T = TypeVar("T")
 

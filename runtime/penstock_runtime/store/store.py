@@ -14,11 +14,11 @@ from pathlib import Path
 from penstock.artefact_store import ALGORITHM, DIGITS_KEPT, NAMESPACE_PATTERN, Digest, StoreScheme, StoreUri
 from penstock.errors import ArtefactError, ArtefactNotFound, SettingError
 from penstock.manifest import MANIFEST_NAME, Manifest
-from penstock_runtime.models.fetching import FetchProgress, OnProgress, ignore_progress
+from penstock_runtime.models.sources.transfer import FetchProgress, OnProgress, ignore_progress
+from penstock_runtime.remote import DEFAULT_RETRIES, Retries
 from penstock_runtime.store.base import StoreBackend, Stored
 from penstock_runtime.store.fetch import ArtefactFetch, digest_of, fault
 from penstock_runtime.store.object_store import ObjectStore
-from penstock_runtime.store.remote import DEFAULT_RETRIES, Retries
 from penstock_runtime.store.volume import Volume
 
 REPORT_NAME = "report.html"

@@ -11,32 +11,24 @@ from penstock.resources.prompts import Prompts
 from penstock.tasks import HEAD_OF_TASK, Head, TaskName
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import POOLED
-from penstock_runtime.tasks import (
-    feature_extraction,
-    fill_mask,
-    question_answering,
-    sentence_similarity,
-    text_classification,
-    text_generation,
-    text_ranking,
-    token_classification,
-    zero_shot_classification,
-    zero_shot_token_classification,
-)
+from penstock_runtime.tasks import fill_mask, text_generation
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, RequestLimits, Task
-from penstock_runtime.tasks.feature_extraction import FeatureExtraction
+from penstock_runtime.tasks.classification import text_classification, text_ranking, zero_shot_classification
+from penstock_runtime.tasks.classification.text_classification import TextClassification
+from penstock_runtime.tasks.classification.text_ranking import TextRanking
+from penstock_runtime.tasks.classification.zero_shot_classification import ZeroShotClassification
+from penstock_runtime.tasks.embeddings import feature_extraction, sentence_similarity
+from penstock_runtime.tasks.embeddings.feature_extraction import FeatureExtraction
+from penstock_runtime.tasks.embeddings.multi_vectors import MultiVectors, ThreeOutputs
+from penstock_runtime.tasks.embeddings.sentence_similarity import SentenceSimilarity
+from penstock_runtime.tasks.embeddings.sparse_vectors import SparseVectors
+from penstock_runtime.tasks.extraction import question_answering, token_classification, zero_shot_token_classification
+from penstock_runtime.tasks.extraction.question_answering import QuestionAnswering
+from penstock_runtime.tasks.extraction.token_classification import TokenClassification
+from penstock_runtime.tasks.extraction.zero_shot_token_classification import ZeroShotTokenClassification
 from penstock_runtime.tasks.fields import JsonSchema
 from penstock_runtime.tasks.fill_mask import FillMask
 from penstock_runtime.tasks.fitting import Fitter
-from penstock_runtime.tasks.multi_vectors import MultiVectors, ThreeOutputs
-from penstock_runtime.tasks.question_answering import QuestionAnswering
-from penstock_runtime.tasks.sentence_similarity import SentenceSimilarity
-from penstock_runtime.tasks.sparse_vectors import SparseVectors
-from penstock_runtime.tasks.text_classification import TextClassification
-from penstock_runtime.tasks.text_ranking import TextRanking
-from penstock_runtime.tasks.token_classification import TokenClassification
-from penstock_runtime.tasks.zero_shot_classification import ZeroShotClassification
-from penstock_runtime.tasks.zero_shot_token_classification import ZeroShotTokenClassification
 from penstock_runtime.tokens import Tokenizer
 
 MODULES: dict[TaskName, ModuleType] = {

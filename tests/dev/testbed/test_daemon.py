@@ -67,7 +67,7 @@ def test_second_start_is_refused(tmp_path: Path) -> None:
 
 
 def test_program_that_has_ended_has_no_process_but_its_last_output(tmp_path: Path) -> None:
-    daemon = started(tmp_path, "print('here'); raise SystemExit('no room')")
+    daemon = started(tmp_path, "print('here', flush=True); raise SystemExit('no room')")
     process = Process.read(daemon.record)
     assert process is not None
     os.waitpid(process.pid, 0)

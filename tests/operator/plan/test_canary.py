@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from penstock_operator.decide.canary_rule import CanaryOutcome, CanaryReason
 from penstock_operator.plan import names
 from penstock_operator.plan.observed import CanaryReport, EndpointSnapshot, Ref
 from penstock_operator.plan.serving_objects import with_template_of
 from penstock_operator.plan.turns import Line, TurnKey
-from penstock_operator.scaling.decide.canary_rule import CanaryOutcome, CanaryReason
 from tests.operator.plan.kube import OTHER, Json, Kube, condition, container, result
 from tests.operator.plan.test_gateway import gateway_up
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from penstock_operator.decide import Cause
 from penstock_operator.plan import names
 from penstock_operator.plan.conditions import no, yes
 from penstock_operator.plan.observed import DeploymentFacts, DesiredScale, Ref
 from penstock_operator.plan.quotas import Limit
-from penstock_operator.scaling.decide import Cause
 from tests.operator.plan.kube import SETTINGS, Json, Kube, result
 
 OURS = {"manager": names.FIELD_MANAGER, "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}}

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.collectors import ScalingCollector
+from penstock_operator.decide import Decision
 from penstock_operator.health import HealthChecks, serve
-from penstock_operator.scaling.decide import Decision
 from testbed.aggregated import running_external_metrics
 from testbed.build import binary
 from testbed.control_plane import ControlPlane

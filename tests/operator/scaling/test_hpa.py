@@ -18,7 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from penstock_operator.cluster.api import MODEL_ENDPOINT
-from penstock_operator.scaling.decide import Decision
+from penstock_operator.decide import Decision
 from testbed.aggregated import ROUTING_OFF
 from testbed.cluster import Cluster
 from testbed.control_plane import ControlPlane, running_control_plane

@@ -15,7 +15,7 @@ from typing import Self
 import pytest
 
 from penstock_operator.cluster.store import ObjectKey
-from penstock_operator.scaling.decide import Decision
+from penstock_operator.decide import Decision
 from testbed import keda
 from testbed.aggregated import ROUTING_OFF
 from testbed.cluster import Cluster

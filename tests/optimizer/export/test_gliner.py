@@ -27,8 +27,8 @@ from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.gliner import HEAD_FILE
 from penstock_runtime.rows import Outputs, Row
 from penstock_runtime.tasks.base import HeadInAssemble
+from penstock_runtime.tasks.extraction.zero_shot_token_classification import spans
 from penstock_runtime.tasks.factory import head_of, make_task
-from penstock_runtime.tasks.zero_shot_token_classification import spans
 from tests.optimizer.export.gliner.folders import CASES, LABELS, TEXTS, THRESHOLD, write_gliner
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]

@@ -33,8 +33,8 @@ from penstock_runtime.engines.load import load_engine
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tasks.base import Task
+from penstock_runtime.tasks.embeddings.feature_extraction import TokenIds
 from penstock_runtime.tasks.factory import head_of, make_task
-from penstock_runtime.tasks.feature_extraction import TokenIds
 from tests.runtime.tasks.families import BERT, XLM_ROBERTA, build
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]

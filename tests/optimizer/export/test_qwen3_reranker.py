@@ -18,7 +18,7 @@ from penstock_optimizer.export import export
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.grid import feed
 from penstock_runtime.tasks import make_task
-from penstock_runtime.tasks.text_ranking import AFTER, BEFORE
+from penstock_runtime.tasks.classification.text_ranking import AFTER, BEFORE
 from tests.optimizer.export.judge import ENGINE_OF
 from tests.optimizer.export.models import DECODERS, Made, make
 

@@ -15,7 +15,7 @@ from penstock_optimizer.generation.decoder_graph import decoder_facts, write_gra
 from penstock_optimizer.generation.weights import Storage
 from penstock_runtime.generation.engine import Row
 from penstock_runtime.generation.openvino_engine import EngineOptions, load
-from penstock_runtime.models.sources import fetch_model
+from penstock_runtime.models.sources.fetch import fetch_model
 from tests.optimizer.generation.tiny import expected_logits
 
 pytestmark = [

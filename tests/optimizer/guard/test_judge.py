@@ -14,7 +14,7 @@ from penstock.manifest import Metric, Verdict
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import ENCODER_TASKS, TaskName
 from penstock_optimizer.guard.judge import ObservedAnswer, explain, finite, judge, unused_budgets
-from penstock_runtime.tasks.sparse_vectors import SparseVector
+from penstock_runtime.tasks.embeddings.sparse_vectors import SparseVector
 
 COUNT = 100
 Answer = Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock_optimizer.job.progress import FIRST_SECONDS, DownloadReporter, ProgressEvent, Stage
-from penstock_runtime.models.fetching import FetchProgress as Transfer
+from penstock_runtime.models.sources.transfer import FetchProgress as Transfer
 
 MB = 10**6
 

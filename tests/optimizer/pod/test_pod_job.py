@@ -28,7 +28,7 @@ from penstock_optimizer.job.progress import ProgressEvent, Stage
 from penstock_optimizer.pod import pod_job
 from penstock_optimizer.pod.pod_job import JobEvents, JobVariables, read_endpoint, serve_progress
 from penstock_runtime.host import read_host
-from penstock_runtime.models.fetching import FetchProgress as Transfer
+from penstock_runtime.models.sources.transfer import FetchProgress as Transfer
 from penstock_runtime.store import Published, open_store
 from testbed.ports import some_free_ports
 from tests.optimizer.end_to_end.small_model import HIDDEN, write_small_bert

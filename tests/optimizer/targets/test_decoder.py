@@ -24,10 +24,9 @@ from penstock_optimizer.search import decoder_plans as plans
 from penstock_optimizer.targets import decoder, screening
 from penstock_runtime.engines.native.library import library_path
 from penstock_runtime.generation.engine import Row, StepEngine
-from penstock_runtime.generation.open import open_generation_engine
 from penstock_runtime.host import read_host
 from penstock_runtime.rows import Float
-from penstock_runtime.serving.generation_model import load_generation_artefact
+from penstock_runtime.serving.generation_model import load_generation_artefact, open_generation_engine
 from tests.runtime.models.gguf_files import write_gguf
 
 pytestmark = pytest.mark.slow

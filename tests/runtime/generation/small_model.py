@@ -10,9 +10,9 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from penstock.tasks import TaskName
+from penstock_runtime.app.server import Server, request_limits
 from penstock_runtime.serving.generation_model import GenerationModel, read_generation_model
 from penstock_runtime.serving.generator import Generator
-from penstock_runtime.serving.server import Server, request_limits
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 from tests.runtime.generation.paged_engine import PagedEngine

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.tasks import TaskName
+from penstock_runtime.app.server import Server
 from penstock_runtime.errors import RequestError
 from penstock_runtime.http.transport.connection import Connection
 from penstock_runtime.http.transport.listener import Listener
 from penstock_runtime.http.transport.message import Request, Response
 from penstock_runtime.http.transport.pool import RequestHandler
-from penstock_runtime.serving.server import Server
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 from tests.runtime.http.serving import Gate

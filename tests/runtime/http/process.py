@@ -16,7 +16,7 @@ PROCESS = """
 import asyncio, os, sys
 import uvloop
 from penstock_runtime.serving.status import ServerStatus
-from penstock_runtime.serving.server import Server
+from penstock_runtime.app.server import Server
 from penstock_runtime.settings import Settings
 from penstock.tasks import TaskName
 from tests.runtime.http.serving import TIMINGS, Answer

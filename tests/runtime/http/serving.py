@@ -24,11 +24,11 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from penstock.tasks import HEAD_OF_TASK, Head, TaskName
+from penstock_runtime.app.server import Server, request_limits
 from penstock_runtime.http.transport.connection import Connection
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Outputs, Row
 from penstock_runtime.serving.predictor import Answer, Timings
-from penstock_runtime.serving.server import Server, request_limits
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 from penstock_runtime.tasks import Task, make_task

@@ -15,8 +15,8 @@ import pytest
 
 from penstock.errors import SettingError
 from penstock.tasks import TaskName
+from penstock_runtime.app import server
 from penstock_runtime.http.access import AccessTokens
-from penstock_runtime.serving import server
 from penstock_runtime.settings import Settings
 from tests.runtime.http.feeding import feed
 from tests.runtime.http.secret_files import publish

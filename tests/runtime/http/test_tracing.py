@@ -150,7 +150,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_server_that_traces_nothing_does_not_import_opentelemetry() -> None:
     program = (
-        "import sys, penstock_runtime.serving.server\n"
+        "import sys, penstock_runtime.app.server\n"
         "assert not [name for name in sys.modules if name.partition('.')[0] == 'opentelemetry']"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -44,7 +44,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_every_section_that_a_remedy_names_exists() -> None:
-    sources = [*(ROOT / "runtime").rglob("*.py"), *(ROOT / "optimizer").rglob("*.py"), *(ROOT / "penstock").rglob("*.py")]
+    sources = [
+        *(ROOT / "runtime").rglob("*.py"),
+        *(ROOT / "optimizer").rglob("*.py"),
+        *(ROOT / "penstock").rglob("*.py"),
+    ]
     link = re.compile(r"docs/(reference/models\.md|how-to/convert-a-model\.md)#([\w-]+)")
     named = {(page, anchor) for path in sources for page, anchor in link.findall(path.read_text())}
     titles = {

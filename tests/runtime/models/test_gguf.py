@@ -23,7 +23,7 @@ from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.gguf import GgufFile
 from penstock_runtime.models.gguf_folder import unpack
 from penstock_runtime.models.safetensors import read_float32
-from penstock_runtime.models.sources import fetch_model
+from penstock_runtime.models.sources.fetch import fetch_model
 from tests.runtime.models.gguf_files import HEADS, HIDDEN, KEY_HEADS, TEMPLATE, Pieces, write_gguf, written
 from tests.runtime.tasks.texts import TRAINING
 

@@ -28,7 +28,7 @@ from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.predictor import MANY_ROWS, Predictor
 from penstock_runtime.settings import CacheSettings
 from penstock_runtime.tasks import make_task
-from penstock_runtime.tasks.feature_extraction import TokenIds
+from penstock_runtime.tasks.embeddings.feature_extraction import TokenIds
 from tests.runtime import minilm
 from tests.runtime.batching.echo import plan
 from tests.runtime.serving.small import SumTask, small_model

@@ -12,10 +12,10 @@ import pytest
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import ArtefactError, ArtefactNotFound, PenstockError, StoreAccessDenied, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME
-from penstock_runtime.models.fetching import FetchProgress
+from penstock_runtime.models.sources.transfer import FetchProgress
+from penstock_runtime.remote import PACKAGES, Retries, open_filesystem
 from penstock_runtime.store import ArtefactStore, open_store
 from penstock_runtime.store.fetch import digest_of, fault
-from penstock_runtime.store.remote import PACKAGES, Retries, open_filesystem
 from tests.runtime.models.s3_server import free_port
 from tests.runtime.store.artefacts import FILES, names, publish_at_once, write_artefact
 from tests.runtime.store.clouds import ACCOUNT_KEY, Cloud, connection_string, running_azurite, running_gcs

@@ -13,10 +13,10 @@ import pytest
 from penstock.artefact_store import StoreUri
 from penstock.errors import OutOfDisk, PenstockError, SettingError, StoreAccessDenied, StoreError, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME
+from penstock_runtime.remote import Retries
 from penstock_runtime.store import ArtefactStore, open_store
 from penstock_runtime.store.fetch import digest_of, fault
 from penstock_runtime.store.object_store import ObjectStore, store_error
-from penstock_runtime.store.remote import Retries
 from tests.runtime.store.artefacts import write_artefact
 
 fsspec = pytest.importorskip("fsspec")

@@ -24,11 +24,11 @@ from penstock.errors import (
     StoreUnavailable,
 )
 from penstock.manifest import MANIFEST_NAME
-from penstock_runtime.models.fetching import FetchProgress
+from penstock_runtime.models.sources.transfer import FetchProgress
+from penstock_runtime.remote import Retries
 from penstock_runtime.store import ArtefactStore, fetch, object_store, open_store
 from penstock_runtime.store.__main__ import main
 from penstock_runtime.store.fetch import digest_of, fault
-from penstock_runtime.store.remote import Retries
 from tests.runtime.models.s3_server import S3, running_s3
 from tests.runtime.store.artefacts import FILES, names, publish_at_once, write_artefact
 

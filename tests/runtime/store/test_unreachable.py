@@ -10,7 +10,7 @@ from socket import socket
 
 import pytest
 
-from penstock_runtime.store.remote import CONNECT_SECONDS, FailureKind, classify_failure, first_line, open_filesystem
+from penstock_runtime.remote import CONNECT_SECONDS, FailureKind, classify_failure, first_line, open_filesystem
 
 SCHEMES = pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 

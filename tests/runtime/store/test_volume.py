@@ -28,7 +28,7 @@ from penstock.errors import (
     StoreUnavailable,
 )
 from penstock.manifest import MANIFEST_NAME, Manifest
-from penstock_runtime.models.fetching import FetchProgress
+from penstock_runtime.models.sources.transfer import FetchProgress
 from penstock_runtime.store import ArtefactStore, fetch, open_store, volume
 from penstock_runtime.store.__main__ import main
 from penstock_runtime.store.fetch import digest_of, fault

@@ -10,9 +10,9 @@ from hypothesis.extra import numpy as arrays
 
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import Float, Pooling
-from penstock_runtime.tasks.embedding import normalise, pool, shorten
+from penstock_runtime.tasks.embeddings.embedding import normalise, pool, shorten
+from penstock_runtime.tasks.extraction.spans import AnswerSpan, best_spans, merge
 from penstock_runtime.tasks.scores import descending, finite, highest, sigmoid, softmax
-from penstock_runtime.tasks.spans import AnswerSpan, best_spans, merge
 
 LOGITS = arrays.arrays(
     np.float32,

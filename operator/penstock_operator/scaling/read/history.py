@@ -7,10 +7,10 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from penstock_operator.scaling.decide import counters
-from penstock_operator.scaling.decide.counters import Sample, Series
-from penstock_operator.scaling.decide.interpret import Buckets, good_share, quantile
-from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Unknown, Value, of_answers
+from penstock_operator.decide import counters
+from penstock_operator.decide.counters import Sample, Series
+from penstock_operator.decide.interpret import Buckets, good_share, quantile
+from penstock_operator.decide.measurement import Idle, Measurement, Metrics, Unknown, Value, of_answers
 from penstock_operator.scaling.read.scrape import PodReading
 
 FAST_SECONDS = 30.0

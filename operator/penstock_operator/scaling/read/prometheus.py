@@ -20,11 +20,11 @@ from aiohttp import AddrInfoType
 
 from penstock.logs import log_event
 from penstock.resources.scaling import PrometheusQueries
+from penstock_operator.decide.interpret import Answer, QueryFailure, Vector
+from penstock_operator.decide.measurement import Metrics
 from penstock_operator.metrics import PROMETHEUS_QUERIES
 from penstock_operator.plan.prometheus_urls import IpNetwork, address_allowed
 from penstock_operator.pod_data import read_body
-from penstock_operator.scaling.decide.interpret import Answer, QueryFailure, Vector
-from penstock_operator.scaling.decide.measurement import Metrics
 from penstock_operator.scaling.read.queries import EndpointPods, Windows, judged, queries, read
 
 MAX_BYTES = 4_194_304

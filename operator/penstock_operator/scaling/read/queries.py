@@ -13,8 +13,7 @@ from string import Template
 from typing import Any
 
 from penstock.resources.scaling import PrometheusQueries
-from penstock_operator.pod_data import unprintable_as_spaces
-from penstock_operator.scaling.decide.interpret import (
+from penstock_operator.decide.interpret import (
     Answer,
     Answers,
     Element,
@@ -23,7 +22,8 @@ from penstock_operator.scaling.decide.interpret import (
     Vector,
     metrics_of,
 )
-from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Unknown, Value
+from penstock_operator.decide.measurement import Idle, Measurement, Metrics, Unknown, Value
+from penstock_operator.pod_data import unprintable_as_spaces
 from penstock_operator.scaling.read.scrape import (
     ANSWERED,
     BUCKET,

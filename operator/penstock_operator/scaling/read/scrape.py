@@ -13,9 +13,10 @@ import asyncio
 import logging
 import math
 import re
+import time
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -23,10 +24,11 @@ from typing import Self
 import aiohttp
 
 from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.decide.measurement import Idle, Metrics, Unknown, known
 from penstock_operator.metrics import SCRAPES
 from penstock_operator.plan.names import INTERNAL_PORT
+from penstock_operator.plan.workloads import PodFacts
 from penstock_operator.pod_data import DEMAND_MAX_BYTES, METRICS_MAX_BYTES, Unreadable, read_body, unprintable_as_spaces
-from penstock_operator.scaling.decide.measurement import Idle, Metrics, Unknown, known
 from penstock_operator.supervision import supervised
 from penstock_operator.watch.pod_reports import pod_session
 
@@ -49,6 +51,10 @@ _BOUND = re.compile(r'[{,]le="([^"]*)"')
 MAX_BUCKETS = 128
 MAX_COUNT = 2.0**53
 """Larger counts are not exact as floating-point numbers."""
+MAX_PER_SECOND = 1e7
+"""Requests, or tokens, that no pod processes in a second."""
+CLOCK_SECONDS = 3600.0
+"""The clocks of the API server and of the operator may differ by this much."""
 
 
 class UnreadableMetrics(Unreadable):
@@ -74,6 +80,14 @@ class PodReading:
     """Requests to the model that were answered."""
     tokens: float | None = None
     """Of text generation output tokens, else those computed for answered requests; None: they are not counted."""
+
+    def checked(self, seconds: float) -> Self:
+        """The same. UnreadableMetrics when a count is more than a pod can reach within `seconds` of its creation."""
+        limit = MAX_PER_SECOND * (max(0.0, seconds) + CLOCK_SECONDS)
+        for count in (self.arrivals, self.in_flight, self.errors, self.answered, self.tokens or 0.0, max(self.counts)):
+            if count > limit:
+                raise UnreadableMetrics(f"it counts {count:.3g}, more than a pod reaches in {seconds:.0f} s")
+        return self
 
     @property
     def requests(self) -> float:
@@ -157,6 +171,13 @@ class PodAddress:
 
     name: str
     ip: str
+    created: float = field(default=0.0, compare=False)
+    """Seconds since the epoch, by the API server's clock; 0: not known."""
+
+
+def address_of(pod: PodFacts) -> PodAddress:
+    """The address of a pod as the caches have it."""
+    return PodAddress(pod.name, pod.ip, 0.0 if pod.created is None else pod.created.timestamp())
 
 
 class PodScraper:
@@ -208,7 +229,7 @@ class PodScraper:
                 if response.status != 200:
                     return f"{pod.name} answers {response.status} to {url}"
                 body = await read_body(response.content.iter_any(), max_bytes=METRICS_MAX_BYTES)
-            return self._reader(body.decode(errors="replace"))
+            return self._reader(body.decode(errors="replace")).checked(time.time() - pod.created)
         except TimeoutError:
             return f"{pod.name} does not answer within {self._timeout.total:g} s on {url}"
         except aiohttp.ClientError as error:

@@ -13,13 +13,13 @@ from penstock.resources.optimized_model import OptimizedModelStatus
 from penstock.resources.result import Result
 from penstock.resources.scaling import Prometheus, ScalingMode
 from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.decide import MeasuredTexts, ScalingSettings, Service, Started, WhenMissing
 from penstock_operator.plan import gateway
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.observed import DeploymentFacts
 from penstock_operator.plan.scaling import DECIDED
 from penstock_operator.plan.workloads import PodFacts
-from penstock_operator.scaling.decide import MeasuredTexts, ScalingSettings, Service, Started, WhenMissing
-from penstock_operator.scaling.read.scrape import PodAddress
+from penstock_operator.scaling.read.scrape import PodAddress, address_of
 from penstock_operator.watch.cluster_cache import ClusterCache
 
 DEFAULT_OBJECTIVE_SECONDS = 1.0
@@ -104,7 +104,7 @@ class ScalingTargets:
             replicas=deployment.wanted,
             rolling_out=rolling_out(deployment),
             ready=tuple(sorted(pod.name for pod in alive if pod.ready and not pod.deleting)),
-            pods=tuple(PodAddress(pod.name, pod.ip) for pod in alive),
+            pods=tuple(address_of(pod) for pod in alive),
             gateways=gateways,
             gateways_ready=gateways_ready,
             slowdown=_positive(status.get("slowDown")),
@@ -138,7 +138,7 @@ class ScalingTargets:
             return (), ()
         alive = _alive(self._cache.gateway_pods(key))
         ready = tuple(sorted(pod.name for pod in alive if pod.ready and not pod.deleting))
-        return (tuple(sorted(PodAddress(pod.name, pod.ip) for pod in alive)) if ready else (), ready)
+        return (tuple(sorted(address_of(pod) for pod in alive)) if ready else (), ready)
 
     def _service(
         self, key: ObjectKey, deployment: DeploymentFacts, endpoint: ParsedEndpoint, *, pooled: bool

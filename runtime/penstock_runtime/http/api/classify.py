@@ -17,11 +17,12 @@ from penstock_runtime.http.api.bodies import answer_response, checked, fields_na
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import Request, Response, Route
 from penstock_runtime.serving.predictor import Answer
-from penstock_runtime.tasks import text_classification, token_classification, zero_shot_token_classification
 from penstock_runtime.tasks.base import RequestLimits
-from penstock_runtime.tasks.entities import Aggregation
+from penstock_runtime.tasks.classification import text_classification
+from penstock_runtime.tasks.classification.text_classification import Function
+from penstock_runtime.tasks.extraction import token_classification, zero_shot_token_classification
+from penstock_runtime.tasks.extraction.entities import Aggregation
 from penstock_runtime.tasks.fields import Boolean, Choice, Either, JsonSchema, ListOf, Object, Others, Text
-from penstock_runtime.tasks.text_classification import Function
 
 TAG = "LLM gateways"
 SPAN_TASKS = frozenset({TaskName.TOKEN_CLASSIFICATION, TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION})

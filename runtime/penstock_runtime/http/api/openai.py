@@ -14,7 +14,7 @@ from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.api.token_ids import ABOUT_IDS, TextsOrIds
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
 from penstock_runtime.tasks.base import RequestLimits
-from penstock_runtime.tasks.feature_extraction import AUTO, WIDEST
+from penstock_runtime.tasks.embeddings.feature_extraction import AUTO, WIDEST
 from penstock_runtime.tasks.fields import Choice, Integer, JsonSchema, Object, Others, Text
 from penstock_runtime.tasks.prompts import PROMPT, PROMPT_NOTES
 

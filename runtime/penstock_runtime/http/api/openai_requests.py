@@ -16,7 +16,7 @@ from penstock_runtime.http.api.generation import PromptInputs
 from penstock_runtime.http.api.token_ids import TextsOrIds
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.tasks.base import RequestLimits
-from penstock_runtime.tasks.feature_extraction import TokenIds
+from penstock_runtime.tasks.embeddings.feature_extraction import TokenIds
 from penstock_runtime.tasks.fields import (
     Boolean,
     Choice,

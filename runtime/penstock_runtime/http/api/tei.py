@@ -23,8 +23,9 @@ from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.api.token_ids import ABOUT_IDS, ID, LONGEST, TextsOrIds
 from penstock_runtime.http.transport.message import Request, Response, Route
 from penstock_runtime.serving.predictor import characters
-from penstock_runtime.tasks import feature_extraction, sentence_similarity, text_ranking
 from penstock_runtime.tasks.base import RequestLimits
+from penstock_runtime.tasks.classification import text_ranking
+from penstock_runtime.tasks.embeddings import feature_extraction, sentence_similarity
 from penstock_runtime.tasks.fields import Boolean, Either, FieldKind, JsonSchema, ListOf, Object, Others, Text
 from penstock_runtime.tokens import Tokenizer
 

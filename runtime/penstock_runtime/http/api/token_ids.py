@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.tasks.base import RequestLimits
-from penstock_runtime.tasks.feature_extraction import TokenIds
+from penstock_runtime.tasks.embeddings.feature_extraction import TokenIds
 from penstock_runtime.tasks.fields import Integer, JsonSchema, ListOf, Text
 
 ABOUT_IDS = (

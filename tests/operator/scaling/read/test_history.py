@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_operator.scaling.decide import Idle, Metrics, Unknown, Value
+from penstock_operator.decide import Idle, Metrics, Unknown, Value
 from penstock_operator.scaling.read.history import History, share_within
 from penstock_operator.scaling.read.scrape import parse_metrics
 from tests.operator.scaling.pods import ServingPod

@@ -24,7 +24,7 @@ from penstock_runtime.engines.native.graph_file import DISTANCES_SPARE, GraphOut
 from penstock_runtime.engines.native.library import best_kernels
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import POOLED, Batch, Int, Pooling
-from penstock_runtime.tasks.embedding import pool
+from penstock_runtime.tasks.embeddings.embedding import pool
 from tests.runtime.engines.native.programs import needs_library
 
 pytestmark = needs_library

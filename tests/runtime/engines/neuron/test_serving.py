@@ -15,10 +15,10 @@ import pytest
 
 from penstock.errors import ArtefactError
 from penstock.tasks import TaskName
+from penstock_runtime.app.lifecycle import start_model
 from penstock_runtime.host import read_host
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.serving.generation_model import load_generation_artefact
-from penstock_runtime.serving.lifecycle import start_model
 from penstock_runtime.serving.loaded_model import LoadedModel, load_artefact
 from penstock_runtime.tasks import make_task
 from tests.runtime.engines.neuron.small import (

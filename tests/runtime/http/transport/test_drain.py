@@ -14,7 +14,7 @@ import pytest
 
 from penstock.errors import HostError
 from penstock.tasks import TaskName
-from penstock_runtime.serving.server import Server
+from penstock_runtime.app.server import Server
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 from tests.runtime.http.process import Process, process

@@ -23,8 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SettingError
+from penstock_runtime.app import server
 from penstock_runtime.http.transport.tls import TlsFiles, TlsLayer
-from penstock_runtime.serving import server
 from penstock_runtime.settings import Settings
 from tests.runtime.http.secret_files import CERTIFICATE, KEY, Authority, publish
 from tests.runtime.http.serving import Endpoint, Gate, open_connections, post, read_answer, serving, until

@@ -1,0 +1,272 @@
+"""The capacity of replicas: the measured curve of one replica, corrected by the slow-down that is observed.
+
+A replica that is slower by a factor g is the measured one with every duration multiplied by g. At an arrival rate r it
+behaves as the measured one does at g*r, with durations g times as long:
+
+    p95_now(r) = g * p95(g * r)            rate_within_now(limit) = rate_within(limit / g) / g
+
+Several replicas behind a dispatcher that sends each request to the least busy one take more than the sum of their
+rates: the spare capacity that keeps waiting rare grows with the square root of the number of servers (square-root
+staffing; Halfin and Whitt, 1981). With s the saturation of one replica and r its rate within the objective,
+
+    total(n) = n * s - (s - r) * sqrt(n)        total(1) = r
+
+Without such a dispatcher (kube-proxy chooses at random) each replica is a queue by itself, and total(n) = n * r.
+
+The left equation, solved for g, gives the slow-down from one observed p95, for any shape of the curve and any point on
+it; the right one gives the resulting capacity. Both are exact for any queue whose service times all grow by the same
+factor (less cache, a lower clock, a noisy neighbour).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from penstock.capacity import CapacityCurve, TokenCurve
+from penstock_operator.decide.texts import MeasuredTexts
+
+SLOWEST = 4.0
+FASTEST = 0.25
+"""Slow-downs are searched between these two."""
+IN_FLIGHT_MARGIN = 1.5
+"""Requests in flight beyond this many times those that the demand keeps in flight on average are a backlog: the number
+of busy clients varies."""
+SIGMAS = 1.645
+"""Standard normal quantile of 0.95."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """The capacity of one replica for one objective."""
+
+    rate: float
+    """The highest arrival rate within the objective, requests/s."""
+    p95_objective_milliseconds: float
+    rates: tuple[float, ...]
+    """Measured arrival rates in increasing order, requests/s."""
+    p95_milliseconds: tuple[float, ...]
+    """p95 at these rates, made monotone: a busier replica is not faster, except by noise."""
+    saturation: float
+    """The highest rate that was answered at any latency, requests/s; at least `rate`."""
+    pooled: bool = False
+    """Requests go to the least busy replica, not to a random one."""
+    within_objective: bool = True
+    """False: even a nearly idle replica misses the objective; `rate` is then the rate that it keeps up with."""
+    seconds_in_flight: float | None = None
+    """Only of text generation: how long a request takes on average, from its arrival to its last token, at `rate`."""
+    tokens_per_request: float | None = None
+    """Only of text generation: output tokens of an answer of the workload that the curve was measured with, mean."""
+    curve: CapacityCurve | None = None
+    """What it was made from; None: of text generation."""
+    texts: MeasuredTexts | None = None
+    """How the time of a request depends on its length; None: not known, and of text generation."""
+
+    @property
+    def longest_in_flight_seconds(self) -> float:
+        """A request that takes longer counts as waiting: the objective, or what text generation takes, with a
+        margin."""
+        if self.seconds_in_flight is None:
+            return self.p95_objective_milliseconds / 1000
+        return IN_FLIGHT_MARGIN * self.seconds_in_flight
+
+    @classmethod
+    def from_curve(
+        cls,
+        curve: CapacityCurve,
+        *,
+        p95_objective_milliseconds: float | None = None,
+        pooled: bool = False,
+        texts: MeasuredTexts | None = None,
+    ) -> Service | None:
+        """From the artefact's curve, for the endpoint's objective or, without one, that of the curve.
+
+        None if the curve has no point at which the replica kept up: its capacity is then unknown.
+        """
+        objective = p95_objective_milliseconds or curve.p95_objective_milliseconds
+        points = sorted(curve.points, key=lambda point: point.arrivals_per_second)
+        if objective is None or not points:
+            return None
+        rates: list[float] = []
+        p95s: list[float] = []
+        for point in points:
+            if rates and point.arrivals_per_second <= rates[-1]:
+                continue
+            rates.append(point.arrivals_per_second)
+            p95s.append(max(point.p95_milliseconds, p95s[-1] if p95s else 1e-3))
+        rate = curve.rate_within(objective)
+        # Where the objective is out of reach, the rate that it keeps up with still gives a number of replicas.
+        keeps_up = rate if rate is not None else curve.rate_within(math.inf)
+        if keeps_up is None:
+            return None
+        saturation = max(keeps_up, *(point.completed_per_second for point in points))
+        return cls(
+            keeps_up,
+            objective,
+            tuple(rates),
+            tuple(p95s),
+            saturation,
+            pooled=pooled,
+            within_objective=rate is not None,
+            curve=curve,
+            texts=texts,
+        )
+
+    def for_texts(self, factor: float) -> Service:
+        """The capacity for texts whose requests take this many times as long as those of the measured workload."""
+        if self.curve is None or factor == 1:
+            return self
+        objective = self.p95_objective_milliseconds
+        found = Service.from_curve(
+            self.curve.faster(1 / factor), p95_objective_milliseconds=objective, pooled=self.pooled, texts=self.texts
+        )
+        return found or self
+
+    @classmethod
+    def from_tokens(cls, curve: TokenCurve, *, pooled: bool = False) -> Service | None:
+        """From the curve of text generation, whose points are of n clients that send one request after another.
+
+        Requests that arrive at random, at a rate r, keep L = r * W of them in flight on average (Little's law), and a
+        number that varies as a Poisson count does: 95 % of the arrivals find at most n in flight where
+        L + 1.645 * sqrt(L) = n. So a point of n clients becomes the rate at which L clients are served, with its p95
+        of the time to the first token. Rates between the measured numbers of clients are interpolated.
+
+        None without points.
+        """
+        objective = curve.first_token_objective_milliseconds
+        if objective is None or not curve.points:
+            return None
+        clients = [0.0, *(float(point.clients) for point in curve.points)]
+        served = [0.0, *(point.requests_per_second for point in curve.points)]
+        rates: list[float] = []
+        p95s: list[float] = []
+        for point in curve.points:
+            rate = _interpolated(mean_in_flight(point.clients), clients, served)
+            if not rates or rate > rates[-1]:
+                rates.append(rate)
+                p95s.append(max(point.first_token_p95_milliseconds, p95s[-1] if p95s else 1e-3))
+        within = curve.within
+        most = within or max(curve.points, key=lambda point: point.tokens_per_second)
+        in_flight = mean_in_flight(most.clients)
+        rate = _interpolated(in_flight, clients, served)
+        return cls(
+            rate,
+            objective,
+            tuple(rates),
+            tuple(p95s),
+            max(served),
+            pooled=pooled,
+            within_objective=within is not None,
+            seconds_in_flight=in_flight / rate,
+            tokens_per_request=most.tokens_per_second / most.requests_per_second,
+        )
+
+    def slower(self, factor: float) -> Service:
+        """The service of replicas that are slower by this factor (at least 1) for a known reason, such as fewer cores
+        than the measured ones had."""
+        rate, p95s = self.capacity(factor), tuple(factor * p95 for p95 in self.p95_milliseconds)
+        return replace(
+            self,
+            rate=rate,
+            rates=tuple(one / factor for one in self.rates),
+            p95_milliseconds=p95s,
+            saturation=max(rate, self.saturation / factor),
+            within_objective=self.within_objective and p95s[0] <= self.p95_objective_milliseconds,
+            seconds_in_flight=None if self.seconds_in_flight is None else factor * self.seconds_in_flight,
+            curve=None if self.curve is None else self.curve.faster(1 / factor),
+        )
+
+    def total(self, replicas: int, *, slowdown: float = 1.0) -> float:
+        """Arrival rate (requests/s) that this many replicas take together within the objective."""
+        one = self.capacity(slowdown)
+        if not self.pooled:
+            return replicas * one
+        saturation = max(one, self.saturation / max(slowdown, 1.0))
+        return replicas * saturation - (saturation - one) * math.sqrt(replicas)
+
+    def replicas_for(self, rate: float, *, slowdown: float = 1.0) -> float:
+        """Replicas that take an arrival rate (requests/s) within the objective: the inverse of `total`; not rounded."""
+        one = self.capacity(slowdown)
+        if not self.pooled:
+            return rate / one
+        saturation = max(one, self.saturation / max(slowdown, 1.0))
+        spare = saturation - one
+        return ((spare + math.sqrt(spare * spare + 4 * saturation * rate)) / (2 * saturation)) ** 2 if rate > 0 else 0.0
+
+    def p95_of(self, rate: float, replicas: int, *, slowdown: float = 1.0) -> float:
+        """Predicted p95 in milliseconds if this many replicas share an arrival rate (requests/s)."""
+        each = rate / replicas
+        if not self.pooled:
+            return self.p95_at(each, slowdown=slowdown)
+        # As a single replica with the same spare capacity in relation to the square root of its size.
+        saturation = self.saturation / slowdown
+        alike = saturation - (saturation - each) * math.sqrt(replicas)
+        return self.p95_at(max(alike, 0.0), slowdown=slowdown)
+
+    def p95_at(self, rate: float, *, slowdown: float = 1.0) -> float:
+        """Predicted p95 in milliseconds of a single replica at an arrival rate (requests/s).
+
+        Linear between points; the first value below the first point; beyond the last point with the slope of the last
+        segment, and at least proportional to the rate.
+        """
+        scaled = rate * slowdown
+        rates, p95s = self.rates, self.p95_milliseconds
+        if scaled <= rates[0]:
+            return slowdown * p95s[0]
+        for index in range(1, len(rates)):
+            if scaled <= rates[index]:
+                share = (scaled - rates[index - 1]) / (rates[index] - rates[index - 1])
+                return slowdown * (p95s[index - 1] + share * (p95s[index] - p95s[index - 1]))
+        slope = p95s[-1] / rates[-1]
+        if len(rates) > 1:
+            slope = max(slope, (p95s[-1] - p95s[-2]) / (rates[-1] - rates[-2]))
+        return slowdown * (p95s[-1] + slope * (scaled - rates[-1]))
+
+    def slowdown_of(self, rate: float, replicas: int, p95_milliseconds: float) -> float:
+        """Factor by which replicas that share this rate (requests/s) are slower than the curve, from their p95."""
+        low, high = FASTEST, SLOWEST
+        for _ in range(30):  # p95 increases with the slow-down, so bisection finds the solution
+            middle = (low + high) / 2
+            if self.p95_of(rate, replicas, slowdown=middle) < p95_milliseconds:
+                low = middle
+            else:
+                high = middle
+        return (low + high) / 2
+
+    def capacity(self, slowdown: float = 1.0) -> float:
+        """Arrival rate (requests/s) that a replica slower by this factor (at least 1) takes within the objective.
+
+        At least a tenth of the measured rate: a correction must not ask for ever more replicas.
+        """
+        slowdown = max(slowdown, 1.0)
+        reach = self.rate
+        if self.within_objective:
+            reach = self._reach(self.p95_objective_milliseconds / slowdown)
+        return max(min(reach, self.rate) / slowdown, self.rate / 10)
+
+    def _reach(self, limit: float) -> float:
+        """The highest rate on the curve whose p95 is within a limit in milliseconds; 0 if there is none."""
+        reach = 0.0
+        for index, (rate, p95) in enumerate(zip(self.rates, self.p95_milliseconds, strict=True)):
+            if p95 > limit:
+                if index:
+                    low = self.p95_milliseconds[index - 1]
+                    reach += (rate - reach) * (limit - low) / (p95 - low)
+                break
+            reach = rate
+        return reach
+
+
+def mean_in_flight(clients: float) -> float:
+    """The mean of a Poisson count of which 95 % are at most `clients`, by the normal approximation."""
+    return ((math.sqrt(SIGMAS * SIGMAS + 4 * clients) - SIGMAS) / 2) ** 2
+
+
+def _interpolated(at: float, places: Sequence[float], values: Sequence[float]) -> float:
+    """Linear between places, which rise; `at` is between the first and the last."""
+    for index in range(1, len(places)):
+        if at <= places[index]:
+            share = (at - places[index - 1]) / (places[index] - places[index - 1])
+            return values[index - 1] + share * (values[index] - values[index - 1])
+    return values[-1]

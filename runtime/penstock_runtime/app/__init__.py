@@ -1,0 +1,1 @@
+"""The serving process: the server with its ports and its end, and how a model is started and replaced."""

@@ -1,0 +1,1 @@
+"""Tasks that find parts of a text: entities, answers to questions."""

@@ -1,0 +1,359 @@
+"""Fetching from object stores, in memory: resuming, atomicity, changes during a fetch, meaning of errors."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from penstock.errors import (
+    HostError,
+    MissingPackage,
+    ModelAccessDenied,
+    ModelError,
+    ModelNotFound,
+    ModelUnavailable,
+    OutOfDisk,
+    UnsafeModel,
+)
+from penstock.resources.source import ModelSource
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.sources import object_source
+from penstock_runtime.models.sources.object_source import ObjectFetch, object_error, open_filesystem
+from penstock_runtime.models.sources.transfer import FetchProgress, ignore_progress
+from penstock_runtime.remote import Retries
+from penstock_runtime.rows import Pooling
+from tests.runtime.models.folders import bare_folder, model_folder, sentence_folder, write_onnx, write_pickle
+
+fsspec = pytest.importorskip("fsspec")
+
+ONCE = Retries(attempts=1, sleep=lambda _: None)
+THREE_ATTEMPTS = Retries(attempts=3, sleep=lambda _: None)
+
+
+class Store:
+    """fsspec's memory file system under a prefix of its own, with faults on demand."""
+
+    def __init__(self) -> None:
+        self.files = fsspec.filesystem("memory")
+        self.prefix = f"bucket-{uuid4().hex}/model"
+        self.reads: list[tuple[str, int]] = []
+        self.before_read: Callable[[str, int], None] = lambda _name, _start: None
+
+    @property
+    def source(self) -> ModelSource:
+        return ModelSource.parse(f"s3://{self.prefix}")
+
+    def upload(self, folder: Path) -> Store:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                self.files.pipe_file(f"/{self.prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+        return self
+
+    def fetch(self, cache: Path, retries: Retries = ONCE, **options: Any) -> ModelFolder:
+        report = options.get("report", ignore_progress)
+        fetch = ObjectFetch(self.source, self, cache, options.get("graph", False), retries, report)
+        return ModelFolder.open(fetch.run())
+
+    # The part of fsspec's interface that is used.
+
+    def ls(self, path: str, detail: bool = True) -> Any:
+        return self.files.ls(path, detail=detail)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        name = path.rpartition("/")[2]
+        self.before_read(name, start or 0)
+        self.reads.append((name, start or 0))
+        content: bytes = self.files.cat_file(path, start=start, end=end)
+        return content
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.files.invalidate_cache(path)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(object_source, "CHUNK_BYTES", 64)
+    return 64
+
+
+def fail(times: int, error: Exception, *, name: str, start: int) -> Callable[[str, int], None]:
+    left = [times]
+
+    def fault(read: str, position: int) -> None:
+        if read == name and position >= start and left[0] > 0:
+            left[0] -= 1
+            raise error
+
+    return fault
+
+
+def test_files_are_fetched_in_chunks_and_joined(store: Store, small_chunks: int, tmp_path: Path) -> None:
+    original = model_folder(tmp_path / "original")
+    folder = store.upload(original).fetch(tmp_path / "cache")
+    assert folder.digest() == ModelFolder.open(original).digest()
+    assert len([name for name, _ in store.reads if name == "model.safetensors"]) > 1
+
+
+def test_a_broken_connection_costs_one_chunk(store: Store, small_chunks: int, tmp_path: Path) -> None:
+    store.upload(model_folder(tmp_path / "original"))
+    store.before_read = fail(2, ConnectionResetError("reset"), name="model.safetensors", start=64)
+    store.fetch(tmp_path / "cache", THREE_ATTEMPTS)
+    starts = [start for name, start in store.reads if name == "model.safetensors"]
+    assert starts == sorted(set(starts))
+
+
+@pytest.mark.parametrize("cache", ["/proc/models", "/dev/null/models"])
+def test_a_models_folder_that_cannot_be_written_is_an_error_about_it(cache: str, store: Store, tmp_path: Path) -> None:
+    store.upload(model_folder(tmp_path / "original"))
+    with pytest.raises(
+        HostError, match=rf"^the models folder {cache} cannot be .*(--models or PENSTOCK_MODELS|another folder)$"
+    ):
+        store.fetch(Path(cache))
+
+
+def test_a_file_in_place_of_the_models_folder_is_a_host_error(store: Store, tmp_path: Path) -> None:
+    """The library calls a permission error a denial of the store, but here the local folder is the cause."""
+    store.upload(model_folder(tmp_path / "original"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "objects").touch()
+    with pytest.raises(HostError, match=r"^the models folder .*cache/objects: "):
+        store.fetch(tmp_path / "cache")
+
+
+def test_an_abandoned_fetch_is_resumed(store: Store, small_chunks: int, tmp_path: Path) -> None:
+    original = model_folder(tmp_path / "original")
+    store.upload(original)
+    store.before_read = fail(1, ConnectionResetError("reset"), name="model.safetensors", start=128)
+    with pytest.raises(ModelUnavailable):
+        store.fetch(tmp_path / "cache")
+    assert [path.suffix for path in (tmp_path / "cache" / "objects").iterdir() if path.is_dir()] == [".partial"]
+    store.reads.clear()
+    folder = store.fetch(tmp_path / "cache")
+    assert next(start for name, start in store.reads if name == "model.safetensors") == 128
+    assert ("tokenizer.json", 0) not in store.reads
+    assert folder.digest() == ModelFolder.open(original).digest()
+
+
+def test_a_partial_file_that_is_too_long_is_fetched_again(store: Store, small_chunks: int, tmp_path: Path) -> None:
+    store.upload(model_folder(tmp_path / "original"))
+    store.before_read = fail(1, ConnectionResetError("reset"), name="tokenizer.json", start=0)
+    with pytest.raises(ModelUnavailable):
+        store.fetch(tmp_path / "cache")
+    (partial,) = (tmp_path / "cache" / "objects").glob("*.partial")
+    (partial / "config.json").write_bytes(b"x" * 10_000)
+    assert store.fetch(tmp_path / "cache").model_type == "bert"
+
+
+def test_a_copy_that_lost_something_is_fetched_again(store: Store, tmp_path: Path) -> None:
+    """By a cleaner of old files, or a node that lost its power: without an optional file a model answers otherwise,
+    and with an empty one it would be refused at every start."""
+    original = sentence_folder(tmp_path / "original", {"pooling_mode_cls_token": True}, "Normalize")
+    whole = store.upload(original).fetch(tmp_path / "cache")
+    notes: list[str] = []
+
+    def damaged_and_fetched(damage: Callable[[Path], None], name: str) -> ModelFolder:
+        damage(whole.path / name)
+        return store.fetch(tmp_path / "cache", report=lambda progress: notes.append(progress.note))
+
+    for damage in (Path.unlink, lambda path: path.write_bytes(b""), lambda path: path.write_bytes(b"x" * 10_000)):
+        for name in ("modules.json", "1_Pooling/config.json", "model.safetensors"):
+            folder = damaged_and_fetched(damage, name)
+            assert (folder.pooling, folder.normalize) == (Pooling.CLS, True)
+            assert folder.digest() == ModelFolder.open(original).digest()
+    assert [note for note in notes if note] == [f"the copy in {whole.path} is damaged: fetching it again"] * 9
+    store.reads.clear()
+    store.fetch(tmp_path / "cache")
+    assert [name for name, _ in store.reads] == ["config.json"]
+
+
+def test_files_are_synced_before_the_folder_gets_its_name(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.upload(sentence_folder(tmp_path / "original", {}))
+    happened: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def watched_fsync(descriptor: int) -> None:
+        happened.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    def watched_rename(self: Path, target: Path) -> Path:
+        happened.append("renamed")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(Path, "rename", watched_rename)
+    folder = store.fetch(tmp_path / "cache").path
+
+    unfinished = folder.with_suffix(".partial")
+    written = {unfinished / path.relative_to(folder) for path in folder.rglob("*")}
+    before = happened[: happened.index("renamed")]
+    assert set(map(Path, before)) == {unfinished, *written}
+    assert before.index(str(unfinished)) > before.index(str(unfinished / "model.safetensors"))
+    assert happened[len(before) :] == ["renamed", str(folder.parent)]
+
+
+def test_a_fetch_restarts_if_an_object_is_replaced_meanwhile(store: Store, tmp_path: Path) -> None:
+    store.upload(model_folder(tmp_path / "original"))
+    changed = [False]
+
+    def change(name: str, _: int) -> None:
+        if name == "model.safetensors" and not changed[0]:
+            changed[0] = True
+            store.upload(model_folder(tmp_path / "original", num_labels=7))
+
+    store.before_read = change
+    assert store.fetch(tmp_path / "cache", THREE_ATTEMPTS).num_labels == 7
+    assert not list((tmp_path / "cache" / "objects").glob("*.partial"))
+
+
+def test_a_store_that_keeps_changing_is_temporary(store: Store, tmp_path: Path) -> None:
+    store.upload(model_folder(tmp_path / "original"))
+    labels = iter(range(3, 100))
+
+    def change(name: str, _: int) -> None:
+        if name == "model.safetensors":
+            store.upload(model_folder(tmp_path / "original", num_labels=next(labels)))
+
+    store.before_read = change
+    with pytest.raises(ModelUnavailable, match="changes while it is fetched"):
+        store.fetch(tmp_path / "cache", THREE_ATTEMPTS)
+
+
+def test_an_object_shorter_than_listed_is_temporary(store: Store, tmp_path: Path) -> None:
+    store.upload(model_folder(tmp_path / "original"))
+
+    class Short(Store):
+        def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
+            return b"" if path.endswith("tokenizer.json") else super().cat_file(path, start, end)
+
+    store.__class__ = Short
+    with pytest.raises(ModelUnavailable, match=r"tokenizer\.json ends before its size"):
+        store.fetch(tmp_path / "cache")
+
+
+def test_two_processes_fetch_once(store: Store, tmp_path: Path) -> None:
+    """The second waits for the first; here the lock is held by hand until the folder is there."""
+    store.upload(model_folder(tmp_path / "original"))
+    first = store.fetch(tmp_path / "cache")
+    hidden = first.path.with_suffix(".hidden")
+    first.path.rename(hidden)
+    store.reads.clear()
+    done: list[ModelFolder] = []
+    with first.path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread = threading.Thread(target=lambda: done.append(store.fetch(tmp_path / "cache")))
+        thread.start()
+        hidden.rename(first.path)
+    thread.join()
+    assert done[0].path == first.path
+    assert [name for name, _ in store.reads if name != "config.json"] == []
+
+
+def test_code_of_the_models_own_is_refused_before_the_weights(store: Store, tmp_path: Path) -> None:
+    store.upload(model_folder(tmp_path / "original", auto_map={"AutoModel": "m.M"}))
+    with pytest.raises(UnsafeModel, match="code of the model's own"):
+        store.fetch(tmp_path / "cache")
+    assert {name for name, _ in store.reads} == {"config.json"}
+
+
+def test_code_of_the_models_own_with_a_graph_fetches_the_graph(store: Store, tmp_path: Path) -> None:
+    write_onnx(model_folder(tmp_path / "original", auto_map={"AutoModel": "m.M"}) / "onnx" / "model.onnx")
+    assert store.upload(tmp_path / "original").fetch(tmp_path / "cache").onnx is not None
+
+
+def test_a_graph_is_fetched_with_its_external_data(store: Store, tmp_path: Path) -> None:
+    graph = write_onnx(bare_folder(tmp_path / "original") / "onnx" / "model.onnx")
+    (graph.parent / "model.onnx_data").write_bytes(b"weights")
+    (graph.parent / "model_quantized.onnx").write_bytes(b"other")
+    folder = store.upload(tmp_path / "original").fetch(tmp_path / "cache")
+    assert sorted(path.name for path in (folder.path / "onnx").iterdir()) == ["model.onnx", "model.onnx_data"]
+
+
+@pytest.mark.parametrize("config", ["{", "[]", "null"])
+def test_a_damaged_config_is_reported_when_the_folder_is_read(config: str, store: Store, tmp_path: Path) -> None:
+    (model_folder(tmp_path / "original") / "config.json").write_text(config)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        store.upload(tmp_path / "original").fetch(tmp_path / "cache")
+
+
+def test_pickles_and_an_empty_prefix_are_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="there is nothing under this name"):
+        store.fetch(tmp_path / "cache")
+    write_pickle(bare_folder(tmp_path / "original") / "pytorch_model.bin")
+    with pytest.raises(UnsafeModel, match=r"holds pytorch_model\.bin"):
+        store.upload(tmp_path / "original").fetch(tmp_path / "cache")
+
+
+def test_progress_counts_up_to_the_whole(store: Store, small_chunks: int, tmp_path: Path) -> None:
+    seen: list[FetchProgress] = []
+    store.upload(model_folder(tmp_path / "original")).fetch(tmp_path / "cache", report=seen.append)
+    done = [step.bytes_done for step in seen]
+    assert done == sorted(done)
+    assert done[-1] == seen[-1].bytes_total
+
+
+class TestErrors:
+    SOURCE = ModelSource.parse("gs://bucket/model")
+
+    def named(self, name: str, module: str, **facts: Any) -> Exception:
+        error: Exception = type(name, (Exception,), {"__module__": module, **facts})("what went wrong\nin detail")
+        return error
+
+    def test_are_classified_by_the_errors_of_the_stores_libraries(self) -> None:
+        cases: list[tuple[Exception, type[Exception]]] = [
+            (FileNotFoundError("x"), ModelNotFound),
+            (self.named("ResourceNotFoundError", "azure.core.exceptions"), ModelNotFound),
+            (PermissionError("Access Denied"), ModelAccessDenied),
+            (OSError("Forbidden: b/bucket/o\nno storage.objects.list access"), ModelAccessDenied),
+            (self.named("NoCredentialsError", "botocore.exceptions"), ModelAccessDenied),
+            (self.named("DefaultCredentialsError", "google.auth.exceptions"), ModelAccessDenied),
+            (self.named("ClientAuthenticationError", "azure.core.exceptions"), ModelAccessDenied),
+            (self.named("HttpError", "gcsfs.retry", code=401), ModelAccessDenied),
+            (self.named("HttpError", "gcsfs.retry", code=503), ModelUnavailable),
+            (self.named("HttpError", "gcsfs.retry", code=429), ModelUnavailable),
+            (self.named("HttpError", "gcsfs.retry", code=400), ModelError),
+            (self.named("EndpointConnectionError", "botocore.exceptions"), ModelUnavailable),
+            (self.named("ClientConnectorError", "aiohttp.client_exceptions"), ModelUnavailable),
+            (TimeoutError(), ModelUnavailable),
+            (ConnectionResetError("reset"), ModelUnavailable),
+            (OSError(28, "No space left on device"), OutOfDisk),
+            (ValueError("Invalid endpoint"), ModelError),
+        ]
+        for error, expected in cases:
+            known = object_error(error, self.SOURCE)
+            assert known is not None, error
+            assert type(known) is expected, error
+            assert known.remedy
+            assert "\n" not in str(known)
+
+    def test_a_programming_error_is_not_translated(self, store: Store, tmp_path: Path) -> None:
+        assert object_error(TypeError("x"), self.SOURCE) is None
+        store.upload(model_folder(tmp_path / "original"))
+        store.before_read = fail(1, TypeError("x"), name="config.json", start=0)
+        with pytest.raises(TypeError):
+            store.fetch(tmp_path / "cache")
+
+
+@pytest.mark.parametrize(("url", "package"), [("gs://b/m", "gcsfs"), ("az://c/m", "adlfs"), ("s3://b/m", "s3fs")])
+def test_a_missing_package_is_named_with_its_installation(
+    url: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    # Forget what was imported before.
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, url.partition(":")[0], raising=False)
+    with pytest.raises(MissingPackage, match=f"Run pip install {package}"):
+        open_filesystem(ModelSource.parse(url))
