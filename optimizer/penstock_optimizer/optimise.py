@@ -111,7 +111,7 @@ def optimise(
 
 
 def _tidy(job: Job, found: Manifest) -> None:
-    """Delete what the finished artefact makes useless."""
+    """Delete the files that the finished artefact makes useless."""
     job.remove_baseline()
     if not found.cut_short:
         job.remove_leftovers()
@@ -174,8 +174,8 @@ class Optimisation:
         return written
 
     def _measured(self, choice: Choice) -> tuple[Choice, Manifest]:
-        """The manifest with the capacity of a replica, measured with the real server. A choice whose server breaks is
-        replaced, at last by fp32. Without time to measure, the artefact is still complete."""
+        """The manifest with the capacity of a replica, measured with the real server. A choice with which the server
+        breaks is replaced, at last by fp32. Without time to measure, the artefact is still complete."""
         job, target = self._job, self._target
         if not target.measures_capacity:
             return choice, self._manifest(choice, Capacity())

@@ -26,7 +26,7 @@ from penstock_runtime.models.folder import ModelFolder
 
 TARGET = "penstock_optimizer.candidate.decoder:DecoderCandidate"
 COMPARED = 64
-"""Most requests that are run alone and with others, to compare their answers."""
+"""Most requests that are run alone and together, to compare their answers."""
 COMPARED_PROMPT, COMPARED_ANSWER = 48, 12
 """Most tokens of their prompts and answers."""
 STORAGE = {
@@ -56,7 +56,7 @@ class DecoderContext(Frozen):
     timed_prompts: tuple[int, ...]
     """Tokens of the prompts that are timed alone, in ascending order."""
     prompt_tokens: int
-    """Tokens of the prompt whose whole answer is timed."""
+    """Tokens of the prompt for which the whole answer is timed."""
     output_tokens: int
     reference: str
     """Folder for the tokens and logits of the fp32 model on the guard's prompts."""
@@ -84,7 +84,7 @@ class JudgedAnswers(Frozen):
 
 
 class DecoderCandidate:
-    """Receives the calls. `configure` comes first, `build` before the others. The engine is opened when it is used."""
+    """Receives the calls. `configure` comes first, `build` before the rest. The engine is opened when it is used."""
 
     _context: DecoderContext
     _recipe: Recipe
@@ -176,7 +176,7 @@ def graph_file(graphs: Path, recipe: Recipe) -> Path:
 
 
 def write_recipe(folder: ModelFolder, recipe: Recipe, graph: Path) -> None:
-    """Write a recipe's graph into a folder of its own, which appears when all its files are complete."""
+    """Write a recipe's graph into a separate folder, which appears when all its files are complete."""
     draft = graph.parent.with_name(f"{graph.parent.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)

@@ -108,7 +108,7 @@ def _next_row(blocks: _Blocks, sequence: int, prompt: int, tokens: Sequence[int]
 
 
 def measure_speed(engine: StepEngine, prompt: Tokens, output_tokens: int) -> GenerationSpeed:
-    """Times of one client, and the rate of `TOGETHER` clients whose prompts come first. After a warm-up."""
+    """Times of one client, and the rate of `TOGETHER` clients, prompts included. After a warm-up."""
     continue_greedily(engine, [prompt] * TOGETHER, 2)
     first = [_prompt_seconds(engine, prompt) for _ in range(REPEATS)]
     blocks = _Blocks(engine, TOGETHER)

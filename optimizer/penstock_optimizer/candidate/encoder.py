@@ -59,13 +59,13 @@ Shape = tuple[Recipe, Threads, bool]
 
 
 def shapes(plan: Plan) -> tuple[Shape, ...]:
-    """The engines of a plan: its own, and that of its short rows."""
+    """The engine of a plan, and the engine of its short rows if it has one."""
     sides = [side for side in (plan, plan.of_short_rows) if side is not None]
     return tuple((side.recipe, Threads(side.streams, side.threads_per_stream), side.may_run_wide) for side in sides)
 
 
 class BorrowedEngine:
-    """An engine whose `close` does nothing: the cache uses it again for the next plan."""
+    """An engine with a `close` that does nothing: the cache uses it again for the next plan."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -105,7 +105,7 @@ class EngineCache:
         self._warm: set[tuple[Shape, ...] | Plan] = set()
 
     def add_graph(self, recipe: Recipe, graph: GraphFile) -> None:
-        """Add another recipe's graph. ArtefactError when its outputs differ from those of the cache's own graph."""
+        """Add another recipe's graph. ArtefactError when it has other outputs than the cache's own graph."""
         check_same_outputs(self._graphs[self._recipe].io, graph.io)
         self._graphs[recipe] = graph
 
@@ -120,7 +120,7 @@ class EngineCache:
         if engine is None:
             recipe, threads, wide = shape
             graph = self._graphs[recipe]
-            # An engine for short rows is in addition to the engine that was asked for just before.
+            # An engine for short rows is in addition to the engine of the long rows, which came just before.
             most = _most_engines(graph) + (recipe != self._recipe)
             while len(self._engines) >= most:
                 self._forget(next(iter(self._engines)))
@@ -267,8 +267,8 @@ class Candidate:
 
     def wide_from(self, lengths: list[int]) -> WideFrom:
         """See `CandidateSession`."""
-        # Two engines: one that is prepared for wide runs may share its threads with narrow ones. In turns, where both
-        # are cached: a machine that is slower for a while affects both.
+        # Two engines: one that is prepared for wide runs may share its threads with narrow ones. Alternately, where
+        # both are cached: a machine that is slower for a while affects both.
         turns = WIDE_TURNS if self._engines.most > 1 else 1
         found = {wide: {tokens: list[float]() for tokens in lengths} for wide in (False, True)}
         for _ in range(turns):
@@ -313,7 +313,7 @@ class Candidate:
         engines = self._engines
         weighs = plan.short is not None and self._second_graph_bytes is None
         if weighs:
-            # The memory beyond that of the plan's own engine, warm and alone, is the second graph's.
+            # The plan's own engine, warm and alone, is measured first; the memory beyond it is the second graph's.
             if not engines.is_warm(used[:1]):
                 await self._sample(plan.unrouted)
             engines.close(but=used[0])

@@ -35,7 +35,7 @@ from penstock_runtime.host.disk import FULL
 CLOSE_SECONDS = 3.0
 """How long a worker may take to end by itself before it is killed."""
 CONFIGURE_SECONDS = 300.0
-"""Limit for starting Python and importing: seconds, or minutes where others take the cores. It only ends what hangs."""
+"""Limit for starting Python and importing: seconds, or minutes on busy cores. It only ends a process that hangs."""
 TAIL_BYTES = 2000
 
 
@@ -281,7 +281,7 @@ def main() -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     if options.cpus:
-        # Before the imports: thread pools size and place themselves by the affinity at import.
+        # Before the imports: thread pools take their size and their CPUs from the affinity at import.
         os.sched_setaffinity(0, [int(cpu) for cpu in options.cpus.split(",")])
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

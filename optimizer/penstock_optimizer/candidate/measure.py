@@ -33,7 +33,7 @@ SATURATION_SECONDS = 0.7
 MOST_SATURATION_SECONDS = 6.0
 LOADED_SECONDS = 2.0
 DRAIN_SECONDS = 10.0
-"""For requests in progress when the last one of the asked rate was due. No longer: a slow model at too high a rate
+"""For requests in progress when the last one of the wanted rate was due. No longer: a slow model at too high a rate
 would count as hanging."""
 MOST_RATE = 20_000.0
 """Requests a second: more than this process can send, and more than any model answers."""
@@ -67,7 +67,7 @@ class PredictRequest:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Keep the garbage collector out of what is timed."""
+    """Keep the garbage collector out of timed code."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()
@@ -100,8 +100,8 @@ async def sample_plan(
     short: Mapping[int, Sequence[PredictRequest]] | None = None,
     rate: float | None = None,
 ) -> PlanSample:
-    """Measure a plan with requests of the workload's mix: one at a time, those of the shortest lengths (`short`, by
-    tokens) too, then many at once, and with `rate` (requests/s) arriving at random at that rate."""
+    """Measure a plan with requests of the workload's mix: one at a time, also requests of the shortest lengths
+    (`short`, by tokens) too, then many at once, and with `rate` (requests/s) arriving at random at that rate."""
     for request in requests[:4]:
         await predictor.predict(request.inputs, request.parameters)
     with no_collection():

@@ -44,7 +44,7 @@ class CandidateSession(Protocol):
         """Make the graph in the candidate's folder."""
 
     def judge(self, *, timeout_seconds: float) -> Verdict:
-        """Ask the guard for a verdict."""
+        """Get the guard's verdict."""
 
     def time(self, lengths: Sequence[int], *, seconds: float, timeout_seconds: float) -> dict[int, list[float]]:
         """Milliseconds of single runs at batch 1 on all cores, by tokens; about `seconds` for each length."""
@@ -61,7 +61,7 @@ class CandidateSession(Protocol):
         """Measure a plan over the workload's length mix. The graph of its short rows, if it has one, is on disk."""
 
     def judge_plan(self, plan: Plan, *, timeout_seconds: float) -> Verdict:
-        """Ask the guard for a verdict on a plan with two graphs, each of which it has accepted."""
+        """Get the guard's verdict on a plan with two graphs, each of which it has accepted."""
 
     def close(self) -> None:
         """End the process."""

@@ -1,7 +1,7 @@
 """Runs a replica to measure: the real server with an artefact, on a free port of the loopback interface.
 
 `python -m penstock_optimizer.capacity.replica ARTEFACT --cores 2 --cpus 0,1` prints one JSON line `{"port": ...}` when
-it is ready, and serves until its standard input ends or it gets a signal. It imports only what a server does: its
+it is ready, and serves until its standard input ends or it gets a signal. It imports the modules of a server only: its
 memory is reported as the server's.
 """
 

@@ -1,7 +1,7 @@
 """Whether answers of an engine depend on the requests that run at the same time: the same requests alone and together.
 
 Requests run as in the server: its scheduler mixes chunks of prompts with the next tokens of other sequences, and half
-of the requests choose their tokens with a seed, the others take the most probable ones.
+of the requests choose their tokens with a seed, the other half take the most probable ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ComparedRequest:
 
 
 def requests_of(prompts: Sequence[Tokens], count: int, length: int) -> list[ComparedRequest]:
-    """`count` requests with these prompts in turn, of which each second one has a seed."""
+    """`count` requests with these prompts, repeated in order; each second request has a seed."""
     return [
         ComparedRequest(
             prompts[number % len(prompts)], max(1, length - number % SHORTER), number if number % 2 else None

@@ -33,7 +33,7 @@ def write_artefact(
     """Write the artefact folder `target` atomically: an older one is replaced only by a complete one.
 
     The caller holds a lock, so that one process writes at a time; drafts of killed writers are deleted. `manifest`:
-    without its files, whose digests are added. `graphs`: the graphs to serve; other files in a graph's folder (external
+    without its files; their digests are added. `graphs`: the graphs to serve; other files in a graph's folder (external
     weights) are copied too.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -80,13 +80,13 @@ def _drafts(target: Path) -> list[Path]:
 
 def _copy(source: Path, target: Path) -> None:
     """Copy contents, not links or modes: an artefact must not depend on its sources. No hard link either: a source
-    rewritten in place would change the artefact."""
+    overwritten later would change the artefact."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
 
 
 def _replace(draft: Path, target: Path) -> None:
-    """Move the draft into place. A server with open files of the old one keeps them until it closes them."""
+    """Rename the draft to the target. A server with open files of the old one keeps them until it closes them."""
     if not target.exists():
         draft.replace(target)
         return

@@ -114,14 +114,14 @@ def _concluded(
 
 
 def _ratio(slow: CandidateFacts | None, fast: CandidateFacts | None, expected: Sequence[int]) -> float | None:
-    """Expected latency of the one over that of the other; None when either was not measured."""
+    """Expected latency of `slow` over the expected latency of `fast`; None when either was not measured."""
     if slow is None or fast is None or not slow.latency or not fast.latency:
         return None
     return expected_milliseconds(slow.milliseconds, expected) / expected_milliseconds(fast.milliseconds, expected)
 
 
 def speed_up(reference: CandidateFacts, plan: Plan, by_recipe: Mapping[Recipe, CandidateFacts]) -> dict[int, float]:
-    """fp32 time over that of the chosen plan, by tokens."""
+    """fp32 time over the time of the chosen plan, by tokens."""
     slow = reference.milliseconds
     fast = {point.tokens: point.p50_milliseconds for point in served_latency(plan, by_recipe.values())}
     return {tokens: slow[tokens] / fast[tokens] for tokens in sorted(slow.keys() & fast.keys()) if fast[tokens] > 0}

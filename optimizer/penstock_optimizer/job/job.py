@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 SHORT = 16
 """Hexadecimal digits of the key in folder names."""
 TOOLS = ("onnxruntime", "openvino", "onnx", "tokenizers", "numpy")
-"""Libraries whose version may change the graph, its speed or its answers."""
+"""Libraries of which the version may change the graph, its speed or its answers."""
 
 
 def toolchain() -> dict[str, str]:
@@ -135,9 +135,8 @@ class Job:
         """Fetch the model and read the machine. Errors as for `fetch_model` and `Host.usable_cores`; SpecError for a
         longer input than the model takes, and for an endpoint that pins an artefact of the cluster's store.
 
-        With `neuron`, `cores` are NeuronCores, and the job uses all CPU cores of its own; SpecError when they are not
-        whole devices, and for text generation.
-        """
+        With `neuron`, `cores` are NeuronCores, and the job uses all CPU cores of this process; SpecError when they are
+        not whole devices, and for text generation."""
         spec = endpoint.spec if cores is None else endpoint.spec.model_copy(update={"cores": cores})
         if spec.optimization.mode is OptimizationMode.PINNED:
             raise SpecError(
@@ -305,9 +304,9 @@ class Job:
         shutil.rmtree(self.baseline, ignore_errors=True)
 
     def remove_leftovers(self) -> None:
-        """Delete what a killed run left once the finished artefact was there: the work folder, and the artefact that
-        was replaced. For callers that add nothing to that artefact. Nothing is deleted while another process works on
-        this key."""
+        """Delete the leftovers of a killed run once the finished artefact was there: the work folder, and the artefact
+        that was replaced. For callers that add nothing to that artefact. Nothing is deleted while another process works
+        on this key."""
         # A missing folder needs no lock, and a store that cannot be written can still be served from.
         with contextlib.suppress(OSError):
             if not self.work.path.exists() and not has_drafts(self.artefact):

@@ -31,7 +31,7 @@ class Stage(StrEnum):
     CANDIDATES = "candidates"
     """One event for each candidate with an outcome. Facts: `candidate` (a CandidateFacts as JSON)."""
     MEASURE = "measure"
-    """Candidates measured at length, in turns. Facts of the last event: `candidates`, all of them as JSON."""
+    """Candidates measured at length, alternately. Facts of the last event: `candidates`, all of them as JSON."""
     PLANS = "plans"
     """Facts: `plan`, `promoted`, `reason`."""
     CAPACITY = "capacity"
@@ -43,8 +43,8 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """One event. `done` of `total` count the steps of the stage (bytes of a download); `step` of `steps` those of the
-    whole optimisation, 0 before it begins."""
+    """One event. `done` of `total` count the steps of the stage (bytes of a download); `step` of `steps` the steps of
+    the whole optimisation, 0 before it begins."""
 
     stage: Stage
     done: int
@@ -163,7 +163,7 @@ class ProgressReporter:
 
 def settled_message(facts: CandidateFacts) -> str:
     """One line: a candidate's outcome after screening. A candidate that passed is not called slower before it was
-    measured with the others."""
+    measured with the rest."""
     if facts.reason_code is not ReasonCode.WITHIN_BUDGET:
         return f"{facts.recipe.name}: {facts.outcome.value}, {facts.reason}"
     agreement = f" ({facts.verdict.reason})" if facts.verdict is not None and facts.verdict.reason else ""
@@ -171,7 +171,7 @@ def settled_message(facts: CandidateFacts) -> str:
 
 
 def export_message(exported: ExportedFacts) -> str:
-    """One line: the graph's source, what is fused, the time it took."""
+    """One line: the graph's source, its fused nodes, the time it took."""
     made = {"builder": "built from the weights", "own-onnx": "the model's own file", "torch": "through torch"}
     fused = " / ".join(f"{count} {name}" for name, count in sorted(exported.fused_nodes.items()))
     graph = f"fused ONNX graph, {fused}" if fused else "ONNX graph, nothing fused"
@@ -186,7 +186,7 @@ _MB = 1e6
 
 
 class DownloadReporter:
-    """Turns the steps of a download, from any thread, into events: notes at once, the rest at intervals.
+    """Converts the steps of a download, from any thread, to events: notes at once, the rest at intervals.
 
     Of two steps at the same time, one may be reported twice.
     """

@@ -60,7 +60,7 @@ class LoadSpec(RequestSource):
     cpus: tuple[int, ...] = ()
     """Logical CPUs of the load process; empty: not pinned."""
     target_pid: int | None = None
-    """Process whose memory is reported, children included."""
+    """Process of which the memory is reported, children included."""
 
 
 class LoadResult(Frozen):
@@ -106,7 +106,7 @@ def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> list[float]:
 
 
 START_UP_SECONDS = 120.0
-"""Limit for importing and connecting: seconds, or a minute where others take the cores. It only ends what hangs."""
+"""Limit for importing and connecting: seconds, or a minute on busy cores. It only ends a process that hangs."""
 
 
 class LoadFailed(PenstockError):

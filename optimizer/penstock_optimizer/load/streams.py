@@ -120,7 +120,7 @@ class StreamRun:
             value = json.loads(data)
             choices, usage = value.get("choices"), value.get("usage")
             if usage is not None:
-                # Tokens that came with others in one event, or have no text.
+                # Tokens that shared an event, or have no text.
                 self._tokens += max(usage["completion_tokens"] - count, 0)
             if not choices:
                 continue

@@ -43,7 +43,7 @@ class NeuronToolchain:
 
     @classmethod
     def read(cls, target: NeuronGeneration, python: Path) -> NeuronToolchain:
-        """Ask the interpreter for its versions. HostError when a package is missing, or is for other devices."""
+        """Read the versions from the interpreter. HostError when a package is missing, or is for other devices."""
         with tempfile.TemporaryDirectory() as folder:
             try:
                 with cls(target, python, {}).start(Path(folder) / "log") as worker:
@@ -166,7 +166,8 @@ class Session:
 
 
 def at_masks(outputs: Mapping[str, Any], io: GraphIO, batch: Batch, mask_token: int | None) -> Outputs:
-    """Compiled models answer for every token: of `Axes.MASKS` those of mask tokens are kept, as the engine does."""
+    """Compiled models answer for every token: of `Axes.MASKS` the answers for mask tokens are kept, as the engine
+    does."""
     is_mask = batch.input_ids == mask_token
     return {name: values[is_mask] if io.outputs[name] is Axes.MASKS else values for name, values in outputs.items()}
 

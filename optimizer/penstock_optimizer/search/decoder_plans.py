@@ -75,10 +75,9 @@ def time_over_limit(speed: GenerationSpeed, objective: Objective) -> float:
 def best(measured: Sequence[CandidateFacts], objective: Objective) -> CandidateFacts:
     """The best of candidates with a speed, by criteria in order; where candidates are within `NEAR`, the next decides.
 
-    First, where the objective limits the time to the first token or between tokens, what a client alone waits beyond
-    the limit. Then the time of one client's answer, and tokens per second of many; in the other order with an objective
-    on tokens per second, or on throughput without latency.
-    """
+    First, where the objective limits the time to the first token or between tokens, the time that a client alone waits
+    beyond the limit. Then the time of one client's answer, and tokens per second of many; in the other order with an
+    objective on tokens per second, or on throughput without latency."""
     asks_for_rate = objective.tokens_per_second is not None
     by_rate_first = asks_for_rate or (objective.throughput is not None and objective.latency is None)
 

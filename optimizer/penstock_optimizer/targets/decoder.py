@@ -197,7 +197,7 @@ class DecoderTarget(Target):
     def _resumed(self, recipe: Recipe) -> CandidateFacts:
         """A candidate as an interrupted run has left it, or tried now.
 
-        A candidate with which this process ends too, as in a container whose processes are killed together when its
+        A candidate with which this process ends too, as in a container that ends all its processes when its
         memory does not suffice, is left out by the run after the next: the search ends nevertheless.
         """
         work = self._job.work

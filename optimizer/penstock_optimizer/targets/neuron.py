@@ -2,11 +2,12 @@
 
     reference   the fp32 graph on this host's CPU, which the answers are compared with
     judge       each precision's arithmetic on the CPU, at the compiled shapes, until the guard accepts one
-    compile     one shape at a time, each in a process of its own; finished ones are found again by the next run
+    compile     one shape at a time, each in a separate process; finished ones are found again by the next run
     write       the artefact
 
-The host needs no device. So the guard judges the arithmetic that the compiler is asked for, and not the compiled model:
-the pod compares that with fp32 answers of the artefact (`fence.npz`) before it is ready. Capacity is not measured.
+The host needs no device. So the guard judges the arithmetic that the compiler is told to use, and not the compiled
+model: the pod compares that with fp32 answers of the artefact (`fence.npz`) before it is ready. Capacity is not
+measured.
 
 There is no fp32 artefact to serve in the meantime: pods of these classes cost a device each and have few CPUs, so that
 pods which answer from the CPU would cost most and answer last. Pods start with the compiled model.
@@ -54,14 +55,14 @@ WRITING_SECONDS = 2.0
 COMPILER_BYTES = 2 * 2**30
 COMPILER_TIMES_WEIGHTS = 4.0
 """Memory that must be free for one compilation: this, and this many times the fp32 weights. Not measured: chosen so
-that BERT-large asks for 7 GB of the 32 GB that the SDK's documents recommend."""
+that BERT-large needs 7 GB of the 32 GB that the SDK's documents recommend."""
 SAMPLE_LENGTHS = 400
 FENCE_FILE = "fence.npz"
 FENCE_ROWS = 4
 FENCE_MARGIN = 3.0
 LEAST_FENCE_ERROR = {Precision.FP32: 0.01, Precision.BF16: 0.05}
 MOST_FENCE_ERROR = 0.5
-"""A device may differ from fp32 by three times what its arithmetic does on the CPU, within these limits."""
+"""A device may differ from fp32 by three times the difference of its arithmetic on the CPU, within these limits."""
 GUARD_ON_CPU = (
     "The guard judged the arithmetic that the compiler was asked for, on the CPU. Pods compare the device's answers "
     "with fp32 before they are ready."
@@ -265,7 +266,7 @@ class NeuronTarget(Target):
             )
         return done
 
-    # what the stages need
+    # parts
 
     def _allowed(self) -> tuple[Recipe, ...]:
         optimization = self._job.spec.optimization
@@ -387,9 +388,8 @@ class NeuronTarget(Target):
 def fence_rows(rows: Sequence[Row], shortest: int, mask_token: int | None) -> list[Row]:
     """The longest of the rows that fit into the shortest compiled shape; where none does, the shortest ones, cut. Pure.
 
-    The meaning of a cut row does not matter, since the answers to it are compared with those of the fp32 model. It
-    keeps a mask token where the model answers for these alone.
-    """
+    The meaning of a cut row does not matter, since the answers to it are compared with the answers of the fp32 model.
+    It keeps a mask token where the model answers for these alone."""
     fitting = sorted((row for row in rows if row.length <= shortest), key=lambda row: -row.length)[:FENCE_ROWS]
     if fitting:
         return fitting

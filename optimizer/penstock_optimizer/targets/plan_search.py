@@ -147,7 +147,7 @@ class PlanSearch:
         return plans
 
     def limits(self, recipe: Recipe) -> PlanLimits:
-        """What the plans of a recipe may use."""
+        """The limits of a recipe's plans."""
         return PlanLimits(self.cores, self.screening.run_of(recipe).batching, tuple(self.lengths))
 
     def _wide_from(self, run: CandidateRun) -> WideFrom:
@@ -205,7 +205,7 @@ class RouteFinder:
 
     def routes(self, plan: Plan) -> Iterator[Plan]:
         """Plans of other recipes with the plan's own recipe for their short rows, then the plan with another recipe for
-        its short rows: each measured to be faster in turns with the plan, and judged as a pair."""
+        its short rows: each measured to be faster, alternating with the plan, and judged as a pair."""
         search = self._search
         shortest = search.screening.run_of(plan.recipe if plan.short is None else plan.short.recipe)
         # fp32 is the plan only where nothing else is better within the accuracy budget.
@@ -253,8 +253,8 @@ class RouteFinder:
             yield found
 
     def _measured(self, plan: Plan, own: CandidateRun, short: CandidateRun) -> Plan | None:
-        """The route that lone rows of both recipes support, measured in turns as a lone client would be served: on one
-        core, or on all. None where it does not pay."""
+        """The route that lone rows of both recipes support, measured alternately, as a lone client would be served: on
+        one core, or on all. None where it does not pay."""
         if own.built is None or short.built is None or own.built.io.outputs != short.built.io.outputs:
             return None
         found = lengths_to_compare(self._search.lengths, _timed(short), _timed(own))
@@ -288,8 +288,8 @@ class RouteFinder:
                 times[tokens].append(milliseconds)
 
     def _judged(self, routed: Plan, plan: Plan, own: CandidateRun) -> bool:
-        """Ask the guard about the pair: each recipe passed alone, which does not show how their answers compare with
-        each other (neighbours, orders)."""
+        """Get the guard's verdict on the pair: each recipe passed alone, which does not show how their answers compare
+        with each other (neighbours, orders)."""
         try:
             verdict = self._session(own).judge_plan(routed, timeout_seconds=self._search.limit)
         except WorkerFailed as failure:

@@ -1,4 +1,4 @@
-"""Stage 1, screening: builds each candidate, times it briefly, judges it, and measures the promising ones in turns.
+"""Stage 1, screening: builds each candidate, times it briefly, judges it, and measures the promising ones alternately.
 
 Each candidate runs in a separate process. Its outcome is a record: a candidate that crashes, hangs or gives wrong
 answers does not end the stage. `Budget` divides the time of the whole optimisation, so that the last stages always get
@@ -68,7 +68,7 @@ class CandidateRun:
 
     @property
     def fastest(self) -> dict[int, float]:
-        """Fastest run in milliseconds by tokens: what a quick sample can show on a machine that does other work."""
+        """Fastest run in milliseconds by tokens: a quick sample shows no more on a machine that does other work."""
         return {tokens: min(values) for tokens, values in self.milliseconds.items() if values}
 
     @property
@@ -98,7 +98,7 @@ class CandidateRun:
 
 
 def failed_facts(facts: CandidateFacts, failure: WorkerFailed, when: str = "") -> CandidateFacts:
-    """Facts of a candidate whose process failed; where the time was too short to know, the budget cut it off."""
+    """Facts of a candidate with a process that failed; where the time was too short to know, the budget cut it off."""
     reason = f"{failure.reason}{when}"
     if failure.failure is not CallFailure.TIMED_OUT:
         return facts.settled(Outcome.FAILED, reason)
@@ -161,7 +161,7 @@ class Screening:
         self.runs.append(run)
         known = self._work.load(recipe)
         if reference and known is not None and not (known.taught and known.taught == self._work.reference_digest()):
-            # The outcomes that the others are judged by are lost or damaged: compute them again.
+            # The outcomes that all candidates are judged by are lost or damaged: compute them again.
             known = None
         try:
             if known is not None:
@@ -188,7 +188,7 @@ class Screening:
         self._on_settled(self.runs[-1])
 
     def measure(self, *, on_round: Callable[[int], None] = lambda _: None) -> None:
-        """Measure the open candidates at length, in turns, so that drifts of the machine affect all alike."""
+        """Measure the open candidates at length, in rounds, so that drifts of the machine affect all alike."""
         for number in range(ROUNDS):
             for run in [one for one in self.runs if one.session is not None]:
                 left = self._budget.left_for_plans() - KILL_SECONDS
@@ -254,7 +254,7 @@ class Screening:
         self._remember(run)
 
     def _recall(self, run: CandidateRun, known: CandidateRecord) -> None:
-        """Load a candidate from disk: its verdict stays, its times are measured again with all the others."""
+        """Load a candidate from disk: its verdict stays, its times are measured again with all candidates."""
         run.facts = known.facts
         run.milliseconds = {point.tokens: [point.p50_milliseconds] for point in known.facts.latency}
         run.built = known.built
@@ -285,7 +285,7 @@ class Screening:
             run.settle(Outcome.SLOWER, ReasonCode.WITHIN_BUDGET)
 
     def _is_dominated(self, run: CandidateRun, best: CandidateRun) -> bool:
-        """True when it is far slower in the quick sample and still is when both are sampled again in turns: one
+        """True when it is far slower in the quick sample and still is when both are sampled again alternately: one
         disturbed sample must not exclude the best candidate."""
         if not is_dominated(run.fastest, best.fastest):
             return False

@@ -136,7 +136,7 @@ class Target(ABC):
     """One kind of model: encoder, decoder, or compiled for Inferentia. The methods are called in the order listed."""
 
     reference: ClassVar[Recipe]
-    """The recipe that the others are compared with."""
+    """The recipe that all candidates are compared with."""
     measures_capacity: ClassVar[bool] = True
     budget: Budget
     events: ProgressReporter
