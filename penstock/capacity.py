@@ -1,5 +1,6 @@
-"""The measured capacity of one replica: p95 latency by arrival rate, and the highest rate within an objective; of text
-generation tokens per second and their times by number of clients."""
+"""The measured capacity of one replica: p95 latency by arrival rate, and the highest rate within an objective; for text
+generation tokens per second and their times by number of clients. And what follows from it for a pod: its memory, and
+the cost of its requests, which the operator and the planner compute alike."""
 
 from __future__ import annotations
 
@@ -95,8 +96,8 @@ LEAST_FIRST_TOKEN, LEAST_NEXT_TOKEN = 1000.0, 100.0
 
 
 class TokenPoint(BaseModel):
-    """One measurement of text generation with a fixed number of clients, through the real HTTP server. Each client sends
-    its next request when its answer is complete."""
+    """One measurement of text generation with a fixed number of clients, through the real HTTP server. Each client
+    sends its next request when its answer is complete."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -187,3 +188,26 @@ class TokenCurve(BaseModel):
             return f"one client alone does not get {limits}"
         clients = "client" if best.clients == 1 else "clients"
         return f"{best.tokens_per_second:.4g} tokens/s for {best.clients} {clients} with {limits}"
+
+
+ABOVE_MEASURED = 1.3
+"""Factor on the resident memory measured under load: longer texts, fuller queues, heap fragmentation."""
+PROCESS = 512 * 2**20
+"""Bytes for interpreter, engine, tokenizer and queues."""
+HOURS_PER_MONTH = 730.0
+"""Hours of an average month, as cloud providers count them: 8,760 / 12."""
+
+
+def measured_pod_bytes(resident_bytes: int) -> int:
+    """Memory of a pod with a process that had this resident memory under load."""
+    return int(resident_bytes * ABOVE_MEASURED) + PROCESS // 2
+
+
+def per_month(per_hour: float) -> float:
+    """The price of a month at a price per hour."""
+    return per_hour * HOURS_PER_MONTH
+
+
+def per_million(per_hour: float, requests_per_second: float) -> float:
+    """The cost of a million requests on hardware with this price per hour that answers this mean rate (over 0)."""
+    return per_hour / (requests_per_second * 3600) * 1e6

@@ -1,4 +1,4 @@
-"""CPU identity, and the instruction set class that a plan is valid for.
+"""CPU identity, the instruction set class that a plan is valid for, and the generations of AWS Inferentia.
 
 The runtime reads `/proc/cpuinfo` into a CpuIdentity (`penstock_runtime.host`); the operator compares identities and
 promises of hardware classes. Pure values, no files.
@@ -179,6 +179,23 @@ _ISA_DESCRIPTIONS = {
     Isa.NEON: "NEON",
     Isa.OTHER: "no vector instructions that we use",
 }
+
+
+NOT_RUN = "not yet run on a device"
+"""The sentence in every output about Neuron: no figure of ours was measured on a device."""
+INF1_UNSUPPORTED = "AWS no longer supports Inf1"
+
+
+class NeuronGeneration(StrEnum):
+    """Generations of AWS Inferentia; the values are names of hardware classes."""
+
+    INF1 = "inf1"
+    INF2 = "inf2"
+
+    @property
+    def cores_per_device(self) -> int:
+        """NeuronCores of one device."""
+        return 4 if self is NeuronGeneration.INF1 else 2
 
 
 def arithmetic_flags(flags: Iterable[str]) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from pathlib import Path
 from pydantic import Field, ValidationError, model_validator
 
 from penstock.errors import ArtefactError
+from penstock.hardware import NeuronGeneration
 from penstock.manifest import Frozen
-from penstock.planning.neuron import NeuronGeneration
 
 NEURON_FILE = "neuron.json"
 _AGAIN = "Run penstock optimize again"

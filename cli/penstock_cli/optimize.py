@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 
 from penstock.artefact_store import DEFAULT_MODELS, DEFAULT_STORE
+from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.manifest import Manifest
-from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.process import sigterm_interrupts
 from penstock.resources.endpoint import LONGEST_BUDGET_SECONDS, ModelEndpoint
 from penstock.settings import hugging_face_token

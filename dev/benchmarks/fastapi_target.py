@@ -20,16 +20,16 @@ from benchmarks.ours import store
 from benchmarks.program import Program
 from penstock.errors import SettingError
 from penstock.manifest import Manifest
-from penstock.planning.prices import PriceList, shipped_prices
-from penstock.planning.published import FAMILIES, published_rows
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.tasks import TaskName
 from penstock_bench.server import find_or_make
+from penstock_optimizer.neuron.published import FAMILIES, published_rows
 from penstock_planner.compare import HardwareComparison, Load, compare
 from penstock_planner.evidence import Evidence, of_manifest
 from penstock_planner.offers import OfferInputs, class_of_cpu, offers
 from penstock_planner.page import cells, headline, judged
+from penstock_planner.prices import PriceList, shipped_prices
 from penstock_runtime.host import read_host
 
 RATE, P95_MILLISECONDS, DOLLARS = 100.0, 100.0, 250.0

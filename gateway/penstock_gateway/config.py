@@ -39,6 +39,8 @@ BODY_SECONDS = 30
 """Timeout for the body, the same as the runtime's."""
 PROBES = ("/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready")
 """Requests to these paths must not start a replica."""
+PUBLIC = (*PROBES, "/", "/docs", "/health")
+"""GET and HEAD of these paths need no key, as at the replicas; nor does OPTIONS, of any path."""
 RETRY_FULL_SECONDS = 2
 RETRY_LATE_SECONDS = 5
 
@@ -61,7 +63,6 @@ global
     setenv HOLD_BACKEND {BACKEND}
     setenv HOLD_MOST {held}
     setenv HOLD_SECONDS {hold}
-    setenv HOLD_KEYS {"yes" if settings.keys_folder else "no"}
     setenv CANARY_MOST {settings.concurrency}
     lua-load {script}
     # The key of tls.crt is in tls.key.
@@ -122,7 +123,7 @@ frontend requests
     http-request set-var(txn.until) date(0,ms),sub(sess.since),sub(sess.age)
     http-after-response set-header connection close if {{ var(txn.until) -m int ge 0 }} || {{ lua.draining 1 }}
     http-after-response set-header x-held-time %[var(txn.held_time)] if {{ var(txn.held_time) -m found }}
-    # Only complete requests can be retried. Longer ones are forwarded when the buffer is full.
+{_key_check(settings)}    # Only complete requests can be retried. Longer ones are forwarded when the buffer is full.
     http-request wait-for-body time {BODY_SECONDS}s
     acl up nbsrv({BACKEND}) gt 0
     {
@@ -133,7 +134,7 @@ frontend requests
             "Send a request: it starts one, and this does not",
             retry_after=RETRY_LATE_SECONDS,
         )
-    } if !up {{ path {" ".join(PROBES)} }}
+    } if !up {{ path {" ".join(PROBES)} }} || !up {{ var(txn.open) -m found }}
     default_backend {BACKEND}
 
 backend {BACKEND}
@@ -145,15 +146,9 @@ backend {BACKEND}
     srvtcpka-idle 5s
     srvtcpka-intvl 2s
     srvtcpka-cnt 3
+    http-request lua.count_open if {{ var(txn.open) -m found }}
     http-request lua.hold if !{{ nbsrv({BACKEND}) gt 0 }}
-    {
-        _return(
-            401,
-            "unauthorized",
-            f"{settings.endpoint} wants a token",
-            "Send the header authorization: Bearer <token>",
-        )
-    } if {{ var(txn.held) -m str unauthorized }}
+    http-request reject if {{ var(txn.held) -m str gone }}
     {
         _return(
             429,
@@ -192,6 +187,11 @@ backend {LONG}
 backend {ALL_LONG}
     stick-table type integer size 16 expire 30s store conn_cur
 
+# A question of the operator waits here until a request is held. HAProxy notices in a backend that its client has left.
+backend demand
+    http-request lua.demand
+    http-request return status 200 content-type "text/plain; charset=utf-8" lf-string "%[var(txn.demand)]\\n"
+
 frontend status
     bind {settings.host}:{settings.status_port}
     maxconn {STATUS_CONNECTIONS}
@@ -201,7 +201,8 @@ frontend status
     no option idle-close-on-response
     timeout client 330s
     http-request use-service prometheus-exporter if {{ path /metrics/haproxy }}
-    http-request use-service lua.status
+    http-request use-service lua.status if !{{ path /demand }}
+    default_backend demand
 """
 
 
@@ -210,6 +211,24 @@ def _tls(settings: GatewaySettings) -> str:
     if not settings.tls_folder:
         return ""
     return f" ssl crt {Path(settings.tls_folder) / CERTIFICATE} ssl-min-ver TLSv1.2 alpn http/1.1"
+
+
+def _key_check(settings: GatewaySettings) -> str:
+    """Lines of the frontend that refuse requests without a key before their body is read, whether or not a replica is
+    up: they start no replica, and the autoscaler does not count them. The replicas check keys once more."""
+    if not settings.keys_folder:
+        return ""
+    refusal = _return(
+        401,
+        "unauthorized",
+        f"{settings.endpoint} wants a token",
+        "Send the header authorization: Bearer <token>",
+    )
+    return f"""\
+    http-request set-var(txn.open) bool(true) if METH_OPTIONS || METH_GET {{ path {" ".join(PUBLIC)} }}
+    http-request lua.check_key if !{{ var(txn.open) -m found }}
+    {refusal} if {{ var(txn.key) -m str refused }}
+"""
 
 
 def _balance(settings: GatewaySettings) -> str:

@@ -6,7 +6,6 @@
 local backend = os.getenv("HOLD_BACKEND")
 local bound = tonumber(os.getenv("HOLD_MOST"))
 local seconds = tonumber(os.getenv("HOLD_SECONDS"))
-local needs_key = os.getenv("HOLD_KEYS") == "yes"
 
 local POLL_MILLISECONDS = 25 -- a request waits no longer than this once a replica is up
 local LOST_SECONDS = 1 -- a waiter that has not polled for this long is gone
@@ -17,6 +16,7 @@ local waiters = {}
 local held = 0
 local held_by = {} -- by client address
 local refused = {full = 0, late = 0, queue = 0, unauthorized = 0}
+local open_requests = 0
 local keys = {} -- SHA-256 hashes of the accepted keys, as the control process sends them
 local ready = false
 local draining = false
@@ -58,12 +58,45 @@ local function make_room(client)
   return true
 end
 
+-- HAProxy 3.0 does not read from a client while an action sleeps, and so does not notice that it leaves; the kernel's
+-- table of connections shows it. A row has the ports of both ends, and 01 for a connection that neither end has closed.
+local function open_connections()
+  local found = {}
+  for _, name in ipairs({"/proc/net/tcp", "/proc/net/tcp6"}) do
+    local file = io.open(name)
+    if file then
+      for line in file:lines() do
+        local own, other = string.match(line, "^%s*%d+: %x+:(%x+) %x+:(%x+) 01 ")
+        if own then found[tonumber(own, 16) .. ":" .. tonumber(other, 16)] = true end
+      end
+      file:close()
+    end
+  end
+  return found
+end
+
+-- Actions that sleep, held requests and questions for demand: their connections, by ports.
+local sleepers = setmetatable({}, {__mode = "k"})
+
+local function sleeper(txn)
+  local one = {connection = txn.sf:dst_port() .. ":" .. txn.sf:src_port(), gone = false}
+  sleepers[one] = true
+  return one
+end
+
 core.register_task(function()
   while true do
-    core.msleep(200)
+    core.msleep(500)
     local oldest = now() - LOST_SECONDS
     for waiter in pairs(waiters) do
       if waiter.seen < oldest then dismiss(waiter) end
+    end
+    if next(sleepers) then
+      local open = open_connections()
+      -- Without a readable table none is in it.
+      if next(open) then
+        for one in pairs(sleepers) do one.gone = not open[one.connection] end
+      end
     end
   end
 end)
@@ -76,13 +109,21 @@ local function has_key(txn)
   return keys[string.lower(txn.c:hex(txn.c:sha2(given, 256)))] == true
 end
 
--- Sets txn.held to how it ended: up, full, late, unauthorized. A request without a key starts no replica.
-core.register_action("hold", {"http-req"}, function(txn)
-  if needs_key and not has_key(txn) then
+-- Sets txn.key to "refused" for a request without a key: it starts no replica and is no load.
+core.register_action("check_key", {"http-req"}, function(txn)
+  if not has_key(txn) then
     refused.unauthorized = refused.unauthorized + 1
-    txn:set_var("txn.held", "unauthorized")
-    return
+    txn:set_var("txn.key", "refused")
   end
+end, 0)
+
+-- Requests that need no key, where others do: pages and OPTIONS.
+core.register_action("count_open", {"http-req"}, function(_)
+  open_requests = open_requests + 1
+end, 0)
+
+-- Sets txn.held to how it ended: up, full, late, gone (the client left).
+core.register_action("hold", {"http-req"}, function(txn)
   local client = txn.sf:src()
   if held >= bound and not (bound > 0 and make_room(client)) then
     refused.full = refused.full + 1
@@ -91,6 +132,7 @@ core.register_action("hold", {"http-req"}, function(txn)
   end
   local begin = now()
   local waiter = {seen = begin, begin = begin, client = client}
+  local connection = sleeper(txn)
   admit(waiter)
   local outcome = "late"
   while waiter.seen - begin < seconds do
@@ -104,7 +146,12 @@ core.register_action("hold", {"http-req"}, function(txn)
       outcome = "full"
       break
     end
+    if connection.gone then
+      outcome = "gone"
+      break
+    end
   end
+  sleepers[connection] = nil
   dismiss(waiter)
   if outcome == "full" then refused.full = refused.full + 1 end
   if outcome == "late" then refused.late = refused.late + 1 end
@@ -155,9 +202,10 @@ end
 local function metrics()
   local stats = core.backends[backend]:get_stats()
   local lines = {}
-  -- Without those that have no key: the autoscaler adds replicas for what is counted here.
+  -- The autoscaler adds replicas for what is counted here. Where keys are needed, no request without one is: those that
+  -- are refused never come to this backend.
   family(lines, "penstock_gateway_requests_total", "counter", "Requests that came, answered or not",
-    {{"", stats.stot - refused.unauthorized}})
+    {{"", stats.stot - open_requests}})
   family(lines, "penstock_gateway_in_flight_requests", "gauge", "Requests that came and are not answered yet",
     {{"", stats.scur}})
   family(lines, "penstock_gateway_held_requests", "gauge", "Requests that wait because no replica is up", {{"", held}})
@@ -174,6 +222,17 @@ local function metrics()
   return table.concat(lines, "\n") .. "\n"
 end
 
+-- Sets txn.demand to the number of held requests, as soon as there is one: the operator need not poll twice a second.
+-- An action and no service: HAProxy 2.6 ends itself when the client of a service that sleeps leaves ("spinning").
+core.register_action("demand", {"http-req"}, function(txn)
+  local query = txn.f:query() or ""
+  local until_when = now() + math.min(tonumber(string.match(query, "seconds=(%d+)") or "0"), 300)
+  local connection = sleeper(txn)
+  while held == 0 and not draining and not connection.gone and now() < until_when do core.msleep(POLL_MILLISECONDS) end
+  sleepers[connection] = nil
+  txn:set_var("txn.demand", held)
+end, 0)
+
 core.register_service("status", "http", function(applet)
   if applet.path == "/metrics" then
     answer(applet, 200, metrics(), "text/plain; version=0.0.4; charset=utf-8")
@@ -181,11 +240,6 @@ core.register_service("status", "http", function(applet)
     answer(applet, 200, "ok\n")
   elseif applet.path == "/readyz" then
     if ready and not draining then answer(applet, 200, "ready\n") else answer(applet, 503, "not ready\n") end
-  elseif applet.path == "/demand" then
-    -- Answered as soon as a request is held, so that the operator need not poll twice a second.
-    local until_when = now() + math.min(tonumber(string.match(applet.qs or "", "seconds=(%d+)") or "0"), 300)
-    while held == 0 and not draining and now() < until_when do core.msleep(POLL_MILLISECONDS) end
-    answer(applet, 200, string.format("%d\n", held))
   else
     answer(applet, 404, "there are /metrics, /metrics/haproxy, /demand, /healthz and /readyz\n")
   end
@@ -197,13 +251,16 @@ end
 
 core.register_cli({"gateway", "ready"}, "gateway ready: the replicas are known", function(applet) ready = true; reply(applet, "ready") end)
 core.register_cli({"gateway", "drain"}, "gateway drain: no connection outlives its answer", function(applet) draining = true; reply(applet, "draining") end)
-core.register_cli({"gateway", "keys"}, "gateway keys: hashes of the accepted keys, with commas", function(applet, ...)
+-- The hashes come in several commands, as a command has room for some hundreds: they are accepted with the last one.
+local arriving = {}
+core.register_cli({"gateway", "keys"}, "gateway keys first|more|last: hashes of the accepted keys, with commas", function(applet, ...)
   local words = {...}
-  local found = {}
-  for hash in string.gmatch(words[#words] or "", "%x+") do
-    if #hash == 64 then found[hash] = true end
+  local part, hashes = words[#words - 1], words[#words]
+  if part == "first" then arriving = {} end
+  for hash in string.gmatch(hashes or "", "%x+") do
+    if #hash == 64 then arriving[hash] = true end
   end
-  keys = found
+  if part == "last" then keys = arriving end
   reply(applet, "known")
 end)
 core.register_cli({"gateway", "canary"}, "gateway canary: its percentage, and its servers with commas", function(applet, ...)

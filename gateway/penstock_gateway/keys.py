@@ -11,8 +11,10 @@ from penstock_gateway.log_events import log_event
 
 LONGEST_FILE = 65_536
 """Bytes of a file that are read, as by the runtime."""
-MOST_KEYS = 500
-"""Further ones are not accepted: a command has room for about a thousand hashes."""
+MOST_KEYS = 20_000
+"""Further ones are not accepted: a Secret of 1 MiB has room for this number of keys of 50 characters."""
+PER_COMMAND = 400
+"""HAProxy reads a command into one buffer (`config.BUFFER_BYTES`), of which a hash takes 65 bytes."""
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -30,6 +32,14 @@ def read_hashes(folder: Path) -> tuple[str, ...]:
             lines = opened.read(LONGEST_FILE).splitlines()
         found += (hashlib.sha256(line.strip()).hexdigest() for line in lines if line.strip())
     return tuple(found[:MOST_KEYS])
+
+
+def commands(hashes: tuple[str, ...]) -> list[str]:
+    """The commands that make HAProxy accept just these keys, from the last one on."""
+    parts = [hashes[at : at + PER_COMMAND] for at in range(0, len(hashes), PER_COMMAND)] or [()]
+    names = ["first", *["more"] * (len(parts) - 1)]
+    sent = [f"gateway keys {name} {','.join(part) or 'none'}" for name, part in zip(names, parts, strict=True)]
+    return [*sent, "gateway keys last none"]
 
 
 class KeySync:
@@ -52,6 +62,7 @@ class KeySync:
             hashes = ()
         if hashes == self._sent:
             return
-        self._send(f"gateway keys {','.join(hashes) or 'none'}")
+        for command in commands(hashes):
+            self._send(command)
         self._sent = hashes
         logger.info("%d keys are accepted", len(hashes), extra=log_event("KeysChanged"))

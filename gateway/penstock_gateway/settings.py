@@ -48,7 +48,7 @@ class GatewaySettings:
     canary: str = ""
     """Name of the canary's Deployment, with which the names of its pods begin; empty: there is no canary."""
     keys_folder: str = ""
-    """Folder of the keys that held requests need, a mounted Secret; empty: none. The replicas check all requests."""
+    """Folder of the keys that requests need, a mounted Secret; empty: none. The replicas check them once more."""
     tls_folder: str = ""
     """Folder of `tls.crt` and `tls.key`, a mounted Secret: HTTPS from clients and to the replicas. Empty: HTTP."""
 

@@ -12,8 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from penstock.errors import SpecError
-from penstock.hardware import CpuIdentity, Isa
-from penstock.planning.neuron import NeuronGeneration
+from penstock.hardware import CpuIdentity, Isa, NeuronGeneration
 from penstock.resources.base import NO_SCHEMA_DEFAULT, Metadata, Resource, Spec
 from penstock.resources.pod import Toleration
 from penstock.resources.rules import Rule

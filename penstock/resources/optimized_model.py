@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from penstock.planning.neuron import NeuronGeneration
+from penstock.hardware import NeuronGeneration
 from penstock.recipe import GENERATION_PRECISIONS, EngineName
 from penstock.resources.base import NO_SCHEMA_DEFAULT, AnyMetadata, Facts, Resource, Spec
 from penstock.resources.endpoint import EndpointCore, ModelEndpointSpec, Serving, ServingLimits

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.hardware import Isa
-from penstock.planning.neuron import NeuronGeneration
+from penstock.hardware import Isa, NeuronGeneration
 from penstock.resources.hardware_class import (
     NEURON_DEVICE,
     Architecture,

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from penstock.planning.prices import per_million, per_month
+from penstock.capacity import per_million, per_month
 from penstock_operator.decide import Service, replicas_for_load
 from penstock_planner.evidence import Evidence, Origin
 

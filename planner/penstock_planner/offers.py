@@ -11,14 +11,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.hardware import CpuIdentity
-from penstock.planning.memory import measured_pod_bytes
-from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, Basis, NeuronFigure, NeuronGeneration, figures_for
-from penstock.planning.prices import InstancePrice, PriceList
-from penstock.planning.published import Mode, ModelShape, PublishedFigure, family_of
+from penstock.capacity import measured_pod_bytes
+from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, CpuIdentity, NeuronGeneration
 from penstock.resources.hardware_class import HardwareClassSpec
+from penstock_optimizer.neuron.plans import Basis, NeuronFigure, figures_for
+from penstock_optimizer.neuron.published import Mode, ModelShape, PublishedFigure, family_of
 from penstock_planner.compare import Node, Offer, counted
 from penstock_planner.evidence import CLOSED_LOOP_ERROR, Evidence, Interval, Origin, curve_of_closed_loop, wider
+from penstock_planner.prices import InstancePrice, PriceList
 
 GPU = "gpu-"
 """Beginning of the names of GPU classes in a price list. Penstock has no GPU runtime: they are for comparison."""

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from penstock.planning.neuron import NOT_RUN
-from penstock.planning.prices import currency_sign
+from penstock.hardware import NOT_RUN
 from penstock_optimizer.report.charts import (
     BOTTOM,
     HEIGHT,
@@ -30,6 +29,7 @@ from penstock_optimizer.report.charts import (
 )
 from penstock_planner.compare import HardwareComparison, OfferRow, Sizing, counted
 from penstock_planner.evidence import as_json
+from penstock_planner.prices import currency_sign
 
 COLUMNS = (
     "hardware_class", "cores", "feasible", "plan", "node", "p95_mean_milliseconds", "p95_peak_milliseconds",

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from testbed.haproxy import VERSIONS
 from tests.gateway.rig import Rig, running_rig
 
 
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    """Gateways, replicas and the API between them."""
-    with running_rig() as running:
+@pytest.fixture(params=VERSIONS)
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """Gateways, replicas and the API between them, with each HAProxy that the gateway works with."""
+    with running_rig(request.param) as running:
         yield running

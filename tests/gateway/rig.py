@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +23,8 @@ import httpx
 import pytest
 
 from penstock_gateway.settings import variable
+from testbed.errors import BedError
+from testbed.haproxy import VERSIONS, folder_with
 from testbed.ports import some_free_ports
 from tests.gateway.replica import main as replica_process
 from tests.gateway.slices_api import SlicesApi, serving_slices
@@ -120,6 +121,8 @@ class Rig:
     api: SlicesApi
     api_url: str
     folder: Path
+    haproxy: Path
+    """The folder of the HAProxy that gateways run."""
     replicas: dict[str, Replica] = field(default_factory=dict)
     gateways: list[Gateway] = field(default_factory=list)
 
@@ -172,6 +175,7 @@ class Rig:
                 cwd=ROOT,
                 env={
                     **os.environ,
+                    "PATH": os.pathsep.join((str(self.haproxy), os.environ["PATH"])),
                     "PYTHONPATH": f"{ROOT}:{ROOT / 'gateway'}",
                     **{variable(name): str(value) for name, value in values.items()},
                 },
@@ -202,13 +206,15 @@ class Rig:
 
 
 @contextmanager
-def running_rig() -> Iterator[Rig]:
-    """A rig; all its processes end with the block."""
-    if shutil.which("haproxy") is None:
-        pytest.fail("there is no haproxy: run dev/tools/install-system.sh", pytrace=False)
+def running_rig(version: str = VERSIONS[0]) -> Iterator[Rig]:
+    """A rig with this version of HAProxy; all its processes end with the block."""
+    try:
+        haproxy = folder_with(version)
+    except BedError as error:
+        pytest.fail(str(error), pytrace=False)
     # A socket's path has 107 bytes: pytest's own folders may be too deep.
     with tempfile.TemporaryDirectory(prefix="gw-") as folder, serving_slices() as (api, url):
-        rig = Rig(api, url, Path(folder))
+        rig = Rig(api, url, Path(folder), haproxy)
         try:
             yield rig
         finally:

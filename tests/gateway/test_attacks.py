@@ -219,6 +219,29 @@ def test_hundreds_of_open_questions_for_demand_leave_room_for_probes(rig: Rig, c
     until_open(asking, STATUS_CONNECTIONS_PER_CLIENT)
 
 
+def test_an_asker_that_leaves_its_question_for_demand_ends_nothing(rig: Rig, clients: Clients) -> None:
+    """As the operator does at its end, after a lost lease, and when a replica is up again."""
+    gateway = rig.gateway()
+    question = b"GET /demand?seconds=300 HTTP/1.1\r\nhost: x\r\n\r\n"
+    for one in clients.connect(gateway.status_port, 10, address="127.0.0.2", data=question):
+        one.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            one.recv(1)
+        one.close()
+    # HAProxy ended itself after 100,000 calls of an applet without progress: some milliseconds.
+    time.sleep(2)
+
+    assert probe(gateway) == 200
+    assert gateway.process.poll() is None
+    # The questions are over: they take no connections of the next askers.
+    again = clients.connect(
+        gateway.status_port, STATUS_CONNECTIONS_PER_CLIENT, address="127.0.0.2", data=question.replace(b"300", b"0")
+    )
+    for one in again:
+        one.settimeout(30)
+        assert one.recv(4096).startswith(b"HTTP/1.1 200")
+
+
 def test_clients_that_leave_while_they_are_held_write_nothing_to_the_log(rig: Rig) -> None:
     gateway = rig.gateway()
     request = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 15\r\n\r\n" + b'{"inputs": "a"}'

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from penstock_gateway.config import PUBLIC
 from tests.gateway.rig import Crowd, Rig, post, sent
 
 OVER_A_BUFFER = 200_000
@@ -237,6 +238,46 @@ class TestKeys:
 
         assert before == 503  # held until the end of its time
         assert [self.ask(gateway.url, key).status_code for key in ("old", "new")] == [401, 503]
+
+    def test_with_a_replica_too_a_request_without_a_key_is_refused_here_and_is_no_load(
+        self, rig: Rig, tmp_path: Path
+    ) -> None:
+        (tmp_path / "alice").write_text("right")
+        gateway = rig.gateway(keys_folder=tmp_path)
+        replica = rig.start("a")
+        gateway.until("replicas", 1)
+        refused = [self.ask(gateway.url, key) for key in ("", "wrong")]
+        open_before = [
+            httpx.request(verb, f"{gateway.url}{path}", trust_env=False, verify=False)
+            for verb, path in (("OPTIONS", "/predict"), *(("GET", path) for path in PUBLIC))
+        ]
+        answered = self.ask(gateway.url, "right")
+
+        assert [one.status_code for one in refused] == [401, 401]
+        # Some are for the internal port only: 404.
+        assert {one.status_code for one in open_before} <= {200, 204, 404}
+        assert answered.status_code == 200
+        assert replica.answered() == 1
+        assert gateway.metric("requests_total") == 1
+        assert gateway.metric('refused_requests_total{reason="unauthorized"}') == 2
+
+    @pytest.mark.parametrize("request_line", [("GET", "/docs"), ("OPTIONS", "/predict"), ("GET", "/health")])
+    def test_what_needs_no_key_starts_no_replica_where_others_need_one(
+        self, rig: Rig, tmp_path: Path, request_line: tuple[str, str]
+    ) -> None:
+        gateway = rig.gateway(keys_folder=tmp_path)
+        answer = httpx.request(
+            request_line[0], f"{gateway.url}{request_line[1]}", trust_env=False, verify=False, timeout=30
+        )
+
+        assert (answer.status_code, answer.json()["error"]) == (503, "no replica runs")
+        assert gateway.metric("requests_total") == 0
+
+    def test_a_thousand_keys_are_accepted(self, rig: Rig, tmp_path: Path) -> None:
+        (tmp_path / "all").write_text("\n".join(f"key-{number}" for number in range(1000)))
+        gateway = rig.gateway(keys_folder=tmp_path, hold_seconds=1)
+
+        assert [self.ask(gateway.url, f"key-{at}").status_code for at in (0, 399, 400, 999, 1000)] == [503] * 4 + [401]
 
     def test_without_any_key_all_are_refused(self, rig: Rig, tmp_path: Path) -> None:
         gateway = rig.gateway(keys_folder=tmp_path / "missing")

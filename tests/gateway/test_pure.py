@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import fields
 from pathlib import Path
@@ -19,6 +18,7 @@ from penstock_gateway.config import PROBES, SCRIPT, configuration
 from penstock_gateway.haproxy import ADDED, CHECK, DELETED, ServerState, ServerSync, commands, read_states
 from penstock_gateway.settings import GatewayError, GatewaySettings, variable
 from penstock_gateway.slices import REMOVED_SLICE_SECONDS, ReplicaAddress, SliceHistory, replicas
+from testbed.haproxy import VERSIONS, folder_with
 
 NEEDED = {
     "PENSTOCK_GATEWAY_ENDPOINT": "emotion",
@@ -95,15 +95,23 @@ def test_each_setting_arrives_in_the_configuration(change: dict[str, Any], line:
     assert line in configuration(settings, socket=Path("/tmp/h.sock"))
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(
-    "change", [{}, {"max_held": 0}, {"host": "::"}, {"endpoint": "a.b-c"}, {"max_connections_per_client": 2048}]
+    "change",
+    [
+        {},
+        {"keys_folder": "/keys"},
+        {"max_held": 0},
+        {"host": "::"},
+        {"endpoint": "a.b-c"},
+        {"max_connections_per_client": 2048},
+    ],
 )
-def test_haproxy_takes_the_configuration(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_haproxy_takes_the_configuration(tmp_path: Path, change: dict[str, Any], version: str) -> None:
     settings = GatewaySettings(**{"endpoint": "emotion", "service": "s", "namespace": "default", **change})
     path = tmp_path / "haproxy.cfg"
     path.write_text(configuration(settings, socket=tmp_path / "s"))
-    haproxy = shutil.which("haproxy")
-    assert haproxy, "there is no haproxy: run dev/tools/install-system.sh"
+    haproxy = folder_with(version) / "haproxy"
     checked = subprocess.run([haproxy, "-c", "-f", str(path)], capture_output=True, text=True, check=False)
 
     assert checked.returncode == 0, checked.stderr
@@ -304,7 +312,7 @@ def test_the_document_names_every_variable_metric_and_default() -> None:
 
 
 def test_every_error_that_haproxy_answers_a_request_with_is_in_the_runtimes_shape() -> None:
-    text = configuration(GatewaySettings("emotion", "s", "default"), socket=Path("/tmp/s"))
+    text = configuration(GatewaySettings("emotion", "s", "default", keys_folder="/keys"), socket=Path("/tmp/s"))
     bodies = [json.loads(body) for body in re.findall(r"string '(\{.*?\})'", text)]
 
     assert len(bodies) == 13

@@ -119,7 +119,8 @@ def test_a_client_that_leaves_ends_the_generation_at_the_replica(rig: Rig) -> No
         httpx.Client(trust_env=False, verify=False, timeout=LIMIT_SECONDS) as client,
         client.stream("POST", f"{gateway.url}/v1/chat/completions", json=chat(1900)) as response,
     ):
-        assert next(line for line in response.iter_lines() if line).startswith("data: ")
+        lines = (line for line in response.iter_lines() if line)  # httpx disconnects when these are forgotten
+        assert next(lines).startswith("data: ")
         until_running(replica, 1)  # the stream begins before the generation
     until_running(replica, 0)
     assert gateway.process.poll() is None

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from penstock.capacity import KEEPS_UP, CapacityCurve, CapacityPoint, TokenCurve, TokenPoint
+from penstock.capacity import (
+    KEEPS_UP,
+    CapacityCurve,
+    CapacityPoint,
+    TokenCurve,
+    TokenPoint,
+    per_million,
+    per_month,
+)
+from tests.examples import examples
 
 
 def point(rate: float, p95: float, *, refused: float = 0.0, completed: float | None = None) -> CapacityPoint:
@@ -161,3 +170,23 @@ def test_a_looser_objective_never_lowers_the_capacity_in_tokens(
     if tight is not None:
         assert loose is not None
         assert loose.tokens_per_second >= tight.tokens_per_second
+
+
+@pytest.mark.parametrize(
+    ("per_hour", "rate", "dollars"),
+    [
+        (0.228, 985, 0.0643),  # inf1.xlarge, data parallel at batch 6
+        (1.18, 1793, 0.1828),  # inf1.6xlarge, pipeline
+        (3.6, 1000, 1.0),
+    ],
+)
+def test_cost_of_a_million_requests(per_hour: float, rate: float, dollars: float) -> None:
+    assert per_million(per_hour, rate) == pytest.approx(dollars, abs=5e-5)
+
+
+@settings(max_examples=examples(100))
+@given(st.floats(0.01, 1000), st.floats(0.1, 1e6))
+def test_a_month_costs_its_millions_of_requests(per_hour: float, rate: float) -> None:
+    millions = rate * 730 * 3600 / 1e6
+
+    assert per_month(per_hour) == pytest.approx(per_million(per_hour, rate) * millions)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from penstock.hardware import NeuronGeneration
 from penstock.neuron_artefact import CompiledModel, NeuronBucket, NeuronFence
-from penstock.planning.neuron import NeuronGeneration
 
 
 def compiled(*shapes: tuple[int, int]) -> CompiledModel:

@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.hardware import CpuIdentity, Isa
-from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN
-from penstock.planning.prices import shipped_prices
-from penstock.planning.published import FAMILIES, published_rows
+from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, CpuIdentity, Isa
 from penstock.resources.hardware_class import HardwareClassSpec, Price
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
+from penstock_optimizer.neuron.published import FAMILIES, published_rows
 from penstock_planner.compare import Load, Offer, compare
 from penstock_planner.evidence import Evidence, Origin
 from penstock_planner.offers import CORE_PEAKS, OfferInputs, class_of_cpu, offers
+from penstock_planner.prices import shipped_prices
 from tests.examples import examples
 from tests.planner.cases import CURVE, evidence
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.planning.neuron import NOT_RUN
+from penstock.hardware import NOT_RUN
 from penstock_planner.compare import HardwareComparison, Offer, compare
 from penstock_planner.evidence import Origin
 from penstock_planner.offers import offers

@@ -17,8 +17,6 @@ from penstock.artefact_store import DEFAULT_STORE
 from penstock.errors import ArtefactError, SettingError, SpecError, printable
 from penstock.hardware import CpuIdentity
 from penstock.manifest import MANIFEST_NAME, Manifest
-from penstock.planning.prices import PriceList, currency_sign, load_prices, shipped_prices
-from penstock.planning.published import FAMILIES, family_of, published_rows
 from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpointSpec
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.resources.text_fields import parse_quantity
@@ -26,6 +24,7 @@ from penstock.tasks import TaskName
 from penstock_cli.options import FiniteRange, PositiveIntegers, refuse_options
 from penstock_cli.planning.objects import ClusterPlan, load_of_week, read_cluster
 from penstock_cli.screen import console, fact
+from penstock_optimizer.neuron.published import FAMILIES, family_of, published_rows
 from penstock_planner.compare import HardwareComparison, Load, compare, counted
 from penstock_planner.evidence import Evidence, of_file, of_manifest
 from penstock_planner.ledger import DEFAULT_LEDGER, error_text, read_ledger
@@ -41,6 +40,7 @@ from penstock_planner.page import (
     judged,
     unjudged,
 )
+from penstock_planner.prices import PriceList, currency_sign, load_prices, shipped_prices
 
 DEFAULT_CORES = (1, 2, 4)
 DEFAULT_TOKENS = 65

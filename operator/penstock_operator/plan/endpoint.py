@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.errors import PenstockError, SpecError, closest
-from penstock.planning.neuron import NeuronGeneration
+from penstock.hardware import NeuronGeneration
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
 from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
 from penstock.resources.source import ModelSource, Scheme

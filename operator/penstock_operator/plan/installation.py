@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.artefact_store import StoreUri
-from penstock.planning.neuron import NeuronGeneration
+from penstock.hardware import NeuronGeneration
 from penstock_operator.plan.tenants import AllowedSources, HostRule, NamespaceQuota
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.capacity import TokenCurve
-from penstock.planning.neuron import NeuronGeneration
+from penstock.hardware import NeuronGeneration
 from penstock.resources.endpoint import Objective, OptimizationMode
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import Phase

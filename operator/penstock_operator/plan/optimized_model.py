@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.artefact_store import StoreUri
-from penstock.planning.neuron import NeuronGeneration
+from penstock.hardware import NeuronGeneration
 from penstock.resources.endpoint import ModelEndpointSpec, OptimizationMode
 from penstock.resources.job_summary import Failure
 from penstock.resources.optimized_model import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.artefact_store import StoreScheme, StoreUri
-from penstock.planning.memory import PROCESS, measured_pod_bytes
+from penstock.capacity import PROCESS, measured_pod_bytes
 from penstock.resources.endpoint import Caches
 from penstock.resources.hardware_class import HardwareClassSpec, SelectorOperator
 from penstock.resources.pod import Pod

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.planning.neuron import NeuronGeneration
+from penstock.hardware import NeuronGeneration
 from penstock.resources.endpoint import OptimizationMode
 from penstock.resources.optimized_model import OptimizedModelSpec, OptimizedModelStatus
 from penstock.resources.result import ArtefactReference, Result

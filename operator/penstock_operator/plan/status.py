@@ -11,8 +11,8 @@ from datetime import datetime
 
 from pydantic import ValidationError
 
+from penstock.capacity import per_million, per_month
 from penstock.hardware import CpuIdentity
-from penstock.planning.prices import per_million, per_month
 from penstock.resources.endpoint import OptimizationMode
 from penstock.resources.status import (
     Condition,

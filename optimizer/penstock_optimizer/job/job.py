@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import __version__
 from penstock.errors import ArtefactError, SpecError
-from penstock.hardware import Isa
+from penstock.hardware import Isa, NeuronGeneration
 from penstock.logs import log_event
 from penstock.manifest import SCHEMA_VERSION, CandidateFacts, Manifest, ModelFacts, ServedModel
-from penstock.planning.neuron import NeuronGeneration
 from penstock.recipe import GENERATION_PRECISIONS, EngineName
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec, OptimizationMode
 from penstock.resources.shipped_classes import HARDWARE_CLASSES

@@ -10,21 +10,21 @@ from statistics import median
 from typing import Any
 
 from penstock.errors import UnsupportedModel
+from penstock.hardware import NeuronGeneration
 from penstock.manifest import SCHEMA_VERSION
 from penstock.neuron_artefact import NeuronBucket
-from penstock.planning.neuron import (
+from penstock.recipe import EngineName, Precision, Recipe
+from penstock.resources.endpoint import ModelEndpointSpec, Objective
+from penstock_optimizer.neuron.plans import (
     NeuronCandidate,
     NeuronFigure,
-    NeuronGeneration,
     NeuronGoal,
     buckets,
     candidates,
     figures_for,
     rank,
 )
-from penstock.planning.published import Mode, ModelShape, PublishedFigure
-from penstock.recipe import EngineName, Precision, Recipe
-from penstock.resources.endpoint import ModelEndpointSpec, Objective
+from penstock_optimizer.neuron.published import Mode, ModelShape, PublishedFigure
 
 MATMULT = "fp32-cast-matmult"
 """Option of a recipe for Inf1: only matrix products are in bfloat16."""

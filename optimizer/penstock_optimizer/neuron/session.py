@@ -13,9 +13,9 @@ from typing import Any, Self
 import numpy as np
 
 from penstock.errors import HostError
+from penstock.hardware import NeuronGeneration
 from penstock.manifest import Axes, GraphIO
 from penstock.neuron_artefact import NeuronBucket
-from penstock.planning.neuron import NeuronGeneration
 from penstock.tasks import Head
 from penstock_optimizer.candidate.isolation import Worker, WorkerFailed
 from penstock_optimizer.guard.gate import Forward

@@ -36,9 +36,9 @@ from pydantic import ValidationError
 
 from penstock.artefact_store import StoreUri
 from penstock.errors import HostError, SettingError, TextsChanged
+from penstock.hardware import NeuronGeneration
 from penstock.logs import json_line
 from penstock.manifest import Manifest
-from penstock.planning.neuron import NeuronGeneration
 from penstock.resources.base import API_VERSION
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.job_summary import Summary, summary_of

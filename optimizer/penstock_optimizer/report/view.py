@@ -14,8 +14,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from penstock.capacity import TokenCurve
+from penstock.hardware import NOT_RUN
 from penstock.manifest import CandidateFacts, Manifest, Metric, Outcome, served_latency
-from penstock.planning.neuron import NOT_RUN
 from penstock.recipe import EngineName, Plan
 from penstock_optimizer.report.charts import (
     Series,

@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import NoCandidateWithinBudget, OptimizationError, OutOfMemory
+from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.manifest import Axes, CandidateFacts, Outcome, ReasonCode, ServedModel
 from penstock.neuron_artefact import NEURON_FILE, CompiledModel, NeuronBucket, NeuronFence
-from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration, buckets
-from penstock.planning.published import family_of, published_rows
 from penstock.recipe import LARGEST_PADDING_SHARE, Batching, Plan, Precision, Recipe
 from penstock.resources.endpoint import NoCandidate, OptimizationMode
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
@@ -38,6 +37,8 @@ from penstock_optimizer.job.job import Job
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressReporter, Stage, export_message, settled_message
 from penstock_optimizer.neuron import choice
 from penstock_optimizer.neuron.choice import NeuronChoice
+from penstock_optimizer.neuron.plans import buckets
+from penstock_optimizer.neuron.published import family_of, published_rows
 from penstock_optimizer.neuron.session import Session, SourceModel
 from penstock_optimizer.search.recipes import REFERENCE
 from penstock_optimizer.targets.target import RAISE_BUDGET, Budget, Choice, Target

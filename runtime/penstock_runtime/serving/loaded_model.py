@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.errors import ArtefactError, OtherInstructionSet
-from penstock.hardware import Isa
+from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, Isa, NeuronGeneration
 from penstock.manifest import GraphIO, Manifest
 from penstock.neuron_artefact import CompiledModel
-from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.recipe import EngineName, Plan
 from penstock.resources.prompts import Prompts
 from penstock.tasks import HEAD_OF_TASK, Head

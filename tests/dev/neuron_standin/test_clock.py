@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from neuron_standin.clock import Work, saturated
-from penstock.planning.published import Mode, PublishedFigure, family_of, published_rows
+from penstock_optimizer.neuron.published import Mode, PublishedFigure, family_of, published_rows
 
 
 def _simulated(row: PublishedFigure) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
+from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.job_summary import Failure
 from penstock.resources.optimized_model import RESULT_FORMAT

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UnsupportedModel
-from penstock.planning.neuron import NeuronGeneration
-from penstock.planning.published import FAMILIES, ModelShape, published_rows
+from penstock.hardware import NeuronGeneration
 from penstock.resources.endpoint import Latency, ModelEndpointSpec, Objective, Throughput
 from penstock_optimizer.neuron.choice import (
     BF16,
@@ -25,6 +24,7 @@ from penstock_optimizer.neuron.choice import (
     neuron_key,
     sdk_release,
 )
+from penstock_optimizer.neuron.published import FAMILIES, ModelShape, published_rows
 
 INF1, INF2 = NeuronGeneration.INF1, NeuronGeneration.INF2
 BASE = FAMILIES["bert-base"]

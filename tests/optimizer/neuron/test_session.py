@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import HostError
+from penstock.hardware import NeuronGeneration
 from penstock.manifest import GRAPH_OUTPUTS, Axes, GraphIO
 from penstock.neuron_artefact import NeuronBucket
-from penstock.planning.neuron import NeuronGeneration
 from penstock.tasks import Head
 from penstock_optimizer.neuron.session import NeuronToolchain, SourceModel, at_masks, padded, trimmed
 from penstock_runtime.batching.collate import collate

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from penstock.errors import NoCandidateWithinBudget, OptimizationError, OutOfMemory, SpecError
+from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.manifest import Manifest, Outcome
 from penstock.neuron_artefact import NEURON_FILE, CompiledModel
-from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.resources.base import API_VERSION
 from penstock.resources.endpoint import ModelEndpoint
 from penstock_optimizer.job.job import Job

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SpecError
-from penstock.planning.neuron import NeuronGeneration
+from penstock.hardware import NeuronGeneration
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
 from penstock.resources.optimized_model import (
     RESULT_FORMAT,

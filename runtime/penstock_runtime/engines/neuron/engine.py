@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ArtefactError, DeviceUnavailable, MissingPackage, PenstockError
+from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.logs import log_event
 from penstock.manifest import Axes, GraphIO
 from penstock.neuron_artefact import CompiledModel
-from penstock.planning.neuron import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.recipe import Recipe
 from penstock_runtime.engines.base import DeviceState, EngineFacts, Streams, Threads
 from penstock_runtime.engines.neuron.copies import Copies, Place

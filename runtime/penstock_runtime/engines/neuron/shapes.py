@@ -13,12 +13,15 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.hardware import NeuronGeneration
 from penstock.neuron_artefact import CompiledModel, NeuronBucket
-from penstock.planning.neuron import FITTED_TOKENS, INF1_DATA_PARALLEL, INF2_TIMES, NeuronGeneration
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.rows import Batch
 
 Int32 = NDArray[np.int32]
+CONSTANT_TOKENS = {NeuronGeneration.INF1: 14.7 / 1.61 * 128, NeuronGeneration.INF2: 0.348 / 0.673 * 128}
+"""The constant time of a run, as the number of tokens that take as long, from the fitted times of BERT-base
+(`penstock_optimizer.neuron.plans`): milliseconds of a run / milliseconds of a row * tokens of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +64,12 @@ def bucket_grid(model: CompiledModel) -> BucketGrid:
     return BucketGrid(model.longest, tuple(sorted({bucket.tokens for bucket in model.buckets})))
 
 
-def constant_tokens(generation: NeuronGeneration) -> float:
-    """The constant time of a run, as the number of tokens that take as long: of the fitted times of BERT-base."""
-    time = INF2_TIMES["bert-base"] if generation is NeuronGeneration.INF2 else INF1_DATA_PARALLEL
-    return time.constant / time.each * FITTED_TOKENS
-
-
 def divide(model: CompiledModel, rows: int, tokens: int) -> tuple[BatchPart, ...]:
     """The runs for a batch of `rows` rows padded to `tokens`, the first rows first.
 
     ValueError if the rows are longer than every bucket.
     """
-    found = _divided(model.buckets, constant_tokens(model.target), rows, tokens)
+    found = _divided(model.buckets, CONSTANT_TOKENS[model.target], rows, tokens)
     if found is None:
         raise ValueError(f"{tokens} tokens are more than the {model.longest} that the model was compiled for")
     parts, start = [], 0

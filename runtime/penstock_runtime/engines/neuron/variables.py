@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from penstock.errors import HostError, SettingError
-from penstock.planning.neuron import NeuronGeneration
+from penstock.hardware import NeuronGeneration
 from penstock.settings import setting
 from penstock_runtime.settings import Variables
 

@@ -22,10 +22,9 @@ import numpy as np
 from neuron_standin.install import VERSIONS, install
 from neuron_standin.machine import write_machine
 from penstock.capacity import CapacityCurve
-from penstock.hardware import CpuIdentity, Isa
+from penstock.hardware import CpuIdentity, Isa, NeuronGeneration
 from penstock.manifest import GRAPH_OUTPUTS, MANIFEST_NAME, GraphIO, Manifest, ModelFacts, ServedModel
 from penstock.neuron_artefact import CompiledModel, NeuronBucket, NeuronFence
-from penstock.planning.neuron import NeuronGeneration
 from penstock.recipe import Batching, EngineName, Plan, Precision, Recipe
 from penstock.tasks import Head, TaskName
 from penstock_runtime.batching.collate import collate

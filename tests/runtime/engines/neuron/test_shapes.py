@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.hardware import NeuronGeneration
 from penstock.neuron_artefact import CompiledModel, NeuronBucket, NeuronFence
-from penstock.planning.neuron import NeuronGeneration
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.neuron.shapes import (
+    CONSTANT_TOKENS,
     BatchPart,
     bucket_grid,
-    constant_tokens,
     divide,
     padded_inputs,
     real_tokens,
@@ -69,7 +69,7 @@ def test_on_inf1_the_constant_time_of_a_run_makes_one_larger_run_cheaper() -> No
     inf1 = divide(compiled((1, 32), (8, 32), target=NeuronGeneration.INF1), 2, 32)
 
     assert [part.rows for part in inf1] == [2]
-    assert constant_tokens(NeuronGeneration.INF1) > 10 * constant_tokens(NeuronGeneration.INF2)
+    assert CONSTANT_TOKENS[NeuronGeneration.INF1] > 10 * CONSTANT_TOKENS[NeuronGeneration.INF2]
 
 
 def test_rows_longer_than_every_shape_are_refused() -> None:
@@ -101,7 +101,7 @@ def test_every_row_runs_once_in_a_shape_that_holds_it(shapes: list[tuple[int, in
 @given(shapes=shapes, rows=st.integers(1, 6), tokens=st.integers(1, 16))
 def test_no_division_into_up_to_three_runs_is_cheaper(shapes: list[tuple[int, int]], rows: int, tokens: int) -> None:
     model = compiled(*shapes)
-    constant = constant_tokens(model.target)
+    constant = CONSTANT_TOKENS[model.target]
 
     found = sum(model.buckets[part.bucket].size + constant for part in divide(model, rows, tokens))
 

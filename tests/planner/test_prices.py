@@ -1,4 +1,4 @@
-"""Prices: the shipped list, lists of users, and the arithmetic of cost."""
+"""Prices: the shipped list, and lists of users."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import datetime as dt
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from penstock.errors import SettingError
-from penstock.planning.prices import load_prices, per_million, per_month, read_prices, shipped_prices
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
-from tests.examples import examples
+from penstock_planner.prices import load_prices, read_prices, shipped_prices
 
 
 def test_the_shipped_list_has_a_date_a_region_and_a_source() -> None:
@@ -38,26 +35,6 @@ def test_instances_of_inferentia_have_their_devices() -> None:
         "inf1.xlarge": 1, "inf1.2xlarge": 1, "inf1.6xlarge": 4, "inf1.24xlarge": 16,
     }  # fmt: skip
     assert classes["inf2"]["inf2.48xlarge"].devices == 12
-
-
-@pytest.mark.parametrize(
-    ("per_hour", "rate", "dollars"),
-    [
-        (0.228, 985, 0.0643),  # inf1.xlarge, data parallel at batch 6
-        (1.18, 1793, 0.1828),  # inf1.6xlarge, pipeline
-        (3.6, 1000, 1.0),
-    ],
-)
-def test_cost_of_a_million_requests(per_hour: float, rate: float, dollars: float) -> None:
-    assert per_million(per_hour, rate) == pytest.approx(dollars, abs=5e-5)
-
-
-@settings(max_examples=examples(100))
-@given(st.floats(0.01, 1000), st.floats(0.1, 1e6))
-def test_a_month_costs_its_millions_of_requests(per_hour: float, rate: float) -> None:
-    millions = rate * 730 * 3600 / 1e6
-
-    assert per_month(per_hour) == pytest.approx(per_million(per_hour, rate) * millions)
 
 
 @pytest.mark.parametrize(

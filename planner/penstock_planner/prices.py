@@ -1,4 +1,4 @@
-"""Prices of nodes by hardware class and instance type, and the arithmetic of cost.
+"""Prices of nodes by hardware class and instance type.
 
 The shipped list is `prices.yaml` in this package: dated, with its source. A file of the same form replaces it.
 """
@@ -15,19 +15,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.errors import SettingError
-
-HOURS_PER_MONTH = 730.0
-"""Hours of an average month, as cloud providers count them: 8,760 / 12."""
-
-
-def per_month(per_hour: float) -> float:
-    """The price of a month at a price per hour."""
-    return per_hour * HOURS_PER_MONTH
-
-
-def per_million(per_hour: float, requests_per_second: float) -> float:
-    """The cost of a million requests on hardware with this price per hour that answers this mean rate (over 0)."""
-    return per_hour / (requests_per_second * 3600) * 1e6
 
 
 def currency_sign(currency: str) -> str:
@@ -100,5 +87,5 @@ def load_prices(path: Path) -> PriceList:
 @cache
 def shipped_prices() -> PriceList:
     """The list in this package."""
-    text = resources.files("penstock.planning").joinpath("prices.yaml").read_text(encoding="utf-8")
+    text = resources.files("penstock_planner").joinpath("prices.yaml").read_text(encoding="utf-8")
     return read_prices(text, name="prices.yaml")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.planning.published import FAMILIES, Mode, family_of, published_rows
+from penstock_optimizer.neuron.published import FAMILIES, Mode, family_of, published_rows
 
 
 def test_every_row_has_a_source_and_figures() -> None:

@@ -13,30 +13,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock.planning.published import FAMILIES, Mode, ModelShape, PublishedFigure, family_of
+from penstock.hardware import NeuronGeneration
+from penstock_optimizer.neuron.published import FAMILIES, Mode, ModelShape, PublishedFigure, family_of
 
-NOT_RUN = "not yet run on a device"
-"""The sentence in every output about Neuron."""
-INF1_UNSUPPORTED = "AWS no longer supports Inf1"
 BATCHES = (1, 2, 4, 6, 8, 16)
 """Batch sizes to compile for."""
 LARGEST_PIPELINE = 64
 """NeuronCores of one pipeline at most: those of 16 devices."""
 WEIGHTS_PER_CORES = 20_000_000
 """Weights for each group of four cores in `pipeline_cores`."""
-CORES_PER_INF1_DEVICE = 4
-
-
-class NeuronGeneration(StrEnum):
-    """Generations of the device; the values are names of hardware classes."""
-
-    INF1 = "inf1"
-    INF2 = "inf2"
-
-    @property
-    def cores_per_device(self) -> int:
-        """NeuronCores of one device."""
-        return CORES_PER_INF1_DEVICE if self is NeuronGeneration.INF1 else 2
+_DEVICE = NeuronGeneration.INF1.cores_per_device
 
 
 class NeuronGoal(StrEnum):
@@ -64,7 +50,7 @@ def pipeline_cores(weights: int, granted: int) -> int:
     half = WEIGHTS_PER_CORES // 2
     rounded = quotient + (rest > half or (rest == half and quotient % 2 == 1))
     cores = min(4 * rounded, granted, LARGEST_PIPELINE)
-    whole = cores - cores % CORES_PER_INF1_DEVICE
+    whole = cores - cores % _DEVICE
     return max(whole, 1)
 
 
@@ -97,10 +83,8 @@ def candidates(
     if generation is NeuronGeneration.INF1:
         first = pipeline_cores(weights, granted)
         most = min(granted, LARGEST_PIPELINE)
-        near = (first, first - CORES_PER_INF1_DEVICE, first + CORES_PER_INF1_DEVICE, most)
-        counts = dict.fromkeys(
-            count - count % CORES_PER_INF1_DEVICE for count in near if CORES_PER_INF1_DEVICE <= count <= most
-        )
+        near = (first, first - _DEVICE, first + _DEVICE, most)
+        counts = dict.fromkeys(count - count % _DEVICE for count in near if _DEVICE <= count <= most)
         found += [NeuronCandidate(Mode.PIPELINE, count, batch) for count in counts for batch in batches]
     return tuple(found)
 

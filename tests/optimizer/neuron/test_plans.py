@@ -6,10 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.planning.neuron import (
+from penstock.capacity import per_million
+from penstock.hardware import NeuronGeneration
+from penstock_optimizer.neuron.plans import (
+    FITTED_TOKENS,
+    INF1_DATA_PARALLEL,
+    INF2_TIMES,
     Basis,
+    LinearTime,
     NeuronCandidate,
-    NeuronGeneration,
     NeuronGoal,
     buckets,
     candidates,
@@ -19,8 +24,9 @@ from penstock.planning.neuron import (
     published_figures,
     rank,
 )
-from penstock.planning.prices import per_million, shipped_prices
-from penstock.planning.published import FAMILIES, Mode, published_rows
+from penstock_optimizer.neuron.published import FAMILIES, Mode, published_rows
+from penstock_planner.prices import shipped_prices
+from penstock_runtime.engines.neuron.shapes import CONSTANT_TOKENS
 from tests.examples import examples
 
 BERT = FAMILIES["bert-base"]
@@ -174,3 +180,11 @@ def test_buckets_are_the_powers_of_two_in_use_and_the_longest_input() -> None:
     assert buckets([5, 31, 33, 120], longest=512) == (32, 64, 128, 512)
     assert buckets([300], longest=384) == (384,)
     assert buckets([], longest=128) == (128,)
+
+
+@pytest.mark.parametrize(
+    ("generation", "time"),
+    [(NeuronGeneration.INF1, INF1_DATA_PARALLEL), (NeuronGeneration.INF2, INF2_TIMES["bert-base"])],
+)
+def test_the_engine_divides_batches_by_the_fitted_times(generation: NeuronGeneration, time: LinearTime) -> None:
+    assert CONSTANT_TOKENS[generation] == time.constant / time.each * FITTED_TOKENS

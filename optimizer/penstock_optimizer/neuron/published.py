@@ -97,7 +97,7 @@ def parse_rows(lines: Iterable[str]) -> tuple[PublishedFigure, ...]:
 @cache
 def published_rows() -> tuple[PublishedFigure, ...]:
     """The rows in this package."""
-    text = resources.files("penstock.planning").joinpath("published_encoders.csv").read_text(encoding="utf-8")
+    text = resources.files("penstock_optimizer.neuron").joinpath("published_encoders.csv").read_text(encoding="utf-8")
     return parse_rows(text.splitlines())
 
 
