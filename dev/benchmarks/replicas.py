@@ -19,7 +19,7 @@ import psutil
 from penstock_operator.decide import Observation, ScalingSettings, Service, Started, State, decide
 from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.scrape import parse_metrics
-from penstock_optimizer.capacity.server import ReplicaServer, serve_replica
+from penstock_optimizer.capacity.replica import ReplicaServer, serve_replica
 from penstock_optimizer.load.timing import ResourceUsage, process_tree
 from penstock_simulator.policies import OWN_SCRAPE_SECONDS
 

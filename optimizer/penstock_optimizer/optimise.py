@@ -19,12 +19,19 @@ from penstock.manifest import Manifest, Outcome
 from penstock.resources.endpoint import ModelEndpoint, NoCandidate, OptimizationMode
 from penstock.tasks import TaskName
 from penstock_optimizer.candidate.work_folder import locked
-from penstock_optimizer.capacity.server import CapacityFailed, ReplicaBroken, serve_replica
-from penstock_optimizer.job import conclusions
+from penstock_optimizer.capacity.replica import CapacityFailed, ReplicaBroken, serve_replica
 from penstock_optimizer.job.artefact import write_artefact
 from penstock_optimizer.job.job import Job
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressEvent, Stage, ignore_progress
-from penstock_optimizer.targets.target import EXPORT_SECONDS, Capacity, Choice, Target
+from penstock_optimizer.targets.target import (
+    EXPORT_SECONDS,
+    Capacity,
+    Choice,
+    Target,
+    late,
+    of_late_candidates,
+    sentences,
+)
 from penstock_runtime.host.disk import translate_full_disk
 from penstock_runtime.models.sources.transfer import OnProgress as OnTransfer
 from penstock_runtime.models.sources.transfer import ignore_progress as no_transfer
@@ -34,6 +41,10 @@ if TYPE_CHECKING:
 
 STORE = "the store"
 """Name of the folder in errors of a full disk."""
+SHARED_CPUS = (
+    "The load generator shared the cores with the server, since there were no others: "
+    "its own work is in the latencies of the capacity curve."
+)
 
 
 @dataclass(frozen=True)
@@ -231,17 +242,17 @@ class Optimisation:
         job, measured = self._job, capacity or Capacity()
         found = [
             *measured.missed,
-            *conclusions.of_late_candidates(choice.candidates),
+            *of_late_candidates(choice.candidates),
             *choice.findings,
-            *((conclusions.SHARED_CPUS,) if capacity and self._target.measures_capacity and not job.load_cpus else ()),
-            *conclusions.sentences(choice.notes),
+            *((SHARED_CPUS,) if capacity and self._target.measures_capacity and not job.load_cpus else ()),
+            *sentences(choice.notes),
             *measured.doubts,
-            *(conclusions.sentences(job.findings()) if capacity else ()),
+            *(sentences(job.findings()) if capacity else ()),
         ]
         fields = {**choice.fields, **measured.fields}
         if capacity:
             fields["budget_seconds"] = self._budget.seconds
-            fields["cut_short"] = choice.cut_short or conclusions.late(choice.candidates) > 0
+            fields["cut_short"] = choice.cut_short or late(choice.candidates) > 0
         return job.manifest(
             choice.parameters,
             chosen=choice.chosen,

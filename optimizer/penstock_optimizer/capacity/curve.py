@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.capacity import CapacityCurve, CapacityPoint
-from penstock_optimizer.capacity.server import NO_TIME, CapacityFailed, ReplicaBroken, ReplicaServer
+from penstock_optimizer.capacity.replica import NO_TIME, CapacityFailed, ReplicaBroken, ReplicaServer
 from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.generator import ClosedLoop, LoadFailed, LoadResult, LoadSpec, OpenLoop, run_load
 

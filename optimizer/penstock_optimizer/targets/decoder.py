@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock.capacity import TokenPoint
+from penstock.capacity import TokenCurve, TokenPoint
 from penstock.manifest import GRAPH_OUTPUTS, CandidateFacts, GraphIO, Outcome, ReasonCode, ServedModel
 from penstock.recipe import EngineName, Recipe
-from penstock.resources.endpoint import OptimizationMode
+from penstock.resources.endpoint import Objective, OptimizationMode
 from penstock.tasks import Head
 from penstock_optimizer.candidate import decoder as candidate
 from penstock_optimizer.candidate.decoder import (
@@ -29,14 +29,13 @@ from penstock_optimizer.candidate.decoder import (
 )
 from penstock_optimizer.candidate.isolation import Worker, WorkerFailed
 from penstock_optimizer.candidate.work_folder import CandidateRecord
-from penstock_optimizer.capacity.server import CapacityFailed, ReplicaBroken, ReplicaServer
+from penstock_optimizer.capacity.replica import CapacityFailed, ReplicaBroken, ReplicaServer
 from penstock_optimizer.capacity.tokens import StreamingClients, lengths_text, measure_tokens, request_lengths
 from penstock_optimizer.generation.decoder import Decoder, read_decoder
 from penstock_optimizer.generation.decoder_graph import decoder_facts
 from penstock_optimizer.generation.native_graph import why_not_native
 from penstock_optimizer.guard.agreement_of_logits import GenerationBudget
 from penstock_optimizer.guard.prompts import judging_prompts
-from penstock_optimizer.job import conclusions
 from penstock_optimizer.job.artefact import graph_path
 from penstock_optimizer.job.job import Job
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressReporter, Stage
@@ -152,7 +151,7 @@ class DecoderTarget(Target):
             measure, self._requests, objective, seconds_left=self.budget.left_for_capacity, on_point=self._report
         )
         self.events.advance(Stage.CAPACITY, curve.summary or "not measured")
-        missed = () if doubts and not curve.points else tuple(conclusions.of_token_curve(curve, objective))
+        missed = () if doubts and not curve.points else tuple(of_token_curve(curve, objective))
         return Capacity({"token_capacity": curve}, missed, tuple(doubts))
 
     def instead(self, choice: Choice, failure: ReplicaBroken) -> Choice | None:
@@ -352,3 +351,14 @@ def _speed_up(reference: CandidateFacts, chosen: CandidateFacts) -> dict[int, fl
     """Time of a prompt with fp32 over the time with the chosen plan, by tokens."""
     slow, fast = reference.milliseconds, chosen.milliseconds
     return {tokens: slow[tokens] / fast[tokens] for tokens in sorted(slow.keys() & fast.keys())}
+
+
+def of_token_curve(curve: TokenCurve, objective: Objective) -> Iterator[str]:
+    """The capacity of a replica that generates text was not measured, or misses the objective."""
+    wanted = objective.tokens_per_second
+    if not curve.points:
+        yield "The capacity of a replica was not measured: the time budget was too short."
+    elif curve.within is None:
+        yield f"{curve.summary[:1].upper()}{curve.summary[1:]}: give it more cores, or a smaller model."
+    elif wanted is not None and (reached := curve.within.tokens_per_second) < wanted:
+        yield f"The {wanted:.4g} tokens/s of the objective are not reached: one replica takes {reached:.4g} of them."

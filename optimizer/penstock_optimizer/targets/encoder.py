@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from penstock.capacity import CapacityCurve
 from penstock.errors import OptimizationError
-from penstock.manifest import CandidateFacts, Manifest, Outcome, ServedGraph, ServedModel
+from penstock.manifest import (
+    CandidateFacts,
+    Manifest,
+    Outcome,
+    PlanTrial,
+    ReasonCode,
+    ServedGraph,
+    ServedModel,
+    served_latency,
+)
 from penstock.recipe import Batching, Plan, Recipe
 from penstock.resources.endpoint import OptimizationMode
 from penstock_optimizer.candidate.gemm import EncoderShape, gemm_shares
@@ -17,17 +28,16 @@ from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.runner import ProcessRunner
 from penstock_optimizer.candidate.work_folder import ExportedFacts
 from penstock_optimizer.capacity.curve import measure_capacity
-from penstock_optimizer.capacity.server import ReplicaBroken, ReplicaServer
-from penstock_optimizer.job import conclusions
+from penstock_optimizer.capacity.replica import ReplicaBroken, ReplicaServer
 from penstock_optimizer.job.artefact import graph_path
-from penstock_optimizer.job.conclusions import conclude, plan_trials, speed_up
 from penstock_optimizer.job.job import Job
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressReporter, Stage, export_message
 from penstock_optimizer.load.workload import measured_lengths, workload_bodies
-from penstock_optimizer.search.climb import SearchResult, Trials
+from penstock_optimizer.report.view import why_fp32
+from penstock_optimizer.search.climb import SearchResult, SearchStep, Trials
 from penstock_optimizer.search.goal import Goal
 from penstock_optimizer.search.recipes import REFERENCE, by_gain, candidate_recipes
-from penstock_optimizer.search.space import PlanLimits, WideFrom, first_plan
+from penstock_optimizer.search.space import PlanLimits, WideFrom, expected_milliseconds, first_plan
 from penstock_optimizer.targets.plan_search import PlanSearch, is_exhaustive
 from penstock_optimizer.targets.screening import (
     LEAST_SECONDS,
@@ -55,6 +65,12 @@ WIDE_FROM = WideFrom(64, 64)
 """
 CAPACITY_BODIES = 400
 """Number of different requests: none is repeated often enough for a cache to matter."""
+NEAR = 1.05
+"""Within this factor of the chosen recipe's latency, the plan search decided."""
+NOISY = 0.15
+"""Above this scatter of repeated measurements, small differences mean nothing."""
+WORTH_CACHING = 0.1
+"""From this share of repeated texts on, the cache of answers is recommended."""
 EXPECTED_PLANS = 12
 EXPECTED_POINTS = 10
 
@@ -172,7 +188,7 @@ class EncoderTarget(Target):
         wanted = job.context.requests_per_second if measured.finished else None
         return Capacity(
             {"capacity": measured.curve, "serving_rss_bytes": measured.resident_bytes},
-            missed=tuple(conclusions.of_missed_rate(measured.curve, wanted)),
+            missed=tuple(of_missed_rate(measured.curve, wanted)),
         )
 
     def instead(self, choice: Choice, failure: ReplicaBroken) -> Choice | None:
@@ -277,7 +293,7 @@ class EncoderTarget(Target):
         )
         self.events.planned(result.plan, candidates)
         by_recipe = {one.recipe: one for one in candidates}
-        noise = conclusions.measured_noise(result.noise, candidates)
+        noise = measured_noise(result.noise, candidates)
         chosen = self._served(self._screening.run_of(result.plan.recipe), result.plan)
         reference = self._screening.reference
         baseline = self._served(reference, baseline_plan(job.grant.cores, reference.batching))
@@ -292,7 +308,7 @@ class EncoderTarget(Target):
             self._export.parameters,
             candidates,
             tuple(
-                conclusions.of_plan(
+                of_plan(
                     result.plan,
                     candidates,
                     REFERENCE,
@@ -301,7 +317,7 @@ class EncoderTarget(Target):
                     second_graph_bytes=result.second_graph_bytes,
                 )
             ),
-            (*conclusions.of_repeated_texts(job.spec.workload.texts), *self._export.notes),
+            (*of_repeated_texts(job.spec.workload.texts), *self._export.notes),
             cut_short=not is_exhaustive(result, self.budget),
             fields={
                 "speed_up": speed_up(by_recipe[REFERENCE], result.plan, by_recipe),
@@ -321,3 +337,176 @@ class EncoderTarget(Target):
         run = self._screening.run_of(plan.short.recipe)
         assert run.built is not None  # noqa: S101 - only a built graph may serve
         return ServedGraph(path=graph_path(run.recipe, Path(run.built.graph)), io=run.built.io)
+
+
+def conclude(
+    candidates: Sequence[CandidateFacts],
+    *,
+    chosen: Plan,
+    reference: Recipe,
+    expected: Sequence[int],
+    steps: Sequence[SearchStep],
+    search_finished: bool = True,
+) -> tuple[CandidateFacts, ...]:
+    """The candidates with their final outcomes and reasons. `expected`: lengths to weigh the latency over."""
+    if not search_finished:
+        candidates = _without_turn(candidates, chosen=chosen, expected=expected, steps=steps)
+    by_recipe = {one.recipe: one for one in candidates}
+    return tuple(
+        _concluded(one, by_recipe, chosen=chosen, reference=reference, expected=expected, steps=steps)
+        for one in candidates
+    )
+
+
+def _is_open(facts: CandidateFacts) -> bool:
+    """True for a candidate that passed the guard and was not ruled out before the plan search."""
+    return facts.outcome is Outcome.SLOWER and facts.reason_code is ReasonCode.WITHIN_BUDGET
+
+
+def _without_turn(
+    candidates: Sequence[CandidateFacts], *, chosen: Plan, expected: Sequence[int], steps: Sequence[SearchStep]
+) -> list[CandidateFacts]:
+    """Mark as skipped the candidates that are faster than the chosen one as measured, but of which the plan search had
+    no time to try a plan."""
+    tried = {plan.recipe for step in steps for plan in (step.challenger, step.incumbent)}.union(chosen.recipes)
+    served = next((one for one in candidates if one.recipe == chosen.recipe), None)
+
+    def is_left(one: CandidateFacts) -> bool:
+        if one.recipe in tried or not _is_open(one):
+            return False
+        faster = _ratio(served, one, expected)
+        return faster is not None and faster > NEAR
+
+    return [one.settled(Outcome.SKIPPED, ReasonCode.NO_PLAN_TRIED) if is_left(one) else one for one in candidates]
+
+
+def _concluded(
+    facts: CandidateFacts,
+    by_recipe: Mapping[Recipe, CandidateFacts],
+    *,
+    chosen: Plan,
+    reference: Recipe,
+    expected: Sequence[int],
+    steps: Sequence[SearchStep],
+) -> CandidateFacts:
+    if facts.recipe == chosen.recipe:
+        gain = _ratio(by_recipe.get(reference), facts, expected)
+        if facts.recipe == reference:
+            reason = why_fp32([one for one in by_recipe.values() if one.recipe != reference])
+        elif gain is None:
+            reason = "best for the objective within the accuracy budget"
+        else:
+            reason = (
+                f"best for the objective within the accuracy budget: {gain:.1f} times as fast as fp32 over the workload"
+            )
+        return facts.settled(Outcome.CHOSEN, reason)
+    if chosen.short is not None and facts.recipe == chosen.short.recipe:
+        reason = f"serves rows of up to {chosen.short.longest_tokens} tokens next to {chosen.recipe.name}"
+        return facts.settled(facts.outcome, f"{reason}, which it is faster than there")
+    if not _is_open(facts):
+        return facts
+    slower = _ratio(facts, by_recipe.get(chosen.recipe), expected)
+    lost = next(
+        (step for step in reversed(steps) if step.challenger.recipe == facts.recipe and not step.promoted), None
+    )
+    won = (step for step in reversed(steps) if step.promoted and step.challenger.recipe != facts.recipe)
+    beaten = next((step for step in won if step.incumbent.recipe == facts.recipe), None)
+    if lost is not None and (slower is None or slower <= NEAR):
+        reason = f"{lost.reason}, against {lost.incumbent.recipe.name}"
+    elif beaten is not None and (slower is None or slower <= NEAR):
+        reason = f"{beaten.challenger.recipe.name} was {beaten.reason}"
+    elif slower is not None and slower > 1.0:
+        reason = f"{slower:.2f} times the latency of the chosen recipe over the workload"
+    else:
+        times = f"{1 / slower:.2f} times " if slower is not None and slower < 1 / NEAR else ""
+        reason = f"{times}as fast as the chosen recipe over the workload; no plan of it was tried"
+    return facts.settled(facts.outcome, reason)
+
+
+def _ratio(slow: CandidateFacts | None, fast: CandidateFacts | None, expected: Sequence[int]) -> float | None:
+    """Expected latency of `slow` over the expected latency of `fast`; None when either was not measured."""
+    if slow is None or fast is None or not slow.latency or not fast.latency:
+        return None
+    return expected_milliseconds(slow.milliseconds, expected) / expected_milliseconds(fast.milliseconds, expected)
+
+
+def speed_up(reference: CandidateFacts, plan: Plan, by_recipe: Mapping[Recipe, CandidateFacts]) -> dict[int, float]:
+    """fp32 time over the time of the chosen plan, by tokens."""
+    slow = reference.milliseconds
+    fast = {point.tokens: point.p50_milliseconds for point in served_latency(plan, by_recipe.values())}
+    return {tokens: slow[tokens] / fast[tokens] for tokens in sorted(slow.keys() & fast.keys()) if fast[tokens] > 0}
+
+
+def plan_trials(steps: Sequence[SearchStep]) -> tuple[PlanTrial, ...]:
+    """The plan search as the manifest stores it."""
+    return tuple(
+        PlanTrial(plan=step.challenger, against=step.incumbent, promoted=step.promoted, reason=step.reason)
+        for step in steps
+    )
+
+
+def of_plan(
+    plan: Plan,
+    candidates: Sequence[CandidateFacts],
+    reference: Recipe,
+    *,
+    noise: float,
+    search_finished: bool = True,
+    second_graph_bytes: int | None = None,
+) -> Iterator[str]:
+    """Findings about an encoder's plan and the search for it."""
+    if not search_finished:
+        yield "The time budget ended the plan search before all neighbours of the plan were tried."
+    if noise > NOISY:
+        yield (
+            f"Repeated measurements differed by {noise:.0%}: something else ran on this machine, or its clock moved. "
+            "Differences below that are not to be trusted."
+        )
+    first = next((one for one in candidates if one.recipe == reference), None)
+    if first is not None and not first.fused_nodes:
+        yield "Nothing was fused in the fp32 graph: this architecture runs node by node, slower than it could."
+    if plan.recipe == reference and any(one.outcome is Outcome.REJECTED for one in candidates):
+        yield (
+            "Faster candidates were rejected for their answers: see the accuracy budget "
+            "(docs/reference/accuracy-budgets.md)."
+        )
+    if plan.short is not None:
+        size = next((one.size_bytes for one in candidates if one.recipe == plan.short.recipe), 0)
+        memory = f"{second_graph_bytes / 1e6:.0f} MB of memory" if second_graph_bytes else "its memory was not measured"
+        yield (
+            f"Rows of up to {plan.short.longest_tokens} tokens have a graph of their own ({plan.short.recipe.name}): "
+            f"{memory}, {size / 1e6:.0f} MB of the artefact."
+        )
+
+
+def of_repeated_texts(texts: Sequence[str]) -> Iterator[str]:
+    """The workload repeats texts, so that the cache of answers pays."""
+    if (repeated := repeated_share(texts)) >= WORTH_CACHING:
+        yield (
+            f"{repeated:.0%} of the workload's texts repeat an earlier one: serving.caches.answersMebibytes answers "
+            "such requests from memory."
+        )
+
+
+def repeated_share(texts: Sequence[str]) -> float:
+    """The share of texts that repeat an earlier one; 0 without texts."""
+    return 1 - len(set(texts)) / len(texts) if texts else 0.0
+
+
+def of_missed_rate(capacity: CapacityCurve, wanted: float | None) -> Iterator[str]:
+    """The rate that the endpoint wants (requests/s) is not reached within its p95. `wanted` None: it states no rate, or
+    the curve is incomplete."""
+    limit, rate = capacity.p95_objective_milliseconds, capacity.requests_per_second
+    if wanted is None or limit is None or (rate or 0.0) >= wanted:
+        return
+    reached = f"takes {rate:,.4g} of them" if rate is not None else "is over that p95 at any rate that was measured"
+    yield (
+        f"The {wanted:,.4g} requests/s within a p95 of {limit:,.4g} ms are not reached: one replica {reached}. "
+        "Give it more cores, or ask for less."
+    )
+
+
+def measured_noise(search: float, candidates: Sequence[CandidateFacts]) -> float:
+    """Relative scatter of repeated measurements: the larger one of the plan search and of the single runs."""
+    spreads = [point.spread for one in candidates for point in one.latency]
+    return max(search, median(spreads) if spreads else 0.0)

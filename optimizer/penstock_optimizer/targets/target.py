@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from penstock.errors import OptimizationError
-from penstock.manifest import CandidateFacts, Manifest, Outcome, ServedModel
+from penstock.manifest import CandidateFacts, Manifest, Outcome, ReasonCode, ServedModel
 from penstock.recipe import Recipe
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
-from penstock_optimizer.capacity.server import ReplicaBroken, ReplicaServer
-from penstock_optimizer.job.conclusions import UNMEASURED
+from penstock_optimizer.capacity.replica import ReplicaBroken, ReplicaServer
 from penstock_optimizer.job.progress import ProgressReporter, Stage
 
 EXPORT_SECONDS = 600.0
@@ -30,6 +29,9 @@ MAX_REMAINING_SHARE = 0.6
 """The largest share of the remaining time that one candidate may use: one that hangs must leave time for the next."""
 RAISE_BUDGET = "Raise spec.optimization.budgetSeconds, or --budget"
 """The remedy where too little time was left."""
+
+
+UNMEASURED = "Nothing was measured yet: this is the fp32 graph as it was exported."
 
 
 @dataclass
@@ -167,7 +169,7 @@ class Target(ABC):
         self.events.finish(Stage.CANDIDATES)
 
     def capacity(self, server: ReplicaServer) -> Capacity:
-        """Measure the capacity of a replica. CapacityFailed and ReplicaBroken as in `capacity.server`."""
+        """Measure the capacity of a replica. CapacityFailed and ReplicaBroken as in `capacity.replica`."""
         raise NotImplementedError
 
     def instead(self, choice: Choice, failure: ReplicaBroken) -> Choice | None:
@@ -186,3 +188,26 @@ def export_failed(failure: WorkerFailed, seconds: float) -> Exception:
             f"the time budget ended before the fp32 graph was written: {failure.reason}", remedy=RAISE_BUDGET
         )
     return failure.as_error("the model could not be exported")
+
+
+def sentences(clauses: Iterable[str]) -> Iterator[str]:
+    """Clauses as sentences."""
+    return (f"{one[:1].upper()}{one[1:].rstrip('.')}." for one in clauses)
+
+
+def late(candidates: Sequence[CandidateFacts]) -> int:
+    """How many candidates a larger time budget would try, or try again. A plan that was not tried does not count: a
+    larger budget need not give the plan search more time."""
+    codes = [one.reason_code for one in candidates]
+    return sum(
+        (code.is_out_of_time and code is not ReasonCode.NO_PLAN_TRIED) or code is ReasonCode.TIMED_OUT for code in codes
+    )
+
+
+def of_late_candidates(candidates: Sequence[CandidateFacts]) -> Iterator[str]:
+    """The time budget was too small for all candidates."""
+    if count := late(candidates):
+        yield (
+            f"The time budget ended before {count} candidate{'s' if count > 1 else ''} "
+            "had a turn: a larger one goes on from here."
+        )

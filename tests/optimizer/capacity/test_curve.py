@@ -12,7 +12,7 @@ import pytest
 
 from penstock_optimizer.capacity import curve as capacity
 from penstock_optimizer.capacity.curve import CapacityMeasurement, measure_capacity
-from penstock_optimizer.capacity.server import CapacityFailed, ReplicaBroken, ReplicaServer
+from penstock_optimizer.capacity.replica import CapacityFailed, ReplicaBroken, ReplicaServer
 from penstock_optimizer.load.client import RequestBody
 from tests.optimizer.load.known_server import Answer, ok, serving
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from penstock.capacity import TokenPoint
 from penstock.resources.endpoint import Objective, TokenTime, Workload
 from penstock_optimizer.capacity import tokens
-from penstock_optimizer.capacity.server import CapacityFailed, ReplicaBroken, ReplicaServer
+from penstock_optimizer.capacity.replica import CapacityFailed, ReplicaBroken, ReplicaServer
 from penstock_optimizer.capacity.tokens import (
     DEFAULT_LENGTHS,
     MOST_CLIENTS,
@@ -28,7 +28,7 @@ from penstock_optimizer.capacity.tokens import (
     measure_tokens,
     request_lengths,
 )
-from penstock_optimizer.job import conclusions
+from penstock_optimizer.targets.decoder import of_token_curve
 from tests.optimizer.load.test_texts import wordpiece
 
 LIMITS = Objective(time_to_first_token=TokenTime(p95_milliseconds=100), tokens_per_second=50)
@@ -117,9 +117,9 @@ def test_lengths_are_described_in_one_line() -> None:
     ],
 )
 def test_what_the_curve_misses_is_a_finding(points: list[TokenPoint], words: str) -> None:
-    (finding,) = conclusions.of_token_curve(ClientSteps(LIMITS, points).curve, LIMITS)
+    (finding,) = of_token_curve(ClientSteps(LIMITS, points).curve, LIMITS)
     assert words in finding
-    assert not list(conclusions.of_token_curve(ClientSteps(LIMITS, [point(1, tokens=60)]).curve, LIMITS))
+    assert not list(of_token_curve(ClientSteps(LIMITS, [point(1, tokens=60)]).curve, LIMITS))
 
 
 def test_without_time_nothing_is_measured() -> None:

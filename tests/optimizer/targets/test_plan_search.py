@@ -14,9 +14,9 @@ from penstock.recipe import Batching, Recipe
 from penstock.resources.endpoint import Latency, Objective
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.work_folder import WorkFolder
-from penstock_optimizer.job.conclusions import conclude, plan_trials, speed_up
 from penstock_optimizer.search.climb import SearchResult, SearchStep, Trials
 from penstock_optimizer.search.goal import Goal
+from penstock_optimizer.targets.encoder import conclude, plan_trials, speed_up
 from penstock_optimizer.targets.plan_search import PlanSearch, is_exhaustive
 from penstock_optimizer.targets.screening import Screening
 from penstock_optimizer.targets.target import Budget
