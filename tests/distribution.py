@@ -19,11 +19,11 @@ CONTROL_PLANE_GROUPS = (
         "tests/operator/scaling/test_operator.py",
     ),
     (
-        "tests/operator/loop/test_garbage_collection.py",
-        "tests/operator/loop/test_reconcile.py",
-        "tests/operator/loop/test_restore.py",
-        "tests/operator/loop/test_turns.py",
-        "tests/operator/plan/test_api_server.py",
+        "tests/operator/control/test_garbage_collection.py",
+        "tests/operator/control/test_reconcile.py",
+        "tests/operator/control/test_restore.py",
+        "tests/operator/control/test_turns.py",
+        "tests/operator/endpoint/test_api_server.py",
         "tests/operator/test_protected_endpoint.py",
     ),
     (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock_operator.collectors import CacheCollector, scaling_metrics
+from penstock_operator.control.cache import ClusterCache
 from penstock_operator.metrics import REGISTRY
 from penstock_operator.settings import DOCUMENT, SETTINGS, Settings
-from penstock_operator.watch.cluster_cache import ClusterCache
 from tools import operator_rights as rbac
 
 

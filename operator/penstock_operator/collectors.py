@@ -8,10 +8,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.control.cache import ClusterCache
 from penstock_operator.decide import Decision
+from penstock_operator.endpoint.replica_count import METRIC
 from penstock_operator.metrics import PREFIX
-from penstock_operator.plan.scaling import METRIC
-from penstock_operator.watch.cluster_cache import ClusterCache
 
 
 class CacheCollector(Collector):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import penstock
 from penstock.settings import SettingsGroup, setting
-from penstock_operator.plan.installation import NeuronSettings
+from penstock_operator.facts.installation import NeuronSettings
 
 
 class InferentiaSettings(SettingsGroup):

@@ -21,22 +21,22 @@ from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.informer import Informer
 from penstock_operator.cluster.kubernetes import NO_RETRIES, KubernetesPort, load_configuration
 from penstock_operator.collectors import CacheCollector, ScalingCollector
+from penstock_operator.control import handlers
+from penstock_operator.control.cache import MANAGED_SELECTOR, ClusterCache
+from penstock_operator.control.controller import Controller
+from penstock_operator.control.garbage_collection import StoreCollection
+from penstock_operator.control.pod_reports import JobProgressReader, PodInfoReader, TextsReader
+from penstock_operator.facts.names import GATEWAY_STATUS_PORT, INTERNAL_PORT
 from penstock_operator.health import HealthChecks, serve
 from penstock_operator.leader.election import Election
 from penstock_operator.leader.lease import Leadership, LeaseTimes
-from penstock_operator.loop.controller import Controller
-from penstock_operator.loop.garbage_collection import StoreCollection
 from penstock_operator.metrics import REGISTRY
-from penstock_operator.plan.names import GATEWAY_STATUS_PORT, INTERNAL_PORT
 from penstock_operator.scaling.canaries import CanaryLoop
 from penstock_operator.scaling.loop import Autoscaler, ScalingIntervals
 from penstock_operator.scaling.read.prometheus import OwnPrometheus, PrometheusClient
 from penstock_operator.scaling.read.scrape import PodScraper, parse_gateway_metrics
 from penstock_operator.settings import LoadSettings, Settings
 from penstock_operator.supervision import supervised
-from penstock_operator.watch import handlers
-from penstock_operator.watch.cluster_cache import MANAGED_SELECTOR, ClusterCache
-from penstock_operator.watch.pod_reports import JobProgressReader, PodInfoReader, TextsReader
 
 ENDING_SECONDS = 8.0
 """Time for tasks to end. A task that takes longer is abandoned: it may not write any more."""

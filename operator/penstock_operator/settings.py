@@ -19,10 +19,10 @@ from pydantic import model_validator
 import penstock
 from penstock.errors import SettingError, closest
 from penstock.settings import Setting, SettingsGroup, described, load, setting
+from penstock_operator.endpoint.prometheus_urls import HOST_PATTERN
+from penstock_operator.facts.installation import PlanSettings, StoreVolume
+from penstock_operator.facts.tenants import NamespaceQuota, read_rules
 from penstock_operator.inferentia_settings import InferentiaSettings
-from penstock_operator.plan.installation import PlanSettings, StoreVolume
-from penstock_operator.plan.prometheus_urls import HOST_PATTERN
-from penstock_operator.plan.tenants import NamespaceQuota, read_rules
 from penstock_operator.policy_settings import PolicySettings
 
 PREFIX = "PENSTOCK_OPERATOR_"

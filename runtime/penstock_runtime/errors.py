@@ -167,3 +167,11 @@ class InferenceFailed(RequestError):
 
     status = 500
     error_type = "inference"
+
+
+def deadline_exceeded() -> DeadlineExceeded:
+    """The error of a request that did not start in time."""
+    return DeadlineExceeded(
+        "the request waited longer than its deadline and was not run",
+        remedy="Try again later, allow more time, or add replicas",
+    )

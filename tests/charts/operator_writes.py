@@ -14,12 +14,12 @@ from aiohttp import ClientResponse
 
 from penstock_operator.cluster.errors import ClusterError
 from penstock_operator.cluster.kubernetes import KubernetesPort, load_configuration
-from penstock_operator.plan import collection
-from penstock_operator.plan.collection import CollectionHome, CollectionTarget
-from penstock_operator.plan.names import MANAGED_BY
+from penstock_operator.endpoint.optimization import collection
+from penstock_operator.endpoint.optimization.collection import CollectionHome, CollectionTarget
+from penstock_operator.facts.names import MANAGED_BY
 from tests.charts.helm import NAMESPACE
-from tests.operator.plan.kube import SETTINGS, Json, Kube
-from tests.operator.plan.test_api_server import MADE
+from tests.operator.endpoint.kube import SETTINGS, Json, Kube
+from tests.operator.endpoint.test_api_server import MADE
 
 FILES = "/srv/models"
 ACCOUNTS = ["cloud-*"]

@@ -21,10 +21,10 @@ from penstock.tasks import TaskName
 from penstock_operator import metrics
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.collectors import CacheCollector, ScalingCollector
+from penstock_operator.control.cache import ClusterCache
 from penstock_operator.decide import Decision
 from penstock_operator.decide.decision import Cause, DecisionCondition
 from penstock_operator.decide.demand import Demand
-from penstock_operator.watch.cluster_cache import ClusterCache
 from penstock_runtime.generation.loop import LoopState
 from penstock_runtime.generation.scheduler import PlannedRow, Sequence, Step
 from penstock_runtime.host import read_host
@@ -34,7 +34,7 @@ from tests.charts.helm import CHART, NAMESPACE, Helm
 from tests.charts.prometheus import Prometheus, Series, running_prometheus
 from tests.gateway.rig import running_rig
 from tests.operator import objects
-from tests.operator.watch.test_quota_use import with_quota
+from tests.operator.limits.test_quota_use import with_quota
 from tests.optimizer.report.sample import sample_manifest
 
 Json = dict[str, Any]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock_operator.plan.names import API_VERSION
+from penstock_operator.facts.names import API_VERSION
 from testbed.control_plane import ControlPlane
 from testbed.kubectl import Kubectl, KubectlError
 from tests.charts.helm import CHART, NAMESPACE, ONE_NODE, RELEASE, Helm

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock_operator.plan.names import ENDPOINT, gateway_labels, runtime_labels
+from penstock_operator.facts.names import ENDPOINT, gateway_labels, runtime_labels
 from penstock_operator.settings import Settings
 from tests.charts.helm import CHART, NAMESPACE, Helm, Manifest, of_kind
 from tools import make_chart

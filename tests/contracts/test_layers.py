@@ -20,7 +20,6 @@ HEAVY = {
         "runtime/penstock_runtime/engines/openvino.py",
         "runtime/penstock_runtime/generation/openvino_engine.py",
         "optimizer/penstock_optimizer/quantise/",
-        "optimizer/penstock_optimizer/generation/",
     },
     # The Neuron SDK is an extension of torch, in a process of its own.
     "torch": {

@@ -1,4 +1,4 @@
-"""The real scheduler places pods of a class only on the nodes that `penstock_operator.plan.placement` allows.
+"""The real scheduler places pods of a class only on the nodes that `penstock_operator.endpoint.pods.placement` allows.
 
 Nodes are objects without a kubelet behind them: the scheduler looks at nothing else. The pods are those that the
 operator makes of the class.
@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from penstock.resources.hardware_class import HardwareClassSpec, Neuron, NeuronResource
 from penstock.resources.pod import Pod, Toleration, TolerationOperator
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
-from penstock_operator.plan.installation import PlanSettings
-from penstock_operator.plan.placement import NodeFacts, PodRequirements, Taint, place
-from penstock_operator.plan.pod_template import pod_spec, resources
+from penstock_operator.endpoint.pods.placement import NodeFacts, PodRequirements, Taint, place
+from penstock_operator.endpoint.pods.template import pod_spec, resources
+from penstock_operator.facts.installation import PlanSettings
 from testbed.control_plane import ControlPlane
 from tests.crds.conftest import ApiServer, proxied
 from tests.examples import examples
-from tests.operator.plan.test_placement import BELONGS, LABELS, ROOM, TAINTS, TERMS, on
+from tests.operator.endpoint.pods.test_placement import BELONGS, LABELS, ROOM, TAINTS, TERMS, on
 
 PODS = "/api/v1/namespaces/default/pods"
 SETTINGS = PlanSettings(runtime_image="runtime", optimizer_image="optimizer", toolchain="0.1.0")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from neuron_standin.install import install
 from neuron_standin.machine import write_machine
-from penstock_operator.plan.job import FILES
+from penstock_operator.endpoint.optimization.job import FILES
 from testbed.device_plugin import Configuration
 from testbed.layout import Node
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from penstock.resources.shipped_classes import HARDWARE_CLASSES, INSTANCE_TYPE
-from penstock_operator.plan.names import NAME, OPTIMIZED_MODEL, OPTIMIZER
+from penstock_operator.facts.names import NAME, OPTIMIZED_MODEL, OPTIMIZER
 from testbed.device_plugin import running_device_plugin
 from testbed.kubectl import Kubectl
 from tests.endtoend_cluster.inferentia import devices, write_interpreter

@@ -17,7 +17,7 @@ from penstock.resources.endpoint import Gateway as GatewaySpec
 from penstock_gateway.config import STATUS_CONNECTIONS_PER_CLIENT
 from penstock_gateway.haproxy import HAProxySocket, ServerSync
 from penstock_gateway.slices import ReplicaAddress
-from penstock_operator.plan.gateway import memory_bytes
+from penstock_operator.endpoint.objects.gateway import memory_bytes
 from tests.gateway.rig import Crowd, Gateway, Rig, post
 
 PROBE_SECONDS = 5.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.resources.job_summary import Summary
 from penstock.resources.result import ArtefactReference
-from penstock_operator.plan.names import CONTAINER
+from penstock_operator.facts.names import CONTAINER
 from testbed.kubectl import Kubectl
 
 DIGEST = "sha256:" + "ab" * 32

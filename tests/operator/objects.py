@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock_operator.plan import names
+from penstock_operator.facts import names
 
 Json = dict[str, Any]
 

@@ -13,10 +13,10 @@ from typing import Any
 from penstock_operator.cluster.api import ClusterPort, Json, ListPage, ResourceKind, WatchEvent
 from penstock_operator.cluster.informer import Informer
 from penstock_operator.cluster.kubernetes import KubernetesPort, load_configuration
-from penstock_operator.loop.controller import Controller
+from penstock_operator.control.cache import ClusterCache
+from penstock_operator.control.controller import Controller
 from penstock_operator.process import make_informers
 from penstock_operator.settings import Settings
-from penstock_operator.watch.cluster_cache import ClusterCache
 
 QUIET_LOOKS = 12
 LOOK_SECONDS = 0.05

@@ -15,10 +15,13 @@ from penstock_operator.cluster.api import POD, ClusterPort
 from penstock_operator.cluster.errors import Backoff
 from penstock_operator.cluster.informer import Informer
 from penstock_operator.cluster.store import ObjectKey, Store
+from penstock_operator.control import pod_reports
+from penstock_operator.control.cache import ClusterCache
+from penstock_operator.control.pod_reports import JobProgressReader, PodInfoReader
 from penstock_operator.decide import Metrics, Unknown
+from penstock_operator.facts import names
+from penstock_operator.facts.pods import HostReport, JobReport
 from penstock_operator.metrics import REGISTRY
-from penstock_operator.plan import names
-from penstock_operator.plan.workloads import HostReport, JobReport
 from penstock_operator.process import make_autoscaler
 from penstock_operator.scaling.read import scrape
 from penstock_operator.scaling.read.prometheus import PrometheusClient, PrometheusSource
@@ -26,14 +29,11 @@ from penstock_operator.scaling.read.queries import EndpointPods, Windows
 from penstock_operator.scaling.read.scrape import DemandWatcher, PodAddress, PodScraper
 from penstock_operator.scaling.read.target import ScalingTargets
 from penstock_operator.settings import LoadSettings, Settings
-from penstock_operator.watch import pod_reports
-from penstock_operator.watch.cluster_cache import ClusterCache
-from penstock_operator.watch.pod_reports import JobProgressReader, PodInfoReader
 from testbed.ports import some_free_ports
 from tests.operator import objects
+from tests.operator.endpoint.kube import Kube, container
 from tests.operator.hostile import ATTACKS, MEBIBYTE, Answer, body, hostile_pods
 from tests.operator.objects import Json
-from tests.operator.plan.kube import Kube, container
 from tests.operator.running import become_true
 from tests.operator.scripted_api import listing, scripted, stream, thing
 

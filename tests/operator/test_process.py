@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from penstock.resources.base import API_VERSION
-from penstock_operator.plan import names
+from penstock_operator.facts import names
 from testbed.cluster import Cluster
 from testbed.control_plane import ControlPlane
 from testbed.kubectl import Kubectl

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from penstock_operator.cluster.store import ObjectKey
-from penstock_operator.plan.names import CONTAINER
-from penstock_operator.watch.pod_reports import PodInfoReader
+from penstock_operator.control.pod_reports import PodInfoReader
+from penstock_operator.facts.names import CONTAINER
 from penstock_runtime.app import server
 from penstock_runtime.host import CoreGrant, read_host
 from testbed.cluster import Cluster

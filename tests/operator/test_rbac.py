@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from penstock_operator.cluster.api import KINDS
-from penstock_operator.plan.names import FIELD_MANAGER
+from penstock_operator.control.cache import ClusterCache
+from penstock_operator.facts.names import FIELD_MANAGER
 from penstock_operator.settings import Settings
-from penstock_operator.watch.cluster_cache import ClusterCache
 from tools import operator_rights as rbac
 
 ALL = (*rbac.CLUSTER, *rbac.NAMESPACED, *rbac.SCALERS, *rbac.HPA, *rbac.KEDA, *rbac.GATEWAY_API, *rbac.OWN)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import SettingError
-from penstock_operator.plan.installation import StoreVolume
+from penstock_operator.facts.installation import StoreVolume
 from penstock_operator.settings import PREFIX, SETTINGS, Settings
 from tests.examples import examples
 

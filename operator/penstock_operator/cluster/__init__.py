@@ -5,5 +5,5 @@
     store         the facts of the objects of one kind
     informer      keeps a store up to date
 
-Decisions about objects are made in `penstock_operator.plan`.
+Decisions about objects are made in `penstock_operator.endpoint`.
 """

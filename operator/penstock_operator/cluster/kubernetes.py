@@ -33,8 +33,8 @@ from penstock_operator.cluster.errors import (
     Unavailable,
     from_status,
 )
+from penstock_operator.facts.names import FIELD_MANAGER
 from penstock_operator.metrics import API_REQUESTS, API_RETRIES, API_SECONDS
-from penstock_operator.plan.names import FIELD_MANAGER
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 

@@ -23,6 +23,8 @@ from penstock.resources.status import ConditionStatus
 from penstock_operator.cluster.api import SECRET, ClusterPort
 from penstock_operator.cluster.errors import ClusterError, Forbidden, NotLeading
 from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.control.cache import ClusterCache
+from penstock_operator.control.queue import TimeSlices
 from penstock_operator.decide import (
     Cause,
     Decision,
@@ -37,13 +39,13 @@ from penstock_operator.decide import (
     in_measured_requests,
     restore_handover,
 )
-from penstock_operator.loop.queue import TimeSlices
+from penstock_operator.endpoint.prometheus_urls import url_problem
+from penstock_operator.endpoint.replica_count import operator_writes
+from penstock_operator.facts.findings import Finding, no, yes
+from penstock_operator.facts.names import GATEWAY_STATUS_PORT
+from penstock_operator.facts.reasons import Reason
+from penstock_operator.facts.scaling import DesiredScale
 from penstock_operator.metrics import SCALING_DECISIONS, SCALING_ERRORS, SCALING_SECONDS
-from penstock_operator.plan.conditions import Finding, Reason, no, yes
-from penstock_operator.plan.names import GATEWAY_STATUS_PORT
-from penstock_operator.plan.observed import DesiredScale
-from penstock_operator.plan.prometheus_urls import url_problem
-from penstock_operator.plan.scaling import operator_writes
 from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.prometheus import (
     OwnPrometheus,
@@ -54,7 +56,6 @@ from penstock_operator.scaling.read.prometheus import (
 from penstock_operator.scaling.read.queries import EndpointPods, Windows
 from penstock_operator.scaling.read.scrape import DemandWatcher, PodAddress, PodScraper, combined
 from penstock_operator.scaling.read.target import ScalingTarget, ScalingTargets
-from penstock_operator.watch.cluster_cache import ClusterCache
 
 QUIET_SECONDS = 60.0
 """Minimum interval between publications that change neither the count nor the availability of metrics."""

@@ -13,12 +13,12 @@ import numpy as np
 from penstock.manifest import BatchInvariance, DecoderFacts, Frozen, GenerationSpeed, LatencyPoint, Verdict
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock_optimizer.candidate import drive
-from penstock_optimizer.generation.decoder import read_decoder
-from penstock_optimizer.generation.decoder_graph import write_graph
-from penstock_optimizer.generation.native_graph import write_native
-from penstock_optimizer.generation.weights import Storage
+from penstock_optimizer.export.families import read_decoder
 from penstock_optimizer.guard.agreement_of_logits import GenerationBudget, TextAgreement, compare, judge_texts
 from penstock_optimizer.guard.batch_invariance import Tokens, measure_invariance, requests_of, within
+from penstock_optimizer.quantise.decoder.native_file import write_native
+from penstock_optimizer.quantise.decoder.openvino_graph import write_graph
+from penstock_optimizer.quantise.decoder.storage import Storage
 from penstock_runtime.engines.native.graph_file import SUFFIX
 from penstock_runtime.generation.engine import BLOCK_SIZE, StepEngine
 from penstock_runtime.generation.load import load_graph

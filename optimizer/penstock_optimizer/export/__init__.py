@@ -14,15 +14,15 @@ from pathlib import Path
 from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.manifest import GRAPH_OUTPUTS
 from penstock.tasks import Head
-from penstock_optimizer.export.build import build
-from penstock_optimizer.export.encoder import MaskFiller, SparseWeights
+from penstock_optimizer.export.build.encoder import build
+from penstock_optimizer.export.build.operators import Flavour
+from penstock_optimizer.export.build.sparse import pool_file
 from penstock_optimizer.export.exported import CLASS_ENDINGS, Exported, check_head
 from penstock_optimizer.export.families import FAMILIES, family_of
-from penstock_optimizer.export.operators import Flavour
 from penstock_optimizer.export.own_graph import take_own_graph
 from penstock_optimizer.export.reader import NotBuildable
-from penstock_optimizer.export.sparse import pool_file
 from penstock_optimizer.export.torch_export import export_with_torch
+from penstock_optimizer.export.transformer import MaskFiller, SparseWeights
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sentence import SparsePooling
 

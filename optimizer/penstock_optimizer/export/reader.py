@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import CorruptModel
-from penstock_optimizer.export.encoder import BY_NAME, THROUGH_TORCH, Activation, Dense, Norm
+from penstock_optimizer.export.transformer import BY_NAME, THROUGH_TORCH, Activation, Dense, Norm
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.safetensors import TensorInfo, read_float32
 from penstock_runtime.rows import Float

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock_optimizer.export.encoder import Rotary
 from penstock_optimizer.export.reader import NotBuildable, Reader
+from penstock_optimizer.export.transformer import Rotary
 from penstock_runtime.rows import Float
 
 LONGEST = 131_072

@@ -30,7 +30,7 @@ from penstock.resources.source import Scheme
 from penstock.tasks import TaskName
 from penstock_optimizer.candidate.runner import CandidateContext
 from penstock_optimizer.candidate.work_folder import WorkFolder
-from penstock_optimizer.generation.decoder import read_decoder
+from penstock_optimizer.export.families import read_decoder
 from penstock_optimizer.guard.judge import unused_budgets
 from penstock_optimizer.job.artefact import has_drafts, remove_drafts
 from penstock_optimizer.load.workload import LengthMix, mix_of_texts, sends_texts

@@ -17,8 +17,8 @@ import onnx
 from penstock.errors import OptimizationError
 from penstock.manifest import GraphIO
 from penstock.recipe import EngineName, Precision, Recipe
-from penstock_optimizer.export.graph import MICROSOFT
-from penstock_optimizer.quantise.native_steps import native_graph
+from penstock_optimizer.export.build.graph import MICROSOFT
+from penstock_optimizer.quantise.native.steps import native_graph
 from penstock_optimizer.quantise.observe import weights_file
 from penstock_optimizer.quantise.quantiser import quantise_graph
 from penstock_optimizer.quantise.writers import IntegerWriter, RowwiseWriter

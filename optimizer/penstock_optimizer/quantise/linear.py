@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from penstock_optimizer.export.graph import MICROSOFT
+from penstock_optimizer.export.build.graph import MICROSOFT
 from penstock_runtime.rows import Float
 
 SMALLEST_WEIGHT = 16_384

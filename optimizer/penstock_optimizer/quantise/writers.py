@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import TensorProto, helper
 
-from penstock_optimizer.export.graph import MICROSOFT, OPSET
+from penstock_optimizer.export.build.graph import MICROSOFT, OPSET
 from penstock_optimizer.quantise.linear import LinearGraph, attributes
 from penstock_optimizer.quantise.quantiser import Product
 

@@ -21,15 +21,13 @@ from penstock.recipe import Plan
 from penstock_runtime.batching.collate import collate, run_rows, split
 from penstock_runtime.batching.queue import (
     BatchPolicy,
-    QueueBounds,
     QueuedRow,
     RowQueue,
     TakenBatch,
     TokenRate,
-    deadline_exceeded,
 )
 from penstock_runtime.engines.base import Engine, Parallelism, RunsRows, run_of
-from penstock_runtime.errors import InferenceFailed, RequestError
+from penstock_runtime.errors import InferenceFailed, RequestError, deadline_exceeded
 from penstock_runtime.rows import Outputs, Row
 
 logger = logging.getLogger("penstock.batching")
@@ -117,7 +115,6 @@ class Batcher:
         plan: Plan,
         reduce: Reduce,
         *,
-        bounds: QueueBounds,
         observer: BatchObserver,
         one_core: bool = False,
     ) -> None:
@@ -129,7 +126,6 @@ class Batcher:
         self._policy = BatchPolicy.of(plan, engine.facts)
         self._plan = plan.unrouted
         self._short_plan = plan.of_short_rows
-        self._bounds = bounds
         self._observer = observer
         self._queue = RowQueue(self._policy)
         self._rate = TokenRate(engine.facts.in_flight or plan.streams)
@@ -172,13 +168,8 @@ class Batcher:
         """Throughput of all streams while busy, as measured recently."""
         return self._rate.tokens_per_second
 
-    def check_room(self, rows: int, tokens: int) -> None:
-        """Overloaded or InvalidInput if a request of this size would be refused."""
-        self._bounds.check(rows, tokens, *self.depth, self._rate)
-
     def push(self, rows: Sequence[Row], owner: Any, *, arrived: float, deadline: float) -> list[QueuedRow]:
-        """Queue rows until `dispatch`. Each is in exactly one result, unless discarded. Errors as `check_room`."""
-        self.check_room(len(rows), sum(row.length for row in rows))
+        """Queue rows until `dispatch`. Each is in exactly one result, unless discarded."""
         return self._queue.push(
             rows, owner, arrived=arrived, deadline=deadline, tokens_per_second=self._rate.tokens_per_second
         )

@@ -6,9 +6,6 @@ in the thread of the loop.
 While requests come from one client, one after the other, their rows run in the loop's thread as well, to avoid the time
 for waking a stream (see `batcher`). Meanwhile the loop reads no other request. Therefore a request of another client
 ends this, and one of every `STREAM_EVERY` requests uses a stream, so that a second client is noticed.
-
-When the queue is full, the newest waiting request of the client address with the most gives way to a request of an
-address with less.
 """
 
 from __future__ import annotations
@@ -23,9 +20,9 @@ from typing import Any, NamedTuple
 from penstock.manifest import GraphIO
 from penstock.recipe import Plan
 from penstock_runtime.batching.batcher import Batcher, BatchObserver, BatchResult, Reduce
-from penstock_runtime.batching.queue import QueueBounds, QueuedRow, deadline_exceeded, larger_client, partly_run
+from penstock_runtime.batching.queue import QueuedRow, partly_run
 from penstock_runtime.engines.base import Engine
-from penstock_runtime.errors import DeadlineExceeded, Overloaded, RequestError
+from penstock_runtime.errors import DeadlineExceeded, RequestError, deadline_exceeded
 from penstock_runtime.rows import Row
 
 SINGLE_CLIENT_REQUESTS = 16
@@ -47,21 +44,29 @@ class RequestResult(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class Call:
     """A request whose rows are queued or running."""
 
+    batcher: Batcher
     done: asyncio.Future[None]
     arrived: float
     reduced: list[Any]
     missing: int
-    tokens: int = 0
-    """Of all rows."""
-    client: str = ""
     entries: list[QueuedRow] = field(default_factory=list)
     spans: list[tuple[float, float]] = field(default_factory=list)
 
+    def is_waiting(self) -> bool:
+        """Whether a row of it counts to the batcher's `depth`."""
+        return self.batcher.has_waiting(self.entries)
 
-class Dispatcher(Batcher):
+    def refuse(self, error: RequestError) -> None:
+        """End it with an error; the rows that wait are dropped at once."""
+        self.batcher.discard(self.entries)
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class Dispatcher:
     """Runs the rows of requests. Used from one event loop; closed once."""
 
     def __init__(
@@ -71,131 +76,78 @@ class Dispatcher(Batcher):
         plan: Plan,
         reduce: Reduce,
         *,
-        bounds: QueueBounds,
         observer: BatchObserver,
         one_core: bool = False,
     ) -> None:
-        super().__init__(engine, io, plan, reduce, bounds=bounds, observer=observer, one_core=one_core)
+        self.batcher = Batcher(engine, io, plan, reduce, observer=observer, one_core=one_core)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dispatch_scheduled = False
         """The loop will call `_on_dispatch`, for all rows that arrive until then."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._waiting_requests = 0
-        self._calls: dict[str, dict[_Call, None]] = {}
-        """Queued or running requests by client address, oldest first."""
-        self._tokens: dict[str, int] = {}
-        """Their tokens by client address."""
         self._consecutive = 0
         """Consecutive requests of the last caller without another request in between."""
         self._last_caller = 0
 
-    async def run(
-        self, rows: Sequence[Row], *, arrived: float, deadline: float, caller: int = 0, client: str = ""
-    ) -> RequestResult:
-        """Run rows, in batches with the rows of other requests as far as the plan allows.
+    def run_inline(self, rows: Sequence[Row], *, arrived: float, deadline: float, caller: int) -> RequestResult | None:
+        """Run a request in the loop's thread if it is one of many of a single client; else None: `start` it.
 
         `arrived` and `deadline` (infinite: none) are on the clock of `perf_counter`. `caller`: number of the
-        connection, which has one request at a time. `client`: address of the client. Cancelling the call drops its
-        rows, except for those that run already.
-        Overloaded, InvalidInput (too large for the queue), DeadlineExceeded, InferenceFailed, and what `reduce` raises.
+        connection, which has one request at a time. InferenceFailed, and what `reduce` raises.
         """
-        loop = self._loop
-        if loop is None:
-            loop = self._loop = asyncio.get_running_loop()
-            self.streams.attend(loop, self._on_batches_ended)
         if not rows:
             return RequestResult([], 0.0, 0.0)
         self._consecutive = 0 if self._waiting_requests or caller != self._last_caller else self._consecutive + 1
         self._last_caller = caller
         consecutive = self._consecutive
         is_single = len(rows) == 1 and consecutive > SINGLE_CLIENT_REQUESTS and consecutive % STREAM_EVERY
-        if is_single and deadline > perf_counter():
-            result = self.run_inline(rows[0])
-            if result is not None:
-                return _inline_result(result, arrived)
-        self._waiting_requests += 1
-        try:
-            return await self._run(loop, rows, arrived, deadline, client)
-        finally:
-            self._waiting_requests -= 1
+        if not is_single or deadline <= perf_counter():
+            return None
+        result = self.batcher.run_inline(rows[0])
+        return None if result is None else _inline_result(result, arrived)
 
-    async def _run(
-        self, loop: asyncio.AbstractEventLoop, rows: Sequence[Row], arrived: float, deadline: float, client: str
-    ) -> RequestResult:
-        tokens = sum(row.length for row in rows)
-        call = _Call(loop.create_future(), arrived, [None] * len(rows), len(rows), tokens, client)
-        self._make_room(call)
-        call.entries = self.push(rows, call, arrived=arrived, deadline=deadline)
-        self._calls.setdefault(client, {})[call] = None
-        self._tokens[client] = self._tokens.get(client, 0) + tokens
+    def start(self, rows: Sequence[Row], *, arrived: float, deadline: float) -> Call:
+        """Queue the rows of a request, to run in batches with the rows of other requests as far as the plan allows.
+
+        `result` is to be awaited next. `arrived` and `deadline` as for `run_inline`.
+        """
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+            self.batcher.streams.attend(loop, self._on_batches_ended)
+        self._waiting_requests += 1
+        call = Call(self.batcher, loop.create_future(), arrived, [None] * len(rows), len(rows))
+        call.entries = self.batcher.push(rows, call, arrived=arrived, deadline=deadline)
         self._schedule_dispatch(loop)
         if deadline < self._timer_at:
             self._set_timer(deadline)
+        return call
+
+    async def result(self, call: Call) -> RequestResult:
+        """The results of a request. Cancelling this drops its rows, except for those that run already.
+
+        DeadlineExceeded, InferenceFailed, the error of `Call.refuse`, and what `reduce` raises.
+        """
         try:
             await call.done
-            self._forget(call)
         except BaseException:
-            self._forget(call)
-            self.discard(call.entries)
-            if not loop.is_closed():
-                self._schedule_dispatch(loop)
+            self.batcher.discard(call.entries)
+            if self._loop is not None and not self._loop.is_closed():
+                self._schedule_dispatch(self._loop)
             raise
+        finally:
+            self._waiting_requests -= 1
         ended = max(end for _, end in call.spans)
         inference = _covered_seconds(call.spans)
-        return RequestResult(call.reduced, max(0.0, ended - arrived - inference) * 1e3, inference * 1e3)
-
-    def check_admission(self, client: str) -> None:
-        """Overloaded if a request of this client would be refused, however short it is. To be called before its texts
-        are tokenised."""
-        try:
-            self.check_room(1, 1)
-        except Overloaded:
-            if larger_client(self._tokens, client, 1) is None:
-                raise
-
-    def _make_room(self, call: _Call) -> None:
-        """If the queue is full, drop the newest waiting requests of addresses that would still have more tokens than
-        the caller's; Overloaded if there are none."""
-        while True:
-            try:
-                self.check_room(call.missing, call.tokens)
-            except Overloaded as error:
-                newest = self._newest_waiting(self._tokens.get(call.client, 0) + call.tokens)
-                if newest is None:
-                    raise
-                self._forget(newest)
-                self.discard(newest.entries)
-                if not newest.done.done():
-                    newest.done.set_exception(Overloaded(error.message, retry_after_seconds=error.retry_after_seconds))
-            else:
-                return
-
-    def _newest_waiting(self, tokens: int) -> _Call | None:
-        """The newest request with rows in the queue of the address with the most tokens, more than `tokens`."""
-        for client in sorted(self._tokens, key=self._tokens.__getitem__, reverse=True):
-            if self._tokens[client] <= tokens:
-                break
-            for call in reversed(self._calls[client]):
-                if self.has_waiting(call.entries):
-                    return call
-        return None
-
-    def _forget(self, call: _Call) -> None:
-        calls = self._calls.get(call.client)
-        if calls is None or call not in calls:
-            return
-        del calls[call]
-        self._tokens[call.client] -= call.tokens
-        if not calls:
-            del self._calls[call.client], self._tokens[call.client]
+        return RequestResult(call.reduced, max(0.0, ended - call.arrived - inference) * 1e3, inference * 1e3)
 
     async def close(self) -> None:
         """Stop the streams after their batches. No `run` may be in progress or follow."""
         if self._timer is not None:
             self._timer.cancel()
-        self.streams.leave()
-        await asyncio.to_thread(self.streams.stop)
+        self.batcher.streams.leave()
+        await asyncio.to_thread(self.batcher.streams.stop)
 
     def _schedule_dispatch(self, loop: asyncio.AbstractEventLoop) -> None:
         """After rows were added or dropped: there may be no running batch whose end would start the next one."""
@@ -205,10 +157,10 @@ class Dispatcher(Batcher):
 
     def _on_dispatch(self) -> None:
         self._dispatch_scheduled = False
-        self._deliver_all(self.dispatch())
+        self._deliver_all(self.batcher.dispatch())
 
     def _on_batches_ended(self) -> None:
-        self._deliver_all(self.collect())
+        self._deliver_all(self.batcher.collect())
 
     def _deliver_all(self, results: Sequence[BatchResult]) -> None:
         for result in results:
@@ -216,7 +168,7 @@ class Dispatcher(Batcher):
                 self._deliver(entry, value, result)
 
     def _deliver(self, entry: QueuedRow, value: Any, result: BatchResult) -> None:
-        call: _Call = entry.owner
+        call: Call = entry.owner
         if call.done.done():
             return  # cancelled, or another of its rows has failed
         if isinstance(value, RequestError):
@@ -240,7 +192,7 @@ class Dispatcher(Batcher):
             self._timer = self._loop.call_later(max(0.0, deadline - perf_counter()) + 0.001, self._expire)
 
     def _expire(self) -> None:
-        late, next_deadline = self.expire(perf_counter())
+        late, next_deadline = self.batcher.expire(perf_counter())
         now = perf_counter()
         for entry in late:
             self._deliver(entry, deadline_exceeded(), BatchResult([], [], now, now))

@@ -21,7 +21,7 @@ and a loaded one finds rows to batch in its queue.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from penstock.recipe import Batching, Plan
 from penstock_runtime.engines.base import EngineFacts
 from penstock_runtime.engines.grid import ShapeGrid
-from penstock_runtime.errors import DeadlineExceeded, InvalidInput, Overloaded
+from penstock_runtime.errors import DeadlineExceeded
 from penstock_runtime.rows import Row
 
 RANK_SLOWDOWN = 2.0
@@ -343,60 +343,6 @@ class TokenRate:
         if not self.is_measured:
             return DEFAULT_TOKENS_PER_SECOND * self.streams
         return self.streams * self._tokens / self._seconds
-
-    def retry_after_seconds(self, waiting_tokens: int) -> int:
-        """Until the waiting tokens will have been processed: whole seconds from 1 to 60."""
-        return max(1, min(60, math.ceil(waiting_tokens / self.tokens_per_second)))
-
-
-@dataclass(frozen=True, slots=True)
-class QueueBounds:
-    """Rows and tokens of all requests that may wait. Running rows are not counted."""
-
-    rows: int
-    tokens: int
-
-    def check(self, rows: int, tokens: int, waiting_rows: int, waiting_tokens: int, rate: TokenRate) -> None:
-        """Check that a request of `rows` and `tokens` fits.
-
-        Overloaded if it does not fit now. InvalidInput if it would not fit into an empty queue: if such a request were
-        accepted whenever the queue is empty, it would be answered or refused by chance, and never under steady load.
-        """
-        if rows > self.rows:
-            raise self._too_large(rows, self.rows, "sequences")
-        if tokens > self.tokens and rows > 1:
-            raise self._too_large(tokens, self.tokens, "tokens")
-        # A single row with more tokens than the bound is accepted if no row waits.
-        over_tokens = waiting_tokens + tokens > self.tokens and (tokens <= self.tokens or waiting_rows > 0)
-        if waiting_rows + rows > self.rows or over_tokens:
-            raise Overloaded(
-                f"{waiting_rows} sequences of {waiting_tokens} tokens wait already, and at most {self.rows} of "
-                f"{self.tokens} may",
-                retry_after_seconds=rate.retry_after_seconds(waiting_tokens),
-            )
-
-    @staticmethod
-    def _too_large(found: int, limit: int, what: str) -> InvalidInput:
-        return InvalidInput(
-            f"this request has {found} {what}, and at most {limit} may wait at once",
-            field="inputs",
-            remedy="Split it into smaller requests, sent one after the other or a few at a time",
-        )
-
-
-def larger_client(held: Mapping[str, int], client: str, tokens: int) -> str | None:
-    """The client with the most tokens in the queue, if these are more than this client's with `tokens` more. When the
-    queue is full, its newest request gives way."""
-    largest = max(held, key=held.__getitem__, default=client)
-    return largest if held.get(largest, 0) > held.get(client, 0) + tokens else None
-
-
-def deadline_exceeded() -> DeadlineExceeded:
-    """The error of a row that was not run in time."""
-    return DeadlineExceeded(
-        "the request waited longer than its deadline and was not run",
-        remedy="Try again later, allow more time, or add replicas",
-    )
 
 
 def partly_run() -> DeadlineExceeded:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.logs import log_event
-from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, NotReady, RequestError
+from penstock_runtime.errors import InferenceFailed, NotReady, RequestError, deadline_exceeded
 from penstock_runtime.generation import scheduler
 from penstock_runtime.generation.detokeniser import Detokeniser, StopStrings
 from penstock_runtime.generation.engine import StepEngine
@@ -248,10 +248,7 @@ class GenerationLoop:
         now = perf_counter()
         late = [one for one in self._scheduler.waiting if not one.started and self._jobs[one].request.deadline < now]
         if late:
-            error = DeadlineExceeded(
-                "the request had not started by its deadline", remedy="Allow more time, or add replicas"
-            )
-            self._fail([self._jobs[one] for one in late], error)
+            self._fail([self._jobs[one] for one in late], deadline_exceeded())
 
     def _step(self) -> None:
         generating = sum(one.missing == 1 for one in self._scheduler.running)

@@ -1,7 +1,7 @@
 """The engine of text generation on OpenVINO (CPU plugin): paged attention over a pool of cache blocks.
 
-A graph file has no attention in it (`penstock_optimizer.generation.decoder_graph`). The plugin's paged attention is put
-in when the file is loaded, since that operation cannot be stored.
+A graph file has no attention in it (`penstock_optimizer.quantise.decoder`). The plugin's paged attention is put in when
+the file is loaded, since that operation cannot be stored.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Protocol
 
 from penstock_runtime.errors import RequestError
 from penstock_runtime.generation.loop import Delta, FinishReason, GenerationJob, GenerationLoop, JobRequest
 from penstock_runtime.generation.sampling import SampledToken
+from penstock_runtime.serving.admission import Entry
 from penstock_runtime.serving.generation_model import GenerationModel
 
 
@@ -69,17 +69,17 @@ class PromptInProgress:
 class Generation:
     """One request in progress: one or more prompts, with a number of continuations each. Of the event loop's thread."""
 
-    def __init__(self, queue: Queue, served: ServedLoop, prompts: Sequence[int], count: int, client: str) -> None:
-        """`prompts`: tokens of each; `count`: continuations of each, which are numbered prompt by prompt."""
+    def __init__(self, queue: Queue, served: ServedLoop, prompts: Sequence[int], count: int, entry: Entry) -> None:
+        """`prompts`: tokens of each; `count`: continuations of each, which are numbered prompt by prompt; `entry`: of
+        the request in the queue."""
         self._queue = queue
         self._served = served
-        self.client = client
+        self.entry = entry
         self.continuations = [Continuation(choice) for choice in range(len(prompts) * count)]
         self.prompts = [
             PromptInProgress(self, tokens, self.continuations[index * count : (index + 1) * count])
             for index, tokens in enumerate(prompts)
         ]
-        self.arrived = perf_counter()
         self._jobs: dict[GenerationJob, tuple[PromptInProgress, Continuation]] = {}
         self._pending: list[tuple[Continuation, Delta]] = []
         self._changed = asyncio.Event()
@@ -175,8 +175,14 @@ class Generation:
             del self._jobs[job], self._served.generations[job]
         self._changed.set()
 
+    def is_waiting(self) -> bool:
+        """Whether one of the prompts has no token yet."""
+        return not self._closed and any(not prompt.started for prompt in self.prompts)
+
     def refuse(self, error: RequestError) -> None:
-        """End it with an error: `read` raises it."""
+        """End it with an error, which `read` raises; none of its prompts waits any longer."""
+        for prompt in self.prompts:
+            self._queue.started(prompt)
         for job in self._jobs:
             self._served.loop.cancel(job)
         for prompt in self.prompts:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, TypeVar
 
-from penstock_runtime.batching.queue import larger_client
-from penstock_runtime.errors import InvalidInput, NotReady, Overloaded, PromptTooLong, RequestError
+from penstock_runtime.errors import InvalidInput, NotReady, PromptTooLong, RequestError
 from penstock_runtime.generation.loop import (
     Delta,
     GenerationJob,
@@ -25,6 +23,7 @@ from penstock_runtime.generation.loop import (
     LoopState,
 )
 from penstock_runtime.generation.scheduler import Step
+from penstock_runtime.serving.admission import Admission, Entry, Waiting, client_of
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.serving.generation_request import Generation, PromptInProgress, ServedLoop
 from penstock_runtime.serving.predictor import Answer, Timings
@@ -37,7 +36,6 @@ T = TypeVar("T")
 
 LONG_CHARACTERS = 4000
 """Of a request. Longer prompts are tokenised in another thread, so that other streams go on."""
-MOST_SECONDS_TO_RETRY = 60
 DEFAULT_QUEUE = QueueSettings()
 DEFAULT_GENERATION = GenerationSettings()
 
@@ -71,7 +69,7 @@ class Generator:
         limits: RequestLimits = DEFAULT_LIMITS,
     ) -> None:
         self._observer = observer or NullLoopObserver()
-        self._queue = queue
+        self._admission = Admission(queue)
         self._settings = settings
         self._limits = limits
         self._event_loop = asyncio.get_running_loop()
@@ -100,13 +98,14 @@ class Generator:
         *,
         field: str = "prompt",
         deadline_seconds: float | None = None,
+        arrived: float | None = None,
     ) -> Generation:
         """Start a request: for each of the prompts a continuation for each of `requests`, whose prompts, limits and
-        deadlines are set here. `field`: of the prompts, for errors.
+        deadlines are set here. `field`: of the prompts, for errors. `arrived`: when the request came, `perf_counter`
+        seconds; None: now.
 
         PromptTooLong if a prompt and its continuation can never fit; InvalidInput for more continuations than one
-        request may have; Overloaded if too many requests wait, and none of a client with more of them; NotReady when
-        draining.
+        request may have; errors of `Admission.admit`; NotReady when draining.
         """
         if self._draining:
             raise NotReady("the server is shutting down", remedy="Try again: another replica will answer")
@@ -125,10 +124,12 @@ class Generator:
             for tokens, path in zip(prompts, paths, strict=True)
         ]
         sizes = [len(tokens) for tokens in prompts]
-        client = requests[0].client
-        self._make_room(sum(sizes) * len(requests), rows, client)
-        generation = Generation(self, served, sizes, len(requests), client)
-        wait = self._queue.deadline_seconds if deadline_seconds is None else deadline_seconds
+        arrived = perf_counter() if arrived is None else arrived
+        deadline = self._admission.deadline(arrived, deadline_seconds)
+        entry = Entry(requests[0].client, rows, sum(sizes) * len(requests), deadline)
+        rate = served.loop.state.prompt_tokens_per_second
+        self._admission.admit(entry, lambda: Waiting(*self.queue_depth()), rate, field=field)
+        entry.work = generation = Generation(self, served, sizes, len(requests), entry)
         # When the first continuation has started, so has the request: its deadline does not apply to the others.
         begins = generation.continuations[0]
         served.requests += 1
@@ -146,7 +147,7 @@ class Generator:
                             max_tokens=limit,
                             # With a seed a prompt has the answers that it has alone.
                             choice=one.choice if request.sampling.is_default_seed else choice,
-                            deadline=generation.arrived + wait if one is begins else math.inf,
+                            deadline=deadline if one is begins else math.inf,
                         )
                         for choice, (one, request, limit) in enumerate(
                             zip(prompt.continuations, requests, most, strict=True)
@@ -174,31 +175,6 @@ class Generator:
             )
         return max_tokens or room
 
-    def _make_room(self, tokens: int, rows: int, client: str) -> None:
-        """If the queue is full, refuse the newest requests of clients that would still have more tokens in it than this
-        one; Overloaded if there are none."""
-        while True:
-            waiting = sum(len(one.continuations) for one in self._waiting)
-            too_many = waiting + rows > self._queue.max_queue_rows
-            if not (too_many or (self._waiting and self._waiting_tokens + tokens > self._queue.max_queue_tokens)):
-                return
-            rate = self._served.loop.state.prompt_tokens_per_second
-            seconds = math.ceil(self._waiting_tokens / rate) if rate else 1
-            error = Overloaded(
-                f"{waiting} sequences with {self._waiting_tokens} tokens wait already",
-                retry_after_seconds=max(1, min(MOST_SECONDS_TO_RETRY, seconds)),
-            )
-            held: Counter[str] = Counter()
-            for one in self._waiting:
-                held[one.generation.client] += one.waiting_tokens
-            largest = larger_client(held, client, tokens)
-            if largest is None:
-                raise error
-            newest = next(one.generation for one in reversed(self._waiting) if one.generation.client == largest)
-            for prompt in newest.prompts:
-                self.started(prompt)
-            newest.refuse(error)
-
     def started(self, prompt: PromptInProgress) -> None:
         """See `Queue`."""
         if prompt in self._waiting:
@@ -209,6 +185,7 @@ class Generator:
         """See `Queue`."""
         for prompt in generation.prompts:
             self.started(prompt)
+        self._admission.release(generation.entry)
         generation.forget()
         served.requests -= 1
         if not served.requests and served.idle is not None:
@@ -236,10 +213,10 @@ class Generator:
             end_tokens=model.end_tokens,
             limits=self._limits,
         )
-        jobs = [replace(job, tenant=tenant, client=tenant or client) for job in request.jobs]
+        jobs = [replace(job, tenant=tenant, client=client_of(tenant, client)) for job in request.jobs]
         prompts = await self.tokens(request.prompts)
         tokenised = perf_counter()
-        generation = self.generate(prompts, jobs, field="inputs", deadline_seconds=deadline_seconds)
+        generation = self.generate(prompts, jobs, field="inputs", deadline_seconds=deadline_seconds, arrived=arrived)
         await generation.read_all()
         texts = [[each.text for each in prompt.continuations] for prompt in generation.prompts]
         tokens = generation.prompt_tokens + generation.generated_tokens
@@ -309,8 +286,8 @@ class Generator:
             "queue": {
                 "rows": rows,
                 "tokens": tokens,
-                "max_rows": self._queue.max_queue_rows,
-                "max_tokens": self._queue.max_queue_tokens,
+                "max_rows": self._admission.limits.max_queue_rows,
+                "max_tokens": self._admission.limits.max_queue_tokens,
             },
         }
 

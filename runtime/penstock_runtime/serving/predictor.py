@@ -11,11 +11,12 @@ from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 from penstock_runtime.batching.batcher import BatchObserver, NullObserver
-from penstock_runtime.batching.dispatcher import Dispatcher
-from penstock_runtime.batching.queue import QueueBounds
+from penstock_runtime.batching.dispatcher import Dispatcher, RequestResult
 from penstock_runtime.engines.base import DeviceState, EngineFacts, HasDevice
 from penstock_runtime.errors import NotReady, Overloaded
 from penstock_runtime.host import is_on_one_core
+from penstock_runtime.rows import Row
+from penstock_runtime.serving.admission import Admission, Entry, Waiting, client_of
 from penstock_runtime.serving.cache import BoundedCache, content_key, memory_size
 from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.warmup import warm_up
@@ -103,6 +104,7 @@ class _Asked(NamedTuple):
     """Both by `perf_counter`, seconds."""
     caller: int
     client: str
+    """See `admission.client_of`."""
     tenant: str
 
 
@@ -125,7 +127,7 @@ class Predictor:
         queue: QueueSettings = DEFAULT_QUEUE,
         caches: CacheSettings = DEFAULT_CACHES,
     ) -> None:
-        self._queue = queue
+        self._admission = Admission(queue)
         self._observer = observer or NullObserver()
         self._swapping = asyncio.Lock()
         self._draining = False
@@ -149,15 +151,16 @@ class Predictor:
         """Answer one request in the format of Hugging Face.
 
         `deadline_seconds`: the request is dropped unless all of it has started to run by then; None: the setting's.
-        `caller`: number of the connection, which has one request at a time. `client`: address of the client; addresses
-        share the queue. `tenant`: name of the token; caches and computations are shared by its requests only.
+        `caller`: number of the connection, which has one request at a time. `client`: address of the client. `tenant`:
+        name of the token; caches and computations are shared by its requests only. Tokens, or addresses without one,
+        share the queue.
         Any RequestError: InvalidInput, Overloaded, DeadlineExceeded, InferenceFailed, NotReady (draining).
         """
         if self._draining:
             raise NotReady("the server is shutting down", remedy="Try again: another replica will answer")
         arrived = perf_counter()
-        deadline = arrived + (self._queue.deadline_seconds if deadline_seconds is None else deadline_seconds)
-        asked = _Asked(inputs, parameters, arrived, deadline, caller, client, tenant)
+        deadline = self._admission.deadline(arrived, deadline_seconds)
+        asked = _Asked(inputs, parameters, arrived, deadline, caller, client_of(tenant, client), tenant)
         if self._answers is None:
             return (await self._compute(self._served, asked))[0]
         return await self._remembered_or_computed(self._answers, asked)
@@ -252,7 +255,7 @@ class Predictor:
 
     def queue_depth(self) -> tuple[int, int]:
         """Waiting rows and tokens."""
-        return self._served.dispatcher.depth
+        return self._served.dispatcher.batcher.depth
 
     def device(self) -> DeviceState | None:
         """State of the device that the model runs on; None: it runs on the CPU. From any thread."""
@@ -280,9 +283,9 @@ class Predictor:
             "queue": {
                 "rows": rows,
                 "tokens": tokens,
-                "max_rows": self._queue.max_queue_rows,
-                "max_tokens": self._queue.max_queue_tokens,
-                "tokens_per_second": round(self._served.dispatcher.tokens_per_second),
+                "max_rows": self._admission.limits.max_queue_rows,
+                "max_tokens": self._admission.limits.max_queue_tokens,
+                "tokens_per_second": round(self._served.dispatcher.batcher.tokens_per_second),
             },
             "caches": {
                 name: {"entries": len(cache), "bytes": cache.bytes, "hits": cache.hits, "misses": cache.misses}
@@ -292,11 +295,9 @@ class Predictor:
         }
 
     def _start(self, model: LoadedModel, number: int) -> _ServedModel:
-        bounds = QueueBounds(self._queue.max_queue_rows, self._queue.max_queue_tokens)
         dispatcher = Dispatcher(
-            model.engine, model.io, model.plan, model.task.reduce,
-            bounds=bounds, observer=self._observer, one_core=is_on_one_core(),
-        )  # fmt: skip
+            model.engine, model.io, model.plan, model.task.reduce, observer=self._observer, one_core=is_on_one_core()
+        )
         return _ServedModel(model, dispatcher, isinstance(model.task, HeadInAssemble), number)
 
     async def _compute(self, served: _ServedModel, asked: _Asked) -> tuple[Answer, bool]:
@@ -305,14 +306,15 @@ class Predictor:
         served.requests += 1
         try:
             # Refuse before tokenising if the queue is full.
-            dispatcher.check_admission(asked.client)
+            batcher = dispatcher.batcher
+            self._admission.check(asked.client, Waiting(*batcher.depth), batcher.tokens_per_second)
             request = task.parse(asked.inputs, asked.parameters)
             parsed = perf_counter()
             prepared = await self._prepare(served, request, asked)
             tokenised = perf_counter()
-            ran = await dispatcher.run(
-                prepared.rows, arrived=tokenised, deadline=asked.deadline, caller=asked.caller, client=asked.client
-            )
+            ran = dispatcher.run_inline(
+                prepared.rows, arrived=tokenised, deadline=asked.deadline, caller=asked.caller
+            ) or await self._run(dispatcher, prepared.rows, tokenised, asked)
             resumed = perf_counter()
             is_large = len(prepared.rows) > MANY_ROWS or prepared.answer_bytes > LARGE_BYTES
             if is_large:
@@ -329,6 +331,17 @@ class Predictor:
             compute_milliseconds=(tokenised - asked.arrived + assembling) * 1e3 + ran.inference_milliseconds,
         )
         return Answer(value, timings, prepared.tokens, prepared.truncated, cut_at=prepared.cut_at), is_large
+
+    async def _run(self, dispatcher: Dispatcher, rows: Sequence[Row], arrived: float, asked: _Asked) -> RequestResult:
+        """Admit rows to the queue, and run them."""
+        batcher = dispatcher.batcher
+        entry = Entry(asked.client, len(rows), sum(row.length for row in rows), asked.deadline)
+        self._admission.admit(entry, lambda: Waiting(*batcher.depth), batcher.tokens_per_second)
+        try:
+            entry.work = call = dispatcher.start(rows, arrived=arrived, deadline=entry.deadline)
+            return await dispatcher.result(call)
+        finally:
+            self._admission.release(entry)
 
     async def _prepare(self, served: _ServedModel, request: Any, asked: _Asked) -> Prepared:
         inputs, parameters = asked.inputs, asked.parameters
@@ -358,7 +371,10 @@ class Predictor:
 
     async def _in_thread(self, work: Callable[[], T], size: int) -> T:
         # Texts waiting to be tokenised are limited like rows waiting for a stream; a token is about four characters.
-        if self._preparing_characters and self._preparing_characters + size > 4 * self._queue.max_queue_tokens:
+        if (
+            self._preparing_characters
+            and self._preparing_characters + size > 4 * self._admission.limits.max_queue_tokens
+        ):
             raise Overloaded(f"texts of {self._preparing_characters} characters wait to be tokenised already")
         self._preparing_characters += size
         try:
@@ -414,7 +430,7 @@ def _cache(max_bytes: int) -> BoundedCache[Any] | None:
 
 async def _warm_up(served: _ServedModel) -> None:
     for tokens, seconds in await asyncio.to_thread(warm_up, served.model):
-        served.dispatcher.add_measurement(tokens, seconds)
+        served.dispatcher.batcher.add_measurement(tokens, seconds)
 
 
 async def _close(served: _ServedModel) -> None:

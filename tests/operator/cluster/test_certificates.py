@@ -11,7 +11,7 @@ import yaml
 from kubernetes.aio.client import Configuration
 
 from penstock_operator.cluster.kubernetes import load_configuration
-from penstock_operator.watch.handlers import connection_info
+from penstock_operator.control.handlers import connection_info
 
 
 @pytest.fixture

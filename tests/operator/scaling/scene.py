@@ -14,7 +14,7 @@ from typing import Any
 from penstock.resources.job_summary import Summary
 from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.store import ObjectKey
-from penstock_operator.plan.names import CONTAINER
+from penstock_operator.facts.names import CONTAINER
 from penstock_operator.process import make_autoscaler
 from penstock_operator.scaling.loop import Autoscaler
 from penstock_operator.settings import LoadSettings, Settings

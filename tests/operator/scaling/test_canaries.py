@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock_operator.cluster.store import ObjectKey
-from penstock_operator.plan.names import CANARY_PERCENT
+from penstock_operator.facts.names import CANARY_PERCENT
 from penstock_operator.scaling.canaries import CanaryLoop, PlanCounter
 from penstock_operator.scaling.read.scrape import PodReading, PodScraper, parse_metrics
 from testbed.cluster import Cluster

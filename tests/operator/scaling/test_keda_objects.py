@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock_operator.plan.endpoint import ParsedEndpoint
-from penstock_operator.plan.scaling import HpaBounds, scaled_object
+from penstock_operator.endpoint.objects.scalers import HpaBounds, scaled_object
+from penstock_operator.endpoint.spec import ParsedEndpoint
 from testbed import keda
 from testbed.cluster import Cluster
 from testbed.control_plane import ControlPlane

@@ -12,13 +12,13 @@ import pytest
 from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import ClusterError, Forbidden, Unavailable
 from penstock_operator.cluster.store import ObjectKey
-from penstock_operator.plan import names
-from penstock_operator.plan.observed import DesiredScale
+from penstock_operator.control.cache import ClusterCache
+from penstock_operator.facts import names
+from penstock_operator.facts.scaling import DesiredScale
 from penstock_operator.process import make_autoscaler
 from penstock_operator.scaling import loop
 from penstock_operator.scaling.loop import Autoscaler
 from penstock_operator.settings import LoadSettings, Settings
-from penstock_operator.watch.cluster_cache import ClusterCache
 from tests.operator import objects
 from tests.operator.scaling.pods import fleet
 from tests.operator.scaling.recording_server import RecordingServer, recording

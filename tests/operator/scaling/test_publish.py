@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_operator.plan.conditions import no, yes
-from penstock_operator.plan.observed import DesiredScale
+from penstock_operator.facts.findings import no, yes
+from penstock_operator.facts.scaling import DesiredScale
 from penstock_operator.scaling.loop import worth_publishing
 
 BEFORE = DesiredScale(

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from penstock.tasks import Head
 from penstock_optimizer.export import export
-from penstock_optimizer.export import graph as graph_module
-from penstock_optimizer.export.encoder import BY_NAME
+from penstock_optimizer.export.build import graph as graph_module
+from penstock_optimizer.export.transformer import BY_NAME
 from tests.optimizer.export.judge import ENGINE_OF, assert_equals_torch, rows
 from tests.optimizer.export.models import FAMILIES, MASK_ID, MODERN, SMALL, Made, make
 

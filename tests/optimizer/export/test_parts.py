@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
-from penstock_optimizer.export.deberta import log_buckets
-from penstock_optimizer.export.encoder import BY_NAME, Activation
-from penstock_optimizer.export.families import distance_bias
-from penstock_optimizer.export.graph import Graph
+from penstock_optimizer.export.build.graph import Graph
+from penstock_optimizer.export.families.bert import distance_bias
+from penstock_optimizer.export.families.deberta import log_buckets
+from penstock_optimizer.export.families.t5 import BUCKETS, distance_buckets
 from penstock_optimizer.export.reader import Weights
-from penstock_optimizer.export.t5 import BUCKETS, distance_buckets
+from penstock_optimizer.export.transformer import BY_NAME, Activation
 from penstock_runtime.models.folder import ModelFolder
 
 

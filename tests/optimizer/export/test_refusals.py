@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 from penstock.errors import CorruptModel, ModelError, UnsupportedModel
 from penstock.tasks import Head
 from penstock_optimizer.export import export
-from penstock_optimizer.export.encoder import BY_NAME, THROUGH_TORCH
+from penstock_optimizer.export.transformer import BY_NAME, THROUGH_TORCH
 from tests.optimizer.export.models import FAMILIES, SMALL, Made, make, write_tokenizer
 
 

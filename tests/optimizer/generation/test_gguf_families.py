@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 
-from penstock_optimizer.generation.decoder import read_decoder
+from penstock_optimizer.export.families import read_decoder
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.gguf_folder import unpack
 from penstock_runtime.rows import Float
-from tests.optimizer.generation.random_decoders import exact_logits
 from tests.optimizer.generation.tiny import VOCABULARY, expected_logits, save_tiny
+from tests.optimizer.quantise.decoder.random_decoders import exact_logits
 
 pytestmark = pytest.mark.parity
 

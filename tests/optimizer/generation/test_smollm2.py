@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from penstock.resources.source import ModelSource
-from penstock_optimizer.generation.decoder import read_decoder
-from penstock_optimizer.generation.decoder_graph import decoder_facts, write_graph
-from penstock_optimizer.generation.weights import Storage
+from penstock_optimizer.export.families import read_decoder
+from penstock_optimizer.quantise.decoder.openvino_graph import decoder_facts, write_graph
+from penstock_optimizer.quantise.decoder.storage import Storage
 from penstock_runtime.generation.engine import Row
 from penstock_runtime.generation.openvino_engine import EngineOptions, load
 from penstock_runtime.models.sources.fetch import fetch_model

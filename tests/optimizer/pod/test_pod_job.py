@@ -22,8 +22,8 @@ from penstock.errors import HostError, SettingError, SpecError, TextsChanged
 from penstock.manifest import Manifest
 from penstock.resources.job_summary import LIMIT_BYTES, Summary
 from penstock.resources.optimized_model import texts_digest
-from penstock_operator.plan.workloads import JobProgress, JobReport
-from penstock_operator.pod_data import PROGRESS_MAX_BYTES, read_json
+from penstock_operator.facts.pod_data import PROGRESS_MAX_BYTES, read_json
+from penstock_operator.facts.pods import JobProgress, JobReport
 from penstock_optimizer.job.progress import ProgressEvent, Stage
 from penstock_optimizer.pod import pod_job
 from penstock_optimizer.pod.pod_job import JobEvents, JobVariables, read_endpoint, serve_progress

@@ -14,11 +14,11 @@ import pytest
 
 from penstock.recipe import Batching, Plan
 from penstock_runtime.batching.batcher import Batcher, BatchResult
-from penstock_runtime.batching.queue import QueueBounds, QueuedRow
+from penstock_runtime.batching.queue import QueuedRow
 from penstock_runtime.engines.base import Parallelism
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.engines.routed import RoutedEngine
-from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, Overloaded
+from penstock_runtime.errors import DeadlineExceeded, InferenceFailed
 from penstock_runtime.rows import Batch, Outputs, Row
 from tests.runtime.batching.echo import IO, POISON, EchoEngine, plan, route, row, rows, total
 
@@ -74,7 +74,6 @@ def working(
     engine: EchoEngine | RoutedEngine,
     served: Plan,
     *,
-    bounds: QueueBounds | None = None,
     reduce: Any = total,
     observer: Seen | None = None,
     tokens_per_second: float = 100.0,
@@ -86,7 +85,6 @@ def working(
         IO,
         served,
         reduce,
-        bounds=bounds or QueueBounds(1024, 131_072),
         observer=observer or Seen(),
         one_core=one_core,
     )
@@ -318,23 +316,6 @@ def test_discarded_rows_never_run() -> None:
             bench.get()
 
     assert engine.batches == [[1], [4]]
-
-
-def test_a_full_queue_refuses_new_rows_and_keeps_the_waiting_ones() -> None:
-    engine = EchoEngine()
-    engine.gate.clear()
-    with working(engine, plan(), bounds=QueueBounds(2, 100)) as bench:
-        bench.push(1)
-        assert engine.began.acquire(timeout=60)
-        bench.push(2, 3)
-        for lengths in ((4,), (4, 5)):
-            with pytest.raises(Overloaded):
-                bench.push(*lengths)
-        engine.gate.set()
-        for _ in range(3):
-            bench.get()
-
-    assert engine.batches == [[1], [2], [3]]
 
 
 @pytest.mark.parametrize(("grid", "padded"), [(None, 12 * 2), (ShapeGrid(), 16 * 2)])

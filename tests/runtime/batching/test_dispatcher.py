@@ -13,8 +13,7 @@ import pytest
 from penstock.recipe import Batching, Plan
 from penstock_runtime.batching.batcher import NullObserver
 from penstock_runtime.batching.dispatcher import SINGLE_CLIENT_REQUESTS, STREAM_EVERY, Dispatcher, RequestResult
-from penstock_runtime.batching.queue import QueueBounds
-from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, Overloaded
+from penstock_runtime.errors import DeadlineExceeded, InferenceFailed
 from penstock_runtime.rows import Batch, Outputs, Row
 from tests.runtime.batching.echo import IO, POISON, EchoEngine, SleepyEngine, plan, row, rows, total
 
@@ -22,12 +21,11 @@ T = TypeVar("T")
 
 
 @asynccontextmanager
-async def lane_of(
-    engine: EchoEngine, served: Plan, *, tokens_per_second: int = 100, most_rows: int = 1024
-) -> AsyncIterator[Dispatcher]:
+async def lane_of(engine: EchoEngine, served: Plan, *, tokens_per_second: int = 100) -> AsyncIterator[Dispatcher]:
     """`tokens_per_second`: of each stream, as the warm-up has measured; so slow that no row is brief."""
-    dispatcher = Dispatcher(engine, IO, served, total, bounds=QueueBounds(most_rows, 131_072), observer=NullObserver())
-    dispatcher.add_measurement(100 * tokens_per_second, 100.0)  # so long, that the test's own runs change little
+    dispatcher = Dispatcher(engine, IO, served, total, observer=NullObserver())
+    # So long that the test's own runs change little.
+    dispatcher.batcher.add_measurement(100 * tokens_per_second, 100.0)
     try:
         yield dispatcher
     finally:
@@ -36,10 +34,11 @@ async def lane_of(
 
 
 async def run(
-    dispatcher: Dispatcher, wanted: list[Row], *, seconds: float = math.inf, caller: int = 0, client: str = ""
+    dispatcher: Dispatcher, wanted: list[Row], *, seconds: float = math.inf, caller: int = 0
 ) -> RequestResult:
     now = perf_counter()
-    return await dispatcher.run(wanted, arrived=now, deadline=now + seconds, caller=caller, client=client)
+    inline = dispatcher.run_inline(wanted, arrived=now, deadline=now + seconds, caller=caller)
+    return inline or await dispatcher.result(dispatcher.start(wanted, arrived=now, deadline=now + seconds))
 
 
 async def begun(engine: EchoEngine) -> None:
@@ -81,7 +80,7 @@ def test_queue_and_inference_make_up_the_time_until_the_last_row() -> None:
             before = perf_counter()
             asked = asyncio.create_task(run(dispatcher, rows([5, 6, 7])))
             await asyncio.sleep(0)  # lets it come into the queue
-            assert dispatcher.depth[0] == 3
+            assert dispatcher.batcher.depth[0] == 3
             await asyncio.sleep(0.05)  # counts as time in the queue
             engine.gate.set()
             ran = await soon(asked)
@@ -169,11 +168,11 @@ def test_a_cancelled_request_is_not_run() -> None:
             gone = asyncio.create_task(run(dispatcher, rows([2, 2])))
             stays = asyncio.create_task(run(dispatcher, [row(3)]))
             await asyncio.sleep(0)  # lets both tasks begin
-            assert dispatcher.depth == (3, 7)
+            assert dispatcher.batcher.depth == (3, 7)
             gone.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await gone
-            assert dispatcher.depth == (1, 3)
+            assert dispatcher.batcher.depth == (1, 3)
             engine.gate.set()
             await soon(asyncio.gather(busy, stays))
             assert engine.batches == [[1], [3]]
@@ -189,7 +188,7 @@ def test_requests_behind_clients_that_leave_before_a_stream_wakes_are_run(stream
             ahead = [asyncio.create_task(run(dispatcher, [row(2)])) for _ in range(streams + 1)]
             stays = asyncio.create_task(run(dispatcher, [row(3)]))
             await asyncio.sleep(0.01)
-            assert dispatcher.depth == (2, 5)  # one batch is prepared ahead; the other rows wait in the queue
+            assert dispatcher.batcher.depth == (2, 5)  # one batch is prepared ahead; the other rows wait in the queue
             for gone in ahead:
                 gone.cancel()
             await asyncio.gather(*ahead, return_exceptions=True)
@@ -243,7 +242,7 @@ def test_thousands_of_requests_get_their_own_answers() -> None:
 
             await asyncio.wait_for(asyncio.gather(*(one(number) for number in range(600))), 60)
             assert max(map(len, engine.batches)) > 1
-            assert dispatcher.depth == (0, 0)
+            assert dispatcher.batcher.depth == (0, 0)
 
     asyncio.run(main())
 
@@ -349,7 +348,7 @@ def test_a_row_that_runs_in_the_loops_thread_has_all_cores_and_its_time_is_repor
             await threads_of(engine, dispatcher, SINGLE_CLIENT_REQUESTS)
             engine.wide.clear()
             ran = await soon(run(dispatcher, [row(3)]))
-            return engine.wide, ran, dispatcher.tokens_per_second
+            return engine.wide, ran, dispatcher.batcher.tokens_per_second
 
     wide, ran, rate = asyncio.run(main())
 
@@ -358,73 +357,3 @@ def test_a_row_that_runs_in_the_loops_thread_has_all_cores_and_its_time_is_repor
     assert ran.inference_milliseconds > 0
     assert 0 <= ran.queue_milliseconds < 30_000
     assert rate > 2 * BETWEEN  # its rows took less than they were expected to
-
-
-async def outcomes(tasks: list[asyncio.Task[RequestResult]]) -> list[str]:
-    found = await soon(asyncio.gather(*tasks, return_exceptions=True))
-    return ["refused" if isinstance(one, Overloaded) else "answered" for one in found]
-
-
-def test_requests_of_one_client_do_not_keep_others_out_of_the_queue() -> None:
-    async def main() -> tuple[list[str], list[str]]:
-        engine = EchoEngine()
-        async with lane_of(engine, plan(), most_rows=10) as dispatcher:
-            engine.gate.clear()
-            many = [asyncio.create_task(run(dispatcher, [row(3)], caller=n, client="many")) for n in range(12)]
-            await begun(engine)
-            few = [asyncio.create_task(run(dispatcher, [row(3)], caller=n, client="few")) for n in range(100, 104)]
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            dispatcher.check_admission("few")
-            with pytest.raises(Overloaded):
-                dispatcher.check_admission("many")
-            engine.gate.set()
-            return await outcomes(many), await outcomes(few)
-
-    many, few = asyncio.run(main())
-
-    assert few == ["answered"] * 4
-    assert many[:6] == ["answered"] * 6  # the newest ones gave way
-    assert many.count("refused") >= 4
-
-
-@pytest.mark.parametrize(
-    ("second", "expected"), [(3, ["answered", "answered", "refused"]), (20, ["answered", "refused", "answered"])]
-)
-def test_a_request_that_runs_does_not_give_way_for_a_place_in_the_queue(second: int, expected: list[str]) -> None:
-    async def main() -> list[str]:
-        engine = EchoEngine()
-        async with lane_of(engine, plan(), most_rows=1) as dispatcher:
-            engine.gate.clear()
-            tasks = [asyncio.create_task(run(dispatcher, [row(50)], caller=1, client="a"))]
-            await begun(engine)
-            for caller, (client, tokens) in enumerate([("b", second), ("c", 3)], start=2):
-                tasks.append(asyncio.create_task(run(dispatcher, [row(tokens)], caller=caller, client=client)))
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-            engine.gate.set()
-            return await outcomes(tasks)
-
-    assert asyncio.run(main()) == expected
-
-
-def test_clients_with_equal_shares_of_a_full_queue_do_not_displace_each_other() -> None:
-    async def main() -> list[str]:
-        engine = EchoEngine()
-        async with lane_of(engine, plan(), most_rows=4) as dispatcher:
-            engine.gate.clear()
-            first = asyncio.create_task(run(dispatcher, [row(3)], client="c"))
-            await begun(engine)
-            tasks = [
-                asyncio.create_task(run(dispatcher, [row(3)], caller=n, client=name))
-                for n, name in enumerate(["a", "b", "a", "b", "a", "b", "a", "b"], start=1)
-            ]
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            engine.gate.set()
-            return await outcomes([first, *tasks])
-
-    found = asyncio.run(main())
-
-    assert found[:5] == ["answered"] * 5
-    assert "refused" in found[5:]

@@ -16,15 +16,14 @@ from numpy.typing import NDArray
 
 from penstock.errors import ArtefactError
 from penstock.manifest import DecoderFacts
-from penstock_optimizer.export.encoder import Activation
-from penstock_optimizer.generation.decoder import Decoder
-from penstock_optimizer.generation.native_graph import packed, write_native
+from penstock_optimizer.export.transformer import Activation, Decoder
+from penstock_optimizer.quantise.decoder.native_file import packed, write_native
 from penstock_runtime.engines.native.decoder_file import NativeDecoderFile, ProductPart, read_decoder_file
 from penstock_runtime.engines.native.library import Kernels
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.generation.engine import Row
 from penstock_runtime.generation.native_engine import NativeStepEngine, load
-from tests.optimizer.generation.random_decoders import (
+from tests.optimizer.quantise.decoder.random_decoders import (
     VOCABULARY,
     facts_of,
     native_logits,

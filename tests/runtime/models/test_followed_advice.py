@@ -473,7 +473,7 @@ ELSEWHERE = {
     "holds {ggufs[0]} and no safetensors": "runtime/models/test_gguf.py",
     "which is not a floating-point weight": "optimizer/export/test_refusals.py",
     "has no vectors of tokens": "optimizer/export/test_multi_vectors.py",
-    "leave no room besides the {template.specials} of the prompt": "optimizer/export/test_qwen3_reranker.py",
+    "leave no room besides the {template.specials} of the prompt": "optimizer/export/families/test_qwen3_reranker.py",
     "has no {role}, which its tokenizer_config.json adds": "runtime/tokens/test_specials.py",
     "no tokenizer can be made of": "runtime/tokens/test_convert.py",
     "{self.path / name} is not text in UTF-8": "runtime/tokens/test_convert.py",

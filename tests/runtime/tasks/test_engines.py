@@ -1,6 +1,6 @@
 """The tasks on the engines that have an fp32 plan: its answers, alone and in padded batches.
 
-The native engine has none: tests/optimizer/quantise/test_native.py holds its outputs against fp32.
+The native engine has none: tests/optimizer/quantise/native/test_steps.py holds its outputs against fp32.
 """
 
 from __future__ import annotations

@@ -24,13 +24,19 @@ from typing import Self
 import aiohttp
 
 from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.control.pod_reports import pod_session
 from penstock_operator.decide.measurement import Idle, Metrics, Unknown, known
+from penstock_operator.facts.names import INTERNAL_PORT
+from penstock_operator.facts.pod_data import (
+    DEMAND_MAX_BYTES,
+    METRICS_MAX_BYTES,
+    Unreadable,
+    read_body,
+    unprintable_as_spaces,
+)
+from penstock_operator.facts.pods import PodFacts
 from penstock_operator.metrics import SCRAPES
-from penstock_operator.plan.names import INTERNAL_PORT
-from penstock_operator.plan.workloads import PodFacts
-from penstock_operator.pod_data import DEMAND_MAX_BYTES, METRICS_MAX_BYTES, Unreadable, read_body, unprintable_as_spaces
 from penstock_operator.supervision import supervised
-from penstock_operator.watch.pod_reports import pod_session
 
 ANSWERED = "penstock_request_seconds_count"
 BUCKET = "penstock_request_seconds_bucket"

@@ -13,14 +13,14 @@ from penstock.resources.optimized_model import OptimizedModelStatus
 from penstock.resources.result import Result
 from penstock.resources.scaling import Prometheus, ScalingMode
 from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.control.cache import ClusterCache
 from penstock_operator.decide import MeasuredTexts, ScalingSettings, Service, Started, WhenMissing
-from penstock_operator.plan import gateway
-from penstock_operator.plan.endpoint import ParsedEndpoint
-from penstock_operator.plan.observed import DeploymentFacts
-from penstock_operator.plan.scaling import DECIDED
-from penstock_operator.plan.workloads import PodFacts
+from penstock_operator.endpoint.objects import gateway
+from penstock_operator.endpoint.replica_count import DECIDED
+from penstock_operator.endpoint.spec import ParsedEndpoint
+from penstock_operator.facts.deployments import DeploymentFacts
+from penstock_operator.facts.pods import PodFacts
 from penstock_operator.scaling.read.scrape import PodAddress, address_of
-from penstock_operator.watch.cluster_cache import ClusterCache
 
 DEFAULT_OBJECTIVE_SECONDS = 1.0
 """Objective for the share of good answers of an endpoint without a measured capacity: no decision depends on it."""

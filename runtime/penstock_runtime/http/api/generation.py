@@ -13,6 +13,7 @@ from penstock_runtime.generation.loop import JobRequest
 from penstock_runtime.http.api.bodies import answer_response, dumps
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import Request, Response, StreamingResponse
+from penstock_runtime.serving.admission import client_of
 from penstock_runtime.serving.generation_request import Continuation, Generation
 from penstock_runtime.serving.generator import Generator, timings
 from penstock_runtime.serving.predictor import Answer
@@ -59,10 +60,9 @@ class GenerationApi:
         encoded = iter(await generator.tokens(texts))
         tokens = [next(encoded) if isinstance(prompt, Prompt) else prompt for prompt in prompts]
         tokenised = perf_counter()
-        # Of clients behind a proxy, which have one address, the tokens differ.
-        jobs = [replace(job, tenant=request.token, client=request.token or request.client)] * count
+        jobs = [replace(job, tenant=request.token, client=client_of(request.token, request.client))] * count
         deadline = self._service.deadline_seconds(request)
-        generation = generator.generate(tokens, jobs, field=field, deadline_seconds=deadline)
+        generation = generator.generate(tokens, jobs, field=field, deadline_seconds=deadline, arrived=arrived)
         return StartedGeneration(generation, arrived, tokenised)
 
     async def _answer(self, started: StartedGeneration, value: Callable[[Sequence[Continuation]], Any]) -> Response:

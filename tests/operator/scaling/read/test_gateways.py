@@ -13,13 +13,13 @@ import pytest
 from penstock_gateway.haproxy import HAProxySocket
 from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.control.cache import ClusterCache
 from penstock_operator.decide import Idle, Metrics, Unknown, Value
-from penstock_operator.plan import names
+from penstock_operator.facts import names
 from penstock_operator.process import make_autoscaler
 from penstock_operator.scaling.read.scrape import UnreadableMetrics, combined, parse_gateway_metrics
 from penstock_operator.scaling.read.target import ScalingTargets
 from penstock_operator.settings import LoadSettings, Settings
-from penstock_operator.watch.cluster_cache import ClusterCache
 from tests.gateway.rig import Crowd, Gateway, Rig, running_rig
 from tests.operator import objects
 

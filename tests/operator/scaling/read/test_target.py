@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from penstock_operator.cluster.store import ObjectKey
-from penstock_operator.plan.quotas import Amount, Grant
+from penstock_operator.control.cache import ClusterCache
+from penstock_operator.limits.quotas import Amount, Grant
 from penstock_operator.scaling.read.target import ScalingTarget, ScalingTargets
-from penstock_operator.watch.cluster_cache import ClusterCache
-from tests.operator.plan.kube import RESULT, SETTINGS, Kube, result, token_result
+from tests.operator.endpoint.kube import RESULT, SETTINGS, Kube, result, token_result
 
 
 def target_of(kube: Kube) -> ScalingTarget | None:

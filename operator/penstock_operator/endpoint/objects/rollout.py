@@ -1,0 +1,78 @@
+"""When the Deployment replaces its pods: the limit on concurrent rollouts, and pausing."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from penstock.resources.status import timestamp
+from penstock_operator.endpoint.objects.deployment import PROGRESS_DEADLINE_SECONDS
+from penstock_operator.endpoint.snapshot import EndpointSnapshot
+from penstock_operator.endpoint.spec import ParsedEndpoint
+from penstock_operator.facts.deployments import DeploymentFacts, replaced
+from penstock_operator.facts.names import (
+    CORES,
+    ROLLOUT_BEGAN,
+    ROLLOUT_SINCE,
+    Json,
+    Object,
+)
+from penstock_operator.limits.concurrency import TurnDecision, TurnKey
+
+
+def rollout_turn(endpoint: ParsedEndpoint, observed: EndpointSnapshot, template: str) -> TurnDecision | None:
+    """The place in the line of the rollout to the pod template with this hash; None: no pod is to be replaced, or
+    rollouts have no limit.
+
+    A rollout that has begun goes on, also with another template: its additional pods keep cores until it ends, which
+    the next rollout may need. When `PROGRESS_DEADLINE_SECONDS` have passed since it began, another template goes to the
+    end of the line: otherwise an endpoint that is changed all the time would keep all others waiting.
+    """
+    present, line = observed.deployment, observed.rollouts
+    if present is None or line is None or not replaced(present, observed.replica_sets, template):
+        return None
+    if template == present.template and not present.paused:
+        return None
+    since = present.waits_since if present.paused else None
+    began = present.rollout_began
+    is_recent = began is not None and observed.now - began < timedelta(seconds=PROGRESS_DEADLINE_SECONDS)
+    return line.turn(TurnKey(endpoint.namespace, endpoint.name), since or observed.now, anew=not is_recent)
+
+
+def noting_turn(desired: Json, present: DeploymentFacts | None, turn: TurnDecision | None, now: datetime) -> Json:
+    """The Deployment with the time when its rollout had its turn: now, if this plan gives it."""
+    has_turn = turn is not None and turn.allowed and turn.ask is not None
+    began = now if has_turn else None if present is None else present.rollout_began
+    if began is None:
+        return desired
+    annotations = {**desired["metadata"].get("annotations", {}), ROLLOUT_BEGAN: timestamp(began)}
+    return {**desired, "metadata": {**desired["metadata"], "annotations": annotations}}
+
+
+def paused(desired: Json, turn: TurnDecision | None = None) -> Json:
+    """The Deployment with a new template that waits for its turn, or for a canary. Kubernetes scales the present pods
+    meanwhile."""
+    annotations = dict(desired["metadata"].get("annotations", {}))
+    if turn is not None:
+        annotations[ROLLOUT_SINCE] = "" if turn.ask is None else timestamp(turn.ask.since)
+    return {
+        **desired,
+        "metadata": {**desired["metadata"], "annotations": annotations},
+        "spec": {**desired["spec"], "paused": True},
+    }
+
+
+def with_template_of(desired: Json, replica_set: Object) -> Json:
+    """The Deployment with the pod template of one of its ReplicaSets instead of a new one: its pods stay."""
+    source = replica_set["spec"]["template"]
+    labels = {key: value for key, value in source["metadata"]["labels"].items() if key != "pod-template-hash"}
+    annotations = dict(desired["metadata"].get("annotations", {}))
+    # Kubernetes copies the annotations of a Deployment to its ReplicaSet.
+    known = (replica_set["metadata"].get("annotations") or {}).get(CORES)
+    annotations |= {} if known is None else {CORES: known}
+    metadata = {"labels": labels, "annotations": dict(source["metadata"].get("annotations") or {})}
+    spec = {key: value for key, value in desired["spec"].items() if key != "paused"}
+    return {
+        **desired,
+        "metadata": {**desired["metadata"], "annotations": annotations},
+        "spec": {**spec, "template": {"metadata": metadata, "spec": source["spec"]}},
+    }

@@ -1,0 +1,324 @@
+"""The OptimizedModel of a key: created once, shared by the endpoints that ask for it, retried where a retry can help.
+
+Its state is derived from the jobs and the last written status. Runs are numbered from 1, and the number is part of the
+job's name, so that planning twice starts the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from penstock.hardware import NeuronGeneration
+from penstock.resources.endpoint import ModelEndpointSpec, OptimizationMode
+from penstock.resources.optimized_model import (
+    RESULT_FORMAT,
+    OptimizedModelSpec,
+    OptimizedModelStatus,
+    Phase,
+    Toolchain,
+    optimized_model_name,
+    texts_digest,
+)
+from penstock.resources.status import Condition, ConditionStatus, timestamp, updated_conditions
+from penstock_operator.endpoint.optimization.outcome import (
+    JobRunning,
+)
+from penstock_operator.endpoint.spec import ParsedEndpoint
+from penstock_operator.facts.findings import clipped, sentence
+from penstock_operator.facts.installation import PlanSettings
+from penstock_operator.facts.names import (
+    API_VERSION,
+    Json,
+    Object,
+    model_labels,
+    moment,
+)
+from penstock_operator.facts.pods import JobFacts
+from penstock_operator.facts.reasons import Reason
+from penstock_operator.limits.concurrency import TurnDecision
+
+
+@dataclass(frozen=True, order=True)
+class ModelUser:
+    """A ModelEndpoint that uses an OptimizedModel: its status names it (`optimizedModel` or `plan.optimizedModel`)."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class OptimizedModelFacts:
+    """An OptimizedModel with its jobs."""
+
+    name: str
+    spec: Json
+    """As JSON (`penstock.resources.optimized_model.OptimizedModelSpec`)."""
+    uid: str = ""
+    generation: int = 1
+    created: datetime | None = None
+    deleting: bool = False
+    owned: bool = False
+    """Endpoints own it. The operator creates it so, and gives it up when there is a result."""
+    status: Json = field(default_factory=dict)
+    jobs: tuple[JobFacts, ...] = ()
+    users: tuple[ModelUser, ...] = ()
+    """The endpoints of the namespace that use it, at most `OWNERS` of them."""
+
+    @classmethod
+    def from_object(
+        cls, value: Object, jobs: tuple[JobFacts, ...] = (), users: tuple[ModelUser, ...] = ()
+    ) -> OptimizedModelFacts:
+        """Extract the facts of an OptimizedModel object."""
+        metadata = value["metadata"]
+        return cls(
+            name=metadata["name"],
+            spec=dict(value.get("spec") or {}),
+            uid=metadata.get("uid") or "",
+            generation=int(metadata.get("generation") or 1),
+            created=moment(metadata.get("creationTimestamp")),
+            deleting="deletionTimestamp" in metadata,
+            owned=bool(metadata.get("ownerReferences")),
+            status=dict(value.get("status") or {}),
+            jobs=jobs,
+            users=users,
+        )
+
+
+@dataclass(frozen=True)
+class StatusWrite:
+    """The whole status of an OptimizedModel, to write if it differs from the present one."""
+
+    name: str
+    status: Json
+
+
+OWNERS = 16
+"""Maximum number of endpoints that own a shared OptimizedModel: the first by name. Thousands may share one, and
+their plans must name the same owners, or each plan would undo the others'."""
+
+
+def wanted_spec(
+    spec: ModelEndpointSpec,
+    settings: PlanSettings,
+    texts: Sequence[str] | None,
+    target: NeuronGeneration | None = None,
+) -> OptimizedModelSpec | None:
+    """The OptimizedModel spec that an endpoint needs; None when it pins an artefact, or its texts do not exist.
+    `target`: the Inferentia devices of its hardware class; None: CPUs."""
+    if spec.optimization.mode is OptimizationMode.PINNED:
+        return None
+    if spec.workload.texts_from is not None and texts is None:
+        return None
+    digest = texts_digest(texts) if spec.workload.texts_from is not None and texts is not None else None
+    image = settings.optimizer_image_for(target)
+    toolchain = Toolchain(image=image, version=settings.toolchain, target=target, format=RESULT_FORMAT)
+    return OptimizedModelSpec.of(spec, toolchain, texts_digest=digest)
+
+
+def wanted_name(
+    spec: ModelEndpointSpec,
+    settings: PlanSettings,
+    texts: Sequence[str] | None,
+    target: NeuronGeneration | None = None,
+) -> str:
+    """The name of the OptimizedModel that an endpoint needs; empty for none. `target` as in `wanted_spec`."""
+    wanted = wanted_spec(spec, settings, texts, target)
+    return "" if wanted is None else optimized_model_name(wanted)
+
+
+@dataclass(frozen=True)
+class OptimizationState:
+    """The state of an OptimizedModel, and the next run."""
+
+    name: str
+    spec: OptimizedModelSpec
+    status: OptimizedModelStatus
+    exists: bool = True
+    start: int = 0
+    """The run to start now; 0: none."""
+    memory_factor: int = 1
+    """Factor on the memory of that run: earlier runs ran out of memory."""
+    requeue_seconds: float | None = None
+    running: JobRunning | None = None
+    """The run that is under way."""
+    due: datetime | None = None
+    """When the next run could begin first; None: it does not begin."""
+    turn: TurnDecision | None = None
+    """The place in the line of the run that is to begin; None: it does not begin, or there is no line."""
+
+    @property
+    def queued(self) -> bool:
+        """Whether the next run waits for its turn."""
+        return self.turn is not None and not self.turn.allowed
+
+    @property
+    def ready(self) -> bool:
+        """The result exists."""
+        return self.status.phase is Phase.READY
+
+    @property
+    def failed(self) -> bool:
+        """It failed and is not retried."""
+        return self.status.phase is Phase.FAILED
+
+    @property
+    def write(self) -> StatusWrite:
+        """The status to write."""
+        return StatusWrite(self.name, self.status.to_object())
+
+
+def optimized_model_object(
+    facts: OptimizedModelFacts | None, spec: OptimizedModelSpec, endpoint: ParsedEndpoint, *, ready: bool
+) -> Json:
+    """The desired OptimizedModel.
+
+    Until there is a result, the endpoints that wait for it own it, so the API server deletes a job that no endpoint
+    waits for, also while no operator runs. A result has no owner: it stays for the grace time.
+    """
+    users = {ModelUser(endpoint.name, endpoint.uid), *(facts.users if facts is not None else ())}
+    name = optimized_model_name(spec) if facts is None else facts.name
+    metadata: dict[str, Any] = {
+        "name": name,
+        "namespace": endpoint.namespace,
+        "labels": model_labels(name),
+    }
+    if not ready:
+        metadata["ownerReferences"] = [
+            {"apiVersion": API_VERSION, "kind": "ModelEndpoint", "name": user.name, "uid": user.uid}
+            for user in sorted(users)[:OWNERS]
+            if user.uid
+        ]
+    # Keep the stored spec where it means the same (the API server writes 600.0 as 600), so that an apply that changes
+    # nothing is recognised. Another version of the types may have written it differently.
+    ours = spec.to_object()
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "OptimizedModel",
+        "metadata": metadata,
+        "spec": ours if facts is None or facts.spec == ours else dict(facts.spec),
+    }
+
+
+def status_of(facts: OptimizedModelFacts) -> OptimizedModelStatus:
+    """Its parsed status; an empty one if another program wrote it: then the jobs have the state."""
+    try:
+        return OptimizedModelStatus.model_validate(facts.status)
+    except ValidationError:
+        return OptimizedModelStatus()
+
+
+def with_conditions(state: OptimizationState, facts: OptimizedModelFacts, now: datetime) -> OptimizationState:
+    """The state with the condition Ready of its status."""
+    status, reason, message = _ready_condition(state)
+    fresh = Condition(
+        type="Ready",
+        status=status,
+        reason=reason,
+        message=clipped(message),
+        observed_generation=facts.generation,
+        last_transition_time=timestamp(now),
+    )
+    conditions = updated_conditions([one for one in state.status.conditions if one.type == "Ready"], [fresh])
+    update = {"conditions": conditions, "observed_generation": facts.generation, "last_used": None}
+    return replace(state, status=state.status.model_copy(update=update))
+
+
+def _ready_condition(state: OptimizationState) -> tuple[ConditionStatus, str, str]:
+    status = state.status
+    if status.phase is Phase.READY:
+        plan = status.result.plan.summary if status.result is not None else "the result"
+        return ConditionStatus.TRUE, Reason.PUBLISHED, f"{sentence(plan)} The artefact is in the store."
+    if status.failure is not None and status.phase is Phase.FAILED:
+        return ConditionStatus.FALSE, status.failure.reason, failure_text(state)
+    if state.turn is not None and state.queued:
+        return ConditionStatus.FALSE, Reason.OPTIMIZATION_QUEUED, queue_text(state.turn)
+    if status.failure is not None and status.retry_after is not None:
+        return ConditionStatus.FALSE, Reason.WAITING_TO_RETRY, failure_text(state)
+    if state.running is not None and state.running.unschedulable:
+        return (
+            ConditionStatus.FALSE,
+            Reason.UNSCHEDULABLE,
+            sentence(f"no node takes the job: {state.running.unschedulable}"),
+        )
+    if state.running is not None and state.running.waiting:
+        return ConditionStatus.FALSE, Reason.JOB_WAITING, sentence(state.running.waiting)
+    if status.phase is Phase.OPTIMIZING:
+        at = f" ({status.stage})" if status.stage else ""
+        return (
+            ConditionStatus.FALSE,
+            Reason.OPTIMIZING,
+            f"The job {status.job} runs: {status.progress or 'starting'}{at}.",
+        )
+    job = f"The job {status.job} is about to start." if status.job else "The job is about to be created."
+    return ConditionStatus.FALSE, Reason.PENDING, job
+
+
+def queue_text(turn: TurnDecision) -> str:
+    """Why the next run waits."""
+    return turn.waits_for("optimisation", "maxConcurrentOptimizations")
+
+
+def failure_text(state: OptimizationState) -> str:
+    """The failure of the last run, the next action, and whether it is retried."""
+    status, failure = state.status, state.status.failure
+    if failure is None:
+        return ""
+    parts = [sentence(failure.message), sentence(failure.remedy)]
+    if status.retry_after is not None:
+        parts.append(f"Run {status.attempts} failed; the next one starts at {status.retry_after}.")
+    elif state.failed:
+        runs = f"after {status.attempts} runs" if status.attempts > 1 else "and is not tried again by itself"
+        parts.append(
+            f"It was given up {runs}: a changed spec starts anew, and so does "
+            f"kubectl delete optimizedmodel {state.name}."
+        )
+    return " ".join(filter(None, parts))
+
+
+def digests(status: Json) -> tuple[str, ...]:
+    """The artefacts in the status of an OptimizedModel: the result and the fp32 graph; empty for none."""
+    return tuple(str((status.get(name) or {}).get("digest") or "") for name in ("artefact", "baseline"))
+
+
+def artefact_uri(status: Json, digest: str) -> str:
+    """The address of an artefact by the status of an OptimizedModel; empty: it does not have the artefact."""
+    found = (status.get(name) or {} for name in ("artefact", "baseline"))
+    return next((str(reference.get("uri") or "") for reference in found if reference.get("digest") == digest), "")
+
+
+def pinned_model(
+    spec: ModelEndpointSpec, models: Iterable[OptimizedModelFacts], *, present: str = ""
+) -> OptimizedModelFacts | None:
+    """The OptimizedModel whose status has the artefact that the endpoint pins; None if it pins none, or none has it.
+
+    If several have it, one that this release reads comes first, then the one of the name `present`: pods have the name
+    as a label, and another name would replace them.
+    """
+    digest = spec.optimization.artefact
+
+    def order(facts: OptimizedModelFacts) -> tuple[bool, bool, bool, str]:
+        return is_of_later_release(facts), facts.name != present, digests(facts.status)[0] != digest, facts.name
+
+    return min((facts for facts in models if digest and digest in digests(facts.status)), key=order, default=None)
+
+
+def is_of_later_release(facts: OptimizedModelFacts) -> bool:
+    """Whether its artefacts have a format that the pods of this release do not read."""
+    value = (facts.spec.get("toolchain") or {}).get("format")
+    return isinstance(value, int) and value > RESULT_FORMAT
+
+
+def target_of(facts: OptimizedModelFacts) -> NeuronGeneration | None:
+    """The Inferentia devices that its artefacts are compiled for; None: CPUs."""
+    value = (facts.spec.get("toolchain") or {}).get("target")
+    return NeuronGeneration(value) if value in set(NeuronGeneration) else None
+
+
+def find(models: Iterable[OptimizedModelFacts], name: str) -> OptimizedModelFacts | None:
+    """The OptimizedModel of this name."""
+    return next((facts for facts in models if name and facts.name == name), None)

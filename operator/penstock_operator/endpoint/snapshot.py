@@ -1,0 +1,82 @@
+"""The input of a plan: what was read from the cluster for one endpoint, at one moment.
+
+`penstock_operator.facts` has the values, so that tests can state facts instead of whole API objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from penstock_operator.endpoint.optimization.model import OptimizedModelFacts
+from penstock_operator.endpoint.spec import ParsedEndpoint
+from penstock_operator.facts.deployments import DeploymentFacts, ReplicaSetFacts
+from penstock_operator.facts.findings import Finding
+from penstock_operator.facts.installation import PlanSettings
+from penstock_operator.facts.names import (
+    Json,
+    Ref,
+)
+from penstock_operator.facts.pods import Neighbour, RuntimePod
+from penstock_operator.facts.routes import HostClaim, RouteFacts
+from penstock_operator.facts.scaling import CanaryReport, DesiredScale, ScalerFacts
+from penstock_operator.limits.concurrency import Line
+from penstock_operator.limits.quotas import NamespaceUse
+
+
+@dataclass(frozen=True)
+class EndpointSnapshot:
+    """One endpoint and everything that belongs to it, at one moment."""
+
+    endpoint: Json
+    """The ModelEndpoint object as JSON, with metadata and status."""
+    now: datetime
+    """With a time zone."""
+    settings: PlanSettings
+    parsed: ParsedEndpoint | Finding | None = None
+    """The endpoint as it was parsed for this reconcile, or why it cannot be; None: the plan parses it."""
+    hardware_classes: Mapping[str, Json] = field(default_factory=dict)
+    """The HardwareClass objects of the cluster by name."""
+    optimized_models: tuple[OptimizedModelFacts, ...] = ()
+    """Of its namespace: at least the OptimizedModel of the spec's key, the one that the Deployment serves, and those
+    that have the artefact which the spec pins."""
+    deployment: DeploymentFacts | None = None
+    gateway: DeploymentFacts | None = None
+    """The Deployment of its gateway."""
+    canary: DeploymentFacts | None = None
+    """The Deployment of its canary."""
+    canary_pods: tuple[RuntimePod, ...] = ()
+    canary_report: CanaryReport | None = None
+    """None: no look yet."""
+    replica_sets: tuple[ReplicaSetFacts, ...] = ()
+    pods: tuple[RuntimePod, ...] = ()
+    """The runtime pods, including those that are being deleted."""
+    neighbours: tuple[Neighbour, ...] = ()
+    present: frozenset[Ref] = frozenset()
+    """Which of the operator's objects exist: only these are ever deleted."""
+    workload_texts: tuple[str, ...] | None = None
+    """The texts of `workload.textsFrom` without empty lines; None: the ConfigMap or the key does not exist."""
+    conflicting: frozenset[Ref] = frozenset()
+    """Objects with the operator's names that it did not create (no label `app.kubernetes.io/managed-by: penstock`).
+    They are never changed; the condition Accepted names them."""
+    namespace_labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the endpoint's namespace."""
+    quota: NamespaceUse | None = None
+    """The use of the namespace's quota; None: it has none."""
+    nodes: tuple[Json, ...] = ()
+    """Node objects as JSON (labels, taints, unschedulable, allocatable are enough)."""
+    scale: DesiredScale | None = None
+    """None: no decision, and the present replica count stays."""
+    optimizations: Line | None = None
+    """The line for optimisation jobs, of OptimizedModels; None: without a limit."""
+    rollouts: Line | None = None
+    """The line for rollouts, of endpoints; None: without a limit."""
+    scalers: tuple[ScalerFacts, ...] = ()
+    """The objects besides the operator that scale the Deployment: those that it created, and KEDA's HPAs."""
+    unknown_kinds: frozenset[str] = frozenset()
+    """Optional kinds that the API server does not serve: `ScaledObject`, `HTTPRoute`."""
+    route: RouteFacts | None = None
+    """Its Ingress or HTTPRoute."""
+    host_claims: tuple[HostClaim, ...] = ()
+    """The other endpoints of the cluster that ask for the same host or have it."""

@@ -1,0 +1,309 @@
+"""The status of a ModelEndpoint, and the Events about conditions that changed.
+
+`penstock_operator.endpoint.conditions` computes the findings; this module writes them and the other fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from penstock.capacity import per_million, per_month
+from penstock.resources.endpoint import OptimizationMode
+from penstock.resources.status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    EndpointStatus,
+    PlanStatus,
+    ServedBefore,
+    find_condition,
+    timestamp,
+    updated_conditions,
+)
+from penstock_operator.endpoint.conditions import (
+    EndpointState,
+)
+from penstock_operator.endpoint.objective import p95_text, speed_text
+from penstock_operator.endpoint.optimization.model import OptimizationState
+from penstock_operator.endpoint.pods.judging import pod_reports
+from penstock_operator.endpoint.replica_count import DECIDED, scaling_status
+from penstock_operator.endpoint.serving import ServingChoice
+from penstock_operator.endpoint.snapshot import EndpointSnapshot
+from penstock_operator.endpoint.spec import hardware_class
+from penstock_operator.facts.findings import TRUE, UNKNOWN, Event, Finding, clipped, no, unknown
+from penstock_operator.facts.names import Json, runtime_selector
+from penstock_operator.facts.pods import RuntimePod
+from penstock_operator.facts.reasons import Reason
+
+
+def conditions(
+    findings: Mapping[str, Finding], *, before: Iterable[Mapping[str, Any]], generation: int, now: datetime
+) -> tuple[Condition, ...]:
+    """The conditions to write, with the time when the status of each last changed."""
+    fresh = [
+        Condition(
+            type=kind,
+            status=finding.status,
+            reason=str(finding.reason),
+            message=clipped(finding.message),
+            observed_generation=generation,
+            last_transition_time=timestamp(now),
+        )
+        for kind, finding in findings.items()
+    ]
+    kept = [condition for condition in map(_parsed, before) if condition is not None and condition.type in findings]
+    return updated_conditions(kept, fresh)
+
+
+def _parsed(entry: Mapping[str, Any]) -> Condition | None:
+    """A condition of the present status; None if it is not valid."""
+    try:
+        return Condition.model_validate(entry)
+    except ValidationError:
+        return None
+
+
+WITH_EVENTS = (
+    ConditionType.ACCEPTED,
+    ConditionType.MODEL_RESOLVED,
+    ConditionType.OPTIMIZED,
+    ConditionType.ACCURACY_WITHIN_BUDGET,
+    ConditionType.CORES_PINNED,
+    ConditionType.AVAILABLE,
+    ConditionType.EXPOSED,
+    ConditionType.OBJECTIVE_MET,
+    ConditionType.METRICS_AVAILABLE,
+    ConditionType.CURVE_CURRENT,
+    ConditionType.PROGRESSING,
+)
+"""Conditions whose changes post an Event. Ready is left out: it repeats another condition."""
+NORMAL = {
+    Reason.OPTIMIZING,
+    Reason.OPTIMIZATION_PENDING,
+    Reason.OPTIMIZATION_QUEUED,
+    Reason.STARTING,
+    Reason.NOTHING_TO_SERVE,
+    Reason.SUSPENDED,
+    Reason.SCALED_TO_ZERO,
+    Reason.ROLLING_OUT,
+    Reason.ROLLOUT_QUEUED,
+    Reason.SCALING,
+    Reason.SETTLED,
+    Reason.NO_CURVE,
+}
+"""Reasons of false conditions that are not a problem: their Events have the type Normal."""
+WITHOUT_EVENTS = {
+    Reason.OPTIMIZATION_PENDING,
+    Reason.STARTING,
+    Reason.NOTHING_TO_SERVE,
+    Reason.SETTLED,
+    Reason.SCALING,
+    Reason.NOT_NEEDED,
+    Reason.NO_OBJECTIVE,
+    Reason.AS_MEASURED,
+    Reason.NO_CURVE,
+}
+"""Reasons that post no Event: every endpoint passes through them."""
+
+
+def events(before: Iterable[Condition], after: Iterable[Condition]) -> tuple[Event, ...]:
+    """One Event for each condition whose status or reason changed."""
+    old = tuple(before)
+    found: dict[tuple[str, str], Event] = {}
+    for condition in after:
+        last = find_condition(old, condition.type)
+        if condition.type not in WITH_EVENTS or condition.status is UNKNOWN or condition.reason in WITHOUT_EVENTS:
+            continue
+        if last is not None and (last.status, last.reason) == (condition.status, condition.reason):
+            continue
+        normal = condition.status is TRUE or condition.reason in NORMAL
+        event = Event("Normal" if normal else "Warning", condition.reason, condition.message)
+        # Two conditions may have the same reason and message (a model that was not found): one Event suffices.
+        found.setdefault((event.reason, event.message), event)
+    return tuple(found.values())
+
+
+MAX_HISTORY = 5
+MESSAGE_LIMIT = 2048
+
+
+def endpoint_status(state: EndpointState, findings: Mapping[str, Finding], before: EndpointStatus) -> EndpointStatus:
+    """The status to write. `before`: the present status."""
+    endpoint, observed, serving = state.endpoint, state.observed, state.serving
+    present = observed.deployment
+    shown = plan_status(serving, before.plan, state.pods, state.models)
+    p95, speed_up = _figures(state, shown, findings)
+    replicas = present.replicas if present is not None else 0
+    return EndpointStatus(
+        observed_generation=endpoint.generation,
+        conditions=conditions(
+            findings,
+            before=endpoint.status.get("conditions") or (),
+            generation=endpoint.generation,
+            now=observed.now,
+        ),
+        reason=_printed_reason(findings[ConditionType.READY], state.wanted),
+        optimized_model=_model_of_spec(state),
+        plan=_with_cost(state, shown, replicas),
+        replicas=replicas,
+        ready_replicas=present.ready if present is not None else 0,
+        selector=label_selector(endpoint.name),
+        url=endpoint.url,
+        public_url=state.exposure.url,
+        p95=p95,
+        speed_up=speed_up,
+        scaling=scaling_status(
+            before.scaling if endpoint.spec.scaling.mode in DECIDED else None,
+            state.replicas,
+            observed.scale,
+            observed.now,
+        ),
+        canary=state.canary.status,
+        pods=pod_reports(state.pods, state.verdicts, state.problems),
+        history=history(before, shown, observed.now),
+    )
+
+
+def _model_of_spec(state: EndpointState) -> str:
+    """The OptimizedModel of the spec, or the one that has the pinned artefact. It is kept while a status names it."""
+    if state.wanted is not None:
+        return state.wanted.name
+    pins = state.endpoint.spec.optimization.mode is OptimizationMode.PINNED
+    return state.serving.optimized_model if pins and state.serving is not None and state.acceptance.true else ""
+
+
+def invalid_spec_status(observed: EndpointSnapshot, why: Finding) -> EndpointStatus:
+    """The status of an endpoint whose spec cannot be parsed: Accepted is false, all other conditions are unknown."""
+    status = observed.endpoint.get("status") or {}
+    generation = int(observed.endpoint["metadata"].get("generation") or 1)
+    findings: dict[str, Finding] = {kind: unknown(Reason.NOT_ACCEPTED, why.message) for kind in ConditionType}
+    if not (observed.endpoint.get("spec") or {}).get("exposure"):
+        del findings[ConditionType.EXPOSED]
+    findings[ConditionType.ACCEPTED] = why
+    findings[ConditionType.READY] = no(why.reason, why.message)
+    written = conditions(findings, before=status.get("conditions") or (), generation=generation, now=observed.now)
+    update = {"conditions": written, "observed_generation": generation, "reason": str(why.reason)}
+    return read_status(status).model_copy(update=update)
+
+
+def with_apply_failure(status: Json, message: str, now: datetime, *, forbidden: bool) -> Json:
+    """The status with Ready false because the API server refused an object. `message`: the API server's message."""
+    known = EndpointStatus.model_validate(status)
+    remedy = (
+        "A ResourceQuota, an admission policy or missing rights of the operator's service account forbid it"
+        if forbidden
+        else "An admission policy may ask for other fields; spec.pod has labels, annotations and more"
+    )
+    failed = Condition(
+        type=ConditionType.READY,
+        status=ConditionStatus.FALSE,
+        reason=str(Reason.APPLY_FAILED),
+        message=f"{message}. {remedy}."[:MESSAGE_LIMIT],
+        observed_generation=known.observed_generation,
+        last_transition_time=timestamp(now),
+    )
+    update = {"conditions": updated_conditions(known.conditions, [failed]), "reason": str(Reason.APPLY_FAILED)}
+    return known.model_copy(update=update).to_object()
+
+
+def read_status(value: Json) -> EndpointStatus:
+    """Parse the present status; an empty status when it is not valid (another program wrote it)."""
+    try:
+        return EndpointStatus.model_validate(value)
+    except ValidationError:
+        return EndpointStatus()
+
+
+def label_selector(name: str) -> str:
+    """The label selector of the runtime pods, for the scale subresource."""
+    return ",".join(f"{key}={value}" for key, value in sorted(runtime_selector(name).items()))
+
+
+def plan_status(
+    serving: ServingChoice | None,
+    before: PlanStatus | None,
+    pods: Sequence[RuntimePod],
+    models: Sequence[OptimizationState],
+) -> PlanStatus | None:
+    """The served plan. During a rollout it is the old plan until a pod answers with the new one."""
+    answering = {entry.pod.artefact for entry in pods if entry.pod.ready and not entry.pod.deleting}
+    if before is not None and before.digest in answering and (serving is None or serving.digest not in answering):
+        return before
+    return None if serving is None else _plan_status(serving, pods, models)
+
+
+def _plan_status(serving: ServingChoice, pods: Sequence[RuntimePod], models: Sequence[OptimizationState]) -> PlanStatus:
+    summary = serving.result.plan.summary if serving.result is not None else ""
+    if not summary:
+        reported = (
+            entry.report.plan for entry in pods if entry.report is not None and entry.pod.artefact == serving.digest
+        )
+        summary = next(filter(None, reported), "fp32, while the optimisation runs" if serving.baseline else "")
+    if not summary:
+        known = (model.status for model in models if model.status.artefact is not None)
+        same = (status.result for status in known if status.artefact and status.artefact.digest == serving.digest)
+        summary = next((result.plan.summary for result in same if result is not None), "")
+    return PlanStatus(
+        summary=clipped(summary, 256),
+        digest=serving.digest,
+        optimized_model=serving.optimized_model,
+        baseline=serving.baseline,
+    )
+
+
+def history(before: EndpointStatus, plan: PlanStatus | None, now: datetime) -> tuple[ServedBefore, ...]:
+    """Plans that were served earlier, newest first, each digest once."""
+    past = before.history
+    last = before.plan
+    if last is not None and last.digest and plan is not None and plan.digest != last.digest:
+        past = (ServedBefore(digest=last.digest, summary=last.summary, until=timestamp(now)), *past)
+    present = plan.digest if plan is not None else ""
+    unique = {entry.digest: entry for entry in reversed(past) if entry.digest != present}
+    return tuple(reversed(unique.values()))[:MAX_HISTORY]
+
+
+def _printed_reason(summary: Finding, wanted: OptimizationState | None) -> str:
+    """The reason for the printer column, with the progress while the job runs: `Optimizing 7/23`."""
+    if summary.reason == Reason.OPTIMIZING and wanted is not None and wanted.status.progress:
+        return f"{Reason.OPTIMIZING} {wanted.status.progress}"
+    return str(summary.reason)
+
+
+def _figures(state: EndpointState, shown: PlanStatus | None, findings: Mapping[str, Finding]) -> tuple[str, str]:
+    """p95 and speed-up as text. Empty unless the pods serve this plan and own their cores: else they do not apply."""
+    serving = state.serving
+    if serving is None or not findings[ConditionType.CORES_PINNED].true:
+        return "", ""
+    if shown is None or shown.digest != serving.digest:
+        return "", ""
+    return p95_text(serving.result, state.endpoint.spec.scaling.headroom), speed_text(serving.result)
+
+
+def _with_cost(state: EndpointState, shown: PlanStatus | None, replicas: int) -> PlanStatus | None:
+    """The plan with its costs, where the class that it serves on has a price."""
+    serving = state.serving
+    if serving is None or shown is None or shown.digest != serving.digest:
+        return shown
+    hardware = hardware_class(serving.hardware_class, state.observed.hardware_classes)
+    if isinstance(hardware, Finding) or hardware.price is None:
+        return shown
+    price = hardware.price
+    per_hour = price.per_core_hour * serving.cores
+    rate = serving.result.requests_per_second if serving.result is not None else None
+    planned = (rate or 0.0) * state.endpoint.spec.scaling.headroom
+    return shown.model_copy(
+        update={
+            "cost_per_million": _rounded(per_million(per_hour, planned)) if planned > 0 else None,
+            "cost_per_month": _rounded(per_month(per_hour * replicas)),
+            "currency": price.currency,
+        }
+    )
+
+
+def _rounded(cost: float) -> float:
+    """Four significant digits: the status changes only where people see a difference."""
+    return float(f"{cost:.4g}")

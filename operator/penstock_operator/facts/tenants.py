@@ -1,0 +1,99 @@
+"""What the administrator's rules for tenants allow in a namespace: the sources of models, the quotas, and hosts.
+
+The chart's values `policy.allowedSources`, `policy.quotas` and `policy.exposure.hosts` are lists of such rules, each
+for the namespaces that its selector includes. `penstock_operator.limits.quotas` counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Self, TypeVar
+
+from pydantic import Field, ValidationError, model_validator
+
+from penstock.resources.base import Spec
+from penstock.resources.exposure import HOST_PATTERN
+from penstock.resources.hardware_class import NamespaceSelector
+from penstock.resources.rules import TextRule
+from penstock.resources.source import ModelSource, Scheme
+
+SourcePrefix = Annotated[
+    str, Field(max_length=512, pattern=r"^(hf|s3|gs|az|pvc|pkg)://([A-Za-z0-9._=+-]+(/[A-Za-z0-9._=+-]+)*/?)?$")
+]
+"""`hf://`, `hf://organisation/`, `s3://bucket/folder/`: everything below it."""
+
+
+class AllowedSources(Spec):
+    """Sources of models that endpoints of these namespaces may name."""
+
+    namespace_selector: NamespaceSelector = NamespaceSelector()
+    """Without fields: all namespaces."""
+    sources: tuple[SourcePrefix, ...] = Field(min_length=1, max_length=64)
+
+
+class NamespaceQuota(Spec):
+    """How much the endpoints of each of these namespaces may have together."""
+
+    namespace_selector: NamespaceSelector = NamespaceSelector()
+    """Without fields: all namespaces."""
+    cores: int | None = Field(default=None, ge=0)
+    """Cores of all replicas. None: not limited."""
+    replicas: int | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> Self:
+        if self.cores is None and self.replicas is None:
+            raise ValueError("write cores, replicas or both")
+        return self
+
+
+class HostRule(Spec):
+    """Hosts that the endpoints of some namespaces may use (`spec.exposure.host`)."""
+
+    hosts: tuple[
+        Annotated[
+            str,
+            TextRule(rf"(\*\.)?{HOST_PATTERN}", "{self} is not a host", "Write emotion.example.com or *.example.com"),
+        ],
+        ...,
+    ] = Field(min_length=1)
+    """Names, or `*.` and a domain for all names in it."""
+    namespace_selector: NamespaceSelector
+    """Required, so that a host is open to all namespaces only where `{}` is written."""
+
+
+RuleType = TypeVar("RuleType", bound=Spec)
+
+
+def read_rules(name: str, text: str, kind: type[RuleType]) -> tuple[RuleType, ...]:
+    """The rules in a JSON list; an empty text has none. ValueError names the setting, the field and the problem."""
+    try:
+        values = json.loads(text or "[]")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is not JSON: {error}") from error
+    if not isinstance(values, list):
+        raise ValueError(f"{name} is not a JSON list of rules")  # noqa: TRY004 - as the other problems of a text
+    rules = []
+    for place, value in enumerate(values):
+        try:
+            rules.append(kind.model_validate(value))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in (place, *first["loc"]))
+            raise ValueError(f"{name}{where}: {first['msg']}") from error
+    return tuple(rules)
+
+
+def allowed_sources(rules: Sequence[AllowedSources], labels: Mapping[str, str]) -> tuple[str, ...]:
+    """What endpoints of a namespace with these labels may name: the sources of all rules that select it."""
+    return tuple(source for rule in rules if rule.namespace_selector.includes(labels) for source in rule.sources)
+
+
+def is_covered(source: ModelSource, prefixes: Sequence[str]) -> bool:
+    """Whether the source is below one of these prefixes. They end at a part of the path, with or without a slash:
+    `hf://organisation` does not cover `hf://organisation-of-others/model`. Folders of nodes have their own list."""
+    if source.scheme is Scheme.FILE:
+        return True
+    text = f"{source.scheme.value}://{source.location}/"
+    return any(text.startswith(prefix if prefix.endswith("/") else f"{prefix}/") for prefix in prefixes)

@@ -1,1 +1,0 @@
-"""The reconcile loop: event routing, work queue, reconcile, garbage collection."""

@@ -1,1 +1,0 @@
-"""Watches the cluster: Kopf handlers, caches of objects, and reads of pods and job logs."""

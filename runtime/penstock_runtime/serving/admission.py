@@ -1,0 +1,176 @@
+"""Which requests may wait in the queue of a server, and which give way when it is full. Pure: no clock, no I/O.
+
+The servers of all kinds of models admit their requests here, whichever protocol these came by:
+
+- A request that would not fit into an empty queue gets InvalidInput (422). If it were accepted whenever the queue is
+  empty, it would be answered or refused by chance, and never under steady load.
+- A request that does not fit now makes the newest waiting requests of other clients give way: of a lower priority class
+  first, then of the client with the most tokens in the queue, as long as it has more than the client of the new request
+  would have. If that does not make room, the new request gets Overloaded (429), with the time that the waiting tokens
+  take at the measured rate as its Retry-After. A request that gives way gets the same error.
+- A client is the bearer token of a request or, without one, its address: behind a gateway all addresses are one.
+- A request is dropped (504) if it has not started by its deadline: that of its header, or that of the settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from penstock_runtime.errors import InvalidInput, Overloaded, RequestError
+from penstock_runtime.settings import QueueSettings
+
+MOST_SECONDS_TO_RETRY = 60
+
+
+class Waiting(NamedTuple):
+    """The content of a queue."""
+
+    rows: int
+    """Sequences that wait; running ones are not counted."""
+    tokens: int
+
+
+class Work(Protocol):
+    """What a request in the queue has to do."""
+
+    def is_waiting(self) -> bool:
+        """Whether a part of it counts as waiting."""
+        ...
+
+    def refuse(self, error: RequestError) -> None:
+        """End it with an error."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A request in the queue, from its admission to its end."""
+
+    client: str
+    """See `client_of`. Clients share the queue."""
+    rows: int
+    tokens: int
+    """The cost: tokens of all rows."""
+    deadline: float
+    """Seconds, on the caller's clock."""
+    work: Work | None = None
+    """Set when it has been admitted."""
+    priority: int = 0
+    """Priority class: requests of a higher number give way first."""
+    model: str = ""
+    """The model that it is for, where several share a queue."""
+
+
+def client_of(token: str, address: str) -> str:
+    """The key by which clients share a server: the name of the bearer token, or the address if there is none."""
+    return f"token {token}" if token else address
+
+
+def check_size(limits: QueueSettings, rows: int, tokens: int, *, field: str = "inputs") -> None:
+    """InvalidInput if a request can never fit into the queue. A single row always can, as the only one that waits."""
+    for found, limit, what in (
+        (rows, limits.max_queue_rows, "sequences"),
+        (tokens if rows > 1 else 0, limits.max_queue_tokens, "tokens"),
+    ):
+        if found > limit:
+            raise InvalidInput(
+                f"this request has {found} {what}, and at most {limit} may wait at once",
+                field=field,
+                remedy="Split it into smaller requests, sent one after the other or a few at a time",
+            )
+
+
+def fits(limits: QueueSettings, rows: int, tokens: int, waiting: Waiting) -> bool:
+    """Whether a request fits into the queue beside what waits. One that is larger than the limit of tokens must be the
+    only one."""
+    if waiting.rows + rows > limits.max_queue_rows:
+        return False
+    if tokens > limits.max_queue_tokens:
+        return waiting.rows == 0
+    return waiting.tokens + tokens <= limits.max_queue_tokens
+
+
+def retry_after_seconds(tokens: int, tokens_per_second: float) -> int:
+    """Until `tokens` will have been processed: whole seconds from 1 to 60; 1 if the rate is not known (0)."""
+    seconds = math.ceil(tokens / tokens_per_second) if tokens_per_second else 1
+    return max(1, min(MOST_SECONDS_TO_RETRY, seconds))
+
+
+class Admission:
+    """The requests of one queue."""
+
+    def __init__(self, limits: QueueSettings) -> None:
+        self.limits = limits
+        self._entries: dict[tuple[int, str], dict[Entry, None]] = {}
+        """By priority class and client, oldest first."""
+        self._tokens: dict[str, int] = {}
+        """Of these, by client."""
+
+    def deadline(self, arrived: float, seconds: float | None) -> float:
+        """When a request must have started. `seconds`: the limit of the request itself; None: that of the settings."""
+        return arrived + (self.limits.deadline_seconds if seconds is None else seconds)
+
+    def check(self, client: str, waiting: Waiting, tokens_per_second: float) -> None:
+        """Overloaded if a request of this client would be refused, however short it is. For before its texts are
+        tokenised."""
+        if not fits(self.limits, 1, 1, waiting) and max(self._tokens.values(), default=0) <= self._share(client, 1):
+            raise self._overloaded(waiting, tokens_per_second)
+
+    def admit(
+        self, entry: Entry, waiting: Callable[[], Waiting], tokens_per_second: float, *, field: str = "inputs"
+    ) -> None:
+        """Add a request to the queue, after others have given way if they must. It is to be released at its end.
+
+        `waiting` is called again after each request that has given way. `field`: of the inputs, for errors.
+        Overloaded, InvalidInput.
+        """
+        check_size(self.limits, entry.rows, entry.tokens, field=field)
+        while not fits(self.limits, entry.rows, entry.tokens, found := waiting()):
+            error = self._overloaded(found, tokens_per_second)
+            displaced = self._displaced_by(entry)
+            if displaced is None:
+                raise error
+            self.release(displaced)
+            if displaced.work is not None:
+                displaced.work.refuse(error)
+        self._entries.setdefault((entry.priority, entry.client), {})[entry] = None
+        self._tokens[entry.client] = self._share(entry.client, entry.tokens)
+
+    def release(self, entry: Entry) -> None:
+        """A request has ended, whatever its end was. Further calls do nothing."""
+        key = entry.priority, entry.client
+        entries = self._entries.get(key)
+        if entries is None or entry not in entries:
+            return
+        del entries[entry]
+        if not entries:
+            del self._entries[key]
+        self._tokens[entry.client] -= entry.tokens
+        if not self._tokens[entry.client]:
+            del self._tokens[entry.client]
+
+    def _share(self, client: str, tokens: int) -> int:
+        """Tokens that a client has in the queue with `tokens` more."""
+        return self._tokens.get(client, 0) + tokens
+
+    def _displaced_by(self, entry: Entry) -> Entry | None:
+        """The request that gives way to this one next; None if there is none."""
+        own = self._share(entry.client, entry.tokens)
+        for key in sorted(self._entries, key=lambda key: (key[0], self._tokens[key[1]]), reverse=True):
+            priority, client = key
+            if priority < entry.priority or (priority == entry.priority and self._tokens[client] <= own):
+                return None
+            for one in reversed(self._entries[key]):
+                if one.work is not None and one.work.is_waiting():
+                    return one
+        return None
+
+    def _overloaded(self, waiting: Waiting, tokens_per_second: float) -> Overloaded:
+        return Overloaded(
+            f"{waiting.rows} sequences with {waiting.tokens} tokens wait already, and at most "
+            f"{self.limits.max_queue_rows} with {self.limits.max_queue_tokens} may",
+            retry_after_seconds=retry_after_seconds(waiting.tokens, tokens_per_second),
+        )
