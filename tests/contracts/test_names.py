@@ -34,8 +34,11 @@ PENDING_CLASSES: set[str] = set()
 """Class names that still need different names."""
 
 SAME_KIND_OF_MODULE = {
+    "answers.py": "the answers of an HTTP API, of which each has a folder",
     "base.py": "the base classes of the modules in the same folder",
     "engine.py": "the native engine, and the interface of engines of text generation",
+    "requests.py": "the bodies of an HTTP API, of which each has a folder",
+    "routes.py": "the handlers of an HTTP API, of which each has a folder",
     "settings.py": "the settings of that part",
     "variables.py": "the environment variables of that process",
 }
