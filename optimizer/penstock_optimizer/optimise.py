@@ -25,8 +25,8 @@ from penstock_optimizer.job.job import Job
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressEvent, Stage, ignore_progress
 from penstock_optimizer.targets.target import (
     EXPORT_SECONDS,
-    Capacity,
-    Choice,
+    ChosenModel,
+    MeasuredCapacity,
     Target,
     late,
     of_late_candidates,
@@ -184,12 +184,12 @@ class Optimisation:
         events.done(job.artefact, f"{manifest.chosen.plan.summary}{caveat}", budget.spent)
         return written
 
-    def _measured(self, choice: Choice) -> tuple[Choice, Manifest]:
+    def _measured(self, choice: ChosenModel) -> tuple[ChosenModel, Manifest]:
         """The manifest with the capacity of a replica, measured with the real server. A choice with which the server
         breaks is replaced, at last by fp32. Without time to measure, the artefact is still complete."""
         job, target = self._job, self._target
         if not target.measures_capacity:
-            return choice, self._manifest(choice, Capacity())
+            return choice, self._manifest(choice, MeasuredCapacity())
         draft = job.work.path / "draft"
         self._write(draft, self._manifest(choice), choice)
         try:
@@ -199,10 +199,10 @@ class Optimisation:
             if other is not None:
                 return self._measured(other)
             self._events.no_capacity(failure.message)
-            capacity = Capacity(doubts=(f"The capacity was not measured: {failure.message}.",))
+            capacity = MeasuredCapacity(doubts=(f"The capacity was not measured: {failure.message}.",))
         return choice, self._manifest(choice, capacity)
 
-    def _capacity(self, artefact: Path) -> Capacity:
+    def _capacity(self, artefact: Path) -> MeasuredCapacity:
         job, budget = self._job, self._budget
         with serve_replica(
             artefact,
@@ -237,9 +237,9 @@ class Optimisation:
             + " spec.optimization.accuracy, allow more precisions, or set whenNoCandidate: ServeFP32",
         )
 
-    def _manifest(self, choice: Choice, capacity: Capacity | None = None) -> Manifest:
+    def _manifest(self, choice: ChosenModel, capacity: MeasuredCapacity | None = None) -> Manifest:
         """The manifest of a choice. `capacity` None: it is not the result."""
-        job, measured = self._job, capacity or Capacity()
+        job, measured = self._job, capacity or MeasuredCapacity()
         found = [
             *measured.missed,
             *of_late_candidates(choice.candidates),
@@ -262,5 +262,5 @@ class Optimisation:
             **fields,
         )
 
-    def _write(self, folder: Path, manifest: Manifest, choice: Choice) -> Manifest:
+    def _write(self, folder: Path, manifest: Manifest, choice: ChosenModel) -> Manifest:
         return write_artefact(folder, manifest, folder=self._job.folder, graphs=choice.graphs)

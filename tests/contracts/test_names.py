@@ -36,6 +36,8 @@ PENDING_CLASSES: set[str] = set()
 SAME_KIND_OF_MODULE = {
     "answers.py": "the answers of an HTTP API, of which each has a folder",
     "base.py": "the base classes of the modules in the same folder",
+    "decoder.py": "that kind of model, in the folder of each stage",
+    "encoder.py": "that kind of model, in the folder of each stage",
     "engine.py": "the native engine, and the interface of engines of text generation",
     "requests.py": "the bodies of an HTTP API, of which each has a folder",
     "routes.py": "the handlers of an HTTP API, of which each has a folder",

@@ -42,7 +42,7 @@ from penstock_optimizer.quantise.decoder.native_file import why_not_native
 from penstock_optimizer.quantise.decoder.openvino_graph import decoder_facts
 from penstock_optimizer.search import decoder_plans as plans
 from penstock_optimizer.targets.screening import failed_facts, raise_full_disk
-from penstock_optimizer.targets.target import MAX_REMAINING_SHARE, Budget, Capacity, Choice, Target
+from penstock_optimizer.targets.target import MAX_REMAINING_SHARE, Budget, ChosenModel, MeasuredCapacity, Target
 from penstock_runtime.engines.native.library import library_path
 
 PROMPTS, CONTINUATION = 64, 16
@@ -96,10 +96,10 @@ class DecoderTarget(Target):
         self._build_seconds = time.monotonic() - begin
         return f"{self._decoder.parameters / 1e6:.0f} M weights", {}
 
-    def unmeasured(self) -> Choice:
+    def unmeasured(self) -> ChosenModel:
         """See `Target`."""
         graph = self._graph(plans.FP32)
-        return Choice.unmeasured(
+        return ChosenModel.unmeasured(
             self._served(plans.FP32),
             graph,
             self._decoder.parameters,
@@ -119,11 +119,11 @@ class DecoderTarget(Target):
                 for recipe, reason in self._skipped
             ]
 
-    def choose(self) -> Choice:
+    def choose(self) -> ChosenModel:
         """See `Target`."""
         passed = [one for one in self.candidates if one.outcome in {Outcome.REFERENCE, Outcome.SLOWER}]
         chosen = plans.best(passed, self._job.spec.objective)
-        return Choice(
+        return ChosenModel(
             self._served(chosen.recipe),
             self._served(plans.FP32),
             {recipe: self._graph(recipe) for recipe in (chosen.recipe, plans.FP32)},
@@ -133,7 +133,7 @@ class DecoderTarget(Target):
             fields={**self._fields, "speed_up": _speed_up(self.candidates[0], chosen)},
         )
 
-    def capacity(self, server: ReplicaServer) -> Capacity:
+    def capacity(self, server: ReplicaServer) -> MeasuredCapacity:
         """See `Target`."""
         job, doubts = self._job, list[str]()
         objective = job.spec.objective
@@ -153,9 +153,9 @@ class DecoderTarget(Target):
         )
         self.events.advance(Stage.CAPACITY, curve.summary or "not measured")
         missed = () if doubts and not curve.points else tuple(of_token_curve(curve, objective))
-        return Capacity({"token_capacity": curve}, missed, tuple(doubts))
+        return MeasuredCapacity({"token_capacity": curve}, missed, tuple(doubts))
 
-    def instead(self, choice: Choice, failure: ReplicaBroken) -> Choice | None:
+    def instead(self, choice: ChosenModel, failure: ReplicaBroken) -> ChosenModel | None:
         """See `Target`."""
         broken = choice.chosen.plan.recipe
         if broken == plans.FP32:

@@ -50,8 +50,8 @@ from penstock_optimizer.targets.target import (
     EXPORT_SECONDS,
     RAISE_BUDGET,
     Budget,
-    Capacity,
-    Choice,
+    ChosenModel,
+    MeasuredCapacity,
     Target,
     export_failed,
 )
@@ -116,12 +116,12 @@ class EncoderTarget(Target):
         facts = {"seconds": found.seconds, "fused_nodes": found.fused_nodes, "parameters": found.parameters}
         return export_message(found), facts
 
-    def unmeasured(self) -> Choice:
+    def unmeasured(self) -> ChosenModel:
         """See `Target`."""
         exported = self._export
         graph = Path(exported.graph)
         plan = baseline_plan(self._job.grant.cores)
-        return Choice.unmeasured(
+        return ChosenModel.unmeasured(
             ServedModel(path=graph_path(REFERENCE, graph), io=exported.io, plan=plan),
             graph,
             exported.parameters,
@@ -157,13 +157,13 @@ class EncoderTarget(Target):
         """See `Target`."""
         return [run.facts for run in self._screening.runs]
 
-    def choose(self) -> Choice:
+    def choose(self) -> ChosenModel:
         """See `Target`."""
         self._result = self._find_plan()
         self._screening.close()
         return self._choice()
 
-    def capacity(self, server: ReplicaServer) -> Capacity:
+    def capacity(self, server: ReplicaServer) -> MeasuredCapacity:
         """See `Target`."""
         job = self._job
         spec, tokenizer = job.spec, job.tokenizer
@@ -186,12 +186,12 @@ class EncoderTarget(Target):
         self.events.capacity(measured.curve, measured.saturation_per_second)
         # An incomplete curve does not show the highest rate.
         wanted = job.context.requests_per_second if measured.finished else None
-        return Capacity(
+        return MeasuredCapacity(
             {"capacity": measured.curve, "serving_rss_bytes": measured.resident_bytes},
             missed=tuple(of_missed_rate(measured.curve, wanted)),
         )
 
-    def instead(self, choice: Choice, failure: ReplicaBroken) -> Choice | None:
+    def instead(self, choice: ChosenModel, failure: ReplicaBroken) -> ChosenModel | None:
         """See `Target`."""
         plan = choice.chosen.plan
         if plan.short is not None:
@@ -281,7 +281,7 @@ class EncoderTarget(Target):
         allowed = self._job.spec.optimization
         return recipe.engine in allowed.engines and recipe.precision in allowed.precisions
 
-    def _choice(self) -> Choice:
+    def _choice(self) -> ChosenModel:
         job, result = self._job, self._result
         candidates = conclude(
             self.candidates,
@@ -297,7 +297,7 @@ class EncoderTarget(Target):
         chosen = self._served(self._screening.run_of(result.plan.recipe), result.plan)
         reference = self._screening.reference
         baseline = self._served(reference, baseline_plan(job.grant.cores, reference.batching))
-        return Choice(
+        return ChosenModel(
             chosen,
             baseline,
             {

@@ -41,7 +41,7 @@ from penstock_optimizer.neuron.plans import buckets
 from penstock_optimizer.neuron.published import family_of, published_rows
 from penstock_optimizer.neuron.session import Session, SourceModel
 from penstock_optimizer.search.recipes import REFERENCE
-from penstock_optimizer.targets.target import RAISE_BUDGET, Budget, Choice, Target
+from penstock_optimizer.targets.target import RAISE_BUDGET, Budget, ChosenModel, Target
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.neuron.fence import Fence, largest_error, write_fence
 from penstock_runtime.host.cgroup import HostMemory
@@ -132,7 +132,7 @@ class NeuronTarget(Target):
         except WorkerFailed as failure:
             raise failure.as_error("the model could not be compiled") from failure
 
-    def choose(self) -> Choice:
+    def choose(self) -> ChosenModel:
         """See `Target`."""
         recipe, chosen, folder, shapes = self._result
         verdict = next(one.verdict for one in self.candidates if one.recipe == recipe)
@@ -156,7 +156,7 @@ class NeuronTarget(Target):
             if one not in tried
         ]
         cut_short = len(shapes) < len(chosen.shapes)
-        return Choice(
+        return ChosenModel(
             served,
             served,
             {recipe: folder / NEURON_FILE},

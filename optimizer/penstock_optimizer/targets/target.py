@@ -91,7 +91,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenModel:
     """The models to serve, and the evidence for them."""
 
     chosen: ServedModel
@@ -112,7 +112,7 @@ class Choice:
     """Further fields of the manifest, by name."""
 
     @classmethod
-    def unmeasured(cls, served: ServedModel, graph: Path, parameters: int, **about: Any) -> Choice:
+    def unmeasured(cls, served: ServedModel, graph: Path, parameters: int, **about: Any) -> ChosenModel:
         """The fp32 graph as it was exported. `about`: fields of CandidateFacts, and `notes` and `fields`."""
         of_choice = {name: about.pop(name) for name in ("notes", "fields") if name in about}
         recipe = served.plan.recipe
@@ -123,7 +123,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Capacity:
+class MeasuredCapacity:
     """The capacity of one replica."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class Target(ABC):
     def export(self, seconds: float) -> tuple[str, Mapping[str, Any]]:
         """Write the fp32 graph within `seconds`, unless it exists. Returns a line for people and facts about it."""
 
-    def unmeasured(self) -> Choice | None:
+    def unmeasured(self) -> ChosenModel | None:
         """The exported fp32 graph; None for targets without an fp32 artefact."""
         return None
 
@@ -161,18 +161,18 @@ class Target(ABC):
         """Build, judge and time the candidates within the time budget."""
 
     @abstractmethod
-    def choose(self) -> Choice:
+    def choose(self) -> ChosenModel:
         """Choose the recipe and the plan to serve."""
 
     def close(self) -> None:
         """End the stage of the candidates and their processes. Also called after an error."""
         self.events.finish(Stage.CANDIDATES)
 
-    def capacity(self, server: ReplicaServer) -> Capacity:
+    def capacity(self, server: ReplicaServer) -> MeasuredCapacity:
         """Measure the capacity of a replica. CapacityFailed and ReplicaBroken as in `capacity.replica`."""
         raise NotImplementedError
 
-    def instead(self, choice: Choice, failure: ReplicaBroken) -> Choice | None:
+    def instead(self, choice: ChosenModel, failure: ReplicaBroken) -> ChosenModel | None:
         """Choose something else than a choice with which a replica breaks; None where there is nothing else."""
         raise NotImplementedError
 
