@@ -5,7 +5,7 @@
     compile     one shape at a time, each in a separate process; finished ones are found again by the next run
     write       the artefact
 
-The host needs no device. So the guard judges the arithmetic that the compiler is told to use, and not the compiled
+The host needs no device. So the guard judges the arithmetic of the compiler's arguments, and not the compiled
 model: the pod compares that with fp32 answers of the artefact (`fence.npz`) before it is ready. Capacity is not
 measured.
 
