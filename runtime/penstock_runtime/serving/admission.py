@@ -159,7 +159,8 @@ class Admission:
     def _displaced_by(self, entry: Entry) -> Entry | None:
         """The request that gives way to this one next; None if there is none."""
         own = self._share(entry.client, entry.tokens)
-        for key in sorted(self._entries, key=lambda key: (key[0], self._tokens[key[1]]), reverse=True):
+        newest_first = reversed(self._entries)
+        for key in sorted(newest_first, key=lambda key: (key[0], self._tokens[key[1]]), reverse=True):
             priority, client = key
             if priority < entry.priority or (priority == entry.priority and self._tokens[client] <= own):
                 return None
