@@ -68,6 +68,11 @@ class Dense:
     bias: Float | None
     """[out]; None: nothing is added."""
 
+    def scaled(self, factor: float) -> Dense:
+        """The layer with `factor` times the result."""
+        number = np.float32(factor)
+        return Dense(self.weight * number, None if self.bias is None else self.bias * number)
+
 
 @dataclass(frozen=True, eq=False)
 class Norm:

@@ -51,7 +51,7 @@ class DistilBert(Family):
     }
     defaults: ClassVar[Mapping[str, int]] = {**DEFAULTS, "num_hidden_layers": 6}
     fixed_epsilon = 1e-12
-    has_types = False
+    default_types = None
     layers = "transformer.layer"
     layer_names = LayerNames(
         "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm",
@@ -149,7 +149,7 @@ class MPNet(Roberta):
 
     prefix = "mpnet"
     defaults: ClassVar[Mapping[str, int]] = {**DEFAULTS, "vocab_size": 30527}
-    has_types = False
+    default_types = None
     layer_names = LayerNames(
         "attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o", "attention.LayerNorm"
     )

@@ -16,7 +16,6 @@ from penstock_optimizer.export.reader import NotBuildable
 from penstock_optimizer.export.transformer import (
     Classifier,
     Convolution,
-    Dense,
     DistanceVectors,
     Embeddings,
     Encoder,
@@ -120,7 +119,7 @@ class DebertaV2(Family):
         """
         reader, hidden = self.reader, self.hidden
         terms, width = math.sqrt(1 + len(used)), math.sqrt(hidden // heads)
-        query = _scaled(layer.query, 1 / terms)
+        query = layer.query.scaled(1 / terms)
         if table is None:
             return replace(layer, query=query)
         shared = reader.flag("share_att_key", default=False)
@@ -202,11 +201,6 @@ class DebertaV2(Family):
         """The word vectors before their projection, unless they are untied."""
         words = self.reader.body.table("embeddings.word_embeddings", len(words), self.embedding_width)
         return words if names is NEW_MASK_NAMES else super().vocabulary_weight(words, names)
-
-
-def _scaled(dense: Dense, factor: float) -> Dense:
-    bias = dense.bias
-    return Dense(dense.weight * np.float32(factor), None if bias is None else bias * np.float32(factor))
 
 
 def _normalised(table: Float, norm: Norm) -> Float:

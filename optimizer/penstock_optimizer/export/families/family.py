@@ -103,7 +103,11 @@ class Family:
     positions: ClassVar[Positions] = Positions.INDEX
     default_padding: ClassVar[int] = 0
     """Of `pad_token_id`."""
-    has_types: ClassVar[bool] = True
+    has_positions: ClassVar[bool] = True
+    """False: there is no table of positions."""
+    default_types: ClassVar[int | None] = 2
+    """Default of `type_vocab_size`; None: the family has no token types."""
+    embedding_norm: ClassVar[str] = "embeddings.LayerNorm"
     narrow: ClassVar[bool] = False
     """Embeddings have a width of their own."""
     layers: ClassVar[str] = "encoder.layer"
@@ -152,8 +156,19 @@ class Family:
         return self.reader.integer("embedding_size", NARROW_WIDTH) if self.narrow else self.hidden
 
     @property
+    def stored_words(self) -> int:
+        """Rows of the table of words."""
+        return self.integer("vocab_size")
+
+    @property
+    def attention_heads(self) -> int:
+        """Number of heads, which share the hidden states evenly."""
+        heads, default = self.key("num_attention_heads"), self.defaults["num_attention_heads"]
+        return self.reader.heads(heads, default, self.key("hidden_size"), self.hidden)
+
+    @property
     def epsilon(self) -> float:
-        """Of every normalisation."""
+        """Epsilon of all normalisations."""
         return self.fixed_epsilon or self.reader.number("layer_norm_eps", 1e-12)
 
     @property
@@ -163,23 +178,24 @@ class Family:
 
     def encoder(self) -> Encoder:
         """The model without its head."""
-        heads, default = self.key("num_attention_heads"), self.defaults["num_attention_heads"]
         return Encoder(
             embeddings=self.embeddings(),
             layers=self.all_layers(),
-            heads=self.reader.heads(heads, default, self.key("hidden_size"), self.hidden),
+            heads=self.attention_heads,
             activation=self.reader.activation(self.key("hidden_act"), self.default_activation),
         )
 
     def embeddings(self) -> Embeddings:
         """Words, positions, types."""
         body, width = self.reader.body, self.embedding_width
-        types = self.reader.integer("type_vocab_size", 2, least=0) if self.has_types else 0
+        types, rows = 0, self.integer("max_position_embeddings")
+        if self.default_types is not None:
+            types = self.reader.integer("type_vocab_size", self.default_types, least=0)
         return Embeddings(
-            words=body.table("embeddings.word_embeddings", self.integer("vocab_size"), width),
-            positions=body.table("embeddings.position_embeddings", self.integer("max_position_embeddings"), width),
+            words=body.table("embeddings.word_embeddings", self.stored_words, width),
+            positions=body.table("embeddings.position_embeddings", rows, width) if self.has_positions else None,
             types=body.table("embeddings.token_type_embeddings", types, width) if types else None,
-            norm=body.norm("embeddings.LayerNorm", width, self.epsilon),
+            norm=body.norm(self.embedding_norm, width, self.epsilon),
             position_kind=self.positions,
             padding_id=self.padding_id if self.positions is Positions.CUMULATIVE else 0,
         )

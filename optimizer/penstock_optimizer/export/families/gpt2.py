@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -59,7 +58,7 @@ class Gpt2(DecoderFamily):
     @property
     def head_width(self) -> int:
         """Values of a head."""
-        return self.hidden // self.reader.heads("n_head", self.defaults["num_attention_heads"], "n_embd", self.hidden)
+        return self.hidden // self.attention_heads
 
     @property
     def inner(self) -> int:
@@ -93,7 +92,7 @@ class Gpt2(DecoderFamily):
         if self.reader.flag("scale_attn_by_inverse_layer_idx", default=False):
             scale /= index + 1
         return Layer(
-            query=query if scale == 1.0 else _scaled(query, scale),
+            query=query if scale == 1.0 else query.scaled(scale),
             key=key,
             value=value,
             output=self.transposed(f"{name}.attn.c_proj", hidden, hidden),
@@ -115,8 +114,3 @@ class Gpt2(DecoderFamily):
         """A linear layer, which is stored as [in, out]."""
         stored = self.reader.body.table(name, width_in, width_out)
         return Dense(np.ascontiguousarray(stored.T), self.reader.body.vector((f"{name}.bias",), width_out))
-
-
-def _scaled(dense: Dense, scale: float) -> Dense:
-    factor = np.float32(scale)
-    return replace(dense, weight=dense.weight * factor, bias=None if dense.bias is None else dense.bias * factor)

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from penstock_optimizer.export.families.family import DEFAULTS, ClassifierNames, Family, MaskNames, parts
 from penstock_optimizer.export.reader import NotBuildable
-from penstock_optimizer.export.rotary import check_unscaled, rotary, table
-from penstock_optimizer.export.transformer import Activation, Embeddings, Encoder, Layer, MaskFiller, Positions, Rotary
+from penstock_optimizer.export.rotary import check_unscaled, positive, rotary, table
+from penstock_optimizer.export.transformer import Activation, Encoder, Layer, MaskFiller, Rotary
 from penstock_runtime.models.folder import ModelFolder
 
 THETAS = {True: 10_000.0, False: 160_000.0}
@@ -27,6 +27,8 @@ class Gte(Family):
 
     prefix = "new"
     position_embedding = "rope"
+    has_positions = False
+    default_types = 1
     defaults: ClassVar[Mapping[str, int]] = {**DEFAULTS, "vocab_size": 250048, "max_position_embeddings": 8192}
     classifier_names = ClassifierNames("pooler.dense", Activation.TANH, pooled=True)
     mask_names = MaskNames("lm_head.dense", "lm_head.norm", "lm_head.decoder")
@@ -53,23 +55,10 @@ class Gte(Family):
     def encoder(self) -> Encoder:
         """The model without its head."""
         reader, hidden = self.reader, self.hidden
-        heads = reader.heads("num_attention_heads", self.defaults["num_attention_heads"], "hidden_size", hidden)
+        heads = self.attention_heads
         angles = self._rotary(hidden // heads)
         layers = tuple(self._layer(index, angles) for index in range(self.integer("num_hidden_layers")))
         return Encoder(self.embeddings(), layers, heads, reader.activation("hidden_act", "gelu"))
-
-    def embeddings(self) -> Embeddings:
-        """Words and types."""
-        body, hidden = self.reader.body, self.hidden
-        types = self.reader.integer("type_vocab_size", 1, least=0)
-        return Embeddings(
-            words=body.table("embeddings.word_embeddings", self.integer("vocab_size"), hidden),
-            positions=None,
-            types=body.table("embeddings.token_type_embeddings", types, hidden) if types else None,
-            norm=body.norm("embeddings.LayerNorm", hidden, self.epsilon),
-            position_kind=Positions.INDEX,
-            padding_id=0,
-        )
 
     def mask_filler(self, encoder: Encoder, names: MaskNames) -> MaskFiller:
         """With the name of its norm by layout."""
@@ -80,9 +69,7 @@ class Gte(Family):
         reader = self.reader
         stated = table(reader, "rope_parameters")
         if stated:
-            theta = stated.get("rope_theta", THETAS[False])
-            if not isinstance(theta, int | float) or isinstance(theta, bool) or theta <= 0:
-                raise reader.invalid("rope_parameters.rope_theta", theta, "a positive number")
+            theta = positive(reader, stated, "rope_theta", THETAS[False])
         else:
             theta = reader.number("rope_theta", THETAS[self.folder.model_type == "new"])
         scaling, shrink = table(reader, "rope_scaling"), 1.0
@@ -95,7 +82,7 @@ class Gte(Family):
             theta, shrink = theta * factor, factor ** (2 / width)
         else:
             check_unscaled(scaling)
-        return rotary(self.integer("max_position_embeddings"), width, float(theta), shrink=shrink)
+        return rotary(self.integer("max_position_embeddings"), width, theta, shrink=shrink)
 
     def _layer(self, index: int, angles: Rotary) -> Layer:
         body, hidden, inner = self.reader.body, self.hidden, self.integer("intermediate_size")

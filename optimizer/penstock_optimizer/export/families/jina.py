@@ -26,7 +26,6 @@ from penstock_optimizer.export.rotary import rotary
 from penstock_optimizer.export.transformer import (
     Activation,
     AttentionRange,
-    Embeddings,
     Encoder,
     Layer,
     Positions,
@@ -46,6 +45,7 @@ class JinaBert(Family):
 
     prefix = "bert"
     position_embedding = "alibi"
+    has_positions = False
     classifier_names = ClassifierNames("pooler.dense", Activation.TANH, pooled=True)
     mask_names = MaskNames(
         "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder",
@@ -61,17 +61,6 @@ class JinaBert(Family):
         reach = AttentionRange(bias=Slopes(slopes(encoder.heads)))
         layers = tuple(replace(layer, attends_to=reach) for layer in encoder.layers)
         return replace(encoder, layers=layers, activation=GATED[stated])
-
-    def embeddings(self) -> Embeddings:
-        """Words and types."""
-        body, hidden = self.reader.body, self.hidden
-        types = self.reader.integer("type_vocab_size", 2, least=0)
-        return Embeddings(
-            words=body.table("embeddings.word_embeddings", self.integer("vocab_size"), hidden),
-            positions=None,
-            types=body.table("embeddings.token_type_embeddings", types, hidden) if types else None,
-            norm=body.norm("embeddings.LayerNorm", hidden, self.epsilon),
-        )
 
     def layer(self, name: str) -> Layer:
         """One layer."""
@@ -134,6 +123,8 @@ class XlmRobertaFlash(Family):
     }
     positions = Positions.CUMULATIVE
     default_padding = 1
+    default_types = 1
+    embedding_norm = "emb_ln"
     classifier_names = ClassifierNames("classifier.dense", Activation.TANH, "classifier.out_proj")
     mask_names = MaskNames(
         "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias", activation=Activation.GELU
@@ -164,28 +155,14 @@ class XlmRobertaFlash(Family):
         return (f"No adapter ({names}) is applied: docs/how-to/convert-a-model.md#adapters has how to choose one",)
 
     @property
-    def _vocabulary(self) -> int:
+    def stored_words(self) -> int:
+        """Rows of the table of words."""
         words, multiple = self.integer("vocab_size"), self.reader.integer("pad_vocab_size_multiple", 1)
         return -(-words // multiple) * multiple
 
-    def embeddings(self) -> Embeddings:
-        """Words, types, and positions that have a table."""
-        body, hidden, has_table = self.reader.body, self.hidden, self.positions is Positions.CUMULATIVE
-        types, positions = self.reader.integer("type_vocab_size", 1, least=0), "embeddings.position_embeddings"
-        return Embeddings(
-            words=body.table("embeddings.word_embeddings", self._vocabulary, hidden),
-            positions=body.table(positions, self.integer("max_position_embeddings"), hidden) if has_table else None,
-            types=body.table("embeddings.token_type_embeddings", types, hidden) if types else None,
-            norm=body.norm("emb_ln", hidden, self.epsilon),
-            position_kind=self.positions,
-            padding_id=self.padding_id if has_table else 0,
-        )
-
     def encoder(self) -> Encoder:
         """The model without its head."""
-        heads = self.reader.heads(
-            "num_attention_heads", self.defaults["num_attention_heads"], "hidden_size", self.hidden
-        )
+        heads = self.attention_heads
         angles = self._angles(heads)
         layers = tuple(self._layer(index, angles) for index in range(self.integer("num_hidden_layers")))
         return Encoder(self.embeddings(), layers, heads, self.reader.activation("hidden_act", "gelu"))
@@ -215,6 +192,7 @@ class XlmRobertaRotary(XlmRobertaFlash):
 
     position_embedding = "rotary"
     positions = Positions.INDEX
+    has_positions = False
 
     def _angles(self, heads: int) -> Rotary:
         base = self.reader.number("rotary_emb_base", THETA)

@@ -12,15 +12,13 @@ from typing import ClassVar
 from penstock.tasks import Head
 from penstock_optimizer.export.families.family import DEFAULTS, ClassifierNames, Family, MaskNames, parts
 from penstock_optimizer.export.reader import NotBuildable
-from penstock_optimizer.export.rotary import check_unscaled, rotary, table
+from penstock_optimizer.export.rotary import check_unscaled, positive, rotary, table
 from penstock_optimizer.export.transformer import (
     Activation,
     Dense,
-    Embeddings,
     Encoder,
     Layer,
     MaskFiller,
-    Positions,
     Rotary,
     Top,
     Transform,
@@ -64,6 +62,7 @@ class NomicBert(Family):
     """Nomic's encoder."""
 
     prefix = "bert"
+    has_positions = False
     defaults: ClassVar[Mapping[str, int]] = {**DEFAULTS, "vocab_size": 30528, "max_position_embeddings": 2048}
     classifier_names = ClassifierNames("pooler.dense", Activation.TANH, pooled=True)
     mask_names = MaskNames(
@@ -104,7 +103,8 @@ class NomicBert(Family):
         return self.by_authors and self.reader.flag(key, default=True)
 
     @property
-    def _vocabulary(self) -> int:
+    def stored_words(self) -> int:
+        """Rows of the table of words."""
         words = self.integer("vocab_size")
         multiple = self.reader.integer("pad_vocab_size_multiple", 1) if self.by_authors else 1
         return -(-words // multiple) * multiple
@@ -129,18 +129,13 @@ class NomicBert(Family):
     def encoder(self) -> Encoder:
         """The model without its head."""
         reader, hidden = self.reader, self.hidden
-        heads = reader.heads(
-            self.key("num_attention_heads"), self.defaults["num_attention_heads"], self.key("hidden_size"), hidden
-        )
+        heads = self.attention_heads
         if reader.config.get("head_dim") not in {None, hidden // heads}:
             raise NotBuildable("its head_dim is not hidden_size / num_attention_heads")
         if self.by_authors:
             theta = reader.number("rotary_emb_base", AUTHORS_THETA)
         else:
-            stated = table(reader, "rope_parameters").get("rope_theta", THETA)
-            if not isinstance(stated, int | float) or isinstance(stated, bool) or stated <= 0:
-                raise reader.invalid("rope_parameters.rope_theta", stated, "a positive number")
-            theta = float(stated)
+            theta = positive(reader, table(reader, "rope_parameters"), "rope_theta", THETA)
         angles = rotary(self.integer("max_position_embeddings"), hidden // heads, theta)
         layers = range(self.integer("num_hidden_layers"))
         read = self._layer if self._newer_names else self._layer_by_authors
@@ -151,18 +146,10 @@ class NomicBert(Family):
         """Whether the weights have the names of transformers 5, which it also changes into the authors' at times."""
         return f"{self.reader.body.prefix}embeddings.LayerNorm.weight" in self.reader.weights
 
-    def embeddings(self) -> Embeddings:
-        """Words and types."""
-        body, hidden = self.reader.body, self.hidden
-        types = self.reader.integer("type_vocab_size", 2, least=0)
-        return Embeddings(
-            words=body.table("embeddings.word_embeddings", self._vocabulary, hidden),
-            positions=None,
-            types=body.table("embeddings.token_type_embeddings", types, hidden) if types else None,
-            norm=body.norm("embeddings.LayerNorm" if self._newer_names else "emb_ln", hidden, self.epsilon),
-            position_kind=Positions.INDEX,
-            padding_id=0,
-        )
+    @property
+    def embedding_norm(self) -> str:  # type: ignore[override] # by layout
+        """The name of the norm of the embeddings, by layout."""
+        return "embeddings.LayerNorm" if self._newer_names else "emb_ln"
 
     def _layer_by_authors(self, index: int, angles: Rotary) -> Layer:
         body, name, hidden, inner = self.reader.body, f"encoder.layers.{index}", self.hidden, self._inner
