@@ -72,7 +72,7 @@ LLAMA3_SETTINGS = ("factor", "low_freq_factor", "high_freq_factor", "original_ma
 
 
 def llama3_frequencies(plain: Float, factor: float, low: float, high: float, original: float) -> Float:
-    """The scaling of Llama 3.1: frequencies of long waves are divided by `factor`, those of middle ones interpolated.
+    """The scaling of Llama 3.1: frequencies of long waves are divided by `factor`, middle ones interpolated.
 
     `plain`: float32 [half the width], angle of each position step in radians. Source: transformers'
     `_compute_llama3_parameters`.
@@ -86,8 +86,8 @@ def llama3_frequencies(plain: Float, factor: float, low: float, high: float, ori
 
 
 def _yarn(reader: Reader, plain: Float, stated: Mapping[str, Any], theta: float) -> tuple[Float, float]:
-    """YaRN: frequencies that turn fewer than `beta_slow` times within the original length are divided by `factor`,
-    those of more than `beta_fast` turns are kept, others interpolated. Also the factor of cosines and sines.
+    """YaRN: frequencies with fewer than `beta_slow` rotations within the original length are divided by `factor`, with
+    more than `beta_fast` kept, between them interpolated. Also the factor of cosines and sines.
 
     Peng et al. (2023), https://arxiv.org/abs/2309.00071; transformers' `_compute_yarn_parameters`.
     """

@@ -16,7 +16,7 @@ from penstock_runtime.rows import Float
 
 
 class Bert(Family):
-    """Google's encoder; MiniLM, BGE, E5, GTE, SPLADE and many others are it as well."""
+    """Google's encoder; MiniLM, BGE, E5, GTE, SPLADE and many more have its form."""
 
     prefix = "bert"
     classifier_names = ClassifierNames("pooler.dense", Activation.TANH, pooled=True)
@@ -39,7 +39,7 @@ class Ernie(Bert):
 
 
 class DistilBert(Family):
-    """BERT without token types and pooler, under names of its own."""
+    """BERT without token types and pooler, under other names."""
 
     prefix = "distilbert"
     keys: ClassVar[Mapping[str, str]] = {

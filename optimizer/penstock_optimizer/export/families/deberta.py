@@ -1,4 +1,4 @@
-"""DeBERTa-v2 and -v3: BERT's layers with disentangled attention, whose scores depend on contents and distances."""
+"""DeBERTa-v2 and -v3: BERT's layers with disentangled attention: scores depend on contents and distances."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KEYS, QUERIES = "c2p", "p2c"
 NEW_MASK_NAMES = MaskNames(
     "lm_predictions.lm_head.dense", "lm_predictions.lm_head.LayerNorm", "", "lm_predictions.lm_head.bias"
 )
-"""Of a masked language model whose configuration has `legacy: false`; it is always tied."""
+"""With `legacy: false` in the configuration; the words are then always tied."""
 
 
 class DebertaV2(Family):
@@ -63,7 +63,7 @@ class DebertaV2(Family):
 
     @property
     def embedding_width(self) -> int:
-        """Width of the embeddings; by default that of the hidden states."""
+        """Width of the embeddings; by default the width of the hidden states."""
         return self.reader.integer("embedding_size", self.hidden)
 
     def embeddings(self) -> Embeddings:

@@ -1,6 +1,6 @@
-"""What all families of encoders have in common.
+"""The base of all families of encoders.
 
-`Family` reads a model under the names that BERT's descendants kept. A family states what it calls otherwise.
+`Family` reads a model under the names that BERT's descendants kept. A family overrides the names that differ.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock_runtime.tokens.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class LayerNames:
-    """Names of a layer's tensors, below that of the layer."""
+    """Names of a layer's tensors, below the layer's name."""
 
     query: str = "attention.self.query"
     key: str = "attention.self.key"
@@ -82,11 +82,11 @@ DEFAULTS: Mapping[str, int] = {
 }
 """BERT's, of the fields of config.json that every family has."""
 NARROW_WIDTH = 128
-"""The default of `embedding_size`, in families whose embeddings are narrower than the hidden states."""
+"""The default of `embedding_size`, in families with embeddings narrower than the hidden states."""
 
 
 class Family:
-    """One model, read as a member of the family. Widths are those of torch: [out, in]."""
+    """One model, read as a member of the family. Weights are [out, in], as in torch."""
 
     prefix: ClassVar[str]
     """transformers' `base_model_prefix`."""
@@ -109,14 +109,14 @@ class Family:
     """Default of `type_vocab_size`; None: the family has no token types."""
     embedding_norm: ClassVar[str] = "embeddings.LayerNorm"
     narrow: ClassVar[bool] = False
-    """Embeddings have a width of their own."""
+    """True: embeddings may be narrower than the hidden states."""
     layers: ClassVar[str] = "encoder.layer"
     layer_names: ClassVar[LayerNames] = LayerNames()
     classifier_names: ClassVar[ClassifierNames]
     mask_names: ClassVar[MaskNames]
 
     def __init__(self, folder: ModelFolder) -> None:
-        """NotBuildable when this model departs from what the family's graph computes."""
+        """NotBuildable if the family's graph does not compute this variant of the model."""
         _check(folder, self.position_embedding)
         self.folder = folder
         self.reader = Reader(folder, self.base, self.anchor)
@@ -124,7 +124,7 @@ class Family:
 
     @property
     def base(self) -> str:
-        """What the names of the encoder's weights begin with in a model with a head."""
+        """The prefix of the encoder's weights in a model with a head."""
         return self.prefix
 
     @property
@@ -134,11 +134,11 @@ class Family:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was chosen where the model leaves a choice, as sentences for the user."""
+        """Choices that the model leaves open, as sentences for the user."""
         return ()
 
     def key(self, name: str) -> str:
-        """What the family calls a field of config.json."""
+        """The family's name of a field of config.json."""
         return self.keys.get(name, name)
 
     def integer(self, name: str) -> int:

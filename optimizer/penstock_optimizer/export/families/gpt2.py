@@ -47,7 +47,7 @@ class Gpt2(DecoderFamily):
 
     @property
     def epsilon(self) -> float:
-        """Of every normalisation."""
+        """Epsilon of all normalisations."""
         return self.reader.number("layer_norm_epsilon", 1e-5)
 
     @property
@@ -85,7 +85,7 @@ class Gpt2(DecoderFamily):
         return [None] * self.integer("num_hidden_layers")
 
     def numbered_layer(self, index: int, angles: Rotary | None) -> Layer:
-        """One layer; the scale of the scores, where it is not that of other models, is taken into the queries."""
+        """One layer; a scale of the scores that other models do not have is taken into the queries."""
         name, hidden = f"h.{index}", self.hidden
         query, key, value = parts(self.transposed(f"{name}.attn.c_attn", hidden, 3 * hidden), 3)
         scale = 1.0 if self.reader.flag("scale_attn_weights", default=True) else math.sqrt(self.head_width)
@@ -105,7 +105,7 @@ class Gpt2(DecoderFamily):
         )
 
     def top(self, head: Head, encoder: Encoder) -> Top:
-        """As others, but the head of tokens has another name."""
+        """Only the head of tokens has another name than in the other families."""
         if head is Head.TOKEN:
             return TokenClassifier(self.reader.top.dense("classifier", encoder.hidden, self.labels))
         return super().top(head, encoder)

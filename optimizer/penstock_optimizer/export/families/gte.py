@@ -1,7 +1,8 @@
 """GTE since 2024 (gte-multilingual, gte-base-en-v1.5, snowflake-arctic-embed-m-v2.0): BERT's layers with rotary
 positions and gated networks.
 
-As with NomicBERT there are two layouts, and the authors' models name code of their own, which is not read or run.
+As with NomicBERT there are two layouts, and the authors' models name code in their repositories, which is not read or
+run.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from penstock_optimizer.export.transformer import Activation, Encoder, Layer, Ma
 from penstock_runtime.models.folder import ModelFolder
 
 THETAS = {True: 10_000.0, False: 160_000.0}
-"""Default of the angles' base: in the authors' layout, and in that of transformers 5."""
+"""Default of the angles' base: in the authors' layout (True), and in transformers 5 (False)."""
 MUST_BE: Mapping[str, object] = {"layer_norm_type": "layer_norm", "logn_attention_scale": False, "pack_qkv": True}
-"""Fields of the authors' layout for what the graph does not have, with the value that is known here, their default."""
+"""Fields of the authors' layout, with the only value that the graph computes: their default."""
 
 
 class Gte(Family):
@@ -44,7 +45,7 @@ class Gte(Family):
 
     @property
     def base(self) -> str:
-        """`new` in the authors' layout, `gte` in that of transformers 5."""
+        """`new` in the authors' layout, `gte` in transformers 5."""
         return "gte" if any(name.startswith("gte.") for name in self.folder.tensors) else self.prefix
 
     @property
@@ -100,7 +101,7 @@ class Gte(Family):
             value=value,
             output=body.dense(f"{name}.{attention}.o_proj", hidden, hidden),
             attention_norm=body.norm(f"{name}.{norms[0]}", hidden, self.epsilon),
-            up=gate,  # what they call the gate is activated
+            up=gate,  # the authors call the activated product the gate
             gate=up,
             down=body.dense(f"{name}.mlp.down_proj", inner, hidden),
             feed_forward_norm=body.norm(f"{name}.{norms[1]}", hidden, self.epsilon),

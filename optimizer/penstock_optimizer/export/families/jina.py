@@ -1,4 +1,4 @@
-"""Jina AI's encoders: JinaBERT (jina-embeddings-v2, jina-reranker-v1), and XLM-RoBERTa in a layout of theirs
+"""Jina AI's encoders: JinaBERT (jina-embeddings-v2, jina-reranker-v1), and XLM-RoBERTa in another layout
 (jina-embeddings-v3, jina-colbert-v2, jina-reranker-v2).
 
 JinaBERT has BERT's layers with gated networks, and ALiBi instead of positions. Its second layout, in which queries and
@@ -53,7 +53,7 @@ class JinaBert(Family):
     )  # fmt: skip
 
     def encoder(self) -> Encoder:
-        """As BERT's, with a slope for each head. The activation is that of the gates."""
+        """As BERT's, with a slope for each head. The gates have the activation."""
         stated = self.reader.config.get("feed_forward_type", "geglu")
         if stated not in GATED:
             raise NotBuildable(f"its feed_forward_type is {stated}")
@@ -100,7 +100,7 @@ MUST_BE: Mapping[str, object] = {
     "rotary_emb_interleaved": False,
     "use_reg_tokens": False,
 }
-"""Fields for what the graph does not have, with the only value that is known here."""
+"""Fields with the only value that the graph computes."""
 _ORIGINAL = "parametrizations.weight.original"
 _LORA = "parametrizations.weight.0.lora_"
 LAYER = "encoder.layers.0.mixer.Wqkv.bias"
@@ -141,7 +141,7 @@ class XlmRobertaFlash(Family):
 
     @property
     def epsilon(self) -> float:
-        """Of every normalisation."""
+        """Epsilon of all normalisations."""
         return self.reader.number("layer_norm_eps", 1e-5)
 
     @property

@@ -56,7 +56,7 @@ class ModernBert(Family):
 
     @property
     def epsilon(self) -> float:
-        """Of every normalisation."""
+        """Epsilon of all normalisations."""
         return self.reader.number("norm_eps", 1e-5)
 
     def embeddings(self) -> Embeddings:

@@ -1,7 +1,7 @@
 """NomicBERT (nomic-embed-text-v1.5): BERT's layers with rotary positions and gated networks, mostly without biases.
 
-Its weights and configuration have two layouts: that of the authors, whose models name code of their own, and that of
-transformers 5. That code is not read or run: what it computes is published, and the builder computes the same.
+Its weights and configuration have two layouts: the authors', and the layout of transformers 5. The authors' models name
+code in their repositories, which is not read or run: the formulas are published.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MUST_BE: Mapping[str, object] = {
     "num_heads_kv": None,
     "num_experts": 0,
 }
-"""Fields of the authors' layout for what the graph does not have, with the only value that is known here."""
+"""Fields of the authors' layout, with the only value that the graph computes."""
 ABSENT: Mapping[str, object] = {**MUST_BE, "rotary_emb_fraction": 0.0}
 """Their values where config.json omits them."""
 
@@ -84,7 +84,7 @@ class NomicBert(Family):
 
     @property
     def base(self) -> str:
-        """`bert` in the authors' layout, `nomic_bert` in that of transformers 5."""
+        """`bert` in the authors' layout, `nomic_bert` in transformers 5."""
         return "nomic_bert" if any(name.startswith("nomic_bert.") for name in self.folder.tensors) else self.prefix
 
     def key(self, name: str) -> str:
@@ -93,13 +93,13 @@ class NomicBert(Family):
 
     @property
     def epsilon(self) -> float:
-        """Of every normalisation."""
+        """Epsilon of all normalisations."""
         if self.by_authors:
             return self.reader.number("layer_norm_epsilon", 1e-5)
         return self.reader.number("layer_norm_eps", 1e-12)
 
     def _biased(self, key: str) -> bool:
-        """Whether layers have biases, by a field of the authors' layout; those of transformers 5 have none."""
+        """True if layers have biases, by a field of the authors' layout; in transformers 5 they have none."""
         return self.by_authors and self.reader.flag(key, default=True)
 
     @property
