@@ -75,7 +75,7 @@ def build(
         case EngineName.NEURON:
             raise OptimizationError(
                 "neuron models are compiled from the model's code, not from its graph",
-                remedy="penstock_optimizer.job.neuron compiles them",
+                remedy="penstock_optimizer.targets.neuron compiles them",
             )
 
 
