@@ -14,9 +14,9 @@ length within the padding limit, nearest first. (Where the engine pads lengths t
 length count as equally long. Rows that run on a separate graph because they are short are batched only with each
 other.) A batch takes at most its stream's fair share of all waiting tokens, or of the tokens of the first row's
 request: the other streams will be free soon, and an idle core costs more than a larger batch gains. (Without the second
-share, streams that ask one after the other would split a request's rows into ever smaller batches.) Very small amounts
-of work are not shared at all. Nor are a few long rows, if nothing else runs or waits and the engine divides a batch
-among the cores: with at most half as many rows as streams, the other cores would be idle.
+share, streams that take batches one after the other would split a request's rows into ever smaller batches.) Very small
+amounts of work are not shared at all. Nor are a few long rows, if nothing else runs or waits and the engine divides a
+batch among the cores: with at most half as many rows as streams, the other cores would be idle.
 
 No timer delays a batch: it consists of the rows that wait when a stream becomes free. An idle server answers at once,
 and a loaded one finds rows to batch in its queue.
@@ -38,7 +38,7 @@ from penstock_runtime.errors import DeadlineExceeded
 from penstock_runtime.rows import Row
 
 RANK_SLOWDOWN = 2.0
-"""A large request is ranked as if it had 1/RANK_SLOWDOWN of the measured throughput: the rest is for others."""
+"""A large request is ranked as if it had 1/RANK_SLOWDOWN of the measured throughput: the rest is for other requests."""
 
 DEFAULT_TOKENS_PER_SECOND = 2000.0
 """Tokens a second and stream, before anything is measured: a small encoder on one core without VNNI."""
@@ -79,12 +79,12 @@ Bucket = tuple[bool, int]
 
 
 class TakenBatch(NamedTuple):
-    """What a stream takes from the queue."""
+    """The result of `RowQueue.take`."""
 
     rows: list[QueuedRow]
     """One batch; empty when nothing waits."""
     expired: list[QueuedRow]
-    """Rows whose deadline passed before they were taken: not to be run."""
+    """Rows that were past their deadline before they were taken: not to be run."""
     divided: bool = False
     """The batch is to be run by all cores together."""
 
@@ -103,7 +103,7 @@ class BatchPolicy:
     divided_from_tokens: int | None = None
     """Batches of rows at least this long are divided among all cores; None: never."""
     short: BatchPolicy | None = None
-    """Policy of the short rows that run on a separate graph; they are never batched with others."""
+    """Policy of the short rows that run on a separate graph; they are never batched with longer rows."""
     short_tokens: int = 0
     """Length of the longest of them."""
 
@@ -119,7 +119,7 @@ class BatchPolicy:
         return replace(own, short=short, short_tokens=plan.short.longest_tokens)
 
     def for_tokens(self, tokens: int) -> BatchPolicy:
-        """The policy of rows of this length: that of short rows or this one."""
+        """The policy of rows of this length: `short` or this one."""
         return self.short if self.short is not None and tokens <= self.short_tokens else self
 
     def bucket(self, row: Row) -> Bucket:
@@ -243,7 +243,7 @@ class RowQueue:
         return True
 
     def expire(self, now: float) -> list[QueuedRow]:
-        """Discard all rows whose deadline has passed, and return them."""
+        """Discard all rows that are past their deadline, and return them."""
         late = [entry for entry in self._waiting() if entry.deadline < now]
         for entry in late:
             self.discard(entry)

@@ -118,7 +118,7 @@ class Streams(Protocol):
     def submit(self, batch: Batch, parallelism: Parallelism) -> int:
         """Queue a batch for the next free stream; returns its ticket.
 
-        Raises what the engine raises for a batch that cannot be started.
+        Raises the engine's error for a batch that cannot be started.
         """
         ...
 
@@ -157,7 +157,7 @@ class Engine(Protocol):
         ...
 
     def run_widening(self, batch: Batch) -> Outputs:
-        """Like `run` while others are in progress; like `run_wide` once they have ended, if the engine can do that."""
+        """Like `run` while other runs are in progress; like `run_wide` once they have ended, if the engine can."""
         ...
 
     def start_streams(self) -> Streams:
@@ -194,7 +194,7 @@ class HasDevice(Protocol):
 
 @runtime_checkable
 class SharesStreams(Protocol):
-    """An engine whose streams can also run batches on a second engine of the same kind."""
+    """An engine with streams that can also run batches on a second engine of the same kind."""
 
     def start_shared_streams(self, short: Engine, is_short: Callable[[Batch], bool]) -> Streams | None:
         """As `Engine.start_streams`; batches for which `is_short` is true run on `short`. None if `short` is of another

@@ -40,7 +40,7 @@ class Sequence:
     limit: int
     """The largest number of tokens that it may reach."""
     tenant: str = ""
-    """Sequences share blocks with those of the same tenant only."""
+    """Sequences share blocks within a tenant only."""
     client: str = ""
     """Clients get equal shares: see the module's text."""
     prompt_tokens: int = 0
@@ -48,7 +48,7 @@ class Sequence:
     """Tokens that the cache holds."""
     blocks: list[int] = field(default_factory=list)
     registered: int = 0
-    """Full blocks of the sequence whose hash is known to the pool."""
+    """Full blocks of the sequence that the pool knows by their hash."""
     last_hash: bytes = b""
     """Hash of the last registered block."""
     reused: int = 0
@@ -83,7 +83,7 @@ class PlannedRow:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the engine computes next. Empty if there is nothing to do."""
+    """The next work of the engine. Empty if there is nothing to do."""
 
     rows: tuple[PlannedRow, ...]
     block_size: int

@@ -191,7 +191,7 @@ def _same_in_company(manifest: Manifest, plan: Plan) -> float | None:
 
 
 def _invariance(manifest: Manifest, plan: Plan) -> BatchInvariance | None:
-    """What was found for the plan's recipe; None if it was not measured."""
+    """The result for the plan's recipe; None if it was not measured."""
     found = (one.batch_invariance for one in manifest.candidates if one.recipe == plan.recipe)
     return next((one for one in found if one is not None), None)
 

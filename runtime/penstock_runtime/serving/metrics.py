@@ -2,7 +2,7 @@
 
 A separate registry for each server, so that two servers in one process (tests, a swap) do not mix. What every request
 touches is counted with plain integers by the event loop's thread (`Tally`, a fifth of the cost of the client library's
-histogram) and turned into metric families when Prometheus asks.
+histogram) and made into metric families at each scrape.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ TRUNCATION_NOTES = {
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What to do with texts that are too long: the endpoint's rule, or that of one request."""
+    """The rule for texts that are too long, of the endpoint or of one request."""
 
     cut: bool
     side: Side
@@ -145,7 +145,7 @@ PROMPT_NOTES = {
     "default prompt, mostly none."
 }
 ROUTE_ALIASES = {"/": "/predict", "/v2/models/{name}/versions/{version}/infer": "/v2/models/{name}/infer"}
-"""Routes whose default prompt is that of another route."""
+"""Routes that take their default prompt from another route."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class PromptTexts:
 
     @classmethod
     def of(cls, folder: ModelFolder, prompts: Prompts | None) -> PromptTexts:
-        """The prompts of a model, changed by those of the endpoint.
+        """The prompts of a model, changed by the endpoint's.
 
         SpecError for a `default` or a route's prompt that neither has.
         """
@@ -207,7 +207,7 @@ class PromptedTask:
         limits: RequestLimits = DEFAULT_LIMITS,
         prompts: Prompts | None = None,
     ) -> None:
-        """`prompts`: those of the endpoint. Errors as `PromptTexts.of`."""
+        """`prompts`: the endpoint's. Errors as `PromptTexts.of`."""
         self.tokenizer = fitter.tokenizer
         self._fitter = fitter
         self._rule = fitter.rule
@@ -216,7 +216,7 @@ class PromptedTask:
 
 
 def of_routes(prompts: Prompts | None) -> dict[str, str]:
-    """The default prompt of each route that has one of its own, by the path in the route table."""
+    """The default prompt of each route that has a separate one, by the path in the route table."""
     if prompts is None:
         return {}
     aliases = {alias: prompts.routes[path] for alias, path in ROUTE_ALIASES.items() if path in prompts.routes}

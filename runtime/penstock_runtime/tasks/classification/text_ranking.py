@@ -111,7 +111,7 @@ BEFORE = (
 AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 QUERY = "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n<Query>: "
 DOCUMENT = "\n<Document>: "
-"""The prompt that Qwen3-Reranker was trained with, by its model card: AFTER is what the answer follows."""
+"""The prompt that Qwen3-Reranker was trained with, by its model card: the answer follows AFTER."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class TextRanking(PromptedTask):
         return Prepared(rows=rows, memo=_for_answer(request), truncated=cut)
 
     def _prepare_prompted(self, request: RankingRequest, template: Template) -> Prepared:
-        """One text for each pair: tokens of a language model may reach over the places where the parts meet."""
+        """One text for each pair: tokens of a language model may span the boundary of two parts."""
         fitter, rule, rows, cut = self._fitter, request.rule, [], 0
         room = fitter.room(template)
         texts = [f"{QUERY}{query}{DOCUMENT}{text}" for query, text in request.pairs]

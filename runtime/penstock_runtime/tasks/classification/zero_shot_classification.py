@@ -275,7 +275,7 @@ def labels_of(given: str | list[str], limits: RequestLimits) -> list[str]:
 
 
 def fill(template: str, label: str) -> str:
-    """The template, as `HypothesisTemplate` has checked it, with the label in place of each field."""
+    """The template, as `HypothesisTemplate` has checked it, with the label instead of each field."""
     return "".join(
         literal if field is None else literal + label for literal, field, _, _ in string.Formatter().parse(template)
     )

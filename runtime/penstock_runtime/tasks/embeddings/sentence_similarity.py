@@ -1,4 +1,4 @@
-"""sentence-similarity: the cosine similarity of a sentence to each of several others."""
+"""sentence-similarity: the cosine similarity of a sentence to each of several sentences."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """feature-extraction of models with sparse vectors (SPLADE): a weight for each token of the vocabulary, most of them 0.
 
-The graph gives all weights (`Head.SPARSE`). Here they become a sparse vector in the form that the client asks for.
+The graph gives all weights (`Head.SPARSE`). Here they become a sparse vector in the form that the client wants.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class SparseVectors(PromptedTask):
         return (reduced.pairs(),)
 
     def assemble(self, prepared: Prepared, reduced: Sequence[SparseVector]) -> Any:
-        """For each text its vector in the form asked for; float32 [texts, vocabulary] for `SparseFormat.DENSE`."""
+        """For each text its vector in the requested form; float32 [texts, vocabulary] for `SparseFormat.DENSE`."""
         request: SparseRequest = prepared.memo
         if request.form is SparseFormat.DENSE:
             return np.stack([one.dense() for one in reduced])
@@ -135,7 +135,7 @@ class SparseVectors(PromptedTask):
 
 
 def formed(vector: SparseVector, form: SparseFormat, tokenizer: Tokenizer) -> Any:
-    """The vector as JSON in the form asked for, but `SparseFormat.DENSE`."""
+    """The vector as JSON in the requested form, but `SparseFormat.DENSE`."""
     if form is SparseFormat.ARRAYS:
         return {"indices": vector.indices, "values": vector.values}
     # The values stay float32, which JSON has with fewer digits.

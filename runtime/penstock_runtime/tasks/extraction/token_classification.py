@@ -1,6 +1,6 @@
 """token-classification: entities, parts of speech and the like, with their offsets in the text.
 
-A text that is too long for the model is truncated, unless `stride` asks for overlapping windows.
+A text that is too long for the model is truncated, unless `stride` sets overlapping windows.
 """
 
 from __future__ import annotations
