@@ -15,8 +15,7 @@ import orjson
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.http.api.kserve.requests import HEADER_LENGTH
 from penstock_runtime.http.api.kserve.tensors import LENGTH
-from penstock_runtime.http.transport.head import identifier_of
-from penstock_runtime.http.transport.message import Request, Response
+from penstock_runtime.http.transport.message import Request, Response, identifier_of
 from penstock_runtime.rpc.messages import message
 
 PATHS = {

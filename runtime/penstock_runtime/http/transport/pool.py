@@ -16,12 +16,13 @@ import random
 import resource
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
 
 from penstock_runtime.errors import RequestError
+from penstock_runtime.http.transport.fair_reads import FairQueue, LimitedReads
 from penstock_runtime.http.transport.message import Request, Response
-from penstock_runtime.http.transport.turns import ClientTurns, ReadTurns
 from penstock_runtime.settings import HttpSettings
 
 SPARE_OPEN_FILES = 256
@@ -41,6 +42,18 @@ PIPELINE_BYTES = 32 * 2**10
 read shows that its client has disconnected."""
 
 
+class PendingResponse(Protocol):
+    """A response that its handler has not made yet."""
+
+    def resume(self, loop: asyncio.AbstractEventLoop, done: Callable[[Response], None]) -> None:
+        """Continue the handler in a task, which calls `done` with the response."""
+        ...
+
+    def cancel(self) -> None:
+        """The client has disconnected: end the handler."""
+        ...
+
+
 class RequestHandler(Protocol):
     """The application, as a connection uses it."""
 
@@ -48,8 +61,8 @@ class RequestHandler(Protocol):
         """Check a request by its headers (None: length unknown); raise RequestError to refuse it."""
         ...
 
-    def answer(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
-        """The response. Never raises; a coroutine may be cancelled when the client disconnects."""
+    def answer(self, request: Request) -> Response | PendingResponse:
+        """The response. Never raises."""
         ...
 
     def refuse(self, request: Request | None, error: RequestError) -> Response:
@@ -65,6 +78,17 @@ class RequestHandler(Protocol):
     def admission_version(self) -> int:
         """Changes when a request that was admitted before may be refused now."""
         ...
+
+
+class ConnectionState(Enum):
+    """The event that a connection waits for: decides the meaning of its deadline."""
+
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+    ANSWER = "answer"
+    LINGER = "linger"
+    """The request was refused; further data is dropped."""
 
 
 class PooledConnection(Protocol):
@@ -165,8 +189,8 @@ class ConnectionPool:
         self._client_connections = max(1, int(share * self.max_connections))
         self._client_bytes = share * settings.max_held_bytes
         self._clients: dict[str, ClientShare] = {}
-        self.turns = ClientTurns(self.loop)
-        self.read_turns = ReadTurns(self.loop)
+        self.queue = FairQueue(self.loop)
+        self.limited_reads = LimitedReads(self.loop)
         self.draining = False
         """From now on the server closes each connection with its next response."""
         self.held_bytes = 0
