@@ -114,8 +114,9 @@ test: system $(VENV)/.test check testbed ## Everything that CI runs
 	@$(CLEAN) $(BIN)/python dev/tools/run_tests.py $(TEST_WORKERS)
 
 .PHONY: test-all
-test-all: system check testbed $(VENV)/.chat ## The tests that take much longer, too
+test-all: system check testbed $(VENV)/.chat ## The tests that take much longer, too, and each file alone
 	@PENSTOCK_TEST_THOROUGH=1 $(CLEAN) $(BIN)/python -m pytest -o tmp_path_retention_policy=failed
+	@$(CLEAN) $(BIN)/python dev/tools/run_tests.py --each-file-alone $$(nproc)
 
 .PHONY: coverage
 coverage: $(VENV)/.test ## Coverage of the pure core

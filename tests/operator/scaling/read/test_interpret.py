@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from penstock_operator.decide import Idle, Unknown, Value
-from penstock_operator.decide.interpret import (
+from penstock_operator.decide.measurement import good_share, quantile
+from penstock_operator.scaling.read.queries import (
     Answer,
     Answers,
     Element,
@@ -16,9 +17,7 @@ from penstock_operator.decide.interpret import (
     ScrapeTargets,
     Vector,
     bucket_rates,
-    good_share,
     metrics_of,
-    quantile,
 )
 
 NOW = 5000.0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_operator.decide import Idle, Unknown, Value
-from penstock_operator.decide.counters import Sample, coverage, growth, increase, latest, rate, within
+from penstock_operator.scaling.read.history import Sample, coverage, growth, increase, latest, rate, within
 
 
 def samples(*pairs: tuple[float, float]) -> list[Sample]:

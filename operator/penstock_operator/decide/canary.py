@@ -16,6 +16,8 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from penstock_operator.decide.measurement import PodReading
+
 LEVEL = 0.01
 """Largest probability that a test rejects equal pods, over all looks."""
 LOOKS = 10
@@ -50,6 +52,45 @@ class PlanCounts:
     def error_share(self) -> float:
         """Share of the requests with an error, 0 to 1."""
         return self.errors / self.requests if self.requests else 0.0
+
+
+class PlanCounter:
+    """Adds up what the pods of one plan answer."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, PodReading] = {}
+        self._requests = self._errors = 0.0
+        self._buckets: dict[float, float] = {}
+
+    def put(self, pod: str, reading: PodReading, *, new: bool) -> None:
+        """Add a reading of a pod, by its uid. `new`: all that the pod has answered counts, also before this reading."""
+        before = self._last.get(pod)
+        self._last[pod] = reading
+        if before is None and not new:
+            self._keep(reading.bounds)
+            return
+        if before is None or before.bounds != reading.bounds or before.requests > reading.requests:
+            # Another process, which counts from zero.
+            before = PodReading(0.0, 0.0, reading.bounds, type(reading.counts)("d", [0.0] * len(reading.counts)))
+        self._requests += reading.requests - before.requests
+        self._errors += max(0.0, reading.errors - before.errors)
+        self._keep(reading.bounds)
+        for bound, now, then in zip(reading.bounds, reading.counts, before.counts, strict=True):
+            if bound in self._buckets:
+                self._buckets[bound] += max(0.0, now - then)
+
+    def _keep(self, bounds: tuple[float, ...]) -> None:
+        """Only bounds that all pods have."""
+        if len(self._last) == 1 and not self._buckets:
+            self._buckets = dict.fromkeys(bounds, 0.0)
+        self._buckets = {bound: count for bound, count in self._buckets.items() if bound in bounds}
+
+    @property
+    def counts(self) -> PlanCounts | None:
+        """The counts so far; None before the first reading."""
+        if not self._last:
+            return None
+        return PlanCounts(round(self._requests), min(round(self._errors), round(self._requests)), dict(self._buckets))
 
 
 class CanaryOutcome(StrEnum):

@@ -6,6 +6,7 @@ import bisect
 import itertools
 import math
 import random
+from array import array
 from fractions import Fraction
 
 import numpy as np
@@ -13,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_operator.decide import canary_rule
-from penstock_operator.decide.canary_rule import (
+from penstock_operator.decide import canary
+from penstock_operator.decide.canary import (
     EXACT_DEVIATION,
     LEAST_REQUESTS,
     LEVEL,
@@ -23,12 +24,14 @@ from penstock_operator.decide.canary_rule import (
     CanaryOutcome,
     CanaryReason,
     CanaryTrial,
+    PlanCounter,
     PlanCounts,
     compare,
     share_of_counts,
     slow_bound,
     tail,
 )
+from penstock_operator.decide.measurement import PodReading
 from tests.examples import examples
 
 CONTINUE, PASS, REJECT = CanaryOutcome.CONTINUE, CanaryOutcome.PASS, CanaryOutcome.REJECT
@@ -39,6 +42,44 @@ def plan(requests: int, errors: int = 0, slow: int = 0) -> PlanCounts:
     """Requests of which `slow` take between 20 and 50 ms, and the others up to 20 ms."""
     fast = float(requests - slow)
     return PlanCounts(requests, errors, {0.01: fast / 2, 0.02: fast, 0.05: float(requests), math.inf: float(requests)})
+
+
+def reading(*counts: float, errors: float = 0.0, bounds: tuple[float, ...] = (0.01, 0.1, math.inf)) -> PodReading:
+    return PodReading(counts[-1], 0.0, bounds, array("d", counts), errors)
+
+
+def test_only_what_pods_answer_after_the_first_reading_counts_except_of_new_ones() -> None:
+    present, new = PlanCounter(), PlanCounter()
+    assert PlanCounter().counts is None
+
+    present.put("a", reading(50, 90, 100, errors=7), new=False)
+    present.put("a", reading(60, 110, 120, errors=9), new=False)
+    new.put("x", reading(5, 9, 10, errors=1), new=True)
+
+    assert present.counts is not None
+    assert (present.counts.requests, present.counts.errors) == (20, 2)
+    assert present.counts.buckets == {0.01: 10, 0.1: 20, math.inf: 20}
+    assert new.counts is not None
+    assert (new.counts.requests, new.counts.errors) == (10, 1)
+
+
+def test_a_restarted_process_counts_from_zero_and_ended_pods_keep_their_counts() -> None:
+    counter = PlanCounter()
+    counter.put("a", reading(5, 9, 10), new=True)
+    counter.put("a", reading(1, 2, 3), new=True)
+    counter.put("b", reading(1, 1, 1), new=True)
+
+    assert counter.counts is not None
+    assert counter.counts.requests == 14
+
+
+def test_bounds_that_some_pods_lack_are_left_out() -> None:
+    counter = PlanCounter()
+    counter.put("a", reading(5, 9, 10), new=True)
+    counter.put("b", reading(3, 4, bounds=(0.1, math.inf)), new=True)
+
+    assert counter.counts is not None
+    assert counter.counts.buckets == {0.1: 12, math.inf: 14}
 
 
 def exact_tail(hits: int, draws: int, all_hits: int, everything: int) -> Fraction:
@@ -72,7 +113,7 @@ def test_the_normal_distribution_replaces_a_long_sum(deviations: float, monkeypa
     deviation = math.sqrt(draws * 0.25 * 0.9)
     table = (round(draws / 2 + deviations * deviation), draws, 5 * draws, 10 * draws)
     approximated = tail(*table)
-    monkeypatch.setattr(canary_rule, "EXACT_DEVIATION", math.inf)
+    monkeypatch.setattr(canary, "EXACT_DEVIATION", math.inf)
 
     exact = tail(*table)
 
