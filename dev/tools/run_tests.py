@@ -79,7 +79,7 @@ EXCEPTIONS = Path("tests/exceptions.toml")
 FAILED, UNSTABLE = 1, 2
 """Exit statuses."""
 
-# The folders that tests fill take some gigabytes: those of failed tests are enough.
+# The folders that tests fill take some gigabytes: the folders of failed tests are enough.
 PYTEST = (sys.executable, "-m", "pytest", "-o", "tmp_path_retention_policy=failed")
 # A file stays in one process, for its fixtures; files start in the order of tests/conftest.py.
 # A process that dies ends the run: pytest-xdist starts another, and may then wait for ever.
@@ -88,8 +88,8 @@ BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart
 
 @dataclass(frozen=True)
 class Exceptions:
-    """What a run may do and still pass: `unstable` are tests that may pass at the second try only, and each of `skips`
-    is a pattern of the reason and the files and folders where a skip may have it."""
+    """Exceptions with which a run still passes: `unstable` are tests that may pass at the second try only, and each of
+    `skips` is a pattern of the reason and the files and folders where a skip may have it."""
 
     unstable: tuple[str, ...] = ()
     skips: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -134,7 +134,7 @@ class Part:
         )
 
     def finish(self) -> None:
-        """Wait for the end, and show what a run in the background has printed."""
+        """Wait for the end, and show the output of a run in the background."""
         self.status = self._process.wait()
         self.seconds = time.monotonic() - self._started
         record = self._cache / "penstock" / "skipped"
@@ -190,7 +190,7 @@ def main(workers: str) -> int:
 
 
 def verdict(parts: tuple[Part, ...], exceptions: Exceptions) -> tuple[int, str]:
-    """The exit status, and what it means."""
+    """The exit status, and its meaning."""
     failed = [part.name for part in parts if part.status != 0]
     unlisted = [one for part in parts for one in part.skipped if not exceptions.allows_skip(*one)]
     unstable = [test for part in parts for test in part.repeated if not exceptions.is_unstable(test)]
@@ -205,7 +205,7 @@ def verdict(parts: tuple[Part, ...], exceptions: Exceptions) -> tuple[int, str]:
 
 
 def each_file_alone(workers: str) -> int:
-    """Run each file without a cluster in a process of its own: a file that needs what another has left fails."""
+    """Run each file without a cluster in a new process: a file that depends on another one fails."""
     folders = tuple(map(Path, FULL_CLUSTER_TESTS))
     files = [file for file in sorted(Path("tests").rglob("test_*.py")) if not any(map(file.is_relative_to, folders))]
     arguments = ("-q", "-p", "no:cacheprovider", "-m", "not extended and not full_cluster")
