@@ -1,4 +1,4 @@
-"""Answers requests: finds the route, checks the token, turns exceptions into responses, counts for the metrics."""
+"""Answers requests: finds the route, checks the token, makes responses of exceptions, counts for the metrics."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 UNKNOWN = "(unknown)"
 """The route label of requests without a route: paths of clients must not become label values."""
 OWN_HEADERS = b"authorization, content-type, x-deadline-ms, x-request-id"
-"""Request headers that pages may send, if the browser does not name others."""
+"""Request headers that pages may send, if the browser names none."""
 LONGEST_SHOWN_PATH = 100
 """Characters."""
 HEADER_NAMES = re.compile(rb"[A-Za-z0-9_-]+( *, *[A-Za-z0-9_-]+)*")
@@ -216,7 +216,7 @@ class Suspended(Generic[T]):
 def run_eagerly(coroutine: Coroutine[Any, Any, T]) -> T | Suspended[T]:
     """Run a coroutine until its first wait: its result if it never waits, else the suspended coroutine.
 
-    Raises what the coroutine raises until then.
+    Raises the exceptions of the coroutine until then.
     """
     try:
         waits_for = coroutine.send(None)
@@ -335,7 +335,7 @@ class Application:
             # JSON may be nested as deeply as Python's calls, of which some were made when its values are used.
             error = MalformedBody("the body is nested too deeply", remedy="Send a flatter one")
         if isinstance(error, RequestError):
-            if error.status == RequestError.status:  # an internal error; the others are in the metrics
+            if error.status == RequestError.status:  # an internal error; all other errors are in the metrics
                 identifier = request.identifier.decode("ascii")
                 logger.error(
                     "request %s: %s",

@@ -33,7 +33,7 @@ STATUS_CODES = {
     401: "UNAUTHENTICATED", 404: "NOT_FOUND", 408: "DEADLINE_EXCEEDED", 413: "RESOURCE_EXHAUSTED",
     429: "RESOURCE_EXHAUSTED", 499: "CANCELLED", 500: "INTERNAL", 503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED",
 }  # fmt: skip
-"""gRPC's status codes by HTTP status; others are INVALID_ARGUMENT."""
+"""gRPC's status codes by HTTP status; any other is INVALID_ARGUMENT."""
 HEADERS = frozenset({"authorization", "x-request-id", "x-deadline-ms", "traceparent", "tracestate"})
 """Metadata of a call that are headers of the request."""
 TRAILERS = frozenset(
@@ -44,7 +44,7 @@ TRAILERS = frozenset(
 
 
 def http_request(call: str, body: Any, metadata: Iterable[tuple[str, str | bytes]], seconds: float | None) -> Request:
-    """The request of the HTTP form. `seconds`: what is left of the client's deadline; None: it has none.
+    """The request of the HTTP form. `seconds`: the rest of the client's deadline; None: it has none.
 
     InvalidInput for numbers in `contents` where texts are expected.
     """

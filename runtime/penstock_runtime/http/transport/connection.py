@@ -474,7 +474,7 @@ class Connection(asyncio.Protocol):
             what = "headers" if self.state is ConnectionState.HEAD else "body"
             self._refuse_and_close(self.request, RequestTimeout(f"the {what} did not arrive in time"))
 
-    # For the pool, to make room for others
+    # For the pool, to make room for other connections
 
     @property
     def is_idle(self) -> bool:

@@ -1,4 +1,4 @@
-"""Fair reads: no client address delays the others by sending much at once, or by sending requests in tiny pieces.
+"""Fair reads: no client address delays another one by sending much at once, or by sending requests in tiny pieces.
 
 The event loop runs callbacks in the order of their events. A client with hundreds of connections would get hundreds of
 them between two of another client. So the work that one address can cause within one iteration of the loop is limited,
@@ -128,7 +128,7 @@ class PausableReader(Protocol):
 
 
 class LimitedReads:
-    """Connections whose requests arrive in tiny pieces: of each client address, at most `READS` are read at a time, and
+    """Connections that receive requests in tiny pieces: of each client address, at most `READS` are read at a time, and
     each of them once in `READ_SECONDS`. So the cost does not grow with the number of connections and pieces."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

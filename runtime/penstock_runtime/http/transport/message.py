@@ -70,7 +70,7 @@ class Request:
         self.chunked = True
         """The response may be sent in chunks: the client does not speak HTTP/1.0."""
         self.client = ""
-        """Whose share of the limits it counts to: the client's address, or its network."""
+        """The key of its share of the limits: the client's address, or its network."""
         self.address = ""
         """The client's address, for the access log."""
         self.token = ""
@@ -258,7 +258,7 @@ class HeadCache:
     def read(self, data: bytes, version: int = 0) -> tuple[Request, bytes] | None:
         """As `CachedHead.read`, for data that arrives between two requests. None: the data is to be parsed.
 
-        `version`: of what the request was admitted by; a head of another one is not used.
+        `version`: of the rules of admission; a head that another version admitted is not used.
         """
         if version != self._version:
             self._version = version
@@ -277,7 +277,7 @@ EVENT_STREAM = b"text/event-stream"
 
 
 class StreamingResponse(Response):
-    """A response whose body is made while it is sent: server-sent events."""
+    """A response with a body that is made while it is sent: server-sent events."""
 
     __slots__ = ("stream",)
 
@@ -361,11 +361,11 @@ class Route:
     """JSON schema of the 200 answer."""
     content_type: str = "application/json"
     streams: bool = False
-    """Its 200 response is text/event-stream if the request asks for it."""
+    """Its 200 response is text/event-stream if the request wants it."""
     binary: bool = False
-    """Its 200 response is application/octet-stream if the request asks for it."""
+    """Its 200 response is application/octet-stream if the request wants it."""
     errors: tuple[type[RequestError], ...] = ()
-    """Errors that its handler may raise, in addition to those of all routes."""
+    """Errors that its handler may raise, in addition to the errors of all routes."""
 
     @property
     def label(self) -> str:

@@ -3,7 +3,7 @@
 The listener is the pool that accepts connections; a connection knows the pool only.
 
 Connections and memory are shared between client addresses: one address may take `per_client_share` of them, and when
-they run out, the address with the most gives way. So a client is served however much others hold.
+they run out, the address with the most gives way. So a client is served however much other clients hold.
 """
 
 from __future__ import annotations
@@ -126,14 +126,14 @@ class PooledConnection(Protocol):
 
 
 class ClientShare:
-    """What the connections of one client address take of the limits."""
+    """The share of the limits that the connections of one client address take."""
 
     __slots__ = ("connections", "held_bytes", "holders", "key")
 
     def __init__(self, key: str) -> None:
         self.key = key
         self.connections: OrderedDict[PooledConnection, None] = OrderedDict()
-        """In the order in which they are looked at: that of their opening, then of the last look."""
+        """In the order in which they are checked: first by their opening, then by the last check."""
         self.holders: set[PooledConnection] = set()
         """Those that hold bytes."""
         self.held_bytes = 0
@@ -228,7 +228,7 @@ class ConnectionPool:
 
     def _connection_to_close(self, newcomer_has: int) -> PooledConnection | None:
         """An idle connection of the address with the most; of an address with more than the newcomer will have, also
-        one that waits for its client. None: all others are busy, or their addresses have no more."""
+        one that waits for its client. None: all are busy, or their addresses have no more."""
         for other in sorted(self._clients.values(), key=lambda one: len(one.connections), reverse=True):
             if len(other.connections) <= newcomer_has:
                 break
@@ -245,7 +245,7 @@ class ConnectionPool:
         return len(self.connections) > self.max_connections + REFUSED_CONNECTIONS
 
     def make_room(self, connection: PooledConnection) -> bool:
-        """After bytes were added: whether the connection may keep what it holds. Closes slower connections of the
+        """After bytes were added: whether the connection may keep its bytes. Closes slower connections of the
         address that holds the most, if there is too little memory."""
         own = connection.client
         limit = self.settings.max_held_bytes
