@@ -1,6 +1,6 @@
-"""Real replicas that come as they are asked for, behind a dispatcher that knows who is least busy.
+"""Real replicas that are started on demand, behind a dispatcher that knows who is least busy.
 
-The load, the dispatcher and the operator's own scraping and judging, in one process of its own cores.
+The load, the dispatcher and the operator's own scraping and judging, in one process with reserved cores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import psutil
 from penstock_operator.decide import Observation, ScalingSettings, Service, Started, State, decide
 from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.scrape import parse_metrics
-from penstock_optimizer.capacity.curve import ReplicaServer, serve_replica
+from penstock_optimizer.capacity.replica import ReplicaServer, serve_replica
 from penstock_optimizer.load.timing import ResourceUsage, process_tree
 from penstock_simulator.policies import OWN_SCRAPE_SECONDS
 
@@ -44,12 +44,12 @@ class Played:
 
     arrivals: list[Arrival]
     grown_at: float | None
-    """When more replicas were asked for first, seconds from the begin."""
+    """When the operator first wanted more replicas, seconds from the begin."""
     start_up_seconds: float
-    """From asking for a replica until it could serve, the longest."""
+    """From the decision to add a replica until it could serve, the longest."""
     seconds: float
     foreign_share: float
-    """What others took of the replicas' CPUs, 0 to 1."""
+    """Share of the replicas' CPUs that other processes took, 0 to 1."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Member:
     @property
     def base(self) -> str:
         """Its address."""
-        return self.server.url.removesuffix("/predict")
+        return self.server.url
 
 
 @dataclass
@@ -169,7 +169,8 @@ class _Play:
         milliseconds = float("inf")
         with suppress(aiohttp.ClientError, TimeoutError):
             timeout = aiohttp.ClientTimeout(total=PATIENCE_SECONDS)
-            async with self._session.post(member.server.url, data=body.encode(), timeout=timeout) as answer:
+            url = f"{member.server.url}/predict"
+            async with self._session.post(url, data=body.encode(), timeout=timeout) as answer:
                 await answer.read()
                 if answer.status == 200:
                     milliseconds = (time.monotonic() - self._begin - at) * 1000
@@ -177,7 +178,7 @@ class _Play:
         self._arrivals.append(Arrival(at, milliseconds))
 
     async def _watch(self) -> None:
-        """As the operator does it: scrape, judge, ask for more."""
+        """As the operator does it: scrape, judge, start more."""
         history, state = History(), State()
         starting: set[asyncio.Task[None]] = set()
         while True:

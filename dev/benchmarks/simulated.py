@@ -4,7 +4,7 @@
 
 One replica of MiniLM (fp32, one core) is measured as the optimiser measures it: its curve is all that the simulator
 gets. Then a step of load is played to real replicas, one core each, behind a dispatcher that sends every request to the
-least busy one; the operator's own code scrapes them and decides, and what it asks for is started as a process. The same
+least busy one; the operator's own code scrapes them and decides, and each new replica is started as a process. The same
 arrivals are simulated with the start-up time that was seen. Latencies count from when a request was due.
 """
 
@@ -28,11 +28,12 @@ from penstock.resources.endpoint import ModelEndpoint
 from penstock.tasks import TaskName
 from penstock_bench.grid import place
 from penstock_operator.decide import ScalingSettings, Service
-from penstock_optimizer.capacity.curve import measure_capacity, serve_replica
-from penstock_optimizer.job.optimise import prepare
+from penstock_optimizer.capacity.curve import measure_capacity
+from penstock_optimizer.capacity.replica import serve_replica
 from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.generator import poisson_arrivals
 from penstock_optimizer.load.workload import predict_bodies
+from penstock_optimizer.optimise import prepare
 from penstock_runtime.host import read_host
 from penstock_simulator.choices import PolicyKind
 from penstock_simulator.compare import Traffic, simulate
@@ -41,7 +42,7 @@ from penstock_simulator.policies import OWN_SCRAPE_SECONDS, Endpoint, Limits, ma
 from penstock_simulator.traces import WARM_UP_SECONDS, Trace
 
 CALM, PEAK, AFTER = 0.5, 1.6, 0.4
-"""The load of the phases, in what one replica takes within the objective. The peak is over what it answers at all, and
+"""The load of the phases, as a share of one replica's rate within the objective. The peak is over its highest rate, and
 within what two do: near the edge of either, a machine that is a little slower than a minute ago is another one."""
 CURVE_SECONDS = 90.0
 START_SECONDS = 60.0

@@ -5,11 +5,12 @@ operators: both sides quantised and dequantised, then multiplied in float; OpenV
 quantisation, and multiplies integers. `RowwiseWriter` quantises activations row by row (token by token) at run time,
 for the native engine. No library has such an operator, so it is an ONNX function of standard ones: ONNX Runtime
 computes the very numbers that the native engine will, in floating point and slowly, which is how the strength of
-smoothing is chosen and what the tests compare with. `native_steps` reads it again.
+smoothing is chosen. The tests compare with it too. `native.steps` reads it again.
 """
 
 from __future__ import annotations
 
+from itertools import starmap
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from onnx import TensorProto, helper
 from penstock_optimizer.export.build.graph import MICROSOFT, OPSET
 from penstock_optimizer.quantise.linear import LinearGraph, attributes
 from penstock_optimizer.quantise.quantiser import Product
+from penstock_optimizer.quantise.rounding import SMALLEST_SCALE
 
 
 class IntegerWriter:
@@ -121,10 +123,10 @@ class RowwiseWriter:
     """See `Writer`."""
 
     opset: ClassVar[int] = 1
-    """Any: the function brings the version of its own operators."""
+    """Any: the function states the version of its operators."""
 
     def write(self, graph: LinearGraph, product: Product) -> tuple[list[Any], list[Any]]:
-        """The product; of a fused attention the three products as one, and what is left of the attention."""
+        """The product; of a fused attention the three products as one, and the rest of the attention."""
         _declare(graph.model)
         node, weight = product.node, product.weight
         outputs = weight.values.shape[1]
@@ -162,7 +164,7 @@ def _declare(model: Any) -> None:
         return helper.make_node("Constant", [], [name], value=helper.make_tensor(name, TensorProto.FLOAT, [], [value]))
 
     nodes = [
-        *(constant(name, value) for name, value in (("nought", 0.0), ("steps", 255.0), ("least", 1e-30))),
+        *starmap(constant, (("nought", 0.0), ("steps", 255.0), ("least", float(SMALLEST_SCALE)))),
         helper.make_node("ReduceMin", ["x"], ["lowest"], axes=[-1], keepdims=1),
         helper.make_node("ReduceMax", ["x"], ["highest"], axes=[-1], keepdims=1),
         helper.make_node("Min", ["lowest", "nought"], ["low"]),

@@ -6,13 +6,12 @@ The messages and functions are in the form of OpenAI's chat completions, which c
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from penstock_runtime.errors import InvalidInput, UnsupportedOption
-from penstock_runtime.generation.grammar import GrammarState, in_grammar_thread
+from penstock_runtime.generation.grammar import GrammarText, json_schema, lark
 from penstock_runtime.generation.loop import JobRequest
 from penstock_runtime.generation.tool_calls import LIST_TOKEN, ToolForm, arguments_name, calls_grammar
 from penstock_runtime.serving.generation_model import GenerationModel
@@ -104,7 +103,7 @@ class Tools:
     """In the form of chat templates."""
     form: ToolForm
     """How the model writes a call."""
-    grammar: Callable[[], GrammarState] | None = None
+    grammar: GrammarText | None = None
     """The answer has to be a call; makes the form of the text."""
 
 
@@ -143,11 +142,7 @@ def tools_of(tools: Sequence[Any] | None, choice: Any, model: GenerationModel, *
     field = arguments_name(template.source, form)
     _check_functions(functions)
     grammar = calls_grammar(form, functions, field=field, several=several, token=token)
-    return Tools(list(tools or ()), form, partial(_lark, model, grammar))
-
-
-def _lark(model: GenerationModel, grammar: str) -> GrammarState:
-    return model.grammars.of_lark(grammar, "tools")
+    return Tools(list(tools or ()), form, lark(grammar, "tools"))
 
 
 def _chosen(choice: Mapping[str, Any]) -> Any:
@@ -172,17 +167,16 @@ def _check_functions(functions: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-async def job_of(
+def job_of(
     body: Mapping[str, Any],
     model: GenerationModel,
     max_tokens: int,
     top_logprobs: int | None,
     *,
     default_tokens: int,
-    grammar: Callable[[], GrammarState] | None,
 ) -> JobRequest:
     """The job that a body asks for, without its prompt. `max_tokens` 0: `default_tokens`, and if these are 0 as many as
-    fit. `grammar` makes the form of the answer."""
+    fit."""
     names = [name for name in (*SAMPLING, *PENALTIES) if name != "seed"]
     defaults = {name: value for name, value in model.defaults.items() if name in names}
     values = {**defaults, **{name: body[name] for name in names if body.get(name) is not None}}
@@ -195,20 +189,17 @@ async def job_of(
         sampling=sampling(values, seed=body["seed"], top_logprobs=top_logprobs),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         end_tokens=model.end_tokens,
-        grammar=None if grammar is None else await in_grammar_thread(grammar),
     )
 
 
-def text_format(
-    kind: str, schema: Any, model: GenerationModel, field: str, schema_field: str
-) -> Callable[[], GrammarState] | None:
-    """Makes the form of an answer of this kind; None: any text. UnsupportedOption for an unknown kind."""
+def text_format(kind: str, schema: Any, field: str, schema_field: str) -> GrammarText | None:
+    """The form of an answer of this kind; None: any text. UnsupportedOption for an unknown kind."""
     if kind == "text":
         return None
     if kind == "json_object":
-        return lambda: model.grammars.of_json_schema({"type": "object"}, field)
+        return json_schema({"type": "object"}, field)
     if kind == "json_schema":
-        return lambda: model.grammars.of_json_schema(schema, schema_field)
+        return json_schema(schema, schema_field)
     raise UnsupportedOption(
         f"{field}.type is {kind[:100]!r}", field=f"{field}.type", remedy="Send text, json_object or json_schema"
     )

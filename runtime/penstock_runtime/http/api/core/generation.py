@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from penstock_runtime.errors import NotReady, RequestError
+from penstock_runtime.generation.grammar import GrammarText
 from penstock_runtime.generation.loop import Delta, JobRequest
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.generation.token_text import token_bytes
@@ -55,16 +56,27 @@ class GenerationApi:
         self._service = service
 
     async def _start(
-        self, request: Request, prompts: PromptInputs, job: JobRequest, count: int, *, field: str
+        self,
+        request: Request,
+        prompts: PromptInputs,
+        job: JobRequest,
+        count: int,
+        *,
+        field: str,
+        form: GrammarText | None = None,
     ) -> StartedGeneration:
-        """Tokenise and start `count` continuations of each prompt like `job`. Errors as `Generator.generate`."""
+        """Tokenise and start `count` continuations of each prompt like `job`, in this form. Errors as
+        `Generator.generate` and `Grammars.prepare`."""
         arrived = perf_counter()
         generator = generator_of(self._service)
         texts = [prompt for prompt in prompts if isinstance(prompt, Prompt)]
-        encoded = iter(await generator.tokens(texts))
+        encoded = iter(await generator.tokens(texts, client_of(request.token, request.client)))
         tokens = [next(encoded) if isinstance(prompt, Prompt) else prompt for prompt in prompts]
         tokenised = perf_counter()
-        jobs = [replace(job, tenant=request.token, client=client_of(request.token, request.client))] * count
+        client = client_of(request.token, request.client)
+        if form is not None:
+            job = replace(job, grammar=await generator.model.grammars.prepare(form, client))
+        jobs = [replace(job, tenant=request.token, client=client)] * count
         deadline = self._service.deadline_seconds(request)
         generation = generator.generate(tokens, jobs, field=field, deadline_seconds=deadline, arrived=arrived)
         return StartedGeneration(generation, arrived, tokenised)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.generation.grammar import GrammarState
+from penstock_runtime.generation.grammar import GrammarText, json_schema, regular_expression
 from penstock_runtime.http.api.core.conversation import (
     ANY,
     BIASES,
@@ -208,23 +208,23 @@ def prompts_of(given: str | list[str] | TokenIds, model: GenerationModel) -> Pro
     return given.texts
 
 
-def form_of(body: Mapping[str, Any], model: GenerationModel) -> Callable[[], GrammarState] | None:
-    """Makes the form of the answer that a chat or completion asks for; None: any text. InvalidInput for two forms."""
+def form_of(body: Mapping[str, Any]) -> GrammarText | None:
+    """The form that the answer of a chat or completion must have; None: any text. InvalidInput for two forms."""
     forms = [name for name in ("guided_regex", "guided_json", "response_format") if _has_form(body[name])]
     if len(forms) > 1:
         raise InvalidInput(
             f"{' and '.join(forms)} are two forms of one answer", field=forms[1], remedy="Send only one of them"
         )
     if body["guided_regex"] is not None:
-        return lambda: model.grammars.of_regex(body["guided_regex"], "guided_regex")
+        return regular_expression(body["guided_regex"], "guided_regex")
     if body["guided_json"] is not None:
-        return lambda: model.grammars.of_json_schema(body["guided_json"], "guided_json")
+        return json_schema(body["guided_json"], "guided_json")
     given = body["response_format"]
     if given is None:
         return None
     nested = given.get("json_schema")
     schema = nested.get("schema") if isinstance(nested, dict) else None
-    return text_format(given["type"], schema, model, "response_format", "response_format.json_schema.schema")
+    return text_format(given["type"], schema, "response_format", "response_format.json_schema.schema")
 
 
 def _has_form(given: Any) -> bool:

@@ -105,10 +105,10 @@ class OpenAIText(GenerationApi):
         top = (body["top_logprobs"] or 0) if body["logprobs"] else None
         if body["top_logprobs"] is not None and not body["logprobs"]:
             raise InvalidInput("top_logprobs needs logprobs", field="top_logprobs", remedy="Send logprobs: true")
-        form = form_of(body, model) if tools is None or tools.grammar is None else tools.grammar
+        form = form_of(body) if tools is None or tools.grammar is None else tools.grammar
         tokens = body["max_completion_tokens"] or body["max_tokens"] or 0
-        job = await job_of(body, model, tokens, top, default_tokens=0, grammar=form)
-        started = await self._start(request, [Prompt(text, special=False)], job, body["n"], field="messages")
+        job = job_of(body, model, tokens, top, default_tokens=0)
+        started = await self._start(request, [Prompt(text, special=False)], job, body["n"], field="messages", form=form)
         frame = frame_of(self._service, "chatcmpl-", request, model)
         writer = ChatAnswer(model, frame, with_logprobs=top is not None, tools=None if tools is None else tools.form)
         if body["stream"]:
@@ -124,11 +124,8 @@ class OpenAIText(GenerationApi):
         refuse_unsupported(raw, UNSUPPORTED)
         model = generator_of(self._service).model
         prompts = prompts_of(body["prompt"], model)
-        job = await job_of(
-            body, model, body["max_tokens"] or 0, body["logprobs"], default_tokens=DEFAULT_COMPLETION_TOKENS,
-            grammar=form_of(body, model),
-        )  # fmt: skip
-        started = await self._start(request, prompts, job, body["n"], field="prompt")
+        job = job_of(body, model, body["max_tokens"] or 0, body["logprobs"], default_tokens=DEFAULT_COMPLETION_TOKENS)
+        started = await self._start(request, prompts, job, body["n"], field="prompt", form=form_of(body))
         frame = frame_of(self._service, "cmpl-", request, model)
         writer = CompletionAnswer(model, with_logprobs=body["logprobs"] is not None)
         if body["stream"]:

@@ -37,18 +37,17 @@ class Responses(GenerationApi):
         text = template.render(messages_of(body), tools=None if tools is None else tools.offered)
         has_logprobs = bool(body["include"]) or body["top_logprobs"] is not None
         form = (body["text"] or {}).get("format") or {"type": "text"}
-        grammar = text_format(form["type"], form.get("schema"), model, "text.format", "text.format.schema")
+        grammar = text_format(form["type"], form.get("schema"), "text.format", "text.format.schema")
         if tools is not None and tools.grammar is not None:
             grammar = tools.grammar
-        job = await job_of(
+        job = job_of(
             body,
             model,
             body["max_output_tokens"] or 0,
             (body["top_logprobs"] or 0) if has_logprobs else None,
             default_tokens=0,
-            grammar=grammar,
         )
-        started = await self._start(request, [Prompt(text, special=False)], job, 1, field="input")
+        started = await self._start(request, [Prompt(text, special=False)], job, 1, field="input", form=grammar)
         frame = frame_of(self._service, "resp_", request, model)
         head = {
             "id": frame.identifier,

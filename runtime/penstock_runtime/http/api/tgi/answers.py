@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock_runtime.errors import RequestError
+from penstock_runtime.generation.grammar import GrammarText
 from penstock_runtime.generation.loop import Delta, FinishReason
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.http.api.core.bodies import dumps, error_response
 from penstock_runtime.http.api.core.generation import EventStream, TokenWriter
+from penstock_runtime.http.api.tgi.requests import grammar_of
 from penstock_runtime.http.transport.message import ErrorFormat
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.serving.generation_request import Continuation, Generation
@@ -32,6 +34,12 @@ class Asked:
     seed: int | None
     tokens: TokenWriter
     model: GenerationModel
+
+    @property
+    def form(self) -> GrammarText | None:
+        """The form that the text must have; None: any text."""
+        given = self.parameters["grammar"]
+        return None if given is None else grammar_of(given)
 
     def text(self, one: Continuation) -> str:
         """The field `generated_text`."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock_runtime.errors import UnsupportedOption
-from penstock_runtime.generation.grammar import GrammarState
-from penstock_runtime.serving.generation_model import GenerationModel
+from penstock_runtime.generation.grammar import GrammarText, json_schema, regular_expression
 from penstock_runtime.tasks.fields import Boolean, Integer, Object, Others, Text
 from penstock_runtime.tasks.text_generation import (
     MOST_LOGPROBS,
@@ -61,16 +60,16 @@ UNSUPPORTED: Mapping[str, Sequence[Any]] = {
 }
 
 
-def grammar_of(given: Mapping[str, Any], model: GenerationModel) -> GrammarState:
+def grammar_of(given: Mapping[str, Any]) -> GrammarText:
     """The form of the text."""
     kind, value = given["type"], given.get("value")
     if kind == "regex":
-        return model.grammars.of_regex(value, "parameters.grammar.value")
+        return regular_expression(value, "parameters.grammar.value")
     if kind == "json":
-        return model.grammars.of_json_schema(value, "parameters.grammar.value")
+        return json_schema(value, "parameters.grammar.value")
     if kind == "json_schema":
         schema = value.get("schema") if isinstance(value, dict) else None
-        return model.grammars.of_json_schema(schema, "parameters.grammar.value.schema")
+        return json_schema(schema, "parameters.grammar.value.schema")
     raise UnsupportedOption(
         f"parameters.grammar.type is {kind[:100]!r}",
         field="parameters.grammar.type",

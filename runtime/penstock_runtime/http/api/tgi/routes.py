@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import PromptTooLong, UnsupportedOption
-from penstock_runtime.generation.grammar import in_grammar_thread
 from penstock_runtime.generation.loop import JobRequest
 from penstock_runtime.http.api.core.bodies import answer_response, checked, read_json
 from penstock_runtime.http.api.core.generation import GenerationApi, TokenWriter, generator_of
 from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.http.api.tgi.answers import Asked, TokenEvents
-from penstock_runtime.http.api.tgi.requests import BODY, DEFAULT_TOKENS, PARAMETERS, SAMPLES, UNSUPPORTED, grammar_of
+from penstock_runtime.http.api.tgi.requests import BODY, DEFAULT_TOKENS, PARAMETERS, SAMPLES, UNSUPPORTED
 from penstock_runtime.http.transport.message import Request, Response, Route
 from penstock_runtime.tasks.fields import JsonSchema
 from penstock_runtime.tasks.text_generation import (
@@ -47,7 +45,7 @@ class Tgi(GenerationApi):
 
     async def _whole(self, request: Request, body: Mapping[str, Any], *, in_list: bool) -> Response:
         asked, prompt, job = await self._read(body, with_logprobs=bool((body["parameters"] or {}).get("details")))
-        started = await self._start(request, [prompt], job, 1, field="inputs")
+        started = await self._start(request, [prompt], job, 1, field="inputs", form=asked.form)
         (one,) = await started.generation.read_all()
         value: dict[str, Any] = {"generated_text": asked.text(one)}
         if asked.parameters["details"]:
@@ -59,7 +57,7 @@ class Tgi(GenerationApi):
 
     async def _events(self, request: Request, body: Mapping[str, Any]) -> Response:
         asked, prompt, job = await self._read(body, with_logprobs=True)
-        started = await self._start(request, [prompt], job, 1, field="inputs")
+        started = await self._start(request, [prompt], job, 1, field="inputs", form=asked.form)
         return await self._stream(started, TokenEvents(started.generation, asked))
 
     async def _read(
@@ -85,9 +83,6 @@ class Tgi(GenerationApi):
             stop=(*values["stop"], *values["stop_sequences"]),
             include_stop=True,
             end_tokens=model.end_tokens,
-            grammar=None
-            if values["grammar"] is None
-            else await in_grammar_thread(partial(grammar_of, values["grammar"], model)),
         )
         seed = parameters.seed if do_sample else None
         asked = Asked(body["inputs"], values, seed, TokenWriter(model), model)

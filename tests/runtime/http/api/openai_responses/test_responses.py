@@ -13,6 +13,7 @@ import openai
 import pydantic
 import pytest
 
+from penstock_runtime.generation.grammar import regular_expression
 from penstock_runtime.generation.templates import ChatTemplate
 from penstock_runtime.http.api.openai_responses.requests import BODY, messages_of
 from tests.runtime.generation.small_model import TOOL_TEMPLATE, serving_generation, small_generation_model
@@ -172,7 +173,8 @@ def test_text_before_a_call_is_an_item_of_its_own(tmp_path: Path) -> None:
         openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="x", max_retries=0) as client,
     ):
         grammars = endpoint.model.model.grammars
-        grammars.of_json_schema = lambda _schema, field: grammars.of_regex(re.escape(text), field)
+        prepare, expression = grammars.prepare, regular_expression(re.escape(text), "x")
+        grammars.prepare = lambda _text, client: prepare(expression, client)
         form: Any = {"format": {"type": "json_object"}}
         events = list(create(client, tools=[WEATHER], text=form, max_output_tokens=200, stream=True))
     items = [event.item for event in events if event.type == "response.output_item.done"]
