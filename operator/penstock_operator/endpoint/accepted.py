@@ -8,11 +8,7 @@ from penstock.hardware import NeuronGeneration
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.tasks import TaskName
 from penstock_operator.endpoint.conditions import short_digest
-from penstock_operator.endpoint.optimization.model import (
-    is_of_later_release,
-    pinned_model,
-    target_of,
-)
+from penstock_operator.endpoint.optimization.model import is_of_later_release, pinned_model, target_of
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint, refusal, refused_store
 from penstock_operator.facts.findings import Finding, no, sentence, yes

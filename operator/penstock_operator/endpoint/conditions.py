@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.resources.endpoint import OptimizationMode
+from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import Phase
 from penstock.resources.status import (
     ConditionType,
@@ -14,23 +15,19 @@ from penstock_operator.endpoint.objective import objective
 from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.objects.canary import NO_CANARY, CanaryPlan
 from penstock_operator.endpoint.objects.exposure import ExposurePlan
-from penstock_operator.endpoint.optimization.model import (
-    OptimizationState,
-    failure_text,
-    queue_text,
-)
+from penstock_operator.endpoint.optimization.model import OptimizationState, failure_text, queue_text
 from penstock_operator.endpoint.pods.judging import PinVerdict, PodProblem
 from penstock_operator.endpoint.replica_count import ReplicaTarget, curve_current, metrics_available
 from penstock_operator.endpoint.serving import ServingChoice
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint
-from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.findings import Finding, no, sentence, stopped, unknown, yes
 from penstock_operator.facts.names import (
     ENDPOINT,
 )
 from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import Reason
+from penstock_operator.facts.workloads import DeploymentFacts
 from penstock_operator.limits.concurrency import TurnDecision
 
 MODEL_FAILURES = {
@@ -341,6 +338,8 @@ class EndpointState:
     """CPUs that a new pod requests."""
     devices: str
     """Devices that a new pod requests, such as `1 aws.amazon.com/neuron`; empty: none."""
+    hardware: HardwareClassSpec | None
+    """The class of the pods, if pods are possible on it."""
     pods: tuple[RuntimePod, ...]
     """The runtime pods that are not being deleted."""
     problems: tuple[PodProblem, ...]
@@ -370,7 +369,7 @@ def conditions_of(state: EndpointState) -> dict[str, Finding]:
             observed.deployment,
             state.replicas,
             state.problems,
-            held=gateway.answers(endpoint, observed.gateway) if gateway.wanted(endpoint) else None,
+            held=gateway.answers(endpoint, observed.gateway) if endpoint.wants_gateway else None,
         ),
         ConditionType.OBJECTIVE_MET: objective(endpoint, serving, pinned, state.verdicts),
         ConditionType.CURVE_CURRENT: curve_current(endpoint, observed.scale),

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from penstock_operator.cluster.api import Json
 from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, StoreChange
-from penstock_operator.facts.deployments import DeploymentFacts, ReplicaSetFacts, rollout_has_place
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import canary_name
 from penstock_operator.facts.pods import JobFacts, PodFacts
+from penstock_operator.facts.workloads import DeploymentFacts, ReplicaSetFacts, rollout_has_place
 from penstock_operator.limits.concurrency import (
     EPOCH,
     NOW,

@@ -23,7 +23,7 @@ from penstock_operator.decide.interpret import (
     metrics_of,
 )
 from penstock_operator.decide.measurement import Idle, Measurement, Metrics, Unknown, Value
-from penstock_operator.facts.pod_data import unprintable_as_spaces
+from penstock_operator.facts.findings import unprintable_as_spaces
 from penstock_operator.scaling.read.scrape import (
     ANSWERED,
     BUCKET,
