@@ -2,7 +2,7 @@
 
 The plan is the sum of its parts, each of which is a pure function of the snapshot and of earlier parts:
 
-    accepted    is the spec valid and allowed, and do the objects exist that it names?      endpoint/accepted.py
+    accepted    is the spec valid and allowed, and do the objects exist that it names?      endpoint/conditions.py
     optimise    the OptimizedModel of the spec, and its next job                            endpoint/optimization
     choose      the artefact to serve: the result, the fp32 graph, or the present artefact  endpoint/serving.py
     count       the replicas, and who writes them                                           endpoint/replica_count.py
@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import OptimizedModelStatus, optimized_model_name
 from penstock.resources.status import CanaryStatus, EndpointStatus
-from penstock_operator.endpoint.accepted import accepted
-from penstock_operator.endpoint.conditions import EndpointState, conditions_of
+from penstock_operator.endpoint.conditions import accepted
 from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.objects.deployment import deployment
 from penstock_operator.endpoint.objects.exposure import NOT_EXPOSED, expose
@@ -54,7 +53,14 @@ from penstock_operator.endpoint.replica_count import (
 from penstock_operator.endpoint.serving import ServingChoice, choose
 from penstock_operator.endpoint.snapshot import REPORT_SECONDS, EndpointSnapshot, Part, StatusWrite
 from penstock_operator.endpoint.spec import HardwareClasses, ParsedEndpoint, read_endpoint
-from penstock_operator.endpoint.status import endpoint_status, events, invalid_spec_status, read_status
+from penstock_operator.endpoint.status import (
+    EndpointState,
+    conditions_of,
+    endpoint_status,
+    events,
+    invalid_spec_status,
+    read_status,
+)
 from penstock_operator.facts.findings import Event, Finding
 from penstock_operator.facts.names import TEMPLATE_HASH, Json, Ref, canary_name, gateway_names
 from penstock_operator.facts.pods import RuntimePod
@@ -344,7 +350,12 @@ def _objects(
     desired = deployment(endpoint, serving, hardware, count, observed.settings)
     template = str(desired["spec"]["template"]["metadata"]["annotations"][TEMPLATE_HASH])
     rollout = Rollout(Part(apply=(desired,)))
-    if observed.deployment is not None or Ref("Deployment", canary_name(endpoint.name)) in observed.present:
+    present, canary_ref = observed.deployment, Ref("Deployment", canary_name(endpoint.name))
+    has_canary = endpoint.spec.rollout.canary is not None or canary_ref in observed.present
+    rolls = present is not None and (
+        present.template != template or present.paused or present.rollout_began is not None
+    )
+    if has_canary or rolls:
         rollout = roll_out(endpoint, observed, desired, template, serving.digest, count=count, before=canary)
     parts.append(rollout.part)
     if has_gateway:

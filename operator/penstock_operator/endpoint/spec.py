@@ -17,9 +17,9 @@ from pydantic import ValidationError
 
 from penstock.errors import PenstockError, SpecError, closest
 from penstock.hardware import NeuronGeneration
+from penstock.resources.core import ModelSource, Scheme
 from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpointSpec
 from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
-from penstock.resources.source import ModelSource, Scheme
 from penstock_operator.facts.findings import Finding, no, sentence
 from penstock_operator.facts.installation import AllowList, PlanSettings
 from penstock_operator.facts.names import (

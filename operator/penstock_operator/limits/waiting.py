@@ -132,6 +132,8 @@ class WaitingList:
 
     def _first(self, count: int, places: AbstractSet[TurnKey] = frozenset()) -> Iterator[Ask]:
         """The first `count` of those that wait without one of these places, in the order of turns."""
+        if not self._order:
+            return iter(())
         namespaces = islice(self._order, count + len(self._waiting.keys() & places))
         rows = (self._rows[namespace] for _, namespace in namespaces)
         return islice((ask for ask in in_rounds(rows) if ask.subject not in places), count)

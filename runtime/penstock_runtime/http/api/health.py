@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock import __version__
-from penstock.resources.source import ModelSource
+from penstock.resources.core import ModelSource
 from penstock.tasks import TaskName
 from penstock_runtime.errors import NotReady
 from penstock_runtime.http.api.bodies import json_response

@@ -27,7 +27,7 @@ from penstock.errors import (
     OutOfDisk,
     PenstockError,
 )
-from penstock.resources.source import ModelSource
+from penstock.resources.core import ModelSource
 from penstock_runtime import remote
 from penstock_runtime.host.disk import lock_file, sync_folders
 from penstock_runtime.models.files import check_code, own_graph, remote_code_classes
