@@ -215,8 +215,9 @@ class Kube:
         return spec
 
     def edit(self, **spec: Any) -> None:
-        """As `kubectl apply` of a changed spec."""
-        self.endpoint["spec"] = {**self.spec, **spec}
+        """As `kubectl apply` of a changed spec. None removes a field: the API server stores no null."""
+        changed = {**self.spec, **spec}
+        self.endpoint["spec"] = {name: value for name, value in changed.items() if value is not None}
         self.endpoint["metadata"]["generation"] += 1
 
     def observed(self) -> EndpointSnapshot:
