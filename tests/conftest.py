@@ -128,3 +128,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `--dist loadfile`, all files of a group go to one process."""
     return distribution.scheduling(config, log)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Record what was skipped and why, for `make test` (dev/tools/run_tests.py)."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    cache = getattr(session.config, "cache", None)
+    if reporter is not None and cache is not None and not hasattr(session.config, "workerinput"):
+        skipped = {(one.nodeid, one.longrepr[2].removeprefix("Skipped: ")) for one in reporter.stats.get("skipped", ())}
+        cache.set("penstock/skipped", sorted(skipped))

@@ -26,8 +26,8 @@ SET_FOR_LIBRARIES = frozenset(
 )
 """Environment variables that our code sets for the rest of a process, always to the same value, and those that
 scikit-learn (KMP) and torch set while they are imported."""
-VENDORED = "setuptools/_vendor"
-"""What setuptools appends to sys.path while it is imported."""
+VENDORED = ("setuptools/_vendor", "onnxruntime/transformers")
+"""Ends of the paths that setuptools and onnxruntime append to sys.path while they are imported."""
 SET_BY_PYTEST = frozenset({"PYTEST_CURRENT_TEST"})
 LIMITS = {
     name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"

@@ -27,9 +27,7 @@ MISSING_PACKAGES = frozenset(
         "sentence_transformers",
         "sentencepiece",
         "onnxscript",
-        "s3fs",
-        "gcsfs",
-        "adlfs",
+        "obstore",
         "tritonclient",
     }
 )

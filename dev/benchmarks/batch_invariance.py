@@ -3,7 +3,7 @@
     cd dev && ../.venv/bin/python -m benchmarks.batch_invariance --artefact FOLDER --requests 1000 --at-once 16
 
 Half of the requests are greedy and half have a seed; prompts are random tokens of different lengths. They run on the
-engine through the server's scheduler, or with `--http` through a server of its own: answers then count as the same if
+engine through the server's scheduler, or with `--http` through a new server: answers then count as the same if
 their tokens and the logarithms of their probabilities are.
 """
 
@@ -41,7 +41,7 @@ LONGEST_PROMPT = 96
 @click.option("--http", "over_http", is_flag=True, help="Start a server, and send the requests to it.")
 @click.option("--cores", type=int, default=2, show_default=True, help="Of the server.")
 def main(*, artefact: Path, requests: int, at_once: int, tokens: int, seed: int, over_http: bool, cores: int) -> None:
-    """Print what was found."""
+    """Print the results."""
     random = np.random.default_rng(seed)
     decoder = Manifest.load(artefact).decoder
     if decoder is None:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.distilbert [--cores 2] [--seconds 6] [--rounds 5] [--output bench/distilbert]
 
-Penstock's chosen plan against a plain transformers pipeline behind FastAPI, in turns, in one run. Weights are random:
-speed does not depend on them. Writes results.csv, results.json, report.html and results.md.
+Penstock's chosen plan against a plain transformers pipeline behind FastAPI, interleaved, in one run. Weights are
+random: speed does not depend on them. Writes results.csv, results.json, report.html and results.md.
 """
 
 from __future__ import annotations

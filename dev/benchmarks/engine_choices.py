@@ -7,7 +7,7 @@
 `threads`: a single run, and as many concurrent callers as cores, for several set-ups of the engines; and their memory.
 `batches`: the gain of rows of equal length in one run, on one thread.
 `shapes`: time and memory of the first run of every length, with OpenVINO.
-All on the real MiniLM; everything is timed in turns, so that a busy machine disturbs all alike.
+All on the real MiniLM; all measurements are interleaved, so that a busy machine disturbs all alike.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def once(run: Run, batch: Batch) -> float:
 
 
 def lone(run: Run, batch: Batch, milliseconds: float = 80) -> float:
-    """Milliseconds, the median of a turn."""
+    """Milliseconds, the median of a round."""
     times: list[float] = []
     while sum(times) < milliseconds or len(times) < 3:
         times.append(once(run, batch))
@@ -182,7 +182,7 @@ def compare_threads(rounds: int) -> None:
 
 
 def memory(name: str, path: Path, io: GraphIO, cores: int) -> None:
-    """Anonymous memory of each way, each in a process of its own, after one run on each stream."""
+    """Anonymous memory of each way, each in a separate process, after one run on each stream."""
     given = json.dumps({"path": str(path), "io": io.model_dump(mode="json"), "name": name, "cores": cores})
     found = []
     for streams, wide in ((1, False), (cores, False), (cores, True)):
@@ -233,7 +233,7 @@ def compare_batches(rounds: int) -> None:
 
 @main.command("shapes")
 def first_runs() -> None:
-    """The first run of every length, and what it leaves in memory."""
+    """The first run of every length, and the memory that remains in use."""
     grid = ShapeGrid().lengths(512)
     with tempfile.TemporaryDirectory() as folder:
         for name, (path, io) in graphs(Path(folder)).items():

@@ -3,8 +3,8 @@
     python -m benchmarks.fastapi_target [--cores 1] [--budget 240] [--write FILE]
 
 Optimises DistilBERT and BERT-base for text classification on this machine, and plans them on c6i, c7i, c7a and c7g:
-this machine's class from the measured curve, the others from estimates. Weights are random: speed does not depend on
-them. `--write` keeps the measured curves in the form of `penstock plan --measurements`.
+this machine's class from the measured curve, the remaining ones from estimates. Weights are random: speed does not
+depend on them. `--write` keeps the measured curves in the form of `penstock plan --measurements`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     python -m benchmarks.first_answer
 
 On the cluster of KUBECONFIG, where Penstock is installed; run on one of its nodes, from where Services can be reached.
-The example of one core is optimised once, for half a minute, and deleted. Then, in turns: another endpoint of the same
-spec is applied, asked until it answers, and deleted. At most 10 s are aimed at. The steps are those of the pod: made by
+The example of one core is optimised once, for half a minute, and deleted. Then, alternately: another endpoint of the
+same spec is applied, gets requests until it answers, and is deleted. The aim is 10 s. The steps of the pod: made by
 the operator, container started, ready.
 """
 
@@ -101,7 +101,7 @@ def turn(kubectl: Kubectl, name: str) -> Json:
     """One life; what took how long."""
     epoch, began = time.time(), time.monotonic()
     apply(kubectl, name)
-    # One process of kubectl for each look would be a part of what is measured: it waits by itself.
+    # One process of kubectl for each look would be part of the measured time: it waits by itself.
     kubectl("wait", "--for=create", f"service/{name}", "--timeout=60s", timeout_seconds=90)
     address = str(kubectl.get("service", name)["spec"]["clusterIP"])
     until(lambda: answers(address), f"{name} does not answer", 0.02)

@@ -7,7 +7,7 @@
     whole     ours with the real predictor: the tokenizer of all-MiniLM-L6-v2, 32 tokens, queue, stream, pooling,
               around an engine that returns zeros at once
 
-Each server runs in a process of its own on one core and answers POST /predict with 384 floats. A client on another core
+Each server runs in a separate process on one core and answers POST /predict with 384 floats. A client on another core
 keeps N keep-alive connections busy. The figure is the server's CPU time (user and system, of all its threads) over the
 requests, interleaved in rounds, median of rounds. docs/decisions/http-front-end.md quotes it.
 """
@@ -78,7 +78,7 @@ class TrivialModel:
         return self._answer
 
     async def with_tokenizer(self, work: Callable[[Any], Any], size: int) -> Any:
-        """No route that needs one is asked."""
+        """No request goes to a route that needs one."""
         raise NotImplementedError
 
     async def drain(self) -> None:

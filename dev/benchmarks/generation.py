@@ -4,12 +4,12 @@
     python -m benchmarks.generation --artefact ARTEFACT --gguf model.gguf --folder FOLDER
     python -m benchmarks.generation --artefact ARTEFACT --llama-server BINARY --llama q8_0.gguf --llama q4_0.gguf
 
-ARTEFACT is what `penstock optimize examples/chat.yaml` has made; several may be given, such as those of endpoints with
+ARTEFACT is the result of `penstock optimize examples/chat.yaml`; several may be given, for example of endpoints with
 different `optimization.engines`. FOLDER the model as safetensors (GGUF files are
 expanded into the models folder), `model.gguf` the file that openvino-genai reads. Each server runs alone. For prompts
 of each length and each number of clients the table has the median time to the first token, the median time of each
 further token, and the tokens per second of all clients. Answers have a fixed number of tokens. Penstock's answers are
-those of the guarded plan; openvino-genai rounds the minima of Q4_1, and its answers are not compared.
+the answers of the guarded plan; openvino-genai rounds the minima of Q4_1, and its answers are not compared.
 
 BINARY is llama.cpp's `llama-server`, built with `-DGGML_NATIVE=ON`. With gcc 12, `ggml_tile_config_init` needs a
 compiler barrier before `_tile_loadconfig`, or its AMX products fail. It runs with as many threads as cores and without
@@ -78,7 +78,7 @@ class Subject:
     interface: str = "plain"
     """penstock (/v1/completions), llama (/completion) or plain (`generation_app`)."""
     ends: tuple[int, ...] = ()
-    """Tokens that would end an answer early: Penstock is asked not to choose them."""
+    """Tokens that would end an answer early: requests to Penstock forbid them."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[str]:
@@ -222,7 +222,7 @@ def subjects(artefacts: Sequence[Path], gguf: Path | None, folder: Path | None, 
 
 def next_to_long_prompt(subject: Subject, address: str, length: int, turn: int) -> list[str]:
     """A row of the table of `--long-prompt`."""
-    # No prompt begins as one of an earlier turn.
+    # No prompt begins as one of an earlier round.
     first_word = FIRST_WORD + 7 * (STREAMS + 1) * turn
     gaps: dict[bool, list[float]] = {False: [], True: []}
     arrival = threading.Event()

@@ -2,7 +2,7 @@
 
     python -m benchmarks.generation_model --tokenizer FOLDER --to FOLDER
 
-The tokenizer is that of another folder, such as the one that SmolLM2's GGUF file is expanded to
+The tokenizer comes from another folder, such as the one that SmolLM2's GGUF file is expanded to
 (`~/.cache/penstock/models/gguf`); its vocabulary may be smaller than the model's.
 """
 

@@ -1,18 +1,18 @@
-"""The latency of one good client among ten hostile ones, against its latency alone; what the attack costs the server.
+"""The latency of one good client among ten hostile ones, against its latency alone; the CPU time that the attack costs.
 
     python -m benchmarks.hostile_clients
 
 Server, hostile clients and good client run in three processes, the hostile clients at nice 19: on a machine with few
 cores they would otherwise take the processor from the good client themselves, which no server can prevent. The server
 has the model of `front_end.py` (the real tokenizer and queue around an engine that answers at once) and an internal
-port. The hostile clients have the addresses 127.0.0.2 to 127.0.0.11. `ATTACKS` lists what they do: most hold
+port. The hostile clients have the addresses 127.0.0.2 to 127.0.0.11. `ATTACKS` lists their behaviour: most hold
 connections (450 each, or 8 with 1.8 MB each) and replace those that they lose, ten or one a second. The good client
 sends a request every 20 ms, each on a new connection, which is the case that the attack hurts most; ten times a second
-it asks the internal port.
+it sends to the internal port.
 
-Each attack is measured in rounds of the good client alone and among the hostile ones, in turn: other load of the
+Each attack is measured in rounds of the good client alone and among the hostile ones, alternately: other load of the
 machine falls on both. The ratio is the median over the rounds. Two figures do not depend on other load: the CPU time of
-the server in milliseconds per second, beyond that of the good client's requests; and the CPU time that the server's
+the server in milliseconds per second, without the good client's requests; and the CPU time that the server's
 event loop uses between a request of the good client and its answer, for any client.
 """
 
@@ -59,7 +59,7 @@ class Attack:
     connections: int = 450
     """Of one client; ten of them have more than the server takes."""
     replace_seconds: float = 0.1
-    """Between two connections that are opened in place of lost ones."""
+    """Between two connections that replace lost ones."""
     interval_seconds: float = 1.0
     closes: bool = False
     """Each connection is closed at once."""
@@ -110,7 +110,7 @@ async def exchange(port: int, data: bytes) -> tuple[float, bool]:
 
 @dataclass
 class Period:
-    """What the good client saw during a period."""
+    """The good client's results of a period."""
 
     milliseconds: list[float]
     loop_milliseconds: list[float]
@@ -147,7 +147,7 @@ def cpu_seconds(process: int) -> float:
 
 
 async def probe(port: int) -> list[bool]:
-    """Ask the internal port until cancelled."""
+    """Send probes to the internal port until cancelled."""
     found: list[bool] = []
     with suppress(asyncio.CancelledError):
         while True:
@@ -158,7 +158,7 @@ async def probe(port: int) -> list[bool]:
 
 
 async def hostile(port: int, address: str, attack: Attack) -> None:
-    """One hostile client: keep connections open, and open others in place of those that the server closes."""
+    """One hostile client: keep connections open, and replace each one that the server closes."""
     held: list[asyncio.StreamWriter] = []
     send_at = 0.0
     for turn in itertools.count():

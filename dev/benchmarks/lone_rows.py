@@ -3,9 +3,9 @@
     taskset -c 2,3 python -m benchmarks.lone_rows --threads 1 --threads 2
     taskset -c 2,3 python -m benchmarks.lone_rows --model mpnet --lengths 32,128 --threads 1
 
-The real MiniLM, or a model of random weights, each graph as the optimiser makes it. Everything is timed in turns, so
-that a busy machine disturbs all alike; turns during which the hypervisor took the processor away (steal in /proc/stat)
-do not count.
+The real MiniLM, or a model of random weights, each graph as the optimiser makes it. All measurements are interleaved,
+so that a busy machine disturbs all alike; rounds during which the hypervisor took the processor away (steal in
+/proc/stat) do not count.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ BF16 = Recipe(engine=EngineName.OPENVINO, precision=Precision.BF16)
 MASK = 103
 """MiniLM's tokenizer's."""
 PAUSE_SECONDS = 0.001
-"""Between two runs of a turn: helpers sleep by then, as between two requests."""
+"""Between two runs of a round: helpers sleep by then, as between two requests."""
 
 
 def recipes(name: str) -> tuple[Recipe, ...]:
-    """What a model is measured in."""
+    """Engines and precisions that are measured."""
     options = TUNED if name == "minilm" else QUICK
     int8 = tuple(
         Recipe(engine=engine, precision=precision, options=tuple(sorted((*options, *more))))
@@ -88,17 +88,17 @@ def graphs(name: str, folder: Path, threads: int) -> dict[Recipe, Built]:
 
 
 def row(tokens: int, turn: int) -> Batch:
-    """Some text of exactly this length with a mask in it, another one at each turn."""
+    """Some text of exactly this length with a mask in it, another one in each round."""
     return collate([Row([101, MASK, *(1000 + (37 * index + 911 * turn) % 28000 for index in range(tokens - 3)), 102])])
 
 
 def stolen() -> int:
-    """Ticks that the hypervisor gave to others."""
+    """Ticks that the hypervisor gave to other machines."""
     return int(Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[8])
 
 
 def turn_of(engine: Engine, batch: Batch, runs: int, pause: float) -> list[float] | None:
-    """Milliseconds of each run; None for a disturbed turn."""
+    """Milliseconds of each run; None for a disturbed round."""
     before = stolen()
     engine.run(batch)
     times = []

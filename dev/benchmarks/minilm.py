@@ -2,8 +2,8 @@
 
     python -m benchmarks.minilm [--cores 2] [--seconds 6] [--rounds 5] [--output bench/minilm]
 
-Penstock's chosen plan against a plain transformers pipeline behind FastAPI, in turns, in one run. Writes results.csv,
-results.json, report.html and results.md.
+Penstock's chosen plan against a plain transformers pipeline behind FastAPI, interleaved, in one run. Writes
+results.csv, results.json, report.html and results.md.
 """
 
 from __future__ import annotations

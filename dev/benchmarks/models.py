@@ -75,7 +75,7 @@ def minilm_with_graph(isa: Isa) -> Path:
 
 
 def _dynamic(isa: Isa) -> Recipe:
-    """The candidate whose activations are scaled at run time and whose weights are compensated."""
+    """The candidate with activations scaled at run time and compensated weights."""
     candidates = candidate_recipes(isa, (EngineName.ONNXRUNTIME,), (Precision.INT8_DYNAMIC,)).recipes
     return next(recipe for recipe in candidates if COMPENSATED in recipe.options)
 
@@ -170,7 +170,7 @@ def _write_random(folder: Path, model: Any, config: Any) -> None:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """MiniLM's tokenizer (BERT's vocabulary), without the padding and truncation that its file asks for."""
+    """MiniLM's tokenizer (BERT's vocabulary), without the padding and truncation that its file names."""
     tokenizer = json.loads((minilm_package() / "tokenizer.json").read_text(encoding="utf-8"))
     tokenizer["truncation"] = tokenizer["padding"] = None
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")

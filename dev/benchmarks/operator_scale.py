@@ -1,4 +1,4 @@
-"""Thousands of ModelEndpoints on a control plane of its own: the figures of scale in docs/reference/operator.md.
+"""Thousands of ModelEndpoints on a new control plane: the figures of scale in docs/reference/operator.md.
 
     python -m benchmarks.operator_scale --endpoints 5000
     python -m benchmarks.operator_scale --endpoints 5000 --shared 1     # all of one optimisation
@@ -65,7 +65,7 @@ class Operator:
 
     @property
     def lines(self) -> list[Json]:
-        """What it logged."""
+        """Its log."""
         return [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
 
     def metrics(self) -> str:
@@ -148,7 +148,7 @@ async def create(port: KubernetesPort, count: int, shared: int) -> float:
 
     async def some() -> None:
         for number in numbers:
-            # Not `create`: one that is tried again on a busy machine finds what it made.
+            # Not `create`: one that is tried again on a busy machine finds the object that it made.
             await port.apply(endpoint(number, shared))
 
     await asyncio.gather(*(some() for _ in range(8)))

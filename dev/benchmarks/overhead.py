@@ -3,10 +3,10 @@
     python -m benchmarks.overhead [--tokens 32] [--seconds 1] [--rounds 20]
 
 The server has one core, so that no other thread spins while one computes. Its CPU time for each request (user +
-system, all threads), less the CPU time of the same forward pass alone in a process with one thread; in turns, medians
-of rounds, which are short since a shared machine changes its pace within seconds. Also shown: the CPU time less
-the forward passes that the same requests had (x-inference-time), which no change of pace comes between, and what the
-server itself reports (x-compute-time less x-inference-time: wall time of its own parts).
+system, all threads), less the CPU time of the same forward pass alone in a process with one thread; interleaved,
+medians of rounds, which are short since a shared machine changes its pace within seconds. Also shown: the CPU time less
+the forward passes that the same requests had (x-inference-time), without a change of pace between the two, and the time
+that the server itself reports (x-compute-time less x-inference-time: wall time of the server's parts).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     taskset -c 0,1 python -m benchmarks.recipes [--model minilm] [--threads 2] [--lengths 8,32,128,512] [--isa amx]
 
 The graphs are made as the optimiser makes them, judged by the guard with all its judging texts, and timed by the
-engines that serve, in turns: one recipe after the other within each round, every second round backwards. Printed are
+engines that serve, interleaved: one recipe after the other within each round, every second round backwards. Printed are
 the medians of the rounds' medians and, in brackets, the best of all runs, which a busy machine disturbs least.
 """
 
@@ -107,7 +107,7 @@ class Workshop:
 
 
 def timings(entries: Sequence[Entry], tokens: int, rounds: int, clock: Clock) -> list[tuple[float, float]]:
-    """For each entry the median of its turns' medians and the fastest run, milliseconds."""
+    """For each entry the median of its rounds' medians and the fastest run, milliseconds."""
     batch = collate([Row([101, *(1000 + index * 37 % 28000 for index in range(tokens - 2)), 102])])
     medians: list[list[float]] = [[] for _ in entries]
     best = [float("inf")] * len(entries)

@@ -1,6 +1,6 @@
-"""Real replicas that come as they are asked for, behind a dispatcher that knows who is least busy.
+"""Real replicas that are started on demand, behind a dispatcher that knows who is least busy.
 
-The load, the dispatcher and the operator's own scraping and judging, in one process of its own cores.
+The load, the dispatcher and the operator's own scraping and judging, in one process with reserved cores.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Played:
 
     arrivals: list[Arrival]
     grown_at: float | None
-    """When more replicas were asked for first, seconds from the begin."""
+    """When the operator first wanted more replicas, seconds from the begin."""
     start_up_seconds: float
-    """From asking for a replica until it could serve, the longest."""
+    """From the decision to add a replica until it could serve, the longest."""
     seconds: float
     foreign_share: float
-    """What others took of the replicas' CPUs, 0 to 1."""
+    """Share of the replicas' CPUs that other processes took, 0 to 1."""
 
 
 @dataclass
@@ -177,7 +177,7 @@ class _Play:
         self._arrivals.append(Arrival(at, milliseconds))
 
     async def _watch(self) -> None:
-        """As the operator does it: scrape, judge, ask for more."""
+        """As the operator does it: scrape, judge, start more."""
         history, state = History(), State()
         starting: set[asyncio.Task[None]] = set()
         while True:

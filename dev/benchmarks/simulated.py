@@ -4,7 +4,7 @@
 
 One replica of MiniLM (fp32, one core) is measured as the optimiser measures it: its curve is all that the simulator
 gets. Then a step of load is played to real replicas, one core each, behind a dispatcher that sends every request to the
-least busy one; the operator's own code scrapes them and decides, and what it asks for is started as a process. The same
+least busy one; the operator's own code scrapes them and decides, and each new replica is started as a process. The same
 arrivals are simulated with the start-up time that was seen. Latencies count from when a request was due.
 """
 
@@ -41,7 +41,7 @@ from penstock_simulator.policies import OWN_SCRAPE_SECONDS, Endpoint, Limits, ma
 from penstock_simulator.traces import WARM_UP_SECONDS, Trace
 
 CALM, PEAK, AFTER = 0.5, 1.6, 0.4
-"""The load of the phases, in what one replica takes within the objective. The peak is over what it answers at all, and
+"""The load of the phases, as a share of one replica's rate within the objective. The peak is over its highest rate, and
 within what two do: near the edge of either, a machine that is a little slower than a minute ago is another one."""
 CURVE_SECONDS = 90.0
 START_SECONDS = 60.0

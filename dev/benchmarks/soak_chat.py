@@ -44,7 +44,7 @@ PROMPT_NUMBERS = 300
 """Of six digits each: some 2,000 tokens."""
 CANCELLED = 0.2
 OVERLOADED = (429, 503)
-"""Answers of a server that asks to come again: not failures."""
+"""Status codes of a busy server: not failures."""
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 20}, "number": {"type": "integer"}},
@@ -96,7 +96,7 @@ def asked(chance: random.Random) -> Asked:
 
 @dataclass
 class Clients:
-    """Threads that send requests until the end, and what they have found."""
+    """Threads that send requests until the end, and their results."""
 
     url: str
     end: float

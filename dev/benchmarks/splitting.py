@@ -2,8 +2,8 @@
 
     taskset -c 2 python -m benchmarks.splitting [--seconds 10]
 
-Everyday words with the tokenizer of all-MiniLM-L6-v2, in turns. "After a sweep": each time 64 MB are read before, as a
-model's weights are, so that little of either is left in the caches of the core. Microseconds for a text, medians.
+Everyday words with the tokenizer of all-MiniLM-L6-v2, interleaved. "After a sweep": each time 64 MB are read before, as
+a model's weights are, so that little of either is left in the caches of the core. Microseconds for a text, medians.
 """
 
 from __future__ import annotations

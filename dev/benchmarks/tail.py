@@ -3,7 +3,7 @@
     python -m benchmarks.tail [--cores 1] [--tokens 32 --tokens 128] [--seconds 30] [--rounds 9] [--share 0.5]
         [--real-time]
 
-The client has a core of its own, unless --cores gives all of them to the server: then the tail includes the client's
+The client has a reserved core, unless --cores gives all of them to the server: then the tail includes the client's
 work. Capacity is the rate of 16 clients that never pause. Then one request every 1/n seconds, whether or not earlier
 ones are answered; latency counts from the time at which a request was due. A client with its own cores runs before
 other programs there (Linux 6.12 and later). Ratios are the medians of the rounds. With --real-time the server, and a
@@ -96,8 +96,8 @@ def main(
 
 
 def go_before_all(pids: Sequence[int]) -> None:
-    """What processes have on cores of their own, on cores that others use: the first thread before the others, and all
-    of them before other programs. A ClickException without the right to it."""
+    """Give processes on shared cores the priority that reserved cores give: the first thread of each before the rest,
+    and all of them before other programs. A ClickException without the right to it."""
     for pid in pids:
         for thread in psutil.Process(pid).threads():
             try:

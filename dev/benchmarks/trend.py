@@ -23,7 +23,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the samples say."""
+    """The result for a series of samples."""
 
     passed: bool
     sentence: str

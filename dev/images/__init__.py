@@ -3,6 +3,6 @@
     python -m images build runtime optimizer      (make images builds all that the tests use)
 
 `target` names what can be built, `content` the key that a result is kept under, `base` makes a Debian where none can be
-pulled, `machine` collects what this machine needs to reach packages, `buildah` drives the builder, `archive` reads what
+pulled, `machine` collects this machine's settings for reaching packages, `buildah` drives the builder, `archive` reads
 came out. Nothing of this is part of a Penstock installation.
 """

@@ -1,4 +1,4 @@
-"""`python -m images`: build the images, or say where they are and what they weigh."""
+"""`python -m images`: build the images, or print their paths and sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads an OCI archive: what a built image holds, layer by layer."""
+"""Reads an OCI archive: the files of a built image, layer by layer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Archive:
         ]
 
     def entries(self) -> Iterator[tuple[Layer, tarfile.TarInfo, bytes]]:
-        """Every member of every layer, with its content; b"" for what is no plain file.
+        """Every member of every layer, with its content; b"" if it is no plain file.
 
         Files that a higher layer hides are included: they can be read from the image.
         """
@@ -72,7 +72,7 @@ class Archive:
                     yield member, file.read() if file is not None else b""
 
     def files(self) -> dict[str, tarfile.TarInfo]:
-        """What a process sees: path without a leading slash -> its entry, after all layers."""
+        """The file system of a container: path without a leading slash -> its entry, after all layers."""
         seen: dict[str, tarfile.TarInfo] = {}
         for _, member, _ in self.entries():
             path = member.name.removeprefix("./").strip("/")

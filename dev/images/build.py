@@ -81,7 +81,7 @@ class Builder:
         """The archive of this checkout's image, built where the cache has none; ImageError on failure."""
         archive = self.archive(target)
         if archive.is_file():
-            os.utime(archive)  # the cache forgets what was not asked for the longest
+            os.utime(archive)  # the cache deletes what was unused for the longest time
             return archive
         self._require_tools(makes_base=self.base is None)
         self.cache.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ Progress = Callable[[str], None]
 
 
 def require(*tools: str) -> None:
-    """Raise ToolMissing for what is not here, with the way to get it."""
+    """Raise ToolMissing if a program is missing, with the way to get it."""
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
         raise ToolMissing(
@@ -50,7 +50,7 @@ class Buildah:
 
     @property
     def temporary(self) -> Path:
-        """Where buildah puts what it needs for a while."""
+        """Temporary files of buildah."""
         return self.folder / "tmp"
 
     @property
@@ -77,7 +77,7 @@ class Buildah:
         return run.stdout.strip()
 
     def layer_bytes(self) -> int:
-        """What the storage's layers take on the disk."""
+        """Bytes of the storage's layers on the disk."""
         run = subprocess.run(["du", "-sk", str(self.folder / "storage")], capture_output=True, text=True, check=False)
         return int(run.stdout.split()[0]) * 1024 if run.stdout else 0
 
@@ -87,7 +87,7 @@ class Buildah:
         return next((str(image["id"]) for image in listed if reference in (image.get("names") or [])), "")
 
     def remove(self, image: str) -> None:
-        """Remove an image with those of its layers that no other one has; one that is mounted stays."""
+        """Remove an image and the layers that no other image has; a mounted image stays."""
         with contextlib.suppress(ImageError):
             self.run("rmi", image)
 
@@ -133,7 +133,7 @@ class Buildah:
 
 
 def _in_use(container: str) -> bool:
-    """Whether the process that mounted it is there; what a build made is in use by that build alone."""
+    """Whether the process that mounted it is there; the containers of a build are used by that build alone."""
     process = container.removeprefix(MOUNTED).partition("-")[0]
     return container.startswith(MOUNTED) and Path("/proc", process).is_dir()
 

@@ -27,7 +27,7 @@ FOLDERS = (
 """Folders that the build reads whole. The same as .dockerignore lets through."""
 IGNORED = {"__pycache__"}
 COMPILED = {".pyc", ".so"}
-"""What a checkout has only where it was installed."""
+"""Files that a checkout has only if it was installed."""
 
 
 def sources(root: Path) -> Iterator[Path]:

@@ -13,7 +13,7 @@ HANDLERS = Path("/proc/sys/fs/binfmt_misc")
 """The kernel's table of programs that start files of other formats."""
 
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-"""What images call processors, by what the kernel calls them."""
+"""The kernel's name of a processor -> the name in images."""
 
 EMULATORS = {"arm64": "qemu-aarch64"}
 """Processors that can be emulated, and the name of their entry in the kernel's table."""

@@ -2,7 +2,7 @@
 
 
 class ImageError(Exception):
-    """What is wrong with building or reading an image, where, and what to do next."""
+    """An image cannot be built or read: the cause, the path and the remedy."""
 
 
 class ToolMissing(ImageError):

@@ -1,4 +1,4 @@
-"""What this machine needs to reach packages: mirrors, indexes, proxies, certificates.
+"""This machine's settings for reaching packages: mirrors, indexes, proxies, certificates.
 
 All of it goes into one folder, which the build mounts while a command runs (`FROM scratch AS machine` in the
 Dockerfile). It must never come into an image: it may hold names of hosts and passwords. So the folder is private,
@@ -80,7 +80,7 @@ class Machine:
         return text.getvalue()
 
     def write(self, folder: Path) -> None:
-        """Write what the build mounts."""
+        """Write the folder that the build mounts."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / "apt.conf").write_text(self.apt_configuration())
         (folder / "debian.sources").write_text(self.sources())
@@ -103,7 +103,7 @@ def apt_acquire() -> tuple[str, ...]:
         return ()
     dump = subprocess.run(["apt-config", "dump", "Acquire"], capture_output=True, text=True, check=True).stdout
     wanted = ("Acquire::http", "Acquire::https", "Acquire::Check-", "Acquire::Retries", "Acquire::ForceIPv")
-    # Certificates are named by paths of this machine; ours take their place.
+    # Certificates are named by paths of this machine; ours replace them.
     return tuple(
         line for line in dump.splitlines() if line.startswith(wanted) and "::CAInfo" not in line and '""' not in line
     )

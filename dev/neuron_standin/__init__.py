@@ -2,7 +2,7 @@
 
 It enforces the documented contract of `torch_neuronx` 2.9 (Inf2) and `torch_neuron` 1.13 (Inf1): signatures, errors,
 compiler flags, fixed shapes, and one owner for each NeuronCore. It runs models on the CPU. `install` writes one
-generation into a folder for `PYTHONPATH` and `PATH`. README.md lists what it does and where it differs.
+generation into a folder for `PYTHONPATH` and `PATH`. README.md lists its functions and its differences.
 """
 
 LABEL = "stand-in: simulated, no Neuron device"

@@ -50,7 +50,7 @@ def core_milliseconds(generation: str, work: Work, busy: int) -> float:
 
 
 def stage_milliseconds(cores: int, work: Work) -> float:
-    """Time of the slowest stage of an Inf1 pipeline over 4 or 16 cores; others have no fit (ValueError)."""
+    """Time of the slowest stage of an Inf1 pipeline over 4 or 16 cores; ValueError for other numbers of cores."""
     if cores not in _PIPELINES:
         raise ValueError(f"no published times for a pipeline over {cores} cores")
     constant, each = _PIPELINES[cores]

@@ -1,4 +1,4 @@
-"""`neuronx-cc` and `neuron-cc` of the stand-in: check the arguments, produce the asked-for faults, copy the graph."""
+"""`neuronx-cc` and `neuron-cc` of the stand-in: check the arguments, produce the configured faults, copy the graph."""
 
 from __future__ import annotations
 

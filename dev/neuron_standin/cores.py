@@ -61,7 +61,7 @@ def _lock(machine: Machine, core: int) -> int | None:
 
 
 def claim(machine: Machine) -> list[int]:
-    """Take the cores that the environment asks for, until this process ends. RuntimeError when another has them.
+    """Take the cores that the environment names, until this process ends. RuntimeError when another has them.
 
     `NEURON_RT_VISIBLE_CORES` exactly; else the first free run of `NEURON_RT_NUM_CORES`; else all.
     """

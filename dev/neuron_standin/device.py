@@ -1,6 +1,6 @@
 """The device side: a compiled model as a ScriptModule, its load onto cores, and its runs.
 
-As with the real packages, an archive holds a module whose `forward` calls an operator of the namespace `neuron`, which
+As with the real packages, an archive holds a module; its `forward` calls an operator of the namespace `neuron`, which
 only exists in a process that imported the package. `torch.jit.load` puts the model on a core: `__setstate__` does it.
 """
 
@@ -73,12 +73,13 @@ def compiled_module(
     """The ScriptModule for a compiled program.
 
     `program`: the traced CPU module that gives the device's answers; `outputs`: names (answers are a dict), a number
-    (a tuple) or 0 (one tensor); `host`: a traced module whose `embedded` outputs are further inputs of the program.
+    (a tuple) or 0 (one tensor); `host`: a traced module, the `embedded` outputs of which are further inputs of the
+    program.
     """
 
     class OnHost(torch.nn.Module):
         """The whole: what stays on the host, if anything, then the device. TorchScript gives instances of one class
-        the same methods: each module has a class of its own."""
+        the same methods: each module has its own class."""
 
         def __init__(self, device: Any) -> None:
             super().__init__()
@@ -188,7 +189,7 @@ class Runtime:
                 core.models += 1
 
     def move(self, handle: int, start: int, count: int) -> None:
-        """Place a loaded model anew."""
+        """Move a loaded model to other cores."""
         loaded, machine = self.models[handle], self.machine()
         with self.lock:
             for copy in loaded.copies:
@@ -251,7 +252,7 @@ def _sleep_as_a_device(loaded: Loaded, inputs: Sequence[torch.Tensor], busy: int
 
 
 def _with_noise(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Random values in rows whose mask is empty."""
+    """Random values in rows with an empty mask."""
     if len(inputs) < 2 or inputs[1].ndim != 2 or not output.is_floating_point() or output.ndim == 0:
         return output
     empty = (inputs[1] == 0).all(dim=1)
@@ -275,7 +276,7 @@ def _too_few(core: int, metadata: dict[str, Any]) -> None:
 
 
 def no_device() -> NoReturn:
-    """What a process finds on a host without devices: RuntimeError."""
+    """Raise RuntimeError, as on a host without devices."""
     runtime_log("ERROR TDRV:tdrv_get_dev_info No neuron device available")
     raise RuntimeError(NOT_INITIALIZED)
 

@@ -31,7 +31,7 @@ _EXECUTABLES = {
 
 
 def install(folder: Path, generation: str = "inf2", versions: Mapping[str, str] | None = None) -> Path:
-    """Write the stand-in into `folder` and give it back. `versions` replace those of `VERSIONS`."""
+    """Write the stand-in into `folder` and give it back. `versions` replace entries of `VERSIONS`."""
     source = Path(__file__).parent
     shutil.copytree(source, folder / "neuron_standin", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     module = MODULES[generation]

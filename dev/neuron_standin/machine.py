@@ -1,4 +1,4 @@
-"""The described machine: devices, memory, driver, and the faults that a test asks for."""
+"""The described machine: devices, memory, driver, and the faults that a test sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 MACHINE_VARIABLE = "STANDIN_MACHINE"
 """A JSON file with the fields of `Machine`. Not set, or no such file: a host without devices."""
 FAULTS_VARIABLE = "STANDIN_FAULTS"
-"""JSON with fields of `Faults`; those of the machine's file come on top."""
+"""JSON with fields of `Faults`; the machine's file has further ones, which count more."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Faults:
     wrong_answers: float = 0.0
     """Added to each output value."""
     noise_in_padding: bool = True
-    """Rows whose second input is all zero have random outputs, so that a caller that keeps them is found out."""
+    """Rows with a second input of zeros have random outputs, so that a caller that keeps them is found out."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def read_machine() -> Machine | None:
 
 
 def read_faults(of_machine: dict[str, Any] | None = None) -> Faults:
-    """The faults of the environment, then those of the machine's file."""
+    """The faults of the environment, then of the machine's file."""
     return _faults({**json.loads(os.environ.get(FAULTS_VARIABLE) or "{}"), **(of_machine or {})})
 
 

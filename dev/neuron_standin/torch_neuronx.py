@@ -107,7 +107,7 @@ def multicore_context() -> AbstractContextManager[None]:
 
 
 def set_neuron_cores(trace: Any, start_nc: int = -1, nc_count: int = -1) -> None:
-    """Place a loaded model on `nc_count` cores from `start_nc`."""
+    """Load a model onto `nc_count` cores from `start_nc`."""
     start, count = _checked_cores(start_nc, nc_count)
     if trace.device.handle < 0:
         import torch
@@ -119,7 +119,7 @@ def set_neuron_cores(trace: Any, start_nc: int = -1, nc_count: int = -1) -> None
 
 
 def set_multicore(trace: Any) -> None:
-    """Place a loaded model on all cores."""
+    """Load a model onto all cores."""
     set_neuron_cores(trace, 0, -1)
 
 

@@ -167,7 +167,7 @@ def finished(
     embedded: Sequence[torch.Tensor] = (),
     weights: int | None = None,
 ) -> Any:
-    """The ScriptModule that `trace` returns, with what it was compiled for."""
+    """The ScriptModule that `trace` returns, with its compiler's settings."""
     parameters = sum(tensor.numel() for tensor in program.parameters()) if weights is None else weights
     metadata = {
         "generation": generation,

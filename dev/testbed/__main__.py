@@ -17,10 +17,10 @@ from testbed.tools import TESTED, TOOLS
 
 
 class _Commands(click.Group):
-    """Turns our errors into one line."""
+    """Prints our errors in one line."""
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command that was asked for."""
+        """Run the command."""
         try:
             return super().invoke(ctx)
         except BedError as error:

@@ -28,7 +28,7 @@ NAMESPACE = "kube-system"
 GROUP, VERSION = "external.metrics.k8s.io", "v1beta1"
 START_SECONDS = 120.0
 RELIST_SECONDS = 1
-"""How often prometheus-adapter asks which series there are."""
+"""How often prometheus-adapter reads the list of series."""
 ROUTING_OFF = {"kube-apiserver": ("--enable-aggregator-routing=false",)}
 """What `running_control_plane(extra=...)` needs, at least."""
 
@@ -94,7 +94,7 @@ def running_aggregated(
     environment: Mapping[str, str] | None = None,
     report: Say = say,
 ) -> Iterator[Daemon]:
-    """A server of external metrics at work, known to the API server and asked by it, until the block ends.
+    """A server of external metrics at work, which the API server knows and calls, until the block ends.
 
     Its keys lie in `folder`: ca.crt, tls.crt, tls.key.
     """
@@ -115,7 +115,7 @@ def running_aggregated(
     try:
         kubectl.apply(*manifests)
         daemon.start(executable, [name, *server.arguments(), *arguments(server)], environment)
-        # Asked through the API server: it has to know of it, trust it, and be trusted.
+        # Called through the API server: it has to know of it, trust it, and be trusted.
         context = plane.client()
         await_ready(daemon, f"{plane.settings.server}/apis/{GROUP}/{VERSION}", seconds=START_SECONDS, context=context)
         yield daemon

@@ -1,6 +1,6 @@
-"""What tests ask an API server many times, asked directly: each process of kubectl is a sixth of a second of CPU.
+"""Frequent requests of tests to an API server, without kubectl: each process of kubectl is a sixth of a second of CPU.
 
-Only what goes well is answered here. `Kubectl` has the real one say what is wrong.
+Only successful answers are handled here. `Kubectl` repeats failed requests with kubectl for its messages.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _enter(found: dict[str, Kind], group: str, version: str, resource: Json) -> 
 
 
 def api_of(kubeconfig: Path) -> Api | None:
-    """That of a file with a certificate in it; None for other ways to sign in, which kubectl knows better.
+    """The credentials of a file with a certificate; None for other ways to sign in, which kubectl knows better.
 
     Raises OSError when it cannot be read.
     """

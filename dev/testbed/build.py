@@ -53,7 +53,7 @@ def is_built(tool: Tool) -> bool:
 
 @contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
-    """Several test processes want the same binary at the same time: one builds, the others wait."""
+    """Several test processes want the same binary at the same time: one builds, the rest wait."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(folder.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -51,7 +51,7 @@ class Cluster:
         self.machine.import_image(archive)
 
     def require_free_of_penstock(self) -> None:
-        """Raise BedError where another Penstock is installed: its operator would act in place of the one that a test
+        """Raise BedError where another Penstock is installed: its operator would act instead of the one that a test
         means, and its definitions and endpoints would go with the test's."""
         found = json.loads(
             self.kubectl("get", "deployments", "--all-namespaces", f"--selector={OPERATOR}", "--output=json")
@@ -69,7 +69,7 @@ class Cluster:
     def temporary_namespace(
         self, prefix: str = "test", *, labels: Mapping[str, str] | None = None, wait_for_pods: bool = False
     ) -> Iterator[str]:
-        """A new namespace for the block. Its end is not waited for, that of its pods where asked: they hold cores."""
+        """A new namespace for the block. `wait_for_pods` waits for the end of its pods, which hold cores."""
         name = f"{prefix}-{secrets.token_hex(4)}"
         manifest = {
             "apiVersion": "v1",

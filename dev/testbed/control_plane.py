@@ -124,7 +124,7 @@ def running_control_plane(
 
 
 def started(settings: Settings, executable: Path, *, api_port: int | None = None) -> ControlPlane:
-    """Start on ports that were free a moment ago, and on others when another process took them.
+    """Start on ports that were free a moment ago, and on other ports if another process took them.
 
     The API server's is `api_port` where that is given.
     """

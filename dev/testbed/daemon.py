@@ -1,4 +1,4 @@
-"""Processes that outlive the call that starts them, and are found again by what was written down.
+"""Processes that outlive the call that starts them, and are found again by a record in a file.
 
 A record holds the process id and its start time, so that an id which the kernel has given to another process is never
 mistaken for ours. Waiting for an end is by pidfd: no polling, and it works for other people's children.
@@ -22,7 +22,7 @@ TAIL_BYTES = 2000
 
 @dataclass(frozen=True)
 class Process:
-    """A process, as the kernel distinguishes it from all others since boot."""
+    """A process, identified uniquely since boot."""
 
     pid: int
     started_ticks: int
@@ -86,7 +86,7 @@ class Daemon:
 
     @property
     def log(self) -> Path:
-        """What it wrote to standard output and standard error."""
+        """Its standard output and standard error."""
         return self.folder / "logs" / f"{self.name}.log"
 
     @property
@@ -101,7 +101,7 @@ class Daemon:
         return process if process is not None and process.alive else None
 
     def start(self, executable: Path, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Run `executable` in a session of its own, so that Ctrl-C in the terminal does not reach it.
+        """Run `executable` in a new session, so that Ctrl-C in the terminal does not reach it.
 
         `arguments` begin with the name that the program is called by.
         """

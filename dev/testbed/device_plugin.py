@@ -53,7 +53,7 @@ map of strings has the form of repeated pairs.)"""
 
 @dataclass(frozen=True)
 class Configuration:
-    """What is advertised, and what a container gets with it."""
+    """The advertised devices, and the variables and mounts of a container that gets one."""
 
     resource: str
     """Such as `aws.amazon.com/neuron`."""
@@ -125,7 +125,7 @@ class DevicePlugin:
         self.ended = threading.Event()
 
     def info(self, _: Any) -> Any:
-        """What the kubelet asks a socket in its registry."""
+        """The kubelet's request to a socket in its registry."""
         return message(REGISTRATION, "PluginInfo")(
             type="DevicePlugin",
             name=self._configuration.resource,

@@ -1,10 +1,10 @@
-"""What the test bed cannot do, and what to do about it."""
+"""Errors of the test bed, each with a remedy."""
 
 from __future__ import annotations
 
 
 class BedError(Exception):
-    """`message`: what is wrong and where. `remedy`: what to do next."""
+    """`message`: the fault and its location. `remedy`: the next step."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(message)

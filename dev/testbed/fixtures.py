@@ -3,7 +3,7 @@
 Control plane only (5 s to start, once for each test process; no privilege):
 
     control_plane          a Cluster: `.kubeconfig` (Path, administrator) and `.kubectl`. Shared by all tests of the
-                           process, so leave no cluster-wide objects behind that others trip over.
+                           process, so delete cluster-wide objects that disturb other tests.
     kubeconfig             its administrator's kubeconfig (Path): config.load_kube_config(config_file=str(kubeconfig))
     namespace_cluster      where namespace, kubectl and kubeconfig are: control_plane, unless a conftest overrides it
     namespace              name of a namespace of this test's own, deleted afterwards (its end is not waited for)
@@ -11,7 +11,7 @@ Control plane only (5 s to start, once for each test process; no privilege):
                            kubectl.get("pod", "web"), kubectl.items("pods", "app=web"), kubectl.wait(...)
     crds                   the CustomResourceDefinitions of crds/, applied and established in control_plane
     nodeless               for tests that play the kubelet, and say themselves what becomes of pods: control_plane, or
-                           one of our own where the environment names a cluster, whose nodes would run them
+                           a new one if the environment names a cluster: its nodes would run them
     private_control_plane  a ControlPlane that belongs to this test module alone: stop, launch, restart its programs
                            (`.restart("kube-apiserver", grace_seconds=0)`), make users (`.user("system:...", "group")`
                            gives a kubeconfig). Always our own, even where the environment names a cluster.
@@ -21,17 +21,17 @@ Control plane only (5 s to start, once for each test process; no privilege):
 
 Whole cluster (12 s to start, root, cgroup v1; nodes a and b that own cores: 1,2 and 3 of four, 0 and 1 of two):
 
-    full_cluster           a Cluster whose `.machine` has `.nodes` and `.node("a")`; `.load_image(archive)` gives the
+    full_cluster           a Cluster; its `.machine` has `.nodes` and `.node("a")`; `.load_image(archive)` gives the
                            nodes the images of an OCI archive. One for each machine, for all test processes, and only
                            for one test module at a time: cores are few. Uses one that `make cluster` started.
-    machine_cluster        the same for fixtures that outlast a module; its tests ask for full_cluster as well
+    machine_cluster        the same for fixtures that outlast a module; its tests use full_cluster as well
     full_namespace         name of a namespace of this test's own there; its pods' end is waited for: they hold cores
     full_kubectl           kubectl in that namespace
 
 Tests that use it get the marker `full_cluster`, so that `-m full_cluster` and `-m "not full_cluster"` divide them.
 
-PENSTOCK_TEST_KUBECONFIG (or KUBECONFIG) names a cluster to use in place of control_plane and of full_cluster. Where
-neither that nor Go is there the tests fail and say what is missing: one that is skipped for want of a cluster proves
+PENSTOCK_TEST_KUBECONFIG (or KUBECONFIG) names a cluster to use instead of control_plane and of full_cluster. Where
+neither that nor Go is there the tests fail and name the missing part: one that is skipped for want of a cluster proves
 nothing.
 """
 
@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what wants the whole cluster, before `-m` chooses, and let it wait for its turn."""
+    """Mark the tests of the whole cluster, before `-m` selects, and let one process after the other have it."""
     for item in items:
         if "full_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("full_cluster")
@@ -110,7 +110,7 @@ def nodeless(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def namespace_cluster(control_plane: Cluster) -> Cluster:
-    """Where the fixtures below are. Of the tests that ask for it: folders may have another."""
+    """Where the fixtures below are. For the tests that use it: folders may have another."""
     return control_plane
 
 

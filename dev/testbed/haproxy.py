@@ -1,7 +1,7 @@
 """The HAProxy of each Debian release that the gateway is claimed to work with, as a command in a folder for PATH.
 
-The machine's own is that of its release. Another one comes with all its libraries from Debian's packages, into a folder
-below ~/.cache/penstock, and runs with these libraries.
+The machine has the version of its release. Another one comes with all its libraries from Debian's packages, into a
+folder below ~/.cache/penstock, and runs with these libraries.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The machine's own settings that a whole cluster needs, and how they are put back. The rim: every call here acts.
 
-What was changed is written down before it is changed, so that an interrupted run can be undone by the next.
+Each change is recorded before it is made, so that an interrupted run can be undone by the next.
 """
 
 from __future__ import annotations

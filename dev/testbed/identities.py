@@ -79,7 +79,7 @@ class Authority(Identity):
             _builder(subject, issuer.subject, key.public_key())
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(list(purposes)), critical=False)
-            # RFC 5280 asks for both key identifiers, and Python holds to it from 3.13 on.
+            # RFC 5280 requires both key identifiers, and Python holds to it from 3.13 on.
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         )

@@ -40,8 +40,8 @@ def install_definitions(kubectl: Kubectl) -> None:
 def remove_definitions(kubectl: Kubectl) -> None:
     """Take them away, with all objects of theirs; returns when the API server no longer serves them.
 
-    A definition whose end meets another write of it is looked at again only with the API server's next round, five
-    minutes after the last, unless something of it changes (`crd_finalizer.go`): so something does.
+    A definition that is deleted while something else writes it is handled again only with the API server's next round,
+    five minutes after the last, unless something of it changes (`crd_finalizer.go`): so something does.
     """
     folder = str(modules.files(modules.KEDA) / "config" / "crd")
     kubectl("delete", "--ignore-not-found", "--wait=false", "--kustomize", folder)

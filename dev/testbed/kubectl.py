@@ -19,14 +19,14 @@ Manifest = Mapping[str, Any]
 
 
 class KubectlError(BedError):
-    """kubectl ended with an error; `message` is what it wrote."""
+    """kubectl ended with an error; `message` is its output."""
 
 
 @dataclass(frozen=True)
 class Kubectl:
     """kubectl with one kubeconfig, in one namespace.
 
-    kubectl("get", "pods", "-o", "wide")              what it prints
+    kubectl("get", "pods", "-o", "wide")              its output
     kubectl.apply({...}, {...})                       manifests as values
     kubectl.get("deployment", "web")["status"]        an object as a value
     kubectl.within("other")("get", "pods")            another namespace
@@ -79,7 +79,7 @@ class Kubectl:
         self("apply", *mode, "--filename", "-", text=as_list(manifests))
 
     def delete(self, *manifests: Manifest, wait: bool = True) -> None:
-        """Delete objects; what is gone already is no error."""
+        """Delete objects; it is no error if they are gone already."""
         self("delete", "--ignore-not-found", f"--wait={str(wait).lower()}", "--filename", "-", text=as_list(manifests))
 
     def get(self, kind: str, name: str) -> Any:

@@ -29,7 +29,7 @@ TOLERATION: Mapping[str, str] = {"key": ANNOTATION, "operator": "Exists", "effec
 
 @dataclass(frozen=True)
 class FakeNode:
-    """What a node reports."""
+    """The status of a node."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -35,7 +35,7 @@ class Node:
     """Cores that it gives to pods for themselves."""
 
     reserved: frozenset[int]
-    """All others of the machine."""
+    """All other cores of the machine."""
 
     folder: Path
     """All that it writes lies below. Short: sockets have their limit of 107 bytes."""
@@ -57,7 +57,7 @@ class Node:
 
     @property
     def network(self) -> str:
-        """What its pods' network is called in CNI's records."""
+        """The name of its pods' network in CNI's records."""
         return f"penstock-testbed-{self.name}"
 
     @property

@@ -110,9 +110,10 @@ def find() -> Machine | None:
 
 
 def up(*, nodes: int = DEFAULT_NODES, egress: bool = False, report: Say = say) -> Machine:
-    """Start a cluster and return when all nodes are Ready and names resolve. Removes first what an earlier run left.
+    """Start a cluster and return when all nodes are Ready and names resolve. Removes the remains of an earlier run
+    first.
 
-    With `egress` pods reach what the machine reaches; without it nothing leaves the machine.
+    With `egress` pods have the machine's routes; without it their packets stay on the machine.
 
     Raises BedError when the machine lacks something, when a cluster runs already, or when a part does not start.
     """
@@ -142,7 +143,7 @@ def up(*, nodes: int = DEFAULT_NODES, egress: bool = False, report: Say = say) -
 
 
 def down(*, report: Say = say) -> bool:
-    """End the cluster and undo what it did to the machine; False when there was nothing to end."""
+    """End the cluster and undo its changes of the machine; False if there was none."""
     with machine_lock():
         return remove(report=report)
 
@@ -197,7 +198,7 @@ def _start(plan: list[Node], tools: dict[str, Path], *, egress: bool, report: Sa
             kubeconfig=node_kubeconfig(plane.settings, node.node.name),
             client_authority=plane.settings.keys / "ca.crt",
         )
-        # One after the other: kubelets have the place of their device plugins' socket in common, wherever their own
+        # One after the other: kubelets share the path of their device plugins' socket, wherever their own
         # folders are, and two that come to it in the same millisecond do not both get it.
         _await_created(plane, [node])
     _start_services(plane, plan[0], tools, egress=egress)

@@ -1,4 +1,4 @@
-"""One real node: a containerd and a kubelet of its own, started, and removed with every trace. The rim."""
+"""One real node: a containerd and a kubelet, started, and removed with all their files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from testbed.layout import Node
 
 CNI_RECORDS = Path("/var/lib/cni/results")
 CONTAINER_LOGS = Path("/var/log/containers")
-"""The two places that cannot be moved below the node's folder."""
+"""The two paths that cannot be moved below the node's folder."""
 
 RUNTIME_SECONDS = 180
 END_SECONDS = 20
@@ -102,7 +102,7 @@ class RunningNode:
 
 @contextmanager
 def _on_all_cores() -> Iterator[None]:
-    """What is started inside may use every core, also where we may not.
+    """Processes that are started inside may use every core, even if this one may not.
 
     A pod inherits its runtime's affinity, and the kernel intersects it with the pod's own cores: a containerd started
     under taskset would take pinned pods' cores away.

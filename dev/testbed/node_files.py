@@ -100,7 +100,7 @@ def kubelet(node: Node, *, client_authority: Path) -> dict[str, Any]:
         },
         "authorization": {"mode": "Webhook"},
         # A test machine's disk is never as empty as a node's should be; images are put there by hand and must stay. No
-        # shares: of a large disk that others use as well, a hundredth is gigabytes.
+        # shares: of a large shared disk, a hundredth is gigabytes.
         "evictionHard": {
             "memory.available": "50Mi",
             "nodefs.available": "200Mi",

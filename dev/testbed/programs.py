@@ -1,7 +1,7 @@
 """Arguments of the control plane's programs: pure functions of the settings.
 
 Authentication is by client certificates and service-account tokens, authorization by Node and RBAC, as in a cluster
-that one would run: what a test may do here, it may do there.
+that one would run: a test has the same rights here and there.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _api_server(settings: Settings) -> list[str]:
         f"--kubelet-client-certificate={keys / 'kubelet-client.crt'}",
         f"--kubelet-client-key={keys / 'kubelet-client.key'}",
         "--kubelet-preferred-address-types=InternalIP",
-        # The aggregation layer: APIs served by others, such as custom metrics.
+        # The aggregation layer: APIs of other servers, such as custom metrics.
         f"--requestheader-client-ca-file={keys / 'ca.crt'}",
         "--requestheader-allowed-names=front-proxy-client",
         "--requestheader-username-headers=X-Remote-User",

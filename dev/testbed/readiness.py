@@ -1,4 +1,4 @@
-"""Waiting until a program of this machine answers: there is no event for that, so it is asked."""
+"""Waiting until a program of this machine answers: there is no event for that, so it polls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def answers(url: str, context: ssl.SSLContext | None = None) -> bool:
         with opener.open(url, timeout=ANSWER_SECONDS) as answer:
             return bool(answer.status == http.HTTPStatus.OK)
     except urllib.error.HTTPError as error:
-        error.close()  # it is an answer as well, with a connection of its own
+        error.close()  # it is an answer as well, with an open connection
         return False
     except (urllib.error.URLError, OSError, http.client.HTTPException):
         return False

@@ -33,7 +33,7 @@ def proxy(node: str, *, kubeconfig: Path, health_port: int, metrics_port: int) -
 
 
 def corefile(*, kubeconfig: Path, ready_port: int, forward: bool) -> str:
-    """CoreDNS's configuration: the cluster's names, and others only where the cluster may reach them.
+    """CoreDNS's configuration: the cluster's names, and other names only if the cluster may reach them.
 
     Without `forward` every other name does not exist: nothing leaves the machine.
     """

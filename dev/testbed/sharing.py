@@ -49,7 +49,7 @@ def shared_machine(*, report: Say = say) -> Iterator[Machine]:
 
 
 def _living() -> list[Path]:
-    """Records of users that still run; those of others are removed."""
+    """Records of users that still run; other records are removed."""
     living = []
     for record in USERS.glob("*.json"):
         process = Process.read(record)

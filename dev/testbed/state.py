@@ -1,4 +1,4 @@
-"""Where running clusters keep their state, and how what an interrupted run left is found and ended."""
+"""The state of running clusters; the processes of an interrupted run are found by it and ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs that are built from Go modules, each a module of its own below this folder, and the key of each build.
+"""The programs that are built from Go modules, each a module below this folder, and the key of each build.
 
 Pure: `build` does the building.
 """
@@ -26,13 +26,13 @@ class Tool:
     """The binary's name."""
 
     module: str = ""
-    """The folder below `dev/testbed/` that holds go.mod and go.sum; empty: that of the binary's name."""
+    """The folder below `dev/testbed/` that holds go.mod and go.sum; empty: the binary's name."""
 
     package: str = "."
     """What to build: the folder's own main.go, or a command of a module that go.mod requires."""
 
     programs: tuple[str, ...] = ()
-    """Further names for the binary (symbolic links): a multi-call binary looks at what it is called."""
+    """Further names for the binary (symbolic links): a multi-call binary acts by its name."""
 
     tags: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -102,7 +102,7 @@ COREDNS = Tool(name="coredns", package="github.com/coredns/coredns", cold_minute
 PROMETHEUS = Tool(
     name="prometheus",
     package="github.com/prometheus/prometheus/cmd/prometheus",
-    # Of all the ways to find targets only Kubernetes': the others are the SDKs of a dozen clouds.
+    # Of all the ways to find targets only Kubernetes': the rest are the SDKs of a dozen clouds.
     tags=("netgo", "remove_all_sd", "enable_kubernetes_sd"),
     variables={"github.com/prometheus/common/version.Version": "3.12.0"},
     cold_minutes=5,

@@ -1,4 +1,4 @@
-"""The table of clients: what each sends, and what it gets, from the recorded requests of the tests."""
+"""The table of clients: the requests that each sends and its answers, from the recorded requests of the tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST = 150
 
 
 def clients() -> str:
-    """A row for every call of a client and every route that it asks: the first request."""
+    """A row for every call of a client and every route that it uses: the first request."""
     rows = ["| client | call | request | answer |", "|---|---|---|---|"]
     files = [*sorted(FOLDER.glob("recorded_*.json")), FOLDER / "from_source.json"]
     entries = [entry for file in files for entry in json.loads(file.read_bytes())]

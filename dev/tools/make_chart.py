@@ -67,10 +67,10 @@ def _rule(grant: Grant) -> list[str]:
 
 def images(root: Path) -> str:
     """The images of an installation with the default values, one on a line, for registries without a way out; without
-    those of Inferentia."""
+    the images for Inferentia."""
     chart = yaml.safe_load((root / CHART / "Chart.yaml").read_text(encoding="utf-8"))
     values = yaml.safe_load((root / CHART / "values.yaml").read_text(encoding="utf-8"))
-    # Those of Inferentia are of use to few, who build them.
+    # Few users need the images for Inferentia; they build them.
     named = (image for name, image in values["images"].items() if isinstance(image, dict) and "Neuron" not in name)
     return "".join(f"{image['repository']}:{image['tag'] or chart['appVersion']}\n" for image in named)
 

@@ -92,7 +92,7 @@ def refreshed(text: str, name: str, content: str) -> str:
 
 
 def stale() -> list[str]:
-    """Documents whose generated parts differ from the code."""
+    """Documents with generated parts that differ from the code."""
     return [name for name, old, new in _documents() if old != new]
 
 

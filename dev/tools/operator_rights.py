@@ -71,7 +71,7 @@ class Grant:
 _SEE = ("list", "watch")
 _MAKE = (*_SEE, "create", "patch")
 """Server-side apply is the verb patch, and needs create as well for a new object. Objects that an endpoint may stop
-needing are deleted; the others are deleted with their owner."""
+needing are deleted; all other objects are deleted with their owner."""
 _LOOK_AND_MAKE = ("get", *_MAKE)
 """For objects named after the endpoint: get finds out whether another program's object has the name."""
 

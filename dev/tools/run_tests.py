@@ -5,21 +5,28 @@ run one at a time, because its nodes own the machine's cores, and before them th
 priority. Both wait for half of their time. Tests that only compute, and whose results depend on no clock, run at the
 same time with idle priority (SCHED_IDLE): they get no processor time that anything else wants.
 
-At the end, the failed tests of up to MAX_REPEATED files of a part run once more, alone, and are reported
-(docs/decisions/test-bed.md).
+At the end, the failed tests of up to MAX_REPEATED files of a part run once more, alone. If they pass, the run is
+unstable, which is an error, too (docs/decisions/test-bed.md). A test that is skipped for a reason that is not listed is
+an error. tests/exceptions.toml has both lists.
 
     python dev/tools/run_tests.py WORKERS
+    python dev/tools/run_tests.py --each-file-alone WORKERS     each file in its own process
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 FULL_CLUSTER_TESTS = ("tests/endtoend_cluster", "tests/dev/testbed")
@@ -68,11 +75,39 @@ MAX_REPEATED = 4
 CONTRACTS = "tests/contracts/"
 """Never repeated: they depend on no other process, and some look at all tests of their run."""
 
-# The folders that tests fill take some gigabytes: those of failed tests are enough.
+EXCEPTIONS = Path("tests/exceptions.toml")
+FAILED, UNSTABLE = 1, 2
+"""Exit statuses."""
+
+# The folders that tests fill take some gigabytes: the folders of failed tests are enough.
 PYTEST = (sys.executable, "-m", "pytest", "-o", "tmp_path_retention_policy=failed")
 # A file stays in one process, for its fixtures; files start in the order of tests/conftest.py.
 # A process that dies ends the run: pytest-xdist starts another, and may then wait for ever.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
+
+
+@dataclass(frozen=True)
+class Exceptions:
+    """Exceptions with which a run still passes: `unstable` are tests that may pass at the second try only, and each of
+    `skips` is a pattern of the reason and the files and folders where a skip may have it."""
+
+    unstable: tuple[str, ...] = ()
+    skips: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @classmethod
+    def read(cls, file: Path) -> Exceptions:
+        """Of the repository."""
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        skips = tuple((one["reason"], tuple(one["files"])) for one in found.get("skip", ()))
+        return cls(tuple(one["test"] for one in found.get("unstable", ())), skips)
+
+    def is_unstable(self, test: str) -> bool:
+        """Whether it, or the test without its parameters, is listed."""
+        return test in self.unstable or test.partition("[")[0] in self.unstable
+
+    def allows_skip(self, test: str, reason: str) -> bool:
+        """Whether one of the files or folders is the beginning of the test's name, and the reason fits."""
+        return any(re.search(pattern, reason) and test.startswith(files) for pattern, files in self.skips)
 
 
 class Part:
@@ -85,11 +120,13 @@ class Part:
         self.status = -1
         self.repeated: list[str] = []
         """Tests that failed at first and passed when they ran again, alone."""
+        self.skipped: list[tuple[str, str]] = []
+        """Test or file, and the reason."""
         self.seconds = 0.0
         self._started = time.monotonic()
         # A file, not a pipe: it is read at the end only, and a full pipe would stop the tests.
         self._output = tempfile.TemporaryFile() if background else None  # noqa: SIM115 - open until it is shown
-        self._cache = cache
+        self._cache = cache / "v"
         self._pytest = (*PYTEST, "-o", f"cache_dir={cache}", *arguments)
         print(f"make test: {name}", flush=True)
         self._process = subprocess.Popen(
@@ -97,9 +134,11 @@ class Part:
         )
 
     def finish(self) -> None:
-        """Wait for the end, and show what a run in the background has printed."""
+        """Wait for the end, and show the output of a run in the background."""
         self.status = self._process.wait()
         self.seconds = time.monotonic() - self._started
+        record = self._cache / "penstock" / "skipped"
+        self.skipped = [(test, reason) for test, reason in json.loads(record.read_text())] if record.exists() else []
         if self._output is not None:
             print(f"make test: output of {self.name}", flush=True)
             self._output.seek(0)
@@ -108,8 +147,8 @@ class Part:
             self._output.close()
 
     def repeat_failed_tests(self) -> None:
-        """Run them again, alone, if they are few; the part has passed if they pass."""
-        record = self._cache / "v" / "cache" / "lastfailed"
+        """Run them again, alone, if they are few."""
+        record = self._cache / "cache" / "lastfailed"
         failed = sorted(json.loads(record.read_text())) if self.status == 1 and record.exists() else []
         files = {test.partition("::")[0] for test in failed}
         if not 0 < len(files) <= MAX_REPEATED or any(file.startswith(CONTRACTS) for file in files):
@@ -134,15 +173,56 @@ class Part:
 
 
 def main(workers: str) -> int:
-    """Run everything; the exit status, 1 if any part failed."""
+    """Run everything; the exit status: FAILED if any part failed or skipped too much, else UNSTABLE if tests passed at
+    the second try only."""
+    exceptions = Exceptions.read(EXCEPTIONS)
     with tempfile.TemporaryDirectory() as folder:
         parts = run_parts(workers, Path(folder))
         for part in parts:
             part.repeat_failed_tests()
     print("", *(part.result for part in parts), sep="\n")
+    skipped = [one for part in parts for one in part.skipped]
+    for reason, count in Counter(reason for _, reason in skipped).most_common():
+        print(f"skipped: {count}, {reason}")
+    status, sentence = verdict(parts, exceptions)
+    print(f"make test: {sentence}", flush=True)
+    return status
+
+
+def verdict(parts: tuple[Part, ...], exceptions: Exceptions) -> tuple[int, str]:
+    """The exit status, and its meaning."""
     failed = [part.name for part in parts if part.status != 0]
-    print(f"make test: FAILED in {', '.join(failed)}" if failed else "make test: passed", flush=True)
-    return 1 if failed else 0
+    unlisted = [one for part in parts for one in part.skipped if not exceptions.allows_skip(*one)]
+    unstable = [test for part in parts for test in part.repeated if not exceptions.is_unstable(test)]
+    if failed:
+        return FAILED, f"FAILED in {', '.join(failed)}"
+    if unlisted:
+        lines = "".join(f"\n  {test}: {reason}" for test, reason in unlisted)
+        return FAILED, f"FAILED, skipped for a reason that {EXCEPTIONS} does not have:{lines}"
+    if unstable:
+        return UNSTABLE, f"UNSTABLE, passed at the second try only, and not in {EXCEPTIONS}: {', '.join(unstable)}"
+    return 0, "passed"
+
+
+def each_file_alone(workers: str) -> int:
+    """Run each file without a cluster in a new process: a file that depends on another one fails."""
+    folders = tuple(map(Path, FULL_CLUSTER_TESTS))
+    files = [file for file in sorted(Path("tests").rglob("test_*.py")) if not any(map(file.is_relative_to, folders))]
+    arguments = ("-q", "-p", "no:cacheprovider", "-m", "not extended and not full_cluster")
+
+    def run(file: Path) -> tuple[Path, int, str]:
+        done = subprocess.run([*PYTEST, *arguments, str(file)], capture_output=True, text=True, check=False)
+        return file, done.returncode, done.stdout + done.stderr
+
+    failed = []
+    with ThreadPoolExecutor(int(workers)) as pool:
+        for file, status, output in pool.map(run, files):
+            # 5: no test is selected.
+            if status not in {0, 5}:
+                failed.append(str(file))
+                print(output, flush=True)
+    print(f"each file alone: FAILED in {', '.join(failed)}" if failed else f"each of {len(files)} files alone: passed")
+    return FAILED if failed else 0
 
 
 def run_parts(workers: str, caches: Path) -> tuple[Part, ...]:
@@ -151,7 +231,7 @@ def run_parts(workers: str, caches: Path) -> tuple[Part, ...]:
         "parallel tests",
         caches / "parallel",
         *("-m", "not extended and not full_cluster", "-n", workers, *BY_FILE),
-        *(f"--ignore={place}" for place in (*COMPUTING_TESTS, *LOW_PRIORITY_TESTS)),
+        *(f"--ignore={path}" for path in (*COMPUTING_TESTS, *LOW_PRIORITY_TESTS)),
     )
     parallel.finish()
     computing = Part(
@@ -180,4 +260,4 @@ def run_parts(workers: str, caches: Path) -> tuple[Part, ...]:
 
 if __name__ == "__main__":
     os.chdir(Path(__file__).parents[2])
-    sys.exit(main(sys.argv[1]))
+    sys.exit(each_file_alone(sys.argv[2]) if sys.argv[1] == "--each-file-alone" else main(sys.argv[1]))

@@ -12,8 +12,8 @@ from penstock_runtime.engines.base import DeviceState
 from penstock_runtime.engines.neuron.variables import NeuronVariables
 from penstock_runtime.errors import RequestError
 from penstock_runtime.generation.loop import LoopState
-from penstock_runtime.http.api.openapi import TIMINGS, sentence
-from penstock_runtime.http.api.service import ModelService
+from penstock_runtime.http.api.core.service import ModelService
+from penstock_runtime.http.pages.openapi import TIMINGS, sentence
 from penstock_runtime.http.route_table import routes
 from penstock_runtime.http.transport.message import Route
 from penstock_runtime.pod.variables import PodVariables

@@ -164,8 +164,8 @@ class StoreSettings(SettingsGroup):
 
     store_uri: str = setting(
         "file:///var/lib/penstock/artefacts",
-        "The artefact store: a folder mounted into every pod, or s3://bucket/prefix or another URL that fsspec "
-        "supports. Each namespace has a store of its own in its folder namespaces/NAMESPACE.",
+        "The artefact store: a folder mounted into every pod, s3://bucket/prefix, gs://bucket/prefix or "
+        "az://container/prefix. Each namespace has a store of its own in its folder namespaces/NAMESPACE.",
         min_length=1,
     )
     store_host_path: str = setting(

@@ -19,7 +19,8 @@ from penstock_bench.server import MeasuredServer
 from penstock_bench.subject import PublicInfo, ServerInfo, read_info
 from penstock_runtime.app.server import Server as Penstock
 from penstock_runtime.host import read_host
-from penstock_runtime.http.api.health import info, tei_info
+from penstock_runtime.http.api.penstock.answers import info
+from penstock_runtime.http.api.tei.answers import tei_info
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 from tests.optimizer.report.sample import sample_manifest
@@ -66,8 +67,15 @@ def answering(info: object, *, token: str = "", ready: bool = False) -> Iterator
 
 def ours() -> dict[str, object]:
     """The answer of a Penstock server."""
-    status = ServerStatus("emotion", TaskName.FEATURE_EXTRACTION, manifest=sample_manifest(), host=read_host())
-    return info(Penstock(status, Settings()).service)
+    return whole_info(
+        ServerStatus("emotion", TaskName.FEATURE_EXTRACTION, manifest=sample_manifest(), host=read_host())
+    )
+
+
+def whole_info(status: ServerStatus) -> dict[str, object]:
+    """The body of `/info`."""
+    service = Penstock(status, Settings()).service
+    return {**tei_info(service), **info(service)}
 
 
 def measured(url: str, output: Path, **values: object) -> BenchResults:
@@ -99,7 +107,7 @@ def test_a_task_that_is_not_that_of_the_server_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_penstock_server_that_still_loads_is_recognised_too() -> None:
-    with answering(info(Penstock(ServerStatus("emotion", TaskName.FILL_MASK), Settings()).service)) as url:
+    with answering(whole_info(ServerStatus("emotion", TaskName.FILL_MASK))) as url:
         found = read_info(url)
 
     assert isinstance(found, ServerInfo)

@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 from penstock.tasks import TaskName
 from penstock_operator.metrics import REGISTRY
 from penstock_operator.supervision import supervised
-from penstock_runtime.http.api.service import ModelService
+from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.http.route_table import routes
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerPhase, ServerStatus

@@ -251,7 +251,7 @@ class Forbidding(BaseHTTPRequestHandler):
 
 
 def test_a_store_that_refuses_access_is_asked_once_and_its_library_logs_nothing(tmp_path: Path) -> None:
-    pytest.importorskip("gcsfs")
+    pytest.importorskip("obstore")
     path = write_endpoint(tmp_path / "endpoint.yaml", "gs://bucket/model")
     with ThreadingHTTPServer(("127.0.0.1", 0), Forbidding) as server:
         threading.Thread(target=server.serve_forever).start()
@@ -262,7 +262,9 @@ def test_a_store_that_refuses_access_is_asked_once_and_its_library_logs_nothing(
     assert result.returncode == 1
     assert "trying again" not in result.stdout + result.stderr
     assert [line for line in result.stderr.splitlines() if not line.startswith(("cpu ", "model ", "error: "))] == []
-    assert_one_sentence(result.stderr, "gs://bucket/model: the store refuses access (Forbidden: ", "Give credentials")
+    assert_one_sentence(
+        result.stderr, "gs://bucket/model: the store refuses access (HTTP 403 Forbidden", "Give credentials"
+    )
 
 
 def alter_graph(artefact: Path) -> None:

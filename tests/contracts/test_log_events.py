@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import logging
 import re
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -18,8 +16,8 @@ from penstock_gateway.log_events import LineFormatter
 from penstock_gateway.log_events import log_event as gateway_log_event
 from penstock_operator.log_events import LOG_EVENTS as OPERATOR_EVENTS
 from penstock_runtime.log_events import JOB_EVENTS, POD_EVENTS, SERVER_EVENTS
+from tests.contracts.tracked import ROOT, sources
 
-ROOT = Path(__file__).parents[2]
 OPERATOR = {event.name: event for event in OPERATOR_EVENTS}
 RUNTIME = {event.name: event for event in (*SERVER_EVENTS, *POD_EVENTS)}
 JOB = {event.name: event for event in JOB_EVENTS}
@@ -63,17 +61,12 @@ def calls(source: str, name: str) -> Iterator[Call]:
         yield Call(f"{name}:{node.lineno}", LEVELS[node.func.attr], event)
 
 
-def sources(package: str) -> Iterator[tuple[str, str]]:
-    names = subprocess.run(
-        ["git", "ls-files", "--", f"{package}/*.py"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    for name in names:
-        if (ROOT / name).is_file():
-            yield name, (ROOT / name).read_text(encoding="utf-8")
-
-
 def logged(package: str) -> list[Call]:
-    return [call for name, source in sources(package) for call in calls(source, name)]
+    return [
+        call
+        for path in sources(package)
+        for call in calls(path.read_text(encoding="utf-8"), str(path.relative_to(ROOT)))
+    ]
 
 
 def test_the_check_finds_calls_with_and_without_an_event() -> None:
@@ -108,7 +101,11 @@ def test_each_logger_has_the_name_that_is_checked(package: str) -> None:
     own = r"""(?:__name__|["']penstock[._][\w.]+["'])"""
     assigned = re.compile(rf"^(?!logger = ).*logging\.getLogger\({own}\)$", re.MULTILINE)
 
-    found = [f"{name}: {match[0]}" for name, source in sources(package) for match in assigned.finditer(source)]
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in sources(package)
+        for match in assigned.finditer(path.read_text(encoding="utf-8"))
+    ]
 
     assert found == []
 

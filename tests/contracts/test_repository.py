@@ -2,37 +2,22 @@
 
 import ast
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 import penstock
+from tests.contracts.tracked import ROOT, sources, tracked
 from tools.run_tests import COMPUTING_TESTS, FULL_CLUSTER_TESTS
 
-ROOT = Path(__file__).parents[2]
-SOURCES = (
-    "penstock/**.py", "cli/**.py", "runtime/**.py", "operator/**.py", "bench/**.py", "simulator/**.py",
-    "planner/**.py", "optimizer/**.py", "gateway/**.py",
-)  # fmt: skip
 LONGEST_MODULE = 520
 """CONTRIBUTING.md asks for about 500 lines."""
 
 
-def tracked(*patterns: str) -> list[Path]:
-    names = subprocess.run(
-        ["git", "ls-files", "--", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    return [ROOT / name for name in names if (ROOT / name).is_file()]
-
-
 def test_modules_are_within_the_size_limit() -> None:
-    sources = tracked(*SOURCES)
-    assert sources
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources()}
 
-    long = {
-        str(path.relative_to(ROOT)): n for path in sources if (n := len(path.read_text().splitlines())) > LONGEST_MODULE
-    }
+    long = {name: lines for name, lines in lengths.items() if lines > LONGEST_MODULE}
 
     assert long == {}
 
@@ -113,10 +98,7 @@ def test_every_file_has_the_same_version(file: str, pattern: str) -> None:
 
 def test_sources_have_no_todo_comments() -> None:
     marker = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
-    sources = tracked(*SOURCES)
-    assert sources
-
-    assert [str(path) for path in sources if marker.search(path.read_text())] == []
+    assert [str(path) for path in sources() if marker.search(path.read_text())] == []
 
 
 def test_every_local_link_in_the_documents_has_a_target() -> None:

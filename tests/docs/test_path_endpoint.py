@@ -72,6 +72,12 @@ def ready_model() -> Kube:
     return kube
 
 
+async def settle() -> None:
+    """Let the worker, which never waits here, do all its work."""
+    for _ in range(1000):
+        await asyncio.sleep(0)
+
+
 async def event_to_deployment(traced: Recorder) -> Any:
     kube, port, cache = ready_model(), StoringPort(), ClusterCache(SETTINGS)
     controller = Controller(port, cache, identity="test")  # type: ignore[arg-type] # what a reconcile does not call is left out
@@ -84,12 +90,11 @@ async def event_to_deployment(traced: Recorder) -> Any:
     endpoint = port.store(kube.endpoint)
     handle = event_handler(cache.endpoints, lambda: None)
     worker = asyncio.create_task(controller.work(1))
-    await asyncio.sleep(0)
+    await settle()
     with traced.record():
         await handle({"type": "ADDED", "object": endpoint})
         await asyncio.wait_for(port.deployed.wait(), timeout=60)
-        while controller.queue.busy:
-            await asyncio.sleep(0)
+        await settle()
     worker.cancel()
     return port.objects["Deployment", kube.name]
 

@@ -19,6 +19,7 @@ from penstock_operator.control import pod_reports
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.control.pod_reports import JobProgressReader, PodInfoReader
 from penstock_operator.decide import Metrics, Unknown
+from penstock_operator.decide.measurement import PodReading
 from penstock_operator.facts import names
 from penstock_operator.facts.pods import HostReport, JobReport
 from penstock_operator.metrics import REGISTRY
@@ -247,7 +248,7 @@ def test_a_counter_that_no_pod_can_reach_is_a_failed_scrape(days: float, count: 
         found = asyncio.run(scraped())
 
     if read:
-        assert isinstance(found, scrape.PodReading)
+        assert isinstance(found, PodReading)
     else:
         assert f"it counts {count:.3g}, more than a pod reaches in {days * 86_400:.0f} s" in str(found)
 

@@ -1,4 +1,4 @@
-"""MiniLM, or a family's base model, on Penstock and on other servers, measured in turns on the same cores.
+"""MiniLM, or a family's base model, on Penstock and on other servers, measured alternately on the same cores.
 
     python -m benchmarks.peers.setup          # once: LitServe, MLServer, infinity-emb, sentence-transformers from PyPI
     python -m benchmarks.peers                # all that is set up
@@ -65,7 +65,7 @@ def started(peers: Sequence[Peer], placement: Placement, model: Path) -> Iterato
                 click.echo(f"left out: {error}", err=True)
                 server.stop()
                 continue
-            # Stopped until its turn: some of them burn a core while they wait.
+            # Stopped while another one is measured: some of them burn a core while they wait.
             server.pause()
             servers[peer.name] = server
             click.echo(f"ready     {peer.name}")

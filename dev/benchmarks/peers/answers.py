@@ -1,4 +1,4 @@
-"""Are the answers right? Each server's vectors against those of plain transformers in fp32, one by one and all at once:
+"""Are the answers right? Each server's vectors against plain transformers in fp32, one by one and all at once:
 a server that mixes up or pads away its callers' texts is fast for nothing."""
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Cosines:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What a server answered."""
+    """The answers of a server."""
 
     alone: Cosines | None
-    """Texts asked one by one; None when it did not answer."""
+    """Texts sent one by one; None when it did not answer."""
     together: Cosines | None
-    """The same texts asked 16 at a time."""
+    """The same texts sent 16 at a time."""
     moved: float
     """The lowest cosine of a text's two answers, alone and in a batch: 1 when other texts change nothing."""
     error: str = ""
@@ -80,7 +80,7 @@ def _ask_one(url: str, shape: Shape, text: str) -> Vector:
 
 
 def agreement(url: str, shape: Shape, texts: Sequence[str], reference: Sequence[Vector]) -> Agreement:
-    """Ask a server for all texts, twice, and compare."""
+    """Send all texts to a server, twice, and compare the answers."""
     try:
         alone = ask(url, shape, texts, at_once=1)
         together = ask(url, shape, texts, at_once=AT_ONCE)

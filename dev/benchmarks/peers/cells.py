@@ -1,4 +1,4 @@
-"""What is measured: one client and many at fixed lengths, many with mixed lengths; and what is aimed at. Pure."""
+"""The measured settings: one client and many at fixed lengths, many with mixed lengths; and the aims. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock_bench.results import Figures, paired_ratio
 from penstock_optimizer.load.workload import STANDARD_LENGTHS, LengthMix
 
 MIXED = 0
-"""In place of a length: log-normal, median 44, p95 187, at most 512 tokens."""
+"""Instead of a length: log-normal, median 44, p95 187, at most 512 tokens."""
 MIXED_TEXTS = 256
 
 
@@ -47,7 +47,7 @@ SHORTEST_RATE = 1.3
 
 @dataclass(frozen=True)
 class Aim:
-    """What is aimed at in one cell against one server, and whether it was reached."""
+    """The aim in one cell against one server, and whether it was reached."""
 
     cell: str
     peer: str

@@ -240,7 +240,7 @@ def serve(engine: Server, port: int) -> None:
             """No log."""
 
     class Listener(ThreadingHTTPServer):
-        """Refuses no connection of clients that connect at the same time: the usual queue has five places."""
+        """Refuses no connection of clients that connect at the same time: the usual queue has five entries."""
 
         request_queue_size = 128
 

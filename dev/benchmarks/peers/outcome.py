@@ -1,4 +1,4 @@
-"""What the comparison found, as JSON, CSV and Markdown."""
+"""The results of the comparison as JSON, CSV and Markdown."""
 
 from __future__ import annotations
 

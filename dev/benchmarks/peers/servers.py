@@ -1,4 +1,4 @@
-"""The servers that Penstock is compared with: how each is started, asked and read.
+"""The servers that Penstock is compared with: how each is started, its request and its answer.
 
 Each gets the same model folder (fp32 weights, and our own int8 graph as `onnx/model.onnx`), the same CPUs, and the
 settings that its documentation recommends for a CPU; settings without which its answers are wrong have a comment.
@@ -37,7 +37,7 @@ Vector = Sequence[float]
 
 @dataclass(frozen=True)
 class Shape:
-    """How a server is asked for the vector of one text, and what it answers."""
+    """A server's request for the vector of one text, and its answer."""
 
     path: str
     body: Callable[[str], Any]
@@ -77,7 +77,7 @@ class Place:
     port: int
     cpus: tuple[int, ...]
     scratch: Path
-    """A folder of its own for files that it needs or writes."""
+    """A folder for files that it needs or writes."""
 
     @property
     def threads(self) -> int:

@@ -1,4 +1,4 @@
-"""Sets up the peers that PyPI has, each in a virtual environment of its own outside the repository.
+"""Sets up the peers that PyPI has, each in a virtual environment outside the repository.
 
     python -m benchmarks.peers.setup [infinity litserve mlserver sentence-transformers]
 
@@ -49,7 +49,7 @@ def install(name: str) -> None:
         [*uv, "pip", "install", "--quiet", "--python", str(interpreter(name)), "-r", str(REQUIREMENTS / f"{name}.txt")],
         check=True,
     )
-    # Compiled now, so that no start-up that is waited for does it. What is written for a newer Python does not compile,
+    # Compiled now, not during a start that is measured. Code for a newer Python does not compile,
     # and is not imported either.
     subprocess.run([str(interpreter(name)), "-m", "compileall", "-qq", str(folder / "lib")], check=False)
     (folder / STAMP).write_text(_digest(name))
@@ -62,7 +62,7 @@ def _digest(name: str) -> str:
 @click.command(cls=Program, help=__doc__)
 @click.argument("names", nargs=-1, type=click.Choice(NAMES))
 def main(names: tuple[str, ...]) -> None:
-    """Set up what is asked for, or all."""
+    """Set up the named peers, or all."""
     for name in names or NAMES:
         if is_installed(name):
             click.echo(f"{name}: there already ({peers_folder() / name})")

@@ -30,7 +30,7 @@ def distribution(requirement: str) -> str:
 
 
 def requirements(project: Mapping[str, Any], extras: Iterable[str], without: Iterable[str] = ()) -> list[str]:
-    """The project's own requirements and those of the extras, each once, sorted.
+    """The project's own requirements and the extras' requirements, each once, sorted.
 
     project: the `[project]` table. Extras that name the project itself (`penstock[runtime]`) are followed.
     without: names of packages that come from elsewhere, such as Debian's torch.
@@ -57,7 +57,7 @@ def requirements(project: Mapping[str, Any], extras: Iterable[str], without: Ite
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what the command line asks for."""
+    """Print the requirements of the extras that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("extras", nargs="*")
     parser.add_argument("--without", nargs="*", default=[])

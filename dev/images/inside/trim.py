@@ -40,9 +40,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "kubernetes": ("kubernetes/client/models/[!_]*.py", "kubernetes/client/api/[!_]*.py"),
     # The hub's accelerator: a server fetches artefacts, never models.
     "hub": ("hf_xet/*.so",),
-    # AWS services that are not used. Object storage and its authentication stay.
-    "botocore": ("botocore/data/*/",),
-    # What the optimiser's packages test themselves with.
+    # Tests of the optimiser's packages.
     "optimizer": (
         "numpy/**/tests",
         "onnx/backend/test",
@@ -60,17 +58,14 @@ ONLY_X86_64: dict[str, tuple[str, ...]] = {
 }
 """Further patterns of a group that packages for other processors have no file for."""
 
-KEPT = {"botocore": {"s3", "sts", "sso", "sso-oidc", "signin"}}
-"""Names that a group's patterns match and that stay."""
-
 
 def matches(folder: Path, group: str, machine: str) -> Iterator[Path]:
-    """What the group removes under the folder, in order. SystemExit where a pattern matches nothing.
+    """The paths that the group removes under the folder, in order. SystemExit where a pattern matches nothing.
 
     machine: the processor that the packages are for, as `platform.machine` names it.
     """
     for pattern in (*GROUPS[group], *(ONLY_X86_64.get(group, ()) if machine == "x86_64" else ())):
-        found = [path for path in sorted(folder.glob(pattern)) if path.name not in KEPT.get(group, set())]
+        found = sorted(folder.glob(pattern))
         if pattern.endswith("/"):
             found = [path for path in found if path.is_dir()]
         if not found:

@@ -1,16 +1,13 @@
-"""How many replicas an endpoint needs: its demand over the measured capacity of a replica. Pure.
+"""Decides how many replicas an endpoint needs, its demand over the measured capacity of a replica, and whether a canary
+goes on. Pure.
 
-    measurement  three-state metrics: Value, Idle, Unknown
-    interpret    Prometheus' answers -> metrics
-    counters     samples of counters -> rates, for pods that the operator scrapes itself
-    service      the capacity of replicas from the measured curve, and how much slower they are
-    texts        the capacity for texts that are longer or shorter than the measured ones
-    tokens       the load of text generation in requests of the measured workload
+    measurement  readings of pods, three-state metrics (Value, Idle, Unknown), shares of histograms
+    service      the capacity of replicas, and the load in requests of the measured workload
     demand       rates -> the demand at the time when new replicas have started, and the reserve beyond it
-    state        what is kept between two decisions, and the handover snapshot for a new leader
-    trial        counts of two plans -> whether a canary goes on, passes or is rejected
-    memory       updates of the state: shrink window, holds, start-up times, slow-down
-    decide       all of these -> a number of replicas and a sentence
+    memory       the state between two decisions and its updates: shrink window, holds, start-up times, slow-down
+    replicas     all of these -> a number of replicas
+    explain      the sentence with the inputs of a decision
+    canary       counts of two plans -> whether a canary goes on, passes or is rejected
 
 A library without IO and clock: time is an argument. Of Kubernetes it knows only the number of replicas.
 """
@@ -18,12 +15,10 @@ A library without IO and clock: time is an argument. Of Kubernetes it knows only
 from penstock_operator.decide.decision import Cause, Decision, DecisionCondition, Observation
 from penstock_operator.decide.demand import Demand
 from penstock_operator.decide.measurement import Idle, Measurement, Metrics, Unknown, Value, known
+from penstock_operator.decide.memory import Peak, Started, State, dump_handover, restore_handover
 from penstock_operator.decide.replicas import decide, replicas_for_load
-from penstock_operator.decide.service import Service
+from penstock_operator.decide.service import MeasuredTexts, Service, in_measured_requests
 from penstock_operator.decide.settings import ScalingSettings, WhenMissing
-from penstock_operator.decide.state import Peak, Started, State, dump_handover, restore_handover
-from penstock_operator.decide.texts import MeasuredTexts
-from penstock_operator.decide.tokens import in_measured_requests
 
 __all__ = [
     "Cause",

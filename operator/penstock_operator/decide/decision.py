@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from penstock_operator.decide.demand import Demand
 from penstock_operator.decide.measurement import Metrics
-from penstock_operator.decide.state import Started
+from penstock_operator.decide.memory import Started
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import math
 from dataclasses import dataclass
 
 from penstock_operator.decide.measurement import Metrics, known
+from penstock_operator.decide.memory import State, Surge
 from penstock_operator.decide.settings import ScalingSettings
-from penstock_operator.decide.state import State, Surge
 
 LEVEL_SECONDS = 30.0
 """Time constant of the average demand: shorter than a start-up, longer than chance at a few requests a second."""
@@ -34,7 +34,10 @@ RISE = 1.25
 FALLING = 1.5
 """The load is falling once it is this many times the significant difference below its longer average..."""
 FALLING_SHARE = 0.12
-"""... and this share of that average."""
+"""... and this share of that average..."""
+ENDED = -1e9
+"""... until it is no longer this many standard deviations below the mean of the slow window: the longer average lags
+for minutes after the end of a fall."""
 MOST_GROWTH = 0.5
 """Outside a surge a forecast is at most this share over the demand: a straight line does not hold for ever."""
 NOISE = 0.025
@@ -128,6 +131,8 @@ def demand_of(
     ahead = min(capacity.start_up_seconds, settings.furthest_seconds)
     chance = SIGNIFICANT * math.hypot(deviation(level), math.sqrt(base / (2 * BASE_SECONDS)))
     falling = surge is None and base - level > max(FALLING * chance, FALLING_SHARE * base)
+    recent = slow * metrics.scale if slow is not None else base
+    falling = falling and recent - level > ENDED * deviation(level)
     # The longer average of a new leader starts at a reading of a few seconds, which may be off by chance.
     settled = state.began_at is not None and now - state.began_at >= 2 * BASE_SECONDS
     noise_only = settled and level - base <= STATIONARY / SIGNIFICANT * chance

@@ -8,6 +8,7 @@ zero as soon as code maps it to a number, and has scaled services to nothing at 
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import dataclass
 
 
@@ -96,3 +97,82 @@ class Metrics:
         """All metrics unknown, for one reason."""
         nothing = Unknown(reason)
         return cls(nothing, nothing, nothing, nothing, nothing, coverage=0.0)
+
+
+Buckets = tuple[tuple[float, float], ...]
+"""(upper bound in seconds, answers per second up to it), sorted by bound, the last bound infinite."""
+
+
+def quantile(buckets: Buckets | str, share: float) -> float | str:
+    """A quantile in seconds, linear within its bucket; in the last bucket the highest finite bound, a lower limit.
+
+    A reason instead if there were no answers (Prometheus' NaN).
+    """
+    if isinstance(buckets, str):
+        return buckets
+    total = buckets[-1][1]
+    if total <= 0 or len(buckets) < 2:
+        return "no request was answered in the window"
+    rank, low, before = share * total, 0.0, 0.0
+    for bound, value in buckets:
+        if value >= rank:
+            if bound == math.inf:
+                return low
+            return low + (bound - low) * (rank - before) / (value - before) if value > before else bound
+        low, before = bound, value
+    return low
+
+
+def good_share(buckets: Buckets | str, objective_seconds: float) -> float | str:
+    """The share of answers within the objective, which must be a bound; or the reason why there is none."""
+    if isinstance(buckets, str):
+        return buckets
+    total = buckets[-1][1]
+    if total <= 0:
+        return "no request was answered in the window"
+    for bound, value in buckets:
+        if math.isclose(bound, objective_seconds, rel_tol=1e-9):
+            return value / total
+    return "the latency histogram has no bound on the objective"
+
+
+def share_within(buckets: Buckets | str, seconds: float) -> float | str:
+    """The share of answers within a time: exact at a bound, else interpolated within its bucket; or why there is
+    none. Pods of an older template may lack the bound."""
+    exact = good_share(buckets, seconds)
+    if not isinstance(exact, str) or isinstance(buckets, str) or buckets[-1][1] <= 0:
+        return exact
+    low, before = 0.0, 0.0
+    for bound, value in buckets:
+        if bound >= seconds:
+            part = (seconds - low) / (bound - low) if math.isfinite(bound) else 0.0
+            return (before + part * (value - before)) / buckets[-1][1]
+        low, before = bound, value
+    return before / buckets[-1][1]
+
+
+@dataclass(frozen=True, slots=True)
+class PodReading:
+    """The metrics of one pod at one moment. Counters count from the start of its process."""
+
+    arrivals: float
+    """Requests to the model that were answered, refused or aborted."""
+    in_flight: float
+    """Requests in progress, without the scrape itself."""
+    bounds: tuple[float, ...]
+    """Upper bounds of the latency histogram in seconds, ascending, the last one infinite. Of text generation: of the
+    time to the first token."""
+    counts: array[float]
+    """Answers up to each bound."""
+    errors: float = 0.0
+    """Answers with a status of 500 or more, which are among those of the histogram."""
+    answered: float = 0.0
+    """Requests to the model that were answered."""
+    tokens: float | None = None
+    """Of text generation output tokens, else those computed for answered requests; None: they are not counted."""
+
+    @property
+    def requests(self) -> float:
+        """Requests that were answered. Of text generation also those whose first token has come; one that failed before
+        it is only among the answered ones."""
+        return max(self.answered, self.counts[-1])

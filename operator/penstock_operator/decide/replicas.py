@@ -22,9 +22,9 @@ from penstock_operator.decide.demand import (
 )
 from penstock_operator.decide.explain import explain, number
 from penstock_operator.decide.measurement import Metrics, Unknown, Value, known
+from penstock_operator.decide.memory import State
 from penstock_operator.decide.service import Service
 from penstock_operator.decide.settings import ScalingSettings, WhenMissing
-from penstock_operator.decide.state import State
 
 ROUNDING = 1e-6
 """Replicas: a smaller excess over a whole number is a rounding error."""

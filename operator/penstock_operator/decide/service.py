@@ -16,6 +16,17 @@ Without such a dispatcher (kube-proxy chooses at random) each replica is a queue
 The left equation, solved for g, gives the slow-down from one observed p95, for any shape of the curve and any point on
 it; the right one gives the resulting capacity. Both are exact for any queue whose service times all grow by the same
 factor (less cache, a lower clock, a noisy neighbour).
+
+Requests may differ from those of the measured workload. Texts of another length take another time: the factor is the
+ratio of the times of one run, which the optimisation measured for several lengths, and every duration of the curve is
+multiplied by it (`CapacityCurve.faster`). Only the mean length is observed: the time of a run is nearly linear in the
+tokens, so that the time at the mean is nearly the mean of the times, and the error cancels where the lengths vary
+alike.
+
+For text generation two loads are compared, and the higher one counts. A request with twice the output tokens of a
+measured one counts as two: right while replicas keep up. And as many requests in progress as a replica has at its
+capacity mean the capacity, by Little's law: this shows an overload by clients that wait for an answer before they send
+the next request, because their arrivals fall with the speed.
 """
 
 from __future__ import annotations
@@ -25,7 +36,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.capacity import CapacityCurve, TokenCurve
-from penstock_operator.decide.texts import MeasuredTexts
+from penstock_operator.decide.measurement import Idle, Measurement, Metrics, Value, known
 
 SLOWEST = 4.0
 FASTEST = 0.25
@@ -35,6 +46,53 @@ IN_FLIGHT_MARGIN = 1.5
 of busy clients varies."""
 SIGMAS = 1.645
 """Standard normal quantile of 0.95."""
+
+
+SHORTEST, LONGEST = 0.1, 8.0
+"""Limits of the factor: one odd reading must neither end a fleet nor ask for one."""
+AROUND_MILLISECONDS = 0.3
+"""Of each request, before and after its run (HTTP, tokenising, answer): docs/reference/figures.md."""
+LEAST_WEIGHT, MOST_WEIGHT = 0.5, 8.0
+"""Limits of the weight of a request: a short answer has a prompt, too, and one odd reading must not ask for a fleet."""
+SIGNIFICANT = 2.0
+"""Standard deviations of the requests in progress that may be chance."""
+
+
+@dataclass(frozen=True)
+class MeasuredTexts:
+    """The texts that a curve was measured with, and the time of texts of other lengths."""
+
+    tokens: float
+    """Computed for a request, mean."""
+    lengths: tuple[float, ...]
+    """In tokens, rising; at least two."""
+    milliseconds: tuple[float, ...]
+    """Of one run of one text of each length."""
+
+    @classmethod
+    def of(cls, tokens: float | None, times: Sequence[tuple[float, float]]) -> MeasuredTexts | None:
+        """From pairs of tokens and milliseconds; None where these do not show how the time depends on the length."""
+        rising = sorted(dict(times).items())
+        if tokens is None or len(rising) < 2 or any(time <= 0 for _, time in rising):
+            return None
+        return cls(tokens, tuple(length for length, _ in rising), tuple(time for _, time in rising))
+
+    def factor(self, observed: Measurement) -> float | None:
+        """How many times as long a request takes as one of the measured workload; None: its tokens are not known."""
+        if not isinstance(observed, Value) or observed.value <= 0:
+            return None
+        factor = self._time(observed.value) / self._time(self.tokens)
+        return min(max(factor, SHORTEST), LONGEST)
+
+    def _time(self, tokens: float) -> float:
+        """Milliseconds of a request: linear between the measured lengths, the first time below them, and beyond them
+        with the slope of the last two. Several texts of one request count as one that is as long as all of them."""
+        lengths, times = self.lengths, self.milliseconds
+        if tokens <= lengths[0]:
+            return times[0] + AROUND_MILLISECONDS
+        last = next((index for index in range(1, len(lengths)) if tokens <= lengths[index]), len(lengths) - 1)
+        slope = (times[last] - times[last - 1]) / (lengths[last] - lengths[last - 1])
+        return max(times[last - 1] + slope * (tokens - lengths[last - 1]), times[0]) + AROUND_MILLISECONDS
 
 
 @dataclass(frozen=True)
@@ -270,3 +328,39 @@ def _interpolated(at: float, places: Sequence[float], values: Sequence[float]) -
             share = (at - places[index - 1]) / (places[index] - places[index - 1])
             return values[index - 1] + share * (values[index] - values[index - 1])
     return values[-1]
+
+
+def in_measured_requests(metrics: Metrics, service: Service | None) -> Metrics:
+    """The metrics with arrivals in requests of the measured workload, requests/s; unchanged of other tasks."""
+    if service is None or service.tokens_per_request is None or service.seconds_in_flight is None:
+        return metrics
+    weight = weight_of(metrics.tokens_per_request, service.tokens_per_request)
+    least = proven_rate(known(metrics.in_flight) or 0.0, service.seconds_in_flight)
+    return replace(
+        metrics,
+        arrivals_fast=_at_least(metrics.arrivals_fast, weight, least),
+        arrivals_slow=_times(metrics.arrivals_slow, weight),
+    )
+
+
+def weight_of(observed: Measurement, measured: float) -> float:
+    """Requests of `measured` output tokens that an observed one counts as; 1 where its tokens are not known."""
+    if not isinstance(observed, Value) or observed.value <= 0:
+        return 1.0
+    return min(max(observed.value / measured, LEAST_WEIGHT), MOST_WEIGHT)
+
+
+def proven_rate(in_flight: float, seconds: float) -> float:
+    """The arrival rate (requests/s) that keeps this number in progress when a request takes `seconds`, less what may be
+    chance."""
+    return max(0.0, in_flight - SIGNIFICANT * math.sqrt(in_flight)) / seconds
+
+
+def _times(arrivals: Measurement, weight: float) -> Measurement:
+    return replace(arrivals, value=arrivals.value * weight) if isinstance(arrivals, Value) else arrivals
+
+
+def _at_least(arrivals: Measurement, weight: float, least: float) -> Measurement:
+    if isinstance(arrivals, Value):
+        return replace(arrivals, value=max(arrivals.value * weight, least))
+    return Value(least) if isinstance(arrivals, Idle) and least > 0 else arrivals

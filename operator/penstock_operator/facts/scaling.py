@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock_operator.decide.canary_rule import CanaryOutcome, CanaryReason
+from penstock_operator.decide.canary import CanaryOutcome, CanaryReason
 from penstock_operator.facts.findings import Finding
 from penstock_operator.facts.names import (
     Object,

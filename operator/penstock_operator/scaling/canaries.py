@@ -15,54 +15,16 @@ from penstock.logs import log_event
 from penstock_operator.cluster.errors import NotLeading
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.cache import ClusterCache
-from penstock_operator.decide.canary_rule import CanaryOutcome, CanaryTrial, PlanCounts
+from penstock_operator.decide.canary import CanaryOutcome, CanaryTrial, PlanCounter
+from penstock_operator.decide.measurement import PodReading
 from penstock_operator.endpoint.spec import ParsedEndpoint, read_endpoint
 from penstock_operator.facts.names import CANARY, canary_name
 from penstock_operator.facts.pods import PodFacts
 from penstock_operator.facts.scaling import CanaryReport
 from penstock_operator.facts.workloads import DeploymentFacts
-from penstock_operator.scaling.read.scrape import PodReading, PodScraper, address_of
+from penstock_operator.scaling.read.scrape import PodScraper, address_of
 
 logger = logging.getLogger(__name__)
-
-
-class PlanCounter:
-    """Adds up what the pods of one plan answer."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, PodReading] = {}
-        self._requests = self._errors = 0.0
-        self._buckets: dict[float, float] = {}
-
-    def put(self, pod: str, reading: PodReading, *, new: bool) -> None:
-        """Add a reading of a pod, by its uid. `new`: all that the pod has answered counts, also before this reading."""
-        before = self._last.get(pod)
-        self._last[pod] = reading
-        if before is None and not new:
-            self._keep(reading.bounds)
-            return
-        if before is None or before.bounds != reading.bounds or before.requests > reading.requests:
-            # Another process, which counts from zero.
-            before = PodReading(0.0, 0.0, reading.bounds, type(reading.counts)("d", [0.0] * len(reading.counts)))
-        self._requests += reading.requests - before.requests
-        self._errors += max(0.0, reading.errors - before.errors)
-        self._keep(reading.bounds)
-        for bound, now, then in zip(reading.bounds, reading.counts, before.counts, strict=True):
-            if bound in self._buckets:
-                self._buckets[bound] += max(0.0, now - then)
-
-    def _keep(self, bounds: tuple[float, ...]) -> None:
-        """Only bounds that all pods have."""
-        if len(self._last) == 1 and not self._buckets:
-            self._buckets = dict.fromkeys(bounds, 0.0)
-        self._buckets = {bound: count for bound, count in self._buckets.items() if bound in bounds}
-
-    @property
-    def counts(self) -> PlanCounts | None:
-        """The counts so far; None before the first reading."""
-        if not self._last:
-            return None
-        return PlanCounts(round(self._requests), min(round(self._errors), round(self._requests)), dict(self._buckets))
 
 
 @dataclass

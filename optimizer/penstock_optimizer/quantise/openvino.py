@@ -16,11 +16,10 @@ from penstock.manifest import GraphIO
 from penstock.recipe import GROUP_32, Precision, Recipe
 from penstock_optimizer.quantise.observe import weights_file
 from penstock_optimizer.quantise.quantiser import quantise_graph
+from penstock_optimizer.quantise.rounding import SMALLEST_SCALE
 from penstock_optimizer.quantise.writers import QdqWriter
 from penstock_runtime.rows import Row
 
-SMALLEST_SCALE = np.float32(1e-30)
-"""Of a channel of zeros."""
 GROUP_OPTION = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 GROUPS = {GROUP_32: 32}
 """Activations that share a scale. The plugin accepts only sizes that divide every layer's inputs, and ignores others

@@ -34,6 +34,19 @@ DAMPING = 0.01
 """Of the mean of the diagonal, added to it: directions that the samples do not show stay as they are."""
 BLOCK = 64
 """Inputs rounded before the rest is corrected in one product."""
+SMALLEST_SCALE = np.float32(1e-30)
+"""Least scale of stored weights: the scale of a channel or group of zeros."""
+
+
+def largest_step(weight: Float, axis: int, largest: int = LARGEST) -> Float:
+    """The symmetric step that puts the largest magnitude along the axis, which stays, on `largest`."""
+    return np.asarray(np.abs(weight).max(axis, keepdims=True) / np.float32(largest), np.float32)
+
+
+def rounded(weight: Float, axis: int) -> tuple[Int8, Float]:
+    """Values -127..127 of the shape of the weight, each weight rounded to the nearest, and one scale along the axis."""
+    scale = np.maximum(largest_step(weight, axis), SMALLEST_SCALE)
+    return np.clip(np.rint(weight / scale), -LARGEST, LARGEST).astype(np.int8), scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +78,8 @@ def quantise_weight(
     them each rounding error is made good by the weights that follow; without them each weight is rounded to nearest.
     """
     largest = LARGEST >> BITS - bits
-    magnitude = np.abs(weight).max(axis=0) if per_channel else np.abs(weight).max()
-    scale = np.asarray(magnitude, np.float32) / np.float32(largest)
+    steps_of = weight if per_channel else weight.reshape(-1)
+    scale = largest_step(steps_of, 0, largest)[0]
     scale = np.where(scale > 0, scale, np.float32(1)).astype(np.float32)  # an all-zero channel stays zero
     rule = _Rule(largest, limit_pairs)
     if limit_pairs or bits < BITS:

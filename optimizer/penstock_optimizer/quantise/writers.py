@@ -10,6 +10,7 @@ smoothing is chosen and what the tests compare with. `native_steps` reads it aga
 
 from __future__ import annotations
 
+from itertools import starmap
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from onnx import TensorProto, helper
 from penstock_optimizer.export.build.graph import MICROSOFT, OPSET
 from penstock_optimizer.quantise.linear import LinearGraph, attributes
 from penstock_optimizer.quantise.quantiser import Product
+from penstock_optimizer.quantise.rounding import SMALLEST_SCALE
 
 
 class IntegerWriter:
@@ -162,7 +164,7 @@ def _declare(model: Any) -> None:
         return helper.make_node("Constant", [], [name], value=helper.make_tensor(name, TensorProto.FLOAT, [], [value]))
 
     nodes = [
-        *(constant(name, value) for name, value in (("nought", 0.0), ("steps", 255.0), ("least", 1e-30))),
+        *starmap(constant, (("nought", 0.0), ("steps", 255.0), ("least", float(SMALLEST_SCALE)))),
         helper.make_node("ReduceMin", ["x"], ["lowest"], axes=[-1], keepdims=1),
         helper.make_node("ReduceMax", ["x"], ["highest"], axes=[-1], keepdims=1),
         helper.make_node("Min", ["lowest", "nought"], ["low"]),

@@ -19,7 +19,7 @@ from penstock.logs import log_event
 from penstock.manifest import Manifest
 from penstock.recipe import Plan
 from penstock_runtime.errors import NotReady
-from penstock_runtime.http.api.service import ModelService, PredictorLike
+from penstock_runtime.http.api.core.service import ModelService, PredictorLike
 from penstock_runtime.http.application import Application, Router
 from penstock_runtime.http.route_table import internal_routes, public_routes, routes
 from penstock_runtime.http.tracing import RequestTraces

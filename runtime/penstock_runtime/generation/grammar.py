@@ -1,110 +1,317 @@
-"""Texts in a given form: a JSON schema or a regular expression decides which tokens may come next (llguidance)."""
+"""Texts in a given form: a JSON schema or a regular expression decides which tokens may come next (llguidance).
+
+What a client sends is never computed in the server's own process, but in processes with limits (`grammar_process`).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Collection
+import socket
+import struct
+import subprocess
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_runtime.errors import InvalidInput
-from penstock_runtime.generation.grammar_check import GrammarChecker
+from penstock.process import python_module
+from penstock_runtime.client_slots import ClientSlots
+from penstock_runtime.errors import InvalidInput, Overloaded
 
 LONGEST_GRAMMAR = 100_000
 """Characters of a schema or an expression."""
-
+PREPARE_SECONDS = 10.0
+"""Longest wait for a grammar's preparation, which may compute for `grammar_process.CPU_SECONDS`."""
+MASK_SECONDS = 10.0
+"""Longest wait for the tokens that may come next; longer only on a machine that does nothing else."""
+START_SECONDS = 60.0
+"""Longest start of the process of a model: it imports the library, and reads the tokenizer."""
+MOST_GRAMMARS, MOST_PER_CLIENT = 64, 16
+"""Grammars in use, each a process of some megabytes."""
+MOST_WAITING = 64
+"""Grammars that wait for their preparation: one is prepared at a time."""
 WHITESPACE = r"[ \n]{0,16}"
 """Small models otherwise fill the answer with spaces, which JSON allows anywhere."""
-LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
-"""A state has some 2 kB. With verbose errors, texts of other requests could get into logs."""
+CLOSE_SECONDS = 10.0
+ENDED = "the process of a grammar has ended"
+TOO_COMPLEX = "it takes too much time or memory to prepare"
 
-_THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-grammar")
+
+@dataclass(frozen=True)
+class GrammarText:
+    """A grammar as the library reads it, not prepared yet. `field`: of the request, for errors."""
+
+    text: str
+    field: str
 
 
-async def in_grammar_thread(work: Callable[[], GrammarState]) -> GrammarState:
-    """Make a grammar in the thread for it: large ones take a while, and threads for other work stay free."""
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
+class Grammar:
+    """A prepared grammar, in a process that ends when this object and its states are dropped.
+
+    Its states share one socket, so they are for one thread. Its methods raise OSError if the process has ended at a
+    limit, or does not answer.
+    """
+
+    def __init__(self, link: socket.socket, vocabulary: int, field: str) -> None:
+        """`field`: of the request, for errors."""
+        self._link = link
+        self.field = field
+        self._vocabulary = vocabulary
+        self._mask_bytes = (vocabulary + 31) // 32 * 4
+        self._states = 0
+        self._waiting: list[GrammarState] = []
+        weakref.finalize(self, link.close)
+
+    def start(self) -> GrammarState:
+        """The state of a text that begins, for one continuation. For any thread."""
+        self._states += 1
+        return GrammarState(self, self._states)
+
+    def begin(self, state: GrammarState) -> None:
+        """Let the process compute the first mask of a state."""
+        self._send(b"s" + struct.pack("<I", state.number))
+        self._waiting.append(state)
+
+    def advance(self, state: GrammarState, token: int) -> bool:
+        """Add a token to the text of a state; true if nothing may follow it. Otherwise the process goes on to compute
+        the next mask."""
+        self.collect()
+        state.mask = None
+        self._send(b"a" + struct.pack("<II", state.number, token))
+        has_ended = self._read(1) != b"\x00"
+        if not has_ended:
+            self._waiting.append(state)
+        return has_ended
+
+    def collect(self) -> None:
+        """Read the masks that the process computes, and give them to their states."""
+        while self._waiting:
+            state = self._waiting[0]
+            if self._read(1) == b"\x00":
+                bits = np.frombuffer(self._read(self._mask_bytes), dtype=np.uint8)
+                state.mask = np.unpackbits(bits, bitorder="little")[: self._vocabulary].astype(np.bool_)
+            else:
+                state.failure = self._read(struct.unpack("<I", self._read(4))[0]).decode()
+            del self._waiting[0]
+
+    def _send(self, command: bytes) -> None:
+        self._link.sendall(command)
+
+    def _read(self, size: int) -> bytes:
+        found = bytearray()
+        while len(found) < size:
+            piece = self._link.recv(size - len(found))
+            if not piece:
+                raise ConnectionResetError(ENDED)
+            found += piece
+        return bytes(found)
 
 
 class GrammarState:
-    """Where a text is in its grammar. For one continuation."""
+    """The position of a text in its grammar. For one continuation."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: int) -> None:
-        self._matcher = matcher
-        self._vocabulary = vocabulary
-
-    def copy(self) -> GrammarState:
-        """Another state at the same place."""
-        return GrammarState(self._matcher.deep_copy(), self._vocabulary)
+    def __init__(self, grammar: Grammar, number: int) -> None:
+        self._grammar = grammar
+        self.number = number
+        self._is_begun = False
+        self.mask: NDArray[np.bool_] | None = None
+        self.failure = ""
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Which tokens may come next, [vocabulary]. ValueError if the grammar became too complex for this text."""
-        packed = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            raise ValueError(f"the grammar of a request failed: {self._matcher.get_error()}")
-        bits = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), bitorder="little")
-        return bits[: self._vocabulary].astype(np.bool_)
+        """Which tokens may come next, [vocabulary]. InvalidInput if the grammar became too complex for this text."""
+        try:
+            self._begin()
+            if self.mask is None and not self.failure:
+                self._grammar.collect()
+        except OSError:
+            self.failure = TOO_COMPLEX
+        if self.mask is None:
+            raise _invalid(self._grammar.field, self.failure)
+        return self.mask
 
     def accept(self, token: int) -> bool:
-        """An allowed token was chosen; true if nothing may follow it."""
-        return not self._matcher.consume_token(token) or self._matcher.is_stopped()
+        """An allowed token was chosen; true if nothing may follow it. After a failure, `allowed` raises."""
+        try:
+            self._begin()
+            return self._grammar.advance(self, token)
+        except OSError:
+            self.failure = TOO_COMPLEX
+            return False
+
+    def _begin(self) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            self._grammar.begin(self)
 
 
 class Grammars:
-    """Makes grammars for the tokens of one model."""
+    """Prepares grammars for the tokens of one model."""
 
     def __init__(self, tokenizer_json: str, vocabulary: int, end_tokens: Collection[int]) -> None:
         """`vocabulary`: number of logits. `end_tokens`: allowed where the text may end."""
-        ends = sorted(end_tokens) or None
-        self._tokenizer = llguidance.LLTokenizer(tokenizer_json, n_vocab=vocabulary, eos_token=ends)
         self._vocabulary = vocabulary
-        self._checker = GrammarChecker()
+        ends = ",".join(str(token) for token in sorted(end_tokens))
+        self._parent = _Parent(tokenizer_json, [str(vocabulary), ends])
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-grammar")
+        self._slots = ClientSlots(1, most_waiting=MOST_WAITING)
+        self._in_use: Counter[str] = Counter()
+        # A grammar may be dropped in any thread, also while this one counts.
+        self._lock = threading.RLock()
 
-    def of_json_schema(self, schema: Any, field: str) -> GrammarState:
-        """A text that is JSON of this schema. InvalidInput about `field` for an invalid or unsupported schema."""
-        if not isinstance(schema, dict | bool):
-            raise InvalidInput(f"{field} must be a JSON schema", field=field, remedy="Send an object")
-        text = json.dumps(schema)
-        self._check_length(text, field)
-        try:
-            grammar = llguidance.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
-        except ValueError as error:
-            raise _invalid(field, str(error)) from None
-        return self._start(grammar, field)
+    async def prepare(self, text: GrammarText, client: str) -> Grammar:
+        """Prepare a grammar. `client`: by which requests share the preparation, one at a time.
 
-    def of_regex(self, expression: Any, field: str) -> GrammarState:
-        """A text that matches a regular expression as a whole. InvalidInput about `field` for an invalid one."""
-        if not isinstance(expression, str) or not expression:
-            raise InvalidInput(f"{field} must be a regular expression", field=field, remedy="Send a text")
-        self._check_length(expression, field)
-        return self._start(llguidance.LLMatcher.grammar_from_regex(expression), field)
-
-    def of_lark(self, grammar: str, field: str) -> GrammarState:
-        """A text of a grammar in llguidance's variant of Lark. InvalidInput about `field` as for schemas."""
-        self._check_length(grammar, field)
-        return self._start(llguidance.LLMatcher.grammar_from_lark(grammar), field)
-
-    def _check_length(self, text: str, field: str) -> None:
-        if len(text) > LONGEST_GRAMMAR:
-            raise InvalidInput(
-                f"{field} has {len(text)} characters; at most {LONGEST_GRAMMAR} are accepted",
-                field=field,
-                remedy="Send a smaller one",
-            )
-
-    def _start(self, grammar: str, field: str) -> GrammarState:
-        error = self._checker.error(grammar)
+        InvalidInput about its field for one that is invalid, not supported, or takes too much time or memory;
+        Overloaded if too many are in use or wait. When the caller is cancelled, the preparation ends.
+        """
+        async with self._slots.slot(client):
+            if self._in_use.total() >= MOST_GRAMMARS or self._in_use[client] >= MOST_PER_CLIENT:
+                raise Overloaded(
+                    f"{self._in_use[client]} requests of this client and {self._in_use.total()} of all clients ask for "
+                    f"answers in a given form; at most {MOST_PER_CLIENT} and {MOST_GRAMMARS} may at a time"
+                )
+            loop = asyncio.get_running_loop()
+            link = await loop.run_in_executor(self._thread, self._parent.fork)
+            try:
+                error = await _prepared(link, text.text)
+            except BaseException:
+                link.close()  # which ends the process
+                raise
         if error:
-            raise _invalid(field, error)
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
-        if matcher.is_error():
-            raise _invalid(field, matcher.get_error())
-        return GrammarState(matcher, self._vocabulary)
+            link.close()
+            raise _invalid(text.field, error)
+        link.settimeout(MASK_SECONDS)
+        grammar = Grammar(link, self._vocabulary, text.field)
+        with self._lock:
+            self._in_use[client] += 1
+        weakref.finalize(grammar, self._dropped, client)
+        return grammar
+
+    def _dropped(self, client: str) -> None:
+        with self._lock:
+            self._in_use[client] -= 1
+            if not self._in_use[client]:
+                del self._in_use[client]
+
+
+class _Parent:
+    """The process that is forked for each grammar of a model: started when it is first needed, and again if it has
+    ended. It ends when this object is dropped."""
+
+    def __init__(self, tokenizer_json: str, arguments: Sequence[str]) -> None:
+        self._tokenizer_json = tokenizer_json
+        self._arguments = arguments
+        self._process: subprocess.Popen[str] | None = None
+        self._control: socket.socket | None = None
+        self._end: Callable[[], object] = lambda: None
+
+    def fork(self) -> socket.socket:
+        """The server's end of the socket of a new process. OSError if none can be started."""
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        assert self._control is not None  # noqa: S101 - set by _start
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+        return ours
+
+    def _start(self) -> None:
+        self._end()
+        ours, theirs = socket.socketpair()
+        ours.settimeout(START_SECONDS)
+        with theirs:
+            number = theirs.fileno()
+            process = subprocess.Popen(
+                [*python_module("penstock_runtime.generation.grammar_process"), str(number), *self._arguments],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                pass_fds=[number], text=True,
+            )  # fmt: skip
+        assert process.stdin is not None  # noqa: S101 - opened with a pipe
+        self._end = weakref.finalize(self, _end, process, ours)
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(self._tokenizer_json)
+        if not ours.recv(1):
+            raise OSError("the process for grammars does not start")
+        self._process, self._control = process, ours
+
+
+def _end(process: subprocess.Popen[str], control: socket.socket) -> None:
+    """Close its socket, which ends it."""
+    control.close()
+    try:
+        process.wait(CLOSE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+async def _prepared(link: socket.socket, grammar: str) -> str:
+    """Send a grammar to its process, and wait for the error; empty: it is ready."""
+    loop = asyncio.get_running_loop()
+    link.setblocking(False)
+    data = grammar.encode()
+    try:
+        async with asyncio.timeout(PREPARE_SECONDS):
+            await loop.sock_sendall(link, struct.pack("<I", len(data)) + data)
+            size = struct.unpack("<I", await _read(link, 4))[0]
+            return (await _read(link, size)).decode()
+    except (OSError, TimeoutError):
+        return TOO_COMPLEX
+
+
+async def _read(link: socket.socket, size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size:
+        piece = await asyncio.get_running_loop().sock_recv(link, size - len(found))
+        if not piece:
+            raise ConnectionResetError(ENDED)
+        found += piece
+    return bytes(found)
+
+
+def json_schema(schema: Any, field: str) -> GrammarText:
+    """The grammar of a text that is JSON of this schema. InvalidInput about `field` for what cannot be one."""
+    if not isinstance(schema, dict | bool):
+        raise InvalidInput(f"{field} must be a JSON schema", field=field, remedy="Send an object")
+    text = json.dumps(schema)
+    _check_length(text, field)
+    try:
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
+    except ValueError as error:
+        raise _invalid(field, str(error)) from None
+    return GrammarText(grammar, field)
+
+
+def regular_expression(expression: Any, field: str) -> GrammarText:
+    """The grammar of a text that matches a regular expression as a whole. InvalidInput as for schemas."""
+    if not isinstance(expression, str) or not expression:
+        raise InvalidInput(f"{field} must be a regular expression", field=field, remedy="Send a text")
+    _check_length(expression, field)
+    return GrammarText(llguidance.LLMatcher.grammar_from_regex(expression), field)
+
+
+def lark(grammar: str, field: str) -> GrammarText:
+    """A grammar in llguidance's variant of Lark. InvalidInput as for schemas."""
+    _check_length(grammar, field)
+    return GrammarText(llguidance.LLMatcher.grammar_from_lark(grammar), field)
+
+
+def _check_length(text: str, field: str) -> None:
+    if len(text) > LONGEST_GRAMMAR:
+        raise InvalidInput(
+            f"{field} has {len(text)} characters; at most {LONGEST_GRAMMAR} are accepted",
+            field=field,
+            remedy="Send a smaller one",
+        )
 
 
 def _invalid(field: str, reason: str) -> InvalidInput:

@@ -23,7 +23,7 @@ from penstock_runtime.errors import InferenceFailed, NotReady, RequestError, dea
 from penstock_runtime.generation import scheduler
 from penstock_runtime.generation.detokeniser import Detokeniser, StopStrings
 from penstock_runtime.generation.engine import StepEngine
-from penstock_runtime.generation.grammar import GrammarState
+from penstock_runtime.generation.grammar import Grammar, GrammarState
 from penstock_runtime.generation.sampling import SampledToken, SamplingParameters, TokenHistory, sample
 from penstock_runtime.generation.scheduler import DEFAULT_SEQUENCES, ChunkBudget, Scheduler, Step
 
@@ -63,8 +63,8 @@ class JobRequest:
     """Beginnings of prompts are shared within a tenant only."""
     client: str = ""
     """Clients get equal shares of steps and blocks."""
-    grammar: GrammarState | None = None
-    """The form of the text; each job has a copy of its own."""
+    grammar: Grammar | None = None
+    """The form of the text; each job has a state in it."""
     deadline: float = float("inf")
     """It is dropped unless it has started by then, `perf_counter` seconds."""
     is_default_limit: bool = False
@@ -178,7 +178,7 @@ class GenerationLoop:
         limit = len(request.prompt) + request.max_tokens
         sequence = scheduler.Sequence(number, list(request.prompt), limit, request.tenant, request.client)
         stops = StopStrings(request.stop, include=request.include_stop)
-        grammar = None if request.grammar is None else request.grammar.copy()
+        grammar = None if request.grammar is None else request.grammar.start()
         history = TokenHistory(request.prompt)
         job = GenerationJob(request, sequence, Detokeniser(self._decode), stops, history, perf_counter(), grammar)
         self._commands.put(lambda: self._add(job))
@@ -264,7 +264,7 @@ class GenerationLoop:
             self._fail([self._jobs[row.sequence] for row in step.rows], _failed())
             return
         sampled = [self._sample(self._jobs[one], logits[index]) for index, one in enumerate(step.sampled)]
-        self._scheduler.commit(step, [NO_TOKEN if one is None else one.token for one in sampled])
+        self._scheduler.commit(step, [one.token if isinstance(one, SampledToken) else NO_TOKEN for one in sampled])
         seconds = perf_counter() - began
         self._budget.observe(step.prompt_tokens, generating, seconds)
         if step.prompt_tokens:
@@ -272,21 +272,25 @@ class GenerationLoop:
         self._observer.step(step, seconds)
         for sequence, token in zip(step.sampled, sampled, strict=True):
             job = self._jobs[sequence]
-            if token is None or not self._add_or_log(job, token):
+            if isinstance(token, RequestError):
+                self._fail([job], token)
+            elif not self._add_or_log(job, token):
                 self._fail([job], _failed())
 
-    def _sample(self, job: GenerationJob, logits: NDArray[np.float32]) -> SampledToken | None:
-        """The next token of a job; None if it has none, which concerns no other job."""
+    def _sample(self, job: GenerationJob, logits: NDArray[np.float32]) -> SampledToken | RequestError:
+        """The next token of a job; an error if it has none, which concerns no other job."""
         request = job.request
         if not np.isfinite(logits.max()):
             logger.error("the logits of a token are not finite numbers", extra=log_event("LogitsNotFinite"))
-            return None
+            return _failed()
         try:
             allowed = None if job.grammar is None else job.grammar.allowed()
             return sample(logits, request.sampling, job.history, job.generated, request.choice, allowed=allowed)
-        except Exception as error:  # of the grammar's library, and defects
+        except RequestError as error:  # of its grammar
+            return error
+        except Exception as error:  # defects
             logger.exception("a token could not be chosen", extra=log_event("SamplingFailed", reason=error))
-            return None
+            return _failed()
 
     def _add_or_log(self, job: GenerationJob, token: SampledToken) -> bool:
         """Add a token to its job; false if its text cannot be made, which concerns no other job."""

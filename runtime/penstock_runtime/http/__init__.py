@@ -2,7 +2,8 @@
 
 transport    listening socket, connections, limits, request and response values
 application  finds the route of a request, checks its token, turns errors into responses, counts
-api          one module for each API: predict (Hugging Face), openai, cohere, tei, v2 (Open Inference Protocol), health
+api/core     what the APIs share: bodies, the model, text generation, conversations
+api          a folder for each API, with the same modules in each: `requests` (bodies), `answers`, `routes`
 pages        playground, reference page, OpenAPI document
 route_table  all routes
 """

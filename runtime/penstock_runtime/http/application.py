@@ -23,7 +23,7 @@ from penstock_runtime.errors import (
     UnsupportedRoute,
 )
 from penstock_runtime.http.access import AccessTokens
-from penstock_runtime.http.api.bodies import error_response
+from penstock_runtime.http.api.core.bodies import error_response
 from penstock_runtime.http.tracing import RequestTraces
 from penstock_runtime.http.transport.head import body_too_large
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route, StreamingResponse
@@ -58,7 +58,7 @@ class Router:
         self._patterns: list[tuple[re.Pattern[str], dict[str, Route]]] = []
         by_path: dict[str, dict[str, Route]] = {}
         for route in self.routes:
-            by_path.setdefault(route.path, {})[route.method] = route
+            by_path.setdefault(route.path, {}).setdefault(route.method, route)
         for path, methods in by_path.items():
             if "{" in path:
                 pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path))

@@ -4,70 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock_runtime.http.api import classify, cohere, hosting, openai, openai_text, predict, responses, tei, tgi, v2
-from penstock_runtime.http.api.health import HealthRoutes
-from penstock_runtime.http.api.service import ModelService
+from penstock_runtime.http.api.cohere import routes as cohere
+from penstock_runtime.http.api.cohere.answers import RESULTS
+from penstock_runtime.http.api.core.service import ModelService
+from penstock_runtime.http.api.kserve import routes as kserve
+from penstock_runtime.http.api.openai import routes as openai
+from penstock_runtime.http.api.openai_responses import routes as openai_responses
+from penstock_runtime.http.api.penstock import routes as penstock
+from penstock_runtime.http.api.sagemaker import routes as sagemaker
+from penstock_runtime.http.api.tei import routes as tei
+from penstock_runtime.http.api.tei.answers import tei_info
+from penstock_runtime.http.api.tgi import routes as tgi
+from penstock_runtime.http.api.vllm import routes as vllm
 from penstock_runtime.http.pages.documents import Documents
 from penstock_runtime.http.transport.message import Internal, Route
 from penstock_runtime.tasks.base import RequestLimits
 
-OPERATION = "Operation"
-PAGES = "Pages"
-
 
 def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
-    """All routes, including those of other tasks; the OpenAPI document describes the routes of this task."""
-    health = HealthRoutes(service)
+    """The routes for all tasks. The OpenAPI document describes the routes for the task of the service.
+
+    Of several routes that match a request, the first one answers.
+    """
+    of_cohere = cohere.Cohere(service, limits)
+    of_tei = tei.Tei(service, limits, of_cohere.rerank)
     documents = Documents(service)
-    plain = {"type": "string"}
     table = (
-        *predict.routes(service, limits),
-        *tei.routes(service, limits),
+        *penstock.routes(service, limits, tei_info),
+        *tei.routes(of_tei, of_cohere.body, RESULTS),
         *tgi.routes(service),
-        *hosting.routes(service, health, limits),  # before the models of OpenAI, whose pattern has its path as well
+        *sagemaker.routes(service, limits, of_tei),
+        *kserve.routes(service, limits),  # before OpenAI's, whose pattern /v1/models/{model} matches its path as well
         *openai.routes(service, limits),
-        *openai_text.routes(service, limits),
-        *responses.routes(service),
-        *cohere.routes(service, limits),
-        *classify.routes(service, limits),
-        *v2.routes(service, health, limits),
-        Route(
-            "GET", "/healthz", health.alive, "Is the process alive?", OPERATION, public=True, internal=Internal.TOO,
-            content_type="text/plain", response=plain,
-        ),
-        Route(
-            "GET", "/readyz", health.ready, "Are requests welcome?", OPERATION, public=True, internal=Internal.TOO,
-            content_type="text/plain", response=plain,
-        ),
-        Route(
-            "GET", "/health", health.ready, "The same, as huggingface_hub's client asks", OPERATION, public=True,
-            internal=Internal.TOO, content_type="text/plain", response=plain,
-        ),
-        Route(
-            "GET", "/metrics", health.metrics, "Metrics for Prometheus", OPERATION, public=True, internal=Internal.ONLY,
-            content_type="text/plain", response=plain,
-        ),
-        Route(
-            "GET", "/info", health.tei_info, "The model and its limits, as of text-embeddings-inference", tei.TAG,
-            response={"type": "object"},
-        ),
-        # Without an internal port this is the one that answers: it has the fields of the other one, too.
-        Route(
-            "GET", "/info", health.info, "What is served, how, on what, with which evidence", OPERATION,
-            internal=Internal.ONLY, response={"type": "object"},
-        ),
-        Route(
-            "GET", "/openapi.json", documents.openapi, "This document", OPERATION, response={"type": "object"},
-        ),
-        Route(
-            "GET", "/", documents.playground, "The playground", PAGES, public=True,
-            content_type="text/html", response=plain,
-        ),
-        Route(
-            "GET", "/docs", documents.reference, "The reference", PAGES, public=True,
-            content_type="text/html", response=plain,
-        ),
-    )  # fmt: skip
+        *openai_responses.routes(service),
+        *cohere.routes(of_cohere),
+        *vllm.routes(service, limits),
+        *documents.table(),
+    )
     shown = table if service.settings.http.internal_port is None else public_routes(table)
     documents.routes = tuple(route for route in shown if route.tasks is None or service.status.task in route.tasks)
     return table

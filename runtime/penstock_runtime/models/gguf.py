@@ -1,7 +1,7 @@
 """Reads GGUF files (llama.cpp's format): checks the header, and expands tensors to float32.
 
-The layout is described in ggml's documents (gguf.md), that of the quantised blocks in `ggml-common.h`. The `gguf`
-package takes seconds for the header of a small model, and does not check files that are damaged on purpose.
+ggml's documents describe the layout (gguf.md), `ggml-common.h` the quantised blocks. docs/decisions/own-readers.md
+says why the `gguf` package is not used.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ Bytes = NDArray[np.uint8]
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
-LONGEST_LIST = 10_000_000
-"""Entries of one list in the header: more than any vocabulary has."""
+MOST_NUMBERS = 10_000_000
+"""Entries of all lists in the header: more than any vocabulary has. Bounds time and memory before anything is read."""
+ALONE = 5
+"""Entries that are read one at a time, such as texts, count as this many numbers."""
 _STRING, _LIST, _BOOL = 8, 9, 7
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d", _BOOL: "?"}
 """Type number in the header -> format of `struct`."""
@@ -65,8 +67,8 @@ class GgufFile:
         if version not in VERSIONS:
             raise UnsupportedModel(f"{path} has version {version} of GGUF", remedy="Convert it with a newer llama.cpp")
         tensors, entries = reader.number("Q"), reader.number("Q")
-        reader.check_count(tensors, 8)
-        reader.check_count(entries, 8)
+        reader.check_count(tensors, 8, ALONE)
+        reader.check_count(entries, 8, ALONE)
         metadata = {reader.text(): reader.value(reader.number("I")) for _ in range(entries)}
         described = [reader.tensor() for _ in range(tensors)]
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
@@ -95,17 +97,17 @@ class _Reader:
 
     def __init__(self, path: Path, content: Bytes) -> None:
         self._path = path
-        self._content = content
+        self._content = content.data
+        self._numbers = 0
         self.position = 0
 
     def number(self, form: str) -> Any:
-        size = struct.calcsize("<" + form)
-        return struct.unpack("<" + form, self._take(size))[0]
+        return struct.unpack("<" + form, self._take(struct.calcsize("<" + form)))[0]
 
     def text(self) -> str:
         length = self.number("Q")
         try:
-            return self._take(length).decode("utf-8")
+            return str(self._take(length), "utf-8")
         except UnicodeDecodeError as error:
             raise _corrupt(self._path, "a text of its header is not UTF-8") from error
 
@@ -121,7 +123,7 @@ class _Reader:
             form = np.dtype("<" + {"?": "u1"}.get(_NUMBERS[inner], np.dtype(_NUMBERS[inner]).str[1:]))
             self.check_count(count, form.itemsize)
             return np.frombuffer(self._take(count * form.itemsize), form).tolist()
-        self.check_count(count, 8)
+        self.check_count(count, 8, ALONE)
         return [self.value(inner, depth=depth + 1) for _ in range(count)]
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
@@ -133,16 +135,20 @@ class _Reader:
         kind, offset = self.number("I"), self.number("Q")
         return name, shape[::-1], kind, offset
 
-    def check_count(self, count: int, least: int) -> None:
-        """CorruptModel for more entries than the rest of the file can hold, at `least` bytes each."""
-        if count > LONGEST_LIST or count * least > len(self._content) - self.position:
-            raise _corrupt(self._path, f"its header promises {count:,} entries, more than the file can hold")
+    def check_count(self, count: int, least: int, cost: int = 1) -> None:
+        """CorruptModel for more entries than the rest of the file can hold, at `least` bytes each, or than the whole
+        header may have (`MOST_NUMBERS`), at `cost` numbers each."""
+        self._numbers += count * cost
+        if self._numbers > MOST_NUMBERS or count * least > len(self._content) - self.position:
+            raise _corrupt(
+                self._path, f"its header promises {count:,} entries, more than the file can hold or a model has"
+            )
 
-    def _take(self, size: int) -> bytes:
+    def _take(self, size: int) -> memoryview:
         end = self.position + size
         if end > len(self._content):
             raise _corrupt(self._path, "it ends within its header")
-        taken = self._content[self.position : end].tobytes()
+        taken = self._content[self.position : end]
         self.position = end
         return taken
 

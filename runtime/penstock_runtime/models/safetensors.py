@@ -22,8 +22,13 @@ from penstock_runtime.rows import Float
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-LONGEST_HEADER = 100_000_000
-"""Bytes; the limit of the safetensors package."""
+LONGEST_HEADER = 25_000_000
+"""Bytes. The safetensors package allows 100 million, of which Python makes a gigabyte of objects."""
+MOST_TENSORS = 100_000
+"""Of a file; the largest models have some thousand in each."""
+MOST_AXES = 8
+LARGEST = 2**63 - 1
+"""Of sizes and offsets."""
 
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
@@ -102,6 +107,8 @@ def read_header(folder: Path, path: Path) -> dict[str, TensorInfo]:
         if size < 8 or length > LONGEST_HEADER or 8 + length > size:
             raise _corrupt(path, f"its header of {length} bytes does not fit into {size} bytes")
         raw = file.read(length)
+    if raw.count(b"{") > MOST_TENSORS:  # before Python makes objects of them
+        raise _corrupt(path, f"its header has more than {MOST_TENSORS:,} tensors")
     try:
         header = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -183,8 +190,10 @@ def _entry(path: Path, name: str, entry: Any, data_start: int) -> tuple[TensorIn
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (KeyError, TypeError, ValueError) as error:
         raise _corrupt(path, f"tensor {name} has no dtype, shape and data_offsets") from error
+    if isinstance(shape, list) and len(shape) > MOST_AXES:
+        raise _corrupt(path, f"tensor {name} has {len(shape)} axes")
     whole = [begin, end, *shape] if isinstance(shape, list) else [None]
-    if not all(type(value) is int and value >= 0 for value in whole) or end < begin:
+    if not all(type(value) is int and 0 <= value <= LARGEST for value in whole) or end < begin:
         raise _corrupt(path, f"tensor {name} has shape {shape!r} at {begin!r}..{end!r}")
     bits = BITS.get(dtype) if isinstance(dtype, str) else None
     if bits is None:

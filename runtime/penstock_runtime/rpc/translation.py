@@ -13,8 +13,8 @@ from urllib.parse import quote
 import orjson
 
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.http.api.tensors import LENGTH
-from penstock_runtime.http.api.v2 import HEADER_LENGTH
+from penstock_runtime.http.api.kserve.requests import HEADER_LENGTH
+from penstock_runtime.http.api.kserve.tensors import LENGTH
 from penstock_runtime.http.transport.head import identifier_of
 from penstock_runtime.http.transport.message import Request, Response
 from penstock_runtime.rpc.messages import message

@@ -24,7 +24,7 @@ WORDS = {
     "optimizer-demo": ["penstock-container", "penstock_optimizer.pod"],
 }
 OPERATING = {"kopf", "kubernetes"}
-SERVING = {"numpy", "tokenizers", "onnxruntime", "openvino", "orjson", "uvloop", "s3fs"}
+SERVING = {"numpy", "tokenizers", "onnxruntime", "openvino", "orjson", "uvloop", "obstore"}
 OPTIMISING = {"onnx"}
 PACKAGES = {
     "operator": OPERATING,

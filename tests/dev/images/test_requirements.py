@@ -59,7 +59,7 @@ def test_an_unknown_extra_is_an_error_with_the_known_names() -> None:
 def test_neither_the_runtime_nor_the_default_optimiser_requires_torch() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-    for extras in (["runtime", "s3"], ["optimizer", "s3", "gs", "az"], ["operator"]):
+    for extras in (["runtime", "stores"], ["optimizer", "stores"], ["operator"]):
         asked = requirements(project, extras)
         assert [one for one in asked if one.startswith(("torch", "transformers"))] == []
 

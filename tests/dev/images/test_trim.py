@@ -32,14 +32,6 @@ def test_files_and_folders_of_a_group_are_deleted_and_their_size_is_reported(
     assert saved == 30
 
 
-def test_exceptions_of_a_group_are_kept(tmp_path: Path) -> None:
-    write(tmp_path, "botocore/data/s3/service.json", "botocore/data/ec2/service.json", "botocore/data/endpoints.json")
-
-    trim.trim(tmp_path, ["botocore"], "x86_64")
-
-    assert names(tmp_path) == {"botocore/data/s3/service.json", "botocore/data/endpoints.json"}
-
-
 def test_a_pattern_that_matches_nothing_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "a/keep.py")
     monkeypatch.setitem(trim.GROUPS, "a", ("a/gone.so",))

@@ -32,15 +32,22 @@ from penstock_operator.decide import (
     replicas_for_load,
     restore_handover,
 )
-from penstock_operator.decide.canary_rule import CanaryTrial, PlanCounts, tail
-from penstock_operator.decide.interpret import Answer, Element, QueryFailure, Vector
-from penstock_operator.scaling.canaries import PlanCounter
+from penstock_operator.decide.canary import CanaryTrial, PlanCounter, PlanCounts, tail
+from penstock_operator.decide.measurement import PodReading
 from penstock_operator.scaling.read.history import History
-from penstock_operator.scaling.read.queries import EndpointPods, Windows, judged, queries
+from penstock_operator.scaling.read.queries import (
+    Answer,
+    Element,
+    EndpointPods,
+    QueryFailure,
+    Vector,
+    Windows,
+    judged,
+    queries,
+)
 from penstock_operator.scaling.read.scrape import (
     MAX_BUCKETS,
     MAX_COUNT,
-    PodReading,
     UnreadableMetrics,
     parse_demand,
     parse_gateway_metrics,

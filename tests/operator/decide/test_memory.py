@@ -19,7 +19,9 @@ from penstock_operator.decide import (
     restore_handover,
 )
 from penstock_operator.decide.memory import (
+    KEPT_START_UPS,
     LONGEST_START_UP_SECONDS,
+    MOST_HANDOVER_CHARACTERS,
     expected_start_up_seconds,
     observed_for_a_window,
     scaled_down,
@@ -27,7 +29,6 @@ from penstock_operator.decide.memory import (
     window_seconds,
     with_start_ups,
 )
-from penstock_operator.decide.state import KEPT_START_UPS, MOST_HANDOVER_CHARACTERS
 from tests.examples import examples
 from tests.operator.decide.cases import SETTINGS, START, Replay, flips, traffic
 from tests.operator.decide.test_properties import steps

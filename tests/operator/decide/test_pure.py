@@ -11,7 +11,7 @@ import penstock_operator.decide as library
 
 MODULES = sorted(Path(library.__file__).parent.glob("*.py"))
 ALLOWED = {
-    "__future__", "collections", "dataclasses", "enum", "itertools", "math", "typing", "pydantic", "penstock",
+    "__future__", "array", "collections", "dataclasses", "enum", "itertools", "math", "typing", "pydantic", "penstock",
     "penstock_operator",
 }  # fmt: skip
 

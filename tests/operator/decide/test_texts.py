@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_operator.decide import Idle, MeasuredTexts, Measurement, Metrics, Service, Unknown, Value
-from penstock_operator.decide.texts import AROUND_MILLISECONDS, LONGEST, SHORTEST
+from penstock_operator.decide.service import AROUND_MILLISECONDS, LONGEST, SHORTEST
 from tests.examples import examples
 from tests.operator.decide.cases import CURVE, SETTINGS, Replay, traffic, without
 

@@ -20,8 +20,7 @@ from penstock_operator.decide import (
     Value,
     in_measured_requests,
 )
-from penstock_operator.decide.service import mean_in_flight
-from penstock_operator.decide.tokens import LEAST_WEIGHT, MOST_WEIGHT, weight_of
+from penstock_operator.decide.service import LEAST_WEIGHT, MOST_WEIGHT, mean_in_flight, weight_of
 from tests.examples import examples
 from tests.operator.decide.cases import SETTINGS, TICK, Replay
 

@@ -24,7 +24,7 @@ from penstock_operator.decide import (
     decide,
     restore_handover,
 )
-from penstock_operator.decide.interpret import QueryFailure, Vector
+from penstock_operator.decide.measurement import PodReading
 from penstock_operator.endpoint.optimization.outcome import JobFailed, JobSucceeded, job_outcome
 from penstock_operator.endpoint.pods.judging import judge_pinning, pod_problems, pod_reports
 from penstock_operator.facts.findings import unprintable_as_spaces
@@ -41,8 +41,8 @@ from penstock_operator.facts.pod_data import (
 )
 from penstock_operator.facts.pods import ContainerFacts, HostReport, JobFacts, JobReport, PodFacts, RuntimePod
 from penstock_operator.scaling.read.history import History
-from penstock_operator.scaling.read.queries import read
-from penstock_operator.scaling.read.scrape import PodReading, parse_demand, parse_gateway_metrics, parse_metrics
+from penstock_operator.scaling.read.queries import QueryFailure, Vector, read
+from penstock_operator.scaling.read.scrape import parse_demand, parse_gateway_metrics, parse_metrics
 from tests.operator import kubelet
 from tests.operator.endpoint.kube import Kube, info
 

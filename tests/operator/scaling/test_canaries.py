@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from array import array
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,8 @@ import pytest
 
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.facts.names import CANARY_PERCENT
-from penstock_operator.scaling.canaries import CanaryLoop, PlanCounter
-from penstock_operator.scaling.read.scrape import PodReading, PodScraper, parse_metrics
+from penstock_operator.scaling.canaries import CanaryLoop
+from penstock_operator.scaling.read.scrape import PodScraper
 from testbed.cluster import Cluster
 from testbed.kubectl import Kubectl
 from tests.operator.scaling.pods import ServingPod
@@ -21,66 +19,6 @@ from tests.operator.scaling.scene import Scene, played
 
 CANARY = "emotion-canary"
 TICK = 6.0
-
-
-def reading(*counts: float, errors: float = 0.0, bounds: tuple[float, ...] = (0.01, 0.1, math.inf)) -> PodReading:
-    return PodReading(counts[-1], 0.0, bounds, array("d", counts), errors)
-
-
-def test_only_what_pods_answer_after_the_first_reading_counts_except_of_new_ones() -> None:
-    present, new = PlanCounter(), PlanCounter()
-    assert PlanCounter().counts is None
-
-    present.put("a", reading(50, 90, 100, errors=7), new=False)
-    present.put("a", reading(60, 110, 120, errors=9), new=False)
-    new.put("x", reading(5, 9, 10, errors=1), new=True)
-
-    assert present.counts is not None
-    assert (present.counts.requests, present.counts.errors) == (20, 2)
-    assert present.counts.buckets == {0.01: 10, 0.1: 20, math.inf: 20}
-    assert new.counts is not None
-    assert (new.counts.requests, new.counts.errors) == (10, 1)
-
-
-def test_a_restarted_process_counts_from_zero_and_ended_pods_keep_their_counts() -> None:
-    counter = PlanCounter()
-    counter.put("a", reading(5, 9, 10), new=True)
-    counter.put("a", reading(1, 2, 3), new=True)
-    counter.put("b", reading(1, 1, 1), new=True)
-
-    assert counter.counts is not None
-    assert counter.counts.requests == 14
-
-
-def test_bounds_that_some_pods_lack_are_left_out() -> None:
-    counter = PlanCounter()
-    counter.put("a", reading(5, 9, 10), new=True)
-    counter.put("b", reading(3, 4, bounds=(0.1, math.inf)), new=True)
-
-    assert counter.counts is not None
-    assert counter.counts.buckets == {0.1: 12, math.inf: 14}
-
-
-def test_answers_with_500_are_errors_and_those_of_a_server_that_is_not_ready_are_not() -> None:
-    pod = ServingPod()
-    pod.answer(10)
-    for code in (500, 504, 503, 429, 422):
-        pod.metrics.finished("/predict", code, 0.01, inference=True)
-
-    assert parse_metrics(pod.text()).errors == 2
-
-
-def test_requests_of_text_generation_count_with_their_first_token_or_their_failure() -> None:
-    failing, streaming = ServingPod(), ServingPod()
-    failing.generate(5)
-    failing.metrics.finished("/v1/chat/completions", 500, 0.01, inference=True)
-    streaming.generate(5)
-    streaming.metrics.generation.first_token(0.2)
-    counters = PlanCounter(), PlanCounter()
-    for counter, pod in zip(counters, (failing, streaming), strict=True):
-        counter.put("a", parse_metrics(pod.text()), new=True)
-
-    assert [(one.counts.requests, one.counts.errors) for one in counters if one.counts] == [(2, 1), (2, 0)]
 
 
 class CanaryScene:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock_optimizer.quantise.rounding import LARGEST, PAIR, grid, quantise_weight
+from penstock_optimizer.quantise.rounding import LARGEST, PAIR, Int8, grid, quantise_weight
 from penstock_runtime.rows import Float
 
 weights = hnp.arrays(
@@ -26,17 +26,30 @@ def test_rounding_to_nearest_is_off_by_half_a_step_at_most(weight: Float, per_ch
     assert np.abs(quantised.values).max() <= LARGEST
 
 
+def assert_limited(stored: Int8) -> None:
+    even = len(stored) // 2 * 2
+    first, second = stored[:even:2].astype(int), stored[1:even:2].astype(int)
+    assert np.all(np.maximum(first, 0) + np.maximum(second, 0) <= PAIR)
+    assert np.all(np.maximum(-first, 0) + np.maximum(-second, 0) <= PAIR)
+
+
 @given(weights, st.booleans(), st.booleans())
 def test_limited_pairs_never_go_beyond_sixteen_bits(weight: Float, per_channel: bool, compensated: bool) -> None:
     samples = np.random.default_rng(0).standard_normal((20, len(weight))).astype(np.float32) if compensated else None
 
-    values = quantise_weight(weight, per_channel=per_channel, limit_pairs=True, samples=samples).values.astype(int)
-
-    even = len(values) // 2 * 2
-    first, second = values[:even:2], values[1:even:2]
-    assert np.all(np.maximum(first, 0) + np.maximum(second, 0) <= PAIR)
-    assert np.all(np.maximum(-first, 0) + np.maximum(-second, 0) <= PAIR)
+    assert_limited(quantise_weight(weight, per_channel=per_channel, limit_pairs=True, samples=samples).values)
     assert np.iinfo(np.int16).max >= 255 * PAIR
+
+
+@pytest.mark.parametrize("inputs", [64, 384, 1536])
+@pytest.mark.parametrize("compensated", [False, True])
+def test_pairs_of_a_matrix_as_large_as_a_models_are_limited(inputs: int, compensated: bool) -> None:
+    """In small matrices there is always a grid on which no pair goes over the limit; here there is none."""
+    generator = np.random.default_rng(inputs)
+    weight = generator.standard_normal((inputs, 64)).astype(np.float32)
+    samples = generator.standard_normal((20, inputs)).astype(np.float32) if compensated else None
+
+    assert_limited(quantise_weight(weight, per_channel=True, limit_pairs=True, samples=samples).values)
 
 
 def test_pairs_that_fit_are_rounded_as_without_a_limit() -> None:

@@ -2,22 +2,54 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import llguidance
 import numpy as np
 import pytest
 
-from penstock_runtime.errors import InvalidInput
-from penstock_runtime.generation.grammar import Grammars
-from penstock_runtime.generation.grammar_check import GrammarChecker
+from penstock_runtime.errors import InvalidInput, Overloaded
+from penstock_runtime.generation.grammar import (
+    MOST_PER_CLIENT,
+    Grammar,
+    Grammars,
+    GrammarText,
+    json_schema,
+    lark,
+    regular_expression,
+)
 from penstock_runtime.generation.tool_calls import ToolForm, calls_grammar
 from penstock_runtime.serving.generation_model import GenerationModel
 from tests.runtime.generation.small_model import small_generation_model
 
 END = 257
+
+
+def prepared(grammars: Grammars, text: GrammarText, client: str = "a") -> Grammar:
+    return asyncio.run(grammars.prepare(text, client))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def children(grammars: Grammars) -> list[int]:
+    """Processes of grammars in use."""
+    process = grammars._parent._process
+    if process is None:
+        return []
+    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return [int(pid) for pid in found.split()]
 
 
 @pytest.fixture(scope="module")
@@ -32,34 +64,35 @@ def grammars(model: GenerationModel) -> Grammars:
 
 def test_only_tokens_that_lead_to_the_form_are_allowed(grammars: Grammars, tmp_path: Path) -> None:
     token = small_generation_model(tmp_path).tokenizer.backend.token_to_id
-    state = grammars.of_regex("ab+", "x")
+    grammar = prepared(grammars, regular_expression("ab+", "x"))
+    state, other = grammar.start(), grammar.start()
     assert np.flatnonzero(state.allowed()).tolist() == [token("a")]
     assert not state.accept(token("a"))
     assert np.flatnonzero(state.allowed()).tolist() == [token("b")]
     assert not state.accept(token("b"))
-    other = state.copy()
     assert np.flatnonzero(state.allowed()).tolist() == sorted([token("b"), END])
     assert state.accept(END)
-    assert other.allowed()[token("b")]
+    # Another text in the same grammar.
+    assert np.flatnonzero(other.allowed()).tolist() == [token("a")]
 
 
 def test_a_text_that_can_only_end_has_ended(grammars: Grammars, tmp_path: Path) -> None:
     token = small_generation_model(tmp_path).tokenizer.backend.token_to_id
-    state = grammars.of_json_schema({"const": 1}, "x")
+    state = prepared(grammars, json_schema({"const": 1}, "x")).start()
     assert state.accept(token("1"))
 
 
 @pytest.mark.parametrize("schema", [None, "text", {"type": "nonsense"}, {"a": "x" * 200_000}])
 def test_a_schema_that_cannot_be_followed_is_refused(grammars: Grammars, schema: Any) -> None:
     with pytest.raises(InvalidInput) as error:
-        grammars.of_json_schema(schema, "guided_json")
+        prepared(grammars, json_schema(schema, "guided_json"))
     assert error.value.field == "guided_json"
 
 
 @pytest.mark.parametrize("expression", [None, "", "(", "a" * 200_000])
 def test_an_expression_that_cannot_be_followed_is_refused(grammars: Grammars, expression: Any) -> None:
     with pytest.raises(InvalidInput):
-        grammars.of_regex(expression, "guided_regex")
+        prepared(grammars, regular_expression(expression, "guided_regex"))
 
 
 TOOLS: list[dict[str, Any]] = [
@@ -86,7 +119,9 @@ ODD = '{"name": "an \\"odd\\" näme\\\\", "arguments": {}}'
 def test_calls_of_tools_have_their_form_and_the_schema_of_their_tool(
     model: GenerationModel, form: ToolForm, several: bool, text: str, is_right: bool
 ) -> None:
-    state = model.grammars.of_lark(calls_grammar(form, TOOLS, field="arguments", several=several), "tools")
+    state = prepared(
+        model.grammars, lark(calls_grammar(form, TOOLS, field="arguments", several=several), "tools")
+    ).start()
     tokens = model.encode_prompt(text, with_special_tokens=False)
     followed = []
     for token in tokens:
@@ -99,25 +134,90 @@ def test_calls_of_tools_have_their_form_and_the_schema_of_their_tool(
 def test_parameters_that_are_no_schema_are_refused(grammars: Grammars) -> None:
     tools = [{"name": "f", "parameters": {"properties": {"a": {"type": "nonsense"}}}}]
     with pytest.raises(InvalidInput) as error:
-        grammars.of_lark(calls_grammar(ToolForm.WHOLE, tools, field="arguments", several=False), "tools")
+        prepared(grammars, lark(calls_grammar(ToolForm.WHOLE, tools, field="arguments", several=False), "tools"))
     assert error.value.field == "tools"
 
 
-def test_a_schema_that_would_take_minutes_to_prepare_is_refused_and_the_next_one_is_prepared(
-    grammars: Grammars,
+COMPLEX: list[dict[str, Any]] = [
+    {"allOf": [{"type": "string", "pattern": f".*x{number}.*"} for number in range(40)]},
+    {"properties": {f"p{number}": {"type": "integer", "multipleOf": 499_979} for number in range(60)}},
+]
+"""Schemas that took the library minutes, or gigabytes."""
+
+
+@pytest.mark.parametrize("schema", COMPLEX)
+def test_a_schema_that_takes_too_much_is_refused_and_the_next_one_is_prepared(
+    grammars: Grammars, schema: dict[str, Any]
 ) -> None:
-    many = [{"type": "string", "pattern": f".*x{number}.*"} for number in range(40)]
+    before = resource.getrusage(resource.RUSAGE_SELF)
     with pytest.raises(InvalidInput, match="too much time or memory"):
-        grammars.of_json_schema({"allOf": many}, "guided_json")
-    assert grammars.of_json_schema({"const": "a"}, "guided_json").allowed().any()
+        prepared(grammars, json_schema(schema, "guided_json"))
+    after = resource.getrusage(resource.RUSAGE_SELF)
+
+    assert prepared(grammars, json_schema({"const": "a"}, "guided_json")).start().allowed().any()
+    # This process has computed nothing, and has no more memory.
+    assert after.ru_utime - before.ru_utime < 1
+    assert after.ru_maxrss - before.ru_maxrss < 50_000
 
 
-def test_the_process_that_checks_grammars_ends_with_its_model() -> None:
-    checker = GrammarChecker()
-    assert not checker.error(llguidance.LLMatcher.grammar_from_regex("a+"))
-    process = checker._process
+def test_a_client_that_leaves_ends_the_preparation(grammars: Grammars) -> None:
+    async def leave() -> None:
+        preparing = asyncio.create_task(grammars.prepare(json_schema(COMPLEX[0], "guided_json"), "hostile"))
+        await asyncio.to_thread(until, lambda: bool(children(grammars)))
+        preparing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await preparing
+
+    prepared(grammars, json_schema({}, "x"))
+    gc.collect()
+    until(lambda: not children(grammars))
+    asyncio.run(leave())
+    until(lambda: not children(grammars))
+
+
+def test_waiting_clients_take_turns(grammars: Grammars) -> None:
+    order: list[str] = []
+
+    async def one(client: str) -> None:
+        await grammars.prepare(json_schema({"const": client}, "x"), client)
+        order.append(client)
+
+    async def all_of_them() -> None:
+        first = [asyncio.create_task(one("busy")) for _ in range(6)]
+        await asyncio.sleep(0)
+        await asyncio.gather(*first, one("other"))
+
+    asyncio.run(all_of_them())
+    assert order.index("other") <= 2
+
+
+def test_a_client_has_a_limited_number_of_grammars(grammars: Grammars) -> None:
+    held = [prepared(grammars, json_schema({"const": number}, "x"), "busy") for number in range(MOST_PER_CLIENT)]
+    with pytest.raises(Overloaded):
+        prepared(grammars, json_schema({"const": "a"}, "x"), "busy")
+    assert prepared(grammars, json_schema({"const": "a"}, "x"), "other").start().allowed().any()
+
+    held.clear()
+    gc.collect()
+    assert prepared(grammars, json_schema({"const": "a"}, "x"), "busy").start().allowed().any()
+
+
+def test_a_grammar_whose_process_has_ended_fails_its_request_only(grammars: Grammars) -> None:
+    state = prepared(grammars, regular_expression("a+", "x")).start()
+    for pid in children(grammars):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(InvalidInput, match="too much time or memory"):
+        state.allowed()
+    assert prepared(grammars, regular_expression("a+", "x")).start().allowed().any()
+
+
+def test_the_processes_end_with_their_model(tmp_path: Path) -> None:
+    grammars = small_generation_model(tmp_path).grammars
+    grammar = prepared(grammars, regular_expression("a+", "x"))
+    process = grammars._parent._process
     assert process is not None
-    assert process.poll() is None
-    del checker
+    (pid,) = children(grammars)
+    del grammar, grammars
     gc.collect()
     assert process.returncode == 0
+    until(lambda: not Path(f"/proc/{pid}").exists())

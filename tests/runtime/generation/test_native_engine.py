@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ArtefactError
 from penstock.manifest import DecoderFacts
-from penstock_optimizer.export.transformer import Activation, Decoder
+from penstock_optimizer.export.transformer import Activation, Decoder, Dense
 from penstock_optimizer.quantise.decoder.native_file import packed, write_native
 from penstock_runtime.engines.native.decoder_file import NativeDecoderFile, ProductPart, read_decoder_file
 from penstock_runtime.engines.native.library import Kernels
@@ -258,6 +259,35 @@ def test_a_token_whose_numbers_are_not_finite_has_no_logits_nor_have_those_that_
         np.testing.assert_array_equal(in_chunks(engine, ids[:35], [20, 33, 35], (1, 0)), clean[:35])
     finally:
         engine.close()
+
+
+@KERNELS
+def test_values_between_two_float16_numbers_go_to_the_even_one(kernels: Kernels, tmp_path: Path) -> None:
+    """The first token attends to itself alone. Its values are constants; the output compares them in pairs."""
+    step = np.float32(2.0**-10)
+    between, even = [1 + step / 2, 1 + 3 * step / 2], [1, 1 + 2 * step]
+    values = np.repeat(np.array([between[0], even[0], between[1], even[1]], np.float32), 4)
+    output = np.zeros((64, 64), np.float32)
+    for row, kind in ((1, 0), (2, 2)):
+        pairs = np.repeat(np.eye(4)[kind] - np.eye(4)[kind + 1], 4)
+        output[row] = np.outer([100, 100, -100, -100], pairs).reshape(-1)
+    made = random_decoder(0, layers=1, tied=False)
+    layer = replace(
+        made.layers[0],
+        value=Dense(np.zeros((32, 64), np.float32), np.concatenate([values, -values])),
+        output=Dense(output, None),
+        down=Dense(np.zeros_like(made.layers[0].down.weight), None),
+    )
+    table = np.zeros_like(made.embeddings)
+    table[:, 0] = 1
+    head = np.eye(*made.embeddings.shape, dtype=np.float32)
+    decoder = replace(made, layers=(layer,), embeddings=table, embedding_scale=1.0, head=head)
+    ids = text(1)
+
+    with closing(opened(decoder, tmp_path, kernels=kernels)) as engine:
+        (logits,) = in_chunks(engine, ids, [1], (0,))
+
+    assert np.abs(logits[1:3]).max() < 0.05 * logits[0]
 
 
 def test_any_number_of_threads_gives_the_same_bits(tmp_path: Path) -> None:

@@ -36,9 +36,19 @@ class S3:
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
             "AWS_REGION": "us-east-1",
-            "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
         }
+
+    def allow(self, bucket: str, *rules: tuple[list[str], str, str]) -> None:
+        """Set the policy of a bucket: (users, action, bucket or objects) for each permission."""
+        statements = [
+            {"Effect": "Allow", "Principal": {"AWS": users}, "Action": [action], "Resource": [f"arn:aws:s3:::{on}"]}
+            for users, action, on in rules
+        ]
+        policy = json.dumps({"Version": "2012-10-17", "Statement": statements})
+        words = ["curl", "--silent", "--fail", "--aws-sigv4", "aws:amz:us-east-1:s3", "--request", "PUT"]
+        words += ["--user", f"{ACCESS_KEY}:{SECRET_KEY}", "--header", "x-amz-content-sha256: UNSIGNED-PAYLOAD"]
+        subprocess.run([*words, "--data-binary", policy, f"{self.url}/{bucket}?policy="], check=True)
 
 
 def versitygw() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer
 
 from penstock.errors import CorruptModel, PenstockError, UnsupportedModel
 from penstock.resources.core import ModelSource
+from penstock_runtime.models import gguf as gguf_module
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.gguf import GgufFile
 from penstock_runtime.models.gguf_folder import unpack
@@ -200,6 +202,42 @@ def test_damaged_files_are_errors_of_ours(
     except PenstockError as error:
         remedy = error.remedy
     assert remedy
+
+
+def _key(name: str) -> bytes:
+    return struct.pack("<Q", len(name)) + name.encode()
+
+
+def test_a_list_of_millions_of_texts_is_refused_before_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, read = 3_000_000, []
+
+    def text(taken: memoryview, encoding: str) -> str:
+        read.append(str(taken, encoding))
+        return read[-1]
+
+    monkeypatch.setattr(gguf_module, "str", text, raising=False)
+    header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + _key("tokens") + struct.pack("<IIQ", 9, 8, count)
+    with (tmp_path / "model.gguf").open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + 8 * count)  # texts of no length
+    with pytest.raises(CorruptModel, match="promises 3,000,000 entries"):
+        GgufFile.open(tmp_path / "model.gguf")
+    assert read == ["tokens"]
+
+
+def test_all_lists_of_a_header_have_one_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = struct.pack("<IIQ", 9, 8, 10) + bytes(80)
+    numbers = struct.pack("<IIQ", 9, 0, 60) + bytes(60)
+    for lists, limit in (([texts, texts], 110), ([numbers, numbers], 130), ([texts, numbers], 120)):
+        parts = [_key(str(number)) + one for number, one in enumerate(lists)]
+        (tmp_path / "model.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + b"".join(parts))
+        monkeypatch.setattr(gguf_module, "MOST_NUMBERS", limit)
+        assert len(GgufFile.open(tmp_path / "model.gguf").metadata) == 2
+        monkeypatch.setattr(gguf_module, "MOST_NUMBERS", limit - 1)
+        with pytest.raises(CorruptModel, match="more than the file can hold or a model has"):
+            GgufFile.open(tmp_path / "model.gguf")
 
 
 def test_a_folder_with_a_gguf_file_is_refused_with_the_name_of_the_file(tmp_path: Path) -> None:

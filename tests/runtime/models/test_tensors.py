@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from penstock.errors import CorruptModel
+from penstock_runtime.models import safetensors
 from penstock_runtime.models.safetensors import read_header
 
 
@@ -66,6 +67,29 @@ def test_an_inconsistent_header_is_an_error_with_the_reason(header: Any, body: b
         read_header(path.parent, path)
     with pytest.raises(SafetensorError):
         safe_open(path, framework="np")
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"), [([1] * 8 + [2], "has 9 axes"), ([2**62] * 100_000, "has 100000 axes"), ([2**63, 0], "has shape")]
+)
+def test_axes_and_sizes_have_a_limit_before_anything_is_computed_of_them(
+    shape: list[int], why: str, tmp_path: Path
+) -> None:
+    path = raw(tmp_path / "a.safetensors", {"a": {**ONE["a"], "shape": shape}}, b"12345678")
+    with pytest.raises(CorruptModel, match=why):
+        read_header(path.parent, path)
+
+
+@pytest.mark.parametrize(("bytes_", "tensors"), [(safetensors.LONGEST_HEADER, 3), (500, safetensors.MOST_TENSORS)])
+def test_a_header_over_a_limit_is_refused_before_it_is_parsed(
+    bytes_: int, tensors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = raw(tmp_path / "a.safetensors", {f"t{index}": {**ONE["a"], "shape": []} for index in range(20)})
+    monkeypatch.setattr(safetensors, "LONGEST_HEADER", bytes_)
+    monkeypatch.setattr(safetensors, "MOST_TENSORS", tensors)
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(CorruptModel, match=r"does not fit|more than 3 tensors"):
+        read_header(path.parent, path)
 
 
 @pytest.mark.parametrize("content", [b"", b"1234567", b"\xff" * 8, (100).to_bytes(8, "little") + b"{}"])

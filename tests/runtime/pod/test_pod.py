@@ -89,7 +89,7 @@ class TestServing:
         code = (
             "import sys, penstock_runtime.pod.main\n"
             "found = {name.partition('.')[0] for name in sys.modules}\n"
-            "print(sorted(found & {'torch', 'onnx', 'penstock_optimizer', 'transformers', 's3fs', 'click'}))"
+            "print(sorted(found & {'torch', 'onnx', 'penstock_optimizer', 'transformers', 'obstore', 'click'}))"
         )
         output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         assert output.strip() == "[]"

@@ -1,28 +1,33 @@
-"""Servers that speak the other clouds' protocols: fake-gcs-server from its Go module, and Microsoft's Azurite from npm.
+"""Servers for the protocols of the other clouds: versitygw in place of Google, and Azurite of Microsoft, from npm.
 
-Both are kept in ~/.cache/penstock/bin. They check no tokens as the clouds do; Azurite checks the account's key.
+Azurite is kept in ~/.cache/penstock/bin. It checks the key of the account; Google is simulated without credentials.
 """
 
 from __future__ import annotations
 
+import base64
+import hmac
 import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from email.utils import formatdate
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
-from tests.runtime.models.s3_server import free_port
+from tests.runtime.models.s3_server import free_port, running_s3
 
-GCS_VERSION = "v1.56.1"
-GCS_MODULE = "github.com/fsouza/fake-gcs-server"
 AZURITE_VERSION = "3.35.0"
 AZURITE_MAIN = "node_modules/azurite/dist/src/blob/main.js"
 ACCOUNT = "devstoreaccount1"
@@ -47,16 +52,63 @@ def connection_string(port: int, key: str = ACCOUNT_KEY) -> str:
     return f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={key};BlobEndpoint={endpoint};"
 
 
+def make_container(cloud: Cloud, name: str) -> None:
+    """Make a container of an Azurite. obstore has no such call."""
+    facts = dict(part.split("=", 1) for part in cloud.environment["AZURE_STORAGE_CONNECTION_STRING"].split(";") if part)
+    headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2023-11-03"}
+    signed = "".join(f"{key}:{headers[key]}\n" for key in ("x-ms-date", "x-ms-version"))
+    text = f"PUT{chr(10) * 12}{signed}/{ACCOUNT}/{ACCOUNT}/{name}\nrestype:container"
+    digest = hmac.digest(base64.b64decode(facts["AccountKey"]), text.encode(), "sha256")
+    headers["authorization"] = f"SharedKey {ACCOUNT}:{base64.b64encode(digest).decode()}"
+    url = f"{facts['BlobEndpoint']}/{name}?restype=container"
+    urllib.request.urlopen(urllib.request.Request(url, headers=headers, method="PUT")).close()
+
+
+class GoogleFront(BaseHTTPRequestHandler):
+    """Forwards requests of Google's XML protocol to an S3 server, which differs in paths and credentials."""
+
+    protocol_version = "HTTP/1.1"
+    port: int
+    """Of the S3 server."""
+
+    def do_GET(self) -> None:
+        path, mark, query = self.path.partition("?")
+        content = self.rfile.read(int(self.headers.get("content-length", 0)))
+        headers = {key: value for key, value in self.headers.items() if key.lower() not in {"authorization", "host"}}
+        with closing(HTTPConnection("127.0.0.1", self.port)) as server:
+            server.request(self.command, unquote(path) + mark + query, content, headers)
+            answer = server.getresponse()
+            body = answer.read()
+        self.send_response_only(answer.status)
+        for key, value in answer.headers.items():
+            if key.lower() not in {"transfer-encoding", "content-length"}:
+                self.send_header(key, value)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_PUT = do_DELETE = do_GET  # noqa: N815 - the names that the library calls
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
 @contextmanager
 def running_gcs(folder: Path) -> Iterator[Cloud]:
-    """Google's, with a bucket `artefacts`, until the block ends."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    (folder / "seed" / "artefacts").mkdir(parents=True)
-    words = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url]
-    words += ["-backend", "memory", "-data", str(folder / "seed")]
-    with _running([str(_gcs_binary()), *words], folder / "gcs.log", f"{url}/storage/v1/b/artefacts"):
-        yield Cloud("gs", {"STORAGE_EMULATOR_HOST": url})
+    """An S3 server in place of Google's, with a public bucket `artefacts`, until the block ends."""
+    (folder / "buckets" / "artefacts").mkdir(parents=True)
+    with running_s3(folder / "buckets") as server, ExitStack() as stack:
+        objects = [(["*"], action, "artefacts/*") for action in ("s3:GetObject", "s3:PutObject", "s3:DeleteObject")]
+        server.allow("artefacts", (["*"], "s3:ListBucket", "artefacts"), *objects)
+        port = int(server.url.rpartition(":")[2])
+        front = stack.enter_context(
+            ThreadingHTTPServer(("127.0.0.1", 0), type("Front", (GoogleFront,), {"port": port}))
+        )
+        thread = threading.Thread(target=front.serve_forever)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(front.shutdown)
+        yield Cloud("gs", {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{front.server_port}"})
 
 
 @contextmanager
@@ -92,15 +144,6 @@ def _answers(url: str) -> bool:
         return True
     except OSError:
         return False
-
-
-def _gcs_binary() -> Path:
-    binary = CACHE / f"fake-gcs-server-{GCS_VERSION}"
-    if not binary.is_file():
-        with _building("go", "fake-gcs-server") as folder:
-            _made(["go", "install", "-ldflags=-s", f"{GCS_MODULE}@{GCS_VERSION}"], {"GOBIN": str(folder)})
-            (folder / "fake-gcs-server").replace(binary)
-    return binary
 
 
 def _azurite() -> Path:

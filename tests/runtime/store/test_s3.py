@@ -1,4 +1,4 @@
-"""A store in a real S3 server (versitygw), through s3fs as users have it."""
+"""A store in a real S3 server (versitygw)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from obstore.exceptions import PermissionDeniedError
 
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import (
@@ -24,35 +26,17 @@ from penstock.errors import (
     StoreUnavailable,
 )
 from penstock.manifest import MANIFEST_NAME
+from penstock_runtime import remote
 from penstock_runtime.models.sources.transfer import FetchProgress
 from penstock_runtime.remote import Retries
-from penstock_runtime.store import ArtefactStore, fetch, object_store, open_store
+from penstock_runtime.store import ArtefactStore, fetch, open_store
 from penstock_runtime.store.__main__ import main
 from penstock_runtime.store.fetch import digest_of, fault
 from tests.runtime.models.s3_server import S3, running_s3
 from tests.runtime.store.artefacts import FILES, names, publish_at_once, write_artefact
 
-s3fs = pytest.importorskip("s3fs")
-
 URI = StoreUri.parse("s3://artefacts/team/penstock")
 FEW = Retries(attempts=2, sleep=lambda _: None)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    root = tmp_path_factory.mktemp("s3") / "buckets"
-    (root / "artefacts").mkdir(parents=True)
-    with running_s3(root) as server:
-        yield server
-
-
-@pytest.fixture
-def s3(server: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
-    for name, value in server.environment().items():
-        monkeypatch.setenv(name, value)
-    yield server
-    for child in (server.root / "artefacts").iterdir():
-        shutil.rmtree(child)
 
 
 @pytest.fixture
@@ -95,7 +79,7 @@ def test_a_file_of_many_parts_is_published_and_fetched_completely(
     s3: S3, store: ArtefactStore, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # S3 takes parts from 5 MiB on.
-    monkeypatch.setitem(object_store._UPLOAD, URI.scheme, {"chunksize": 5 * 2**20, "max_concurrency": 2})
+    monkeypatch.setattr(remote, "PART_BYTES", 5 * 2**20)
     monkeypatch.setattr(fetch, "CHUNK_BYTES", 3_000_000)
     big = artefact / "model/onnxruntime-fp32/model.onnx"
     big.write_bytes(os.urandom(12_000_000))
@@ -328,18 +312,8 @@ def test_a_key_that_may_only_list_and_read_fetches_and_changes_nothing(
             monkeypatch.setenv(name, value)
         writer = open_store(URI, retries=FEW)
         published = writer.publish(artefact)
-        grants = (("s3:ListBucket", "artefacts"), ("s3:GetObject", "artefacts/team/penstock/*"))
-        statements = [
-            {
-                "Effect": "Allow",
-                "Principal": {"AWS": ["reader"]},
-                "Action": [action],
-                "Resource": [f"arn:aws:s3:::{on}"],
-            }
-            for action, on in grants
-        ]
-        policy = json.dumps({"Version": "2012-10-17", "Statement": statements})
-        s3fs.S3FileSystem().call_s3("put_bucket_policy", Bucket="artefacts", Policy=policy)
+        objects = "artefacts/team/penstock/*"
+        own.allow("artefacts", (["reader"], "s3:ListBucket", "artefacts"), (["reader"], "s3:GetObject", objects))
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "reader-secret")
         reader = open_store(URI, retries=FEW)
@@ -366,29 +340,15 @@ def test_the_key_of_a_namespace_cannot_change_or_read_artefacts_of_another(
     """With the policy of docs/how-to/use-an-object-store.md for the keys of two namespaces."""
     root = tmp_path / "own" / "buckets"
     (root / "artefacts").mkdir(parents=True)
-    statements = [{"users": ["a", "b"], "action": "s3:ListBucket", "on": "artefacts"}] + [
-        {"users": [name], "action": action, "on": f"artefacts/team/penstock/namespaces/{name}/*"}
+    rules = [(["a", "b"], "s3:ListBucket", "artefacts")] + [
+        ([name], action, f"artefacts/team/penstock/namespaces/{name}/*")
         for name in ("a", "b")
         for action in ("s3:GetObject", "s3:PutObject", "s3:DeleteObject")
     ]
-    policy = {
-        "Version": "2012-10-17",
-        "Statement": [
-            {
-                "Effect": "Allow",
-                "Principal": {"AWS": one["users"]},
-                "Action": [one["action"]],
-                "Resource": [f"arn:aws:s3:::{one['on']}"],
-            }
-            for one in statements
-        ],
-    }
     with running_s3(root, users={"a": "a-secret", "b": "b-secret"}) as own:
         for name, value in own.environment().items():
             monkeypatch.setenv(name, value)
-        s3fs.S3FileSystem(skip_instance_cache=True).call_s3(
-            "put_bucket_policy", Bucket="artefacts", Policy=json.dumps(policy)
-        )
+        own.allow("artefacts", *rules)
         use(monkeypatch, "a")
         digest = open_store(URI.of_namespace("a"), retries=FEW).publish(write_artefact(tmp_path / "a")).digest
         before = {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
@@ -401,10 +361,8 @@ def test_the_key_of_a_namespace_cannot_change_or_read_artefacts_of_another(
             target.delete(digest)
         with pytest.raises(StoreAccessDenied):
             target.fetch(digest, tmp_path / "cache")
-        with pytest.raises(PermissionError):
-            s3fs.S3FileSystem(skip_instance_cache=True).pipe_file(
-                f"{target.uri.location}/{digest.hexadecimal}/{MANIFEST_NAME}", b"{}"
-            )
+        with pytest.raises(PermissionDeniedError):
+            remote.open_bucket("s3", f"{target.uri.location}/{digest.hexadecimal}").write(MANIFEST_NAME, b"{}")
         assert {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()} == before
 
         same = open_store(URI.of_namespace("b"), retries=FEW)
@@ -466,9 +424,6 @@ def test_a_fetch_waits_for_a_server_that_returns(
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
-    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "gs", raising=False)
-    with pytest.raises(MissingPackage, match="Run pip install gcsfs"):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(MissingPackage, match=r"Run pip install 'penstock\[stores\]'"):
         open_store(StoreUri.parse("gs://bucket/x"))

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from penstock.resources.status import CanaryPhase, CanaryStatus, timestamp
-from penstock_operator.decide.canary_rule import CanaryOutcome, CanaryReason
+from penstock_operator.decide.canary import CanaryOutcome, CanaryReason
 from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.pods.judging import pod_problems
 from penstock_operator.endpoint.snapshot import EndpointSnapshot

@@ -20,12 +20,20 @@ from aiohttp import AddrInfoType
 
 from penstock.logs import log_event
 from penstock.resources.scaling import PrometheusQueries
-from penstock_operator.decide.interpret import Answer, QueryFailure, Vector
 from penstock_operator.decide.measurement import Metrics
 from penstock_operator.endpoint.prometheus_urls import IpNetwork, address_allowed
 from penstock_operator.facts.pod_data import read_body
 from penstock_operator.metrics import PROMETHEUS_QUERIES
-from penstock_operator.scaling.read.queries import EndpointPods, Windows, judged, queries, read
+from penstock_operator.scaling.read.queries import (
+    Answer,
+    EndpointPods,
+    QueryFailure,
+    Vector,
+    Windows,
+    judged,
+    queries,
+    read,
+)
 
 MAX_BYTES = 4_194_304
 MAX_FAILURES = 1_000

@@ -25,10 +25,15 @@ import aiohttp
 
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.pod_reports import pod_session
-from penstock_operator.decide.measurement import Idle, Metrics, Unknown, known
+from penstock_operator.decide.measurement import Idle, Metrics, PodReading, Unknown, known
 from penstock_operator.facts.findings import unprintable_as_spaces
 from penstock_operator.facts.names import INTERNAL_PORT
-from penstock_operator.facts.pod_data import DEMAND_MAX_BYTES, METRICS_MAX_BYTES, Unreadable, read_body
+from penstock_operator.facts.pod_data import (
+    DEMAND_MAX_BYTES,
+    METRICS_MAX_BYTES,
+    Unreadable,
+    read_body,
+)
 from penstock_operator.facts.pods import PodFacts
 from penstock_operator.metrics import SCRAPES
 from penstock_operator.supervision import supervised
@@ -60,41 +65,6 @@ CLOCK_SECONDS = 3600.0
 
 class UnreadableMetrics(Unreadable):
     """The text is not a runtime's metrics."""
-
-
-@dataclass(frozen=True, slots=True)
-class PodReading:
-    """The metrics of one pod at one moment. Counters count from the start of its process."""
-
-    arrivals: float
-    """Requests to the model that were answered, refused or aborted."""
-    in_flight: float
-    """Requests in progress, without the scrape itself."""
-    bounds: tuple[float, ...]
-    """Upper bounds of the latency histogram in seconds, ascending, the last one infinite. Of text generation: of the
-    time to the first token."""
-    counts: array[float]
-    """Answers up to each bound."""
-    errors: float = 0.0
-    """Answers with a status of 500 or more, which are among those of the histogram."""
-    answered: float = 0.0
-    """Requests to the model that were answered."""
-    tokens: float | None = None
-    """Of text generation output tokens, else those computed for answered requests; None: they are not counted."""
-
-    def checked(self, seconds: float) -> Self:
-        """The same. UnreadableMetrics when a count is more than a pod can reach within `seconds` of its creation."""
-        limit = MAX_PER_SECOND * (max(0.0, seconds) + CLOCK_SECONDS)
-        for count in (self.arrivals, self.in_flight, self.errors, self.answered, self.tokens or 0.0, max(self.counts)):
-            if count > limit:
-                raise UnreadableMetrics(f"it counts {count:.3g}, more than a pod reaches in {seconds:.0f} s")
-        return self
-
-    @property
-    def requests(self) -> float:
-        """Requests that were answered. Of text generation also those whose first token has come; one that failed before
-        it is only among the answered ones."""
-        return max(self.answered, self.counts[-1])
 
 
 def parse_metrics(text: str) -> PodReading:
@@ -166,6 +136,17 @@ def _count(rest: str, line: str) -> float:
     return value
 
 
+def _reachable(reading: PodReading, seconds: float) -> PodReading:
+    """The same reading. UnreadableMetrics when a count is more than a pod can reach within `seconds` of its
+    creation."""
+    limit = MAX_PER_SECOND * (max(0.0, seconds) + CLOCK_SECONDS)
+    tokens = reading.tokens or 0.0
+    counts = (reading.arrivals, reading.in_flight, reading.errors, reading.answered, tokens, max(reading.counts))
+    if max(counts) > limit:
+        raise UnreadableMetrics(f"it counts {max(counts):.3g}, more than a pod reaches in {seconds:.0f} s")
+    return reading
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class PodAddress:
     """Name and IP address of a pod."""
@@ -230,7 +211,7 @@ class PodScraper:
                 if response.status != 200:
                     return f"{pod.name} answers {response.status} to {url}"
                 body = await read_body(response.content.iter_any(), max_bytes=METRICS_MAX_BYTES)
-            return self._reader(body.decode(errors="replace")).checked(time.time() - pod.created)
+            return _reachable(self._reader(body.decode(errors="replace")), time.time() - pod.created)
         except TimeoutError:
             return f"{pod.name} does not answer within {self._timeout.total:g} s on {url}"
         except aiohttp.ClientError as error:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_optimizer.export.transformer import Activation, AnyNorm, Decoder, Dense, Layer, Norm, Rotary, window_of
+from penstock_optimizer.quantise.rounding import LARGEST, SMALLEST_SCALE, largest_step, rounded
 from penstock_runtime.engines.native import graph_file
 from penstock_runtime.engines.native.decoder_file import (
     GROUP,
@@ -33,11 +34,6 @@ _ACTIVATIONS: dict[Activation, graph_file.Activation] = {
     Activation.TANH: "tanh",
     Activation.LINEAR: "none",
 }
-
-_MOST = 127
-"""The largest weight in 8 bits."""
-_LEAST = np.float32(1e-30)
-"""The smallest scale, of an output whose weights are all zero."""
 
 
 def why_not_native(decoder: Decoder) -> str | None:
@@ -68,14 +64,13 @@ def packed(weight: Float, bits: int) -> tuple[NDArray[np.uint8], Float]:
     """A weight [outputs, inputs], both multiples of 32, as records (`record_bytes` of kernels.h), uint8
     [outputs / 32, inputs / 32, bytes], and the scales of the outputs, float32 [outputs]."""
     panels, groups = weight.shape[0] // PANEL, weight.shape[1] // GROUP
-    largest = np.abs(weight).max(1) / np.float32(_MOST)
     if bits == 8:
-        scales = np.maximum(largest, _LEAST)
-        values = np.rint(weight / scales[:, None]).astype(np.int8).view(np.uint8)
-        return np.ascontiguousarray(_ordered(values, panels, groups)).reshape(panels, groups, -1), scales
+        values, scales = rounded(weight, 1)
+        ordered = np.ascontiguousarray(_ordered(values.view(np.uint8), panels, groups))
+        return ordered.reshape(panels, groups, -1), scales[:, 0]
     grouped = weight.reshape(len(weight), groups, GROUP)
     reach = (grouped.max(2) - grouped.min(2)).max(1) / np.float32(15 * 255 / 16)
-    scales = np.maximum(np.maximum(largest, reach), _LEAST)
+    scales = np.maximum(np.maximum(largest_step(weight, 1)[:, 0], reach), SMALLEST_SCALE)
     numbers, starts, steps = _numbers(grouped / scales[:, None, None])
     ordered = _ordered(numbers.reshape(weight.shape), panels, groups)
     parts = [
@@ -107,7 +102,7 @@ def _numbers(wanted: Float) -> tuple[NDArray[np.uint8], NDArray[np.int16], NDArr
         number = np.clip(np.rint(off / np.maximum(step, 1)[..., None]), 0, 15)
         reached = np.floor((step[..., None] * number + start[..., None]) / 16)
         error = ((reached - wanted) ** 2).sum(2)
-        better = (error < least) & (np.abs(reached).max(2) <= _MOST)
+        better = (error < least) & (np.abs(reached).max(2) <= LARGEST)
         least = np.where(better, error, least)
         steps, starts = np.where(better, step, steps), np.where(better, start, starts)
         numbers = np.where(better[..., None], number, numbers).astype(np.uint8)

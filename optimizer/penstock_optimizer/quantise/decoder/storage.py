@@ -14,12 +14,9 @@ import openvino as ov
 from openvino import Type
 from openvino import opset13 as op
 
+from penstock_optimizer.quantise.rounding import SMALLEST_SCALE, rounded
+from penstock_runtime.engines.native.decoder_file import GROUP
 from penstock_runtime.rows import Float
-
-SMALLEST_SCALE = np.float32(1e-30)
-"""Of a channel or group of zeros."""
-GROUP = 32
-"""Weights that share a scale and a minimum, as in llama.cpp's 4-bit formats."""
 
 
 class Storage(StrEnum):
@@ -41,7 +38,7 @@ def stored(weight: Float, storage: Storage, name: str) -> Any:
         case Storage.INT4 if weight.shape[1] % GROUP == 0:
             return _int4(weight, name)
         case Storage.INT8_GROUPS if weight.shape[1] % GROUP == 0:
-            return _int8_groups(weight, name)
+            return _joined(_int8(_grouped(weight), name), weight)
         case Storage.INT4 | Storage.INT8 | Storage.INT8_GROUPS:
             return _int8(weight, name)
         case _:
@@ -49,30 +46,28 @@ def stored(weight: Float, storage: Storage, name: str) -> Any:
 
 
 def _int8(weight: Float, name: str) -> Any:
-    scale = np.maximum(np.abs(weight).max(1, keepdims=True) / np.float32(127), SMALLEST_SCALE)
-    values = np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
+    values, scale = rounded(weight, weight.ndim - 1)
     return op.multiply(op.convert(op.constant(values, name=name), Type.f32), op.constant(scale))
 
 
-def _int8_groups(weight: Float, name: str) -> Any:
-    rows, columns = weight.shape
-    grouped = weight.reshape(rows, columns // GROUP, GROUP)
-    scale = np.maximum(np.abs(grouped).max(2, keepdims=True) / np.float32(127), SMALLEST_SCALE)
-    values = np.clip(np.rint(grouped / scale), -127, 127).astype(np.int8)
-    expanded = op.multiply(op.convert(op.constant(values, name=name), Type.f32), op.constant(scale))
-    return op.reshape(expanded, op.constant(np.array([rows, columns], np.int64)), special_zero=False)
+def _grouped(weight: Float) -> Float:
+    """[rows, groups, GROUP]"""
+    return weight.reshape(len(weight), -1, GROUP)
+
+
+def _joined(expanded: Any, weight: Float) -> Any:
+    """Groups as the rows of the weight again."""
+    return op.reshape(expanded, op.constant(np.array(weight.shape, np.int64)), special_zero=False)
 
 
 def _int4(weight: Float, name: str) -> Any:
-    rows, columns = weight.shape
-    grouped = weight.reshape(rows, columns // GROUP, GROUP)
+    grouped = _grouped(weight)
     lowest, highest = grouped.min(2, keepdims=True), grouped.max(2, keepdims=True)
     scale = np.maximum((highest - lowest) / np.float32(15), SMALLEST_SCALE)
     values = np.clip(np.rint((grouped - lowest) / scale), 0, 15).astype(np.uint8)
     zero = -lowest / scale
     whole = op.subtract(op.convert(_packed(values, name), Type.f32), op.constant(zero))
-    expanded = op.multiply(whole, op.constant(scale))
-    return op.reshape(expanded, op.constant(np.array([rows, columns], np.int64)), special_zero=False)
+    return _joined(op.multiply(whole, op.constant(scale)), weight)
 
 
 def _packed(values: Any, name: str) -> Any:

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from importlib import resources
 
 from penstock.tasks import TaskName
-from penstock_runtime.http.api.bodies import dumps
-from penstock_runtime.http.api.openapi import document
-from penstock_runtime.http.api.service import ModelService
+from penstock_runtime.http.api.core.bodies import dumps
+from penstock_runtime.http.api.core.service import ModelService
+from penstock_runtime.http.pages.openapi import document
 from penstock_runtime.http.transport.message import Request, Response, Route
 
+TAG = "Pages"
 HTML = b"text/html; charset=utf-8"
 
 
@@ -79,3 +80,20 @@ class Documents:
             wants_token = self._service.settings.access.wants_token
             self._document = dumps(document(self.routes, name=status.name, task=status.task, wants_token=wants_token))
         return Response(self._document)
+
+    def table(self) -> tuple[Route, ...]:
+        """The routes."""
+        plain = {"type": "string"}
+        return (
+            Route(
+                "GET", "/openapi.json", self.openapi, "This document", "Operation", response={"type": "object"},
+            ),
+            Route(
+                "GET", "/", self.playground, "The playground", TAG, public=True, content_type="text/html",
+                response=plain,
+            ),
+            Route(
+                "GET", "/docs", self.reference, "The reference", TAG, public=True, content_type="text/html",
+                response=plain,
+            ),
+        )  # fmt: skip

@@ -12,7 +12,7 @@ from penstock.resources.core import ModelSource, Scheme
 from penstock_runtime.models import gguf_folder
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources.hub import HubFetch
-from penstock_runtime.models.sources.object_source import ObjectFetch, open_filesystem
+from penstock_runtime.models.sources.object_source import ObjectFetch, open_source
 from penstock_runtime.models.sources.transfer import FetchProgress, OnProgress, ignore_progress
 from penstock_runtime.remote import DEFAULT_RETRIES, Retries
 
@@ -51,8 +51,9 @@ def fetch_model(
         case Scheme.HF:
             folder = HubFetch(source, cache, token, graph=graph, retries=retries, report=on_progress).run()
         case Scheme.S3 | Scheme.GS | Scheme.AZ:
-            filesystem = open_filesystem(source)
-            folder = ObjectFetch(source, filesystem, cache, graph=graph, retries=retries, report=on_progress).run()
+            folder = ObjectFetch(
+                source, open_source(source), cache, graph=graph, retries=retries, report=on_progress
+            ).run()
     if _is_gguf(folder):
         name, size = folder.name, folder.stat().st_size
         on_progress(FetchProgress(str(source), name, 0, size))

@@ -1,4 +1,4 @@
-"""`s3://`, `gs://` and `az://` model sources: downloads through fsspec.
+"""`s3://`, `gs://` and `az://` model sources: downloads.
 
 The folder of a model is named by a hash of the listing (names, sizes, entity tags), so a changed model gets a new
 folder and an unchanged one is fetched once. Files are written to a temporary folder, which is synced and renamed when
@@ -19,16 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import (
-    CorruptModel,
     ModelAccessDenied,
     ModelError,
     ModelNotFound,
     ModelUnavailable,
-    OutOfDisk,
     PenstockError,
 )
 from penstock.resources.core import ModelSource
-from penstock_runtime import remote
 from penstock_runtime.host.disk import lock_file, sync_folders
 from penstock_runtime.models.files import check_code, own_graph, remote_code_classes
 from penstock_runtime.models.sources.transfer import (
@@ -38,31 +35,18 @@ from penstock_runtime.models.sources.transfer import (
     choose_files,
     translate_folder_errors,
 )
-from penstock_runtime.remote import FailureKind, FileSystem, Retries, classify_failure, first_line, relative
+from penstock_runtime.remote import (
+    Bucket,
+    FailureKind,
+    Retries,
+    StoredObject,
+    classify_failure,
+    describe,
+    open_bucket,
+)
 
 CHUNK_BYTES = 16 * 2**20
 """Size of one read: held in memory, and the most that is lost if a connection breaks."""
-
-_VERSION_KEYS = (
-    "ETag",
-    "etag",
-    "md5Hash",
-    "content_settings",
-    "generation",
-    "LastModified",
-    "last_modified",
-    "mtime",
-    "created",
-)
-"""The stores' names for the version of an object, the most precise one first."""
-
-
-@dataclass(frozen=True)
-class _Object:
-    path: str
-    """The full name in the store."""
-    size: int
-    version: str
 
 
 @dataclass(frozen=True)
@@ -70,7 +54,7 @@ class ObjectFetch:
     """One fetch of one prefix."""
 
     source: ModelSource
-    filesystem: FileSystem
+    bucket: Bucket
     cache: Path
     graph: bool
     retries: Retries
@@ -115,51 +99,43 @@ class ObjectFetch:
             sync_folders(folder.parent, below=False)
         return folder
 
-    def _list(self) -> dict[str, _Object]:
+    def _list(self) -> dict[str, StoredObject]:
         """The files of the folder and of its relevant subfolders, by relative name."""
-        prefix = self.source.location.rstrip("/")
         with self._translate_errors():
-            self.filesystem.invalidate_cache()
-            # Not `find` or `walk`: s3fs ignores errors there, and denied access would look like an empty folder.
-            found = self.filesystem.ls(prefix, detail=True)
-            folders = [facts["name"] for facts in found if facts.get("type") == "directory"]
-            for folder in folders:
-                if FOLDER.fullmatch(relative(folder, prefix)):
-                    found = [*found, *self.filesystem.ls(folder, detail=True)]
-        objects = {
-            relative(facts["name"], prefix): _Object(facts["name"], int(facts.get("size") or 0), _version(facts))
-            for facts in found
-            if facts.get("type") == "file"
-        }
+            folders, found = self.bucket.level()
+            objects = {one.name: one for one in found}
+            for folder in filter(FOLDER.fullmatch, folders):
+                _, found = self.bucket.below(folder).level()
+                objects |= {f"{folder}/{one.name}": one for one in found}
         if not any(objects):
             raise ModelNotFound(f"{self.source}: there is nothing under this name", remedy="Check bucket and path")
         return objects
 
-    def _wanted(self) -> dict[str, _Object]:
+    def _wanted(self) -> dict[str, StoredObject]:
         """The objects to fetch, by relative name."""
         objects = self.retries.run(self._list)
         graph = self.graph
         if "config.json" in objects:
-            config = self.retries.run(lambda: self._config(objects["config.json"]))
+            config = self.retries.run(self._config)
             check_code(str(self.source), config, has_graph=own_graph(objects) is not None)
             graph = graph or bool(remote_code_classes(config))
         return {name: objects[name] for name in choose_files(str(self.source), objects, graph=graph)}
 
-    def _config(self, found: _Object) -> Mapping[str, Any]:
+    def _config(self) -> Mapping[str, Any]:
         """`config.json`, to check early for models with their own code; `ModelFolder.open` reports a damaged file."""
         with self._translate_errors():
-            content = self.filesystem.cat_file(found.path)
+            content = self.bucket.read("config.json")
         try:
             value = json.loads(content)
         except (ValueError, RecursionError):
             return {}
         return value if isinstance(value, dict) else {}
 
-    def _key(self, wanted: Mapping[str, _Object]) -> str:
+    def _key(self, wanted: Mapping[str, StoredObject]) -> str:
         listed = sorted((name, found.size, found.version) for name, found in wanted.items())
         return hashlib.sha256(json.dumps([str(self.source), listed]).encode()).hexdigest()
 
-    def _fetch_all(self, wanted: Mapping[str, _Object], folder: Path) -> None:
+    def _fetch_all(self, wanted: Mapping[str, StoredObject], folder: Path) -> None:
         total, done = sum(found.size for found in wanted.values()), 0
         for name, found in wanted.items():
             target = folder / name
@@ -170,7 +146,7 @@ class ObjectFetch:
                     file.truncate(position := 0)
                 while position < found.size:
                     self.report(FetchProgress(str(self.source), name, done + position, total))
-                    chunk = self.retries.run(partial(self._chunk, found, position))
+                    chunk = self.retries.run(partial(self._chunk, name, position, found.size))
                     file.write(chunk)
                     position += len(chunk)
                 file.flush()
@@ -178,11 +154,11 @@ class ObjectFetch:
             done += found.size
             self.report(FetchProgress(str(self.source), name, done, total))
 
-    def _chunk(self, found: _Object, start: int) -> bytes:
+    def _chunk(self, name: str, start: int, size: int) -> bytes:
         with self._translate_errors():
-            chunk = self.filesystem.cat_file(found.path, start=start, end=min(start + CHUNK_BYTES, found.size))
+            chunk = self.bucket.read(name, start, min(start + CHUNK_BYTES, size))
         if not chunk:
-            raise ModelUnavailable(f"{self.source}: {found.path} ends before its size", remedy="Try again later")
+            raise ModelUnavailable(f"{self.source}: {name} ends before its size", remedy="Try again later")
         return chunk
 
     @contextmanager
@@ -198,63 +174,47 @@ class ObjectFetch:
             raise known from error
 
 
-def open_filesystem(source: ModelSource) -> FileSystem:
-    """The object store of a source, with the credentials that its library finds (environment, files, workload
-    identity).
-
-    MissingPackage names the package to install.
-    """
+def open_source(source: ModelSource) -> Bucket:
+    """The folder of a source in its object store, with the credentials of the environment. Raises the errors of
+    `open_bucket`, those of obstore as errors of the model."""
     try:
-        filesystem: FileSystem = remote.open_filesystem(source.scheme.value)
+        return open_bucket(source.scheme.value, source.location)
     except PenstockError:
         raise
-    except Exception as error:  # some libraries look for credentials here
+    except Exception as error:  # invalid settings
         known = object_error(error, source)
         if known is None:
             raise
         raise known from error
-    return filesystem
 
 
 def object_error(error: Exception, source: ModelSource) -> PenstockError | None:
     """The error of Penstock for an error of a store's library; None for other errors."""
     match classify_failure(error):
-        case FailureKind.NOTHING_THERE:
+        case FailureKind.NO_OBJECT | FailureKind.NO_BUCKET:
             return ModelNotFound(f"{source}: there is nothing under this name", remedy="Check bucket and path")
         case FailureKind.DENIED:
             return ModelAccessDenied(
-                f"{source}: the store refuses access ({first_line(error)})",
+                f"{source}: the store refuses access ({describe(error)})",
                 remedy="Give credentials that may list and read it (docs/reference/models.md#object-stores)",
-            )
-        case FailureKind.FULL_DISK:
-            return OutOfDisk(
-                f"no space left in the cache for {source}", remedy="Free space there, or set another cache"
             )
         case FailureKind.REFUSED:
             return ModelError(
-                f"{source}: the store cannot answer ({first_line(error)})",
+                f"{source}: the store cannot answer ({describe(error)})",
                 remedy="Check its address, its settings and the credentials (docs/reference/models.md#object-stores)",
-            )
-        case FailureKind.ALTERED:
-            return CorruptModel(
-                f"{source}: a file was altered in the store ({first_line(error)})", remedy="Upload the model again"
             )
         case FailureKind.UNAVAILABLE:
             return ModelUnavailable(
-                f"{source}: the store does not deliver ({first_line(error)})",
+                f"{source}: the store does not deliver ({describe(error)})",
                 remedy="Check its address and the connection, and try again later",
             )
         case None:
             return None
 
 
-def _is_whole(folder: Path, wanted: Mapping[str, _Object]) -> bool:
+def _is_whole(folder: Path, wanted: Mapping[str, StoredObject]) -> bool:
     """True if every file exists with its size. Contents are not read: that would take as long as a fetch."""
     try:
         return all((folder / name).stat().st_size == found.size for name, found in wanted.items())
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-def _version(facts: Mapping[str, Any]) -> str:
-    return next((str(facts[key]) for key in _VERSION_KEYS if facts.get(key)), "")

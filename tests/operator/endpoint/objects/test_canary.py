@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock_operator.decide.canary_rule import CanaryOutcome, CanaryReason
+from penstock_operator.decide.canary import CanaryOutcome, CanaryReason
 from penstock_operator.endpoint.objects.rollout import with_template_of
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.facts import names

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock_operator.decide.canary import PlanCounter
 from penstock_operator.scaling.read.scrape import UnreadableMetrics, parse_metrics
 from tests.operator.scaling.pods import ServingPod
 
@@ -94,3 +95,25 @@ def test_timestamps_and_brackets_in_labels_are_accepted() -> None:
 def test_any_text_is_parsed_or_refused(text: str) -> None:
     with pytest.raises(UnreadableMetrics):
         parse_metrics(text)
+
+
+def test_answers_with_500_are_errors_and_those_of_a_server_that_is_not_ready_are_not() -> None:
+    pod = ServingPod()
+    pod.answer(10)
+    for code in (500, 504, 503, 429, 422):
+        pod.metrics.finished("/predict", code, 0.01, inference=True)
+
+    assert parse_metrics(pod.text()).errors == 2
+
+
+def test_requests_of_text_generation_count_with_their_first_token_or_their_failure() -> None:
+    failing, streaming = ServingPod(), ServingPod()
+    failing.generate(5)
+    failing.metrics.finished("/v1/chat/completions", 500, 0.01, inference=True)
+    streaming.generate(5)
+    streaming.metrics.generation.first_token(0.2)
+    counters = PlanCounter(), PlanCounter()
+    for counter, pod in zip(counters, (failing, streaming), strict=True):
+        counter.put("a", parse_metrics(pod.text()), new=True)
+
+    assert [(one.counts.requests, one.counts.errors) for one in counters if one.counts] == [(2, 1), (2, 0)]

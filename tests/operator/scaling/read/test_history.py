@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock_operator.decide import Idle, Metrics, Unknown, Value
-from penstock_operator.scaling.read.history import History, share_within
+from penstock_operator.decide.measurement import share_within
+from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.scrape import parse_metrics
 from tests.operator.scaling.pods import ServingPod
 

@@ -10,8 +10,18 @@ import pytest
 
 from penstock.resources.scaling import PrometheusQueries
 from penstock_operator.decide import Idle, Metrics, Unknown, Value
-from penstock_operator.decide.interpret import Answer, Element, QueryFailure, Vector
-from penstock_operator.scaling.read.queries import EndpointPods, Windows, judged, queries, read, selector
+from penstock_operator.scaling.read.queries import (
+    Answer,
+    Element,
+    EndpointPods,
+    QueryFailure,
+    Vector,
+    Windows,
+    judged,
+    queries,
+    read,
+    selector,
+)
 
 PLACE = EndpointPods("team-a", "emotion", ("emotion-5f7d9c6b8-abcde", "emotion-5f7d9c6b8-fghij"))
 WINDOWS = Windows.of(15)

@@ -9,7 +9,8 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 from openvino import opset13 as op
 
-from penstock_optimizer.quantise.decoder.storage import GROUP, Storage, stored
+from penstock_optimizer.quantise.decoder.storage import Storage, stored
+from penstock_runtime.engines.native.decoder_file import GROUP
 from penstock_runtime.rows import Float
 
 RANDOM = np.random.default_rng(0)

@@ -105,6 +105,21 @@ def test_a_product_of_many_inputs_and_lines_is_exact(kernels: Kernels, lines: in
 
 
 @KERNELS
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.75])
+def test_the_zero_point_of_a_line_is_rounded_to_the_nearest(kernels: Kernels, share: float) -> None:
+    lowest, highest = -100 - share, 155 - share  # a step of 1
+    x = np.full((3, 32), lowest, np.float32)
+    x[:, 1:] = np.linspace(lowest, highest, 31, dtype=np.float32)
+    tensors = {"w": np.eye(32, dtype=np.int8), "s": np.ones(32, np.float32), "b": np.zeros(32, np.float32)}
+    step, _ = product(32, 32, np.random.default_rng(0))
+
+    y = run([step], tensors, x, kernels=kernels)
+
+    assert np.abs(y - x).max() <= 0.5001
+    assert y[0, 0] == -np.rint(100 + share)
+
+
+@KERNELS
 @settings(max_examples=25)
 @given(lines=LINES, inputs=WIDTHS, outputs=WIDTHS, seed=SEEDS)
 def test_an_8_bit_product_is_off_by_half_a_step_for_each_input_at_most(

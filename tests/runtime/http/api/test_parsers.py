@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import RequestError
-from penstock_runtime.http.api.bodies import read_json
-from penstock_runtime.http.api.predict import Envelope
-from penstock_runtime.http.api.signatures import SIGNATURES
-from penstock_runtime.http.api.tensors import OutputTensor, read_texts
-from penstock_runtime.http.api.v2 import HEADER_LENGTH, read_inference
+from penstock_runtime.http.api.core.bodies import Envelope, read_json
+from penstock_runtime.http.api.kserve.requests import HEADER_LENGTH, read_inference
+from penstock_runtime.http.api.kserve.signatures import SIGNATURES
+from penstock_runtime.http.api.kserve.tensors import OutputTensor, read_texts
 from penstock_runtime.http.transport.message import Request, Response, encode
 from penstock_runtime.tasks.factory import request_schema
 from tests.examples import examples

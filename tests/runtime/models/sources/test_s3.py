@@ -1,10 +1,9 @@
-"""`s3://` against a real S3 server (versitygw), through s3fs as users have it."""
+"""`s3://` against a real S3 server (versitygw)."""
 
 from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,41 +14,20 @@ from penstock.resources.core import ModelSource
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources.fetch import fetch_model
 from penstock_runtime.models.sources.transfer import FetchProgress
-from penstock_runtime.remote import Retries
+from penstock_runtime.remote import Retries, open_bucket
 from tests.runtime.models.folders import bare_folder, sentence_folder, write_pickle
-from tests.runtime.models.s3_server import S3, running_s3
-
-pytest.importorskip("s3fs")
+from tests.runtime.models.s3_server import S3
 
 SOURCE = ModelSource.parse("s3://models/team/minilm")
 FEW = Retries(attempts=2, sleep=lambda _: None)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    root = tmp_path_factory.mktemp("s3") / "buckets"
-    (root / "models").mkdir(parents=True)
-    with running_s3(root) as server:
-        yield server
-
-
-@pytest.fixture
-def s3(server: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
-    for name, value in server.environment().items():
-        monkeypatch.setenv(name, value)
-    yield server
-    for child in (server.root / "models").iterdir():
-        shutil.rmtree(child)
-
-
 def upload(s3: S3, folder: Path, prefix: str = "team/minilm") -> None:
     """Through the server, so that its entity tags and metadata are those of real uploads."""
-    import s3fs
-
-    filesystem = s3fs.S3FileSystem(skip_instance_cache=True)
+    bucket = open_bucket("s3", f"models/{prefix}")
     for path in folder.rglob("*"):
         if path.is_file():
-            filesystem.pipe_file(f"models/{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+            bucket.write(path.relative_to(folder).as_posix(), path)
 
 
 def test_only_the_files_of_a_model_are_fetched_and_only_once(s3: S3, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""What the APIs share: bodies, the model, text generation, conversations."""

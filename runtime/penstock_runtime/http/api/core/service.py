@@ -1,0 +1,130 @@
+"""The model as the routes use it: predictions, and what is served. Of HTTP it knows the deadline header only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+from penstock_runtime.errors import InvalidInput, NotReady, UnsupportedRoute
+from penstock_runtime.http.transport.message import Request
+from penstock_runtime.serving.metrics import ServerMetrics
+from penstock_runtime.serving.predictor import Answer
+from penstock_runtime.serving.status import ServerPhase, ServerStatus
+from penstock_runtime.settings import Settings
+from penstock_runtime.tasks.fields import shortened_name
+from penstock_runtime.tokens import Tokenizer
+
+T = TypeVar("T")
+
+
+class PredictorLike(Protocol):
+    """`penstock_runtime.serving.predictor.Predictor`, or a smaller one in tests."""
+
+    async def predict(
+        self,
+        inputs: Any,
+        parameters: Mapping[str, Any],
+        *,
+        deadline_seconds: float | None = None,
+        caller: int = 0,
+        client: str = "",
+        tenant: str = "",
+    ) -> Answer:
+        """The answer, or a RequestError. May be cancelled. `client`: the address; `tenant`: the name of the bearer
+        token."""
+        ...
+
+    async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int) -> T:
+        """What `work` makes of the model's tokenizer and texts of `size` characters; or a RequestError."""
+        ...
+
+    async def drain(self) -> None:
+        """Returns when no request is in progress."""
+        ...
+
+    def queue_depth(self) -> tuple[int, int]:
+        """Waiting rows and tokens."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """For `/info`, as JSON."""
+        ...
+
+
+class ModelService:
+    """The predictor, and what clients can ask about it."""
+
+    def __init__(self, status: ServerStatus, settings: Settings, metrics: ServerMetrics) -> None:
+        self.status = status
+        self.settings = settings
+        self.metrics = metrics
+        self.predictor: PredictorLike | None = None
+        """None while the model loads."""
+
+    async def predict(self, request: Request, inputs: Any, parameters: Mapping[str, Any]) -> Answer:
+        """Run the model. NotReady while it loads; otherwise the errors of the predictor."""
+        predictor = self.predictor
+        if predictor is None:
+            raise NotReady(self.status.message, retry_after_seconds=5)
+        if self.status.route_prompts and parameters.get("prompt_name") is None and request.route is not None:
+            prompt = self.status.route_prompts.get(request.route.path)
+            parameters = parameters if prompt is None else {**parameters, "prompt_name": prompt}
+        answer = await predictor.predict(
+            inputs,
+            parameters,
+            deadline_seconds=self.deadline_seconds(request),
+            caller=request.caller,
+            client=request.client,
+            tenant=request.token,
+        )
+        self.metrics.answered(answer)
+        return answer
+
+    async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int) -> T:
+        """`Predictor.with_tokenizer`. NotReady while the model loads."""
+        if self.predictor is None:
+            raise NotReady(self.status.message, retry_after_seconds=5)
+        return await self.predictor.with_tokenizer(work, size)
+
+    def deadline_seconds(self, request: Request) -> float:
+        """The client's deadline if shorter than the setting's; InvalidInput if it is not a positive number."""
+        limit = self.settings.queue.deadline_seconds
+        text = request.headers.get(b"x-deadline-ms")
+        if text is None:
+            return limit
+        try:
+            milliseconds = float(text)
+        except ValueError:
+            milliseconds = -1.0
+        if not milliseconds > 0:
+            raise InvalidInput(
+                f"the header x-deadline-ms is {text.decode('latin-1')!r}",
+                field="x-deadline-ms",
+                remedy="Give a positive number of milliseconds",
+            )
+        return min(limit, milliseconds / 1000)
+
+    def require_name(self, name: str) -> None:
+        """UnsupportedRoute unless `name` is the endpoint's."""
+        if name != self.status.name:
+            raise UnsupportedRoute(
+                f"there is no model {shortened_name(name)!r} here",
+                remedy=f"This endpoint's model is {self.status.name!r}",
+            )
+
+    def require_ready(self) -> None:
+        """NotReady unless new requests are accepted."""
+        if self.status.phase is ServerPhase.DRAINING:
+            raise NotReady(self.status.failure or "the server is draining", remedy="Ask another replica")
+        if not self.ready:
+            raise NotReady(self.status.message)
+        if self.status.tokens == 0:
+            raise NotReady(
+                "no bearer token is known, so every request would be refused",
+                remedy="Put one into the folder of --auth-token-folder, or into the Secret that is mounted there",
+            )
+
+    @property
+    def ready(self) -> bool:
+        """True when new requests are accepted."""
+        return self.status.phase is ServerPhase.READY

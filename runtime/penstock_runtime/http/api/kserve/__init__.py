@@ -1,0 +1,1 @@
+"""KServe's protocols V1 and v2."""

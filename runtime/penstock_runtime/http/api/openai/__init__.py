@@ -1,0 +1,1 @@
+"""OpenAI's embeddings, models, chat completions and completions."""

@@ -1,0 +1,1 @@
+"""/predict, and the routes for operation."""

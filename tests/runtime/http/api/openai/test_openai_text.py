@@ -1,0 +1,716 @@
+"""Chat and completions over HTTP, with OpenAI's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from penstock_runtime.generation.sampling import SampledToken
+from penstock_runtime.http.api.core.unknown_fields import MOST_LOGGED, UnknownFields
+from penstock_runtime.http.api.openai.answers import AnswerStream, CompletionAnswer
+from penstock_runtime.serving.generation_request import Continuation
+from tests.runtime.generation.paged_engine import PagedEngine
+from tests.runtime.generation.small_model import (
+    TEMPLATE,
+    TOOL_TEMPLATE,
+    serving_generation,
+    small_engine,
+    small_generation_model,
+)
+from tests.runtime.http.serving import Endpoint, until
+
+MESSAGES: Any = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    with serving_generation(small_generation_model(tmp_path_factory.mktemp("model"))) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(endpoint: Endpoint) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="x", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def tools_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    path = tmp_path_factory.mktemp("model")
+    with serving_generation(small_generation_model(path, template=TOOL_TEMPLATE)) as running:
+        yield running
+
+
+def post(endpoint: Endpoint, path: str, body: Any, **headers: str) -> httpx.Response:
+    return httpx.post(f"{endpoint.url}{path}", json=body, headers=headers, timeout=60, verify=False)
+
+
+def chat(client: openai.OpenAI, **options: Any) -> Any:
+    return client.chat.completions.create(model="smol", messages=MESSAGES, **{"max_tokens": 12, **options})
+
+
+class TestChat:
+    def test_an_answer_has_text_reason_and_usage(self, client: openai.OpenAI) -> None:
+        answer = chat(client, temperature=0)
+        (choice,) = answer.choices
+        assert choice.message.role == "assistant"
+        assert choice.message.content
+        assert choice.finish_reason == "length"
+        assert answer.usage.prompt_tokens == len("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n") - 34 + 3
+        assert answer.usage.completion_tokens == 12
+        assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
+        assert answer.object == "chat.completion"
+        assert answer.system_fingerprint == "fp_local_varies_with_batch"
+
+    def test_a_stream_has_the_text_of_the_answer(self, client: openai.OpenAI) -> None:
+        whole = chat(client, temperature=0)
+        chunks = list(chat(client, temperature=0, stream=True, stream_options={"include_usage": True}))
+        assert chunks[0].choices[0].delta.role == "assistant"
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert text == whole.choices[0].message.content
+        assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+        assert chunks[-1].choices == []
+        assert chunks[-1].usage.completion_tokens == 12
+        assert len({chunk.id for chunk in chunks}) == 1
+
+    def test_the_async_client_streams(self, endpoint: Endpoint, client: openai.OpenAI) -> None:
+        async def run() -> str:
+            async with openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key="x") as other:
+                stream = await other.chat.completions.create(
+                    model="smol", messages=MESSAGES, max_tokens=12, temperature=0, stream=True
+                )
+                return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+        assert asyncio.run(run()) == chat(client, temperature=0).choices[0].message.content
+
+    def test_a_seed_repeats_the_answer_in_any_company(self, endpoint: Endpoint, client: openai.OpenAI) -> None:
+        alone = chat(client, seed=5, temperature=1.5).choices[0].message.content
+        assert chat(client, seed=6, temperature=1.5).choices[0].message.content != alone
+        texts: list[str] = []
+
+        def ask(seed: int) -> None:
+            body = {"messages": MESSAGES, "max_tokens": 12, "seed": seed, "temperature": 1.5}
+            text = post(endpoint, "/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+            if seed == 5:
+                texts.append(text)
+
+        threads = [threading.Thread(target=ask, args=(seed,)) for seed in (5, 1, 5, 2, 5, 3, 5, 4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert texts == [alone] * 4
+
+    def test_n_answers_differ_and_are_those_of_their_seed(self, client: openai.OpenAI) -> None:
+        first, second = (chat(client, n=3, seed=1, temperature=1.5) for _ in range(2))
+        texts = [choice.message.content for choice in first.choices]
+        assert [choice.index for choice in first.choices] == [0, 1, 2]
+        assert len(set(texts)) == 3
+        assert texts == [choice.message.content for choice in second.choices]
+        assert first.usage.completion_tokens == 36
+        streamed: dict[int, str] = {}
+        for chunk in chat(client, n=3, seed=1, temperature=1.5, stream=True):
+            (choice,) = chunk.choices
+            streamed[choice.index] = streamed.get(choice.index, "") + (choice.delta.content or "")
+        assert [streamed[index] for index in range(3)] == texts
+
+    def test_probabilities_come_with_each_token_also_in_a_stream(self, client: openai.OpenAI) -> None:
+        whole = chat(client, temperature=0, logprobs=True, top_logprobs=3).choices[0].logprobs.content
+        assert len(whole) == 12
+        for one in whole:
+            assert one.top_logprobs[0].logprob == one.logprob <= 0
+            assert len(one.top_logprobs) == 3
+        parts = []
+        for chunk in chat(client, temperature=0, logprobs=True, top_logprobs=3, stream=True):
+            if chunk.choices[0].logprobs is not None:
+                parts += chunk.choices[0].logprobs.content
+        assert [one.bytes for one in parts] == [one.bytes for one in whole]
+        assert [one.logprob for one in parts] == [one.logprob for one in whole]
+
+    def test_a_stop_string_ends_the_text_before_it(self, client: openai.OpenAI) -> None:
+        text = chat(client, seed=3, temperature=1.5, max_tokens=40).choices[0].message.content
+        stop = text[8:10]
+        choice = chat(client, seed=3, temperature=1.5, max_tokens=40, stop=[stop]).choices[0]
+        assert choice.message.content == text[: text.index(stop)]
+        assert choice.finish_reason == "stop"
+        chunks = chat(client, seed=3, temperature=1.5, max_tokens=40, stop=stop, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == choice.message.content
+
+    def test_the_end_token_of_the_model_ends_the_text(self, client: openai.OpenAI) -> None:
+        choice = chat(client, logit_bias={"257": 100}).choices[0]
+        assert choice.finish_reason == "stop"
+        assert choice.message.content == ""
+
+    def test_an_endless_answer_ends_with_the_context(self, client: openai.OpenAI) -> None:
+        answer = client.chat.completions.create(
+            model="smol", messages=MESSAGES, temperature=0, logit_bias={"257": -100}
+        )
+        assert answer.usage is not None
+        assert answer.usage.total_tokens == 512
+        assert answer.choices[0].finish_reason == "length"
+
+    def test_an_answer_follows_a_json_schema_also_in_a_stream(self, client: openai.OpenAI) -> None:
+        schema = {
+            "type": "object",
+            "properties": {"colour": {"enum": ["red", "green"]}, "count": {"type": "integer", "maximum": 99}},
+            "required": ["colour", "count"],
+            "additionalProperties": False,
+        }
+        form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+        answer = chat(client, response_format=form, n=3, temperature=2, seed=1, max_tokens=250)
+        values = [json.loads(choice.message.content) for choice in answer.choices]
+        assert all(value["colour"] in {"red", "green"} and value["count"] <= 99 for value in values)
+        assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+        chunks = chat(client, response_format=form, temperature=2, seed=1, max_tokens=250, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert text == answer.choices[0].message.content
+        anything = chat(client, response_format={"type": "json_object"}, temperature=0, max_tokens=200)
+        assert anything.choices[0].message.content.startswith("{")
+
+    def test_an_answer_matches_a_regular_expression(self, client: openai.OpenAI) -> None:
+        body = {"guided_regex": "[0-9]{3}-(ab|cd)+x"}
+        choice = chat(client, extra_body=body, temperature=1, seed=2, max_tokens=100).choices[0]
+        assert re.fullmatch(body["guided_regex"], choice.message.content)
+        assert choice.finish_reason == "stop"
+
+    def test_content_may_come_in_parts(self, client: openai.OpenAI) -> None:
+        parts: Any = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+        answer = client.chat.completions.create(model="smol", messages=parts, max_tokens=12, temperature=0)
+        assert answer.choices[0].message.content == chat(client, temperature=0).choices[0].message.content
+
+    def test_a_prompt_that_begins_like_an_earlier_one_is_not_computed_again(self, client: openai.OpenAI) -> None:
+        messages: Any = [{"role": "user", "content": "A text of more than a few blocks of the cache " * 3}]
+        cached = []
+        for _ in range(2):
+            answer = client.chat.completions.create(model="smol", messages=messages, max_tokens=1)
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens_details is not None
+            cached.append(answer.usage.prompt_tokens_details.cached_tokens)
+        assert cached[0] == 0
+        assert cached[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        ({"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+        ({"messages": MESSAGES, "tools": [{"type": "function"}]}, 422, "tools[0].function"),
+        ({"messages": MESSAGES, "tool_choice": "required"}, 400, "tool_choice"),
+        ({"messages": MESSAGES, "response_format": {"type": "grammar"}}, 400, "response_format.type"),
+        ({"messages": MESSAGES, "response_format": {"type": "json_schema"}}, 422, "response_format.json_schema.schema"),
+        ({"messages": MESSAGES, "guided_json": {"type": "nonsense"}}, 422, "guided_json"),
+        ({"messages": MESSAGES, "guided_regex": "("}, 422, "guided_regex"),
+        ({"messages": MESSAGES, "functions": [{}]}, 400, "functions"),
+        ({"messages": MESSAGES, "guided_choice": ["a"]}, 400, "guided_choice"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": "x" * 600}]}, 400, "messages"),
+        ({"messages": MESSAGES, "max_tokens": 600}, 400, "messages"),
+        ({"messages": []}, 422, "messages"),
+        ({}, 422, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, 422, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, 422, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, None),
+        ({"messages": MESSAGES, "temperature": -1}, 422, "temperature"),
+        ({"messages": MESSAGES, "top_p": 2}, 422, "top_p"),
+        ({"messages": MESSAGES, "n": 0}, 422, "n"),
+        ({"messages": MESSAGES, "seed": -1}, 422, "seed"),
+        ({"messages": MESSAGES, "top_logprobs": 2}, 422, "top_logprobs"),
+        ({"messages": MESSAGES, "logit_bias": {"258": 1}}, 422, "logit_bias.258"),
+        ({"messages": MESSAGES, "logit_bias": {"a": 1}}, 422, "logit_bias.a"),
+        ({"messages": MESSAGES, "logit_bias": {"1": 101}}, 422, "logit_bias.1"),
+        ({"messages": MESSAGES, "logit_bias": {"9" * 5000: 1}}, 422, f"logit_bias.{'9' * 20}"),
+        ({"messages": MESSAGES, "logit_bias": {str(number): 1 for number in range(1025)}}, 422, "logit_bias"),
+        ({"messages": MESSAGES, "max_tokens": 2**31 - 1}, 400, "messages"),
+        ({"messages": MESSAGES, "max_tokens": 2**70}, 422, "max_tokens"),
+        ({"messages": MESSAGES, "reasoning_effort": "low"}, 400, "reasoning_effort"),
+        ({"messages": MESSAGES, "verbosity": "high"}, 400, "verbosity"),
+        ({"messages": MESSAGES, "min_tokens": 5}, 400, "min_tokens"),
+        ({"messages": MESSAGES, "ignore_eos": True}, 400, "ignore_eos"),
+        ({"messages": MESSAGES, "stop_token_ids": [2]}, 400, "stop_token_ids"),
+        ({"messages": MESSAGES, "add_generation_prompt": False}, 400, "add_generation_prompt"),
+        ({"messages": MESSAGES, "chat_template": "{{ messages }}"}, 400, "chat_template"),
+        ({"messages": MESSAGES, "guided_regex": "a", "guided_json": {}}, 422, "guided_json"),
+        (
+            {"messages": MESSAGES, "guided_regex": "a", "response_format": {"type": "json_object"}},
+            422,
+            "response_format",
+        ),
+        ({"messages": MESSAGES, "n": 17}, 422, "n"),
+        ({"messages": MESSAGES, "stop": ["x"] * 1000}, 422, "stop"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_done_is_refused_by_name(
+    endpoint: Endpoint, body: dict[str, Any], status: int, field: str | None, stream: bool
+) -> None:
+    answer = httpx.post(
+        f"{endpoint.url}/v1/chat/completions", content=json.dumps({**body, "stream": stream}), timeout=60, verify=False
+    )
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == field
+
+
+class TestCompletions:
+    def test_a_text_is_continued(self, client: openai.OpenAI) -> None:
+        answer = client.completions.create(model="smol", prompt="Once", temperature=0, max_tokens=10, logprobs=2)
+        (choice,) = answer.choices
+        assert choice.logprobs is not None
+        assert len(choice.logprobs.tokens or ()) == 10
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == 4
+        chunks = client.completions.create(model="smol", prompt="Once", temperature=0, max_tokens=10, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
+
+    def test_token_ids_are_a_prompt(self, endpoint: Endpoint, client: openai.OpenAI) -> None:
+        ids = [token["id"] for token in post(endpoint, "/tokenize", {"inputs": "Once"}).json()[0]]
+        by_text, by_ids = (
+            client.completions.create(model="smol", prompt=prompt, temperature=0) for prompt in ("Once", ids)
+        )
+        assert by_text.usage is not None
+        assert by_text.usage.completion_tokens == 16
+        assert by_ids.choices[0].text == by_text.choices[0].text
+        assert by_ids.usage == by_text.usage
+
+    @pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.5, "seed": 3, "logprobs": 1}])
+    def test_each_of_several_prompts_has_the_answers_that_it_has_alone(
+        self, endpoint: Endpoint, client: openai.OpenAI, options: Any
+    ) -> None:
+        def ask(prompt: Any, **more: Any) -> Any:
+            return client.completions.create(model="smol", prompt=prompt, n=2, max_tokens=8, **options, **more)
+
+        texts = ["Once", "A longer beginning", "Once upon"]
+        ids = [[token["id"] for token in post(endpoint, "/tokenize", {"inputs": text}).json()[0]] for text in texts]
+        alone = [ask(text) for text in texts]
+        whole = ask(texts)
+        assert [choice.index for choice in whole.choices] == list(range(6))
+        expected = [(choice.text, choice.logprobs) for answer in alone for choice in answer.choices]
+        assert [(choice.text, choice.logprobs) for choice in whole.choices] == expected
+        assert whole.usage.prompt_tokens == sum(map(len, texts)) == sum(one.usage.prompt_tokens for one in alone)
+        assert whole.usage.completion_tokens == sum(one.usage.completion_tokens for one in alone) == 48
+        assert [choice.text for choice in ask(ids).choices] == [text for text, _ in expected]
+
+        streamed = dict.fromkeys(range(6), "")
+        ends = dict.fromkeys(range(6), 0)
+        *chunks, last = ask(ids, stream=True, stream_options={"include_usage": True})
+        for chunk in chunks:
+            (choice,) = chunk.choices
+            streamed[choice.index] += choice.text
+            ends[choice.index] += choice.finish_reason == "length"
+        assert list(streamed.values()) == [text for text, _ in expected]
+        assert set(ends.values()) == {1}
+        assert last.choices == []
+        assert last.usage.total_tokens == whole.usage.total_tokens
+
+    def test_without_a_seed_equal_prompts_have_different_answers(self, client: openai.OpenAI) -> None:
+        answer = client.completions.create(model="smol", prompt=["x"] * 3, n=2, temperature=2, max_tokens=20)
+        assert len({choice.text for choice in answer.choices}) == 6
+
+    def test_an_error_names_the_prompt_and_its_limit(self, endpoint: Endpoint) -> None:
+        def message(prompt: Any, **more: Any) -> str:
+            answer = post(endpoint, "/v1/completions", {"prompt": prompt, **more}).json()
+            found: str = answer["error"]["message"]
+            return found
+
+        assert message(["x", "x" * 600]).startswith("prompt[1] has 600 tokens and 1 tokens to generate; prompt and")
+        assert message("x" * 600).startswith("the prompt has 600 tokens")
+        assert "65 prompts with 16 answers each are 1040; at most 1024" in message(["x"] * 65, n=16)
+        assert "has 1025 entries; at most 1024 fit into one request" in message(["x"] * 1025)
+
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            {"ignore_eos": True},
+            {"min_tokens": 5},
+            {"stop_token_ids": [1]},
+            {"skip_special_tokens": False},
+            {"grammar": "root ::= x"},
+            {"repeat_penalty": 1.2},
+            {"modalities": ["text", "audio"]},
+        ],
+    )
+    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+    def test_options_of_similar_servers_that_would_change_the_answer_are_refused(
+        self, endpoint: Endpoint, path: str, asked: dict[str, Any]
+    ) -> None:
+        body = {"prompt": "x", "messages": MESSAGES, "max_tokens": 1}
+        refused = post(endpoint, path, {**body, **asked})
+
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "unsupported_option"
+        assert refused.json()["error"]["param"] in asked
+        harmless = {"ignore_eos": False, "min_tokens": 0, "stop_token_ids": [], "skip_special_tokens": True,
+                    "grammar": "", "repeat_penalty": 1.0, "modalities": ["text"]}  # fmt: skip
+        assert post(endpoint, path, {**body, **harmless}).status_code == 200
+
+    def test_a_remedy_has_its_value_as_json(self, endpoint: Endpoint) -> None:
+        answer = post(endpoint, "/v1/chat/completions", {"messages": MESSAGES, "modalities": ["audio"]})
+
+        assert answer.json()["error"]["message"].endswith('Leave it out, or send ["text"]')
+
+    def test_two_forms_of_the_answer_are_refused(self, endpoint: Endpoint) -> None:
+        forms = {"guided_regex": "a+", "response_format": {"type": "json_object"}}
+        answer = post(endpoint, "/v1/chat/completions", {"messages": MESSAGES, **forms})
+
+        assert answer.status_code == 422
+        assert "guided_regex and response_format are two forms" in answer.json()["error"]["message"]
+        text = {"guided_regex": "a+", "response_format": {"type": "text"}, "max_tokens": 2}
+        assert post(endpoint, "/v1/chat/completions", {"messages": MESSAGES, **text}).status_code == 200
+
+    def test_unknown_tokens_and_options_are_refused(self, endpoint: Endpoint) -> None:
+        for body, field in [
+            ({"prompt": [1, 999]}, "prompt"),
+            ({"prompt": "x", "echo": True}, "echo"),
+            ({"prompt": "x", "suffix": "y"}, "suffix"),
+            ({"prompt": "x", "best_of": 2}, "best_of"),
+            ({"prompt": [1, "x"]}, "prompt[1]"),
+            ({"prompt": ["x", 1]}, "prompt[1]"),
+            ({"prompt": ["x", ""]}, "prompt[1]"),
+            ({"prompt": []}, "prompt"),
+            ({"prompt": [[1], []]}, "prompt[1]"),
+            ({"prompt": [[1], [2, 999]]}, "prompt[1]"),
+            ({"prompt": [[1], [2, -1]]}, "prompt[1][1]"),
+            ({"prompt": "x" * 600}, "prompt"),
+            ({"prompt": ["x", "x" * 600]}, "prompt[1]"),
+            ({"prompt": ["x"] * 1025}, "prompt"),
+            ({"prompt": ["x"] * 65, "n": 16}, "prompt"),
+        ]:
+            answer = post(endpoint, "/v1/completions", body)
+            assert answer.status_code in {400, 422}
+            assert answer.json()["error"]["param"] == field
+
+
+def test_an_unknown_field_is_logged_once_with_the_known_one_that_is_spelt_like_it(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = {"metadata": {"a": "b"}, "store": False, "user": "x", "ignore_eos": False, "max_tokens": 2}
+    with caplog.at_level("INFO", logger="penstock.http"):
+        for _ in range(2):
+            body = {"messages": MESSAGES, **known, "temprature": 1, "num_ctx": 5}
+            assert post(endpoint, "/v1/chat/completions", body).status_code == 200
+            body = {"prompt": "x", **known, "max_token": 5}
+            assert post(endpoint, "/v1/completions", body).status_code == 200
+    logged = [one.getMessage() for one in caplog.records if "which is not used" in one.getMessage()]
+
+    assert logged == [
+        "requests to /v1/chat/completions have a field 'temprature', which is not used; did you mean 'temperature'?",
+        "requests to /v1/chat/completions have a field 'num_ctx', which is not used",
+        "requests to /v1/completions have a field 'max_token', which is not used; did you mean 'max_tokens'?",
+    ]
+
+
+def test_names_of_unknown_fields_fill_neither_log_nor_memory(caplog: pytest.LogCaptureFixture) -> None:
+    fields = UnknownFields("/x", ["known"])
+    with caplog.at_level("INFO", logger="penstock.http"):
+        for number in range(300):
+            fields.look({f"{number}" + "y" * 5000: 1, "known": 2})
+    logged = [one.getMessage() for one in caplog.records if "which is not used" in one.getMessage()]
+
+    assert len(logged) == MOST_LOGGED
+    assert max(map(len, logged)) < 200
+
+
+def test_a_model_without_a_template_completes_and_does_not_chat(tmp_path: Path) -> None:
+    with serving_generation(small_generation_model(tmp_path, template=None)) as endpoint:
+        refused = post(endpoint, "/v1/chat/completions", {"messages": MESSAGES})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "unsupported_option"
+        assert post(endpoint, "/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+CALL = {"name": "weather", "arguments": {"city": "Rome"}}
+
+
+def test_a_call_of_a_tool_is_separated_from_the_text_also_in_a_stream(tmp_path: Path) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    # The model is random: an expression makes it write a call.
+    form = {"guided_regex": re.escape(f"Well.<tool_call>{json.dumps(CALL)}</tool_call>")}
+    with (
+        serving_generation(small_generation_model(tmp_path, template=TOOL_TEMPLATE)) as endpoint,
+        openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        choice = chat(client, tools=tools, extra_body=form, max_tokens=200).choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "Well."
+        (call,) = choice.message.tool_calls
+        assert call.function.name == "weather"
+        assert json.loads(call.function.arguments) == CALL["arguments"]
+        deltas = [chunk.choices[0] for chunk in chat(client, tools=tools, extra_body=form, max_tokens=200, stream=True)]
+        assert "".join(one.delta.content or "" for one in deltas) == "Well."
+        first, *others = [each for one in deltas for each in one.delta.tool_calls or ()]
+        assert (first.index, first.function.name) == (0, "weather")
+        assert all(one.index == 0 and one.function.name is None for one in others)
+        assert "".join(one.function.arguments for one in (first, *others)) == call.function.arguments
+        assert deltas[-1].finish_reason == "tool_calls"
+        messages: Any = [
+            *MESSAGES,
+            choice.message.model_dump(),
+            {"role": "tool", "content": "sun", "tool_call_id": "1"},
+        ]
+        again = client.chat.completions.create(model="x", messages=messages, tools=tools, max_tokens=2)
+        assert again.choices[0].finish_reason == "length"
+        ignored = chat(client, tools=tools, tool_choice="none", extra_body=form, max_tokens=200).choices[0]
+        assert ignored.message.tool_calls is None
+
+
+OSLO = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
+OFFERED: Any = [
+    {"type": "function", "function": {"name": "weather", "parameters": {**OSLO, "additionalProperties": False}}},
+    {"type": "function", "function": {"name": "time"}},
+]
+
+
+DEEP_ARGUMENTS = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 950 + "]" * 950}}]}
+HALF_A_PAIR = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '"\\ud800"'}}]}
+
+
+@pytest.mark.parametrize(
+    ("changed", "status"),
+    [
+        ({"messages": [*MESSAGES, HALF_A_PAIR]}, 422),
+        ({"messages": [*MESSAGES, DEEP_ARGUMENTS]}, 400),
+    ],
+    ids=["half a character in arguments", "deep arguments"],
+)
+def test_what_is_found_after_the_body_was_parsed_is_an_error_of_the_client(
+    tools_endpoint: Endpoint, changed: dict[str, Any], status: int
+) -> None:
+    body = json.dumps({"messages": MESSAGES, "max_tokens": 2, **changed})
+    answer = httpx.post(f"{tools_endpoint.url}/v1/chat/completions", content=body, timeout=60, verify=False)
+    assert answer.status_code == status, answer.text
+
+
+@pytest.mark.parametrize(
+    "template", [TOOL_TEMPLATE, "{{ tools | tojson }}{{ messages }}", "{{ tools | tojson }}{{ messages }}[TOOL_CALLS]"]
+)
+def test_a_required_call_is_a_call_of_an_offered_tool_also_in_a_stream(tmp_path: Path, template: str) -> None:
+    with (
+        serving_generation(small_generation_model(tmp_path, template=template)) as endpoint,
+        openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        named: Any = {"type": "function", "function": {"name": "weather"}}
+        options: Any = {"tools": OFFERED, "tool_choice": named, "max_tokens": 200, "temperature": 2, "seed": 1}
+        choice = chat(client, **options).choices[0]
+        (call,) = choice.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Oslo"})
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        deltas = [chunk.choices[0] for chunk in chat(client, **options, stream=True)]
+        parts = [each for one in deltas for each in one.delta.tool_calls or ()]
+        assert [one.id is not None for one in parts] == [True] + [False] * (len(parts) - 1)
+        assert "".join(one.function.arguments for one in parts) == call.function.arguments
+        assert deltas[-1].finish_reason == "tool_calls"
+        options |= {"tools": OFFERED[:1], "tool_choice": "required", "parallel_tool_calls": False}
+        (call,) = chat(client, **options).choices[0].message.tool_calls
+        assert call.function.name == "weather"
+        cut = chat(client, **{**options, "max_tokens": 60 if template is TOOL_TEMPLATE else 45}).choices[0]
+        assert (cut.finish_reason, cut.message.tool_calls[0].function.arguments[:2]) == ("length", '{"')
+
+
+@pytest.mark.parametrize(
+    ("choice", "status", "field"),
+    [
+        ({"type": "function", "function": {"name": "other"}}, 422, "tool_choice"),
+        ({"type": "allowed_tools", "allowed_tools": {}}, 400, "tool_choice.type"),
+        ("any", 422, "tool_choice"),
+    ],
+)
+def test_a_choice_of_a_tool_that_is_not_offered_is_refused(
+    tools_endpoint: Endpoint, choice: Any, status: int, field: str
+) -> None:
+    body = {"messages": MESSAGES, "tools": OFFERED, "tool_choice": choice}
+    answer = post(tools_endpoint, "/v1/chat/completions", body)
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == field
+
+
+def test_parameters_of_a_required_tool_have_to_be_a_schema(tools_endpoint: Endpoint) -> None:
+    for parameters in ([1], {"properties": {"a": {"type": "nonsense"}}}):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        body = {"messages": MESSAGES, "tools": tools, "tool_choice": "required"}
+        answer = post(tools_endpoint, "/v1/chat/completions", body)
+        assert answer.status_code == 422
+        assert answer.json()["error"]["param"] == "tools"
+
+
+def gated(path: Path, **sizes: int) -> tuple[Any, PagedEngine]:
+    engine = small_engine(**sizes)
+    engine.gate = threading.Semaphore(0)
+    return small_generation_model(path, engine, template=TEMPLATE), engine
+
+
+def release(engine: PagedEngine, steps: int) -> None:
+    assert engine.gate is not None
+    for _ in range(steps):
+        engine.gate.release()
+
+
+def test_a_client_that_goes_away_takes_part_in_no_further_step(tmp_path: Path) -> None:
+    model, engine = gated(tmp_path)
+    with serving_generation(model) as endpoint:
+        body = {"messages": MESSAGES, "stream": True, "logit_bias": {"257": -100}}
+        release(engine, 3)
+        with (
+            httpx.Client(verify=False, timeout=60) as client,
+            client.stream("POST", f"{endpoint.url}/v1/chat/completions", json=body) as stream,
+        ):
+            assert next(stream.iter_lines()).startswith("data: ")
+        until(lambda: endpoint.server.metrics.in_flight == 0)
+        before = len(engine.steps)
+        release(engine, 50)
+        until(lambda: endpoint.model.facts()["sequences"]["running"] == 0)
+        assert len(engine.steps) - before <= 2
+        assert endpoint.server.metrics.requests["/v1/chat/completions", 499] == 1
+
+
+def test_of_tokens_with_the_same_text_the_most_probable_one_is_reported(tmp_path: Path) -> None:
+    model = small_generation_model(tmp_path)
+    parts = [model.tokenizer.backend.token_to_id(name) for name in ("\u0122", "\u0123")]  # bytes inside of a character
+    token = SampledToken(parts[0], -0.5, ((parts[0], -0.5), (parts[1], -3.0)))
+
+    choice = CompletionAnswer(model, with_logprobs=True)._choice(Continuation(0), "", [token], None)
+
+    assert choice["logprobs"]["top_logprobs"] == [{"\ufffd": -0.5}]
+
+
+def test_a_stream_that_a_defect_cuts_off_counts_as_500(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: AnswerStream) -> list[bytes]:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(AnswerStream, "last", fail)
+    with serving_generation(small_generation_model(tmp_path, template=TEMPLATE)) as endpoint:
+        body = {"messages": MESSAGES, "max_tokens": 2, "stream": True}
+        with pytest.raises(httpx.RemoteProtocolError):
+            post(endpoint, "/v1/chat/completions", body)
+        until(lambda: endpoint.server.metrics.in_flight == 0)
+        assert endpoint.server.metrics.requests == {("/v1/chat/completions", 500): 1}
+
+
+def test_too_many_waiting_requests_are_refused_with_a_time_to_retry(tmp_path: Path) -> None:
+    model, engine = gated(tmp_path)
+    with serving_generation(model, max_queue_rows=1, max_rows=1) as endpoint:
+        answers: list[httpx.Response] = []
+        body = {"messages": MESSAGES, "max_tokens": 2}
+        first = threading.Thread(target=lambda: answers.append(post(endpoint, "/v1/chat/completions", body)))
+        first.start()
+        until(lambda: endpoint.model.queue_depth()[0] == 1)
+        refused = post(endpoint, "/v1/chat/completions", body)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        release(engine, 10)
+        first.join(60)
+        assert answers[0].status_code == 200
+
+
+def test_prompts_of_one_request_count_as_rows_of_the_queue_and_have_its_deadline(tmp_path: Path) -> None:
+    model, engine = gated(tmp_path)
+    with serving_generation(model, max_queue_rows=4, max_rows=4, max_sequences=1) as endpoint:
+        answers: list[httpx.Response] = []
+        body = {"prompt": ["a", "b", "c"], "max_tokens": 4, "logit_bias": {"257": -100}}
+
+        def ask() -> None:
+            answers.append(post(endpoint, "/v1/completions", body, **{"x-deadline-ms": "1000"}))
+
+        first = threading.Thread(target=ask)
+        first.start()
+        until(lambda: endpoint.model.queue_depth() == (3, 3))
+        assert post(endpoint, "/v1/completions", {**body, "prompt": ["d", "e"]}).status_code == 429
+        release(engine, 1)
+        until(lambda: endpoint.model.queue_depth() == (2, 2))
+        # One sequence runs at a time: the last prompt starts long after the deadline of the request.
+        threading.Event().wait(1.1)
+        release(engine, 20)
+        first.join(60)
+        assert [len(choice["text"]) > 0 for choice in answers[0].json()["choices"]] == [True] * 3
+        assert endpoint.model.queue_depth() == (0, 0)
+
+
+def test_a_request_that_does_not_start_by_its_deadline_is_dropped(tmp_path: Path) -> None:
+    model, engine = gated(tmp_path)
+    with serving_generation(model, max_sequences=1) as endpoint:
+        answers: dict[str, httpx.Response] = {}
+
+        def ask(name: str, **headers: str) -> None:
+            body = {"messages": MESSAGES, "max_tokens": 4}
+            answers[name] = post(endpoint, "/v1/chat/completions", body, **headers)
+
+        threads = [threading.Thread(target=ask, args=("first",))]
+        threads[0].start()
+        until(lambda: endpoint.model.queue_depth()[0] == 1)
+        threads.append(threading.Thread(target=ask, args=("late",), kwargs={"x-deadline-ms": "1"}))
+        threads[1].start()
+        until(lambda: endpoint.model.queue_depth()[0] == 2)
+        release(engine, 20)
+        for thread in threads:
+            thread.join(60)
+        assert answers["first"].status_code == 200
+        assert answers["late"].status_code == 504
+
+
+def test_an_engine_that_fails_answers_500_and_the_next_request_runs(tmp_path: Path) -> None:
+    model = small_generation_model(tmp_path)
+    engine = model.engine
+    assert isinstance(engine, PagedEngine)
+    with serving_generation(model) as endpoint:
+        engine.fail = RuntimeError("no memory")
+        failed = post(endpoint, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2})
+        assert failed.status_code == 500
+        engine.fail = None
+        assert post(endpoint, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2}).status_code == 200
+
+
+def test_a_drain_finishes_streams(tmp_path: Path) -> None:
+    model, engine = gated(tmp_path)
+    with serving_generation(model) as endpoint:
+        body = {"messages": MESSAGES, "stream": True, "max_tokens": 20, "logit_bias": {"257": -100}}
+        release(engine, 2)
+        with (
+            httpx.Client(verify=False, timeout=60) as client,
+            client.stream("POST", f"{endpoint.url}/v1/chat/completions", json=body) as stream,
+        ):
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: ")
+            endpoint.stop()
+            release(engine, 100)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        endpoint.thread.join(60)
+        assert endpoint.cut == [0]
+        assert engine.closed
+
+
+def test_the_limit_of_a_drain_ends_streams_with_a_reason(tmp_path: Path) -> None:
+    model, engine = gated(tmp_path)
+    is_over = threading.Event()
+
+    def release_slowly() -> None:
+        # The context is full after 480 steps, long after the limit.
+        while not is_over.wait(0.02):
+            release(engine, 1)
+
+    thread = threading.Thread(target=release_slowly)
+    thread.start()
+    try:
+        with serving_generation(model, drain_limit_seconds=2.0) as endpoint:
+            body = {"messages": MESSAGES, "stream": True, "logit_bias": {"257": -100}}
+            with (
+                httpx.Client(verify=False, timeout=60) as client,
+                client.stream("POST", f"{endpoint.url}/v1/chat/completions", json=body) as stream,
+            ):
+                lines = stream.iter_lines()
+                assert next(lines).startswith("data: ")
+                endpoint.stop()
+                rest = [line for line in lines if line]
+            endpoint.thread.join(60)
+    finally:
+        is_over.set()
+        thread.join(60)
+    assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "not_ready"
+    assert rest[-1] == "data: [DONE]"
+    assert endpoint.cut == [0]
