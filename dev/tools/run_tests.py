@@ -42,6 +42,7 @@ COMPUTING_TESTS = (
     "tests/operator/decide",
     "tests/simulator",
     "tests/planner",
+    "tests/report",
     "tests/optimizer/export",
     "tests/optimizer/generation/test_agreement_of_logits.py",
     "tests/optimizer/generation/test_decoder_families.py",

@@ -45,6 +45,12 @@ stream would take the core from the loop, and would run a batch of one row where
 PREPARED_BATCHES = 1
 """Batches that are made while all streams are busy."""
 
+BRIEF_RUN_SECONDS = 0.01
+BRIEF_RUN_TOKENS = 64
+"""While there are requests of several clients, batches with rows of a request that is expected to take longer are of no
+more tokens than a stream is expected to run in this time (at least the second value: smaller batches cost too much),
+and are not prepared."""
+
 MIN_SHARED_TOKENS = 32
 MIN_SHARED_SECONDS = 0.002
 """Waiting rows of no more tokens than this, or than one stream is expected to run in this time, are not shared among
@@ -168,10 +174,17 @@ class Batcher:
         """Throughput of all streams while busy, as measured recently."""
         return self._rate.tokens_per_second
 
-    def push(self, rows: Sequence[Row], owner: Any, *, arrived: float, deadline: float) -> list[QueuedRow]:
+    def push(
+        self, rows: Sequence[Row], owner: Any, *, arrived: float, deadline: float, client: str = ""
+    ) -> list[QueuedRow]:
         """Queue rows until `dispatch`. Each is in exactly one result, unless discarded."""
         return self._queue.push(
-            rows, owner, arrived=arrived, deadline=deadline, tokens_per_second=self._rate.tokens_per_second
+            rows,
+            owner,
+            arrived=arrived,
+            deadline=deadline,
+            tokens_per_second=self._rate.tokens_per_second,
+            client=client,
         )
 
     def dispatch(self) -> list[BatchResult]:
@@ -240,13 +253,15 @@ class Batcher:
     def _take(self, least: int) -> TakenBatch:
         """The next batch. Rows that expired before it get their results."""
         now = perf_counter()
-        taken = self._queue.take(streams=self._stream_count, now=now, least=least, idle=not self._batches)
+        taken = self._queue.take(
+            streams=self._stream_count, now=now, least=least, brief=self._brief_run_tokens, idle=not self._batches
+        )
         if taken.expired:
             self._results.append(BatchResult(taken.expired, [deadline_exceeded() for _ in taken.expired], now, now))
         return taken
 
     def _dispatch(self) -> None:
-        while self._queue.rows and len(self._batches) < self._in_flight + PREPARED_BATCHES:
+        while self._queue.rows and len(self._batches) < self._in_flight + self._prepared_batches:
             taken = self._take(self._min_shared_tokens)
             if taken.rows:
                 is_alone = not self._batches and not self._queue.rows
@@ -295,6 +310,16 @@ class Batcher:
             if kept := [entry for entry in batch.entries if entry not in gone]:
                 self._submit(_Batch(kept))
         return found
+
+    @property
+    def _prepared_batches(self) -> int:
+        if len(self._batches) < self._in_flight or not self._queue.is_shared(perf_counter()):
+            return PREPARED_BATCHES
+        return 0 if self._queue.holds_large(self._brief_run_tokens) else PREPARED_BATCHES
+
+    @property
+    def _brief_run_tokens(self) -> int:
+        return max(BRIEF_RUN_TOKENS, int(self._rate.tokens_per_second / self._stream_count * BRIEF_RUN_SECONDS))
 
     @property
     def _min_shared_tokens(self) -> int:

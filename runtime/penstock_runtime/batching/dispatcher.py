@@ -107,10 +107,11 @@ class Dispatcher:
         result = self.batcher.run_inline(rows[0])
         return None if result is None else _inline_result(result, arrived)
 
-    def start(self, rows: Sequence[Row], *, arrived: float, deadline: float) -> Call:
+    def start(self, rows: Sequence[Row], *, arrived: float, deadline: float, client: str = "") -> Call:
         """Queue the rows of a request, to run in batches with the rows of other requests as far as the plan allows.
 
-        `result` is to be awaited next. `arrived` and `deadline` as for `run_inline`.
+        `result` is to be awaited next. `arrived` and `deadline` as for `run_inline`. `client`: clients have equal
+        shares of what the streams compute.
         """
         loop = self._loop
         if loop is None:
@@ -118,7 +119,7 @@ class Dispatcher:
             self.batcher.streams.attend(loop, self._on_batches_ended)
         self._waiting_requests += 1
         call = Call(self.batcher, loop.create_future(), arrived, [None] * len(rows), len(rows))
-        call.entries = self.batcher.push(rows, call, arrived=arrived, deadline=deadline)
+        call.entries = self.batcher.push(rows, call, arrived=arrived, deadline=deadline, client=client)
         self._schedule_dispatch(loop)
         if deadline < self._timer_at:
             self._set_timer(deadline)

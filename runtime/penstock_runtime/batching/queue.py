@@ -1,11 +1,15 @@
 """The queue of rows that wait for a stream, and the choice of the rows that run next. Pure: no threads, no clock.
 
-Order. Every row has a rank, in seconds on the clock of arrivals. The first row of a request has its arrival time as its
-rank; each further row of the request has a later one, by the time it would take to process the rows before it at a
-share of the measured throughput (`RANK_SLOWDOWN`). The lowest rank runs next. So a request of a thousand rows does not
-block single requests, and because later arrivals always have later ranks, every row is run eventually.
+Order. Clients have equal shares of the computed tokens (`FairShares`): the client that has had the least runs next.
+Among its rows every row has a rank, in seconds on the clock of arrivals. The first row of a request has its arrival
+time as its rank; each further row of the request has a later one, by the time it would take to process the rows before
+it at a share of the measured throughput (`RANK_SLOWDOWN`). The lowest rank runs next. So a request of a thousand rows
+does not block single requests, and because later arrivals always have later ranks, every row is run eventually.
 
-Batches. The row with the lowest rank is joined by other rows that the plan allows: of the same length, or of similar
+Large requests. While there are requests of several clients, the rows of a request that would take long run in short
+batches: a batch that runs cannot be interrupted, and the rows of other clients wait for its end.
+
+Batches. The row that runs next is joined by other rows that the plan allows: of the same length, or of similar
 length within the padding limit, nearest first. (Where the engine pads lengths to a grid, rows with the same padded
 length count as equally long. Rows that run on a separate graph because they are short are batched only with each
 other.) A batch takes at most its stream's fair share of all waiting tokens, or of the tokens of the first row's
@@ -27,6 +31,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from penstock.recipe import Batching, Plan
+from penstock_runtime.batching.shares import FairShares
 from penstock_runtime.engines.base import EngineFacts
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.errors import DeadlineExceeded
@@ -40,8 +45,11 @@ DEFAULT_TOKENS_PER_SECOND = 2000.0
 _MEMORY_SECONDS = 5.0
 """Half-life of a measurement, in seconds of running."""
 
+SHARED_SECONDS = 1.0
+"""How long requests of several clients are expected after two such have come one after the other."""
+
 _MAX_REMOVED = 64
-"""Removed rows stay in the heaps until their turn, or until there are this many more of them than waiting rows."""
+"""Removed rows stay in the heaps until they are at the top, or until there are this many more than waiting rows."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +66,7 @@ class QueuedRow:
     """Position in the request."""
     request_tokens: int
     """Tokens of all rows of the request."""
+    client: str
     removed: bool = False
     """Taken or discarded."""
 
@@ -156,23 +165,37 @@ class RowQueue:
     """Tokens of the waiting rows."""
     _serial: int = 0
     _removed_count: int = 0
-    """Removed entries that are still in `_all`."""
-    _all: list[_HeapEntry] = field(default_factory=list)
+    """How often removed entries are still in the heaps."""
+    _by_client: dict[str, list[_HeapEntry]] = field(default_factory=dict)
     _by_bucket: dict[Bucket, list[_HeapEntry]] = field(default_factory=dict)
+    _shares: FairShares = field(default_factory=FairShares)
+    _last_client: str | None = None
+    _shared_until: float = -math.inf
+    """Until then requests of several clients are expected, on the clock of arrivals."""
 
     def push(
-        self, rows: Sequence[Row], owner: Any, *, arrived: float, deadline: float, tokens_per_second: float
+        self,
+        rows: Sequence[Row],
+        owner: Any,
+        *,
+        arrived: float,
+        deadline: float,
+        tokens_per_second: float,
+        client: str = "",
     ) -> list[QueuedRow]:
         """Add a request's rows; the entries are in the order of `rows`."""
+        if self._last_client not in (None, client):
+            self._shared_until = arrived + SHARED_SECONDS
+        self._last_client = client
         entries = []
         request_tokens = sum(row.length for row in rows)
         before = 0
         for index, row in enumerate(rows):
             rank = arrived + RANK_SLOWDOWN * before / tokens_per_second
-            entry = QueuedRow(row, rank, deadline, owner, index, request_tokens)
+            entry = QueuedRow(row, rank, deadline, owner, index, request_tokens, client)
             self._serial += 1
             key = (rank, self._serial, entry)
-            heappush(self._all, key)
+            heappush(self._by_client.setdefault(client, []), key)
             heappush(self._by_bucket.setdefault(self.policy.bucket(row), []), key)
             before += row.length
             entries.append(entry)
@@ -185,44 +208,66 @@ class RowQueue:
         if entry.removed:
             return False
         self._remove(entry)
-        self._count_removed()
+        self._count_removed(2)
         return True
 
     def expire(self, now: float) -> list[QueuedRow]:
         """Discard all rows whose deadline has passed, and return them."""
-        late = [entry for _, _, entry in self._all if not entry.removed and entry.deadline < now]
+        late = [entry for entry in self._waiting() if entry.deadline < now]
         for entry in late:
             self.discard(entry)
         return late
 
     def next_deadline(self) -> float:
         """The earliest deadline of the waiting rows; infinite if there is none."""
-        return min((entry.deadline for _, _, entry in self._all if not entry.removed), default=math.inf)
+        return min((entry.deadline for entry in self._waiting()), default=math.inf)
 
-    def take(self, *, streams: int, now: float, least: int = 0, idle: bool = False) -> TakenBatch:
-        """The next batch for one of `streams` streams. `least`: a number of tokens that is not shared. `idle`: no other
-        stream is busy."""
+    def _waiting(self) -> Iterator[QueuedRow]:
+        return (entry for heap in self._by_client.values() for _, _, entry in heap if not entry.removed)
+
+    def is_shared(self, now: float) -> bool:
+        """Whether requests of several clients are expected."""
+        return now < self._shared_until
+
+    def holds_large(self, tokens: int) -> bool:
+        """Whether the row that runs next is of a request with more tokens than this."""
+        client = self._next_client()
+        return client is not None and self._by_client[client][0][2].request_tokens > tokens
+
+    def take(
+        self, *, streams: int, now: float, least: int = 0, brief: int | None = None, idle: bool = False
+    ) -> TakenBatch:
+        """The next batch for one of `streams` streams.
+
+        `least`: a number of tokens that is not shared. `brief`: the most tokens of a batch with rows of a request that
+        has more; None: no limit. `idle`: no other stream is busy.
+        """
+        if not self.is_shared(now):
+            brief = None
         expired: list[QueuedRow] = []
         first = self._first(expired, now)
         if first is None:
             return TakenBatch([], expired)
         share = max(least, -(-max(self.tokens + first.row.length, first.request_tokens) // streams))
+        if brief is not None and first.request_tokens > brief:
+            share = min(share, max(brief, first.row.length))
         policy = self.policy.for_tokens(first.row.length)
         if policy.batching is Batching.SINGLE or policy.max_rows == 1:
             return TakenBatch([first], expired)
         divided = idle and self.policy.divides(first.row, 1 + self.rows, streams)
-        joining = self._joining(first, self.tokens + first.row.length if divided else share, now)
+        joining = self._joining(first, self.tokens + first.row.length if divided else share, now, brief)
         if divided and policy.rows(1 + len(joining)) <= self.rows:  # other streams would run the rest meanwhile
             divided = False
             self._return_to_buckets(joining)
-            joining = self._joining(first, share, now)
+            joining = self._joining(first, share, now, brief)
         keep = policy.rows(1 + len(joining)) - 1
         self._return_to_buckets(joining[keep:])
         batch = [first]
         for _, _, entry in joining[:keep]:
             self._remove(entry)
+            self._shares.charge(entry.client, entry.row.length)
             batch.append(entry)
-            self._count_removed()
+            self._count_removed(1)
         return TakenBatch(batch, expired, divided)
 
     def _return_to_buckets(self, keys: list[_HeapEntry]) -> None:
@@ -230,21 +275,31 @@ class RowQueue:
             heappush(self._by_bucket.setdefault(self.policy.bucket(key[2].row), []), key)
 
     def _first(self, expired: list[QueuedRow], now: float) -> QueuedRow | None:
-        while self._all:
-            entry = heappop(self._all)[2]
-            if entry.removed:
-                self._removed_count -= 1
-                continue
+        while (client := self._next_client()) is not None:
+            entry = heappop(self._by_client[client])[2]
             self._remove(entry)
-            # The lowest rank of all is the lowest of its bucket: only removed entries can be before it there.
+            self._count_removed(1)
             self._first_waiting(self.policy.bucket(entry.row))
             if entry.deadline >= now:
+                self._shares.charge(client, entry.row.length)
                 return entry
             expired.append(entry)
-        self._by_bucket.clear()
         return None
 
-    def _joining(self, first: QueuedRow, share: int, now: float) -> list[_HeapEntry]:
+    def _next_client(self) -> str | None:
+        """The client of the row that runs next, which is the first in its heap; None if nothing waits."""
+        while self._by_client:
+            client = self._shares.next(self._by_client)
+            heap = self._by_client[client]
+            while heap and heap[0][2].removed:
+                heappop(heap)
+                self._removed_count -= 1
+            if heap:
+                return client
+            del self._by_client[client]
+        return None
+
+    def _joining(self, first: QueuedRow, share: int, now: float, brief: int | None) -> list[_HeapEntry]:
         """Take rows of similar length as the first one out of the buckets, oldest first within a length."""
         policy = self.policy.for_tokens(first.row.length)
         short = policy is not self.policy
@@ -256,18 +311,20 @@ class RowQueue:
             while (key := self._first_waiting(bucket)) is not None:
                 count = len(found) + 2
                 padded = max(longest, length) * count
+                entry = key[2]
+                is_large = brief is not None and entry.request_tokens > brief
                 # An expired row is removed when it becomes the first one.
                 if (
                     count > policy.max_rows
                     or padded > policy.max_tokens
-                    or tokens + key[2].row.length > share
+                    or tokens + entry.row.length > (min(share, brief) if brief is not None and is_large else share)
                     or padded - real - length > policy.max_padding_share * padded
-                    or key[2].deadline < now
+                    or entry.deadline < now
                 ):
                     break
                 found.append(heappop(self._by_bucket[bucket]))
                 longest, real = max(longest, length), real + length
-                tokens += key[2].row.length
+                tokens += entry.row.length
         return found
 
     def _first_waiting(self, bucket: Bucket) -> _HeapEntry | None:
@@ -279,12 +336,13 @@ class RowQueue:
             if not heap[0][2].removed:
                 return heap[0]
             heappop(heap)
+            self._removed_count -= 1
         del self._by_bucket[bucket]
         return None
 
-    def _count_removed(self) -> None:
-        """Count an entry that was removed but is still in the heap of all rows."""
-        self._removed_count += 1
+    def _count_removed(self, heaps: int) -> None:
+        """Count an entry that was removed but is still in this number of heaps."""
+        self._removed_count += heaps
         if self._removed_count > self.rows + _MAX_REMOVED:
             self._sweep()
 
@@ -294,12 +352,12 @@ class RowQueue:
         self.tokens -= entry.row.length
 
     def _sweep(self) -> None:
-        self._all = [key for key in self._all if not key[2].removed]
-        heapify(self._all)
-        self._by_bucket = {}
-        for key in self._all:
+        keys = [key for heap in self._by_client.values() for key in heap if not key[2].removed]
+        self._by_client, self._by_bucket = {}, {}
+        for key in keys:
+            self._by_client.setdefault(key[2].client, []).append(key)
             self._by_bucket.setdefault(self.policy.bucket(key[2].row), []).append(key)
-        for heap in self._by_bucket.values():
+        for heap in (*self._by_client.values(), *self._by_bucket.values()):
             heapify(heap)
         self._removed_count = 0
 

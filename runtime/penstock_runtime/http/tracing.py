@@ -43,7 +43,7 @@ class RequestTraces:
         except ImportError as error:
             raise MissingPackage(
                 f"--trace-endpoint needs OpenTelemetry ({error})",
-                remedy="Run pip install 'penstock[tracing]', or build the image with RUNTIME_STORES=\"s3 tracing\"",
+                remedy="Run pip install 'penstock[tracing]', or build the image with RUNTIME_EXTRAS=tracing",
             ) from error
         self._share = settings.trace_share
         # `is_traced` decides.

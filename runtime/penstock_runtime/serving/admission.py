@@ -84,8 +84,8 @@ def check_size(limits: QueueSettings, rows: int, tokens: int, *, field: str = "i
 
 
 def fits(limits: QueueSettings, rows: int, tokens: int, waiting: Waiting) -> bool:
-    """Whether a request fits into the queue beside what waits. One that is larger than the limit of tokens must be the
-    only one."""
+    """Whether a request fits into the queue next to the waiting ones. One that is larger than the limit of tokens must
+    be the only one."""
     if waiting.rows + rows > limits.max_queue_rows:
         return False
     if tokens > limits.max_queue_tokens:
@@ -159,7 +159,8 @@ class Admission:
     def _displaced_by(self, entry: Entry) -> Entry | None:
         """The request that gives way to this one next; None if there is none."""
         own = self._share(entry.client, entry.tokens)
-        for key in sorted(self._entries, key=lambda key: (key[0], self._tokens[key[1]]), reverse=True):
+        newest_first = reversed(self._entries)
+        for key in sorted(newest_first, key=lambda key: (key[0], self._tokens[key[1]]), reverse=True):
             priority, client = key
             if priority < entry.priority or (priority == entry.priority and self._tokens[client] <= own):
                 return None

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from penstock_runtime.serving.admission import Admission, Entry, Waiting, client
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.serving.generation_request import Generation, PromptInProgress, ServedLoop
 from penstock_runtime.serving.predictor import Answer, Timings
+from penstock_runtime.serving.tokenizing import TokenizerThread
 from penstock_runtime.settings import GenerationSettings, QueueSettings
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, RequestLimits
 from penstock_runtime.tasks.text_generation import Prompt, parse_request, pipeline_answer
@@ -34,8 +36,6 @@ from penstock_runtime.tokens import Tokenizer
 
 T = TypeVar("T")
 
-LONG_CHARACTERS = 4000
-"""Of a request. Longer prompts are tokenised in another thread, so that other streams go on."""
 DEFAULT_QUEUE = QueueSettings()
 DEFAULT_GENERATION = GenerationSettings()
 
@@ -70,6 +70,7 @@ class Generator:
     ) -> None:
         self._observer = observer or NullLoopObserver()
         self._admission = Admission(queue)
+        self._tokenizer_thread = TokenizerThread(queue)
         self._settings = settings
         self._limits = limits
         self._event_loop = asyncio.get_running_loop()
@@ -213,8 +214,9 @@ class Generator:
             end_tokens=model.end_tokens,
             limits=self._limits,
         )
-        jobs = [replace(job, tenant=tenant, client=client_of(tenant, client)) for job in request.jobs]
-        prompts = await self.tokens(request.prompts)
+        client = client_of(tenant, client)
+        jobs = [replace(job, tenant=tenant, client=client) for job in request.jobs]
+        prompts = await self.tokens(request.prompts, client)
         tokenised = perf_counter()
         generation = self.generate(prompts, jobs, field="inputs", deadline_seconds=deadline_seconds, arrived=arrived)
         await generation.read_all()
@@ -222,20 +224,18 @@ class Generator:
         tokens = generation.prompt_tokens + generation.generated_tokens
         return Answer(pipeline_answer(request, texts), timings(arrived, tokenised), tokens, 0)
 
-    async def tokens(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """The tokens of prompts; of long ones in another thread."""
+    async def tokens(self, prompts: Sequence[Prompt], client: str = "") -> list[list[int]]:
+        """The tokens of prompts. Overloaded if too many long ones wait."""
         encode = self.model.encode_prompt
 
         def work() -> list[list[int]]:
             return [encode(prompt.text, with_special_tokens=prompt.special) for prompt in prompts]
 
-        size = sum(len(prompt.text) for prompt in prompts)
-        return work() if size <= LONG_CHARACTERS else await asyncio.to_thread(work)
+        return await self._tokenizer_thread.run(work, sum(len(prompt.text) for prompt in prompts), client)
 
     async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int) -> T:
-        """What `work` makes of the model's tokenizer and texts of `size` characters."""
-        tokenizer = self.model.tokenizer
-        return work(tokenizer) if size <= LONG_CHARACTERS else await asyncio.to_thread(work, tokenizer)
+        """What `work` makes of the model's tokenizer and texts of `size` characters. Overloaded."""
+        return await self._tokenizer_thread.run(partial(work, self.model.tokenizer), size)
 
     async def replace(self, model: GenerationModel) -> None:
         """Answer new requests with another model. The old one finishes its streams, and is closed before this returns.
@@ -261,6 +261,7 @@ class Generator:
         self._draining = True
         async with self._swapping:
             await _close(self._served)
+        self._tokenizer_thread.close()
 
     def queue_depth(self) -> tuple[int, int]:
         """Sequences and tokens that wait for their first token."""

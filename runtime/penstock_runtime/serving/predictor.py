@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -13,12 +12,13 @@ from typing import Any, NamedTuple, TypeVar
 from penstock_runtime.batching.batcher import BatchObserver, NullObserver
 from penstock_runtime.batching.dispatcher import Dispatcher, RequestResult
 from penstock_runtime.engines.base import DeviceState, EngineFacts, HasDevice
-from penstock_runtime.errors import NotReady, Overloaded
+from penstock_runtime.errors import NotReady
 from penstock_runtime.host import is_on_one_core
 from penstock_runtime.rows import Row
 from penstock_runtime.serving.admission import Admission, Entry, Waiting, client_of
 from penstock_runtime.serving.cache import BoundedCache, content_key, memory_size
 from penstock_runtime.serving.loaded_model import LoadedModel
+from penstock_runtime.serving.tokenizing import LONG_CHARACTERS, TokenizerThread
 from penstock_runtime.serving.warmup import warm_up
 from penstock_runtime.settings import CacheSettings, QueueSettings
 from penstock_runtime.tasks.base import HeadInAssemble, Prepared
@@ -26,14 +26,11 @@ from penstock_runtime.tokens import Tokenizer
 
 T = TypeVar("T")
 
-LONG_CHARACTERS = 4000
-"""Requests with more text are tokenised in another thread: it takes 2 ms and more where the library does it, and the
-event loop serves other requests meanwhile. For shorter ones the switch of threads (0.05 ms) would cost too much."""
-
 MANY_ROWS = 64
 LARGE_BYTES = 64 * 2**10
-"""Answers with more rows, or longer as JSON, are assembled in another thread, for the same reason: `LARGE_BYTES` take
-2 ms (labels) to 8 ms (words for masks). If they are cached, their size is also computed in a thread."""
+"""Answers with more rows, or longer as JSON, are assembled in another thread, so that the event loop serves other
+requests meanwhile: `LARGE_BYTES` take 2 ms (labels) to 8 ms (words for masks). If they are cached, their size is also
+computed in a thread."""
 
 DEFAULT_QUEUE = QueueSettings()
 DEFAULT_CACHES = CacheSettings()
@@ -131,8 +128,7 @@ class Predictor:
         self._observer = observer or NullObserver()
         self._swapping = asyncio.Lock()
         self._draining = False
-        self._tokenizer_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-tokens")
-        self._preparing_characters = 0
+        self._tokenizer_thread = TokenizerThread(queue)
         self._answers = _cache(caches.answer_cache_bytes)
         self._prepared = _cache(caches.token_cache_bytes)
         self._in_progress: dict[bytes, _InProgress] = {}
@@ -251,7 +247,7 @@ class Predictor:
         async with self._swapping:
             if not self._served.model.closed:
                 await _close(self._served)
-                self._tokenizer_thread.shutdown()
+                self._tokenizer_thread.close()
 
     def queue_depth(self) -> tuple[int, int]:
         """Waiting rows and tokens."""
@@ -338,7 +334,7 @@ class Predictor:
         entry = Entry(asked.client, len(rows), sum(row.length for row in rows), asked.deadline)
         self._admission.admit(entry, lambda: Waiting(*batcher.depth), batcher.tokens_per_second)
         try:
-            entry.work = call = dispatcher.start(rows, arrived=arrived, deadline=entry.deadline)
+            entry.work = call = dispatcher.start(rows, arrived=arrived, deadline=entry.deadline, client=entry.client)
             return await dispatcher.result(call)
         finally:
             self._admission.release(entry)
@@ -355,7 +351,8 @@ class Predictor:
         if size <= LONG_CHARACTERS:
             prepared = served.model.task.prepare(request)
         else:
-            prepared = await self._in_thread(partial(served.model.task.prepare, request), size)
+            work = partial(served.model.task.prepare, request)
+            prepared = await self._tokenizer_thread.run(work, size, asked.client)
         if key is not None and self._prepared is not None:
             # Tasks also keep what they derive from parameters: a hypothesis for each label, the token of each target.
             held = prepared.rows_bytes + memory_size(inputs) + 2 * memory_size(parameters)
@@ -367,21 +364,7 @@ class Predictor:
         if self._draining:
             raise NotReady("the server is shutting down", remedy="Try again: another replica will answer")
         tokenizer = self._served.model.task.tokenizer
-        return work(tokenizer) if size <= LONG_CHARACTERS else await self._in_thread(partial(work, tokenizer), size)
-
-    async def _in_thread(self, work: Callable[[], T], size: int) -> T:
-        # Texts waiting to be tokenised are limited like rows waiting for a stream; a token is about four characters.
-        if (
-            self._preparing_characters
-            and self._preparing_characters + size > 4 * self._admission.limits.max_queue_tokens
-        ):
-            raise Overloaded(f"texts of {self._preparing_characters} characters wait to be tokenised already")
-        self._preparing_characters += size
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._tokenizer_thread, work)
-        finally:
-            self._preparing_characters -= size
+        return await self._tokenizer_thread.run(partial(work, tokenizer), size)
 
     def _look_up(self, name: str, cache: BoundedCache[Any], key: bytes | None) -> Any:
         found = None if key is None else cache.get(key)

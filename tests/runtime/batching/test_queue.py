@@ -227,7 +227,7 @@ def test_cancelled_rows_are_not_run_and_are_removed() -> None:
             assert not queue.discard(entry)
 
     assert (queue.rows, queue.tokens) == (0, 0)
-    assert len(queue._all) < 100
+    assert sum(map(len, queue._by_client.values())) < 100
     assert sum(len(heap) for heap in queue._by_bucket.values()) < 100
     assert queue.take(streams=1, now=0.0).rows == []
 
@@ -239,7 +239,8 @@ def test_a_busy_queue_does_not_grow() -> None:
             queue.push([row(5 + at % 9)], at, arrived=100.0 + at, deadline=math.inf, tokens_per_second=1.0)
             while queue.rows > 20:
                 queue.take(streams=1, now=0.0)
-        assert len(queue._all) < 200, policy
+        assert sum(map(len, queue._by_client.values())) < 200, policy
+        assert sum(map(len, queue._by_bucket.values())) < 200, policy
         assert sum(len(heap) for heap in queue._by_bucket.values()) < 200, policy
 
 
@@ -352,3 +353,66 @@ def _check_take(queue: RowQueue, model: _Model, workers: int, least: int, now: f
         left = [e.rank for e in model.waiting if queue.policy.bucket(e.row) == place and e.deadline >= now]
         assert ranks == sorted(ranks)
         assert not left or max(ranks) <= min(left), "the oldest of a length go first"
+
+
+def push(queue: RowQueue, client: str, lengths: list[int], arrived: float) -> None:
+    queue.push(rows(lengths), client, arrived=arrived, deadline=math.inf, tokens_per_second=1000.0, client=client)
+
+
+def test_a_new_client_does_not_wait_for_the_requests_of_others() -> None:
+    queue = RowQueue(SINGLE)
+    for at in range(20):
+        push(queue, "heavy", [100, 100], float(at))
+    for _ in range(5):
+        queue.take(streams=1, now=100.0)
+    push(queue, "light", [8], 100.0)
+
+    found = [queue.take(streams=1, now=100.0).rows[0].owner for _ in range(2)]
+
+    assert "light" in found
+
+
+@settings(max_examples=examples(100))
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=4),
+    st.lists(st.integers(1, 60), min_size=1, max_size=4),
+    st.integers(1, 200),
+)
+def test_clients_that_always_wait_get_equal_tokens(first: list[int], second: list[int], batches: int) -> None:
+    queue = RowQueue(SINGLE)
+    served = {"a": 0, "b": 0}
+    for number in range(batches):
+        # However often one of them asks.
+        for _ in range(3):
+            push(queue, "a", first, float(number))
+        push(queue, "b", second * (1 + 60 // sum(second)), float(number))
+        taken = queue.take(streams=1, now=float(number)).rows[0]
+        served[taken.owner] += taken.row.length
+
+    assert abs(served["a"] - served["b"]) <= 60
+
+
+@pytest.mark.parametrize(("others", "batch"), [(0, 8), (1, 2)])
+def test_a_large_request_runs_in_brief_batches_while_there_are_other_clients(others: int, batch: int) -> None:
+    queue = RowQueue(EQUAL)
+    for _ in range(others):
+        push(queue, "light", [50], 0.0)
+        queue.take(streams=1, now=0.0)
+    push(queue, "heavy", [8] * 20, 0.5)
+
+    assert queue.holds_large(20)
+    assert not queue.holds_large(1000)
+    assert len(queue.take(streams=1, now=1.0, brief=20).rows) == batch
+    # A second later no other has come.
+    assert len(queue.take(streams=1, now=2.0, brief=20).rows) == 8
+
+
+def test_rows_of_a_large_request_do_not_make_the_batch_of_a_small_one_long() -> None:
+    queue = RowQueue(EQUAL)
+    push(queue, "heavy", [8] * 20, 0.0)
+    queue.take(streams=1, now=0.1)
+    push(queue, "light", [8], 0.2)
+
+    found = queue.take(streams=1, now=0.6, brief=30).rows
+
+    assert [one.client for one in found] == ["light", "heavy", "heavy"]

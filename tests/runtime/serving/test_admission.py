@@ -44,7 +44,7 @@ RATE = 1000.0
         (1, 500, Waiting(1, 1), False),
     ],
 )
-def test_what_fits_beside_the_waiting_requests(rows: int, tokens: int, waiting: Waiting, *, expected: bool) -> None:
+def test_what_fits_next_to_the_waiting_requests(rows: int, tokens: int, waiting: Waiting, *, expected: bool) -> None:
     assert fits(LIMITS, rows, tokens, waiting) is expected
 
 
@@ -93,7 +93,7 @@ def test_a_deadline_is_the_requests_or_that_of_the_settings(seconds: float | Non
 
 @dataclass(eq=False)
 class Job:
-    """A request that waits until the test says that it runs."""
+    """A request that waits until the test starts it."""
 
     waits: bool = True
     refused: list[RequestError] = field(default_factory=list)
@@ -235,7 +235,9 @@ async def refusals(*requests: tuple[str, str]) -> list[bool]:
         (("", "gateway"), [False, False, True, False]),
     ],
 )
-def test_clients_behind_one_address_are_told_apart_by_their_tokens(last: tuple[str, str], expected: list[bool]) -> None:
+def test_clients_behind_one_address_are_distinguished_by_their_tokens(
+    last: tuple[str, str], expected: list[bool]
+) -> None:
     requests = [("one", "gateway")] * 3
 
     assert asyncio.run(refusals(*requests, last)) == expected

@@ -17,12 +17,12 @@ from penstock_runtime.rows import Batch, Outputs
 from penstock_runtime.serving.cache import memory_size
 from penstock_runtime.serving.predictor import (
     LARGE_BYTES,
-    LONG_CHARACTERS,
     MANY_ROWS,
     Answer,
     Predictor,
     characters,
 )
+from penstock_runtime.serving.tokenizing import LONG_CHARACTERS
 from penstock_runtime.settings import CacheSettings, QueueSettings
 from penstock_runtime.tasks.base import HeadInAssemble, Prepared
 from tests.runtime.batching.echo import POISON, EchoEngine
@@ -345,7 +345,7 @@ def test_texts_that_wait_to_be_tokenised_are_bounded() -> None:
         predictor = Predictor(small_model(task=task), queue=QueueSettings(max_queue_tokens=2 * LONG_CHARACTERS // 4))
         first = asyncio.create_task(predictor.predict("x" * (LONG_CHARACTERS + 1), {}))
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="wait to be tokenised"):
+        with pytest.raises(Overloaded, match="1 sequences with 1001 tokens wait"):
             await predictor.predict("x" * (LONG_CHARACTERS + 1), {})
         task.gate.set()
         assert (await soon(first)).tokens > 0

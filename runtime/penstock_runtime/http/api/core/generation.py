@@ -70,7 +70,7 @@ class GenerationApi:
         arrived = perf_counter()
         generator = generator_of(self._service)
         texts = [prompt for prompt in prompts if isinstance(prompt, Prompt)]
-        encoded = iter(await generator.tokens(texts))
+        encoded = iter(await generator.tokens(texts, client_of(request.token, request.client)))
         tokens = [next(encoded) if isinstance(prompt, Prompt) else prompt for prompt in prompts]
         tokenised = perf_counter()
         client = client_of(request.token, request.client)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_optimizer.report.charts import linear_scale, linear_ticks, log_scale, log_ticks, short
+from penstock_report.charts import linear_scale, linear_ticks, log_scale, log_ticks, short
 
 
 @given(
