@@ -96,8 +96,8 @@ LEAST_FIRST_TOKEN, LEAST_NEXT_TOKEN = 1000.0, 100.0
 
 
 class TokenPoint(BaseModel):
-    """One measurement of text generation with a fixed number of clients, in process. Each client sends its next request
-    when its answer is complete."""
+    """One measurement of text generation with a fixed number of clients, through the real HTTP server. Each client
+    sends its next request when its answer is complete."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -107,7 +107,7 @@ class TokenPoint(BaseModel):
     tokens_per_second: float = Field(gt=0)
     """Output tokens of all answers together."""
     first_token_p95_milliseconds: float = Field(gt=0)
-    """From the arrival of a request to its first token."""
+    """From sending a request to its first token."""
     next_token_p95_milliseconds: float = Field(gt=0)
     """Between two tokens of an answer."""
     samples: int = Field(ge=1)

@@ -274,7 +274,7 @@ def find_or_make(
     PenstockErrors as `optimise`.
     """
     # Imported here: processes that are measured with this module load no search.
-    from penstock_optimizer.job.optimise import optimise
+    from penstock_optimizer.optimise import optimise
 
     def tell(progress: ProgressEvent) -> None:
         on_line(progress.message if progress.stage is Stage.DOWNLOAD else f"{progress.short}: {progress.message}")

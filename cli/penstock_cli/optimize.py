@@ -85,9 +85,9 @@ def command(
         refuse_options(["verbose"], "the table that is printed without --json")
     require_optimizer()
     # Imported here, because `penstock optimize --help` needs none of it.
-    from penstock_optimizer.job.optimise import optimise
     from penstock_optimizer.job.progress import DownloadReporter
     from penstock_optimizer.neuron.session import NeuronToolchain
+    from penstock_optimizer.optimise import optimise
 
     endpoint = ModelEndpoint.from_file(file)
     models = models.expanduser()

@@ -181,8 +181,8 @@ class ServeSession:
             return
         require_optimizer()
         # These import libraries that serving an artefact does not need.
-        from penstock_optimizer.job.optimise import prepare
         from penstock_optimizer.job.progress import DownloadReporter, transfer_message
+        from penstock_optimizer.optimise import prepare
 
         self._show_model(self._endpoint.spec.model, self._endpoint.spec.task)
         loop = asyncio.get_running_loop()

@@ -98,7 +98,7 @@ class AttentionReading(DistanceReading):
         self._left[value.buffer] += self._readers[node.output[0]] - 1
 
     def _attention(self, node: Any) -> None:
-        """Of three parts of one product, or of three products, whose biases may stand here."""
+        """Of three parts of one product, or of three products; the node may have the biases of the products."""
         if len(node.input) < 5 or not isinstance(self._find(node, 4), Mask):
             raise refusal(f"{node.name}, an attention without the mask")
         given = attributes(node)
@@ -160,7 +160,7 @@ class AttentionReading(DistanceReading):
         )  # fmt: skip
 
     def _bias_of(self, node: Any, heads: int, parts: Sequence[Any], queries: GraphValue) -> dict[str, Any]:
-        """What the attention adds to its scores: fields of its step, whose tensors are put into the file."""
+        """The bias on the scores, as fields of the attention's step; its tensors are put into the file."""
         if not any(node.input[5:]):
             return {}
         bias = self._find(node, 5)

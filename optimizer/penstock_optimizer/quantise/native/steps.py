@@ -290,7 +290,7 @@ class _Reader(AttentionReading):
             self._known[name] = Part(whole, index, len(node.output))
 
     def _squeeze(self, node: Any) -> None:
-        """The first token of each row has no axis of its own here, nor has one number of each line."""
+        """Neither the first token of each row nor one number of each line has an axis here."""
         part = self._find(node, 0)
         if isinstance(part, Part) and part.whole.width == part.count and self._array(node.input[1]).tolist() == [2]:
             self._known[node.output[0]] = Column(part.whole, part.index)

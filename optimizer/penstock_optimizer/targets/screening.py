@@ -1,4 +1,4 @@
-"""Stage 1, screening: builds each candidate, times it briefly, judges it, and measures the promising ones in turns.
+"""Stage 1, screening: builds each candidate, times it briefly, judges it, and measures the promising ones alternately.
 
 Each candidate runs in a separate process. Its outcome is a record: a candidate that crashes, hangs or gives wrong
 answers does not end the stage. `Budget` divides the time of the whole optimisation, so that the last stages always get
@@ -8,7 +8,6 @@ their share.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -21,75 +20,11 @@ from penstock_optimizer.candidate.runner import CandidateRunner, CandidateSessio
 from penstock_optimizer.candidate.work_folder import BuiltFacts, CandidateRecord, WorkFolder, digests
 from penstock_optimizer.load.summary import relative_spread
 from penstock_optimizer.search.space import MeasuredRecipe, expected_milliseconds, is_dominated
+from penstock_optimizer.targets.target import MAX_REMAINING_SHARE, Budget
 from penstock_runtime.host.disk import full_disk_error, is_full
 
-CAPACITY_SHARE = 0.18
-MOST_CAPACITY_SECONDS = 75.0
-PLANS_SHARE = 0.25
-MOST_PLANS_SECONDS = 90.0
-FINISH_SHARE = 0.05
-"""For the GEMM ceiling, the report and writing the artefact."""
-MOST_FINISH_SECONDS = 20.0
-RAISE_BUDGET = "Raise spec.optimization.budgetSeconds, or --budget"
-"""The remedy where too little time was left."""
 KILL_SECONDS = 1.0
 """A call to a worker is cut this long before its stage ends: killing and cleaning up take time too."""
-
-
-@dataclass
-class Budget:
-    """Counts down from `seconds`, and reserves a share for each stage."""
-
-    seconds: float
-    clock: Callable[[], float] = time.monotonic
-    _start: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._start = self.clock()
-
-    @property
-    def spent(self) -> float:
-        """Seconds since the start."""
-        return self.clock() - self._start
-
-    @property
-    def finish_seconds(self) -> float:
-        """Reserved for what comes after measuring."""
-        return min(self.seconds * FINISH_SHARE, MOST_FINISH_SECONDS)
-
-    @property
-    def capacity_seconds(self) -> float:
-        """Reserved for the capacity curve."""
-        return min(self.seconds * CAPACITY_SHARE, MOST_CAPACITY_SECONDS)
-
-    @property
-    def plans_seconds(self) -> float:
-        """Reserved for the plan search."""
-        return min(self.seconds * PLANS_SHARE, MOST_PLANS_SECONDS)
-
-    def left_for_candidates(self) -> float:
-        """Seconds until building and judging must end; may be negative."""
-        return self.left_for_plans() - self.plans_seconds
-
-    def left_for_plans(self) -> float:
-        """Seconds until the plan search must end; may be negative."""
-        return self.left_for_capacity() - self.capacity_seconds
-
-    def left_for_capacity(self) -> float:
-        """Seconds until the capacity curve must end; may be negative."""
-        return self.seconds - self.finish_seconds - self.spent
-
-    def left(self) -> float:
-        """Seconds until the whole must end; may be negative."""
-        return self.seconds - self.spent
-
-    def plans_deadline(self) -> Callable[[], bool]:
-        """A function that is true while the plan search, which begins now, may go on: until its own limit or the end of
-        the time left."""
-        end = self.spent + min(self.plans_seconds, self.left_for_plans())
-        return lambda: self.spent < end
-
-
 ROUNDS = 3
 """Interleaved rounds of measuring at length."""
 QUICK_SECONDS = 0.05
@@ -101,8 +36,6 @@ MEMORY_PER_GRAPH_BYTE = 3.0
 """Memory of such a process over the size of the fp32 graph: file, weights and packed weights."""
 PROCESS_BYTES = 150_000_000
 """Python and its libraries."""
-MAX_REMAINING_SHARE = 0.6
-"""The most of the stage's remaining time that one candidate may use: one that hangs must leave time for the others."""
 LEAST_SECONDS = 3.0
 """A candidate is not started with less time than this: its process could not even start."""
 HANGS_SECONDS = 15.0
@@ -135,7 +68,7 @@ class CandidateRun:
 
     @property
     def fastest(self) -> dict[int, float]:
-        """Fastest run in milliseconds by tokens: what a quick sample can show on a machine that does other work."""
+        """Fastest run in milliseconds by tokens: a quick sample shows no more on a machine that does other work."""
         return {tokens: min(values) for tokens, values in self.milliseconds.items() if values}
 
     @property
@@ -165,7 +98,7 @@ class CandidateRun:
 
 
 def failed_facts(facts: CandidateFacts, failure: WorkerFailed, when: str = "") -> CandidateFacts:
-    """Facts of a candidate whose process failed; where the time was too short to know, the budget cut it off."""
+    """Facts of a candidate with a process that failed; where the time was too short to know, the budget cut it off."""
     reason = f"{failure.reason}{when}"
     if failure.failure is not CallFailure.TIMED_OUT:
         return facts.settled(Outcome.FAILED, reason)
@@ -193,6 +126,7 @@ class Screening:
         lengths: Sequence[int],
         expected: Sequence[int] = (),
         on_settled: Callable[[CandidateRun], None] = lambda _: None,
+        max_open: int = MAX_OPEN,
     ) -> None:
         self._runner = runner
         self._work = work
@@ -201,7 +135,7 @@ class Screening:
         self._expected = tuple(expected) or self._lengths
         """A sample of the workload's lengths, to weigh a quick sample with."""
         self._on_settled = on_settled
-        self.max_open = MAX_OPEN
+        self.max_open = max_open
         self.runs: list[CandidateRun] = []
 
     def close(self) -> None:
@@ -227,7 +161,7 @@ class Screening:
         self.runs.append(run)
         known = self._work.load(recipe)
         if reference and known is not None and not (known.taught and known.taught == self._work.reference_digest()):
-            # The outcomes that the others are judged by are lost or damaged: compute them again.
+            # The outcomes that all candidates are judged by are lost or damaged: compute them again.
             known = None
         try:
             if known is not None:
@@ -254,7 +188,7 @@ class Screening:
         self._on_settled(self.runs[-1])
 
     def measure(self, *, on_round: Callable[[int], None] = lambda _: None) -> None:
-        """Measure the open candidates at length, in turns, so that drifts of the machine affect all alike."""
+        """Measure the open candidates at length, in rounds, so that drifts of the machine affect all alike."""
         for number in range(ROUNDS):
             for run in [one for one in self.runs if one.session is not None]:
                 left = self._budget.left_for_plans() - KILL_SECONDS
@@ -320,7 +254,7 @@ class Screening:
         self._remember(run)
 
     def _recall(self, run: CandidateRun, known: CandidateRecord) -> None:
-        """Load a candidate from disk: its verdict stays, its times are measured again with all the others."""
+        """Load a candidate from disk: its verdict stays, its times are measured again with all candidates."""
         run.facts = known.facts
         run.milliseconds = {point.tokens: [point.p50_milliseconds] for point in known.facts.latency}
         run.built = known.built
@@ -351,7 +285,7 @@ class Screening:
             run.settle(Outcome.SLOWER, ReasonCode.WITHIN_BUDGET)
 
     def _is_dominated(self, run: CandidateRun, best: CandidateRun) -> bool:
-        """True when it is far slower in the quick sample and still is when both are sampled again in turns: one
+        """True when it is far slower in the quick sample and still is when both are sampled again alternately: one
         disturbed sample must not exclude the best candidate."""
         if not is_dominated(run.fastest, best.fastest):
             return False

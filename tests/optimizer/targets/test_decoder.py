@@ -14,11 +14,14 @@ from penstock.manifest import CandidateFacts, Manifest, Outcome
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.resources.endpoint import ModelEndpoint, Objective
 from penstock.resources.result import Result
-from penstock_optimizer.generation import candidate_process, plans, token_capacity
-from penstock_optimizer.generation.agreement_of_logits import GenerationBudget
-from penstock_optimizer.generation.candidate_process import CandidateProcess, JudgedAnswers
-from penstock_optimizer.job import generation, screening
-from penstock_optimizer.job.optimise import optimise, prepare
+from penstock_optimizer.candidate import decoder as candidate
+from penstock_optimizer.candidate.isolation import Worker
+from penstock_optimizer.capacity import tokens
+from penstock_optimizer.guard.agreement_of_logits import GenerationBudget
+from penstock_optimizer.load.streams import StreamResult, StreamSpec, run_streams
+from penstock_optimizer.optimise import optimise, prepare
+from penstock_optimizer.search import decoder_plans as plans
+from penstock_optimizer.targets import decoder, screening
 from penstock_runtime.engines.native.library import library_path
 from penstock_runtime.generation.engine import Row, StepEngine
 from penstock_runtime.host import read_host
@@ -61,15 +64,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     return root / "baseline", finished, root
 
 
-def shorten(patch: pytest.MonkeyPatch, worker: str = "QuickCandidate") -> None:
+def shorten(patch: pytest.MonkeyPatch, worker: str = "") -> None:
     """A short search, with a class of `generation_workers` in the processes of candidates."""
     # Eight prompts show as much of a random model as 64.
-    patch.setattr(generation, "PROMPTS", 8)
-    patch.setattr(generation, "LEAST_PROMPTS", 8)
-    patch.setattr(generation, "CONTINUATION", 4)
-    patch.setattr(token_capacity, "LEAST_SECONDS", 0.1)
-    patch.setattr(token_capacity, "MOST_CLIENTS", 4)
-    patch.setattr(candidate_process, "TARGET", f"tests.optimizer.job.generation_workers:{worker}")
+    patch.setattr(decoder, "PROMPTS", 8)
+    patch.setattr(decoder, "LEAST_PROMPTS", 8)
+    patch.setattr(decoder, "CONTINUATION", 4)
+    patch.setattr(tokens, "LEAST_SECONDS", 0.1)
+    patch.setattr(tokens, "MOST_CLIENTS", 4)
+    if worker:
+        patch.setattr(candidate, "TARGET", f"tests.optimizer.targets.decoder_workers:{worker}")
 
 
 def first_logits(engine: StepEngine) -> Float:
@@ -87,7 +91,7 @@ def test_a_native_plan_is_searched_and_served_with_answers_that_do_not_depend_on
     chat = endpoint(folders[2] / "model.gguf", optimization={"engines": ["native"]})
     # Rounding changes the logits of random weights much.
     wide = GenerationBudget(mean_divergence=1e3, p99_divergence=1e3, same_best=0.0, perplexity=1e9)
-    monkeypatch.setattr(generation, "GenerationBudget", lambda: wide)
+    monkeypatch.setattr(decoder, "GenerationBudget", lambda: wide)
     shorten(monkeypatch)
 
     def fastest(measured: Sequence[CandidateFacts], objective: Objective) -> CandidateFacts:
@@ -118,7 +122,7 @@ def test_an_interrupted_search_goes_on_and_leaves_out_what_ends_the_process(
     )
     shorten(monkeypatch)
     tried: list[Recipe] = []
-    original = generation.GenerationOptimisation._try
+    original = decoder.DecoderTarget._try
 
     def ends_with_the_second(run: Any, recipe: Recipe) -> CandidateFacts:
         tried.append(recipe)
@@ -126,18 +130,18 @@ def test_an_interrupted_search_goes_on_and_leaves_out_what_ends_the_process(
             raise KeyboardInterrupt  # as the end of the process, which no handler of candidates catches
         return original(run, recipe)
 
-    monkeypatch.setattr(generation.GenerationOptimisation, "_try", ends_with_the_second)
+    monkeypatch.setattr(decoder.DecoderTarget, "_try", ends_with_the_second)
 
     def search() -> Path:
         return optimise(chat, store=tmp_path / "store", models=folders[2] / "models", budget_seconds=BUDGET_SECONDS)
 
-    for _ in range(generation.MOST_TRIES):
+    for _ in range(decoder.MOST_TRIES):
         with pytest.raises(KeyboardInterrupt):
             search()
     assert tried == [tried[0], tried[1], tried[1]]
     manifest = Manifest.load(search())
     assert tried.count(tried[0]) == 1
-    assert tried.count(tried[1]) == generation.MOST_TRIES
+    assert tried.count(tried[1]) == decoder.MOST_TRIES
     (left_out,) = [one for one in manifest.candidates if one.recipe == tried[1]]
     assert (left_out.outcome, left_out.reason[:29]) == (Outcome.FAILED, "the search ended 2 times whil")
 
@@ -153,13 +157,13 @@ def test_a_candidate_whose_process_is_killed_fails_alone(
     )
     shorten(monkeypatch, "FailingCandidate")
     monkeypatch.setattr(screening, "HANGS_SECONDS", 1.0)
-    original = CandidateProcess.judge
+    original = Worker.call
 
-    def with_limit(process: CandidateProcess, budget: Any, *, seconds: float, timeout_seconds: float) -> JudgedAnswers:
-        limit = 1.0 if process.recipe.precision is Precision.INT4_ROWWISE else timeout_seconds
-        return original(process, budget, seconds=seconds, timeout_seconds=limit)
+    def with_limit(process: Worker, method: str, *, timeout_seconds: float, **arguments: Any) -> Any:
+        hangs = method == "judge" and "int4-rowwise" in str(process._log)
+        return original(process, method, timeout_seconds=1.0 if hangs else timeout_seconds, **arguments)
 
-    monkeypatch.setattr(CandidateProcess, "judge", with_limit)
+    monkeypatch.setattr(Worker, "call", with_limit)
     finished = optimise(chat, store=tmp_path / "store", models=folders[2] / "models", budget_seconds=BUDGET_SECONDS)
 
     manifest = Manifest.load(finished)
@@ -182,11 +186,16 @@ def test_the_search_ends_when_the_capacity_cannot_be_measured(
     folders: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat = endpoint(folders[2] / "model.gguf", optimization={"mode": "Disabled"})
-    shorten(monkeypatch, "NoCapacityCandidate")
+    shorten(monkeypatch)
+
+    def refused(spec: StreamSpec) -> StreamResult:
+        return run_streams(spec) if spec.clients == 1 else StreamResult(seconds=0.0, failed=2, first_failure="429 busy")
+
+    monkeypatch.setattr(tokens, "run_streams", refused)
     finished = optimise(chat, store=tmp_path / "store", models=folders[2] / "models", budget_seconds=BUDGET_SECONDS)
     manifest = Manifest.load(finished)
     assert [point.clients for point in manifest.token_capacity.points] == [1]
-    assert "The capacity with 2 clients was not measured: killed by signal 6 (SIGABRT)." in manifest.findings
+    assert "The capacity with 2 clients was not measured: no answer to 2 of 2 clients: 429 busy." in manifest.findings
 
 
 def test_an_fp32_model_that_does_not_run_is_an_error_with_the_reason(

@@ -10,7 +10,8 @@ from penstock.hardware import Isa
 from penstock.manifest import CandidateFacts, GenerationSpeed, Outcome, ReasonCode
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.resources.endpoint import Latency, Objective, Optimization, Throughput, TokenTime
-from penstock_optimizer.generation.plans import FP32, STORAGE, best, candidates, concluded, time_over_limit
+from penstock_optimizer.candidate.decoder import STORAGE
+from penstock_optimizer.search.decoder_plans import FP32, best, candidates, concluded, time_over_limit
 
 INT8 = Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_WEIGHTS)
 INT4 = Recipe(engine=EngineName.OPENVINO, precision=Precision.INT4_WEIGHTS)

@@ -11,7 +11,8 @@ from penstock.manifest import Outcome, ReasonCode
 from penstock.recipe import Batching, EngineName, Precision, Recipe
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed, death_reason
 from penstock_optimizer.candidate.work_folder import WorkFolder
-from penstock_optimizer.job.screening import MAX_OPEN, ROUNDS, Budget, CandidateRun, Screening, max_open_processes
+from penstock_optimizer.targets.screening import MAX_OPEN, ROUNDS, CandidateRun, Screening, max_open_processes
+from penstock_optimizer.targets.target import Budget
 from tests.optimizer.candidate.fake_runner import FakeRunner, Script, crash
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC
 
@@ -73,7 +74,7 @@ def test_a_full_disk_ends_the_stage_and_fails_no_candidate(
     """A library that cannot write raises any error; the free space of the disk shows the cause."""
     reason = WorkerFailed(CallFailure.RAISED, "No space left on device" if kind else "basic_ios::clear", kind=kind)
     script = Script(fails={"build": reason})
-    monkeypatch.setattr("penstock_optimizer.job.screening.is_full", lambda _: not kind)
+    monkeypatch.setattr("penstock_optimizer.targets.screening.is_full", lambda _: not kind)
     screening, _, _ = stage(tmp_path, {INT8: script})
     screening.enter(FP32, reference=True)
 

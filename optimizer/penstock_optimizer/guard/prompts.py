@@ -46,7 +46,7 @@ def judging_prompts(folder: ModelFolder, own_texts: Sequence[str], count: int) -
 
 
 def _mixed(first: Sequence[str], second: Sequence[str]) -> list[str]:
-    """The texts of both in turns, each list spread over the whole."""
+    """The texts of both lists, alternating, each list spread over the whole."""
     step = max(len(second) // max(len(first), 1), 1)
     spread = [*second[::step], *(text for index, text in enumerate(second) if index % step)]
     mixed = [text for pair in zip(first, spread, strict=False) for text in pair]

@@ -8,13 +8,11 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.manifest import GenerationSpeed, LatencyPoint
+from penstock_optimizer.guard.batch_invariance import Tokens
 from penstock_runtime.generation.engine import Row, StepEngine
 from penstock_runtime.rows import Float
-
-Tokens = NDArray[np.int32]
 
 TOGETHER = 8
 """Sequences in one step: a usual number of clients, and few enough for the logits of large vocabularies."""
@@ -110,7 +108,7 @@ def _next_row(blocks: _Blocks, sequence: int, prompt: int, tokens: Sequence[int]
 
 
 def measure_speed(engine: StepEngine, prompt: Tokens, output_tokens: int) -> GenerationSpeed:
-    """Times of one client, and the rate of `TOGETHER` clients whose prompts come first. After a warm-up."""
+    """Times of one client, and the rate of `TOGETHER` clients, prompts included. After a warm-up."""
     continue_greedily(engine, [prompt] * TOGETHER, 2)
     first = [_prompt_seconds(engine, prompt) for _ in range(REPEATS)]
     blocks = _Blocks(engine, TOGETHER)

@@ -20,7 +20,7 @@ from penstock.manifest import GraphIO, Verdict
 from penstock.recipe import Plan, Precision, Recipe
 from penstock.tasks import Head
 from penstock_optimizer.candidate import gemm, measure
-from penstock_optimizer.candidate.measure import BorrowedEngine, EngineCache, resident_bytes, shapes
+from penstock_optimizer.candidate.measure import resident_bytes
 from penstock_optimizer.candidate.runner import CandidateContext
 from penstock_optimizer.candidate.work_folder import BuiltFacts, ExportedFacts, GraphFile, load_observed, save_observed
 from penstock_optimizer.guard import gate
@@ -31,17 +31,21 @@ from penstock_optimizer.load.workload import LengthMix, predict_bodies, workload
 from penstock_optimizer.search.goal import PlanSample
 from penstock_optimizer.search.space import NEVER_WIDE, WideFrom, short_lengths, wide_thresholds
 from penstock_runtime.batching.collate import collate
-from penstock_runtime.engines.base import Engine, Threads
+from penstock_runtime.engines.base import Engine, EngineFacts, Streams, Threads
 from penstock_runtime.engines.load import load_engine
+from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.rows import Batch, Row
-from penstock_runtime.serving.loaded_model import LoadedModel
+from penstock_runtime.rows import Batch, Outputs, Row
+from penstock_runtime.serving.loaded_model import LoadedModel, check_same_outputs
 from penstock_runtime.serving.predictor import Predictor
 from penstock_runtime.settings import QueueSettings
 from penstock_runtime.tasks.base import Task
 from penstock_runtime.tasks.factory import head_of, make_task
 from penstock_runtime.tokens import Tokenizer
 
+ENGINES_KEPT = 2
+LARGE_BYTES = 600_000_000
+"""Total size of a graph's files: of larger graphs only one engine is cached."""
 MIX_REQUESTS = 48
 """Requests of one round over the workload's mix: enough for a median and a 95th percentile of lengths, few enough to be
 repeated."""
@@ -49,6 +53,109 @@ SHORT_REQUESTS = 8
 """Requests of each of the shortest lengths."""
 WIDE_SECONDS = 0.08
 WIDE_TURNS = 3
+
+Shape = tuple[Recipe, Threads, bool]
+"""The recipe of an engine, its threads, and whether it runs wide (all cores for one row)."""
+
+
+def shapes(plan: Plan) -> tuple[Shape, ...]:
+    """The engine of a plan, and the engine of its short rows if it has one."""
+    sides = [side for side in (plan, plan.of_short_rows) if side is not None]
+    return tuple((side.recipe, Threads(side.streams, side.threads_per_stream), side.may_run_wide) for side in sides)
+
+
+class BorrowedEngine:
+    """An engine with a `close` that does nothing: the cache uses it again for the next plan."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def facts(self) -> EngineFacts:
+        """See `Engine`."""
+        return self._engine.facts
+
+    def run(self, batch: Batch) -> Outputs:
+        """See `Engine`."""
+        return self._engine.run(batch)
+
+    def run_wide(self, batch: Batch) -> Outputs:
+        """See `Engine`."""
+        return self._engine.run_wide(batch)
+
+    def run_widening(self, batch: Batch) -> Outputs:
+        """See `Engine`."""
+        return self._engine.run_widening(batch)
+
+    def start_streams(self) -> Streams:
+        """See `Engine`."""
+        return self._engine.start_streams()
+
+    def close(self) -> None:
+        """Do nothing: the cache closes it."""
+
+
+class EngineCache:
+    """Engines of one recipe's graph, and of those that serve its short rows."""
+
+    def __init__(self, recipe: Recipe, graph: GraphFile) -> None:
+        self._recipe = recipe
+        self._graphs = {recipe: graph}
+        self._engines: dict[Shape, Engine] = {}
+        self._warm: set[tuple[Shape, ...] | Plan] = set()
+
+    def add_graph(self, recipe: Recipe, graph: GraphFile) -> None:
+        """Add another recipe's graph. ArtefactError when it has other outputs than the cache's own graph."""
+        check_same_outputs(self._graphs[self._recipe].io, graph.io)
+        self._graphs[recipe] = graph
+
+    def of(self, plan: Plan) -> Engine:
+        """The engine of a plan, or its two engines as one."""
+        own, *short = [self.get(shape) for shape in shapes(plan)]
+        return own if plan.short is None else RoutedEngine(own, short[0], plan.short.longest_tokens)
+
+    def get(self, shape: Shape) -> Engine:
+        """A graph, loaded with these threads. The least recently used engine is closed when too many are open."""
+        engine = self._engines.pop(shape, None)
+        if engine is None:
+            recipe, threads, wide = shape
+            graph = self._graphs[recipe]
+            # An engine for short rows is in addition to the engine of the long rows, which came just before.
+            most = _most_engines(graph) + (recipe != self._recipe)
+            while len(self._engines) >= most:
+                self._forget(next(iter(self._engines)))
+            engine = load_engine(Path(graph.path), graph.io, recipe, threads, wide=wide)
+        # Move to the end: the first one is the least recently used.
+        self._engines[shape] = engine
+        return engine
+
+    @property
+    def most(self) -> int:
+        """How many engines of the own graph are cached."""
+        return _most_engines(self._graphs[self._recipe])
+
+    def is_warm(self, what: tuple[Shape, ...] | Plan) -> bool:
+        """True when `mark_warm` was called with it since its engines were loaded."""
+        return what in self._warm
+
+    def mark_warm(self, what: tuple[Shape, ...] | Plan) -> None:
+        """Record that these engines, or the batches of this plan, have run."""
+        self._warm.add(what)
+
+    def close(self, *, but: Shape | None = None) -> None:
+        """Close all of them, or all but one."""
+        for shape in list(self._engines):
+            if shape != but:
+                self._forget(shape)
+
+    def _forget(self, shape: Shape) -> None:
+        self._engines.pop(shape).close()
+        self._warm = {one for one in self._warm if shape not in (shapes(one) if isinstance(one, Plan) else one)}
+
+
+def _most_engines(graph: GraphFile) -> int:
+    size = sum(file.stat().st_size for file in Path(graph.path).parent.iterdir() if file.is_file())
+    return ENGINES_KEPT if size < LARGE_BYTES else 1
 
 
 class Candidate:
@@ -66,11 +173,15 @@ class Candidate:
 
     # calls
 
-    def configure(self, context: dict[str, Any], recipe: dict[str, Any] | None = None) -> None:
-        """Set the context and the recipe."""
+    def configure(
+        self, context: dict[str, Any], recipe: dict[str, Any] | None = None, graph: dict[str, Any] | None = None
+    ) -> None:
+        """Set the context, the recipe, and its graph if that exists."""
         self._context = CandidateContext.model_validate(context)
         if recipe is not None:
             self._recipe = Recipe.model_validate(recipe)
+        if graph is not None:
+            self.use(graph)
 
     def use(self, graph: dict[str, Any]) -> None:
         """Measure and judge this graph from now on."""
@@ -156,8 +267,8 @@ class Candidate:
 
     def wide_from(self, lengths: list[int]) -> WideFrom:
         """See `CandidateSession`."""
-        # Two engines: one that is prepared for wide runs may share its threads with narrow ones. In turns, where both
-        # are cached: a machine that is slower for a while affects both.
+        # Two engines: one that is prepared for wide runs may share its threads with narrow ones. Alternately, where
+        # both are cached: a machine that is slower for a while affects both.
         turns = WIDE_TURNS if self._engines.most > 1 else 1
         found = {wide: {tokens: list[float]() for tokens in lengths} for wide in (False, True)}
         for _ in range(turns):
@@ -202,7 +313,7 @@ class Candidate:
         engines = self._engines
         weighs = plan.short is not None and self._second_graph_bytes is None
         if weighs:
-            # The memory beyond that of the plan's own engine, warm and alone, is the second graph's.
+            # The plan's own engine, warm and alone, is measured first; the memory beyond it is the second graph's.
             if not engines.is_warm(used[:1]):
                 await self._sample(plan.unrouted)
             engines.close(but=used[0])

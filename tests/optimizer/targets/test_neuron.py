@@ -17,9 +17,9 @@ from penstock.neuron_artefact import NEURON_FILE, CompiledModel
 from penstock.resources.base import API_VERSION
 from penstock.resources.endpoint import ModelEndpoint
 from penstock_optimizer.job.job import Job
-from penstock_optimizer.job.neuron import fence_rows, require_compiler_memory
-from penstock_optimizer.job.optimise import optimise
 from penstock_optimizer.neuron.session import NeuronToolchain
+from penstock_optimizer.optimise import optimise
+from penstock_optimizer.targets.neuron import fence_rows, require_compiler_memory
 from penstock_runtime.host import HostMemory
 from penstock_runtime.rows import Row
 from tests.cli.endpoints import run

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_optimizer.job.screening import MOST_CAPACITY_SECONDS, MOST_PLANS_SECONDS, Budget
+from penstock_optimizer.targets.target import MOST_CAPACITY_SECONDS, MOST_PLANS_SECONDS, Budget
 
 
 class Clock:

@@ -15,7 +15,6 @@ from penstock.manifest import Outcome, ReasonCode
 from penstock.recipe import Batching, Plan, Recipe
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.runner import CandidateRunner, CandidateSession
-from penstock_optimizer.job.screening import MOST_PLANS_SECONDS, RAISE_BUDGET, Budget, CandidateRun, Screening
 from penstock_optimizer.search.climb import HillClimb, PlanFailed, SearchResult, SearchStep, Trials
 from penstock_optimizer.search.goal import NOISE_FLOOR, Goal, PlanSample
 from penstock_optimizer.search.space import (
@@ -34,6 +33,8 @@ from penstock_optimizer.search.space import (
     wide_thresholds,
     with_route,
 )
+from penstock_optimizer.targets.screening import CandidateRun, Screening
+from penstock_optimizer.targets.target import MOST_PLANS_SECONDS, RAISE_BUDGET, Budget
 
 SAMPLE_SECONDS = 60.0
 """One measurement of a plan takes a few seconds; a process that takes this long hangs."""
@@ -146,7 +147,7 @@ class PlanSearch:
         return plans
 
     def limits(self, recipe: Recipe) -> PlanLimits:
-        """What the plans of a recipe may use."""
+        """The limits of a recipe's plans."""
         return PlanLimits(self.cores, self.screening.run_of(recipe).batching, tuple(self.lengths))
 
     def _wide_from(self, run: CandidateRun) -> WideFrom:
@@ -204,7 +205,7 @@ class RouteFinder:
 
     def routes(self, plan: Plan) -> Iterator[Plan]:
         """Plans of other recipes with the plan's own recipe for their short rows, then the plan with another recipe for
-        its short rows: each measured to be faster in turns with the plan, and judged as a pair."""
+        its short rows: each measured to be faster, alternating with the plan, and judged as a pair."""
         search = self._search
         shortest = search.screening.run_of(plan.recipe if plan.short is None else plan.short.recipe)
         # fp32 is the plan only where nothing else is better within the accuracy budget.
@@ -252,8 +253,8 @@ class RouteFinder:
             yield found
 
     def _measured(self, plan: Plan, own: CandidateRun, short: CandidateRun) -> Plan | None:
-        """The route that lone rows of both recipes support, measured in turns as a lone client would be served: on one
-        core, or on all. None where it does not pay."""
+        """The route that lone rows of both recipes support, measured alternately, as a lone client would be served: on
+        one core, or on all. None where it does not pay."""
         if own.built is None or short.built is None or own.built.io.outputs != short.built.io.outputs:
             return None
         found = lengths_to_compare(self._search.lengths, _timed(short), _timed(own))
@@ -287,8 +288,8 @@ class RouteFinder:
                 times[tokens].append(milliseconds)
 
     def _judged(self, routed: Plan, plan: Plan, own: CandidateRun) -> bool:
-        """Ask the guard about the pair: each recipe passed alone, which does not show how their answers compare with
-        each other (neighbours, orders)."""
+        """Get the guard's verdict on the pair: each recipe passed alone, which does not show how their answers compare
+        with each other (neighbours, orders)."""
         try:
             verdict = self._session(own).judge_plan(routed, timeout_seconds=self._search.limit)
         except WorkerFailed as failure:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from penstock_optimizer.generation.batch_invariance import measure_invariance, requests_of, run_requests
-from penstock_optimizer.generation.drive import Tokens
+from penstock_optimizer.guard.batch_invariance import Tokens, measure_invariance, requests_of, run_requests
 from penstock_runtime.generation.engine import Row
 from penstock_runtime.rows import Float
 from tests.runtime.generation.paged_engine import PagedEngine

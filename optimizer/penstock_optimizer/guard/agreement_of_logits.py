@@ -1,4 +1,4 @@
-"""Compares the logits of a candidate with those of the fp32 model along the same texts, and gives the verdict. Pure.
+"""Compares the logits of a candidate and of the fp32 model along the same texts, and gives the verdict. Pure.
 
 Both are forced along the fp32 model's own continuations: after a first other token, free
 continuations would be compared with unrelated texts.
@@ -35,7 +35,7 @@ class TextAgreement:
 class GenerationBudget:
     """How far a candidate may differ from fp32 (docs/reference/accuracy-budgets.md#text-generation).
 
-    Measured with SmolLM2-135M: 8-bit plans have 0.004 to 0.012, 0.03 to 0.07 and 0.95; plans whose text is broken have
+    Measured with SmolLM2-135M: 8-bit plans have 0.004 to 0.012, 0.03 to 0.07 and 0.95; plans with broken text have
     0.5, 3.6 and 0.65.
     """
 
@@ -45,7 +45,7 @@ class GenerationBudget:
     same_best: float = 0.93
     """Share of the positions."""
     perplexity: float = 1.05
-    """Ratio to that of fp32."""
+    """Ratio to the perplexity of fp32."""
 
 
 def compare(expected: Float, actual: Float, tokens: NDArray[np.int32]) -> TextAgreement:

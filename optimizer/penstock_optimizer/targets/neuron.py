@@ -2,11 +2,12 @@
 
     reference   the fp32 graph on this host's CPU, which the answers are compared with
     judge       each precision's arithmetic on the CPU, at the compiled shapes, until the guard accepts one
-    compile     one shape at a time, each in a process of its own; finished ones are found again by the next run
+    compile     one shape at a time, each in a separate process; finished ones are found again by the next run
     write       the artefact
 
-The host needs no device. So the guard judges the arithmetic that the compiler is asked for, and not the compiled model:
-the pod compares that with fp32 answers of the artefact (`fence.npz`) before it is ready. Capacity is not measured.
+The host needs no device. So the guard judges the arithmetic of the compiler's arguments, and not the compiled
+model: the pod compares that with fp32 answers of the artefact (`fence.npz`) before it is ready. Capacity is not
+measured.
 
 There is no fp32 artefact to serve in the meantime: pods of these classes cost a device each and have few CPUs, so that
 pods which answer from the CPU would cost most and answer last. Pods start with the compiled model.
@@ -15,31 +16,32 @@ pods which answer from the CPU would cost most and answer last. Pods start with 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import NoCandidateWithinBudget, OptimizationError, OutOfMemory
 from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
-from penstock.manifest import Axes, CandidateFacts, Manifest, Outcome, ReasonCode, ServedModel
+from penstock.manifest import Axes, CandidateFacts, Outcome, ReasonCode, ServedModel
 from penstock.neuron_artefact import NEURON_FILE, CompiledModel, NeuronBucket, NeuronFence
 from penstock.recipe import LARGEST_PADDING_SHARE, Batching, Plan, Precision, Recipe
 from penstock.resources.endpoint import NoCandidate, OptimizationMode
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.runner import ProcessRunner
-from penstock_optimizer.candidate.work_folder import ExportedFacts, load_observed
+from penstock_optimizer.candidate.work_folder import load_observed
 from penstock_optimizer.guard import gate
 from penstock_optimizer.guard.calibration import judging_samples, own_corpus, samples, split
-from penstock_optimizer.guard.judge import unused_budgets
-from penstock_optimizer.job.artefact import graph_path, write_artefact
+from penstock_optimizer.job.artefact import graph_path
 from penstock_optimizer.job.job import Job
-from penstock_optimizer.job.progress import OnProgressEvent, Stage, StepCounter, export_message, settled_message
+from penstock_optimizer.job.progress import OnProgressEvent, ProgressReporter, Stage, export_message, settled_message
 from penstock_optimizer.neuron import choice
 from penstock_optimizer.neuron.choice import NeuronChoice
 from penstock_optimizer.neuron.plans import buckets
 from penstock_optimizer.neuron.published import family_of, published_rows
 from penstock_optimizer.neuron.session import Session, SourceModel
 from penstock_optimizer.search.recipes import REFERENCE
+from penstock_optimizer.targets.target import RAISE_BUDGET, Budget, ChosenModel, Target
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.neuron.fence import Fence, largest_error, write_fence
 from penstock_runtime.host.cgroup import HostMemory
@@ -54,76 +56,59 @@ WRITING_SECONDS = 2.0
 COMPILER_BYTES = 2 * 2**30
 COMPILER_TIMES_WEIGHTS = 4.0
 """Memory that must be free for one compilation: this, and this many times the fp32 weights. Not measured: chosen so
-that BERT-large asks for 7 GB of the 32 GB that the SDK's documents recommend."""
+that BERT-large needs 7 GB of the 32 GB that the SDK's documents recommend."""
 SAMPLE_LENGTHS = 400
 FENCE_FILE = "fence.npz"
 FENCE_ROWS = 4
 FENCE_MARGIN = 3.0
 LEAST_FENCE_ERROR = {Precision.FP32: 0.01, Precision.BF16: 0.05}
 MOST_FENCE_ERROR = 0.5
-"""A device may differ from fp32 by three times what its arithmetic does on the CPU, within these limits."""
+"""A device may differ from fp32 by three times the difference of its arithmetic on the CPU, within these limits."""
 GUARD_ON_CPU = (
     "The guard judged the arithmetic that the compiler was asked for, on the CPU. Pods compare the device's answers "
     "with fp32 before they are ready."
 )
-RAISE_BUDGET = "Raise spec.optimization.budgetSeconds, or --budget: the next run goes on from here"
+GOES_ON = f"{RAISE_BUDGET}: the next run goes on from here"
 
 
 class CompilationFailed(Exception):
     """A shape could not be compiled with a precision."""
 
 
-class NeuronOptimisation:
-    """One run of the stages."""
+class NeuronTarget(Target):
+    """See `Target`."""
+
+    reference = REFERENCE
+    measures_capacity = False
 
     def __init__(self, job: Job, seconds: float, on_progress: OnProgressEvent) -> None:
         assert job.neuron is not None  # noqa: S101 - only such jobs come here
         self._job = job
         self._tools = job.neuron
         self._target = job.neuron.target
-        self._seconds = seconds
-        self._begin = time.monotonic()
+        self.budget = Budget(seconds)
         self._runner = ProcessRunner(job.context, job.work, job.cpus)
         self._recipes = self._allowed()
         shapes = 2 * len(buckets(job.mix.sample(SAMPLE_LENGTHS, seed=0), longest=job.max_tokens))
-        self._events = StepCounter(on_progress, {Stage.EXPORT: 1, Stage.CANDIDATES: 1 + shapes, Stage.REPORT: 1})
-        self._facts: list[CandidateFacts] = []
+        self.events = ProgressReporter(on_progress, {Stage.EXPORT: 1, Stage.CANDIDATES: 1 + shapes, Stage.REPORT: 1})
+        self._candidates: list[CandidateFacts] = []
 
-    def run(self) -> Manifest:
-        """Run all stages and write the artefact."""
-        job = self._job
-        facts = {"budget_seconds": self._seconds}
-        self._events.advance(Stage.EXPORT, "writing the fp32 graph", facts=facts, by=0)
-        exported = self._export()
-        self._events.advance(Stage.EXPORT, export_message(exported))
-        model = SourceModel(job.folder, head_of(job.spec.task, job.folder), exported.io, self._mask_token(exported))
-        try:
-            recipe, chosen, folder, shapes = self._compiled(model)
-        except WorkerFailed as failure:
-            raise failure.as_error("the model could not be compiled") from failure
-        manifest = self._manifest(exported, recipe, chosen, shapes)
-        written = write_artefact(job.artefact, manifest, folder=job.folder, graphs={recipe: folder / NEURON_FILE})
-        if not manifest.cut_short:
-            job.work.remove()
-        self._events.advance(Stage.REPORT, str(job.artefact / "report.html"))
-        self._events.finish(Stage.CANDIDATES)
-        done = {"artefact": str(job.artefact), "found": False, "seconds": manifest.seconds}
-        self._events.advance(Stage.DONE, f"{manifest.chosen.plan.summary} ({NOT_RUN})", facts=done, by=0)
-        return written
+    @property
+    def candidates(self) -> Sequence[CandidateFacts]:
+        """See `Target`."""
+        return self._candidates
 
-    # stages
-
-    def _export(self) -> ExportedFacts:
-        """The fp32 graph and its answers to the judging requests, on the CPU."""
+    def export(self, seconds: float) -> tuple[str, Mapping[str, Any]]:
+        """See `Target`: the fp32 graph and its answers to the judging requests, on the CPU."""
         session = self._runner.open(REFERENCE)
         try:
-            exported = self._runner.exported("fused", timeout_seconds=self._left())
-            built = session.build(timeout_seconds=self._left())
-            verdict = session.judge(timeout_seconds=self._left())
+            self._exported = exported = self._runner.exported("fused", timeout_seconds=seconds)
+            built = session.build(timeout_seconds=self.budget.left())
+            verdict = session.judge(timeout_seconds=self.budget.left())
         except WorkerFailed as failure:
             if failure.failure is CallFailure.TIMED_OUT:
                 raise OptimizationError(
-                    f"the time budget ended before the fp32 answers were there: {failure.reason}", remedy=RAISE_BUDGET
+                    f"the time budget ended before the fp32 answers were there: {failure.reason}", remedy=GOES_ON
                 ) from failure
             raise failure.as_error("the fp32 graph does not run") from failure
         finally:
@@ -134,36 +119,81 @@ class NeuronOptimisation:
                 "fused_nodes": built.fused_nodes, "build_seconds": exported.seconds, "size_bytes": built.size_bytes,
             }
         )  # fmt: skip
-        self._facts.append(facts.settled(Outcome.REFERENCE, "the fp32 graph that the others are judged by"))
-        return exported
+        self._candidates.append(facts.settled(Outcome.REFERENCE, "the fp32 graph that the others are judged by"))
+        return export_message(exported), {}
 
-    def _compiled(self, model: SourceModel) -> tuple[Recipe, NeuronChoice, Path, list[NeuronBucket]]:
-        """The first precision that the guard accepts and the compiler compiles: with its folder and finished shapes."""
+    def try_candidates(self) -> None:
+        """See `Target`: compile with the first precision that the guard accepts and the compiler compiles."""
+        job, io = self._job, self._exported.io
+        is_masked = Axes.MASKS in io.outputs.values()
+        mask = job.tokenizer.mask_id if is_masked else None
+        try:
+            self._compiled(SourceModel(job.folder, head_of(job.spec.task, job.folder), io, mask))
+        except WorkerFailed as failure:
+            raise failure.as_error("the model could not be compiled") from failure
+
+    def choose(self) -> ChosenModel:
+        """See `Target`."""
+        recipe, chosen, folder, shapes = self._result
+        verdict = next(one.verdict for one in self.candidates if one.recipe == recipe)
+        batching = Batching(verdict.batching) if verdict is not None and verdict.batching else Batching.SINGLE
+        longest = max(shape.tokens for shape in shapes)
+        rows = max(shape.batch for shape in shapes)
+        plan = Plan(
+            recipe=recipe,
+            streams=chosen.copies,
+            threads_per_stream=chosen.cores_per_model,
+            batching=batching if rows > 1 else Batching.SINGLE,
+            max_batch_rows=rows,
+            max_batch_tokens=rows * longest,
+            max_padding_share=LARGEST_PADDING_SHARE if batching is Batching.PADDED and rows > 1 else 0.0,
+        )
+        served = ServedModel(path=graph_path(recipe, Path(NEURON_FILE)), io=self._exported.io, plan=plan)
+        tried = {one.recipe for one in self.candidates}
+        untried = [
+            CandidateFacts(recipe=one, outcome=Outcome.SKIPPED, reason=f"{recipe.name} is within the accuracy budget")
+            for one in self._recipes
+            if one not in tried
+        ]
+        cut_short = len(shapes) < len(chosen.shapes)
+        return ChosenModel(
+            served,
+            served,
+            {recipe: folder / NEURON_FILE},
+            self._exported.parameters,
+            (*self.candidates, *untried),
+            findings=self._findings(chosen, shapes, cut_short=cut_short),
+            cut_short=cut_short,
+            caveat=NOT_RUN,
+        )
+
+    def _compiled(self, model: SourceModel) -> None:
         for recipe in self._recipes:
             with self._session(model, "judge") as session:
                 wanted = self._choose(session, recipe)
                 facts = self._judged(session, recipe, wanted)
                 is_within = facts.outcome is Outcome.SLOWER
                 fence, limit = self._fence(session, recipe, wanted) if is_within else (None, 0.0)
-            self._events.advance(Stage.CANDIDATES, _judged_message(facts), facts=_as_fact(facts))
+            self.events.settled(facts, _judged_message(facts))
             if fence is None:
-                self._facts.append(facts)
+                self._candidates.append(facts)
                 continue
             begin = time.monotonic()
             try:
                 chosen, folder, shapes = self._compile(model, recipe, wanted)
             except CompilationFailed as error:
                 facts = facts.settled(Outcome.FAILED, f"it does not compile: {error}")
-                self._facts.append(facts)
-                self._events.advance(Stage.CANDIDATES, settled_message(facts), facts=_as_fact(facts), by=0)
+                self._candidates.append(facts)
+                self.events.settled(facts, by=0)
                 continue
             size = sum(file.stat().st_size for file in folder.iterdir())
             facts = facts.model_copy(update={"build_seconds": time.monotonic() - begin, "size_bytes": size})
             reason = f"its arithmetic is within the accuracy budget on the CPU; {NOT_RUN}"
-            self._facts.append(facts.settled(Outcome.CHOSEN, reason))
+            self._candidates.append(facts.settled(Outcome.CHOSEN, reason))
             self._write(self._description(model, recipe, chosen, shapes, limit), folder, fence)
-            return recipe, chosen, folder, shapes
-        listed = "; ".join(f"{one.recipe.name}: {one.reason}" for one in self._facts if one.recipe != REFERENCE)
+            self._result = recipe, chosen, folder, shapes
+            return
+        listed = "; ".join(f"{one.recipe.name}: {one.reason}" for one in self.candidates if one.recipe != REFERENCE)
         raise NoCandidateWithinBudget(
             f"nothing can be served on {self._target.value} ({listed})",
             remedy="Widen spec.optimization.accuracy, allow more precisions, or take a class of CPUs",
@@ -206,18 +236,20 @@ class NeuronOptimisation:
         for number, shape in enumerate(wanted.shapes, 1):
             name = f"{shape.batch} x {shape.tokens} ({number} of {len(wanted.shapes)})"
             if (folder / shape.file).is_file():
-                self._events.advance(Stage.CANDIDATES, f"shape {name}: compiled before")
+                self.events.advance(Stage.CANDIDATES, f"shape {name}: compiled before")
                 done.append(shape)
                 continue
-            left = self._left()
+            left = self.budget.left()
             if left < WRITING_SECONDS:
                 break
             message = f"compiling shape {name}; {left:,.0f} s of the time budget are left"
-            self._events.advance(Stage.CANDIDATES, message, by=0)
+            self.events.advance(Stage.CANDIDATES, message, by=0)
             require_compiler_memory(self._job.host.with_present_memory().memory, self._weights)
             try:
                 with self._session(model, f"compile-{shape.file.removesuffix('.pt')}") as session:
-                    found = session.compile(flags, shape, folder, timeout_seconds=min(self._left(), BUCKET_SECONDS))
+                    found = session.compile(
+                        flags, shape, folder, timeout_seconds=min(self.budget.left(), BUCKET_SECONDS)
+                    )
             except WorkerFailed as failure:
                 if failure.out_of_memory:
                     raise
@@ -225,16 +257,17 @@ class NeuronOptimisation:
                     break
                 raise CompilationFailed(f"shape {name}: {failure.reason}") from failure
             share = f", {found['share']:.0%} of the operations" if self._target is NeuronGeneration.INF1 else ""
-            self._events.advance(Stage.CANDIDATES, f"shape {name}: compiled in {found['seconds']:.1f} s{share}")
+            self.events.advance(Stage.CANDIDATES, f"shape {name}: compiled in {found['seconds']:.1f} s{share}")
             done.append(shape)
         if not done:
             raise OptimizationError(
-                f"the time budget of {self._seconds:g} s ended before the first shape was compiled: that takes minutes",
-                remedy=RAISE_BUDGET,
+                f"the time budget of {self.budget.seconds:g} s ended before the first shape was compiled: that takes "
+                "minutes",
+                remedy=GOES_ON,
             )
         return done
 
-    # what the stages need
+    # parts
 
     def _allowed(self) -> tuple[Recipe, ...]:
         optimization = self._job.spec.optimization
@@ -245,9 +278,6 @@ class NeuronOptimisation:
         if choice.FP32 not in allowed and optimization.when_no_candidate is NoCandidate.SERVE_FP32:
             allowed.append(choice.FP32)
         return tuple(allowed)
-
-    def _left(self) -> float:
-        return self._seconds - (time.monotonic() - self._begin)
 
     def _session(self, model: SourceModel, name: str) -> Session:
         session = Session(self._tools, model, self._job.work.log(f"neuron-{name}"))
@@ -281,10 +311,6 @@ class NeuronOptimisation:
         mask = job.tokenizer.mask_token or "[MASK]"
         _, judging = split(own_corpus(), job.spec.workload.texts)
         return gate.prepare(task, judging_samples(task, samples(job.spec.task, judging, mask=mask)))
-
-    def _mask_token(self, exported: ExportedFacts) -> int | None:
-        is_masked = Axes.MASKS in exported.io.outputs.values()
-        return self._job.tokenizer.mask_id if is_masked else None
 
     def _fence(self, session: Session, recipe: Recipe, wanted: NeuronChoice) -> tuple[Fence, float]:
         """A few rows that fit into every shape, with the fp32 model's answers, and how far the device may be from
@@ -327,42 +353,6 @@ class NeuronOptimisation:
             fence=NeuronFence(file=FENCE_FILE, max_relative_error=limit),
         )
 
-    def _manifest(
-        self, exported: ExportedFacts, recipe: Recipe, chosen: NeuronChoice, shapes: Sequence[NeuronBucket]
-    ) -> Manifest:
-        job = self._job
-        verdict = next(one.verdict for one in self._facts if one.recipe == recipe)
-        batching = Batching(verdict.batching) if verdict is not None and verdict.batching else Batching.SINGLE
-        longest = max(shape.tokens for shape in shapes)
-        rows = max(shape.batch for shape in shapes)
-        plan = Plan(
-            recipe=recipe,
-            streams=chosen.copies,
-            threads_per_stream=chosen.cores_per_model,
-            batching=batching if rows > 1 else Batching.SINGLE,
-            max_batch_rows=rows,
-            max_batch_tokens=rows * longest,
-            max_padding_share=LARGEST_PADDING_SHARE if batching is Batching.PADDED and rows > 1 else 0.0,
-        )
-        served = ServedModel(path=graph_path(recipe, Path(NEURON_FILE)), io=exported.io, plan=plan)
-        tried = {one.recipe for one in self._facts}
-        untried = [
-            CandidateFacts(recipe=one, outcome=Outcome.SKIPPED, reason=f"{recipe.name} is within the accuracy budget")
-            for one in self._recipes
-            if one not in tried
-        ]
-        cut_short = len(shapes) < len(chosen.shapes)
-        return job.manifest(
-            exported.parameters,
-            chosen=served,
-            baseline=served,
-            candidates=(*self._facts, *untried),
-            findings=self._findings(chosen, shapes, cut_short=cut_short),
-            seconds=time.monotonic() - self._begin,
-            budget_seconds=self._seconds,
-            cut_short=cut_short,
-        )
-
     def _findings(self, chosen: NeuronChoice, shapes: Sequence[NeuronBucket], *, cut_short: bool) -> list[str]:
         target = self._target.value
         found = [
@@ -393,15 +383,14 @@ class NeuronOptimisation:
                 f"The time budget ended after {len(shapes)} of {len(chosen.shapes)} shapes: rows are padded to those, "
                 "and a larger budget goes on from here."
             )
-        return [*found, *unused_budgets(self._job.spec.task, self._job.spec.optimization.accuracy)]
+        return found
 
 
 def fence_rows(rows: Sequence[Row], shortest: int, mask_token: int | None) -> list[Row]:
     """The longest of the rows that fit into the shortest compiled shape; where none does, the shortest ones, cut. Pure.
 
-    The meaning of a cut row does not matter, since the answers to it are compared with those of the fp32 model. It
-    keeps a mask token where the model answers for these alone.
-    """
+    The meaning of a cut row does not matter, since the answers to it are compared with the answers of the fp32 model.
+    It keeps a mask token where the model answers for these alone."""
     fitting = sorted((row for row in rows if row.length <= shortest), key=lambda row: -row.length)[:FENCE_ROWS]
     if fitting:
         return fitting
@@ -416,10 +405,6 @@ def _judged_message(facts: CandidateFacts) -> str:
     if facts.outcome is Outcome.SLOWER and facts.verdict is not None:
         return f"{facts.recipe.name}: passed on the CPU ({facts.verdict.reason})"
     return settled_message(facts)
-
-
-def _as_fact(facts: CandidateFacts) -> dict[str, object]:
-    return {"candidate": facts.model_dump(mode="json")}
 
 
 def require_compiler_memory(memory: HostMemory, weights: int) -> None:

@@ -1,4 +1,4 @@
-"""Candidates of text generation whose processes measure briefly or end as a crash would end them."""
+"""Candidates of text generation that end their processes as a crash would."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import os
 import signal
 import time
 
-from penstock.capacity import TokenPoint
 from penstock.recipe import Precision
-from penstock_optimizer.generation import token_capacity
-from penstock_optimizer.generation.candidate_process import (
+from penstock_optimizer.candidate.decoder import (
     BuiltGraph,
-    GenerationCandidate,
+    DecoderCandidate,
     JudgedAnswers,
     MeasuredSpeed,
 )
@@ -23,16 +21,7 @@ def end_by(number: signal.Signals) -> None:
     time.sleep(3600)
 
 
-class QuickCandidate(GenerationCandidate):
-    """Measures the capacity briefly."""
-
-    def __init__(self) -> None:
-        # Of this process, which serves this object alone.
-        token_capacity.LEAST_SECONDS = 0.1
-        token_capacity.MOST_CLIENTS = 4
-
-
-class FailingCandidate(QuickCandidate):
+class FailingCandidate(DecoderCandidate):
     """Is killed, crashes or hangs with some of the precisions."""
 
     def build(self) -> BuiltGraph:
@@ -53,20 +42,10 @@ class FailingCandidate(QuickCandidate):
         return super().judge(budget, seconds)
 
 
-class NoCapacityCandidate(QuickCandidate):
-    """Is aborted when it measures more than one client."""
-
-    def capacity(self, clients: int, seconds: float) -> TokenPoint | None:
-        """See `CandidateProcess`."""
-        if clients > 1:
-            end_by(signal.SIGABRT)
-        return super().capacity(clients, seconds)
-
-
-class NoReferenceCandidate(QuickCandidate):
+class NoReferenceCandidate(DecoderCandidate):
     """Is killed when it measures the fp32 model."""
 
     def refer(self, seconds: float, least: int) -> MeasuredSpeed:
-        """See `CandidateProcess`."""
+        """See `DecoderCandidate`."""
         end_by(signal.SIGKILL)
         return super().refer(seconds, least)

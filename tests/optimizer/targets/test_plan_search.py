@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from penstock.capacity import CapacityCurve
 from penstock.errors import OptimizationError
 from penstock.manifest import CandidateFacts, Outcome, ReasonCode
-from penstock.recipe import Batching, Recipe, ShortRoute
+from penstock.recipe import Batching, Recipe
 from penstock.resources.endpoint import Latency, Objective
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.work_folder import WorkFolder
-from penstock_optimizer.job.artefact import conclude, findings, plan_trials, speed_up
-from penstock_optimizer.job.plan_search import PlanSearch, is_exhaustive
-from penstock_optimizer.job.screening import Budget, Screening
 from penstock_optimizer.search.climb import SearchResult, SearchStep, Trials
 from penstock_optimizer.search.goal import Goal
+from penstock_optimizer.targets.encoder import conclude, plan_trials, speed_up
+from penstock_optimizer.targets.plan_search import PlanSearch, is_exhaustive
+from penstock_optimizer.targets.screening import Screening
+from penstock_optimizer.targets.target import Budget
 from tests.optimizer.candidate.fake_runner import FakeRunner, Script, crash
-from tests.optimizer.report.sample import FP32_PLAN, latency, sample_manifest
+from tests.optimizer.report.sample import FP32_PLAN, latency
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC
 
 LENGTHS = (8, 32, 128, 512)
@@ -441,93 +441,3 @@ def test_speed_up_is_given_where_both_were_measured() -> None:
 
     plan = FP32_PLAN.model_copy(update={"recipe": INT8})
     assert speed_up(facts(FP32, Outcome.REFERENCE), plan, {INT8: fast}) == pytest.approx({8: 2.0, 16: 2.0})
-
-
-def test_a_finding_has_the_memory_of_the_second_graph() -> None:
-    short = ShortRoute(longest_tokens=16, recipe=INT8)
-    plan = FP32_PLAN.model_copy(update={"recipe": STATIC, "short": short})
-    candidates = [
-        facts(STATIC, Outcome.CHOSEN),
-        facts(INT8, Outcome.SLOWER).model_copy(update={"size_bytes": 23_100_000}),
-    ]
-
-    def found(weighed: int | None) -> tuple[str, ...]:
-        return findings(
-            candidates=candidates, reference=FP32, plan=plan, second_graph_bytes=weighed, noise=0.03,
-            skipped_for_time=0, search_finished=True, shared_cpus=False, capacity=CapacityCurve(), host=(),
-        )  # fmt: skip
-
-    assert found(40_000_000) == (
-        f"Rows of up to 16 tokens have a graph of their own ({INT8.name}): 40 MB of memory, 23 MB of the artefact.",
-    )
-    assert "its memory was not measured" in found(None)[0]
-
-
-def curve(limit: float) -> CapacityCurve:
-    """The p95 that the replica keeps, milliseconds."""
-    return sample_manifest().capacity.model_copy(update={"p95_objective_milliseconds": limit})
-
-
-@pytest.mark.parametrize(
-    ("asked", "limit", "finding"),
-    [
-        (None, 50, None),
-        (60, 50, None),
-        (4000, 50, "The 4,000 requests/s within a p95 of 50 ms are not reached: one replica takes 84.89 of them."),
-        (60, 5, "The 60 requests/s within a p95 of 5 ms are not reached: one replica is over that p95 at any rate"),
-    ],
-)
-def test_a_requested_rate_that_is_not_reached_is_a_finding(
-    asked: float | None, limit: float, finding: str | None
-) -> None:
-    fused = facts(FP32, Outcome.CHOSEN).model_copy(update={"fused_nodes": {"Attention": 6}})
-    found = findings(
-        candidates=[fused], reference=FP32, plan=FP32_PLAN, noise=0.03, skipped_for_time=0, search_finished=True,
-        shared_cpus=False, capacity=curve(limit),
-        asked_requests_per_second=asked, host=(),
-    )  # fmt: skip
-
-    assert len(found) == (0 if finding is None else 1)
-    assert finding is None or found[0].startswith(finding)
-
-
-@pytest.mark.parametrize(
-    ("texts", "share"), [((), ""), (("a", "b"), ""), (("a", "a", "b", "a"), "50%"), (tuple("abcdefghijj"), "")]
-)
-def test_repeated_texts_of_the_workload_recommend_the_cache(texts: tuple[str, ...], share: str) -> None:
-    fused = facts(FP32, Outcome.CHOSEN).model_copy(update={"fused_nodes": {"Attention": 6}})
-    found = findings(
-        candidates=[fused], reference=FP32, plan=FP32_PLAN, noise=0.03, skipped_for_time=0, search_finished=True,
-        shared_cpus=False, capacity=CapacityCurve(), texts=texts, host=(),
-    )  # fmt: skip
-
-    assert len(found) == bool(share)
-    assert not share or found[0].startswith(f"{share} of the workload's texts repeat an earlier one: serving.caches")
-
-
-def test_findings_name_all_doubts() -> None:
-    fused = facts(FP32, Outcome.CHOSEN).model_copy(update={"fused_nodes": {"Attention": 6}})
-    quiet = findings(
-        candidates=[fused], reference=FP32, plan=FP32_PLAN, noise=0.03, skipped_for_time=0, search_finished=True,
-        shared_cpus=False, capacity=CapacityCurve(), host=(),
-    )  # fmt: skip
-    doubtful = findings(
-        candidates=[facts(FP32, Outcome.CHOSEN), facts(INT8, Outcome.REJECTED)],
-        reference=FP32, plan=FP32_PLAN, noise=0.3, skipped_for_time=2, search_finished=False, shared_cpus=True,
-        capacity=curve(50), asked_requests_per_second=4000, host=("the cores are not this process's alone",),
-    )  # fmt: skip
-
-    assert quiet == ()
-    words = [
-        "The 4,000 requests/s",
-        "2 candidates had a turn",
-        "plan search",
-        "30%",
-        "fused",
-        "rejected",
-        "load generator",
-        "The cores are not this process's alone.",
-    ]
-    assert len(doubtful) == len(words)
-    for word, sentence in zip(words, doubtful, strict=True):
-        assert word in sentence

@@ -1,7 +1,7 @@
 """Whether answers of an engine depend on the requests that run at the same time: the same requests alone and together.
 
 Requests run as in the server: its scheduler mixes chunks of prompts with the next tokens of other sequences, and half
-of the requests choose their tokens with a seed, the others take the most probable ones.
+of the requests choose their tokens with a seed, the other half take the most probable ones.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.manifest import BatchInvariance
-from penstock_optimizer.generation.drive import Tokens
 from penstock_runtime.generation.engine import StepEngine
 from penstock_runtime.generation.sampling import SamplingParameters, TokenHistory, sample
 from penstock_runtime.generation.scheduler import Scheduler
 from penstock_runtime.generation.scheduler import Sequence as Scheduled
+
+Tokens = NDArray[np.int32]
+"""Token ids [tokens]."""
 
 AT_ONCE = 16
 BUDGET = 96
@@ -37,7 +42,7 @@ class ComparedRequest:
 
 
 def requests_of(prompts: Sequence[Tokens], count: int, length: int) -> list[ComparedRequest]:
-    """`count` requests with these prompts in turn, of which each second one has a seed."""
+    """`count` requests with these prompts, repeated in order; each second request has a seed."""
     return [
         ComparedRequest(
             prompts[number % len(prompts)], max(1, length - number % SHORTER), number if number % 2 else None

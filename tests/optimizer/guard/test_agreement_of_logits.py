@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.manifest import Verdict
-from penstock_optimizer.generation.agreement_of_logits import GenerationBudget, compare, judge_texts
+from penstock_optimizer.guard.agreement_of_logits import GenerationBudget, compare, judge_texts
 from penstock_runtime.rows import Float
 
 RANDOM = np.random.default_rng(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock_optimizer.generation.drive import (
+from penstock_optimizer.candidate.drive import (
     Forced,
     continue_greedily,
     forced_logits,

@@ -8,24 +8,11 @@ from penstock.hardware import Isa
 from penstock.manifest import CandidateFacts, GenerationSpeed, Outcome
 from penstock.recipe import BF16_REST, CACHE_U8, WIDE_ACTIVATIONS, EngineName, Plan, Precision, Recipe
 from penstock.resources.endpoint import Objective, Optimization
-from penstock_optimizer.quantise.decoder.storage import Storage
-from penstock_runtime.engines.native.graph_file import SUFFIX
 
 FP32 = Recipe(engine=EngineName.OPENVINO, precision=Precision.FP32)
 """The reference, and the first answer."""
 NEAR = 0.05
 """Times this close count as equal, so that the second criterion decides."""
-STORAGE = {
-    Precision.FP32: Storage.FP32,
-    Precision.BF16: Storage.FP32,
-    Precision.INT8_WEIGHTS: Storage.INT8,
-    Precision.INT8_ROWWISE: Storage.INT8,
-    Precision.INT4_WEIGHTS: Storage.INT4,
-    Precision.INT4_ROWWISE: Storage.INT4,
-}
-"""How OpenVINO's graph of a precision stores its weights."""
-NATIVE_BITS = {Precision.INT8_ROWWISE: 8, Precision.INT4_ROWWISE: 4}
-"""Bits of the weights in the native engine's graph of a precision."""
 
 
 def candidates(isa: Isa, optimization: Optimization) -> tuple[list[Recipe], list[tuple[Recipe, str]]]:
@@ -66,11 +53,6 @@ def _why_not(recipe: Recipe, isa: Isa, optimization: Optimization) -> str | None
     return None
 
 
-def graph_name(recipe: Recipe) -> str:
-    """The name of the recipe's graph file."""
-    return f"model{SUFFIX}" if recipe.engine is EngineName.NATIVE else "model.xml"
-
-
 def plan_of(recipe: Recipe, cores: int) -> Plan:
     """All cores work on each step."""
     return Plan(recipe=recipe, streams=1, threads_per_stream=cores)
@@ -93,10 +75,9 @@ def time_over_limit(speed: GenerationSpeed, objective: Objective) -> float:
 def best(measured: Sequence[CandidateFacts], objective: Objective) -> CandidateFacts:
     """The best of candidates with a speed, by criteria in order; where candidates are within `NEAR`, the next decides.
 
-    First, where the objective limits the time to the first token or between tokens, what a client alone waits beyond
-    the limit. Then the time of one client's answer, and tokens per second of many; in the other order with an objective
-    on tokens per second, or on throughput without latency.
-    """
+    First, where the objective limits the time to the first token or between tokens, the time that a client alone waits
+    beyond the limit. Then the time of one client's answer, and tokens per second of many; in the other order with an
+    objective on tokens per second, or on throughput without latency."""
     asks_for_rate = objective.tokens_per_second is not None
     by_rate_first = asks_for_rate or (objective.throughput is not None and objective.latency is None)
 
