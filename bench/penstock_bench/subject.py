@@ -27,9 +27,9 @@ from tokenizers.processors import TemplateProcessing
 
 from penstock.errors import SpecError
 from penstock.hardware import CpuIdentity
+from penstock.resources.core import ModelSource
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
-from penstock.resources.source import ModelSource
 from penstock.settings import hugging_face_token
 from penstock.tasks import TaskName
 from penstock_bench.cell import MeasurementFailed

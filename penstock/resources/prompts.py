@@ -6,8 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from penstock.resources.base import Spec
-from penstock.resources.rules import Rule, TextRule
+from penstock.resources.base import Rule, Spec, TextRule
 from penstock.tasks import TaskName
 
 PROMPT_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY, TaskName.TEXT_RANKING)
