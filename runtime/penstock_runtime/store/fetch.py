@@ -209,5 +209,5 @@ def _remove_unexpected(folder: Path, names: Collection[str] | None = None) -> No
         for path in (Path(parent, name) for name in folders):
             if path.is_symlink():
                 path.unlink()
-            elif not any(path.iterdir()):  # created again if needed; a file may need its name
+            elif not any(path.iterdir()):  # created again if needed; a file may have to replace it
                 path.rmdir()

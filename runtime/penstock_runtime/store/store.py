@@ -79,7 +79,7 @@ class ArtefactStore:
     def fetch(self, digest: Digest, cache: Path, on_progress: OnProgress = ignore_progress) -> Path:
         """The folder of an artefact below `cache`, verified: the manifest by the digest, each file by the manifest.
 
-        Fetches the missing files only; several processes may share a cache. The report is not fetched.
+        Fetches only what the cache lacks; several processes may share a cache. The report is not fetched.
         ArtefactNotFound, ArtefactError (incomplete or altered in the store), OutOfDisk, HostError (the cache).
         """
         return ArtefactFetch(self.backend, digest, cache, on_progress).run()
@@ -219,7 +219,7 @@ class KeepList:
         return KeepList(self.beginnings | other.beginnings)
 
     def in_store(self, namespace: str) -> KeptDigests:
-        """What to keep in the store of a namespace; empty: in the whole store, outside the stores of namespaces."""
+        """The artefacts to keep in the store of a namespace; empty: in the whole store, outside namespaces."""
         return KeptDigests(
             frozenset(digits for of, digits in self.beginnings if of in {"", namespace} or not namespace)
         )
