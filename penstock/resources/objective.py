@@ -1,4 +1,4 @@
-"""What an endpoint is optimised for: times, and rates of one replica."""
+"""The objective of an optimisation: times, and rates of one replica."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _SHOWN = re.compile(r"\{(\w+)\}")
 class Rule:
     """A condition on the fields of one object, for `Spec.RULES`.
 
-    `words` is the message: what is wrong, and what to write instead. `{fieldName}` in it is the value of a field of the
+    `words` is the message: the problem, and the remedy. `{fieldName}` in it is the value of a field of the
     object, which must be set whenever the rule is broken.
     """
 

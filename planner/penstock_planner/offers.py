@@ -1,8 +1,8 @@
-"""Offers from hardware classes, prices and evidence: the nodes that hold a replica, and what is known of it.
+"""Offers from hardware classes, prices and evidence: the nodes that hold a replica, and its evidence.
 
 An offer is a hardware class with a number of cores. Its evidence is measured or given; where there is none, published
 figures count, and then estimates. Inferentia and GPUs have published and estimated figures only. Text generation has
-measured and given figures only: its speed is that of the memory, which does not follow from the arithmetic of a core.
+measured and given figures only: its speed depends on the memory, which does not follow from the arithmetic of a core.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`penstock plan`: compares hardware for an endpoint by cost and latency, from what was measured and published."""
+"""`penstock plan`: compares hardware for an endpoint by cost and latency, from measured and published figures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ DEFAULT_TOKENS = 65
 OF_A_CLUSTER = ("prometheus", "namespace", "context")
 OF_A_FILE = ("store",)
 OF_VERIFY = ("verify_replicas", "verify_seconds", "auth_token")
-"""Options by what they work with."""
+"""Options by the input that they work with."""
 
 
 class Names(click.ParamType[tuple[str, ...]]):
@@ -70,7 +70,7 @@ class Names(click.ParamType[tuple[str, ...]]):
 
 @dataclass(frozen=True)
 class PlannedEndpoint:
-    """The endpoint to plan for, and what is known of its measurements."""
+    """The endpoint to plan for, and its measurements."""
 
     name: str
     spec: ModelEndpointSpec
@@ -306,7 +306,7 @@ def _load(subject: PlannedEndpoint, options: dict[str, Any]) -> tuple[Load, list
 
 
 def _objective_p95(spec: ModelEndpointSpec) -> float:
-    """The endpoint's objective in milliseconds; of text generation that of the first token."""
+    """The endpoint's objective in milliseconds; of text generation for the first token."""
     generates = spec.task is TaskName.TEXT_GENERATION
     latency = spec.objective.time_to_first_token if generates else spec.objective.latency
     if latency is None:
@@ -320,7 +320,7 @@ def _objective_p95(spec: ModelEndpointSpec) -> float:
 
 
 def _cost_of_tokens(comparison: HardwareComparison) -> tuple[str, ...]:
-    """What a million output tokens of the chosen offer cost; nothing for encoders."""
+    """The cost of a million output tokens of the chosen offer; empty for encoders."""
     best = comparison.best
     if best is None or best.sizing is None or best.evidence is None or best.evidence.tokens_per_request is None:
         return ()

@@ -15,11 +15,10 @@ from penstock.resources.scaling import Prometheus, ScalingMode
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.decide import MeasuredTexts, ScalingSettings, Service, Started, WhenMissing
-from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.replica_count import DECIDED
 from penstock_operator.endpoint.spec import ParsedEndpoint
-from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.pods import PodFacts
+from penstock_operator.facts.workloads import DeploymentFacts
 from penstock_operator.scaling.read.scrape import PodAddress, address_of
 
 DEFAULT_OBJECTIVE_SECONDS = 1.0
@@ -134,7 +133,7 @@ class ScalingTargets:
     def _gateways(self, key: ObjectKey, endpoint: ParsedEndpoint) -> tuple[tuple[PodAddress, ...], tuple[str, ...]]:
         """The gateway's pods, and the names of the ready ones. Both empty while none is ready: then the Service
         selects the replicas."""
-        if not gateway.wanted(endpoint):
+        if not endpoint.wants_gateway:
             return (), ()
         alive = _alive(self._cache.gateway_pods(key))
         ready = tuple(sorted(pod.name for pod in alive if pod.ready and not pod.deleting))

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from penstock import __version__
-from penstock.resources.source import ModelSource
+from penstock.resources.core import ModelSource
 from penstock.tasks import TaskName
 from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.tasks.base import RequestLimits
