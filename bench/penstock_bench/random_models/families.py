@@ -33,7 +33,7 @@ DECODER: Mapping[str, Any] = {
     "max_position_embeddings": 8192,
 }
 """A decoder as large as BERT-base; the smallest that is in use as an embedder is larger, except those below."""
-FAMILIES: Mapping[str, Mapping[str, Any]] = {
+CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "bert": {"model_type": "bert", **BASE, "intermediate_size": 3072, "max_position_embeddings": 512},
     "roberta": {
         "model_type": "roberta", **BASE, "intermediate_size": 3072, "max_position_embeddings": 514,
@@ -107,7 +107,7 @@ def write_family(path: Path, name: str, *, tokenizer: Callable[[Path], None] | N
     """
     from penstock_bench.random_models.writer import write_model, write_pooling  # the exporter: a second
 
-    config = FAMILIES[name]
+    config = CONFIGURATIONS[name]
     write_model(path, config, tokenizer=tokenizer)
     width = config.get("hidden_size") or config.get("n_embd") or config["d_model"]
     write_pooling(path, width=width, last_token=name in LAST_TOKEN)

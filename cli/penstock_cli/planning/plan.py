@@ -24,7 +24,7 @@ from penstock.tasks import TaskName
 from penstock_cli.options import FiniteRange, PositiveIntegers, refuse_options
 from penstock_cli.planning.objects import ClusterPlan, load_of_week, read_cluster
 from penstock_cli.screen import console, fact
-from penstock_optimizer.neuron.published import FAMILIES, family_of, published_rows
+from penstock_optimizer.neuron.published import SHAPES, published_rows, shape_of
 from penstock_planner.compare import HardwareComparison, Load, compare, counted
 from penstock_planner.evidence import Evidence, of_file, of_manifest
 from penstock_planner.ledger import DEFAULT_LEDGER, error_text, read_ledger
@@ -107,7 +107,7 @@ class PlannedEndpoint:
     type=click.Path(dir_okay=False, path_type=Path),
     help="YAML file with further measurements, such as of GPUs.",
 )
-@click.option("--family", type=click.Choice(sorted(FAMILIES)), help="Kind of model, if its name does not show it.")
+@click.option("--family", type=click.Choice(sorted(SHAPES)), help="Kind of model, if its name does not show it.")
 @click.option(
     "--store",
     type=click.Path(file_okay=False, path_type=Path),
@@ -228,7 +228,7 @@ def _inputs(subject: PlannedEndpoint, options: dict[str, Any]) -> OfferInputs:
         prices=_prices(subject, options["prices"]),
         evidence=_evidence(subject, options["store"], options["measurements"]),
         published=published_rows(),
-        shape=FAMILIES[family] if family is not None else family_of(subject.spec.model),
+        shape=SHAPES[family] if family is not None else shape_of(subject.spec.model),
         tokens=_bucket(subject.spec),
         memory_bytes=math.ceil(parse_quantity(memory)) if (memory := subject.spec.pod.memory) is not None else None,
         caches_bytes=caches.total_bytes if (caches := subject.spec.serving.caches) is not None else 0,
