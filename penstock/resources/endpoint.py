@@ -16,16 +16,8 @@ from penstock.errors import SpecError
 from penstock.recipe import EngineName, Precision
 from penstock.resources.base import API_VERSION, CLUSTER, Metadata, ObjectName, Resource, Rule, Spec, TextRule
 from penstock.resources.core import (
-    NO_WAY_UP_CEL,
-    SOURCE_FORMS,
-    SOURCE_PATTERN,
-    Latency,
-    ModelSource,
-    Objective,
-    Scheme,
-    Throughput,
-    TokenTime,
-)
+    NO_WAY_UP_CEL, SOURCE_FORMS, SOURCE_PATTERN, Latency, ModelSource, Objective, Scheme, Throughput, TokenTime,
+)  # fmt: skip
 from penstock.resources.exposure import Exposure
 from penstock.resources.pod import Pod
 from penstock.resources.prompts import PROMPT_TASKS, Prompts
