@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from penstock.logs import OBJECT, log_event
+from penstock.resources.scaling import Prometheus
 from penstock.resources.status import ConditionStatus
 from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import NotLeading
@@ -55,6 +56,7 @@ from penstock_operator.scaling.read.scrape import PodAddress, PodScraper
 from penstock_operator.scaling.read.sources import PrometheusSources
 from penstock_operator.scaling.read.target import ScalingTarget, ScalingTargets
 
+NO_PROMETHEUS = Prometheus()
 CONCURRENCY = 256
 """Endpoints whose metrics are read at the same time."""
 PAUSE_FACTOR = 3.0
@@ -204,6 +206,7 @@ class Autoscaler:
         self._intervals = intervals
         self._windows = Windows.of(intervals.prometheus)
         self._sources = PrometheusSources(port, cache, default)
+        self._own_prometheus = default is not None and bool(default.url)
         self._endpoints: dict[ObjectKey, _ScaledEndpoint] = {}
         self._connections = AsyncExitStack()
         self._slices = TimeSlices()
@@ -347,7 +350,8 @@ class Autoscaler:
 
     async def _metrics(self, target: ScalingTarget, endpoint: _ScaledEndpoint, now: float) -> Metrics | None:
         """The known load; None: the interval of queries has not passed."""
-        source = None if self._sources.none_for(target) else await self._sources.find(target, now)
+        named = self._own_prometheus or target.prometheus != NO_PROMETHEUS
+        source = await self._sources.find(target, now) if named else None
         if source is None:
             return await self._scraped(target, endpoint, now)
         if (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.resources.scaling import Prometheus, PrometheusQueries
+from penstock.resources.scaling import PrometheusQueries
 from penstock_operator.cluster.api import SECRET, ClusterPort
 from penstock_operator.cluster.errors import ClusterError, Forbidden
 from penstock_operator.cluster.store import ObjectKey
@@ -13,7 +13,6 @@ from penstock_operator.endpoint.prometheus_urls import url_problem
 from penstock_operator.scaling.read.prometheus import OwnPrometheus, PrometheusAccess, PrometheusSource
 from penstock_operator.scaling.read.target import ScalingTarget
 
-NO_PROMETHEUS = Prometheus()
 SECRET_SECONDS = 60.0
 """A Secret is read again after this time: tokens are renewed."""
 MAX_SECRETS = 1_000
@@ -61,10 +60,6 @@ class PrometheusSources:
         self._cache = cache
         self._default = default
         self._secrets: dict[ObjectKey, tuple[float, _SecretAccess | str]] = {}
-
-    def none_for(self, target: ScalingTarget) -> bool:
-        """Whether the pods are scraped: the endpoint names no Prometheus, and the installation has none."""
-        return (self._default is None or not self._default.url) and target.prometheus == NO_PROMETHEUS
 
     async def find(self, target: ScalingTarget, now: float) -> PrometheusSource | str | None:
         """The Prometheus to query for this endpoint; None: scrape its pods; text: why it cannot be queried, as a
