@@ -30,7 +30,7 @@ from penstock_operator.facts.names import (
 from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.workloads import DeploymentFacts, OptimizedModelFacts
-from penstock_operator.limits.concurrency import TurnDecision
+from penstock_operator.limits.concurrency import SlotDecision
 
 NAMED_KINDS = ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "ServiceAccount", "RoleBinding")
 """Kinds whose objects are named after the endpoint."""
@@ -346,7 +346,7 @@ def progressing(
     pods: Sequence[RuntimePod],
     problems: Sequence[PodProblem],
     room: str,
-    turn: TurnDecision | None = None,
+    turn: SlotDecision | None = None,
     canary: Finding | None = None,
 ) -> Finding:
     """The condition Progressing: a rollout or a change of the replica count is under way, and what it waits for.

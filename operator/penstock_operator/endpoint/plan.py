@@ -67,8 +67,8 @@ from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.routes import HTTP_ROUTE, INGRESS
 from penstock_operator.facts.workloads import OptimizedModelFacts
-from penstock_operator.limits.concurrency import Line, TurnDecision
-from penstock_operator.limits.quotas import WAITING_SECONDS, Grant, QuotaShare
+from penstock_operator.limits.concurrency import Line, SlotDecision
+from penstock_operator.limits.quotas import WAITING_SECONDS, Allocation, QuotaShare
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ class ReconcilePlan:
     optimized_status: tuple[StatusWrite, ...] = ()
     """Statuses of existing OptimizedModels. A new OptimizedModel gets its status with the next plan."""
     events: tuple[Event, ...] = ()
-    grant: Grant | None = None
+    allocation: Allocation | None = None
     """What of the namespace's quota the endpoint gets with this plan; None: there is no quota, or it gets nothing."""
-    optimization: TurnDecision | None = None
+    optimization: SlotDecision | None = None
     """The place in the line of the job that is to begin; None: there is none, or no limit."""
-    rollout: TurnDecision | None = None
+    rollout: SlotDecision | None = None
     """The same of the rollout."""
     requeue_seconds: float | None = None
     """Plan again after this time even without an event; None: the resync is enough."""
@@ -170,11 +170,18 @@ def plan(observed: EndpointSnapshot) -> ReconcilePlan:
         canary=objects.rollout.canary,
     )
     parts = (models.part, quota.part, *objects.parts, exposure.part, pods.part)
-    return _sum(state, before, parts, objects, grant=quota.grant if objects.grant is None else objects.grant)
+    return _sum(
+        state, before, parts, objects, allocation=quota.allocation if objects.allocation is None else objects.allocation
+    )
 
 
 def _sum(
-    state: EndpointState, before: EndpointStatus, parts: Sequence[Part], objects: _Objects, *, grant: Grant | None
+    state: EndpointState,
+    before: EndpointStatus,
+    parts: Sequence[Part],
+    objects: _Objects,
+    *,
+    allocation: Allocation | None,
 ) -> ReconcilePlan:
     """The plan: the sum of the parts, with the status."""
     endpoint, present, count = state.endpoint, state.observed.deployment, state.replicas
@@ -195,7 +202,7 @@ def _sum(
             *chain.from_iterable(part.events for part in parts),
             *scaling_events(before.scaling, after.scaling, count, suspended=endpoint.spec.suspend),
         ),
-        grant=grant,
+        allocation=allocation,
         optimization=None if state.wanted is None else state.wanted.turn,
         rollout=objects.rollout.decision,
         requeue_seconds=min(chain.from_iterable(part.requeue for part in parts), default=None),
@@ -287,7 +294,7 @@ def _assess(
 
 
 class _Quota(NamedTuple):
-    grant: Grant | None
+    allocation: Allocation | None
     part: Part
 
 
@@ -306,7 +313,7 @@ def _quota_part(
     if scaling.mode in SCALER_MODES and not endpoint.spec.suspend:
         replicas = max(replicas, bounds(endpoint, observed, share.most).most)
     limited = share.most <= replicas and share.most < scaling.max_replicas
-    return _Quota(share.grant(replicas), Part(requeue=(WAITING_SECONDS,) if limited else ()))
+    return _Quota(share.allocation(replicas), Part(requeue=(WAITING_SECONDS,) if limited else ()))
 
 
 class _Objects(NamedTuple):
@@ -319,7 +326,7 @@ class _Objects(NamedTuple):
     """The hash of the desired pod template; empty: the present one stays."""
     scaled: int | None = None
     """Replicas of the present Deployment, whose other fields stay as they are."""
-    grant: Grant | None = None
+    allocation: Allocation | None = None
     """Of a Deployment that is only scaled."""
 
 
@@ -382,16 +389,16 @@ def _scale_only(
     present, count, parts = observed.deployment, objects.replicas, objects.parts
     if present is None or present.deleting or present.owner.uid != endpoint.uid:
         return objects
-    number, grant = present.wanted, None
+    number, allocation = present.wanted, None
     if endpoint.spec.suspend:
         number, parts = 0, (*parts, without_scalers(endpoint, observed))
     elif count.chosen and accepted:
         number = count.wanted
     elif count.chosen and not number and count.wanted and (share is None or share.accepted):
         number = 1
-        grant = None if share is None else share.grant(number)
+        allocation = None if share is None else share.allocation(number)
     scaled = number if number != present.wanted else None
-    return _Objects(parts, replace(count, wanted=number), scaled=scaled, grant=grant)
+    return _Objects(parts, replace(count, wanted=number), scaled=scaled, allocation=allocation)
 
 
 class _Pods(NamedTuple):

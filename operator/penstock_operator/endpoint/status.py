@@ -52,7 +52,7 @@ from penstock_operator.facts.names import (
 )
 from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import Reason
-from penstock_operator.limits.concurrency import TurnDecision
+from penstock_operator.limits.concurrency import SlotDecision
 
 NEEDED = (ConditionType.ACCEPTED, ConditionType.OPTIMIZED, ConditionType.AVAILABLE, ConditionType.CORES_PINNED)
 """Ready requires these conditions to be true."""
@@ -108,7 +108,7 @@ class EndpointState:
     missing_for_job: str
     """What the nodes lack for the optimisation job; empty: nothing is known to be missing."""
     exposure: ExposurePlan
-    rollout: TurnDecision | None = None
+    rollout: SlotDecision | None = None
     """The place in the line of the rollout; None: there is none that needs one."""
     canary: CanaryPlan = NO_CANARY
 

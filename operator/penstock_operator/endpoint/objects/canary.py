@@ -58,7 +58,7 @@ class CanaryPlan:
     """For the condition Progressing."""
     events: tuple[Event, ...] = ()
 
-    def without_turn(self) -> CanaryPlan:
+    def without_slot(self) -> CanaryPlan:
         """The same while the rollout waits for its turn."""
         return replace(self, deployment=None, percent=0, finding=None, status=None)
 

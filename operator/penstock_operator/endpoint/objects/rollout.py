@@ -19,7 +19,7 @@ from penstock_operator.facts.names import (
     Object,
 )
 from penstock_operator.facts.workloads import DeploymentFacts, replaced
-from penstock_operator.limits.concurrency import TurnDecision, TurnKey
+from penstock_operator.limits.concurrency import SlotDecision, SlotKey
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Rollout:
     """The Deployment with its canary."""
 
     part: Part = Part()  # noqa: RUF009 - frozen
-    decision: TurnDecision | None = None
+    decision: SlotDecision | None = None
     """Whether the rollout may begin; None: there is none, or no limit."""
     canary: CanaryPlan = NO_CANARY
     scaled: int | None = None
@@ -49,15 +49,15 @@ def roll_out(
     present, scaled, decision = observed.deployment, None, None
     canary = plan_canary(endpoint, observed, desired, template=template, digest=digest, before=before)
     if canary.begins or not (canary.holds or canary.passed):
-        decision = rollout_turn(endpoint, observed, template)
-    desired = noting_turn(desired, present, decision, observed.now)
+        decision = rollout_decision(endpoint, observed, template)
+    desired = noting_start(desired, present, decision, observed.now)
     apply: tuple[Json, ...] = ()
     requeue: tuple[float, ...] = ()
     if canary.went_back:
         if present is not None and count.chosen and count.wanted != present.wanted:
             scaled = count.wanted
     elif decision is not None and not decision.allowed:
-        canary = canary.without_turn()
+        canary = canary.without_slot()
         apply = (paused(desired, decision),)
         requeue = () if decision.requeue_seconds is None else (decision.requeue_seconds,)
     else:
@@ -68,7 +68,7 @@ def roll_out(
     return Rollout(part, decision, canary, scaled)
 
 
-def rollout_turn(endpoint: ParsedEndpoint, observed: EndpointSnapshot, template: str) -> TurnDecision | None:
+def rollout_decision(endpoint: ParsedEndpoint, observed: EndpointSnapshot, template: str) -> SlotDecision | None:
     """The place in the line of the rollout to the pod template with this hash; None: no pod is to be replaced, or
     rollouts have no limit.
 
@@ -84,10 +84,10 @@ def rollout_turn(endpoint: ParsedEndpoint, observed: EndpointSnapshot, template:
     since = present.waits_since if present.paused else None
     began = present.rollout_began
     is_recent = began is not None and observed.now - began < timedelta(seconds=PROGRESS_DEADLINE_SECONDS)
-    return line.turn(TurnKey(endpoint.namespace, endpoint.name), since or observed.now, anew=not is_recent)
+    return line.turn(SlotKey(endpoint.namespace, endpoint.name), since or observed.now, anew=not is_recent)
 
 
-def noting_turn(desired: Json, present: DeploymentFacts | None, turn: TurnDecision | None, now: datetime) -> Json:
+def noting_start(desired: Json, present: DeploymentFacts | None, turn: SlotDecision | None, now: datetime) -> Json:
     """The Deployment with the time when its rollout had its turn: now, if this plan gives it."""
     has_turn = turn is not None and turn.allowed and turn.ask is not None
     began = now if has_turn else None if present is None else present.rollout_began
@@ -97,7 +97,7 @@ def noting_turn(desired: Json, present: DeploymentFacts | None, turn: TurnDecisi
     return {**desired, "metadata": {**desired["metadata"], "annotations": annotations}}
 
 
-def paused(desired: Json, turn: TurnDecision | None = None) -> Json:
+def paused(desired: Json, turn: SlotDecision | None = None) -> Json:
     """The Deployment with a new template that waits for its turn, or for a canary. Kubernetes scales the present pods
     meanwhile."""
     annotations = dict(desired["metadata"].get("annotations", {}))

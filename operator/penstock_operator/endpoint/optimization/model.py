@@ -39,7 +39,7 @@ from penstock_operator.facts.names import (
 )
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.workloads import ModelUser, OptimizedModelFacts
-from penstock_operator.limits.concurrency import TurnDecision
+from penstock_operator.limits.concurrency import SlotDecision
 
 OWNERS = 16
 """Maximum number of endpoints that own a shared OptimizedModel: the first by name. Thousands may share one, and
@@ -92,7 +92,7 @@ class OptimizationState:
     """The run that is under way."""
     due: datetime | None = None
     """When the next run could begin first; None: it does not begin."""
-    turn: TurnDecision | None = None
+    turn: SlotDecision | None = None
     """The place in the line of the run that is to begin; None: it does not begin, or there is no line."""
 
     @property
@@ -212,7 +212,7 @@ def _ready_condition(state: OptimizationState) -> tuple[ConditionStatus, str, st
     return ConditionStatus.FALSE, Reason.PENDING, job
 
 
-def queue_text(turn: TurnDecision) -> str:
+def queue_text(turn: SlotDecision) -> str:
     """Why the next run waits."""
     return turn.waits_for("optimisation", "maxConcurrentOptimizations")
 
