@@ -44,7 +44,7 @@ def roll_out(
     count: ReplicaTarget,
     before: CanaryStatus | None,
 ) -> Rollout:
-    """The Deployment `desired`, and that of its canary. A rollout, with its canary, begins when the limit on concurrent
+    """The Deployment `desired`, and the canary's. A rollout, with its canary, begins when the limit on concurrent
     rollouts allows it. `before`: the canary in the present status."""
     present, scaled, decision = observed.deployment, None, None
     canary = plan_canary(endpoint, observed, desired, template=template, digest=digest, before=before)
@@ -69,12 +69,12 @@ def roll_out(
 
 
 def rollout_decision(endpoint: ParsedEndpoint, observed: EndpointSnapshot, template: str) -> SlotDecision | None:
-    """The place in the line of the rollout to the pod template with this hash; None: no pod is to be replaced, or
+    """The slot of the rollout to the pod template with this hash; None: no pod is to be replaced, or
     rollouts have no limit.
 
     A rollout that has begun goes on, also with another template: its additional pods keep cores until it ends, which
     the next rollout may need. When `PROGRESS_DEADLINE_SECONDS` have passed since it began, another template goes to the
-    end of the line: otherwise an endpoint that is changed all the time would keep all others waiting.
+    end of the line: otherwise an endpoint that is changed all the time would keep all other rollouts waiting.
     """
     present, line = observed.deployment, observed.rollouts
     if present is None or line is None or not replaced(present, observed.replica_sets, template):
@@ -88,7 +88,7 @@ def rollout_decision(endpoint: ParsedEndpoint, observed: EndpointSnapshot, templ
 
 
 def noting_start(desired: Json, present: DeploymentFacts | None, turn: SlotDecision | None, now: datetime) -> Json:
-    """The Deployment with the time when its rollout had its turn: now, if this plan gives it."""
+    """The Deployment with the time when its rollout got a slot: now, if this plan gives it."""
     has_turn = turn is not None and turn.allowed and turn.ask is not None
     began = now if has_turn else None if present is None else present.rollout_began
     if began is None:
@@ -98,7 +98,7 @@ def noting_start(desired: Json, present: DeploymentFacts | None, turn: SlotDecis
 
 
 def paused(desired: Json, turn: SlotDecision | None = None) -> Json:
-    """The Deployment with a new template that waits for its turn, or for a canary. Kubernetes scales the present pods
+    """The Deployment with a new template that waits for a slot, or for a canary. Kubernetes scales the present pods
     meanwhile."""
     annotations = dict(desired["metadata"].get("annotations", {}))
     if turn is not None:

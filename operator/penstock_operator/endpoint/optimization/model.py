@@ -1,4 +1,4 @@
-"""The OptimizedModel of a key: created once, shared by the endpoints that ask for it, retried where a retry can help.
+"""The OptimizedModel of a key: created once, shared by the endpoints with this key, retried where a retry can help.
 
 Its state is derived from the jobs and the last written status. Runs are numbered from 1, and the number is part of the
 job's name, so that planning twice starts the same run.
@@ -43,7 +43,7 @@ from penstock_operator.limits.concurrency import SlotDecision
 
 OWNERS = 16
 """Maximum number of endpoints that own a shared OptimizedModel: the first by name. Thousands may share one, and
-their plans must name the same owners, or each plan would undo the others'."""
+their plans must name the same owners, or each plan would undo another one."""
 
 
 def wanted_spec(
@@ -93,11 +93,11 @@ class OptimizationState:
     due: datetime | None = None
     """When the next run could begin first; None: it does not begin."""
     turn: SlotDecision | None = None
-    """The place in the line of the run that is to begin; None: it does not begin, or there is no line."""
+    """Whether the run that is to begin has a slot; None: none begins, or there is no limit."""
 
     @property
     def queued(self) -> bool:
-        """Whether the next run waits for its turn."""
+        """Whether the next run waits for a slot."""
         return self.turn is not None and not self.turn.allowed
 
     @property
@@ -248,7 +248,7 @@ def artefact_uri(status: Json, digest: str) -> str:
 def pinned_model(
     spec: ModelEndpointSpec, models: Iterable[OptimizedModelFacts], *, present: str = ""
 ) -> OptimizedModelFacts | None:
-    """The OptimizedModel whose status has the artefact that the endpoint pins; None if it pins none, or none has it.
+    """The OptimizedModel with the pinned artefact in its status; None if the spec pins none, or none has it.
 
     If several have it, one that this release reads comes first, then the one of the name `present`: pods have the name
     as a label, and another name would replace them.
