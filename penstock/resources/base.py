@@ -165,7 +165,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 CLUSTER: dict[str, Any] = {"x-cluster-only": True}
 """Marks a field that a local run ignores."""
 NO_SCHEMA_DEFAULT: dict[str, Any] = {"x-no-schema-default": True}
-"""Marks a field of a later release than 0.1.0, whose default the API server does not fill in: after a rollback, the
+"""Marks a field of a later release than 0.1.0. The API server does not fill in its default: after a rollback, the
 operator of 0.1.0 refuses fields that it does not know."""
 
 
@@ -261,8 +261,8 @@ class Resource(BaseModel):
         """Read one resource from parsed YAML or JSON; SpecError as `from_yaml`.
 
         As strict as the API server, so that what runs here is accepted there: no text for numbers, no snake_case.
-        `stored`: it comes from the API server, which has removed what its definitions do not know; what is unknown here
-        is of a later release, and is ignored.
+        `stored`: it comes from the API server, which has removed unknown fields: a field that is unknown
+        here is of a later release, and is ignored.
         """
         origin = origin or f"the {cls.KIND}"
         try:

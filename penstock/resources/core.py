@@ -117,7 +117,7 @@ def _is_revision(text: str) -> bool:
 
 
 def _meant(text: str) -> str:
-    """The remedy for an unknown form: what the author probably meant."""
+    """The remedy for an unknown form: the probable correct one."""
     page = _HUB_PAGE.fullmatch(text)
     if page is not None:
         return f"Did you mean hf://{page[1]}{f'@{page[2]}' if page[2] else ''}?"

@@ -232,7 +232,7 @@ class Neuron(Spec):
 
     def needs_neighbours(self, devices: int) -> bool:
         """Whether a pod with this number of devices has to get neighbouring ones: more than one, and not all of the
-        node's; of cores also those of one device, where a node has several."""
+        node's; with cores also the ones of one device, where a node has several."""
         fewest = 2 if self.resource is NeuronResource.DEVICE else 1
         return fewest <= devices < self.most_devices
 
@@ -336,7 +336,7 @@ class HardwareClassSpec(Spec):
         return devices
 
     def devices_text(self, cores: int) -> str:
-        """For messages, what a pod with this number of cores needs of the devices; empty for a class without. SpecError
+        """For messages, the devices for a pod with this number of cores; empty for a class without. SpecError
         as `devices`."""
         if self.neuron is None:
             return ""

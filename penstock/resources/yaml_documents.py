@@ -82,7 +82,7 @@ LONGEST_TEXT = 1_500_000
 def read_documents(text: str, origin: str) -> list[Any]:
     """The documents of a YAML text as plain JSON values, empty ones left out.
 
-    SpecError names `origin`, the place and what is wrong with it.
+    SpecError names `origin`, the line and the problem.
     """
     if len(text) > LONGEST_TEXT:
         raise SpecError(f"{origin} is longer than {LONGEST_TEXT:,} characters", remedy="Keep to one ModelEndpoint")
@@ -115,7 +115,7 @@ def _documents(text: str, origin: str) -> Iterator[Any]:
 def _check_keys(document: yaml.Node, origin: str) -> None:
     """Raise SpecError for a duplicate key, of which PyYAML would silently use the last.
 
-    Checked on the nodes before construction, which expands merges in place.
+    Checked on the nodes before construction, which expands merges.
     """
     pending, visited = [document], set()
     while pending:

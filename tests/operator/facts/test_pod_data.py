@@ -40,9 +40,10 @@ from penstock_operator.facts.pod_data import (
     read_json,
 )
 from penstock_operator.facts.pods import ContainerFacts, HostReport, JobFacts, JobReport, PodFacts, RuntimePod
+from penstock_operator.scaling.read.gateways import parse_demand, parse_gateway_metrics
 from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.queries import QueryFailure, Vector, read
-from penstock_operator.scaling.read.scrape import parse_demand, parse_gateway_metrics, parse_metrics
+from penstock_operator.scaling.read.scrape import parse_metrics
 from tests.operator import kubelet
 from tests.operator.endpoint.kube import Kube, info
 

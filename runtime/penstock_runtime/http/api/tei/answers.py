@@ -17,7 +17,7 @@ TOKEN_BYTES = 80
 
 
 def tokens_of(texts: list[str], with_special: bool, limits: RequestLimits, tokenizer: Tokenizer) -> list[list[Any]]:
-    """The tokens of each text, as `/tokenize` answers: places in bytes, none for special tokens around the text.
+    """The tokens of each text, as `/tokenize` answers: positions in bytes, none for special tokens around the text.
 
     InvalidInput for an answer over the limit, and for a text that cannot be split into tokens.
     """
