@@ -16,7 +16,7 @@ from penstock_report.charts import Series, latency_chart, short, swatch
 from penstock_report.page import document
 
 NOISY_SHARE = 0.08
-"""Others took more than this of the server's CPUs: worth a warning."""
+"""Other processes took more than this of the server's CPUs: worth a warning."""
 SLOWER_SPREAD = 0.15
 """Rounds of one setting that differ by more than this: worth a warning."""
 
@@ -62,7 +62,7 @@ def headline(results: BenchResults) -> str:
 
 
 def remarks(results: BenchResults) -> list[str]:
-    """What a careful reader has to know, worst first."""
+    """Warnings about the figures, the most important first."""
     found: list[str] = []
     if not results.finished:
         found.append(

@@ -135,7 +135,7 @@ def command(
 
 
 def target_of(asked: str | None, endpoint: ModelEndpoint) -> NeuronGeneration | None:
-    """What to compile for: as asked, else the endpoint's class where that is one of the shipped ones for Inferentia."""
+    """The device to compile for: the option, else the endpoint's class if it is a shipped one of Inferentia."""
     name = asked or endpoint.spec.hardware_class
     return NeuronGeneration(name) if name in set(NeuronGeneration) else None
 

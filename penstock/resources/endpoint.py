@@ -14,16 +14,24 @@ from pydantic_core import PydanticCustomError
 
 from penstock.errors import SpecError
 from penstock.recipe import EngineName, Precision
-from penstock.resources.base import API_VERSION, CLUSTER, Metadata, Resource, Spec
+from penstock.resources.base import API_VERSION, CLUSTER, Metadata, ObjectName, Resource, Rule, Spec, TextRule
+from penstock.resources.core import (
+    NO_WAY_UP_CEL,
+    SOURCE_FORMS,
+    SOURCE_PATTERN,
+    Latency,
+    ModelSource,
+    Objective,
+    Scheme,
+    Throughput,
+    TokenTime,
+)
 from penstock.resources.exposure import Exposure
-from penstock.resources.objective import Latency, Objective, Throughput, TokenTime
 from penstock.resources.pod import Pod
 from penstock.resources.prompts import PROMPT_TASKS, Prompts
-from penstock.resources.rules import Rule, TextRule
 from penstock.resources.scaling import MOST_REPLICAS, Scaling
 from penstock.resources.serving import Caches, Serving, ServingLimits
-from penstock.resources.source import NO_WAY_UP_CEL, SOURCE_FORMS, SOURCE_PATTERN, ModelSource, Scheme
-from penstock.resources.text_fields import DataKey, Digest, DnsLabel, ObjectName
+from penstock.resources.text_fields import DataKey, Digest, DnsLabel
 from penstock.tasks import TaskName
 
 __all__ = [

@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 
 STYLES = 24
-"""Series with a look of their own: eight colours, each with several shapes of markers."""
+"""Different looks of series: eight colours, each with several shapes of markers."""
 _COLOURS = 8
 
 

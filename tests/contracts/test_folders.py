@@ -13,7 +13,6 @@ MOST_FILES = 14
 FLAT = {
     "operator/penstock_operator/plan": 29,
     "optimizer/penstock_optimizer/export": 27,
-    "runtime/penstock_runtime/http/api": 23,
     "penstock/resources": 20,
     "operator/penstock_operator/decide": 15,
     "runtime/penstock_runtime/generation": 15,

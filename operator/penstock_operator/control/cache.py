@@ -50,15 +50,15 @@ from penstock_operator.control.index_keys import (
     texts_source,
 )
 from penstock_operator.endpoint.objects.exposure import hosts_of, may_use, moment_of
-from penstock_operator.endpoint.optimization.model import OWNERS, ModelUser, OptimizedModelFacts, wanted_name
+from penstock_operator.endpoint.optimization.model import OWNERS, wanted_name
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint, neuron_target, read_endpoint
-from penstock_operator.facts.deployments import DeploymentFacts, ReplicaSetFacts
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import MANAGED_BY, MANAGER, Ref, canary_name, gateway_name
 from penstock_operator.facts.pods import HostReport, JobFacts, JobReport, Neighbour, PodFacts, RuntimePod
 from penstock_operator.facts.routes import HostClaim, RouteFacts
 from penstock_operator.facts.scaling import CanaryReport, DesiredScale, ScalerFacts
+from penstock_operator.facts.workloads import DeploymentFacts, ModelUser, OptimizedModelFacts, ReplicaSetFacts
 from penstock_operator.limits.quota_use import QuotaUse
 from penstock_operator.limits.waiting import Turns, open_job
 
@@ -365,7 +365,7 @@ class ClusterCache:
             conflicting=self.conflicting.get(key, frozenset()),
             scale=self.scales.get(key),
             namespace_labels=self.namespace_labels(key.namespace),
-            quota=self.quotas.seen_by(key),
+            quota=self.quotas.seen_by(key) if self.settings.quotas else None,
             nodes=tuple(entry.facts for name in self.nodes if (entry := self.nodes.get(name))),
             route=self._route(key, endpoint.uid),
             host_claims=tuple(self._host_claims(key, value)),

@@ -15,9 +15,8 @@ from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import ClusterError, Conflict, NotLeading
 from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, StoreChange, key_of
 from penstock_operator.control.cache import ClusterCache
-from penstock_operator.control.queue import Priority, TimeSlices, WorkQueue
+from penstock_operator.control.queue import Priority, TimeSlices, WorkProgress, WorkQueue
 from penstock_operator.control.reconcile import Reconciler, ReconcileRequest, jittered
-from penstock_operator.health import WorkProgress
 from penstock_operator.metrics import MISSED, RECONCILE_ERRORS, RECONCILE_SECONDS
 
 MANY = 32

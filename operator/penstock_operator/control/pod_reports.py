@@ -22,15 +22,9 @@ from penstock_operator.cluster.errors import Backoff, ClusterError
 from penstock_operator.cluster.store import Index, ObjectKey, StoreChange
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.control.queue import WorkQueue
+from penstock_operator.facts.findings import unprintable_as_spaces
 from penstock_operator.facts.names import INTERNAL_PORT
-from penstock_operator.facts.pod_data import (
-    INFO_MAX_BYTES,
-    PROGRESS_MAX_BYTES,
-    Unreadable,
-    read_body,
-    read_json,
-    unprintable_as_spaces,
-)
+from penstock_operator.facts.pod_data import INFO_MAX_BYTES, PROGRESS_MAX_BYTES, Unreadable, read_body, read_json
 from penstock_operator.facts.pods import HostReport, JobReport, PodFacts
 from penstock_operator.metrics import PROBES
 

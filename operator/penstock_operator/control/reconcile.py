@@ -39,10 +39,10 @@ from penstock_operator.endpoint.optimization.unused import NEW_SECONDS, unused_m
 from penstock_operator.endpoint.plan import ReconcilePlan, plan
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.status import with_apply_failure
-from penstock_operator.facts.deployments import scale_entries
 from penstock_operator.facts.findings import Event
 from penstock_operator.facts.names import ENDPOINT, MANAGED_BY, MANAGER, Ref
 from penstock_operator.facts.reasons import Reason
+from penstock_operator.facts.workloads import scale_entries
 from penstock_operator.metrics import COLLECTED, WRITES_SKIPPED
 
 REPORTER = "penstock.dev/operator"
@@ -157,7 +157,8 @@ class Reconciler:
             self._cache.turns.planned(key, None, None)
             return None, None, ReconcilePlan()
         planned = plan(observed)
-        self._cache.quotas.put(key, entry.uid, planned.grant)
+        if self._cache.settings.quotas:
+            self._cache.quotas.put(key, entry.uid, planned.grant)
         self._cache.turns.planned(key, planned.optimization, planned.rollout)
         return entry, observed, planned
 

@@ -34,10 +34,7 @@ RISE = 1.25
 FALLING = 1.5
 """The load is falling once it is this many times the significant difference below its longer average..."""
 FALLING_SHARE = 0.12
-"""... and this share of that average..."""
-ENDED = -1e9
-"""... until it is no longer this many standard deviations below the mean of the slow window: the longer average lags
-for minutes after the end of a fall."""
+"""... and this share of that average."""
 MOST_GROWTH = 0.5
 """Outside a surge a forecast is at most this share over the demand: a straight line does not hold for ever."""
 NOISE = 0.025
@@ -99,9 +96,11 @@ class Demand:
     """It is over its longer average by no more than noise; False before that average has settled."""
     falling: bool = False
     """The load has been falling for a while: it is not expected to come back at once."""
+    fallen: bool = False
+    """It is falling by its longer average, and has reached its new level: noise may raise it again."""
     to_keep: float = 0.0
     """Requests/s that a scale-down must leave replicas for: the higher average; of a stationary demand the longer
-    average, of a falling one its straight line."""
+    average, of a falling one its straight line, of a fallen one its level."""
     surge: Surge | None = None
     """Demand has suddenly exceeded what the replicas take, and still rises."""
 
@@ -131,8 +130,8 @@ def demand_of(
     ahead = min(capacity.start_up_seconds, settings.furthest_seconds)
     chance = SIGNIFICANT * math.hypot(deviation(level), math.sqrt(base / (2 * BASE_SECONDS)))
     falling = surge is None and base - level > max(FALLING * chance, FALLING_SHARE * base)
-    recent = slow * metrics.scale if slow is not None else base
-    falling = falling and recent - level > ENDED * deviation(level)
+    # The longer average lags for minutes after the end of a fall, the mean of the slow window for a minute.
+    fallen = falling and slow is not None and slow * metrics.scale <= level
     # The longer average of a new leader starts at a reading of a few seconds, which may be off by chance.
     settled = state.began_at is not None and now - state.began_at >= 2 * BASE_SECONDS
     noise_only = settled and level - base <= STATIONARY / SIGNIFICANT * chance
@@ -148,7 +147,7 @@ def demand_of(
         fall = max(0.0, base - level - chance) / (BASE_SECONDS - LEVEL_SECONDS)
         to_keep = base if stationary else max(level, base)
         if falling:
-            to_keep = min(level, max(rate, level - LEVEL_SECONDS * fall))
+            to_keep = level if fallen else min(level, max(rate, level - LEVEL_SECONDS * fall))
     in_flight = (known(metrics.in_flight) or 0.0) * metrics.scale
     # Little's law: a demand that is answered within the objective keeps at most this many in flight.
     backlog = max(0.0, in_flight - max(1.0, level * capacity.in_flight_seconds))
@@ -161,6 +160,7 @@ def demand_of(
         planned=min(forecast, base) if stationary else forecast,
         stationary=stationary,
         falling=falling,
+        fallen=fallen,
         to_keep=to_keep,
         surge=surge,
     )
@@ -232,8 +232,8 @@ def rate_to_plan(average: float, highest: float, headroom: float, capacity: floa
 
 
 def rate_to_keep(rate: float, demand: Demand, headroom: float, capacity: float) -> float:
-    """The rate that a scale-down must leave replicas for: with a margin over scaling up, unless the load is falling."""
-    if demand.falling:
+    """The rate that a scale-down must leave replicas for: with a margin over scaling up, until the load has fallen."""
+    if demand.falling and not demand.fallen:
         return with_reserve(rate, headroom, capacity)
     noise = STEADY * deviation(rate)
     if demand.stationary:

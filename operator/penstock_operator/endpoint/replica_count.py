@@ -16,14 +16,16 @@ from penstock_operator.decide import Cause
 from penstock_operator.endpoint.prometheus_urls import url_problem
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint
-from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.findings import Event, Finding, clipped, no, sentence, stopped, unknown, yes
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.scaling import HPA, SCALED_OBJECT, DesiredScale, ScalerFacts
+from penstock_operator.facts.workloads import DeploymentFacts
 
 DECIDED = frozenset({ScalingMode.INTERNAL, ScalingMode.HPA, ScalingMode.KEDA})
 """The modes in which the autoscaler decides the replica count."""
+SCALER_MODES = frozenset({ScalingMode.HPA, ScalingMode.KEDA})
+"""The modes in which an object besides the operator writes the replica count."""
 
 
 def operator_writes(mode: ScalingMode) -> bool:

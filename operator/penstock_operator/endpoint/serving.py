@@ -13,16 +13,10 @@ from penstock.resources.endpoint import OptimizationMode
 from penstock.resources.optimized_model import OptimizedModelSpec, OptimizedModelStatus
 from penstock.resources.result import ArtefactReference, Result
 from penstock.tasks import TaskName
-from penstock_operator.endpoint.optimization.model import (
-    OptimizationState,
-    OptimizedModelFacts,
-    artefact_uri,
-    status_of,
-    target_of,
-)
+from penstock_operator.endpoint.optimization.model import OptimizationState, artefact_uri, status_of, target_of
 from penstock_operator.endpoint.spec import ParsedEndpoint
-from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.reasons import Reason
+from penstock_operator.facts.workloads import DeploymentFacts, OptimizedModelFacts
 
 WORSE_SHARE = 0.9
 """A result with less than this share of the present capacity, measured alike, is worse; less difference is noise."""

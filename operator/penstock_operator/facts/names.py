@@ -100,6 +100,11 @@ def pods_service_name(endpoint: str) -> str:
     return shortened(endpoint, suffix="-pods")
 
 
+def gateway_names(endpoint: str) -> frozenset[str]:
+    """The names of all objects of an endpoint's gateway."""
+    return frozenset({gateway_name(endpoint), gateway_binding_name(endpoint), pods_service_name(endpoint)})
+
+
 def gateway_selector(endpoint: str) -> dict[str, str]:
     """Labels that select the gateway pods of an endpoint."""
     return {NAME: GATEWAY, ENDPOINT: endpoint}

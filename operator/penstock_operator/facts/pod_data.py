@@ -13,6 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from penstock_operator.facts.findings import unprintable_as_spaces
+
 MAX_DEPTH = 16
 """Nesting of arrays and objects: twice what a runtime's /info has."""
 MAX_INTEGER = 2**63 - 1
@@ -30,12 +32,6 @@ PROGRESS_MAX_BYTES = 8192
 
 class Unreadable(ValueError):
     """Data of a pod that cannot be used; the message is a clause without control characters."""
-
-
-def unprintable_as_spaces(text: str) -> str:
-    """The text with each character that is not printable replaced by a space: control characters and line breaks, which
-    forge lines of logs and move the cursor of terminals, and characters that reverse the direction of writing."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
 
 
 def read_json(data: str | bytes, *, max_bytes: int) -> Any:

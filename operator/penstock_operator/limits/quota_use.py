@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from penstock_operator.cluster.store import ObjectKey, PackedObject, Store, StoreChange
-from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.scaling import ScalerFacts
 from penstock_operator.facts.tenants import NamespaceQuota
+from penstock_operator.facts.workloads import DeploymentFacts
 from penstock_operator.limits.quotas import Amount, Claim, Grant, Limit, NamespaceUse, claim_of, limit_of
 
 
@@ -36,7 +36,8 @@ class QuotaUse:
         """By endpoint: the version of the object, and the claim without what it has."""
         self._grants: dict[ObjectKey, tuple[str, Grant]] = {}
         """By endpoint: its uid, and what the last plan gave it."""
-        endpoints.listen(self._on_endpoint)
+        if quotas:
+            endpoints.listen(self._on_endpoint)
 
     def seen_by(self, key: ObjectKey) -> NamespaceUse | None:
         """The claims on the quota of an endpoint's namespace; None: no quota selects it."""

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from penstock_operator.cluster.api import Json
 from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, StoreChange
-from penstock_operator.facts.deployments import DeploymentFacts, ReplicaSetFacts, rollout_has_place
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import canary_name
 from penstock_operator.facts.pods import JobFacts, PodFacts
+from penstock_operator.facts.workloads import DeploymentFacts, ReplicaSetFacts, rollout_has_place
 from penstock_operator.limits.concurrency import (
     EPOCH,
     NOW,
@@ -132,6 +132,8 @@ class WaitingList:
 
     def _first(self, count: int, places: AbstractSet[TurnKey] = frozenset()) -> Iterator[Ask]:
         """The first `count` of those that wait without one of these places, in the order of turns."""
+        if not self._order:
+            return iter(())
         namespaces = islice(self._order, count + len(self._waiting.keys() & places))
         rows = (self._rows[namespace] for _, namespace in namespaces)
         return islice((ask for ask in in_rounds(rows) if ask.subject not in places), count)

@@ -18,10 +18,10 @@ from penstock_operator.control.cache import ClusterCache
 from penstock_operator.decide.canary import CanaryOutcome, CanaryTrial, PlanCounter
 from penstock_operator.decide.measurement import PodReading
 from penstock_operator.endpoint.spec import ParsedEndpoint, read_endpoint
-from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.names import CANARY, canary_name
 from penstock_operator.facts.pods import PodFacts
 from penstock_operator.facts.scaling import CanaryReport
+from penstock_operator.facts.workloads import DeploymentFacts
 from penstock_operator.scaling.read.scrape import PodScraper, address_of
 
 logger = logging.getLogger(__name__)

@@ -24,9 +24,9 @@ from penstock.hardware import Isa, NeuronGeneration
 from penstock.logs import log_event
 from penstock.manifest import SCHEMA_VERSION, CandidateFacts, Manifest, ModelFacts, ServedModel
 from penstock.recipe import GENERATION_PRECISIONS, EngineName
+from penstock.resources.core import Scheme
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec, OptimizationMode
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
-from penstock.resources.source import Scheme
 from penstock.tasks import TaskName
 from penstock_optimizer.candidate.runner import CandidateContext
 from penstock_optimizer.candidate.work_folder import WorkFolder

@@ -38,7 +38,7 @@ from penstock_optimizer.job.progress import OnProgressEvent, ProgressReporter, S
 from penstock_optimizer.neuron import choice
 from penstock_optimizer.neuron.choice import NeuronChoice
 from penstock_optimizer.neuron.plans import buckets
-from penstock_optimizer.neuron.published import family_of, published_rows
+from penstock_optimizer.neuron.published import published_rows, shape_of
 from penstock_optimizer.neuron.session import Session, SourceModel
 from penstock_optimizer.search.recipes import REFERENCE
 from penstock_optimizer.targets.target import RAISE_BUDGET, Budget, ChosenModel, Target
@@ -291,7 +291,7 @@ class NeuronTarget(Target):
             published_rows(),
             self._target,
             job.cores,
-            family_of(job.spec.model) or own,
+            shape_of(job.spec.model) or own,
             objective=job.spec.objective,
             lengths=job.mix.sample(SAMPLE_LENGTHS, seed=0),
             longest=job.max_tokens,
@@ -362,7 +362,7 @@ class NeuronTarget(Target):
         if self._target is NeuronGeneration.INF1:
             found.append(f"{INF1_UNSUPPORTED}.")
         figure = chosen.figure
-        if figure is not None and family_of(self._job.spec.model) is not None:
+        if figure is not None and shape_of(self._job.spec.model) is not None:
             found.append(
                 f"{figure.candidate.summary} was chosen by {figure.basis.value} figures: {figure.per_second:,.0f} "
                 f"sequences/s on {chosen.cores} NeuronCores ({figure.evidence})."

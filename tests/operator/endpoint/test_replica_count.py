@@ -9,10 +9,10 @@ import pytest
 
 from penstock_operator.decide import Cause
 from penstock_operator.facts import names
-from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.findings import no, yes
 from penstock_operator.facts.names import Ref
 from penstock_operator.facts.scaling import DesiredScale
+from penstock_operator.facts.workloads import DeploymentFacts
 from penstock_operator.limits.quotas import Limit
 from tests.operator.endpoint.kube import SETTINGS, Json, Kube, result
 

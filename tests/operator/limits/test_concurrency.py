@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_operator.facts.deployments import DeploymentFacts, ReplicaSetFacts, rollout_has_place
 from penstock_operator.facts.names import Owner
 from penstock_operator.facts.pods import JobFacts, PodFacts
 from penstock_operator.facts.scaling import DesiredScale
+from penstock_operator.facts.workloads import DeploymentFacts, ReplicaSetFacts, rollout_has_place
 from penstock_operator.limits.concurrency import SHOWN, Ask, Line, TurnDecision, TurnKey
 from penstock_operator.limits.waiting import START_SECONDS, WaitingList, job_has_place
 from tests.examples import examples

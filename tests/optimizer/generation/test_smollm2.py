@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.resources.source import ModelSource
+from penstock.resources.core import ModelSource
 from penstock_optimizer.export.families import read_decoder
 from penstock_optimizer.quantise.decoder.openvino_graph import decoder_facts, write_graph
 from penstock_optimizer.quantise.decoder.storage import Storage

@@ -23,10 +23,10 @@ from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.pods.judging import pod_problems
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint
-from penstock_operator.facts.deployments import DeploymentFacts, ReplicaSetFacts, replaced
 from penstock_operator.facts.findings import Event, Finding, clipped, no, sentence, stopped, yes
 from penstock_operator.facts.names import CANARY, Json, Ref, canary_name
 from penstock_operator.facts.reasons import Reason
+from penstock_operator.facts.workloads import DeploymentFacts, ReplicaSetFacts, replaced
 
 REMEDY = (
     "Change the spec to try again, or remove spec.rollout.canary to roll the plan out all the same; status.history has "

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from penstock.resources.status import timestamp
+from penstock.resources.status import CanaryStatus, timestamp
+from penstock_operator.endpoint.objects.canary import NO_CANARY, CanaryPlan, plan_canary
 from penstock_operator.endpoint.objects.deployment import PROGRESS_DEADLINE_SECONDS
-from penstock_operator.endpoint.snapshot import EndpointSnapshot
+from penstock_operator.endpoint.replica_count import ReplicaTarget
+from penstock_operator.endpoint.snapshot import EndpointSnapshot, Part
 from penstock_operator.endpoint.spec import ParsedEndpoint
-from penstock_operator.facts.deployments import DeploymentFacts, replaced
 from penstock_operator.facts.names import (
     CORES,
     ROLLOUT_BEGAN,
@@ -16,7 +18,54 @@ from penstock_operator.facts.names import (
     Json,
     Object,
 )
+from penstock_operator.facts.workloads import DeploymentFacts, replaced
 from penstock_operator.limits.concurrency import TurnDecision, TurnKey
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The Deployment with its canary."""
+
+    part: Part = Part()  # noqa: RUF009 - frozen
+    decision: TurnDecision | None = None
+    """Whether the rollout may begin; None: there is none, or no limit."""
+    canary: CanaryPlan = NO_CANARY
+    scaled: int | None = None
+    """Replicas of a Deployment that is only scaled."""
+
+
+def roll_out(
+    endpoint: ParsedEndpoint,
+    observed: EndpointSnapshot,
+    desired: Json,
+    template: str,
+    digest: str,
+    *,
+    count: ReplicaTarget,
+    before: CanaryStatus | None,
+) -> Rollout:
+    """The Deployment `desired`, and that of its canary. A rollout, with its canary, begins when the limit on concurrent
+    rollouts allows it. `before`: the canary in the present status."""
+    present, scaled, decision = observed.deployment, None, None
+    canary = plan_canary(endpoint, observed, desired, template=template, digest=digest, before=before)
+    if canary.begins or not (canary.holds or canary.passed):
+        decision = rollout_turn(endpoint, observed, template)
+    desired = noting_turn(desired, present, decision, observed.now)
+    apply: tuple[Json, ...] = ()
+    requeue: tuple[float, ...] = ()
+    if canary.went_back:
+        if present is not None and count.chosen and count.wanted != present.wanted:
+            scaled = count.wanted
+    elif decision is not None and not decision.allowed:
+        canary = canary.without_turn()
+        apply = (paused(desired, decision),)
+        requeue = () if decision.requeue_seconds is None else (decision.requeue_seconds,)
+    else:
+        apply = (paused(desired) if canary.holds else desired,)
+    if canary.deployment is not None:
+        apply = (*apply, canary.deployment)
+    part = Part(apply=apply, delete=canary.delete, events=canary.events, requeue=requeue)
+    return Rollout(part, decision, canary, scaled)
 
 
 def rollout_turn(endpoint: ParsedEndpoint, observed: EndpointSnapshot, template: str) -> TurnDecision | None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
+from penstock.resources.core import ModelSource, Scheme
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import OptimizedModelSpec
 from penstock.resources.pod import Pod
-from penstock.resources.source import ModelSource, Scheme
-from penstock_operator.endpoint.optimization.model import OptimizationState, OptimizedModelFacts
+from penstock_operator.endpoint.optimization.model import OptimizationState
 from penstock_operator.endpoint.pods.credentials import secret_variables
 from penstock_operator.endpoint.pods.network import identity_variables, network_policy, reaches_metadata
 from penstock_operator.endpoint.pods.placement import PodRequirements
@@ -27,6 +27,7 @@ from penstock_operator.endpoint.pods.template import (
 from penstock_operator.endpoint.spec import ParsedEndpoint, allowed_folder
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import API_VERSION, GROUP, INTERNAL_PORT, Json, job_labels, job_name, model_labels
+from penstock_operator.facts.workloads import OptimizedModelFacts
 
 SPEC = f"{GROUP}/spec"
 """Annotation of the job's pod: the spec of the OptimizedModel as JSON."""

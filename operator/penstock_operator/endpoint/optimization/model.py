@@ -7,7 +7,7 @@ job's name, so that planning twice starts the same run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -28,74 +28,18 @@ from penstock.resources.status import Condition, ConditionStatus, timestamp, upd
 from penstock_operator.endpoint.optimization.outcome import (
     JobRunning,
 )
+from penstock_operator.endpoint.snapshot import StatusWrite
 from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.findings import clipped, sentence
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import (
     API_VERSION,
     Json,
-    Object,
     model_labels,
-    moment,
 )
-from penstock_operator.facts.pods import JobFacts
 from penstock_operator.facts.reasons import Reason
+from penstock_operator.facts.workloads import ModelUser, OptimizedModelFacts
 from penstock_operator.limits.concurrency import TurnDecision
-
-
-@dataclass(frozen=True, order=True)
-class ModelUser:
-    """A ModelEndpoint that uses an OptimizedModel: its status names it (`optimizedModel` or `plan.optimizedModel`)."""
-
-    name: str
-    uid: str
-
-
-@dataclass(frozen=True)
-class OptimizedModelFacts:
-    """An OptimizedModel with its jobs."""
-
-    name: str
-    spec: Json
-    """As JSON (`penstock.resources.optimized_model.OptimizedModelSpec`)."""
-    uid: str = ""
-    generation: int = 1
-    created: datetime | None = None
-    deleting: bool = False
-    owned: bool = False
-    """Endpoints own it. The operator creates it so, and gives it up when there is a result."""
-    status: Json = field(default_factory=dict)
-    jobs: tuple[JobFacts, ...] = ()
-    users: tuple[ModelUser, ...] = ()
-    """The endpoints of the namespace that use it, at most `OWNERS` of them."""
-
-    @classmethod
-    def from_object(
-        cls, value: Object, jobs: tuple[JobFacts, ...] = (), users: tuple[ModelUser, ...] = ()
-    ) -> OptimizedModelFacts:
-        """Extract the facts of an OptimizedModel object."""
-        metadata = value["metadata"]
-        return cls(
-            name=metadata["name"],
-            spec=dict(value.get("spec") or {}),
-            uid=metadata.get("uid") or "",
-            generation=int(metadata.get("generation") or 1),
-            created=moment(metadata.get("creationTimestamp")),
-            deleting="deletionTimestamp" in metadata,
-            owned=bool(metadata.get("ownerReferences")),
-            status=dict(value.get("status") or {}),
-            jobs=jobs,
-            users=users,
-        )
-
-
-@dataclass(frozen=True)
-class StatusWrite:
-    """The whole status of an OptimizedModel, to write if it differs from the present one."""
-
-    name: str
-    status: Json
-
 
 OWNERS = 16
 """Maximum number of endpoints that own a shared OptimizedModel: the first by name. Thousands may share one, and
@@ -170,6 +114,16 @@ class OptimizationState:
     def write(self) -> StatusWrite:
         """The status to write."""
         return StatusWrite(self.name, self.status.to_object())
+
+
+def read_state(facts: OptimizedModelFacts) -> OptimizationState | None:
+    """The state by the last written status; None when this version cannot parse the spec, or does not have the format
+    of the result. Fields of later releases are ignored."""
+    try:
+        spec = OptimizedModelSpec.model_validate(facts.spec, extra="ignore")
+    except ValidationError:
+        return None
+    return None if spec.toolchain.format > RESULT_FORMAT else OptimizationState(facts.name, spec, status_of(facts))
 
 
 def optimized_model_object(

@@ -15,8 +15,8 @@ from penstock.errors import ArtefactError
 from penstock.resources.job_summary import Failure, Summary
 from penstock.resources.result import ArtefactReference
 from penstock_operator.endpoint.pods.judging import waiting
-from penstock_operator.facts.findings import clipped
-from penstock_operator.facts.pod_data import MESSAGE_MAX_BYTES, read_json, unprintable_as_spaces
+from penstock_operator.facts.findings import clipped, unprintable_as_spaces
+from penstock_operator.facts.pod_data import MESSAGE_MAX_BYTES, read_json
 from penstock_operator.facts.pods import JobFacts, PodFacts
 from penstock_operator.facts.reasons import Reason
 

@@ -19,8 +19,11 @@ from penstock.resources.hardware_class import (
     LabelRequirement,
     NodeTerm,
     SelectorOperator,
+    TaintEffect,
+    Toleration,
+    TolerationOperator,
 )
-from penstock.resources.pod import Pod, TaintEffect, Toleration, TolerationOperator
+from penstock.resources.pod import Pod
 from penstock.resources.text_fields import parse_quantity, written
 from penstock_operator.facts.names import Json
 

@@ -31,7 +31,7 @@ from penstock_operator.decide.measurement import (
     of_answers,
     quantile,
 )
-from penstock_operator.facts.pod_data import unprintable_as_spaces
+from penstock_operator.facts.findings import unprintable_as_spaces
 from penstock_operator.scaling.read.scrape import (
     ANSWERED,
     BUCKET,

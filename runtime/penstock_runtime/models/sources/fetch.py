@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.errors import ModelNotFound, PenstockError, UnsafeModel
-from penstock.resources.source import ModelSource, Scheme
+from penstock.resources.core import ModelSource, Scheme
 from penstock_runtime.models import gguf_folder
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources.hub import HubFetch

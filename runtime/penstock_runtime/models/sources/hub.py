@@ -30,7 +30,7 @@ from penstock.errors import (
     ModelUnavailable,
     PenstockError,
 )
-from penstock.resources.source import ModelSource
+from penstock.resources.core import ModelSource
 from penstock_runtime.host.disk import FULL
 from penstock_runtime.models.files import check_code, own_graph, read_object, remote_code_classes
 from penstock_runtime.models.sources.transfer import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock_runtime.http.transport.eager import Suspended, run_eagerly
+from penstock_runtime.http.application import Suspended, run_eagerly
 
 
 def on_the_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

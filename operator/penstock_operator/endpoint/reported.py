@@ -1,8 +1,8 @@
-"""The condition ObjectiveMet, and the p95 and speed-up as text."""
+"""The conditions CoresPinned and ObjectiveMet, which depend on what pods report; and the p95 and speed-up as text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from penstock.capacity import TokenCurve
 from penstock.resources.endpoint import Objective
@@ -17,6 +17,36 @@ from penstock_operator.facts.reasons import Reason
 NOT_MEASURED = "The capacity of this plan was not measured: the time budget was too short."
 
 
+def cores_pinned(verdicts: Sequence[PinVerdict], serving: Collection[str], *, devices: str = "") -> Finding:
+    """The condition CoresPinned; `serving` are the names of the ready pods. `devices`: what a pod requests, such as
+    `1 aws.amazon.com/neuron`; empty: CPUs compute.
+
+    One pod that shares its cores makes it false. A pod without a report makes it unknown only when it is ready:
+    starting pods report soon.
+    """
+    if devices:
+        return yes(
+            Reason.NOT_NEEDED,
+            f"Each pod has {devices}, which no other pod gets. The CPUs of its host need not be its own.",
+        )
+    shared = [verdict for verdict in verdicts if verdict.pinned is False]
+    if shared:
+        first = shared[0]
+        more = f" (and {len(shared) - 1} more pods)" if len(shared) > 1 else ""
+        where = f" on the node {first.node}" if first.node else ""
+        return no(first.reason, sentence(f"the pod {first.pod}{where}{more}: {first.message}"))
+    silent = [verdict for verdict in verdicts if verdict.pinned is None and verdict.pod in serving]
+    if silent:
+        return unknown(
+            Reason.NOT_REPORTED,
+            sentence(f"the pod {silent[0].pod} has not reported where it runs: {silent[0].message}"),
+        )
+    own = sum(1 for verdict in verdicts if verdict.pinned)
+    if not own:
+        return unknown(Reason.NOT_REPORTED, "The pods are starting and have not reported where they run.")
+    return yes(Reason.PINNED, "The pod owns its cores." if own == 1 else f"All {own} pods own their cores.")
+
+
 def objective(
     endpoint: ParsedEndpoint, serving: ServingChoice | None, pinned: Finding, verdicts: Sequence[PinVerdict]
 ) -> Finding:
@@ -29,8 +59,6 @@ def objective(
             f"{_pods([verdict.pod for verdict in wrong])} on {wrong[0].node}: {stopped(wrong[0].wrong_cpu)} "
             "Narrow the hardware class to nodes of one kind.",
         )
-    if wishes.latency is None and wishes.throughput is None and not wishes.is_for_tokens:
-        return yes(Reason.NO_OBJECTIVE, "The spec states none: the best of latency and throughput serves.")
     if serving is None or serving.result is None:
         return unknown(Reason.NOT_MEASURED, "What serves, if anything, was not measured.")
     if not pinned.true:

@@ -1,4 +1,7 @@
-"""Deployments and ReplicaSets of endpoints, as plain values, and who owns their replica count."""
+"""Deployments, ReplicaSets and OptimizedModels of endpoints, as plain values.
+
+`from_object` extracts from an object of the API the fields that plans depend on.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,12 @@ from penstock_operator.facts.names import (
     ROLLOUT_BEGAN,
     ROLLOUT_SINCE,
     TEMPLATE_HASH,
+    Json,
     Object,
     Owner,
+    moment,
 )
+from penstock_operator.facts.pods import JobFacts
 
 
 def replica_owners(managed: Iterable[Object]) -> set[str]:
@@ -156,3 +162,49 @@ def rollout_has_place(deployment: DeploymentFacts, replica_sets: Iterable[Replic
     """Whether a rollout keeps others waiting: it replaces pods, and Kubernetes has not found it stuck."""
     stuck = deployment.progressing == "ProgressDeadlineExceeded"
     return not deployment.paused and not stuck and replaced(deployment, replica_sets, deployment.template)
+
+
+@dataclass(frozen=True, order=True)
+class ModelUser:
+    """A ModelEndpoint that uses an OptimizedModel: its status names it (`optimizedModel` or `plan.optimizedModel`)."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class OptimizedModelFacts:
+    """An OptimizedModel with its jobs."""
+
+    name: str
+    spec: Json
+    """As JSON (`penstock.resources.optimized_model.OptimizedModelSpec`)."""
+    uid: str = ""
+    generation: int = 1
+    created: datetime | None = None
+    deleting: bool = False
+    owned: bool = False
+    """Endpoints own it. The operator creates it so, and gives it up when there is a result."""
+    status: Json = field(default_factory=dict)
+    jobs: tuple[JobFacts, ...] = ()
+    users: tuple[ModelUser, ...] = ()
+    """The endpoints of the namespace that use it, at most `OWNERS` of them."""
+
+    @classmethod
+    def from_object(
+        cls, value: Object, jobs: tuple[JobFacts, ...] = (), users: tuple[ModelUser, ...] = ()
+    ) -> OptimizedModelFacts:
+        """Extract the facts of an OptimizedModel object."""
+        metadata = value["metadata"]
+        return cls(
+            name=metadata["name"],
+            spec=dict(value.get("spec") or {}),
+            uid=metadata.get("uid") or "",
+            generation=int(metadata.get("generation") or 1),
+            created=moment(metadata.get("creationTimestamp")),
+            deleting="deletionTimestamp" in metadata,
+            owned=bool(metadata.get("ownerReferences")),
+            status=dict(value.get("status") or {}),
+            jobs=jobs,
+            users=users,
+        )

@@ -1,4 +1,4 @@
-"""ClientTurns of client addresses: who is parsed and answered next, and whose tiny pieces are read next."""
+"""FairQueue of client addresses: who is parsed and answered next, and whose tiny pieces are read next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_runtime.http.transport.turns import READS, ClientTurns, PieceCredit, ReadTurns
+from penstock_runtime.http.transport.fair_reads import READS, FairQueue, LimitedReads, PieceCredit
 
 
 class ManualLoop:
@@ -52,7 +52,7 @@ def order(waiting: list[tuple[str, int]], cancelled: int | None = None) -> list[
     found: list[tuple[str, int]] = []
 
     async def run() -> None:
-        turns = ClientTurns(asyncio.get_running_loop())
+        turns = FairQueue(asyncio.get_running_loop())
         done = asyncio.Event()
 
         def start(client: str, number: int) -> None:
@@ -84,7 +84,7 @@ def test_a_cancelled_turn_is_not_started() -> None:
 
 def test_of_one_client_a_few_connections_with_tiny_pieces_are_read_at_a_time_and_all_in_turn() -> None:
     loop = ManualLoop()
-    turns = ReadTurns(cast("asyncio.AbstractEventLoop", loop))
+    turns = LimitedReads(cast("asyncio.AbstractEventLoop", loop))
     connections = [Connection() for _ in range(100)]
     other = Connection()
     for connection in connections:
@@ -105,7 +105,7 @@ def test_of_one_client_a_few_connections_with_tiny_pieces_are_read_at_a_time_and
 
 def test_a_connection_whose_request_is_complete_is_read_again_at_once() -> None:
     loop = ManualLoop()
-    turns = ReadTurns(cast("asyncio.AbstractEventLoop", loop))
+    turns = LimitedReads(cast("asyncio.AbstractEventLoop", loop))
     one, two = Connection(), Connection()
     turns.wait("a", one)
     turns.wait("a", two)
