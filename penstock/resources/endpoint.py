@@ -35,37 +35,11 @@ from penstock.resources.text_fields import DataKey, Digest, DnsLabel
 from penstock.tasks import TaskName
 
 __all__ = [
-    "API_VERSION",
-    "CLUSTER",
-    "LONGEST_BUDGET_SECONDS",
-    "AccuracyBudget",
-    "Auth",
-    "Caches",
-    "ConfigMapKey",
-    "Exposure",
-    "Gateway",
-    "GatewayMode",
-    "Latency",
-    "Metadata",
-    "ModelCredentials",
-    "ModelEndpoint",
-    "ModelEndpointSpec",
-    "NoCandidate",
-    "Objective",
-    "Optimization",
-    "OptimizationMode",
-    "Pod",
-    "Prompts",
-    "Rollout",
-    "Scaling",
-    "Serving",
-    "ServingLimits",
-    "Spec",
-    "Throughput",
-    "Tls",
-    "TokenTime",
-    "Workload",
-]
+    "API_VERSION", "CLUSTER", "LONGEST_BUDGET_SECONDS", "AccuracyBudget", "Auth", "Caches", "ConfigMapKey",
+    "Exposure", "Gateway", "GatewayMode", "Latency", "Metadata", "ModelCredentials", "ModelEndpoint",
+    "ModelEndpointSpec", "NoCandidate", "Objective", "Optimization", "OptimizationMode", "Pod", "Prompts", "Rollout",
+    "Scaling", "Serving", "ServingLimits", "Spec", "Throughput", "Tls", "TokenTime", "Workload",
+]  # fmt: skip
 
 SIGNED_SCHEMES = {Scheme.HF, Scheme.S3, Scheme.GS, Scheme.AZ}
 """The sources that take credentials."""

@@ -82,7 +82,7 @@ def test_the_listed_words_do_not_occur() -> None:
 
 
 MOST = {
-    PRODUCT: 110,
+    PRODUCT: 97,
     ("dev",): 25,
 }
 """Folders of Python files, and the highest index of them together. Lower it when it has fallen; the aim is 25."""
