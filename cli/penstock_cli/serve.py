@@ -56,7 +56,7 @@ from penstock_runtime.serving.loaded_model import Which, is_on_device, load_arte
 from penstock_runtime.serving.status import OptimizationProgress, ServerStatus
 from penstock_runtime.settings import Settings
 from penstock_runtime.store.daemon_thread import any_daemon_running, in_daemon_thread
-from penstock_runtime.tasks.prompts import of_routes
+from penstock_runtime.tasks.texts import of_routes
 
 logger = logging.getLogger("penstock.serve")
 

@@ -101,7 +101,7 @@ def headline(results: Sequence[TraceResult]) -> str:
 
 
 def _counted(sentence: str, compared: Sequence[tuple[str, Compared]]) -> str:
-    """In how many ours has fewer, in how many as many, and the names of the others."""
+    """In how many ours has fewer, in how many as many, and the names of the rest."""
     fewer, even = (sum(one.fewer for _, one in compared), sum(one.even for _, one in compared))
     lost = [name for name, one in compared if not one.fewer and not one.even]
     text = sentence.format(f"{fewer} of {len(compared)}") + (f", as many in {even}." if even else ".")

@@ -1,4 +1,4 @@
-"""The autoscaler's state between two decisions, and its updates from what is observed: shrink window and holds,
+"""The autoscaler's state between two decisions, and its updates from observations: shrink window and holds,
 start-up times, slow-down, late answers. Pure.
 
 `State` lives in the memory of the leading operator: small and frozen. Each function takes a `State` and returns a new
@@ -78,7 +78,7 @@ class State(_Record):
     at: float | None = None
     """Time of the last decision. None: there was none, and nothing is known about the time before."""
     replicas: int | None = None
-    """The number of replicas it asked for."""
+    """The number of replicas that it requested."""
     began_at: float | None = None
     """Start of uninterrupted observation. `peaks` has nothing from before this time."""
     level: float | None = None
@@ -111,7 +111,7 @@ class State(_Record):
     slowdown: float = Field(default=1.0, gt=0)
     """Factor by which a replica is slower than its measured curve."""
     texts: float = Field(default=1.0, gt=0)
-    """Factor by which requests take longer than those of the measured workload, by the length of their texts, as
+    """Factor by which requests take longer than measured ones, by the length of their texts, as
     last seen."""
     unknown_since: float | None = None
     """Since then the demand has been unknown."""
@@ -191,7 +191,7 @@ def with_hold(state: State, until: float, reason: str) -> State:
 
 
 def scaled_up(state: State, settings: ScalingSettings, now: float, *, above: int) -> State:
-    """The state after a step up from `above` replicas: growing back into what was removed makes the window longer.
+    """The state after a step up from `above` replicas: growing back makes the window longer.
 
     The new window is as long as would have kept these replicas, unless the longest window is too short for that; at
     least twice as long as before, and four times outside a surge: without a change of level, noise caused the step.
@@ -229,7 +229,7 @@ def with_shorter_window(state: State, now: float) -> State:
 
 
 def with_start_ups(state: State, seen: Iterable[Started], now: float) -> State:
-    """The state with those of `seen` that became ready after all known ones; the newest `KEPT_START_UPS` stay.
+    """The state with the start-ups in `seen` after all known ones; the newest `KEPT_START_UPS` stay.
 
     Times in the future come from another clock, and are ignored.
     """

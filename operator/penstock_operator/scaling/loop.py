@@ -58,7 +58,7 @@ from penstock_operator.scaling.read.target import ScalingTarget, ScalingTargets
 
 NO_PROMETHEUS = Prometheus()
 CONCURRENCY = 256
-"""Endpoints whose metrics are read at the same time."""
+"""Endpoints that are read at the same time."""
 PAUSE_FACTOR = 3.0
 """Reading takes at most a quarter of the time..."""
 MAX_PAUSE_SECONDS = 5.0
@@ -162,7 +162,7 @@ class ScalingIntervals:
 
 @dataclass
 class _ScaledEndpoint:
-    """What the autoscaler remembers of one endpoint."""
+    """The state of one endpoint."""
 
     uid: str
     state: State
@@ -170,7 +170,7 @@ class _ScaledEndpoint:
     gateway: History = field(default_factory=History)
     """Readings of the gateway's pods."""
     gateways: tuple[PodAddress, ...] = ()
-    """Gateway pods to ask for waiting requests while there is no replica."""
+    """Gateway pods to query for waiting requests while there is no replica."""
     decision: Decision | None = None
     published: DesiredScale | None = None
     published_at: float = 0.0
@@ -265,7 +265,7 @@ class Autoscaler:
         return sorted(found)
 
     async def _look_safely(self, key: ObjectKey, now: float) -> None:
-        """A defect that one endpoint triggers must not stop the others from being scaled."""
+        """A defect that one endpoint triggers must not stop the other endpoints from being scaled."""
         token = OBJECT.set(str(key))
         try:
             async with self._locks[key]:

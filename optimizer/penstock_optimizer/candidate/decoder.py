@@ -19,8 +19,8 @@ from penstock_optimizer.guard.batch_invariance import Tokens, measure_invariance
 from penstock_optimizer.quantise.decoder.native_file import write_native
 from penstock_optimizer.quantise.decoder.openvino_graph import write_graph
 from penstock_optimizer.quantise.decoder.storage import Storage
+from penstock_runtime.engines.base import BLOCK_SIZE, StepEngine
 from penstock_runtime.engines.native.graph_file import SUFFIX
-from penstock_runtime.generation.engine import BLOCK_SIZE, StepEngine
 from penstock_runtime.generation.load import load_graph
 from penstock_runtime.models.folder import ModelFolder
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from penstock.manifest import GenerationSpeed, LatencyPoint
 from penstock_optimizer.guard.batch_invariance import Tokens
-from penstock_runtime.generation.engine import Row, StepEngine
-from penstock_runtime.rows import Float
+from penstock_runtime.engines.base import StepEngine
+from penstock_runtime.rows import Float, StepRow
 
 TOGETHER = 8
 """Sequences in one step: a usual number of clients, and few enough for the logits of large vocabularies."""
@@ -95,16 +95,16 @@ def _prefill(engine: StepEngine, prompts: Sequence[Tokens], blocks: _Blocks) -> 
     for index, prompt in enumerate(prompts):
         for begin in range(0, len(prompt), CHUNK):
             end = min(begin + CHUNK, len(prompt))
-            row = Row(prompt[begin:end], begin, blocks.of(index, end), int(end == len(prompt)))
+            row = StepRow(prompt[begin:end], begin, blocks.of(index, end), int(end == len(prompt)))
             logits = engine.step([row])
         found.append(logits[0])
     return found
 
 
-def _next_row(blocks: _Blocks, sequence: int, prompt: int, tokens: Sequence[int]) -> Row:
+def _next_row(blocks: _Blocks, sequence: int, prompt: int, tokens: Sequence[int]) -> StepRow:
     """The step that reads the last of the tokens that follow a prompt."""
     position = prompt + len(tokens) - 1
-    return Row(np.array([tokens[-1]], np.int32), position, blocks.of(sequence, position + 1), 1)
+    return StepRow(np.array([tokens[-1]], np.int32), position, blocks.of(sequence, position + 1), 1)
 
 
 def measure_speed(engine: StepEngine, prompt: Tokens, output_tokens: int) -> GenerationSpeed:
@@ -149,7 +149,7 @@ def measure_prompts(engine: StepEngine, lengths: Sequence[int]) -> tuple[Latency
 
 
 def _prompt_seconds(engine: StepEngine, prompt: Tokens) -> float:
-    row = Row(prompt, 0, np.arange(-(-len(prompt) // engine.block_size), dtype=np.int32), 1)
+    row = StepRow(prompt, 0, np.arange(-(-len(prompt) // engine.block_size), dtype=np.int32), 1)
     begin = perf_counter()
     engine.step([row])
     return perf_counter() - begin

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.manifest import BatchInvariance
-from penstock_runtime.generation.engine import StepEngine
+from penstock_runtime.engines.base import StepEngine
 from penstock_runtime.generation.sampling import SamplingParameters, TokenHistory, sample
 from penstock_runtime.generation.scheduler import Scheduler
 from penstock_runtime.generation.scheduler import Sequence as Scheduled

@@ -48,7 +48,7 @@ from penstock_runtime.settings import SETTINGS, Settings
 from penstock_runtime.store import open_store
 from penstock_runtime.store.daemon_thread import in_daemon_thread
 from penstock_runtime.store.fetch import digest_of
-from penstock_runtime.tasks.prompts import of_routes
+from penstock_runtime.tasks.texts import of_routes
 
 logger = logging.getLogger("penstock.pod")
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from penstock_optimizer.guard.batch_invariance import Tokens, measure_invariance, requests_of, run_requests
-from penstock_runtime.generation.engine import Row
-from penstock_runtime.rows import Float
+from penstock_runtime.rows import Float, StepRow
 from tests.runtime.generation.paged_engine import PagedEngine
 
 
@@ -25,7 +24,7 @@ def engine() -> PagedEngine:
 class VaryingEngine(PagedEngine):
     """Its logits depend on the number of rows in a step."""
 
-    def step(self, rows: Sequence[Row]) -> Float:
+    def step(self, rows: Sequence[StepRow]) -> Float:
         logits = super().step(rows)
         logits[:, len(rows) % logits.shape[1]] += 100.0
         return logits

@@ -22,10 +22,10 @@ from penstock_optimizer.load.streams import StreamResult, StreamSpec, run_stream
 from penstock_optimizer.optimise import optimise, prepare
 from penstock_optimizer.search import decoder_plans as plans
 from penstock_optimizer.targets import decoder, screening
+from penstock_runtime.engines.base import StepEngine
 from penstock_runtime.engines.native.library import library_path
-from penstock_runtime.generation.engine import Row, StepEngine
 from penstock_runtime.host import read_host
-from penstock_runtime.rows import Float
+from penstock_runtime.rows import Float, StepRow
 from penstock_runtime.serving.generation_model import load_generation_artefact, open_generation_engine
 from tests.runtime.models.gguf_files import write_gguf
 
@@ -78,7 +78,7 @@ def shorten(patch: pytest.MonkeyPatch, worker: str = "") -> None:
 
 def first_logits(engine: StepEngine) -> Float:
     try:
-        logits: Float = engine.step([Row(np.array([5, 6, 7], np.int32), 0, np.array([0], np.int32), 1)])[0]
+        logits: Float = engine.step([StepRow(np.array([5, 6, 7], np.int32), 0, np.array([0], np.int32), 1)])[0]
         return logits
     finally:
         engine.close()

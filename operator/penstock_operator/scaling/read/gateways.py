@@ -43,7 +43,7 @@ def parse_gateway_metrics(text: str) -> PodReading:
             found[name] = count_of(value, line)
     if len(found) < 2:
         raise UnreadableMetrics(f"it lacks one of {GATEWAY_REQUESTS} and {GATEWAY_IN_FLIGHT}")
-    # A reading counts ended requests; the others are in flight.
+    # A reading counts ended requests; the rest is in flight.
     ended = max(0.0, found[GATEWAY_REQUESTS] - found[GATEWAY_IN_FLIGHT])
     return PodReading(ended, found[GATEWAY_IN_FLIGHT], bounds=(math.inf,), counts=array("d", [0.0]))
 
@@ -69,7 +69,7 @@ def combined(gateway: Metrics, replicas: Metrics, *, ready: int, coverage_least:
 
 
 class DemandWatcher:
-    """Asks the gateways of endpoints without replicas whether a request waits, by long polling.
+    """Queries the gateways of endpoints without replicas for waiting requests, by long polling.
 
     An async context manager. One open question for each gateway pod; the answer comes within milliseconds of a request.
     """
@@ -93,7 +93,7 @@ class DemandWatcher:
             await self._session.close()
 
     def watch(self, asleep: Mapping[ObjectKey, tuple[PodAddress, ...]]) -> None:
-        """Ask for these endpoints, and no others."""
+        """Query the gateways of these endpoints only."""
         wanted = {(key, pod) for key, pods in asleep.items() for pod in pods}
         for place in self._tasks.keys() - wanted:
             self._tasks.pop(place).cancel()

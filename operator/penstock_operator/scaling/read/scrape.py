@@ -35,7 +35,7 @@ BUCKET = "penstock_request_seconds_bucket"
 REQUESTS = "penstock_requests_total"
 IN_FLIGHT = "penstock_in_flight_requests"
 FIRST_TOKEN_BUCKET = "penstock_first_token_seconds_bucket"  # noqa: S105 - not a password
-"""Only of text generation, whose latency objective is on the time to the first token."""
+"""Only of text generation: its latency objective is on the time to the first token."""
 TOKENS = "penstock_tokens_total"
 """Computed for answered requests."""
 GENERATION_TOKENS = "penstock_generation_tokens_total"

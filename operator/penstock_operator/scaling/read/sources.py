@@ -16,7 +16,7 @@ from penstock_operator.scaling.read.target import ScalingTarget
 SECRET_SECONDS = 60.0
 """A Secret is read again after this time: tokens are renewed."""
 MAX_SECRETS = 1_000
-"""Secrets whose content, or why it cannot be used, is remembered. Users choose their names."""
+"""Secrets that are kept, or why they cannot be used. Users choose their names."""
 CONSENT_LABEL = "penstock.dev/prometheus"
 """Label (value `true`) that a Secret must have to be read: a user who may create ModelEndpoints may lack the right
 to read Secrets, and must not be able to have their content sent to a URL."""
@@ -27,7 +27,7 @@ the one who may read the Secret."""
 
 @dataclass(frozen=True)
 class _SecretAccess:
-    """What a Secret has."""
+    """The content of a Secret."""
 
     url: str
     """The URL that it is for."""

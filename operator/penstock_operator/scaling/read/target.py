@@ -1,4 +1,4 @@
-"""What the autoscaler needs to know of one endpoint, from the caches: its settings, its pods, the capacity of a
+"""Describes one endpoint to the autoscaler, from the caches: its settings, its pods, the capacity of a
 replica."""
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ScalingTarget:
 
     @property
     def objective_seconds(self) -> float:
-        """The p95 objective, of text generation that of the time to the first token."""
+        """The p95 objective, of text generation of the time to the first token."""
         if self.service is None:
             return DEFAULT_OBJECTIVE_SECONDS
         return self.service.p95_objective_milliseconds / 1000
@@ -164,7 +164,7 @@ class ScalingTargets:
         return known[1]
 
     def _served(self, key: ObjectKey, deployment: DeploymentFacts) -> tuple[str, str]:
-        """The OptimizedModel and the artefact of the pods. A paused Deployment names those of the next ones."""
+        """The OptimizedModel and the artefact of the pods. A paused Deployment names those for the next pods."""
         if not deployment.paused:
             return deployment.optimized_model, deployment.artefact
         pods = [pod for pod in self._cache.runtime_pods(key) if not pod.deleting]

@@ -68,7 +68,7 @@ class ProcessEnded(Exception):
 
 
 class NeuronProcess:
-    """A child process. Use `load` first, then `run` from any threads, one at a time for each place."""
+    """A child process. Use `load` first, then `run` from any threads, one at a time for each slot."""
 
     def __init__(self, python: Path, environment: Mapping[str, str], *, copies: int, places: int) -> None:
         """Start it. OSError if there is no such interpreter. `places`: runs in progress of each copy."""
