@@ -170,11 +170,11 @@ class Target(ABC):
 
     def capacity(self, server: ReplicaServer) -> MeasuredCapacity:
         """Measure the capacity of a replica. CapacityFailed and ReplicaBroken as in `capacity.replica`."""
-        raise RuntimeError(f"{type(self).__name__} measures no capacity")
+        raise RuntimeError(f"{type(self).__name__} measures no capacity of {server}")
 
     def instead(self, choice: ChosenModel, failure: ReplicaBroken) -> ChosenModel | None:
         """Choose something else than a choice with which a replica breaks; None where there is nothing else."""
-        raise RuntimeError(f"{type(self).__name__} measures no capacity")
+        raise RuntimeError(f"{type(self).__name__} measures no capacity: {choice}, {failure}")
 
     def finish(self, manifest: Manifest) -> Manifest:
         """Complete the manifest with measurements that nothing depends on."""
