@@ -142,7 +142,7 @@ class ServeSession:
         fact("cpu", describe_cpu(self._host))
         fact("cores", f"{grant.cores} of {len(self._host.cores)}, memory {describe_memory(self._host)}")
         for finding in grant.findings:
-            logger.info("%s", finding, extra=log_event("CoreFinding", object=name))
+            logger.info("cores: %s", finding, extra=log_event("CoreFinding", object=name))
         prompts = self._endpoint.spec.serving.prompts if self._endpoint is not None else None
         status = ServerStatus(name, task, host=self._host, grant=grant, route_prompts=of_routes(prompts))
         server = Server(status, self._settings)

@@ -92,8 +92,8 @@ def documented(path: str) -> tuple[set[str], int]:
 def compare(path: str, executed: set[str]) -> None:
     """Fail unless the page lists just the executed files of a path, and no more than its limit."""
     listed, limit = documented(path)
-    assert executed - listed == set(), "executed, but not in the list"
-    assert listed - executed == set(), "in the list, but not executed"
+    missing, surplus = sorted(executed - listed), sorted(listed - executed)
+    assert (missing, surplus) == ([], []), f"executed, but not in the list: {missing}; the reverse: {surplus}"
     assert len(executed) <= limit
 
 

@@ -1,5 +1,5 @@
-"""Reads what the API does not have: `/info` of runtime pods, `/progress` of the pods of running jobs, and changes of
-the users' text ConfigMaps.
+"""Reads data that the API does not have: `/info` of runtime pods, `/progress` of the pods of running jobs, and changes
+of the users' text ConfigMaps.
 
 The API has the resources that a pod requested; only the pod knows which CPUs it got. Jobs have no API token to write
 their progress with.
@@ -82,7 +82,7 @@ class _PodReader(ABC):
 
     @abstractmethod
     async def _read(self, session: aiohttp.ClientSession, key: ObjectKey) -> tuple[bool, float | None]:
-        """Read a pod, and store what it reports. Returns whether to try again after a back-off, and otherwise after how
+        """Read a pod, and store its report. Returns whether to try again after a back-off, and otherwise after how
         many seconds (None: only when it is queued again)."""
 
 
@@ -157,7 +157,7 @@ async def _read_from_pod(
     except Unreadable as error:
         return None, f"{url} has a form that this version of the operator does not understand: {error}"
     except Exception as error:
-        # The pod decides what is parsed here: a defect must not keep the other pods from being read.
+        # The parsed data comes from the pod: a defect must not keep the other pods from being read.
         logger.exception(
             "the read of %s failed: this is a defect of the operator",
             url,

@@ -104,7 +104,7 @@ class Reconciler:
         try:
             again = await self._reconcile_endpoint(request.key)
         except BaseException:
-            # Others must not wait for an endpoint that cannot be reconciled.
+            # No other endpoint must wait for one that cannot be reconciled.
             self._cache.turns.carried_out(request.key, failed=True)
             raise
         self._cache.turns.carried_out(request.key)
@@ -143,7 +143,8 @@ class Reconciler:
             await self._post_event(Event("Warning", Reason.APPLY_FAILED, str(problem)), observed.endpoint)
         await self._write_status(MODEL_ENDPOINT, key, entry, status)
         if problem is not None or observed.conflicting:
-            # The API server may accept later what it refuses today (a quota, an admission policy); names become free.
+            # The API server may accept later an object that it refuses today (a quota, an admission policy); names
+            # become free.
             return min(planned.requeue_seconds or REFUSED_SECONDS, REFUSED_SECONDS)
         return planned.requeue_seconds
 
@@ -158,7 +159,7 @@ class Reconciler:
             return None, None, ReconcilePlan()
         planned = plan(observed)
         if self._cache.settings.quotas:
-            self._cache.quotas.put(key, entry.uid, planned.grant)
+            self._cache.quotas.put(key, entry.uid, planned.allocation)
         self._cache.turns.planned(key, planned.optimization, planned.rollout)
         return entry, observed, planned
 
@@ -349,7 +350,7 @@ class Reconciler:
 
     async def _still_exists(self, key: ObjectKey, uid: str) -> bool:
         """Look the endpoint up before creating objects for it. If its deletion was missed, the garbage collector
-        would delete what the operator creates, again and again."""
+        would delete the operator's objects, again and again."""
         live = await self._port.get(MODEL_ENDPOINT, key.name, key.namespace)
         if live is None:
             self._cache.endpoints.remove(key)

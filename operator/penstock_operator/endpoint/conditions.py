@@ -30,14 +30,14 @@ from penstock_operator.facts.names import (
 from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.workloads import DeploymentFacts, OptimizedModelFacts
-from penstock_operator.limits.concurrency import TurnDecision
+from penstock_operator.limits.concurrency import SlotDecision
 
 NAMED_KINDS = ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "ServiceAccount", "RoleBinding")
-"""Kinds whose objects are named after the endpoint."""
+"""Kinds of objects that are named after the endpoint."""
 
 
 class AcceptanceInput(NamedTuple):
-    """What the rules of the condition Accepted look at."""
+    """The input of the rules of the condition Accepted."""
 
     endpoint: ParsedEndpoint
     observed: EndpointSnapshot
@@ -47,7 +47,7 @@ class AcceptanceInput(NamedTuple):
 
 
 def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: HardwareClassSpec | Finding) -> Finding:
-    """The condition Accepted: the spec is valid and allowed, and what it names exists. The first broken rule of
+    """The condition Accepted: the spec is valid and allowed, and the named objects exist. The first broken rule of
     `ACCEPTANCE_RULES` is the reason why not."""
     if isinstance(hardware, Finding):
         return hardware
@@ -204,7 +204,7 @@ def model_resolved(endpoint: ParsedEndpoint, wanted: OptimizationState | None) -
 def optimized(
     endpoint: ParsedEndpoint, wanted: OptimizationState | None, serving: ServingChoice | None, missing: str
 ) -> Finding:
-    """The condition Optimized: the result of the present spec is published. `missing`: what the nodes lack for the
+    """The condition Optimized: the result of the present spec is published. `missing`: why no node takes the
     job."""
     spec = endpoint.spec
     if spec.optimization.mode is OptimizationMode.PINNED:
@@ -346,13 +346,13 @@ def progressing(
     pods: Sequence[RuntimePod],
     problems: Sequence[PodProblem],
     room: str,
-    turn: TurnDecision | None = None,
+    turn: SlotDecision | None = None,
     canary: Finding | None = None,
 ) -> Finding:
-    """The condition Progressing: a rollout or a change of the replica count is under way, and what it waits for.
+    """The condition Progressing: a rollout or a change of the replica count is under way, or waits for a reason.
 
-    `desired_template`: the hash of the desired pod template; empty: the present one stays. `room`: what a new pod
-    needs, such as `2 free CPUs`. `turn`: the place in the line of the rollout; None: there is none that needs one.
+    `desired_template`: the hash of the desired pod template; empty: the present one stays. `room`: the requests of
+    a new pod, such as `2 free CPUs`. `turn`: whether the rollout has a slot; None: none needs one.
     `canary`: the state of its canary; None: it has none.
     """
     if deployment is None or endpoint.spec.suspend:

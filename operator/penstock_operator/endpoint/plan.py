@@ -1,4 +1,4 @@
-"""Plans one ModelEndpoint: the objects to apply and delete and the statuses to write, from what was observed.
+"""Plans one ModelEndpoint: the objects to apply and delete and the statuses to write, from the observations.
 
 The plan is the sum of its parts, each of which is a pure function of the snapshot and of earlier parts:
 
@@ -7,7 +7,7 @@ The plan is the sum of its parts, each of which is a pure function of the snapsh
     choose      the artefact to serve: the result, the fp32 graph, or the present artefact  endpoint/serving.py
     count       the replicas, and who writes them                                           endpoint/replica_count.py
     objects     Service, Deployment, gateway, the object that scales, the route             endpoint/objects
-    status      conditions and status from what the pods do and report                      endpoint/status.py
+    status      conditions and status from the state of the pods                            endpoint/status.py
 
 The same observation gives the same plan. Planning again after the plan was carried out gives no further action.
 """
@@ -67,8 +67,8 @@ from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.routes import HTTP_ROUTE, INGRESS
 from penstock_operator.facts.workloads import OptimizedModelFacts
-from penstock_operator.limits.concurrency import Line, TurnDecision
-from penstock_operator.limits.quotas import WAITING_SECONDS, Grant, QuotaShare
+from penstock_operator.limits.concurrency import Line, SlotDecision
+from penstock_operator.limits.quotas import WAITING_SECONDS, Allocation, QuotaShare
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ class ReconcilePlan:
     guarded: frozenset[Ref] = frozenset()
     """Desired objects to apply only if they have not changed since this plan was made."""
     taken_over: frozenset[Ref] = frozenset()
-    """Deployments whose `spec.replicas` the operator takes over: other owners of the field are removed first."""
+    """Deployments of which the operator takes over `spec.replicas`: other owners of the field are removed first."""
     scaled: int | None = None
-    """Replicas of the present Deployment, whose other fields stay as they are; None: it is applied, or stays."""
+    """Replicas of the present Deployment. Its other fields stay as they are. None: it is applied, or stays."""
     template_of: str = ""
-    """The ReplicaSet whose pod template the applied Deployment is to have instead of its own; empty: its own."""
+    """The ReplicaSet that gives the applied Deployment its pod template; empty: it has its own."""
     delete: tuple[Ref, ...] = ()
     """Existing objects to delete before anything is applied, with background propagation."""
     status: Json = field(default_factory=dict)
@@ -93,11 +93,11 @@ class ReconcilePlan:
     optimized_status: tuple[StatusWrite, ...] = ()
     """Statuses of existing OptimizedModels. A new OptimizedModel gets its status with the next plan."""
     events: tuple[Event, ...] = ()
-    grant: Grant | None = None
+    allocation: Allocation | None = None
     """What of the namespace's quota the endpoint gets with this plan; None: there is no quota, or it gets nothing."""
-    optimization: TurnDecision | None = None
-    """The place in the line of the job that is to begin; None: there is none, or no limit."""
-    rollout: TurnDecision | None = None
+    optimization: SlotDecision | None = None
+    """Whether the job that is to begin has a slot; None: there is none, or no limit."""
+    rollout: SlotDecision | None = None
     """The same of the rollout."""
     requeue_seconds: float | None = None
     """Plan again after this time even without an event; None: the resync is enough."""
@@ -113,7 +113,7 @@ class ReconcilePlan:
 def plan(observed: EndpointSnapshot) -> ReconcilePlan:
     """What to do now for this endpoint."""
     if "deletionTimestamp" in observed.endpoint["metadata"]:
-        # The API server's garbage collector deletes what the endpoint owns, also while no operator runs.
+        # The API server's garbage collector deletes the endpoint's objects, also while no operator runs.
         return ReconcilePlan(status=dict(observed.endpoint.get("status") or {}))
     endpoint = observed.parsed if observed.parsed is not None else read_endpoint(observed.endpoint)
     before = read_status(dict(observed.endpoint.get("status") or {}))
@@ -170,11 +170,18 @@ def plan(observed: EndpointSnapshot) -> ReconcilePlan:
         canary=objects.rollout.canary,
     )
     parts = (models.part, quota.part, *objects.parts, exposure.part, pods.part)
-    return _sum(state, before, parts, objects, grant=quota.grant if objects.grant is None else objects.grant)
+    return _sum(
+        state, before, parts, objects, allocation=quota.allocation if objects.allocation is None else objects.allocation
+    )
 
 
 def _sum(
-    state: EndpointState, before: EndpointStatus, parts: Sequence[Part], objects: _Objects, *, grant: Grant | None
+    state: EndpointState,
+    before: EndpointStatus,
+    parts: Sequence[Part],
+    objects: _Objects,
+    *,
+    allocation: Allocation | None,
 ) -> ReconcilePlan:
     """The plan: the sum of the parts, with the status."""
     endpoint, present, count = state.endpoint, state.observed.deployment, state.replicas
@@ -182,7 +189,7 @@ def _sum(
     ref = Ref("Deployment", endpoint.name)
     return ReconcilePlan(
         apply=tuple(chain.from_iterable(part.apply for part in parts)),
-        # An HPA may be writing the replica count now, and what is applied here is the count that was read earlier.
+        # An HPA may be writing the replica count now, and the count applied here was read earlier.
         guarded=frozenset({ref} if count.kept else ()),
         taken_over=frozenset({ref} if present is not None and present.replicas_scaled and count.chosen else ()),
         scaled=objects.scaled,
@@ -195,7 +202,7 @@ def _sum(
             *chain.from_iterable(part.events for part in parts),
             *scaling_events(before.scaling, after.scaling, count, suspended=endpoint.spec.suspend),
         ),
-        grant=grant,
+        allocation=allocation,
         optimization=None if state.wanted is None else state.wanted.turn,
         rollout=objects.rollout.decision,
         requeue_seconds=min(chain.from_iterable(part.requeue for part in parts), default=None),
@@ -287,7 +294,7 @@ def _assess(
 
 
 class _Quota(NamedTuple):
-    grant: Grant | None
+    allocation: Allocation | None
     part: Part
 
 
@@ -298,7 +305,7 @@ def _quota_part(
     count: ReplicaTarget,
     acceptance: Finding,
 ) -> _Quota:
-    """What the endpoint gets with this plan out of the namespace's quota, and when to look at the quota again."""
+    """The endpoint's allocation of the namespace's quota with this plan, and when to look at the quota again."""
     if share is None or not acceptance.true:
         waits = share is not None and acceptance.reason == Reason.QUOTA_EXCEEDED
         return _Quota(None, Part(requeue=(share.waiting_seconds,) if share is not None and waits else ()))
@@ -306,7 +313,7 @@ def _quota_part(
     if scaling.mode in SCALER_MODES and not endpoint.spec.suspend:
         replicas = max(replicas, bounds(endpoint, observed, share.most).most)
     limited = share.most <= replicas and share.most < scaling.max_replicas
-    return _Quota(share.grant(replicas), Part(requeue=(WAITING_SECONDS,) if limited else ()))
+    return _Quota(share.allocation(replicas), Part(requeue=(WAITING_SECONDS,) if limited else ()))
 
 
 class _Objects(NamedTuple):
@@ -318,8 +325,8 @@ class _Objects(NamedTuple):
     template: str = ""
     """The hash of the desired pod template; empty: the present one stays."""
     scaled: int | None = None
-    """Replicas of the present Deployment, whose other fields stay as they are."""
-    grant: Grant | None = None
+    """Replicas of the present Deployment. Its other fields stay as they are."""
+    allocation: Allocation | None = None
     """Of a Deployment that is only scaled."""
 
 
@@ -382,16 +389,16 @@ def _scale_only(
     present, count, parts = observed.deployment, objects.replicas, objects.parts
     if present is None or present.deleting or present.owner.uid != endpoint.uid:
         return objects
-    number, grant = present.wanted, None
+    number, allocation = present.wanted, None
     if endpoint.spec.suspend:
         number, parts = 0, (*parts, without_scalers(endpoint, observed))
     elif count.chosen and accepted:
         number = count.wanted
     elif count.chosen and not number and count.wanted and (share is None or share.accepted):
         number = 1
-        grant = None if share is None else share.grant(number)
+        allocation = None if share is None else share.allocation(number)
     scaled = number if number != present.wanted else None
-    return _Objects(parts, replace(count, wanted=number), scaled=scaled, grant=grant)
+    return _Objects(parts, replace(count, wanted=number), scaled=scaled, allocation=allocation)
 
 
 class _Pods(NamedTuple):
@@ -409,7 +416,7 @@ class _Pods(NamedTuple):
 def _pods(
     endpoint: ParsedEndpoint, observed: EndpointSnapshot, serving: ServingChoice | None, classes: HardwareClasses
 ) -> _Pods:
-    """What the pods do and report, and when to look again."""
+    """The state and the reports of the pods, and when to look again."""
     spec = endpoint.spec
     of = spec if serving is None else serving
     class_name, cores = of.hardware_class, of.cores
@@ -447,7 +454,7 @@ def _pods(
 def _missing_for_job(
     endpoint: ParsedEndpoint, observed: EndpointSnapshot, wanted: OptimizationState | None, classes: HardwareClasses
 ) -> str:
-    """What the nodes lack for the job; empty: nothing is known to be missing."""
+    """Why no node takes the job; empty: nothing is known to be missing."""
     if wanted is None or wanted.running is None or not wanted.running.unschedulable:
         return ""
     hardware = classes.usable(wanted.spec.hardware_class, wanted.spec.cores)

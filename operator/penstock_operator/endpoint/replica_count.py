@@ -57,8 +57,8 @@ def replica_target(
     others: bool = False,
     most: int | None = None,
 ) -> ReplicaTarget:
-    """The replica count. `others`: a scaler of a previous mode still exists. `most`: what the quota of the namespace
-    allows; None: it has none.
+    """The replica count. `others`: a scaler of a previous mode still exists. `most`: the number that the quota of the
+    namespace allows; None: it has none.
 
     A suspended endpoint has 0 in every mode; an HPA ignores a Deployment with 0 replicas.
     """

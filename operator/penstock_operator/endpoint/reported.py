@@ -18,7 +18,7 @@ NOT_MEASURED = "The capacity of this plan was not measured: the time budget was 
 
 
 def cores_pinned(verdicts: Sequence[PinVerdict], serving: Collection[str], *, devices: str = "") -> Finding:
-    """The condition CoresPinned; `serving` are the names of the ready pods. `devices`: what a pod requests, such as
+    """The condition CoresPinned; `serving` are the names of the ready pods. `devices`: the requested devices, such as
     `1 aws.amazon.com/neuron`; empty: CPUs compute.
 
     One pod that shares its cores makes it false. A pod without a report makes it unknown only when it is ready:

@@ -1,4 +1,4 @@
-"""The input of a plan: what was read from the cluster for one endpoint, at one moment.
+"""The input of a plan: the observations of the cluster for one endpoint, at one moment.
 
 `penstock_operator.facts` has the values, so that tests can state facts instead of whole API objects.
 """
@@ -105,4 +105,4 @@ class EndpointSnapshot:
     route: RouteFacts | None = None
     """Its Ingress or HTTPRoute."""
     host_claims: tuple[HostClaim, ...] = ()
-    """The other endpoints of the cluster that ask for the same host or have it."""
+    """The other endpoints of the cluster that name the same host or have it."""

@@ -1,8 +1,8 @@
-"""Parses a ModelEndpoint and the HardwareClass that it names, and compares what it asks for with the lists of the
+"""Parses a ModelEndpoint and the HardwareClass that it names, and compares the spec with the lists of the
 cluster's administrator.
 
 A ModelEndpoint becomes pods. Without these lists, a user who may create ModelEndpoints but no pods could mount folders
-of the nodes, use service accounts with a cloud role, or run on nodes that are reserved for others.
+of the nodes, use service accounts with a cloud role, or run on nodes that are reserved.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class HardwareClasses:
 
 
 def refusal(spec: ModelEndpointSpec, allowed: AllowList, namespace: Mapping[str, str]) -> Finding | None:
-    """Why the endpoint may not have what it asks for: the finding of the first such field; None if all is allowed.
+    """Why the spec is not allowed: the finding of the first refused field; None if all is allowed.
     `namespace`: the labels of its namespace."""
     source = spec.source
     if allowed.sources and not is_covered(source, prefixes := allowed_sources(allowed.sources, namespace)):

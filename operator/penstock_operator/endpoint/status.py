@@ -52,7 +52,7 @@ from penstock_operator.facts.names import (
 )
 from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import Reason
-from penstock_operator.limits.concurrency import TurnDecision
+from penstock_operator.limits.concurrency import SlotDecision
 
 NEEDED = (ConditionType.ACCEPTED, ConditionType.OPTIMIZED, ConditionType.AVAILABLE, ConditionType.CORES_PINNED)
 """Ready requires these conditions to be true."""
@@ -77,7 +77,7 @@ UNFINISHED = {
     Reason.CANARY_REJECTED,
     Reason.NAME_TAKEN,
 }
-"""Reasons of Progressing with which the pods do not, or not all, serve what the spec asks for."""
+"""Reasons of Progressing with which the pods do not, or not all, serve the present spec."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ class EndpointState:
     problems: tuple[PodProblem, ...]
     verdicts: tuple[PinVerdict, ...]
     missing_for_job: str
-    """What the nodes lack for the optimisation job; empty: nothing is known to be missing."""
+    """Why no node takes the optimisation job; empty: nothing is known to be missing."""
     exposure: ExposurePlan
-    rollout: TurnDecision | None = None
-    """The place in the line of the rollout; None: there is none that needs one."""
+    rollout: SlotDecision | None = None
+    """Whether the rollout has a slot; None: none needs one."""
     canary: CanaryPlan = NO_CANARY
 
 
@@ -161,7 +161,7 @@ def conditions_of(state: EndpointState) -> dict[str, Finding]:
 
 
 def ready(endpoint: ParsedEndpoint, findings: Mapping[str, Finding], problems: Sequence[PodProblem]) -> Finding:
-    """Ready: the pods serve what the spec asks for and are known to own their cores.
+    """Ready: the pods serve the present spec and are known to own their cores.
 
     The reason of a false Ready is the reason of the first condition that prevents it. An endpoint may answer requests
     without being Ready: that is the condition Available.
@@ -230,7 +230,7 @@ WITH_EVENTS = (
     ConditionType.CURVE_CURRENT,
     ConditionType.PROGRESSING,
 )
-"""Conditions whose changes post an Event. Ready is left out: it repeats another condition."""
+"""Conditions that post an Event when they change. Ready is left out: it repeats another condition."""
 NORMAL = {
     Reason.OPTIMIZING,
     Reason.OPTIMIZATION_PENDING,
@@ -261,7 +261,7 @@ WITHOUT_EVENTS = {
 
 
 def events(before: Iterable[Condition], after: Iterable[Condition]) -> tuple[Event, ...]:
-    """One Event for each condition whose status or reason changed."""
+    """One Event for each condition with another status or reason."""
     old = tuple(before)
     found: dict[tuple[str, str], Event] = {}
     for condition in after:
@@ -327,7 +327,8 @@ def _model_of_spec(state: EndpointState) -> str:
 
 
 def invalid_spec_status(observed: EndpointSnapshot, why: Finding) -> EndpointStatus:
-    """The status of an endpoint whose spec cannot be parsed: Accepted is false, all other conditions are unknown."""
+    """The status of an endpoint with a spec that cannot be parsed: Accepted is false, all other conditions are
+    unknown."""
     status = observed.endpoint.get("status") or {}
     generation = int(observed.endpoint["metadata"].get("generation") or 1)
     findings: dict[str, Finding] = {kind: unknown(Reason.NOT_ACCEPTED, why.message) for kind in ConditionType}

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 from penstock_operator.facts.findings import unprintable_as_spaces
 
 MAX_DEPTH = 16
-"""Nesting of arrays and objects: twice what a runtime's /info has."""
+"""Nesting of arrays and objects: twice the depth of a runtime's /info."""
 MAX_INTEGER = 2**63 - 1
 """The API server stores 64-bit integers."""
 MAX_FLOAT = 1e15
@@ -70,7 +70,7 @@ def _bounded(value: Any, depth: int) -> Any:
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first problem of a validation as a clause: the field and what it has to be, without its value."""
+    """The first problem of a validation as a clause: the field and its required form, without its value."""
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(map(str, problem["loc"]))
     return unprintable_as_spaces(f"{place}: {problem['msg']}" if place else problem["msg"])[:200]

@@ -1,4 +1,4 @@
-"""What the administrator's rules for tenants allow in a namespace: the sources of models, the quotas, and hosts.
+"""The administrator's rules for namespaces: the sources of models, the quotas, and hosts.
 
 The chart's values `policy.allowedSources`, `policy.quotas` and `policy.exposure.hosts` are lists of such rules, each
 for the namespaces that its selector includes. `penstock_operator.limits.quotas` counts.

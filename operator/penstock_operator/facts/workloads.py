@@ -57,7 +57,7 @@ class DeploymentFacts:
     replicas_ours_alone: bool = False
     """The operator applied `spec.replicas`, and no other client has written it since."""
     replicas_scaled: bool = False
-    """A client of the scale subresource owns `spec.replicas`, alone or with others."""
+    """A client of the scale subresource owns `spec.replicas`, perhaps together with another client."""
     replicas: int = 0
     updated: int = 0
     ready: int = 0
@@ -78,9 +78,9 @@ class DeploymentFacts:
     paused: bool = False
     """Its pods are not replaced, although their template is another one."""
     waits_since: datetime | None = None
-    """Since when its new template waits for its turn."""
+    """Since when its new template waits for a slot."""
     rollout_began: datetime | None = None
-    """When its last rollout had its turn."""
+    """When its last rollout got a slot."""
 
     @classmethod
     def from_object(cls, value: Object) -> DeploymentFacts:
@@ -158,8 +158,8 @@ def replaced(deployment: DeploymentFacts, replica_sets: Iterable[ReplicaSetFacts
     return any(one.wanted and one.template != template for one in own)
 
 
-def rollout_has_place(deployment: DeploymentFacts, replica_sets: Iterable[ReplicaSetFacts]) -> bool:
-    """Whether a rollout keeps others waiting: it replaces pods, and Kubernetes has not found it stuck."""
+def rollout_has_slot(deployment: DeploymentFacts, replica_sets: Iterable[ReplicaSetFacts]) -> bool:
+    """Whether a rollout uses a slot: it replaces pods, and Kubernetes has not found it stuck."""
     stuck = deployment.progressing == "ProgressDeadlineExceeded"
     return not deployment.paused and not stuck and replaced(deployment, replica_sets, deployment.template)
 

@@ -142,9 +142,9 @@ class StreamingClients:
             timeout_seconds=seconds,
             clients=count,
             answers=ANSWERS + 2 * count,
-            start_seconds=min(START_SECONDS, seconds),
+            start_seconds=min(START_SECONDS, seconds / 2),
             least_seconds=LEAST_SECONDS,
-            most_seconds=min(MOST_SECONDS, seconds),
+            most_seconds=min(MOST_SECONDS, seconds / 2),
             cpus=tuple(self.cpus),
         )
         try:

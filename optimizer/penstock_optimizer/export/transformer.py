@@ -285,7 +285,7 @@ class DecoderHalf:
     """The second half of an encoder with a decoder (BART), over the same tokens, moved on by one."""
 
     start_id: int
-    """Stands instead of the first token."""
+    """Replaces the first token."""
     embeddings: Embeddings
     layers: tuple[Layer, ...]
     heads: int

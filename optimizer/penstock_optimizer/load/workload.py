@@ -104,7 +104,7 @@ EVERYDAY_WORDS = tuple(dict.fromkeys(_FREQUENT.split()))
 
 ATTEMPTS = 64
 CANDIDATES_FROM_VOCABULARY = 3000
-ENOUGH_BRICKS = 64
+ENOUGH_WORDS = 64
 
 
 class TextMaker:
@@ -136,7 +136,7 @@ class TextMaker:
     def one_token_words(self) -> tuple[str, ...]:
         """Words that add one token each to the end of a text."""
         found = self._one_token_words(EVERYDAY_WORDS)
-        if len(found) < ENOUGH_BRICKS:
+        if len(found) < ENOUGH_WORDS:
             entries = sorted(self._tokenizer.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1])
             words = (self._tokenizer.decode([index]).strip() for _, index in entries[:CANDIDATES_FROM_VOCABULARY])
             found += self._one_token_words(tuple(dict.fromkeys(word for word in words if word.isalnum())))

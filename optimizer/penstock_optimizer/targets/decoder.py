@@ -137,6 +137,7 @@ class DecoderTarget(Target):
         """See `Target`."""
         job, doubts = self._job, list[str]()
         objective = job.spec.objective
+        end = self.budget.spent + min(self.budget.capacity_seconds, self.budget.left_for_capacity())
         clients = StreamingClients(server, job.tokenizer.backend, self._requests, job.load_cpus or job.host.allowed)
 
         def measure(count: int, seconds: float) -> TokenPoint | None:
@@ -149,7 +150,11 @@ class DecoderTarget(Target):
                 return None
 
         curve = measure_tokens(
-            measure, self._requests, objective, seconds_left=self.budget.left_for_capacity, on_point=self._report
+            measure,
+            self._requests,
+            objective,
+            seconds_left=lambda: end - self.budget.spent,
+            on_point=self._report,
         )
         self.events.advance(Stage.CAPACITY, curve.summary or "not measured")
         missed = () if doubts and not curve.points else tuple(of_token_curve(curve, objective))

@@ -313,8 +313,8 @@ class NeuronTarget(Target):
         return gate.prepare(task, judging_samples(task, samples(job.spec.task, judging, mask=mask)))
 
     def _fence(self, session: Session, recipe: Recipe, wanted: NeuronChoice) -> tuple[Fence, float]:
-        """A few rows that fit into every shape, with the fp32 model's answers, and how far the device may be from
-        them."""
+        """The check that a pod makes before it is ready (a fence): a few rows that fit into every shape, with the fp32
+        model's answers, and the largest allowed relative difference of the device's answers."""
         shortest = min(shape.tokens for shape in wanted.shapes)
         rows = [row for prepared in self._prepared for row in prepared.rows]
         batch = collate(fence_rows(rows, shortest, session.model.mask_token))

@@ -400,5 +400,5 @@ def _length(row: Row) -> int:
 def _failure(what: str, error: Exception) -> RequestError:
     if isinstance(error, RequestError):
         return error
-    logger.error("%s", what, exc_info=error, extra=log_event("RowFailed", reason=error))
+    logger.error("a row failed: %s", what, exc_info=error, extra=log_event("RowFailed", reason=error))
     return InferenceFailed(f"{what}: {type(error).__name__}", remedy="The server's log has the details")

@@ -52,7 +52,7 @@ def expose(endpoint: ParsedEndpoint, observed: EndpointSnapshot, *, accepted: bo
     if not accepted:
         waiting = unknown(Reason.NOT_ACCEPTED, "The endpoint is exposed once its spec is accepted.")
         if observed.route is None or (observed.route.kind, observed.route.host) != (kind, exposure.host):
-            # A route to the host of an earlier spec: only the present host was compared with what is allowed.
+            # A route to the host of an earlier spec: only the present host was compared with the allowed hosts.
             return ExposurePlan(waiting, Part(delete=tuple(present)))
         return ExposurePlan(waiting, Part(delete=others), exposure.url)
     if exposure.ingress is not None:

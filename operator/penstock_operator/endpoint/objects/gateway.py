@@ -58,7 +58,7 @@ MARGIN_SECONDS = 10
 BASE_BYTES = 96 * 2**20
 """Python, HAProxy, Lua."""
 CONNECTION_BYTES = 44 * 2**10
-"""Memory of a connection whose request is being received: a buffer (penstock_gateway.config.BUFFER_BYTES) and the
+"""Memory of a connection while its request is received: a buffer (penstock_gateway.config.BUFFER_BYTES) and the
 stream."""
 HELD_BYTES = 56 * 2**10
 """Further memory of a held or queued request: a second buffer for the rest of a long body, and the Lua state."""
@@ -84,7 +84,7 @@ def divides(endpoint: ParsedEndpoint, gateway: DeploymentFacts | None) -> bool:
 
 
 def memory_bytes(gateway: Gateway, *, tls: bool = False) -> int:
-    """Memory of a gateway pod whose connections are all in use, with as many requests held and queued as may be.
+    """Memory of a gateway pod with all connections in use, with as many requests held and queued as may be.
     `tls`: connections are encrypted."""
     waiting = min(2 * gateway.max_held_requests, gateway.connections)
     connection = CONNECTION_BYTES + (TLS_BYTES if tls else 0)
@@ -133,7 +133,7 @@ def _owned(
 
 
 def _access(endpoint: ParsedEndpoint, settings: PlanSettings) -> list[Json]:
-    """Rights of the gateway: it reads the endpoint slices of its own namespace, nothing else."""
+    """Rights of the gateway: it reads the endpoint slices of its namespace, nothing else."""
     name = gateway_name(endpoint.name)
     subject: Json = {"kind": "ServiceAccount", "name": name, "namespace": endpoint.namespace}
     # The chart makes this role. A Role for each gateway would need the right to write Roles.
@@ -200,7 +200,7 @@ def _deployment(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
 def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
     gateway, pod = endpoint.spec.gateway, endpoint.spec.pod
     name, drain = gateway_name(endpoint.name), Drain.of(endpoint.spec)
-    # Requests that are held, and those whose answers go through this pod.
+    # Requests that are held, and requests with answers that go through this pod.
     finish = max(gateway.hold_seconds + FINISH_SECONDS, drain.limit - drain.delay)
     tmp_volume, tmp_mount = scratch("tmp", TMP)
     memory = quantity(memory_bytes(gateway, tls=endpoint.spec.tls is not None))

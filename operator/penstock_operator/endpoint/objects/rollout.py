@@ -19,7 +19,7 @@ from penstock_operator.facts.names import (
     Object,
 )
 from penstock_operator.facts.workloads import DeploymentFacts, replaced
-from penstock_operator.limits.concurrency import TurnDecision, TurnKey
+from penstock_operator.limits.concurrency import SlotDecision, SlotKey
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Rollout:
     """The Deployment with its canary."""
 
     part: Part = Part()  # noqa: RUF009 - frozen
-    decision: TurnDecision | None = None
+    decision: SlotDecision | None = None
     """Whether the rollout may begin; None: there is none, or no limit."""
     canary: CanaryPlan = NO_CANARY
     scaled: int | None = None
@@ -44,20 +44,20 @@ def roll_out(
     count: ReplicaTarget,
     before: CanaryStatus | None,
 ) -> Rollout:
-    """The Deployment `desired`, and that of its canary. A rollout, with its canary, begins when the limit on concurrent
+    """The Deployment `desired`, and the canary's. A rollout, with its canary, begins when the limit on concurrent
     rollouts allows it. `before`: the canary in the present status."""
     present, scaled, decision = observed.deployment, None, None
     canary = plan_canary(endpoint, observed, desired, template=template, digest=digest, before=before)
     if canary.begins or not (canary.holds or canary.passed):
-        decision = rollout_turn(endpoint, observed, template)
-    desired = noting_turn(desired, present, decision, observed.now)
+        decision = rollout_decision(endpoint, observed, template)
+    desired = noting_start(desired, present, decision, observed.now)
     apply: tuple[Json, ...] = ()
     requeue: tuple[float, ...] = ()
     if canary.went_back:
         if present is not None and count.chosen and count.wanted != present.wanted:
             scaled = count.wanted
     elif decision is not None and not decision.allowed:
-        canary = canary.without_turn()
+        canary = canary.without_slot()
         apply = (paused(desired, decision),)
         requeue = () if decision.requeue_seconds is None else (decision.requeue_seconds,)
     else:
@@ -68,13 +68,13 @@ def roll_out(
     return Rollout(part, decision, canary, scaled)
 
 
-def rollout_turn(endpoint: ParsedEndpoint, observed: EndpointSnapshot, template: str) -> TurnDecision | None:
-    """The place in the line of the rollout to the pod template with this hash; None: no pod is to be replaced, or
+def rollout_decision(endpoint: ParsedEndpoint, observed: EndpointSnapshot, template: str) -> SlotDecision | None:
+    """The slot of the rollout to the pod template with this hash; None: no pod is to be replaced, or
     rollouts have no limit.
 
     A rollout that has begun goes on, also with another template: its additional pods keep cores until it ends, which
     the next rollout may need. When `PROGRESS_DEADLINE_SECONDS` have passed since it began, another template goes to the
-    end of the line: otherwise an endpoint that is changed all the time would keep all others waiting.
+    end of the line: otherwise an endpoint that is changed all the time would keep all other rollouts waiting.
     """
     present, line = observed.deployment, observed.rollouts
     if present is None or line is None or not replaced(present, observed.replica_sets, template):
@@ -84,11 +84,11 @@ def rollout_turn(endpoint: ParsedEndpoint, observed: EndpointSnapshot, template:
     since = present.waits_since if present.paused else None
     began = present.rollout_began
     is_recent = began is not None and observed.now - began < timedelta(seconds=PROGRESS_DEADLINE_SECONDS)
-    return line.turn(TurnKey(endpoint.namespace, endpoint.name), since or observed.now, anew=not is_recent)
+    return line.turn(SlotKey(endpoint.namespace, endpoint.name), since or observed.now, anew=not is_recent)
 
 
-def noting_turn(desired: Json, present: DeploymentFacts | None, turn: TurnDecision | None, now: datetime) -> Json:
-    """The Deployment with the time when its rollout had its turn: now, if this plan gives it."""
+def noting_start(desired: Json, present: DeploymentFacts | None, turn: SlotDecision | None, now: datetime) -> Json:
+    """The Deployment with the time when its rollout got a slot: now, if this plan gives it."""
     has_turn = turn is not None and turn.allowed and turn.ask is not None
     began = now if has_turn else None if present is None else present.rollout_began
     if began is None:
@@ -97,8 +97,8 @@ def noting_turn(desired: Json, present: DeploymentFacts | None, turn: TurnDecisi
     return {**desired, "metadata": {**desired["metadata"], "annotations": annotations}}
 
 
-def paused(desired: Json, turn: TurnDecision | None = None) -> Json:
-    """The Deployment with a new template that waits for its turn, or for a canary. Kubernetes scales the present pods
+def paused(desired: Json, turn: SlotDecision | None = None) -> Json:
+    """The Deployment with a new template that waits for a slot, or for a canary. Kubernetes scales the present pods
     meanwhile."""
     annotations = dict(desired["metadata"].get("annotations", {}))
     if turn is not None:

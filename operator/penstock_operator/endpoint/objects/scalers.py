@@ -45,7 +45,7 @@ def hpa_bounds(
 
     While the HPA does not exist, it is not known whether the API server keeps the tolerance: it starts with the spec's
     bounds. In a namespace with a quota, which allows `most` replicas, the upper bound is the decided number (or the
-    `present` one): other endpoints can count on what the HPA does not take.
+    `present` one): other endpoints can count on the rest.
     """
     found, decided = HpaBounds(scaling.min_replicas, scaling.max_replicas), present if scale is None else scale.replicas
     number = min(found.most, max(found.least, decided))

@@ -47,7 +47,7 @@ GRACE_SECONDS = 30
 
 @dataclass(frozen=True)
 class JobHost:
-    """What the job's pod asks for, and on which nodes."""
+    """The requests of the job's pod, and its nodes."""
 
     hardware: HardwareClassSpec
     cores: int
@@ -64,7 +64,7 @@ class JobHost:
     ) -> JobHost:
         """Of the job with this spec for endpoints with these pod settings. `factor`: on the memory.
 
-        A job that compiles for Inferentia has CPUs and memory of its own. The endpoint's nodeSelector is for the
+        A job that compiles for Inferentia has other CPUs and memory. The endpoint's nodeSelector is for the
         serving pods, and may exclude all nodes without devices.
         """
         budget = spec.optimization.seconds(compiles=hardware.neuron is not None)
@@ -81,7 +81,7 @@ class JobHost:
         )
 
     def requirements(self, class_name: str) -> PodRequirements:
-        """What the pod requires of its node. SpecError where devices are not whole."""
+        """The requirements of the pod on its node. SpecError where devices are not whole."""
         return replace(
             PodRequirements.of(class_name, self.hardware, self.pod, cores=self.cores, memory_bytes=self.memory_bytes),
             compiles=self.compiles,

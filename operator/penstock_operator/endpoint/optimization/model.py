@@ -1,4 +1,4 @@
-"""The OptimizedModel of a key: created once, shared by the endpoints that ask for it, retried where a retry can help.
+"""The OptimizedModel of a key: created once, shared by the endpoints with this key, retried where a retry can help.
 
 Its state is derived from the jobs and the last written status. Runs are numbered from 1, and the number is part of the
 job's name, so that planning twice starts the same run.
@@ -39,11 +39,11 @@ from penstock_operator.facts.names import (
 )
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.workloads import ModelUser, OptimizedModelFacts
-from penstock_operator.limits.concurrency import TurnDecision
+from penstock_operator.limits.concurrency import SlotDecision
 
 OWNERS = 16
 """Maximum number of endpoints that own a shared OptimizedModel: the first by name. Thousands may share one, and
-their plans must name the same owners, or each plan would undo the others'."""
+their plans must name the same owners, or each plan would undo another one."""
 
 
 def wanted_spec(
@@ -92,12 +92,12 @@ class OptimizationState:
     """The run that is under way."""
     due: datetime | None = None
     """When the next run could begin first; None: it does not begin."""
-    turn: TurnDecision | None = None
-    """The place in the line of the run that is to begin; None: it does not begin, or there is no line."""
+    turn: SlotDecision | None = None
+    """Whether the run that is to begin has a slot; None: none begins, or there is no limit."""
 
     @property
     def queued(self) -> bool:
-        """Whether the next run waits for its turn."""
+        """Whether the next run waits for a slot."""
         return self.turn is not None and not self.turn.allowed
 
     @property
@@ -212,7 +212,7 @@ def _ready_condition(state: OptimizationState) -> tuple[ConditionStatus, str, st
     return ConditionStatus.FALSE, Reason.PENDING, job
 
 
-def queue_text(turn: TurnDecision) -> str:
+def queue_text(turn: SlotDecision) -> str:
     """Why the next run waits."""
     return turn.waits_for("optimisation", "maxConcurrentOptimizations")
 
@@ -248,7 +248,7 @@ def artefact_uri(status: Json, digest: str) -> str:
 def pinned_model(
     spec: ModelEndpointSpec, models: Iterable[OptimizedModelFacts], *, present: str = ""
 ) -> OptimizedModelFacts | None:
-    """The OptimizedModel whose status has the artefact that the endpoint pins; None if it pins none, or none has it.
+    """The OptimizedModel with the pinned artefact in its status; None if the spec pins none, or none has it.
 
     If several have it, one that this release reads comes first, then the one of the name `present`: pods have the name
     as a label, and another name would replace them.

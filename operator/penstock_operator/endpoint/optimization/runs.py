@@ -36,7 +36,7 @@ from penstock_operator.facts.names import Json, Ref, job_name, moment
 from penstock_operator.facts.pods import JobFacts
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.workloads import OptimizedModelFacts
-from penstock_operator.limits.concurrency import Line, TurnDecision, TurnKey
+from penstock_operator.limits.concurrency import Line, SlotDecision, SlotKey
 
 PROGRESS_SECONDS = 5.0
 """Interval between plans while a job runs, to show its progress."""
@@ -70,7 +70,7 @@ def next_run(
     if suspended and state.start:
         state = replace(initial, status=before.model_copy(update=pending))
     elif state.start and line is not None:
-        turn = line.turn(TurnKey(namespace, facts.name), state.due or facts.created or now)
+        turn = line.turn(SlotKey(namespace, facts.name), state.due or facts.created or now)
         state = replace(state, turn=turn)
         if not turn.allowed:
             state = _queued(state, before, turn)
@@ -120,7 +120,7 @@ def _started(wanted: OptimizationState) -> tuple[Event, ...]:
     return (Event("Normal", Reason.OPTIMIZATION_STARTED, f"The job {wanted.status.job} is created{which}."),)
 
 
-def _queued(state: OptimizationState, before: OptimizedModelStatus, turn: TurnDecision) -> OptimizationState:
+def _queued(state: OptimizationState, before: OptimizedModelStatus, turn: SlotDecision) -> OptimizationState:
     """The state in which the run that was to begin waits. The next plan finds the same run and the same time."""
     update: dict[str, Any] = {"attempts": before.attempts, "job": before.job}
     if state.due is not None:

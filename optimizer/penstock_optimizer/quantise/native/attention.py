@@ -13,10 +13,10 @@ from penstock_optimizer.quantise.native.distances import DistanceReading, Distan
 from penstock_optimizer.quantise.native.inputs import Mask, ScoreBias, distance_table
 from penstock_optimizer.quantise.native.reading import WIDTH
 from penstock_optimizer.quantise.native.values import (
+    BufferPart,
     GraphValue,
     HeadNorm,
     Heads,
-    Part,
     refusal,
     side_by_side,
     spread_bias,
@@ -104,7 +104,7 @@ class AttentionReading(DistanceReading):
         given = attributes(node)
         heads, group = int(given["num_heads"]), 1
         parts = [self._find(node, index) for index in range(3)]
-        if all(isinstance(part, Part) and (part.index, part.count) == (at, 3) for at, part in enumerate(parts)):
+        if all(isinstance(part, BufferPart) and (part.index, part.count) == (at, 3) for at, part in enumerate(parts)):
             queries = keys = values = parts[0].whole
             width = queries.width // 3
         elif all(isinstance(part, GraphValue) and not part.factors for part in parts):

@@ -74,7 +74,7 @@ class MaskedLines:
 
 
 @dataclass(frozen=True)
-class Part:
+class BufferPart:
     """One of the equal parts of a buffer's lines: queries, keys or values, or one of the numbers."""
 
     whole: GraphValue
