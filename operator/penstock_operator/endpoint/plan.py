@@ -26,7 +26,7 @@ from penstock_operator.endpoint.conditions import accepted
 from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.objects.deployment import deployment
 from penstock_operator.endpoint.objects.exposure import NOT_EXPOSED, expose
-from penstock_operator.endpoint.objects.rollout import Rollout, roll_out
+from penstock_operator.endpoint.objects.rollout import RolloutPlan, roll_out
 from penstock_operator.endpoint.objects.scalers import bounds, scaler_part, without_scalers
 from penstock_operator.endpoint.objects.services import service_part
 from penstock_operator.endpoint.optimization.job import JobHost
@@ -321,7 +321,7 @@ class _Objects(NamedTuple):
 
     parts: tuple[Part, ...]
     replicas: ReplicaTarget
-    rollout: Rollout = Rollout()
+    rollout: RolloutPlan = RolloutPlan()
     template: str = ""
     """The hash of the desired pod template; empty: the present one stays."""
     scaled: int | None = None
@@ -356,7 +356,7 @@ def _objects(
         return _Objects(tuple(parts), count)
     desired = deployment(endpoint, serving, hardware, count, observed.settings)
     template = str(desired["spec"]["template"]["metadata"]["annotations"][TEMPLATE_HASH])
-    rollout = Rollout(Part(apply=(desired,)))
+    rollout = RolloutPlan(Part(apply=(desired,)))
     present, canary_ref = observed.deployment, Ref("Deployment", canary_name(endpoint.name))
     has_canary = endpoint.spec.rollout.canary is not None or canary_ref in observed.present
     rolls = present is not None and (

@@ -23,7 +23,7 @@ from penstock_operator.limits.concurrency import SlotDecision, SlotKey
 
 
 @dataclass(frozen=True)
-class Rollout:
+class RolloutPlan:
     """The Deployment with its canary."""
 
     part: Part = Part()  # noqa: RUF009 - frozen
@@ -43,7 +43,7 @@ def roll_out(
     *,
     count: ReplicaTarget,
     before: CanaryStatus | None,
-) -> Rollout:
+) -> RolloutPlan:
     """The Deployment `desired`, and the canary's. A rollout, with its canary, begins when the limit on concurrent
     rollouts allows it. `before`: the canary in the present status."""
     present, scaled, decision = observed.deployment, None, None
@@ -65,7 +65,7 @@ def roll_out(
     if canary.deployment is not None:
         apply = (*apply, canary.deployment)
     part = Part(apply=apply, delete=canary.delete, events=canary.events, requeue=requeue)
-    return Rollout(part, decision, canary, scaled)
+    return RolloutPlan(part, decision, canary, scaled)
 
 
 def rollout_decision(endpoint: ParsedEndpoint, observed: EndpointSnapshot, template: str) -> SlotDecision | None:
