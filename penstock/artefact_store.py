@@ -6,7 +6,7 @@
                                   report.html       the evidence for people; not needed for serving
                                   ...               every other file, its sha256 in the manifest
 
-On a cluster each namespace has a store of its own in the folder `namespaces/<namespace>` of the installation's store.
+On a cluster each namespace has its store in the folder `namespaces/<namespace>` of the installation's store.
 
 The contents behind a digest never change: a reader with the manifest of that digest can check every byte.
 """
@@ -30,7 +30,7 @@ DIGITS_KEPT = 16
 """First digits of a digest in a list of artefacts to keep: ten thousand whole digests do not fit into a ConfigMap. When
 two digests begin alike, both artefacts are kept."""
 NAMESPACES = "namespaces"
-"""Folder of a store that has a store for each namespace of a cluster. A folder of its own: a folder of the store's root
+"""Folder of a store that has a store for each namespace of a cluster. A separate folder: a folder of the store's root
 may belong to other programs, or be the store of another installation."""
 NAMESPACE_PATTERN = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 """Names of namespaces in Kubernetes: DNS labels."""

@@ -39,7 +39,7 @@ class CapacityCurve(BaseModel):
 
     points: tuple[CapacityPoint, ...] = ()
     p95_objective_milliseconds: float | None = Field(default=None, gt=0)
-    """The p95 for `requests_per_second`: the endpoint's objective, or three times that of a nearly idle replica where
+    """The p95 for `requests_per_second`: the endpoint's objective, or three times the p95 of a nearly idle replica if
     the endpoint has none. None: nothing was measured."""
     tokens_per_request: float | None = Field(default=None, gt=0)
     """Mean of the tokens that the server computed for a request, special ones included; None: not known."""
@@ -69,7 +69,7 @@ class CapacityCurve(BaseModel):
         return None if limit is None else self.rate_within(limit)
 
     def rate_within(self, p95_milliseconds: float) -> float | None:
-        """The highest arrival rate (requests/s) whose p95 stays within the objective; None without such a point.
+        """The highest arrival rate (requests/s) with a p95 within the objective; None without such a point.
 
         Walks up from the lowest rate and stops at the first point that misses, interpolating linearly between the last
         good and the first bad point. A later good point does not count: it is noise.
@@ -90,14 +90,14 @@ class CapacityCurve(BaseModel):
 
 
 TIMES_OF_ONE = 3.0
-"""Without an objective, a time may be this many times that of one client alone..."""
+"""Without an objective, a time may be this many times the time of one client alone..."""
 LEAST_FIRST_TOKEN, LEAST_NEXT_TOKEN = 1000.0, 100.0
 """... or these milliseconds, if that is more: a second until an answer begins, and faster than people read."""
 
 
 class TokenPoint(BaseModel):
-    """One measurement of text generation with a fixed number of clients, in process. Each client sends its next request
-    when its answer is complete."""
+    """One measurement of text generation with a fixed number of clients, through the real HTTP server. Each client
+    sends its next request when its answer is complete."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -107,7 +107,7 @@ class TokenPoint(BaseModel):
     tokens_per_second: float = Field(gt=0)
     """Output tokens of all answers together."""
     first_token_p95_milliseconds: float = Field(gt=0)
-    """From the arrival of a request to its first token."""
+    """From sending a request to its first token."""
     next_token_p95_milliseconds: float = Field(gt=0)
     """Between two tokens of an answer."""
     samples: int = Field(ge=1)

@@ -7,7 +7,7 @@
     │   ├── ModelAccessDenied     the source requires (other) credentials
     │   ├── ModelUnavailable      the source does not answer at the moment (temporary)
     │   ├── UnsafeModel           pickled weights, or a model that needs its own code run
-    │   ├── CorruptModel          a file is missing, truncated or does not fit the others
+    │   ├── CorruptModel          a file is missing, truncated or does not fit the rest
     │   └── UnsupportedModel      an architecture or a task that Penstock does not support
     ├── SettingError              a setting of a process is wrong (field)
     ├── MissingPackage            an optional package is needed and not installed
@@ -24,7 +24,7 @@
     ├── OptimizationError         no candidate may be served
     │   └── NoCandidateWithinBudget  `whenNoCandidate: Fail`, and none kept the accuracy budget
     ├── Interrupted               a signal ended the process before it had finished (temporary)
-    └── TextsChanged              the texts of a ConfigMap are no longer those of the optimisation (temporary)
+    └── TextsChanged              the texts of a ConfigMap differ from the optimised ones (temporary)
 
 `temporary` is true for problems that may disappear without a change (try again later).
 Each has a remedy: one sentence with what to do next. The command line prints `error: message. remedy`.
@@ -57,7 +57,7 @@ def printable(text: str, *, keep_newlines: bool = False) -> str:
 
 
 class PenstockError(Exception):
-    """A problem that the user can solve. `message`: what is wrong and where; `remedy`: what to do next.
+    """A problem that the user can solve. `message`: the problem and its location; `remedy`: the next step.
 
     Both are `printable`.
     """
@@ -78,13 +78,13 @@ class PenstockError(Exception):
 class SpecError(PenstockError):
     """The endpoint file is wrong; `field` is the dotted path, such as `spec.scaling.minReplicas`.
 
-    Several problems come as one error: `problems` has each of them, `field` is that of the first.
+    Several problems come as one error: `problems` has each of them, `field` is of the first.
     """
 
     def __init__(self, message: str, *, field: str = "", remedy: str = "", problems: Sequence[SpecError] = ()) -> None:
         super().__init__(message, remedy=remedy)
         if problems:
-            # One line for each problem, whose texts are escaped already.
+            # One line for each problem. The texts are escaped already.
             self.message = printable(message, keep_newlines=True)
         self.field = field
         self.problems: tuple[SpecError, ...] = tuple(problems) or (self,)
@@ -113,7 +113,7 @@ class ModelAccessDenied(ModelError):
 class ModelUnavailable(ModelError):
     """The source does not answer, is overloaded, or closed the connection: trying again later may help.
 
-    `retry_after_seconds` is the delay that the source asked for; None when it gave none.
+    `retry_after_seconds` is the delay that the source wants; None when it gave none.
     """
 
     temporary = True
@@ -128,7 +128,7 @@ class UnsafeModel(ModelError):
 
 
 class CorruptModel(ModelError):
-    """A file is missing, truncated, or does not fit the others."""
+    """A file is missing, truncated, or does not fit the rest."""
 
 
 class UnsupportedModel(ModelError):
@@ -166,7 +166,7 @@ class StoreUnavailable(StoreError):
 
 
 class HostError(PenstockError):
-    """This machine lacks what is needed: memory, cores or instruction set."""
+    """This machine lacks memory, cores or an instruction set."""
 
 
 class OutOfDisk(HostError):

@@ -59,7 +59,7 @@ class Isa(StrEnum):
 
 
 _AVX512_CORE = frozenset({"avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl"})
-"""The flags that engines require for AVX-512: those of Skylake-SP."""
+"""The flags that engines require for AVX-512, as Skylake-SP has them."""
 _WANTED = {
     Isa.AMX: _AVX512_CORE | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"},
     Isa.AVX512_BF16: _AVX512_CORE | {"avx512_vnni", "avx512_bf16"},

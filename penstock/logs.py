@@ -33,13 +33,13 @@ class LogEvent:
     meaning: str
     """One sentence."""
     action: str = "Nothing."
-    """What the operator on call does."""
+    """The remedy for the operator on call."""
 
 
 def log_event(name: str, *, object: str = "", reason: str | BaseException = "") -> dict[str, str]:  # noqa: A002
     """The fields of a line, for `extra=` of a logging call.
 
-    `name`: of an event in the registry of the process. `object`: what the line is about, such as `namespace/name` or a
+    `name`: of an event in the registry of the process. `object`: the object of the line, such as `namespace/name` or a
     request id. `reason`: one CamelCase word; of an error, the name of its class.
     """
     why = type(reason).__name__ if isinstance(reason, BaseException) else reason
@@ -87,7 +87,7 @@ class TextFormatter(logging.Formatter):
     """Lines for a terminal: `layout` as in the standard library, the fields, and then the lines of a traceback.
 
     Without a layout: time with time zone, level in small letters, message. Control characters are escaped, and lines of
-    a traceback begin with `| `: no text in a message can make a line of its own.
+    a traceback begin with `| `: no text in a message can make a separate line.
     """
 
     def __init__(self, layout: str | None = None) -> None:

@@ -79,7 +79,7 @@ class ModelFacts(Frozen):
 
 
 class DecoderFacts(Frozen):
-    """What an engine of text generation needs to know of the model besides the graph, which has no attention in it."""
+    """Facts of the model for an engine of text generation besides the graph, which has no attention in it."""
 
     vocabulary: int = Field(ge=1)
     """Logits of a token."""
@@ -149,7 +149,7 @@ class Outcome(StrEnum):
     SKIPPED = "skipped"
     """Not tried, for the reason given."""
     REFERENCE = "reference"
-    """The fp32 graph that the others are compared with. Version 0.1 wrote it as `teacher`."""
+    """The fp32 graph that all candidates are compared with. Version 0.1 wrote it as `teacher`."""
 
     @classmethod
     def _missing_(cls, value: object) -> Outcome | None:
@@ -234,7 +234,7 @@ class GenerationSpeed(Frozen):
 
 class BatchInvariance(Frozen):
     """Whether answers of text generation depend on the requests that run at the same time: the same requests, half of
-    them greedy and half with a seed, alone and with others."""
+    them greedy and half with a seed, alone and with other requests."""
 
     requests: int = Field(ge=0)
     differing: int = Field(ge=0)
@@ -361,7 +361,7 @@ class Manifest(Frozen):
 
     @property
     def serves_fp32(self) -> bool:
-        """True when the fp32 fall-back itself was chosen. What is compiled for Inferentia has no other fall-back."""
+        """True when the fp32 fall-back itself was chosen. A model compiled for Inferentia has no other fall-back."""
         recipe = self.chosen.plan.recipe
         return recipe == self.baseline.plan.recipe and recipe.engine is not EngineName.NEURON
 

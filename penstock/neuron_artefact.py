@@ -70,7 +70,7 @@ class CompiledModel(Frozen):
     buckets: tuple[NeuronBucket, ...] = Field(min_length=1)
     chosen_token: int | None = Field(default=None, ge=0)
     """Masked language models: the id of the mask token. The compiled module returns logits of all tokens, and the
-    engine keeps those of mask tokens (`Axes.MASKS`)."""
+    engine keeps the logits of mask tokens (`Axes.MASKS`)."""
     fence: NeuronFence
     """Required: the guard does not run on a device, so that no pod may be ready without this comparison."""
 

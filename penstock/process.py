@@ -47,7 +47,7 @@ def python_module(name: str) -> list[str]:
 def exit_on_signal(*numbers: signal.Signals) -> None:
     """Exit at once on these signals until other handlers are installed. Default: SIGTERM and SIGINT.
 
-    The exit code is that of a process which the signal ended: 128 plus its number.
+    The exit code is as if the signal had ended the process: 128 plus its number.
     """
     for number in numbers or (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit)

@@ -226,5 +226,5 @@ class Plan(BaseModel):
         return (self.recipe,) if self.short is None else (self.recipe, self.short.recipe)
 
     def serves(self, tokens: int) -> bool:
-        """True when its own recipe serves rows of this length; False when that of the short rows does."""
+        """True when its own recipe serves rows of this length; False when the recipe for short rows does."""
         return self.short is None or tokens > self.short.longest_tokens

@@ -38,7 +38,7 @@ All = TypeVar("All", bound=SettingsGroup)
 
 
 def setting(default: Any, description: str, *, unit: str = "", **constraints: Any) -> Any:
-    """A field of a group: its default, what it means and why, its unit, and pydantic's constraints."""
+    """A field of a group: its default, its meaning, its unit, and pydantic's constraints."""
     return Field(default, description=description, json_schema_extra={"unit": unit}, **constraints)
 
 

@@ -1,4 +1,4 @@
-"""Names of the tasks in the `task` field of a ModelEndpoint (those of Hugging Face), and the heads they need."""
+"""Names of the tasks in the `task` field of a ModelEndpoint (the names of Hugging Face), and the heads they need."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class TaskName(StrEnum):
-    """What an endpoint does with a text."""
+    """The tasks of an endpoint."""
 
     FEATURE_EXTRACTION = "feature-extraction"
     SENTENCE_SIMILARITY = "sentence-similarity"
@@ -21,7 +21,7 @@ class TaskName(StrEnum):
 
 
 class Head(StrEnum):
-    """What the graph computes on top of the encoder, which decides its outputs.
+    """The part of the graph on top of the encoder, which decides its outputs.
 
     `GRAPH_OUTPUTS` of `penstock.manifest` gives their names and axes.
     """
@@ -33,7 +33,7 @@ class Head(StrEnum):
     MASKED_LM = "masked-lm"
     CAUSAL_LM = "causal-lm"
     SPARSE = "sparse"
-    """A masked language model whose scores are pooled: a weight for each token of the vocabulary (SPLADE)."""
+    """A masked language model with pooled scores: a weight for each token of the vocabulary (SPLADE)."""
 
 
 HEAD_OF_TASK = {

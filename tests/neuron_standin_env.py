@@ -14,6 +14,24 @@ from typing import Any
 from neuron_standin.install import install
 from neuron_standin.machine import FAULTS_VARIABLE, MACHINE_VARIABLE, write_machine
 
+SMALL_MODEL = """
+import torch
+
+class Small(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(64, 32)
+        self.layer = torch.nn.Linear(32, 8)
+
+    def forward(self, ids, mask):
+        return (torch.tanh(self.layer(self.table(ids) * mask.unsqueeze(-1).float())),)
+
+torch.manual_seed(7)
+model = Small().eval()
+ids = torch.arange(32, dtype=torch.int32).reshape(2, 16)
+mask = torch.ones((2, 16), dtype=torch.int32)
+"""
+"""The beginning of a program: a model and its inputs."""
 SECONDS = 540.0
 """Ends a test that hangs."""
 

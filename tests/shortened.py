@@ -19,12 +19,13 @@ def shortened() -> Iterator[None]:
     """While the block runs."""
     from penstock_cli import serve
     from penstock_optimizer.capacity import curve as capacity
-    from penstock_optimizer.job import plan_search, screening
+    from penstock_optimizer.targets import plan_search
+    from penstock_optimizer.targets import target as budget
 
     with pytest.MonkeyPatch.context() as patch:
         # What `penstock serve` starts is shortened as well.
         patch.setattr(serve, "PROGRAM", ("tests.shortened", *serve.PROGRAM))
-        for module in (screening, plan_search):
+        for module in (budget, plan_search):
             patch.setattr(module, "MOST_PLANS_SECONDS", 1.0)
         # An idle point, a good one and, most often, one beyond saturation.
         patch.setattr(capacity, "GROWTH", 4.0)

@@ -1,6 +1,6 @@
 """`penstock bench`: the published experiment on any endpoint, interleaved with plain transformers.
 
-`grid`, `judge`, `results` and `report` are pure; `cell` sends the requests from a process of its own, `baseline` is the
+`grid`, `judge`, `results` and `report` are pure; `cell` sends the requests from a separate process, `baseline` is the
 server that Penstock is compared with, `floor` the forward pass alone; `run_bench` does it all.
 """
 

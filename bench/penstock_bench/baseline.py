@@ -1,6 +1,6 @@
 """The baseline of the published tables: a plain transformers pipeline behind FastAPI and uvicorn, fp32, eager PyTorch.
 
-A program of its own: `python -m penstock_bench.baseline --help`. Nothing here is tuned, and nothing is made
+A separate program: `python -m penstock_bench.baseline --help`. Nothing here is tuned, and nothing is made
 worse than a careful user of these libraries would have it: threads equal cores, a batch runs as one batch, the answer
 is written without FastAPI's re-encoding, the endpoint is a coroutine (no thread pool in between). Truncation is the
 model's own limit, as in our server.
@@ -193,7 +193,7 @@ def command(python: str, folder: Path, task: TaskName, port: int) -> list[str]:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """What it needs to be set before PyTorch is loaded."""
+    """Sets variables that PyTorch reads when it is loaded."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),

@@ -1,7 +1,7 @@
-"""Cells: one server measured once, for a second or so. What to send, what came back, and the order of the turns.
+"""Cells: one server measured once, for a second or so: the requests, the answers, and the order of measuring.
 
-A comparison is many short cells, taken in turn from the servers compared: one server at a time, the others stopped,
-several rounds; `results` puts them together. `Client` has them sent by a process of its own on CPUs of its own
+A comparison is many short cells, alternating between the servers: one server at a time, the other ones stopped,
+several rounds; `results` puts them together. `Client` has them sent by a separate process on separate CPUs
 (`Cells`), one for a whole comparison. Every latency goes back, so that percentiles can be taken over all rounds of a
 setting. (`penstock_optimizer.load` sends one load for longer, with arrivals at random, for the capacity curve.)
 """
@@ -53,7 +53,7 @@ class CellSpec(RequestSource):
     """Stop by then, whatever was answered."""
     timeout_seconds: float = Field(default=60.0, gt=0)
     response_headers: tuple[str, ...] = ()
-    """Names of numeric response headers whose means are reported, such as `x-inference-time`."""
+    """Names of numeric response headers with means in the results, such as `x-inference-time`."""
     pids: tuple[int, ...] = ()
     """Processes of the server: their CPU time and memory are read at both ends of the recorded time."""
     cpus: tuple[int, ...] = ()
@@ -67,7 +67,7 @@ class CellSpec(RequestSource):
 
 
 class CellResult(Frozen):
-    """What was seen in the recorded time."""
+    """Counts and times of the recorded interval."""
 
     seconds: float
     """From the first recorded request to the last recorded answer (closed loop), or the time recorded (even rate)."""
@@ -149,7 +149,7 @@ class Client:
 
 
 FOREIGN_SHARE = 0.08
-"""A cell in which others took more than this of the server's CPUs is measured again, once: the quieter one counts."""
+"""A cell in which other processes took more of the server's CPUs is measured again, once: the quieter one counts."""
 
 
 class Measured(Protocol):
@@ -231,7 +231,7 @@ def _measure(turn: Turn, measure: Callable[[CellSpec], CellResult]) -> CellResul
 
 
 def is_disturbed(cell: CellResult, spec: CellSpec) -> bool:
-    """Whether others took a noticeable part of the server's CPUs. False where that is not known."""
+    """Whether other processes took a noticeable part of the server's CPUs. False where that is not known."""
     if cell.foreign_cores is None or not spec.cpus:
         return False
     return cell.foreign_cores > FOREIGN_SHARE * len(spec.cpus)
@@ -310,7 +310,7 @@ class Sender:
             timer.close()
 
     async def _watch(self) -> None:
-        """Give up on a cell whose server answers nothing."""
+        """Give up on a cell if its server answers nothing."""
         limit = self._begin + self._spec.maximum_seconds + 2 * self._spec.timeout_seconds
         while not self._over.is_set():
             await asyncio.sleep(SWEEP_SECONDS)
@@ -366,7 +366,7 @@ class Sender:
         within = [number for number in numbers if seen.done[number] <= after.at]
         good = [number for number in numbers if is_good(seen.status[number])]
         failures = Counter(status_name(seen.status[number]) for number in numbers if not is_good(seen.status[number]))
-        # With several clients, answers to requests of the warm-up count too: they are what the server did meanwhile.
+        # With several clients, answers to requests of the warm-up count too: the server computed them in this time.
         completed = sum(
             1
             for done, status in zip(seen.done, seen.status, strict=True)
@@ -396,7 +396,7 @@ class Sender:
         )
 
     def _foreign(self, before: UsageSnapshot, after: UsageSnapshot, elapsed: float) -> float | None:
-        """What others took of the server's CPUs. This process counts as ours when it runs on them."""
+        """The share of the server's CPUs that other processes took. This process is not one of them."""
         if not self._spec.cpus or not self._spec.pids:
             return None
         ours = after.server.seconds - before.server.seconds
@@ -434,8 +434,8 @@ class Cells:
 
 
 def _go_first(spec: CellSpec) -> bool:
-    """Where this process has CPUs of its own, other programs there should not make the server look slow. Where it
-    shares the server's, it waits its turn like any client."""
+    """Where this process has separate CPUs, other programs there should not make the server look slow. Where it
+    shares the server's, it waits like any client."""
     apart = bool(spec.cpus) and not os.sched_getaffinity(0) & set(spec.cpus)
     if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
         return apart

@@ -1,8 +1,8 @@
-"""The floor: the forward pass of the chosen plan alone, in a process of its own, measured in the same run.
+"""The floor: the forward pass of the chosen plan alone, in a separate process, measured in the same run.
 
-What a server adds (HTTP, JSON, tokenising, queueing) is the difference to it. Another engine may have been faster at
-some lengths; the optimiser measured all of them in turns, and their ratios there carry over (`fastest_ratio`), so that
-the floor is that of the fastest engine whose answers are good enough.
+The server adds HTTP, JSON, tokenising and queueing to it. Another engine may have been faster at some lengths:
+the optimiser measured all of them alternately, and its ratios are used here (`fastest_ratio`), so that the floor is the
+time of the fastest engine with answers that are good enough.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ForwardTimes(Frozen):
 
 
 def load_chosen(artefact: Path) -> Engine:
-    """What an artefact serves, on all of this process's CPUs for one row. ArtefactError when it does not load."""
+    """The engine of an artefact, on all CPUs of this process for one row. ArtefactError if it does not load."""
     # Heavy, and only the process that runs it needs it.
     from penstock_runtime.engines.base import Threads
     from penstock_runtime.engines.load import load_engine
@@ -74,7 +74,7 @@ class Forward:
     """The object in the floor's process: the engine with the chosen graph."""
 
     def load(self, artefact: str) -> None:
-        """Load what an artefact serves."""
+        """Load the engine of an artefact."""
         # It is stopped while the servers are measured, and would not notice the end of its input.
         end_with_parent(os.getppid())
         self._engine = load_chosen(Path(artefact))
@@ -101,7 +101,7 @@ class Forward:
 
 
 class Floor:
-    """The floor's process, as a server that is measured in turn with the others."""
+    """The floor's process, as a server that is measured alternately with the other servers."""
 
     name = "floor"
 
@@ -163,7 +163,7 @@ class Floor:
 
 
 def measured_by(client: Client, floor: Floor | None) -> Callable[[CellSpec], CellResult]:
-    """How to measure cells in turn: the floor's by itself, all others by the client."""
+    """A function that measures a cell: of the floor by itself, of servers by the client."""
 
     def measure(cell: CellSpec) -> CellResult:
         return floor.measure(cell) if floor is not None and cell.pids == floor.pids else client.measure(cell)

@@ -32,14 +32,14 @@ class ResultsFolder:
         prepare_folder(self.path, what=WHAT, option="--output")
 
     def read(self) -> BenchResults | None:
-        """What an earlier run has left; None without one, or of another version of Penstock."""
+        """The results of an earlier run; None without one, or if another version of Penstock wrote them."""
         try:
             return BenchResults.model_validate_json((self.path / RESULTS).read_bytes())
         except (OSError, ValidationError):
             return None
 
     def unfinished(self, experiment: str) -> BenchResults | None:
-        """What an interrupted run of the same experiment has measured."""
+        """The settings that an interrupted run of the same experiment has measured."""
         earlier = self.read()
         same = earlier is not None and earlier.experiment == experiment and not earlier.finished
         return earlier if same else None

@@ -1,4 +1,4 @@
-"""What is measured, and where: options, the grid of settings, CPUs of server and client, the time left. Pure."""
+"""The plan of an experiment: options, the grid of settings, CPUs of server and client, the time left. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BenchSetting:
     """One cell of the experiment."""
 
     cores: int
-    """Physical cores of the server; 0 where the server is not ours to place (given by URL)."""
+    """Physical cores of the server; 0 for a server given by URL."""
     tokens: int
     batch: int
     """Texts in one request."""
@@ -99,7 +99,7 @@ def _count(cores: int) -> str:
 
 
 class BenchOptions(Frozen):
-    """See `penstock bench --help`; each field's description is that of its flag."""
+    """See `penstock bench --help`; the descriptions of fields are the help of its flags."""
 
     target: str = Field(
         description="A ModelEndpoint YAML file, which is optimised and served for each number of cores; or the URL of "
@@ -163,7 +163,7 @@ class Placement:
 
     @property
     def note(self) -> str:
-        """What a reader of the figures should know; empty when there is nothing."""
+        """A warning about the figures; empty if there is none."""
         if self.client:
             return ""
         cores = "the one core" if len(self.server) == 1 else f"all {len(self.server)} cores"
@@ -185,9 +185,9 @@ FEWEST = 3
 
 
 def remaining_seconds(taken: Sequence[tuple[BenchSetting, float]], missing: Sequence[BenchSetting]) -> float | None:
-    """Seconds for the settings in `missing`, by the seconds that others took; None while too few are known.
+    """Seconds for the settings in `missing`, by the seconds of the measured ones; None while too few are known.
 
-    The shortest took the time that every setting takes; what others took beyond it grew with the tokens of a request
+    The shortest took the time that every setting takes; the time beyond it grew with the tokens of a request
     and shrank with the cores, since a cell ends with whole requests.
     """
     if len(taken) < FEWEST:

@@ -1,6 +1,6 @@
 """Whether the speed aimed at is reached, length by length, and by which rule: it depends on the CPU. Pure.
 
-The published figures are those of Hugging Face Infinity against plain transformers.
+The published figures compare Hugging Face Infinity with plain transformers.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ FLOOR_ALLOWANCE = 1.10
 """Without int8 products no engine is several times faster than another at long inputs: there the aim is to lose
 nothing around the fastest of them."""
 QUIET_ENOUGH = 0.15
-"""Others took more than this of the servers' CPUs: nothing is judged. Plain transformers suffers most from company (its
-threads wait for each other), so that noise flatters us."""
+"""Other processes took more than this of the servers' CPUs: nothing is judged. Noise slows down
+plain transformers most, since its threads wait for each other."""
 
 
 class SpeedRule(StrEnum):
-    """What is asked for on this CPU."""
+    """The rule for this CPU."""
 
     INT8_PRODUCTS = "int8-products"
     NO_INT8_PRODUCTS = "no-int8-products"
@@ -103,14 +103,14 @@ class LengthVerdict(Frozen):
     tokens: int
     rule: SpeedRule
     ratio: float | None
-    """Requests per second over those of the baseline in the same run; None without a baseline."""
+    """Requests per second divided by the rate of the baseline in the same run; None without a baseline."""
     published_ratio: float | None
     milliseconds: float
     """Median, end to end."""
     floor_milliseconds: float | None
     """Median of the fastest engine's forward pass alone; None where it was not measured."""
     passed: bool | None
-    """None: what was measured does not decide it."""
+    """None: the measurement does not decide it."""
     reason: str
     """Such as `6.1x, 8x asked for`."""
 
@@ -141,7 +141,7 @@ def _unless_noisy(verdict: LengthVerdict, share: float) -> LengthVerdict:
 
 
 def asked_ratio(rule: SpeedRule, tokens: int) -> float | None:
-    """The ratio to the baseline that the rule asks for; None where it asks for something else, or nothing."""
+    """The ratio to the baseline that the rule requires; None if it has no ratio."""
     if rule is SpeedRule.NO_INT8_PRODUCTS:
         return RATIO_SHORT_WITHOUT_INT8 if tokens <= SHORT_TOKENS else None
     row = published_table().get(tokens)
@@ -160,7 +160,7 @@ def _judge(
         if ratio is None:
             reason = f"{asked:.2f}x asked for, no baseline measured"
         else:
-            # Compared as printed: 5.06 asked for and 5.06 reached is a pass.
+            # Compared as printed: 5.06 required and 5.06 reached is a pass.
             passed = round(ratio, 2) >= round(asked, 2)
             reason = f"{ratio:.2f}x, {asked:.2f}x asked for"
     elif rule is SpeedRule.NO_INT8_PRODUCTS:

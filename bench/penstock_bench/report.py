@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -13,10 +12,11 @@ from markupsafe import Markup
 
 from penstock_bench.judge import QUIET_ENOUGH, LengthVerdict, published_source, published_table
 from penstock_bench.results import BASELINE, OURS, BenchResults, SettingResult
-from penstock_optimizer.report.charts import Series, latency_chart, short, swatch
+from penstock_report.charts import Series, latency_chart, short, swatch
+from penstock_report.page import document
 
 NOISY_SHARE = 0.08
-"""Others took more than this of the server's CPUs: worth a warning."""
+"""Other processes took more than this of the server's CPUs: worth a warning."""
 SLOWER_SPREAD = 0.15
 """Rounds of one setting that differ by more than this: worth a warning."""
 
@@ -27,9 +27,8 @@ def render(results: BenchResults) -> str:
     template = environment.from_string(files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8"))
     judged = results.judged
     series = _series(judged)
-    return template.render(
+    html = template.render(
         results=results,
-        style=Markup(_style(environment)),  # noqa: S704 - our own style sheet
         headline=headline(results),
         tiles=_tiles(results),
         remarks=remarks(results),
@@ -42,6 +41,7 @@ def render(results: BenchResults) -> str:
         throughput=_throughput(results),
         latencies=_latencies(results),
     )
+    return document(f"{results.target} · Penstock benchmark", html)
 
 
 def headline(results: BenchResults) -> str:
@@ -62,7 +62,7 @@ def headline(results: BenchResults) -> str:
 
 
 def remarks(results: BenchResults) -> list[str]:
-    """What a careful reader has to know, worst first."""
+    """Warnings about the figures, the most important first."""
     found: list[str] = []
     if not results.finished:
         found.append(
@@ -98,14 +98,6 @@ def remarks(results: BenchResults) -> list[str]:
 
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
-
-
-def _style(environment: Environment) -> str:
-    """The style sheet of the optimisation report, taken from its template."""
-    page = files("penstock_optimizer.report").joinpath("report.html.j2").read_text(encoding="utf-8")
-    found = re.search(r"<style>(.*?)</style>", page, flags=re.DOTALL)
-    assert found is not None  # noqa: S101 - our own file, rendered by the tests
-    return environment.from_string(found.group(1)).render()
 
 
 def _where(results: BenchResults) -> str:

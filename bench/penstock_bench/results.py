@@ -1,4 +1,4 @@
-"""What was found: figures of a server at one setting over all rounds, and the experiment with its verdicts. Pure."""
+"""The results: figures of a server at one setting over all rounds, and the experiment with its verdicts. Pure."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class SettingResult(Frozen):
 
     @property
     def setting(self) -> BenchSetting:
-        """Its place in the grid."""
+        """Its position in the grid."""
         return BenchSetting(cores=self.cores, tokens=self.tokens, batch=self.batch)
 
     @property
@@ -124,7 +124,7 @@ class SettingResult(Frozen):
 
     @property
     def foreign_share(self) -> float | None:
-        """The share of the servers' CPUs that others took, of the server that it hit most."""
+        """The share of the servers' CPUs that other processes took, at the server with the largest share."""
         known = [one.foreign_cores for one in self.figures.values() if one.foreign_cores is not None]
         return max(known) / self.cores if known and self.cores else None
 
@@ -187,7 +187,7 @@ class BenchResults(Frozen):
 
     @property
     def rule(self) -> SpeedRule:
-        """What is asked for on this CPU."""
+        """The rule for this CPU."""
         return SpeedRule.of(self.cpu.isa)
 
     @property
@@ -200,7 +200,7 @@ class BenchResults(Frozen):
 
     @property
     def judged(self) -> dict[int, SettingResult]:
-        """By tokens: what was answered at the judged number of cores and batch 1."""
+        """By tokens: the results at the judged number of cores and batch 1."""
         return {
             result.tokens: result
             for result in self.settings
@@ -221,11 +221,11 @@ class BenchResults(Frozen):
 
     @property
     def passed(self) -> bool | None:
-        """Every length that could be judged reaches what is asked for; None when none could."""
+        """Every length that could be judged meets the rule; None when none could."""
         known = [verdict.passed for verdict in self.verdicts if verdict.passed is not None]
         return all(known) if known else None
 
     @property
     def foreign_share(self) -> float | None:
-        """The largest share of the servers' CPUs that others took in any setting: how noisy the machine was."""
+        """The largest share of the servers' CPUs that other processes took in any setting."""
         return max((share for result in self.settings if (share := result.foreign_share) is not None), default=None)

@@ -1,4 +1,4 @@
-"""Runs the experiment: starts the servers for each number of cores, measures every setting, writes what was found."""
+"""Runs the experiment: starts the servers for each number of cores, measures every setting, writes the results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LIBRARIES = ("onnxruntime", "openvino", "torch", "transformers", "fastapi", "uvi
 LONGEST_REASON = 100
 """Characters of a bad answer in a line of progress."""
 BESIDES = {"output", "fresh", "store", "models", "patience_seconds", "auth_token"}
-"""Options that change nothing about what is measured."""
+"""Options that change no figure."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ OnProgress = Callable[[BenchProgress], None]
 
 
 def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -> BenchResults:
-    """Measure everything that the options ask for and this machine can do.
+    """Measure all settings of the options that this machine can run.
 
     `results.csv`, `results.json` and `report.html` in `options.output` are written anew after every setting; a run that
     was interrupted goes on where it was. What another experiment has left there is set aside.
@@ -134,7 +134,7 @@ class _Run:
         """By cores."""
         self._settings: dict[BenchSetting, SettingResult] = {}
         self._taken: list[tuple[BenchSetting, float]] = []
-        """Seconds of what this run has measured."""
+        """Seconds that this run has measured for."""
         self._experiment = _fingerprint(options, host, subject, grid)
 
     def everything(self) -> BenchResults:
@@ -194,7 +194,7 @@ class _Run:
             for setting in self._missing(cores):
                 begun = time.monotonic()
                 result = self._measure(setting, servers, floor if setting.batch == 1 else None, ratios, client)
-                # One that has died answers nothing from here on: that is no figure of this setting, nor of the others.
+                # A server that has ended answers nothing: neither this setting nor the next ones have figures then.
                 for server in servers:
                     server.require_alive()
                 self._settings[setting] = result
@@ -347,7 +347,7 @@ class _Run:
 
 
 def _fingerprint(options: BenchOptions, host: Host, subject: Subject, grid: BenchGrid) -> str:
-    """What must be the same for two runs to be one experiment: what is measured, how, on what, by which versions."""
+    """The facts that two runs of one experiment have in common: subject, method, machine, versions."""
     how = options.model_dump(mode="json", exclude=BESIDES)
     what = subject.endpoint.spec.model_dump(mode="json") if subject.endpoint is not None else subject.url
     where = (subject.cpu or host.cpu).model_dump(mode="json")

@@ -1,6 +1,6 @@
-"""A server that is measured: started on given CPUs, stopped with SIGSTOP while others are measured, ended.
+"""A server that is measured: started on given CPUs, stopped with SIGSTOP while other servers are measured, ended.
 
-That of a ModelEndpoint file is optimised here for the given cores, and served by `penstock serve` as a user would.
+The model of a ModelEndpoint file is optimised here for the given cores, and served by `penstock serve` as a user would.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _LIBC = ctypes.CDLL(None)
 
 
 def end_with_parent(parent: int) -> None:
-    """From now on the kernel kills this process when its parent's thread that started it ends. What this process starts
-    itself is not meant.
+    """From now on the kernel kills this process when the thread that started it ends. Processes that it
+    starts are not killed.
 
-    `parent`: the process id that the parent is known by, which may have ended before it was asked for.
+    `parent`: the process id that the parent is known by, which may have ended before this call.
     """
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
@@ -50,9 +50,9 @@ POLL_SECONDS = 0.1
 STOP_SECONDS = 15.0
 """How long a server may take to end by itself."""
 ORPHAN_SECONDS = 2.0
-"""The same for what it has left behind."""
+"""The same for processes that it left."""
 PAUSE_SECONDS = 2.0
-LAST_WORDS = 12
+OUTPUT_LINES = 12
 """Lines of a failed server's output that the error shows."""
 
 
@@ -77,8 +77,8 @@ def on_cpus(cpus: Iterable[int]) -> Iterator[None]:
 
 
 GONE = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
-"""A zombie whose parent has ended waits for process 1, which in a container may never look."""
-STANDING = GONE | {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
+"""A zombie without a parent waits for process 1, which in a container may never reap it."""
+STOPPED = GONE | {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
 
 
 def _status(member: psutil.Process) -> str:
@@ -137,7 +137,7 @@ class MeasuredServer:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **(environment or {})},
-                    # A group of its own: an interrupt from the keyboard must reach us alone, to end it in order.
+                    # A new session: an interrupt from the keyboard reaches this process only, which ends the server.
                     start_new_session=True,
                     preexec_fn=partial(end_with_parent, os.getpid()),  # noqa: PLW1509 - takes no locks
                 )
@@ -162,14 +162,14 @@ class MeasuredServer:
         while time.monotonic() < until:
             if self._process is not None and self._process.poll() is not None:
                 raise MeasurementFailed(
-                    f"{self.name} ended while starting ({self._process.returncode}): {self.last_words()}"
+                    f"{self.name} ended while starting ({self._process.returncode}): {self.last_output()}"
                 )
             if self._answers(path):
                 return
             time.sleep(POLL_SECONDS)
         if self._process is None:
             raise MeasurementFailed(f"{self.url}{path} has not answered with 200 after {seconds:.0f} s")
-        raise MeasurementFailed(f"{self.name} is not ready after {seconds:.0f} s: {self.last_words()}")
+        raise MeasurementFailed(f"{self.name} is not ready after {seconds:.0f} s: {self.last_output()}")
 
     def require_alive(self) -> None:
         """MeasurementFailed with its status and last words where it is ours and has ended by itself."""
@@ -177,7 +177,7 @@ class MeasuredServer:
         if status is not None:
             how = death_reason(status, "") if status < 0 else f"exit code {status}"
             raise MeasurementFailed(
-                f"{self.name} ended while it was measured ({how}): {self.last_words()}",
+                f"{self.name} ended while it was measured ({how}): {self.last_output()}",
                 remedy="The same command goes on from there",
             )
 
@@ -192,7 +192,7 @@ class MeasuredServer:
             return False
 
     def confine(self) -> None:
-        """Keep every thread on the server's CPUs: some libraries place their threads on all that the machine has,
+        """Keep every thread on the server's CPUs: some libraries spread their threads over all CPUs of the machine,
         whatever the process was started with. Threads that stay on some of the server's keep to those."""
         wanted = set(self.cpus)
         for member in self._family() if self.cpus else ():
@@ -208,8 +208,8 @@ class MeasuredServer:
         for member in members:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.suspend()
-        # The signal is on its way: what is measured next must not share a core with the last of it.
-        _wait_until(lambda: all(_status(member) in STANDING for member in members), seconds=PAUSE_SECONDS)
+        # The signal is on its way: the next measurement must not share a core with its last instructions.
+        _wait_until(lambda: all(_status(member) in STOPPED for member in members), seconds=PAUSE_SECONDS)
         self.paused = self.is_ours
 
     def resume(self) -> None:
@@ -229,7 +229,7 @@ class MeasuredServer:
             self._process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS)
-        # What it has left behind (some servers forget their workers) is asked too, and then not asked.
+        # Processes that it left (some servers forget their workers) get SIGTERM, then SIGKILL.
         alive = [member for member in members if member.is_running()]
         for end, seconds in ((psutil.Process.terminate, ORPHAN_SECONDS), (psutil.Process.kill, ORPHAN_SECONDS)):
             for member in alive:
@@ -241,15 +241,15 @@ class MeasuredServer:
         if self._log is not None:
             self._log.unlink(missing_ok=True)
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """The end of its output."""
         if self._log is None:
             return "it is not ours, so its output is elsewhere"
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        return " | ".join(lines[-LAST_WORDS:]) or "it printed nothing"
+        return " | ".join(lines[-OUTPUT_LINES:]) or "it printed nothing"
 
     def _family(self) -> list[psutil.Process]:
-        """Parent first. Those seen before are kept: a child whose parent has ended is still ours."""
+        """Parent first. Those seen before are kept: a child without a parent is still ours."""
         if self._process is None:
             return []
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -274,7 +274,7 @@ def find_or_make(
     PenstockErrors as `optimise`.
     """
     # Imported here: processes that are measured with this module load no search.
-    from penstock_optimizer.job.optimise import optimise
+    from penstock_optimizer.optimise import optimise
 
     def tell(progress: ProgressEvent) -> None:
         on_line(progress.message if progress.stage is Stage.DOWNLOAD else f"{progress.short}: {progress.message}")

@@ -1,7 +1,7 @@
-"""What is measured, as far as it is known before it runs: task, limits, tokenizer, and the requests to send.
+"""The server under test, as far as it is known before it runs: task, limits, tokenizer, and the requests to send.
 
-From an endpoint file, or from the URL of a server. Its `/info` is Penstock's, or that of text-embeddings-inference,
-which Penstock has on its public port. Other servers use that path for other things.
+From an endpoint file, or from the URL of a server. Its `/info` is in the form of Penstock or, as on the public port of
+Penstock, of text-embeddings-inference. Other servers use that path for other things.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tokenizers.processors import TemplateProcessing
 
 from penstock.errors import SpecError
 from penstock.hardware import CpuIdentity
+from penstock.resources.core import ModelSource
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
-from penstock.resources.source import ModelSource
 from penstock.settings import hugging_face_token
 from penstock.tasks import TaskName
 from penstock_bench.cell import MeasurementFailed
@@ -46,7 +46,7 @@ INFO_SECONDS = 10.0
 
 
 class _Part(BaseModel):
-    """What is read of it. There is more, and another version may have more still."""
+    """The fields that are read. Other fields are ignored."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -59,7 +59,7 @@ class DescribedModel(_Part):
 
 
 class DescribedArtefact(_Part):
-    """What is served."""
+    """The served model."""
 
     model: DescribedModel
 
@@ -207,7 +207,7 @@ class Subject:
 
 
 def read_subject(options: BenchOptions, *, models: Path, on_transfer: OnTransfer = ignore_progress) -> Subject:
-    """Read the file, or ask the server. SpecError, or what the model's source raises; `on_transfer` as it has it."""
+    """From a file or a URL. Raises SpecError, and the errors of `fetch_model`, which calls `on_transfer`."""
     if not options.target.strip():
         raise SpecError("nothing is named that is to be measured", remedy="Give a ModelEndpoint file or a URL")
     if "://" in options.target:
@@ -318,7 +318,7 @@ def _limit(described: DescribedModel | None, public: PublicInfo | None, folder: 
 
 
 def _base(target: str) -> str:
-    """What `/predict` or `/info` is asked below: the path before it is kept. SpecError for what is no plain URL."""
+    """The address without `/predict` or `/info`; a path before these is kept. SpecError for no plain URL."""
     try:
         parts = urlsplit(target)
         plain = parts.scheme == "http" and parts.hostname and parts.port != 0
@@ -351,7 +351,7 @@ def _mask_token(task: TaskName, folder: ModelFolder) -> str | None:
 
 
 def everyday_tokenizer(first: Sequence[str] = ()) -> Backend:
-    """Counts everyday words as one token and adds two special ones: what a BERT-like tokenizer does with them.
+    """Counts everyday words as one token and adds two special ones, as a BERT-like tokenizer does.
 
     `first`: further special tokens, before these.
     """

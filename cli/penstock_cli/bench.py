@@ -12,7 +12,7 @@ import click
 from penstock.errors import SpecError
 from penstock_bench.cell import MeasurementFailed
 from penstock_bench.grid import BenchOptions
-from penstock_bench.random_models.families import FAMILIES, family_endpoint
+from penstock_bench.random_models.families import CONFIGURATIONS, family_endpoint
 from penstock_bench.run import BenchProgress, run_bench
 from penstock_cli.cluster.forward import forwarded
 from penstock_cli.cluster.kubectl import ClusterReader
@@ -50,7 +50,7 @@ def _show(progress: BenchProgress) -> None:
 @click.argument("target", metavar="FILE|URL|modelendpoint/NAME", required=False)
 @click.option(
     "--family",
-    type=click.Choice(list(FAMILIES)),
+    type=click.Choice(list(CONFIGURATIONS)),
     help="Instead of a target: a base model of this family with random weights, written to the models folder.",
 )
 @click.option("--cores", type=PositiveIntegers(), default=FIELDS["cores"].default, help=_help("cores"))

@@ -38,7 +38,7 @@ COMMANDS = {
 """Command -> description. Each is `command` of the module of the same name. The descriptions are here so that
 `penstock --help` imports none of these modules, and no engine."""
 FOLDERS = {**dict.fromkeys(("status", "why", "top", "report", "convert"), "cluster."), "plan": "planning."}
-"""Commands whose modules are in a folder of their own."""
+"""Commands with their modules in a folder."""
 HEAVY = frozenset({"serve", "optimize", "bench"})
 """Commands that run models."""
 
@@ -77,7 +77,7 @@ class LazyGroup(click.Group):
             print_error(error)
             ctx.exit(1)
         except KeyboardInterrupt:
-            # Of a command without a message of its own, or before its handler: click would exit with 1.
+            # Of a command without an own message, or before its handler: click would exit with 1.
             click.echo("interrupted", err=True)
             ctx.exit(INTERRUPTED)
         except ModuleNotFoundError as error:

@@ -85,9 +85,9 @@ def command(
         refuse_options(["verbose"], "the table that is printed without --json")
     require_optimizer()
     # Imported here, because `penstock optimize --help` needs none of it.
-    from penstock_optimizer.job.optimise import optimise
     from penstock_optimizer.job.progress import DownloadReporter
     from penstock_optimizer.neuron.session import NeuronToolchain
+    from penstock_optimizer.optimise import optimise
 
     endpoint = ModelEndpoint.from_file(file)
     models = models.expanduser()
@@ -135,7 +135,7 @@ def command(
 
 
 def target_of(asked: str | None, endpoint: ModelEndpoint) -> NeuronGeneration | None:
-    """What to compile for: as asked, else the endpoint's class where that is one of the shipped ones for Inferentia."""
+    """The device to compile for: the option, else the endpoint's class if it is a shipped one of Inferentia."""
     name = asked or endpoint.spec.hardware_class
     return NeuronGeneration(name) if name in set(NeuronGeneration) else None
 

@@ -21,7 +21,7 @@ VARIABLE = "GLIBC_TUNABLES"
 TUNABLE = "glibc.malloc.hugetlb"
 POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 CLOSED = 1
-"""Exit status of a command whose reader closed the pipe; click and rich use the same."""
+"""Exit status of a command after the reader closed the pipe; click and rich use the same."""
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended, as shells use it."""
 RAISING_HANDLERS = frozenset({"strict", "surrogateescape"})
@@ -54,7 +54,7 @@ def restart_with_huge_pages() -> None:
 class CheckedStdout(io.TextIOWrapper):
     """Standard output that raises HostError instead of OSError, such as on a full disk.
 
-    A closed pipe remains BrokenPipeError, which click turns into a silent exit.
+    A closed pipe remains BrokenPipeError, for which click exits silently.
     """
 
     failed = False

@@ -56,7 +56,7 @@ from penstock_runtime.serving.loaded_model import Which, is_on_device, load_arte
 from penstock_runtime.serving.status import OptimizationProgress, ServerStatus
 from penstock_runtime.settings import Settings
 from penstock_runtime.store.daemon_thread import any_daemon_running, in_daemon_thread
-from penstock_runtime.tasks.prompts import of_routes
+from penstock_runtime.tasks.texts import of_routes
 
 logger = logging.getLogger("penstock.serve")
 
@@ -142,7 +142,7 @@ class ServeSession:
         fact("cpu", describe_cpu(self._host))
         fact("cores", f"{grant.cores} of {len(self._host.cores)}, memory {describe_memory(self._host)}")
         for finding in grant.findings:
-            logger.info("%s", finding, extra=log_event("CoreFinding", object=name))
+            logger.info("cores: %s", finding, extra=log_event("CoreFinding", object=name))
         prompts = self._endpoint.spec.serving.prompts if self._endpoint is not None else None
         status = ServerStatus(name, task, host=self._host, grant=grant, route_prompts=of_routes(prompts))
         server = Server(status, self._settings)
@@ -181,8 +181,8 @@ class ServeSession:
             return
         require_optimizer()
         # These import libraries that serving an artefact does not need.
-        from penstock_optimizer.job.optimise import prepare
         from penstock_optimizer.job.progress import DownloadReporter, transfer_message
+        from penstock_optimizer.optimise import prepare
 
         self._show_model(self._endpoint.spec.model, self._endpoint.spec.task)
         loop = asyncio.get_running_loop()

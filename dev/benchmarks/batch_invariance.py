@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.generation import REQUEST_SECONDS, penstock
 from penstock.manifest import BatchInvariance, Manifest
-from penstock_optimizer.generation.batch_invariance import (
+from penstock_optimizer.guard.batch_invariance import (
     TEMPERATURE,
     ComparedRequest,
     measure_invariance,

@@ -24,7 +24,7 @@ from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.tasks import TaskName
 from penstock_bench.server import find_or_make
-from penstock_optimizer.neuron.published import FAMILIES, published_rows
+from penstock_optimizer.neuron.published import SHAPES, published_rows
 from penstock_planner.compare import HardwareComparison, Load, compare
 from penstock_planner.evidence import Evidence, of_manifest
 from penstock_planner.offers import OfferInputs, class_of_cpu, offers
@@ -49,7 +49,7 @@ def target_prices() -> PriceList:
 
 def plan(family: str, evidence: tuple[Evidence, ...], cores: tuple[int, ...] = (1, 2, 4)) -> HardwareComparison:
     """The comparison for the target's load."""
-    inputs = OfferInputs(HARDWARE_CLASSES, target_prices(), evidence, published_rows(), FAMILIES[family])
+    inputs = OfferInputs(HARDWARE_CLASSES, target_prices(), evidence, published_rows(), SHAPES[family])
     return compare(offers(inputs, CLASSES, cores), Load(RATE, RATE, P95_MILLISECONDS))
 
 

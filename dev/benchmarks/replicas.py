@@ -19,7 +19,7 @@ import psutil
 from penstock_operator.decide import Observation, ScalingSettings, Service, Started, State, decide
 from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.scrape import parse_metrics
-from penstock_optimizer.capacity.curve import ReplicaServer, serve_replica
+from penstock_optimizer.capacity.replica import ReplicaServer, serve_replica
 from penstock_optimizer.load.timing import ResourceUsage, process_tree
 from penstock_simulator.policies import OWN_SCRAPE_SECONDS
 
@@ -63,7 +63,7 @@ class Member:
     @property
     def base(self) -> str:
         """Its address."""
-        return self.server.url.removesuffix("/predict")
+        return self.server.url
 
 
 @dataclass
@@ -169,7 +169,8 @@ class _Play:
         milliseconds = float("inf")
         with suppress(aiohttp.ClientError, TimeoutError):
             timeout = aiohttp.ClientTimeout(total=PATIENCE_SECONDS)
-            async with self._session.post(member.server.url, data=body.encode(), timeout=timeout) as answer:
+            url = f"{member.server.url}/predict"
+            async with self._session.post(url, data=body.encode(), timeout=timeout) as answer:
                 await answer.read()
                 if answer.status == 200:
                     milliseconds = (time.monotonic() - self._begin - at) * 1000

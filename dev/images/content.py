@@ -22,6 +22,7 @@ FOLDERS = (
     "bench",
     "simulator",
     "planner",
+    "report",
     "dev/images/inside",
 )
 """Folders that the build reads whole. The same as .dockerignore lets through."""

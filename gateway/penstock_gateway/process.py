@@ -168,5 +168,5 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
             return GatewayProcess(settings, ApiServerAccess.in_pod(os.environ), folder=Path(folder)).run()
     except GatewayError as error:
-        logger.error("%s", error, extra=log_event("GatewayFailed"))  # noqa: TRY400 - the message is complete without a traceback
+        logger.error("the gateway cannot run: %s", error, extra=log_event("GatewayFailed"))  # noqa: TRY400 - complete without a traceback
         return 1

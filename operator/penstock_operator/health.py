@@ -7,7 +7,6 @@ long. A follower is ready too: ready does not mean leading.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -68,23 +67,6 @@ class HealthChecks:
         """Readiness: fails until the process has started."""
         missing = self._ready()
         return ProbeResult(not missing, missing or "ok")
-
-
-class WorkProgress:
-    """Age of the last finished work while work is waiting."""
-
-    def __init__(self, waiting_seconds: Callable[[], float]) -> None:
-        self._waiting_seconds = waiting_seconds
-        self._moved = time.monotonic()
-
-    def moved(self) -> None:
-        """Work was finished."""
-        self._moved = time.monotonic()
-
-    @property
-    def age_seconds(self) -> float:
-        """How long work has waited without any being finished."""
-        return min(self._waiting_seconds(), time.monotonic() - self._moved)
 
 
 async def serve(health: HealthChecks, registry: CollectorRegistry, *, host: str, port: int) -> web.AppRunner:

@@ -33,8 +33,9 @@ from penstock_operator.leader.lease import Leadership, LeaseTimes
 from penstock_operator.metrics import REGISTRY
 from penstock_operator.scaling.canaries import CanaryLoop
 from penstock_operator.scaling.loop import Autoscaler, ScalingIntervals
+from penstock_operator.scaling.read.gateways import parse_gateway_metrics
 from penstock_operator.scaling.read.prometheus import OwnPrometheus, PrometheusClient
-from penstock_operator.scaling.read.scrape import PodScraper, parse_gateway_metrics
+from penstock_operator.scaling.read.scrape import PodScraper
 from penstock_operator.settings import LoadSettings, Settings
 from penstock_operator.supervision import supervised
 

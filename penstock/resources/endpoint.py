@@ -14,50 +14,32 @@ from pydantic_core import PydanticCustomError
 
 from penstock.errors import SpecError
 from penstock.recipe import EngineName, Precision
-from penstock.resources.base import API_VERSION, CLUSTER, Metadata, Resource, Spec
+from penstock.resources.base import API_VERSION, CLUSTER, Metadata, ObjectName, Resource, Rule, Spec, TextRule
+from penstock.resources.core import (
+    NO_WAY_UP_CEL,
+    SOURCE_FORMS,
+    SOURCE_PATTERN,
+    Latency,
+    ModelSource,
+    Objective,
+    Scheme,
+    Throughput,
+    TokenTime,
+)
 from penstock.resources.exposure import Exposure
-from penstock.resources.objective import Latency, Objective, Throughput, TokenTime
 from penstock.resources.pod import Pod
 from penstock.resources.prompts import PROMPT_TASKS, Prompts
-from penstock.resources.rules import Rule, TextRule
 from penstock.resources.scaling import MOST_REPLICAS, Scaling
 from penstock.resources.serving import Caches, Serving, ServingLimits
-from penstock.resources.source import NO_WAY_UP_CEL, SOURCE_FORMS, SOURCE_PATTERN, ModelSource, Scheme
-from penstock.resources.text_fields import DataKey, Digest, DnsLabel, ObjectName
+from penstock.resources.text_fields import DataKey, Digest, DnsLabel
 from penstock.tasks import TaskName
 
 __all__ = [
-    "API_VERSION",
-    "CLUSTER",
-    "LONGEST_BUDGET_SECONDS",
-    "AccuracyBudget",
-    "Auth",
-    "Caches",
-    "ConfigMapKey",
-    "Exposure",
-    "Gateway",
-    "GatewayMode",
-    "Latency",
-    "Metadata",
-    "ModelCredentials",
-    "ModelEndpoint",
-    "ModelEndpointSpec",
-    "NoCandidate",
-    "Objective",
-    "Optimization",
-    "OptimizationMode",
-    "Pod",
-    "Prompts",
-    "Rollout",
-    "Scaling",
-    "Serving",
-    "ServingLimits",
-    "Spec",
-    "Throughput",
-    "Tls",
-    "TokenTime",
-    "Workload",
-]
+    "API_VERSION", "CLUSTER", "LONGEST_BUDGET_SECONDS", "AccuracyBudget", "Auth", "Caches", "ConfigMapKey",
+    "Exposure", "Gateway", "GatewayMode", "Latency", "Metadata", "ModelCredentials", "ModelEndpoint",
+    "ModelEndpointSpec", "NoCandidate", "Objective", "Optimization", "OptimizationMode", "Pod", "Prompts", "Rollout",
+    "Scaling", "Serving", "ServingLimits", "Spec", "Throughput", "Tls", "TokenTime", "Workload",
+]  # fmt: skip
 
 SIGNED_SCHEMES = {Scheme.HF, Scheme.S3, Scheme.GS, Scheme.AZ}
 """The sources that take credentials."""

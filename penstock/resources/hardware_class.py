@@ -13,10 +13,56 @@ from pydantic import Field
 
 from penstock.errors import SpecError
 from penstock.hardware import CpuIdentity, Isa, NeuronGeneration
-from penstock.resources.base import NO_SCHEMA_DEFAULT, Metadata, Resource, Spec
-from penstock.resources.pod import Toleration
-from penstock.resources.rules import Rule
-from penstock.resources.text_fields import LabelKey, LabelValue, ObjectName
+from penstock.resources.base import NO_SCHEMA_DEFAULT, Metadata, ObjectName, Resource, Rule, Spec
+from penstock.resources.text_fields import LabelKey, LabelValue
+
+
+class TolerationOperator(StrEnum):
+    """How a toleration is compared with a taint."""
+
+    EXISTS = "Exists"
+    EQUAL = "Equal"
+
+
+class TaintEffect(StrEnum):
+    """Effects of taints."""
+
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+class Toleration(Spec):
+    """A toleration, as in a pod."""
+
+    key: LabelKey | None = Field(default=None, description="The taint's key. None, with `Exists`: every taint.")
+    operator: TolerationOperator = Field(
+        default=TolerationOperator.EQUAL, description="`Exists` compares the key, `Equal` key and value."
+    )
+    value: LabelValue | None = Field(default=None, description="The taint's value, with `Equal`.")
+    effect: TaintEffect | None = Field(default=None, description="None: every effect.")
+    toleration_seconds: int | None = Field(
+        default=None, ge=0, le=86_400, description="How long to stay on a node with such a NoExecute taint."
+    )
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.operator != 'Equal' || has(self.key)",
+            lambda it: it.operator is not TolerationOperator.EQUAL or it.key is not None,
+            "operator Equal needs a key: add it, or write operator: Exists to tolerate every taint",
+        ),
+        Rule(
+            "self.operator != 'Exists' || !has(self.value) || self.value == ''",
+            lambda it: it.operator is not TolerationOperator.EXISTS or not it.value,
+            "operator Exists takes no value: remove value, or write operator: Equal",
+        ),
+        Rule(
+            "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+            lambda it: it.toleration_seconds is None or it.effect is TaintEffect.NO_EXECUTE,
+            "tolerationSeconds is for effect NoExecute: write effect: NoExecute, or remove tolerationSeconds",
+        ),
+    )
+
 
 NEURON_DEVICE = "aws.amazon.com/neuron"
 NEURON_CORE = "aws.amazon.com/neuroncore"
@@ -186,7 +232,7 @@ class Neuron(Spec):
 
     def needs_neighbours(self, devices: int) -> bool:
         """Whether a pod with this number of devices has to get neighbouring ones: more than one, and not all of the
-        node's; of cores also those of one device, where a node has several."""
+        node's; with cores also the ones of one device, where a node has several."""
         fewest = 2 if self.resource is NeuronResource.DEVICE else 1
         return fewest <= devices < self.most_devices
 
@@ -290,7 +336,7 @@ class HardwareClassSpec(Spec):
         return devices
 
     def devices_text(self, cores: int) -> str:
-        """For messages, what a pod with this number of cores needs of the devices; empty for a class without. SpecError
+        """For messages, the devices for a pod with this number of cores; empty for a class without. SpecError
         as `devices`."""
         if self.neuron is None:
             return ""

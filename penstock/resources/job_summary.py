@@ -208,7 +208,7 @@ def _is_best(point: TokenRateFacts, capacity: TokenCapacityFacts) -> bool:
 
 
 def _thinned(capacity: CapacityFacts, count: int) -> CapacityFacts:
-    """At most `count` points (two or more): the last one within the objective, the next one, and others
+    """At most `count` points (two or more): the last one within the objective, the next one, and further ones
     at even distances."""
     points = capacity.points
     if len(points) <= count:

@@ -15,11 +15,10 @@ from pydantic import Field
 
 from penstock.hardware import NeuronGeneration
 from penstock.recipe import GENERATION_PRECISIONS, EngineName
-from penstock.resources.base import NO_SCHEMA_DEFAULT, AnyMetadata, Facts, Resource, Spec
+from penstock.resources.base import NO_SCHEMA_DEFAULT, AnyMetadata, Facts, Resource, Rule, Spec
 from penstock.resources.endpoint import EndpointCore, ModelEndpointSpec, Serving, ServingLimits
 from penstock.resources.job_summary import Failure
 from penstock.resources.result import ArtefactReference, Result
-from penstock.resources.rules import Rule
 from penstock.resources.status import Condition, Time
 from penstock.resources.text_fields import Digest
 from penstock.tasks import TaskName
@@ -84,7 +83,7 @@ class OptimizedModelSpec(EndpointCore):
 
     @classmethod
     def of(cls, endpoint: ModelEndpointSpec, toolchain: Toolchain, *, texts_digest: str | None = None) -> Self:
-        """The spec for an endpoint, with the time budget, and without what the result does not depend on: serving
+        """The spec for an endpoint, with the time budget, and without fields that do not change the result: serving
         during the optimisation, prompts, caches, gRPC, the order of engines and precisions, and precisions that the
         task does not have."""
         optimization = endpoint.optimization
@@ -92,7 +91,7 @@ class OptimizedModelSpec(EndpointCore):
         if endpoint.task is not TaskName.TEXT_GENERATION:
             # An endpoint that allows nothing else keeps them: the field may not be empty.
             precisions = precisions - GENERATION_PRECISIONS or precisions
-        # Devices of Inferentia are for their own engine alone, and CPUs for the others.
+        # Devices of Inferentia are for one engine alone, and CPUs for all other engines.
         engines = set(optimization.engines) - {EngineName.NEURON} or set(optimization.engines)
         core = {name: getattr(endpoint, name) for name in EndpointCore.model_fields}
         limits = {name: getattr(endpoint.serving, name) for name in ServingLimits.model_fields}

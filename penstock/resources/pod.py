@@ -7,60 +7,13 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from penstock.resources.base import Spec
-from penstock.resources.rules import Rule
-from penstock.resources.text_fields import LabelKey, LabelValue, Memory, ObjectName
+from penstock.resources.base import ObjectName, Rule, Spec
+from penstock.resources.hardware_class import Toleration
+from penstock.resources.text_fields import LabelKey, LabelValue, Memory
 
 RESERVED_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by")
 """Labels that the operator sets, as it does all below `penstock.dev/`."""
 RESERVED_PREFIX = "penstock.dev/"
-
-
-class TolerationOperator(StrEnum):
-    """How a toleration is compared with a taint."""
-
-    EXISTS = "Exists"
-    EQUAL = "Equal"
-
-
-class TaintEffect(StrEnum):
-    """Effects of taints."""
-
-    NO_SCHEDULE = "NoSchedule"
-    PREFER_NO_SCHEDULE = "PreferNoSchedule"
-    NO_EXECUTE = "NoExecute"
-
-
-class Toleration(Spec):
-    """A toleration, as in a pod."""
-
-    key: LabelKey | None = Field(default=None, description="The taint's key. None, with `Exists`: every taint.")
-    operator: TolerationOperator = Field(
-        default=TolerationOperator.EQUAL, description="`Exists` compares the key, `Equal` key and value."
-    )
-    value: LabelValue | None = Field(default=None, description="The taint's value, with `Equal`.")
-    effect: TaintEffect | None = Field(default=None, description="None: every effect.")
-    toleration_seconds: int | None = Field(
-        default=None, ge=0, le=86_400, description="How long to stay on a node with such a NoExecute taint."
-    )
-
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "self.operator != 'Equal' || has(self.key)",
-            lambda it: it.operator is not TolerationOperator.EQUAL or it.key is not None,
-            "operator Equal needs a key: add it, or write operator: Exists to tolerate every taint",
-        ),
-        Rule(
-            "self.operator != 'Exists' || !has(self.value) || self.value == ''",
-            lambda it: it.operator is not TolerationOperator.EXISTS or not it.value,
-            "operator Exists takes no value: remove value, or write operator: Equal",
-        ),
-        Rule(
-            "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
-            lambda it: it.toleration_seconds is None or it.effect is TaintEffect.NO_EXECUTE,
-            "tolerationSeconds is for effect NoExecute: write effect: NoExecute, or remove tolerationSeconds",
-        ),
-    )
 
 
 class WhenUnsatisfiable(StrEnum):

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors about a resource into one SpecError: field paths as in the file, and remedies."""
+"""Makes one SpecError of pydantic's errors about a resource: field paths as in the file, and remedies."""
 
 from __future__ import annotations
 

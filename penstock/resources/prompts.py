@@ -6,12 +6,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from penstock.resources.base import Spec
-from penstock.resources.rules import Rule, TextRule
+from penstock.resources.base import Rule, Spec, TextRule
 from penstock.tasks import TaskName
 
 PROMPT_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY, TaskName.TEXT_RANKING)
-"""The tasks whose requests may have a prompt."""
+"""The tasks with requests that may have a prompt."""
 PROMPT_ROUTES = (
     "/predict",
     "/embed",
@@ -26,7 +25,7 @@ PROMPT_ROUTES = (
     "/v2/models/{name}/infer",
     "/invocations",
 )
-"""The routes that may have a default prompt of their own. `/` is `/predict`; a version of a model is the model."""
+"""The routes that may have a separate default prompt. `/` is `/predict`; a version of a model is the model."""
 _SHOWN = [route for route in PROMPT_ROUTES if "{" not in route]
 """Braces in the message of a rule are replaced by a field's value."""
 

@@ -204,7 +204,7 @@ class RejectedFacts(Facts):
 
 
 class Result(Facts):
-    """What was found, and the evidence."""
+    """The result of an optimisation, with the evidence."""
 
     plan: PlanFacts
     accuracy: AccuracyFacts

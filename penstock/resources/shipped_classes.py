@@ -18,8 +18,10 @@ from penstock.resources.hardware_class import (
     NodeTerm,
     Processors,
     SelectorOperator,
+    TaintEffect,
+    Toleration,
+    TolerationOperator,
 )
-from penstock.resources.pod import TaintEffect, Toleration, TolerationOperator
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 """Set by every cloud."""

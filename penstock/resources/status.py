@@ -84,9 +84,9 @@ def find_condition(conditions: Iterable[Condition], kind: str) -> Condition | No
 
 
 def updated_conditions(before: Sequence[Condition], now: Iterable[Condition]) -> tuple[Condition, ...]:
-    """The conditions `now`, each with the time when its status last changed; those of other types are kept.
+    """The conditions `now`, each with the time when its status last changed; conditions of other types are kept.
 
-    The order is that of their first appearance, so that it is stable in `kubectl describe`.
+    The order is by first appearance, so that it is stable in `kubectl describe`.
     """
     fresh = {one.type: one for one in now}
     result = []
@@ -161,9 +161,9 @@ class CanaryPhase(StrEnum):
     RUNNING = "Running"
     """The new pods get their share, or start."""
     PASSED = "Passed"
-    """They were not worse, and replace the others."""
+    """They were not worse, and replace the old ones."""
     REJECTED = "Rejected"
-    """They were worse and have ended; the others serve on."""
+    """They were worse and have ended; the old ones serve on."""
 
 
 class CanaryStatus(Facts):

@@ -9,37 +9,14 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from penstock.resources.rules import VALIDATIONS, TextRule
+from penstock.resources.base import LABEL_RULE, VALIDATIONS, TextRule
 
-DNS_LABEL = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
-"""As in RFC 1035: the name of a Service must begin with a letter."""
-_LABEL_RULE = "Use at most 63 lower-case letters, digits and '-', a letter first and no '-' last"
-_SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _PART = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 LEAST_MEMORY = 64 * 2**20
 """Bytes. Less is a wrong unit, such as `512m`, which is half a byte."""
 
-
-def mend_label(text: str) -> str:
-    """What to write instead of a text that is no DNS label."""
-    better = re.sub(r"[^a-z0-9]+", "-", text.lower()).lstrip("-0123456789")[:63].rstrip("-")
-    return f"{_LABEL_RULE}, such as {better}" if better else _LABEL_RULE
-
-
-LABEL_RULE = TextRule(DNS_LABEL, "{self} is not a DNS label", _LABEL_RULE, mend=mend_label)
-
 DnsLabel = Annotated[str, Field(min_length=1, max_length=63), LABEL_RULE]
 """The name of an endpoint, a class."""
-ObjectName = Annotated[
-    str,
-    Field(min_length=1, max_length=253),
-    TextRule(
-        _SUBDOMAIN,
-        "{self} is not the name of a Kubernetes object",
-        "Use lower-case letters, digits, '-' and '.', with a letter or digit at both ends",
-    ),
-]
-"""The name of a Secret, ConfigMap, ServiceAccount: a DNS subdomain."""
 DataKey = Annotated[
     str,
     Field(min_length=1, max_length=253),

@@ -19,8 +19,6 @@ import yaml
 
 from penstock.errors import SpecError
 
-LONGEST_TEXT = 1_500_000
-"""Characters; etcd rejects larger objects."""
 MOST_VALUES = 100_000
 """Values after anchors are expanded: a few lines of YAML can expand to billions."""
 DEEPEST = 50
@@ -28,10 +26,63 @@ _EXACT = 2**53
 """Whole numbers below are the same as floats: `2.0` is a whole number, as it is in JSON schema."""
 
 
+def plain(value: Any, origin: str) -> Any:
+    """The value as dicts with text keys, lists, text, numbers and booleans only; null keys are left out."""
+    budget = iter(range(MOST_VALUES))
+    return _plain_value(value, "", origin, budget, 0)
+
+
+def _plain_value(value: Any, path: str, origin: str, budget: Iterator[int], depth: int) -> Any:
+    if depth > DEEPEST or next(budget, None) is None:
+        raise SpecError(f"{origin} is nested or repeated beyond measure", remedy="Write it with fewer anchors")
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise SpecError(
+                    f"{origin}: the key {key!r} {f'below {path} ' if path else ''}is not text",
+                    field=path,
+                    remedy="Put it in quotes (YAML reads y, yes, no, on, off and numbers as what they look like)",
+                )
+        return {
+            _text(key, path, origin): _plain_value(inner, f"{path}.{key}".lstrip("."), origin, budget, depth + 1)
+            for key, inner in value.items()
+            if inner is not None
+        }
+    if isinstance(value, list | tuple):
+        return [_plain_value(inner, f"{path}[{index}]", origin, budget, depth + 1) for index, inner in enumerate(value)]
+    if isinstance(value, str):
+        return _text(value, path, origin)
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(value)
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, float):
+        raise SpecError(f"{path or origin}: {value} is no number in JSON", field=path, remedy="Write a finite number")
+    raise SpecError(
+        f"{path or origin}: {type(value).__name__} is no value that JSON knows",
+        field=path,
+        remedy="Write text, a number or a list",
+    )
+
+
+def _text(value: str, path: str, origin: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise SpecError(
+            f"{path or origin}: half of a character (a lone surrogate)", field=path, remedy="Write the character itself"
+        ) from error
+    return str(value)
+
+
+LONGEST_TEXT = 1_500_000
+"""Characters; etcd rejects larger objects."""
+
+
 def read_documents(text: str, origin: str) -> list[Any]:
     """The documents of a YAML text as plain JSON values, empty ones left out.
 
-    SpecError names `origin`, the place and what is wrong with it.
+    SpecError names `origin`, the line and the problem.
     """
     if len(text) > LONGEST_TEXT:
         raise SpecError(f"{origin} is longer than {LONGEST_TEXT:,} characters", remedy="Keep to one ModelEndpoint")
@@ -64,7 +115,7 @@ def _documents(text: str, origin: str) -> Iterator[Any]:
 def _check_keys(document: yaml.Node, origin: str) -> None:
     """Raise SpecError for a duplicate key, of which PyYAML would silently use the last.
 
-    Checked on the nodes before construction, which expands merges in place.
+    Checked on the nodes before construction, which expands merges.
     """
     pending, visited = [document], set()
     while pending:
@@ -83,55 +134,6 @@ def _check_keys(document: yaml.Node, origin: str) -> None:
                         where = f"{origin}, line {key.start_mark.line + 1}"
                         raise SpecError(f"{where}: {key.value} is there twice", remedy="Remove one of the two")
                     keys.add((key.tag, key.value))
-
-
-def plain(value: Any, origin: str) -> Any:
-    """The value as dicts with text keys, lists, text, numbers and booleans only; null keys are left out."""
-    budget = iter(range(MOST_VALUES))
-    return _plain(value, "", origin, budget, 0)
-
-
-def _plain(value: Any, path: str, origin: str, budget: Iterator[int], depth: int) -> Any:
-    if depth > DEEPEST or next(budget, None) is None:
-        raise SpecError(f"{origin} is nested or repeated beyond measure", remedy="Write it with fewer anchors")
-    if isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, str):
-                raise SpecError(
-                    f"{origin}: the key {key!r} {f'below {path} ' if path else ''}is not text",
-                    field=path,
-                    remedy="Put it in quotes (YAML reads y, yes, no, on, off and numbers as what they look like)",
-                )
-        return {
-            _text(key, path, origin): _plain(inner, f"{path}.{key}".lstrip("."), origin, budget, depth + 1)
-            for key, inner in value.items()
-            if inner is not None
-        }
-    if isinstance(value, list | tuple):
-        return [_plain(inner, f"{path}[{index}]", origin, budget, depth + 1) for index, inner in enumerate(value)]
-    if isinstance(value, str):
-        return _text(value, path, origin)
-    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
-        return int(value)
-    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
-        return value
-    if isinstance(value, float):
-        raise SpecError(f"{path or origin}: {value} is no number in JSON", field=path, remedy="Write a finite number")
-    raise SpecError(
-        f"{path or origin}: {type(value).__name__} is no value that JSON knows",
-        field=path,
-        remedy="Write text, a number or a list",
-    )
-
-
-def _text(value: str, path: str, origin: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise SpecError(
-            f"{path or origin}: half of a character (a lone surrogate)", field=path, remedy="Write the character itself"
-        ) from error
-    return str(value)
 
 
 _SPECIAL_SCALARS: dict[str, bool | None] = {

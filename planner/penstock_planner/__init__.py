@@ -4,7 +4,7 @@
     offers     hardware classes, prices and evidence -> what can be bought
     compare    offers and a load -> a comparison, with the reason why each offer lost
     page       a comparison as text, JSON, CSV and an HTML page
-    ledger     predictions and what was measured afterwards
+    ledger     predictions and later measurements
 
-The number of replicas is that of the autoscaler: `penstock_operator.decide`.
+The autoscaler computes the number of replicas: `penstock_operator.decide`.
 """

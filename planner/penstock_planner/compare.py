@@ -1,6 +1,6 @@
 """Compares offers for a load: p95, replicas, cost, and why each offer that is not chosen lost. Pure.
 
-Replicas at the mean and at the peak are those that the autoscaler asks for at a steady load, from the same capacity
+Replicas at the mean and at the peak are what the autoscaler computes for a steady load, from the same capacity
 model and headroom. Two costs are given:
 
     reserved   whole nodes for the replicas of the peak, all month
@@ -29,7 +29,7 @@ def counted(number: int | str, noun: str) -> str:
 
 @dataclass(frozen=True)
 class Load:
-    """What the endpoint must serve."""
+    """The load of the endpoint."""
 
     mean: float
     """Requests per second, on average over a month; over 0."""
@@ -68,7 +68,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Offer:
-    """A hardware class with a number of cores: what is known of it, and the nodes to buy it on."""
+    """A hardware class with a number of cores: the evidence for it, and the nodes to buy it on."""
 
     hardware_class: str
     cores: int
@@ -116,7 +116,7 @@ class OfferRow:
 
     @property
     def ranked(self) -> Sizing | None:
-        """What is judged: of an estimate or a publication the slow end, of a measurement the figure itself."""
+        """The judged figures: the slow end of an estimate or a publication, a measurement itself."""
         return self.slow if self.evidence is not None and _is_rough(self.evidence) else self.sizing
 
     @property
@@ -272,7 +272,7 @@ def _origin(row: OfferRow) -> str:
 
 
 def _nearest(rows: Sequence[OfferRow], load: Load) -> str:
-    """What is feasible next to the objective: a later p95, or more replicas."""
+    """The nearest feasible objective: a later p95, or more replicas."""
     judged = [
         row
         for row in rows

@@ -78,7 +78,7 @@ class Evidence:
     interval: Interval
     caveats: tuple[str, ...] = ()
     tokens_per_request: float | None = None
-    """Only of text generation, whose p95 is that of the time to the first token: output tokens of a request, mean."""
+    """Only of text generation, where the p95 is of the time to the first token: mean output tokens of a request."""
     resident_bytes: int | None = None
     """Memory of a replica under load; None: not measured."""
 

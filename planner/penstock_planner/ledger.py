@@ -1,4 +1,4 @@
-"""The ledger: predictions of plans, and what was measured afterwards. One JSON object on each line of a file.
+"""The ledger: predictions of plans, and later measurements. One JSON object on each line of a file.
 
 Past errors show how far a plan can be trusted: `error_text` states them below each new plan.
 """

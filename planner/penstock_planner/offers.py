@@ -1,8 +1,8 @@
-"""Offers from hardware classes, prices and evidence: the nodes that hold a replica, and what is known of it.
+"""Offers from hardware classes, prices and evidence: the nodes that hold a replica, and its evidence.
 
 An offer is a hardware class with a number of cores. Its evidence is measured or given; where there is none, published
 figures count, and then estimates. Inferentia and GPUs have published and estimated figures only. Text generation has
-measured and given figures only: its speed is that of the memory, which does not follow from the arithmetic of a core.
+measured and given figures only: its speed depends on the memory, which does not follow from the arithmetic of a core.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.capacity import measured_pod_bytes
 from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, CpuIdentity, NeuronGeneration
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock_optimizer.neuron.plans import Basis, NeuronFigure, figures_for
-from penstock_optimizer.neuron.published import Mode, ModelShape, PublishedFigure, family_of
+from penstock_optimizer.neuron.published import Mode, ModelShape, PublishedFigure, shape_of
 from penstock_planner.compare import Node, Offer, counted
 from penstock_planner.evidence import CLOSED_LOOP_ERROR, Evidence, Interval, Origin, curve_of_closed_loop, wider
 from penstock_planner.prices import InstancePrice, PriceList
@@ -265,7 +265,7 @@ def _of_neuron(figure: NeuronFigure, name: str) -> Evidence:
 def _gpu(rows: Iterable[PublishedFigure], name: str, shape: ModelShape, tokens: int) -> tuple[Evidence, ...]:
     found = []
     for row in rows:
-        family = family_of(row.model)
+        family = shape_of(row.model)
         if row.hardware_class != name or family is None or family.family != shape.family or row.precision == "int8":
             continue
         if row.mode is not Mode.GPU or row.tokens < tokens:
@@ -291,7 +291,7 @@ def _published_cpu(inputs: OfferInputs, name: str, cores: int) -> tuple[Evidence
         for row in inputs.published
         if row.mode is Mode.CPU and (row.hardware_class, row.instance_cores) == (name, cores)
         and row.tokens >= inputs.tokens
-        and (family := family_of(row.model)) is not None and family.family == shape.family
+        and (family := shape_of(row.model)) is not None and family.family == shape.family
     ]  # fmt: skip
     nearest = min((row.tokens for row in rows), default=0)
     return tuple(

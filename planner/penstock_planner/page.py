@@ -6,12 +6,14 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from penstock.hardware import NOT_RUN
-from penstock_optimizer.report.charts import (
+from penstock_planner.compare import HardwareComparison, OfferRow, Sizing, counted
+from penstock_planner.evidence import as_json
+from penstock_planner.prices import currency_sign
+from penstock_report.charts import (
     BOTTOM,
     HEIGHT,
     LEFT,
@@ -27,9 +29,7 @@ from penstock_optimizer.report.charts import (
     x_axis,
     y_axis,
 )
-from penstock_planner.compare import HardwareComparison, OfferRow, Sizing, counted
-from penstock_planner.evidence import as_json
-from penstock_planner.prices import currency_sign
+from penstock_report.page import bullets, card, document, header, table
 
 COLUMNS = (
     "hardware_class", "cores", "feasible", "plan", "node", "p95_mean_milliseconds", "p95_peak_milliseconds",
@@ -216,25 +216,6 @@ def headline(comparison: HardwareComparison) -> str:
     )
 
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: light-dark(#1b1f24, #e6e8ea); --soft: light-dark(#667, #99a);
-  --line: light-dark(#dde1e6, #33383f); --card: light-dark(#fff, #191d22); --good: light-dark(#167c3a, #58c878);
-  --out: light-dark(#9aa3ad, #5b636d); --limit: light-dark(#b3261e, #ff8a80); }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: light-dark(#f4f6f8, #101317); margin: 0; }
-main { max-width: 1100px; margin: 0 auto; padding: 1.5rem 1rem; }
-section, header { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 1rem 1.25rem;
-  margin: 0 0 1rem; }
-h1, h2 { line-height: 1.2; margin: 0 0 .4rem; } p { margin: .3rem 0; } .soft { color: var(--soft); }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; }
-th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-tr.chosen td { font-weight: 600; } tr.out { color: var(--soft); }
-.chart { width: 100%; max-width: 700px; } .chart text { font-size: 11px; fill: var(--soft); }
-.grid { stroke: var(--line); } .limit { stroke: var(--limit); stroke-dasharray: 4 3; }
-.chart .limit-label { fill: var(--limit); } .whisker { stroke: var(--soft); }
-.mark { fill: var(--ink); } .mark.chosen { fill: var(--good); } .mark.out { fill: var(--out); }
-"""
-
-
 def chart(comparison: HardwareComparison) -> str:
     """Reserved cost of a month over the p95 at the peak, both logarithmic; empty if no row has figures."""
     drawn = [
@@ -276,20 +257,19 @@ def chart(comparison: HardwareComparison) -> str:
 
 def html_page(comparison: HardwareComparison, *, title: str) -> str:
     """The comparison as a page."""
-    rows = "".join(_table_row(comparison, row) for row in judged(comparison))
-    top = "".join(f"<th>{escape(head)}</th>" for head in heads(comparison))
-    return (
-        "<!doctype html>\n"
-        '<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>"
-        f"<header><h1>{escape(title)}</h1><p>{escape(headline(comparison))}</p></header>"
-        f"<section><h2>Cost over latency</h2>{chart(comparison)}"
-        '<p class="soft">Lines are the intervals of the figures.</p></section>'
-        f'<section><h2>Hardware</h2><div class="scroll"><table><tr>{top}</tr>{rows}</table></div></section>'
-        f"{_list('Without figures', unjudged(comparison))}"
-        f"{_list('Limits of the figures', caveats(comparison))}{_list('Notes', comparison.notes)}"
-        f"{_list('Sources', _sources(comparison))}</main></body></html>\n"
+    rows = (_table_row(comparison, row) for row in judged(comparison))
+    lists = {
+        "Without figures": unjudged(comparison),
+        "Limits of the figures": caveats(comparison),
+        "Notes": comparison.notes,
+        "Sources": _sources(comparison),
+    }
+    return document(
+        title,
+        header(title, f'<p class="sentence">{escape(headline(comparison))}</p>')
+        + card("Cost over latency", chart(comparison), note="Lines are the intervals of the figures.")
+        + card("Hardware", table(heads(comparison), rows))
+        + "".join(card(name, bullets(texts)) for name, texts in lists.items() if texts),
     )
 
 
@@ -301,9 +281,3 @@ def _table_row(comparison: HardwareComparison, row: OfferRow) -> str:
 
 def _sources(comparison: HardwareComparison) -> tuple[str, ...]:
     return tuple(f"{row.name}: {row.evidence.basis}" for row in comparison.rows if row.evidence is not None)
-
-
-def _list(name: str, texts: Sequence[str]) -> str:
-    if not texts:
-        return ""
-    return f"<section><h2>{escape(name)}</h2><ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul></section>"

@@ -18,7 +18,7 @@ from penstock.errors import SettingError
 
 
 def currency_sign(currency: str) -> str:
-    """What is written before an amount: `$` for USD, else the code and a space, such as `EUR `."""
+    """The sign before an amount: `$` for USD, else the code and a space, such as `EUR `."""
     return "$" if currency == "USD" else f"{currency} "
 
 

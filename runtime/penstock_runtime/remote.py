@@ -147,7 +147,7 @@ def open_bucket(scheme: str, location: str) -> Bucket:
                 remedy="Write http:// or https:// and a host name",
             )
     options: dict[str, Any] = {
-        "allow_http": True,  # if the address says so
+        "allow_http": True,  # if the address has http
         "connect_timeout": f"{CONNECT_SECONDS}s",
         "read_timeout": f"{READ_SECONDS}s",
         "timeout": f"{REQUEST_SECONDS}s",

@@ -1,4 +1,7 @@
-"""Rows, batches and outputs: the values between tasks, batching and engines. A row is one token sequence."""
+"""Rows, batches and outputs: the values between tasks, batching and engines.
+
+A `Row` is a whole token sequence, a `StepRow` the part of one that a step of text generation computes.
+"""
 
 from __future__ import annotations
 
@@ -81,6 +84,22 @@ class Batch:
     token_type_ids: Int
     pooling: AnyPooling | None = field(default=None, kw_only=True)
     """The pooling of all rows. An engine may pool, and then has the single output `POOLED` [batch, width]."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """The tokens of one sequence that one step computes.
+
+    tokens: int32 [n], n >= 1: one while decoding, a chunk of the prompt before that.
+    position: the number of tokens of the sequence that the cache holds already.
+    blocks: int32 [ceil((position + n) / block_size)], the blocks of the pool that hold the sequence, in order.
+    logits: how many of the row's last tokens need logits (0 for a chunk inside a prompt, 1 usually, n for the guard).
+    """
+
+    tokens: NDArray[np.int32]
+    position: int
+    blocks: NDArray[np.int32]
+    logits: int
 
 
 Outputs = Mapping[str, Float]

@@ -1,4 +1,4 @@
-"""What a user can choose by name: policies, dispatch modes, built-in traces. Imports nothing, for the command line."""
+"""Names for users: policies, dispatch modes, built-in traces. Imports nothing, for the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class PolicyKind(StrEnum):
     PENSTOCK = "penstock"
     """With the operator's own scrapes, its default."""
     PENSTOCK_PROMETHEUS = "penstock-prometheus"
-    """With the metrics of Prometheus, at the same interval as the others."""
+    """With the metrics of Prometheus, at the same interval as the rivals."""
     HPA_P95 = "hpa-p95"
     HPA_IN_FLIGHT = "hpa-in-flight"
     KEDA = "keda"

@@ -6,14 +6,14 @@ rival's favour: dominated points are left out, and between two points the straig
 the knob may give it. Two readings with the rival's knob chosen in hindsight, for this very traffic:
 
 - **at our setting**: the replica-hours that ours takes at its headroom. A rival that never takes so few is met at its
-  fewest, on our frontier. This is what a user gets who sets nothing.
+  fewest, on our frontier. So it is for a user who sets nothing.
 - **over the range**: the mean of either frontier over all replica-hours that both can take, and the share of that range
-  in which ours has fewer. This is what a user gets who pays for more.
+  in which ours has fewer. So it is for a user who pays for more.
 
 And one without hindsight, since tomorrow's traffic is unknown when a target is written into a manifest:
 
 - **all traces together**: late requests and replica-hours are added up over the traces, with one and the same setting
-  for all of them, and these frontiers are read like the others.
+  for all of them, and these frontiers are read in the same way.
 
 
 `simulate` runs one policy with one seed through one trace.
@@ -52,7 +52,7 @@ class RunResult:
     flips: int
     """How often the number of replicas turned from growing to shrinking or back."""
     replicas: tuple[int, ...]
-    """Asked for, one figure a second."""
+    """Requested, one figure a second."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def simulate(
             if wanted is not None and wanted != fleet.replicas:
                 fleet.resize(wanted, float(now))
         replicas.append(fleet.replicas)
-    # What is still in the replicas is answered, or not.
+    # Requests that are still in the replicas are answered, or not.
     fleet.advance([], [], math.inf)
     rest = fleet.take_log()
     counter.answered(rest)
@@ -180,7 +180,7 @@ RANGE_STEPS = 40
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is simulated."""
+    """The runs of a comparison."""
 
     service: Service
     model: ReplicaModel
@@ -214,7 +214,7 @@ class Experiment:
 
     @property
     def requests(self) -> float:
-        """How many are simulated in all, about: what it takes is proportional to it."""
+        """How many are simulated in all, about: the time is proportional to it."""
         return sum(self.trace(index, self.seeds[0]).requests for index in range(len(self.traces))) * (
             len(self.seeds) * len(self.plan)
         )
@@ -284,7 +284,7 @@ class PolicyVerdict(Compared):
     ours: PolicyKind
     rival: PolicyKind
     replica_hours: float
-    """Those of ours at its headroom, or the rival's fewest where these are more."""
+    """Our hours at our headroom, or the rival's fewest where these are more."""
     our_late: float
     """Late requests of ours at these, a mean over the seeds."""
     rival_late: float

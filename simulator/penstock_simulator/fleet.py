@@ -1,9 +1,9 @@
 """Replicas as queues, and a fleet of them: a discrete-event simulation of every single request.
 
-One replica is c servers in front of one queue. Service times are log-normal; what an answer takes besides (network,
+One replica is c servers in front of one queue. Service times are log-normal; the rest of an answer's time (network,
 tokenisation in other threads) is a constant that occupies no server. The fit to an endpoint's capacity curve has no
-knob: at the lowest measured rate hardly anything waits, so p50 and p95 there are those of a lone request; the number of
-servers and the saturation are those whose simulated p95 is nearest to the measured one over the other rates.
+knob: at the lowest measured rate hardly anything waits, so p50 and p95 there are of a lone request; the number of
+servers and the saturation are the ones with the simulated p95 nearest to the measured one over the other rates.
 
 Requests arrive at given times with given service times, so that every policy meets the same traffic. What a replica
 does with a request is known when it is dispatched (first come, first served), except behind a gateway that holds the
@@ -159,7 +159,7 @@ def measured(
 LOST = float("inf")
 """The latency of a request that was refused or given up."""
 GATEWAY = -1
-"""In a pod's place: the request never got to one."""
+"""Instead of a pod: the request never got to one."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Fleet:
 
     @property
     def replicas(self) -> int:
-        """How many are asked for: ready and starting ones."""
+        """The requested number: ready and starting ones."""
         return len(self.active) + len(self._starting)
 
     @property
@@ -226,7 +226,7 @@ class Fleet:
         return len(self.active)
 
     def resize(self, replicas: int, now: float) -> None:
-        """Ask for another number. Starting ones are removed first, then the youngest, as a ReplicaSet does."""
+        """Request another number. Starting ones are removed first, then the youngest, as a ReplicaSet does."""
         while self.replicas < replicas:
             self.pods.append(SimulatedPod(now, now + self.settings.start_up_seconds, [0.0] * self.model.servers))
             self._starting.append(len(self.pods) - 1)
@@ -257,7 +257,7 @@ class Fleet:
                     heappush(self._free, (now, index))
 
     def replica_seconds(self, begin: float, end: float) -> float:
-        """What is paid for between two times: from the request for a replica until it is gone."""
+        """Replica-seconds between two times: from the request for a replica until it is gone."""
         return sum(
             max(0.0, min(end, end if pod.gone_at is None else pod.gone_at) - max(begin, pod.created))
             for pod in self.pods
@@ -271,7 +271,7 @@ class Fleet:
         return len(self._departures) + len(self._queue)
 
     def take_log(self) -> list[tuple[float, int, float]]:
-        """(when, pod, latency in seconds) of what was answered since the last call; refused ones are not in it."""
+        """(when, pod, latency in seconds) of the answers since the last call, without refused requests."""
         log, self._log = self._log, []
         return log
 
@@ -386,7 +386,7 @@ class Fleet:
 MODEL = ReplicaModel(servers=2, mean_service_seconds=0.15, sigma=0.5, fixed_seconds=0.005)
 P95_OBJECTIVE_MILLISECONDS = 600.0
 RATES = [1.0, 2.5, 4.0, 5.5, 7.0, 8.5, 9.5, 10.5, 11.5, 12.5, 13.2, 14.5]
-"""Requests/s; the last is over what it can answer, as a measurement would go."""
+"""Requests/s; the last is over its saturation, as a measurement would go."""
 
 
 @lru_cache(maxsize=1)

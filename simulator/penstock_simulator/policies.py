@@ -8,7 +8,7 @@ Each policy has one knob that trades replicas for late requests (a target, or he
   default behaviour); kubernetes/kubernetes pkg/controller/podautoscaler/replica_calculator.go,
   `calcPlainMetricReplicas` and `GetExternalMetricReplicas`.
 - KEDA: a Prometheus trigger `sum(rate(requests_total[2m]))` with `threshold`, everything else by default. From one
-  replica on, the HPA that KEDA makes asks for the query's value every 15 s (`AverageValue`); KEDA itself, every 30 s,
+  replica on, the HPA that KEDA makes reads the query's value every 15 s (`AverageValue`); KEDA itself, every 30 s,
   only takes the step between none and one, down after a cool-down of 300 s. Sources: keda.sh, "Prometheus" scaler and
   "ScaledObject specification"; kedacore/keda pkg/scalers/prometheus_scaler.go, `ExecutePromQuery` (`ignoreNullValues`).
 - Knative's KPA on concurrency: every 2 s; stable window 60 s, panic window 6 s, panic from twice the ready pods' worth
@@ -76,13 +76,13 @@ class Policy(Protocol):
     interval: int
 
     def decide(self, view: View) -> int | None:
-        """How many replicas to ask for; None leaves the number."""
+        """How many replicas to request; None leaves the number."""
 
 
 TOLERANCE = 0.1
 STABILISATION_SECONDS = 300.0
 UP_PODS, UP_FACTOR = 4, 2
-"""At most 4 pods or 100 % in each period of 15 s, whichever is more; the period is that of the controller."""
+"""At most 4 pods or 100 % in each period of 15 s, whichever is more; the period is the controller's."""
 
 
 class Hpa:
@@ -238,7 +238,7 @@ class Kpa:
 
 
 class Ours:
-    """`decide`, every few seconds, on what was scraped."""
+    """`decide`, every few seconds, on scraped metrics."""
 
     def __init__(
         self, settings: ScalingSettings, service: Service, *, interval: int, fast_seconds: float, slow_seconds: float
@@ -269,7 +269,7 @@ class Ours:
         return decision.replicas
 
     def metrics(self, view: View) -> Metrics:
-        """What the operator's queries would give."""
+        """The answers to the operator's queries."""
         scraper, now = view.scraper, view.now
         slow = scraper.bucket_rates(self.slow, now)
         in_flight = scraper.in_flight_total()
@@ -286,7 +286,7 @@ class Ours:
             good_share=quiet if good is None else Value(good),
             p95_milliseconds=quiet if p95 is None else Value(p95 * 1000),
             coverage=0.0 if last is None else min(1.0, len(last.pods) / ready),
-            # What the samples in the window span, which is what chance goes by.
+            # The time between the samples in the window, which determines chance.
             fast_seconds=self.fast // self.interval * self.interval,
             slow_seconds=self.slow,
         )
@@ -316,12 +316,12 @@ class PolicyFacts:
 
     title: str
     knob: str
-    """What the knob is, for people."""
+    """Name of the knob, for people."""
     values: tuple[float, ...]
-    """What a comparison tries, from many replicas to few."""
+    """Values that a comparison tries, from many replicas to few."""
     make: Callable[[Endpoint, float], Policy]
     own_scrape_seconds: int | None = None
-    """It scrapes by itself, at this interval; None: Prometheus does, for it as for the others."""
+    """It scrapes by itself, at this interval; None: Prometheus does, for it as for the rivals."""
     is_ours: bool = False
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
 
-from penstock_optimizer.report.charts import (
+from penstock_report.charts import (
     BOTTOM,
     HEIGHT,
     LEFT,
@@ -17,14 +17,18 @@ from penstock_optimizer.report.charts import (
     TOP,
     WIDTH,
     Scale,
+    Series,
     corners,
     linear_scale,
     linear_ticks,
+    marker,
     polyline,
     svg,
+    swatch,
     x_axis,
     y_axis,
 )  # fmt: skip
+from penstock_report.page import bullets, card, document, header, table
 from penstock_simulator.choices import PolicyKind
 from penstock_simulator.compare import Compared, Experiment, Point, PolicyVerdict, TraceResult, judge, together
 from penstock_simulator.policies import POLICIES
@@ -33,29 +37,6 @@ COLUMNS = (
     "trace", "policy", "knob", "requests", "late", "late_share", "lost", "replica_hours", "flips", "most_flips",
     "most_replicas", "cost",
 )  # fmt: skip
-
-_STYLE = """
-:root { color-scheme: light dark; --ink: light-dark(#1b1f24, #e6e8ea); --soft: light-dark(#667, #99a);
-  --line: light-dark(#dde1e6, #33383f); --card: light-dark(#fff, #191d22); --good: light-dark(#167c3a, #58c878);
-  --bad: light-dark(#b3261e, #ff8a80); }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: light-dark(#f4f6f8, #101317); margin: 0; }
-main { max-width: 1040px; margin: 0 auto; padding: 1.5rem 1rem; }
-section, header { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 1rem 1.25rem;
-  margin: 0 0 1rem; }
-h1, h2 { line-height: 1.2; margin: 0 0 .4rem; } p { margin: .3rem 0; } .soft { color: var(--soft); }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(320px, 1fr)); gap: .75rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; margin-top: .5rem; }
-th, td { text-align: right; padding: .2rem .7rem .2rem 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } .pass { color: var(--good); }
-.fail { color: var(--bad); font-weight: 600; }
-.chart { width: 100%; } .chart text { font-size: 11px; fill: var(--soft); } .grid { stroke: var(--line); }
-polyline, line { fill: none; stroke-width: 1.6; } .load { fill: var(--line); }
-.legend { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; margin: .4rem 0 0; }
-.p0 { stroke: light-dark(#0b57d0, #8ab4f8); } polyline.p0 { stroke-width: 2.6; } circle.chosen { fill: currentColor; }
-.p1 { stroke: light-dark(#00796b, #4db6ac); } .p2 { stroke: light-dark(#c77700, #ffb74d); }
-.p3 { stroke: light-dark(#8e24aa, #ce93d8); } .p4 { stroke: light-dark(#c2185b, #f48fb1); }
-.p5 { stroke: light-dark(#5d4037, #bcaaa4); } circle { fill: var(--card); stroke-width: 1.4; }
-"""
 
 
 def figures_csv(results: Sequence[TraceResult], price_per_hour: float | None) -> str:
@@ -80,25 +61,25 @@ def figures_csv(results: Sequence[TraceResult], price_per_hour: float | None) ->
 def page(experiment: Experiment, results: Sequence[TraceResult], price_per_hour: float | None) -> str:
     """The report as HTML."""
     service, model = experiment.service, experiment.model
-    kinds = experiment.policies
-    body = "".join(_section(experiment, result, price_per_hour) for result in results)
-    lines = "".join(f"<li>{escape(line)}</li>" for line in overall(experiment, results))
-    if lines:
-        body = f"<section><h2>One setting for all traces</h2><ul>{lines}</ul></section>{body}"
-    return (
-        "<!doctype html>\n"
-        '<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Penstock: autoscaling simulated</title><style>{_STYLE}</style></head><body><main>"
-        f"<header><h1>Autoscaling, simulated</h1><p>{escape(headline(results))}</p>"
-        f"<p>{escape(flips_text(experiment, results))}</p>"
-        f'<p class="soft">One replica takes {service.rate:.3g} requests/s within p95 '
-        f"{service.p95_objective_milliseconds:g} ms and saturates at {model.saturation:.3g}: {model.servers} servers "
-        f"of {model.mean_service_seconds * 1000:.3g} ms each. Start-up {experiment.fleet.start_up_seconds:g} s, "
-        f"dispatch {experiment.fleet.dispatch.value}, Prometheus scrapes every {experiment.scrape_interval} s, "
-        f"{experiment.limits.min_replicas} to {experiment.limits.max_replicas} replicas; means over seeds "
-        f"{', '.join(map(str, experiment.seeds))}. Rivals are read at our replica-hours, off the line through their "
-        f"best points.</p>{legend(kinds)}</header>{body}</main></body></html>\n"
+    sections = "".join(_section(experiment, result, price_per_hour) for result in results)
+    lines = overall(experiment, results)
+    conditions = (
+        f"One replica takes {service.rate:.3g} requests/s within p95 {service.p95_objective_milliseconds:g} ms and "
+        f"saturates at {model.saturation:.3g}: {model.servers} servers of {model.mean_service_seconds * 1000:.3g} ms "
+        f"each. Start-up {experiment.fleet.start_up_seconds:g} s, dispatch {experiment.fleet.dispatch.value}, "
+        f"Prometheus scrapes every {experiment.scrape_interval} s, {experiment.limits.min_replicas} to "
+        f"{experiment.limits.max_replicas} replicas; means over seeds {', '.join(map(str, experiment.seeds))}. Rivals "
+        "are read at our replica-hours, off the line through their best points."
+    )
+    outcome = (
+        f"<p>{escape(headline(results))}</p><p>{escape(flips_text(experiment, results))}</p>"
+        f'<p class="note">{escape(conditions)}</p>{legend(experiment.policies)}'
+    )
+    return document(
+        "Penstock: autoscaling simulated",
+        header("Autoscaling, simulated", outcome)
+        + (card("One setting for all traces", bullets(lines)) if lines else "")
+        + sections,
     )
 
 
@@ -120,7 +101,7 @@ def headline(results: Sequence[TraceResult]) -> str:
 
 
 def _counted(sentence: str, compared: Sequence[tuple[str, Compared]]) -> str:
-    """In how many ours has fewer, in how many as many, and the names of the others."""
+    """In how many ours has fewer, in how many as many, and the names of the rest."""
     fewer, even = (sum(one.fewer for _, one in compared), sum(one.even for _, one in compared))
     lost = [name for name, one in compared if not one.fewer and not one.even]
     text = sentence.format(f"{fewer} of {len(compared)}") + (f", as many in {even}." if even else ".")
@@ -187,12 +168,12 @@ def _section(experiment: Experiment, result: TraceResult, price_per_hour: float 
     ]  # fmt: skip
     if price_per_hour is not None:
         heads.insert(5, "cost")
-    rows = "".join(_row(result, point, price_per_hour) for point in shown(experiment, result))
-    return (
-        f'<section><h2>{escape(trace.name)}</h2><p class="soft">{escape(trace.description)}; {trace.changes_text}</p>'
-        f'<div class="charts">{frontier(result, experiment.headroom)}'
-        f'{timeline(result, experiment.service.rate)}</div><div class="scroll"><table><thead><tr>'
-        f"{''.join(f'<th>{head}</th>' for head in heads)}</tr></thead><tbody>{rows}</tbody></table></div></section>"
+    rows = (_row(result, point, price_per_hour) for point in shown(experiment, result))
+    charts = f"{frontier(result, experiment.headroom)}{timeline(result, experiment.service.rate)}"
+    return card(
+        trace.name,
+        f'<div class="columns">{charts}</div>{table(heads, rows, numbers=True)}',
+        note=f"{trace.description}; {trace.changes_text}",
     )
 
 
@@ -216,17 +197,19 @@ def _row(result: TraceResult, point: Point, price_per_hour: float | None) -> str
     ]  # fmt: skip
     if price_per_hour is not None:
         cells.insert(5, f"{point.replica_hours * price_per_hour:.2f}")
-    last = '<td class="soft">ours</td><td></td>' if facts.is_ours else "<td></td><td></td>"
+    last = '<td class="small">ours</td><td></td>' if facts.is_ours else "<td></td><td></td>"
     if verdict is not None:
         last = f'<td class="{_class(verdict)}">{equal_hours(verdict, point.requests)}</td>'
-        over = "soft" if verdict.over is None else _class(verdict.over)
+        over = "small" if verdict.over is None else _class(verdict.over)
         last += f'<td class="{over}">{over_hours(verdict, point.requests)}</td>'
-    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}{last}</tr>"
+    first, *others = cells
+    numbers = "".join(f'<td class="number">{escape(cell)}</td>' for cell in others)
+    return f"<tr><td>{escape(first)}</td>{numbers}{last}</tr>"
 
 
 def _class(compared: Compared) -> str:
     """How a cell looks."""
-    return "pass" if compared.fewer else "soft" if compared.even else "fail"
+    return "pass" if compared.fewer else "small" if compared.even else "fail"
 
 
 def over_hours(verdict: PolicyVerdict, requests: float) -> str:
@@ -271,8 +254,8 @@ def frontier(result: TraceResult, headroom: float) -> str:
     for position, kind in enumerate(ORDER):
         line = [(point, x(point.replica_hours), y(point.late_share)) for point in result.of(kind) if point in points]
         if line:
-            parts.append(polyline([(at, height) for _, at, height in line], f"p{position}"))
-            parts += [_dot(point, at, height, f"p{position}", headroom) for point, at, height in line]
+            parts.append(polyline([(at, height) for _, at, height in line], f"line s{position + 1}"))
+            parts += [_dot(point, at, height, position + 1, headroom) for point, at, height in line]
     return svg(f"{result.trace.name}: late requests against replica-hours", parts)
 
 
@@ -294,26 +277,22 @@ def timeline(result: TraceResult, rate_of_one: float) -> str:
         path = [(x(0), y(outcome.replicas[0]))]
         path += [(x(at), y(value)) for at, pair in changes for value in pair]
         path.append((x(seconds), y(outcome.replicas[-1])))
-        parts.append(polyline(path, f"p{ORDER.index(kind)}"))
+        parts.append(polyline(path, f"line s{ORDER.index(kind) + 1}"))
     return svg(f"{result.trace.name}: replicas over time", parts)
 
 
 def legend(kinds: Sequence[PolicyKind]) -> str:
     """A list of the policies with their colours."""
-    items = "".join(
-        f'<li><svg width="18" height="10" aria-hidden="true"><line class="p{ORDER.index(kind)}" x1="0" x2="18" y1="5" '
-        f'y2="5"/></svg> {escape(POLICIES[kind].title)}</li>'
-        for kind in kinds
-    )
+    series = [Series(POLICIES[kind].title, ORDER.index(kind) + 1, {}, "other") for kind in kinds]
+    items = "".join(f"<li>{swatch(one)}{escape(one.name)}</li>" for one in series)
     return f'<ul class="legend">{items}</ul>'
 
 
-def _dot(point: Point, x: float, y: float, style: str, headroom: float) -> str:
+def _dot(point: Point, x: float, y: float, style: int, headroom: float) -> str:
     facts = POLICIES[point.kind]
     chosen = facts.is_ours and point.knob == headroom
     title = (
         f"{facts.title}, {facts.knob} {point.knob:g}: {point.late_share:.2%} late, {point.replica_hours:.2f} "
         f"replica-hours, {point.flips:.1f} flips"
     )
-    shape = f'class="{style}{" chosen" if chosen else ""}" cx="{x:.1f}" cy="{y:.1f}" r="{5 if chosen else 2.5}"'
-    return f"<circle {shape}><title>{escape(title)}</title></circle>"
+    return marker(style, x, y, size=5 if chosen else 2.5, classes="chosen" if chosen else "", title=title)

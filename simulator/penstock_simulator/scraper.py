@@ -51,10 +51,10 @@ class Scraper:
         """When each of them was."""
         self._first: dict[int, float] = {}
         self._rates: dict[tuple[float, float], np.ndarray | None] = {}
-        """(window, now) -> rates, until the next scrape: a policy asks for the same ones several times."""
+        """(window, now) -> rates, until the next scrape: a policy reads the same ones several times."""
 
     def scrape(self, fleet: Fleet, log: Sequence[tuple[float, int, float]], now: float) -> None:
-        """Read every pod that takes traffic or drains; `log` is what was answered since the last scrape."""
+        """Read every pod that takes traffic or drains; `log` has the answers since the last scrape."""
         width = len(self.bounds) + 1
         missing = len(fleet.pods) - len(self._counts)
         if missing:
@@ -143,7 +143,7 @@ class Scraper:
         return None if rates is None else float(rates.sum())
 
     def refused_per_second(self, window: float, now: float) -> float:
-        """`sum(rate(requests_total{code="429"}[window]))`, and what a gateway gave up."""
+        """`sum(rate(requests_total{code="429"}[window]))`, and requests that a gateway gave up."""
         return self._slope(window, now, lambda scrape: scrape.refused)
 
     def in_flight_growth(self, window: float, now: float) -> float:

@@ -1,8 +1,8 @@
-"""Load over time: what replicas are asked for, second by second.
+"""Load over time: requests/s, second by second.
 
 Built-in traces are stated in multiples of what one replica takes within its objective (1.0 = one replica at its limit),
 so that they mean the same for every endpoint. Each declares how often its load changes direction or level: a policy
-that turns more often than that reacts to noise or to itself.
+that changes direction more often reacts to noise or to itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Trace:
 
     @property
     def requests(self) -> float:
-        """How many to expect, those of the warm-up included."""
+        """How many to expect, with the warm-up."""
         return float(self.rates.sum() + WARM_UP_SECONDS * self.rates[0])
 
     def arrivals(self, random: np.random.Generator) -> np.ndarray:
@@ -139,7 +139,7 @@ def built_in(name: str, requests_per_second: float, seed: int) -> Trace:
 def from_csv(path: Path) -> Trace:
     """Columns `seconds,requests_per_second`: each rate lasts until the next row's time; the last row ends the trace.
 
-    A header names the columns, whose order is free then. SettingError names the line of the first mistake.
+    A header names the columns, in any order. SettingError names the line of the first mistake.
     """
     rows = _rows(path)
     if len(rows) < 2:
@@ -228,7 +228,7 @@ def _is_number(text: str) -> bool:
 
 
 def turns(rates: np.ndarray) -> int:
-    """Changes of load in a series of rates: turns of the direction by over a tenth of the range."""
+    """Changes of load in a series of rates: changes of direction by over a tenth of the range."""
     reach = 0.1 * float(rates.max() - rates.min())
     count, direction = 0, 0
     low = high = float(rates[0])

@@ -104,7 +104,7 @@ def tiny_endpoint(tiny_model: Path) -> Path:
 def artefact(tiny_endpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its fp32 artefact."""
     from penstock.resources.endpoint import ModelEndpoint
-    from penstock_optimizer.job.optimise import prepare
+    from penstock_optimizer.optimise import prepare
 
     endpoint = ModelEndpoint.from_file(tiny_endpoint)
     return prepare(endpoint, store=tmp_path_factory.mktemp("store"), models=tiny_endpoint.parent, cores=1).artefact

@@ -16,7 +16,7 @@ import yaml
 
 import penstock
 from penstock.resources.base import API_VERSION
-from penstock.resources.source import ModelSource
+from penstock.resources.core import ModelSource
 from penstock_operator.facts.tenants import AllowedSources, allowed_sources, is_covered, read_rules
 from testbed.control_plane import ControlPlane
 from testbed.kubectl import Kubectl, KubectlError

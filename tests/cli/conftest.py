@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.resources.endpoint import ModelEndpoint
-from penstock_optimizer.job.optimise import prepare
+from penstock_optimizer.optimise import prepare
 from tests.cli.endpoints import write_endpoint, write_tiny
 
 

@@ -13,7 +13,7 @@ import penstock_cli.bench
 from penstock.artefact_store import DEFAULT_MODELS
 from penstock.resources.endpoint import ModelEndpoint
 from penstock_bench.grid import BenchOptions
-from penstock_bench.random_models.families import FAMILIES
+from penstock_bench.random_models.families import CONFIGURATIONS
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tokens import Tokenizer
 from tests.cli.endpoints import invoke, write_endpoint
@@ -162,7 +162,9 @@ SMALL: Mapping[str, Any] = {
 def test_a_family_is_measured_with_random_weights(
     name: str, benched: Benched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(FAMILIES, name, {key: SMALL.get(key, value) for key, value in FAMILIES[name].items()})
+    monkeypatch.setitem(
+        CONFIGURATIONS, name, {key: SMALL.get(key, value) for key, value in CONFIGURATIONS[name].items()}
+    )
 
     for _ in range(2):  # the second time with the folder that is there
         assert invoke("bench", "--family", name, "--models", tmp_path).exit_code == 0

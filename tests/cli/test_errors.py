@@ -372,7 +372,7 @@ def test_the_progress_of_a_fetch_is_shown(file: Path, tmp_path: Path, monkeypatc
         on_transfer(FetchProgress("hf://a/b@main", "", 0, 0, "using the cached revision"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock_optimizer.job.optimise.optimise", fetch)
+    monkeypatch.setattr("penstock_optimizer.optimise.optimise", fetch)
     shown = invoke("optimize", file, "--store", tmp_path / "store").output
 
     assert "note       using the cached revision" in shown
@@ -385,7 +385,7 @@ def test_json_ends_with_its_input_only_when_that_is_a_pipe(given: int, status: i
     """An optimisation that waits without end, or for half a second and then fails."""
     program = (
         "import sys, threading\n"
-        "import penstock_optimizer.job.optimise as optimise\n"
+        "import penstock_optimizer.optimise as optimise\n"
         "from penstock_cli.main import main\n"
         "from penstock.errors import HostError\n"
         "def wait(*_, **__):\n"
@@ -409,7 +409,7 @@ def test_an_interrupted_optimisation_prints_how_to_resume(
     def end(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock_optimizer.job.optimise.optimise", end)
+    monkeypatch.setattr("penstock_optimizer.optimise.optimise", end)
     result = invoke("optimize", file, "--store", tmp_path / "store")
 
     assert result.exit_code == 130

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).with_name("uv")
 
 PACKAGES: dict[str, tuple[str, ...]] = {
-    "": ("penstock", "penstock_gateway"),
+    "": ("penstock", "penstock_gateway", "penstock_report"),
     "runtime": ("penstock", "penstock_runtime"),
     "optimizer": ("penstock", "penstock_runtime", "penstock_optimizer"),
     "operator": ("penstock", "penstock_operator"),

@@ -50,6 +50,21 @@ def test_heavy_library_is_imported_in_its_place_only(library: str) -> None:
     assert {name for name in importers if not name.startswith(tuple(HEAVY[library]))} == set()
 
 
+def test_contributing_names_the_packages_that_import_a_part_of_the_operator() -> None:
+    imported = re.compile(r"^\s*(?:from|import) (penstock_operator[\w.]*)", re.MULTILINE)
+    uses = [
+        (path.relative_to(ROOT).parts[1], name)
+        for path in sources()
+        if "penstock_operator" not in path.parts
+        for name in imported.findall(path.read_text(encoding="utf-8"))
+    ]
+
+    assert {name for _, name in uses} == {"penstock_operator.decide"}
+    *first, last = (f"`{package}`" for package in sorted({package for package, _ in uses}))
+    sentence = f"Of the operator, {', '.join(first)} and {last} import `penstock_operator.decide`"
+    assert sentence in " ".join((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
+
+
 def test_contract_package_imports_only_light_libraries() -> None:
     heavy = "numpy onnx onnxruntime openvino torch transformers tokenizers uvicorn matplotlib"
     code = (

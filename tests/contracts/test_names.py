@@ -6,6 +6,8 @@ from collections import defaultdict
 from tests.contracts.tracked import ROOT, sources
 
 SAME_KIND = {
+    "Part": "a part of the plan of an endpoint, and a part of the lines of a buffer",
+    "Rollout": "a setting of an endpoint, and the part of its plan that follows from it",
     "Row": "a row of a batch of texts, and a row of a step of text generation",
     "Request": "each task module has its checked request",
     "LogSettings": "the same settings group, of the two processes that have one",

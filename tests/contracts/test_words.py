@@ -81,19 +81,16 @@ def test_the_listed_words_do_not_occur() -> None:
     assert found == []
 
 
-MOST = {
-    PRODUCT: 110,
-    ("dev",): 25,
-}
-"""Folders of Python files, and the highest index of them together. Lower it when it has fallen; the aim is 25."""
+MOST = 25
+"""Of the patterns in 10,000 words. Libraries such as kopf and starlette have 5 to 8."""
 
 
-@pytest.mark.parametrize("folders", MOST, ids=lambda folders: folders[0])
+@pytest.mark.parametrize("folders", [PRODUCT, ("dev",)], ids=["product", "dev"])
 def test_docstrings_and_comments_have_few_patterns_that_must_be_decoded(folders: tuple[str, ...]) -> None:
     found = count(path.read_text(encoding="utf-8") for path in sources(*folders))
 
     assert found.words > 1000
-    assert found.share <= MOST[folders]
+    assert found.share <= MOST
 
 
 def test_patterns_are_counted_in_docstrings_and_comments_alone() -> None:

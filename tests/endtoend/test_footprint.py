@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from penstock.resources.endpoint import ModelEndpoint
-from penstock_optimizer.job.optimise import prepare
+from penstock_optimizer.optimise import prepare
 from tests.cli.endpoints import clean_environment, write_endpoint
 from tests.endtoend.load import Load
 from tests.endtoend.process import Served
@@ -64,7 +64,7 @@ def served(minilm: Path) -> Iterator[dict[str, Any]]:
 
 def test_serving_an_artefact_imports_no_optimiser_package(served: dict[str, Any]) -> None:
     assert "onnxruntime" in served["modules"], "it served nothing"
-    assert served["modules"] & (OPTIMISERS | {"penstock_optimizer.job.optimise"}) == set()
+    assert served["modules"] & (OPTIMISERS | {"penstock_optimizer.optimise"}) == set()
 
 
 @pytest.mark.parametrize("library", ["torch", "onnx/onnx_cpp2py", "openvino"])

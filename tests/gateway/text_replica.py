@@ -13,7 +13,7 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
-from penstock_runtime.generation.engine import Row
+from penstock_runtime.rows import StepRow
 from penstock_runtime.serving.generation_model import read_generation_model
 from penstock_runtime.settings import Settings
 from tests.runtime.generation.paged_engine import PagedEngine
@@ -27,7 +27,7 @@ class SlowEngine(PagedEngine):
         super().__init__(vocabulary=258, context=2048, block_size=16, blocks=1024)
         self._seconds = seconds
 
-    def step(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+    def step(self, rows: Sequence[StepRow]) -> NDArray[np.float32]:
         time.sleep(self._seconds)
         return super().step(rows)
 

@@ -17,29 +17,14 @@ from typing import Any
 
 import pytest
 
-from tests.neuron_standin_env import SECONDS, StandIn, run_program
+from tests.neuron_standin_env import SECONDS, SMALL_MODEL, StandIn, run_program
 
 pytestmark = [pytest.mark.parity]
 ON_DEVICE = os.environ.get("STANDIN") == "0"
 
-COMMON = """
+COMMON = f"""
 import json, sys, threading
-import torch
-
-class Small(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = torch.nn.Embedding(64, 32)
-        self.layer = torch.nn.Linear(32, 8)
-
-    def forward(self, ids, mask):
-        return (torch.tanh(self.layer(self.table(ids) * mask.unsqueeze(-1).float())),)
-
-torch.manual_seed(7)
-model = Small().eval()
-ids = torch.arange(32, dtype=torch.int32).reshape(2, 16)
-mask = torch.ones((2, 16), dtype=torch.int32)
-
+{SMALL_MODEL}
 def error_of(call):
     try:
         call()

@@ -8,7 +8,8 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from penstock_operator.health import HealthChecks, WorkProgress, serve
+from penstock_operator.control.queue import WorkProgress
+from penstock_operator.health import HealthChecks, serve
 
 
 @pytest.mark.parametrize(

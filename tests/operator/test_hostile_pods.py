@@ -24,10 +24,11 @@ from penstock_operator.facts import names
 from penstock_operator.facts.pods import HostReport, JobReport
 from penstock_operator.metrics import REGISTRY
 from penstock_operator.process import make_autoscaler
-from penstock_operator.scaling.read import scrape
+from penstock_operator.scaling.read import gateways, scrape
+from penstock_operator.scaling.read.gateways import DemandWatcher
 from penstock_operator.scaling.read.prometheus import PrometheusClient, PrometheusSource
 from penstock_operator.scaling.read.queries import EndpointPods, Windows
-from penstock_operator.scaling.read.scrape import DemandWatcher, PodAddress, PodScraper
+from penstock_operator.scaling.read.scrape import PodAddress, PodScraper
 from penstock_operator.scaling.read.target import ScalingTargets
 from penstock_operator.settings import LoadSettings, Settings
 from testbed.ports import some_free_ports
@@ -45,7 +46,7 @@ KEY = ObjectKey("a", "e")
 @pytest.fixture(autouse=True)
 def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_reports, "BACKOFF", Backoff(first_seconds=0.01, limit_seconds=0.02))
-    monkeypatch.setattr(scrape, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(gateways, "PAUSE_SECONDS", 0.01)
 
 
 def cache_with_endpoint() -> ClusterCache:
@@ -210,7 +211,7 @@ def test_a_new_leader_reads_pods_before_it_has_listed_the_endpoints() -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-@pytest.mark.parametrize("reader", [scrape.parse_metrics, scrape.parse_gateway_metrics])
+@pytest.mark.parametrize("reader", [scrape.parse_metrics, gateways.parse_gateway_metrics])
 def test_an_attack_on_metrics_is_a_failed_scrape(attack: str, reader: Any) -> None:
     (port,) = some_free_ports(1)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, CpuIdentity, Isa
 from penstock.resources.hardware_class import HardwareClassSpec, Price
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
-from penstock_optimizer.neuron.published import FAMILIES, published_rows
+from penstock_optimizer.neuron.published import SHAPES, published_rows
 from penstock_planner.compare import Load, Offer, compare
 from penstock_planner.evidence import Evidence, Origin
 from penstock_planner.offers import CORE_PEAKS, OfferInputs, class_of_cpu, offers
@@ -21,7 +21,7 @@ from tests.planner.cases import CURVE, evidence
 
 
 def inputs(*known: Evidence, family: str | None = "bert-base", tokens: int = 128) -> OfferInputs:
-    shape = FAMILIES[family] if family is not None else None
+    shape = SHAPES[family] if family is not None else None
     return OfferInputs(HARDWARE_CLASSES, shipped_prices(), known, published_rows(), shape, tokens)
 
 
@@ -243,7 +243,7 @@ def test_of_a_gpu_without_figures_other_measurements_are_asked_for() -> None:
 @settings(max_examples=examples(100))
 @given(
     st.sampled_from(sorted(HARDWARE_CLASSES)), st.integers(1, 64),
-    st.one_of(st.none(), st.sampled_from(sorted(FAMILIES))), st.sampled_from([32, 64, 128, 256, 512]), st.booleans(),
+    st.one_of(st.none(), st.sampled_from(sorted(SHAPES))), st.sampled_from([32, 64, 128, 256, 512]), st.booleans(),
 )  # fmt: skip
 def test_any_class_and_number_of_cores_gives_figures_or_a_problem(
     name: str, cores: int, family: str | None, tokens: int, is_measured: bool
@@ -260,7 +260,7 @@ def test_any_class_and_number_of_cores_gives_figures_or_a_problem(
 
 def test_a_class_without_a_name_for_neuron_generations_has_no_published_figures() -> None:
     own = HardwareClassSpec(neuron=HARDWARE_CLASSES["inf2"].neuron, price=Price(per_core_hour=0.3))
-    made = OfferInputs({"mine": own}, shipped_prices(), (), published_rows(), FAMILIES["bert-base"])
+    made = OfferInputs({"mine": own}, shipped_prices(), (), published_rows(), SHAPES["bert-base"])
 
     (found,) = offers(made, ["mine"], [1])
 

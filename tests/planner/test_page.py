@@ -28,7 +28,7 @@ def everything() -> HardwareComparison:
 class Balanced(html.parser.HTMLParser):
     """Fails at tags that are not closed in order."""
 
-    VOID = frozenset({"meta", "br", "line", "circle", "polygon", "rect"})
+    VOID = frozenset({"meta", "link", "br", "line", "circle", "polygon", "rect"})
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ DECODER: Mapping[str, Any] = {
     "max_position_embeddings": 8192,
 }
 """A decoder as large as BERT-base; the smallest that is in use as an embedder is larger, except those below."""
-FAMILIES: Mapping[str, Mapping[str, Any]] = {
+CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "bert": {"model_type": "bert", **BASE, "intermediate_size": 3072, "max_position_embeddings": 512},
     "roberta": {
         "model_type": "roberta", **BASE, "intermediate_size": 3072, "max_position_embeddings": 514,
@@ -94,10 +94,10 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 2048,
     },
 }  # fmt: skip
-"""By name: config.json. The sizes are those of the family's base model: qwen2 has those of Qwen2-0.5B, qwen3 those of
-Qwen3-Embedding-0.6B, gemma3 those of EmbeddingGemma-300M, llama, mistral and qwen3-base those of BERT-base."""
+"""By name: config.json. Sizes are as in the family's base model: qwen2 as Qwen2-0.5B, qwen3 as
+Qwen3-Embedding-0.6B, gemma3 as EmbeddingGemma-300M, llama, mistral and qwen3-base as BERT-base."""
 LAST_TOKEN = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3-base"})
-"""Families whose embedders take the last token's vector; others take the mean."""
+"""Families with embedders that take the last token's vector; the other families take the mean."""
 
 
 def write_family(path: Path, name: str, *, tokenizer: Callable[[Path], None] | None = None) -> None:
@@ -107,7 +107,7 @@ def write_family(path: Path, name: str, *, tokenizer: Callable[[Path], None] | N
     """
     from penstock_bench.random_models.writer import write_model, write_pooling  # the exporter: a second
 
-    config = FAMILIES[name]
+    config = CONFIGURATIONS[name]
     write_model(path, config, tokenizer=tokenizer)
     width = config.get("hidden_size") or config.get("n_embd") or config["d_model"]
     write_pooling(path, width=width, last_token=name in LAST_TOKEN)
@@ -117,7 +117,7 @@ def write_family(path: Path, name: str, *, tokenizer: Callable[[Path], None] | N
 
 
 def family_endpoint(name: str, models: Path) -> Path:
-    """A ModelEndpoint file of the family's base model, whose folder is below `models`; written once."""
+    """A ModelEndpoint file of the family's base model; the model's folder is below `models` and written once."""
     folder = (models / "random" / name).resolve()
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)

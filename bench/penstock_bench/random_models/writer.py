@@ -1,4 +1,4 @@
-"""Writes models with random weights of the names and shapes that the builder of the optimiser asks for, without a
+"""Writes models with random weights of the names and shapes that the builder of the optimiser reads, without a
 framework."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEED = 20261127
 
 
 class _RandomWeights(Weights):
-    """Makes every tensor that is asked for."""
+    """Makes every tensor that is read."""
 
     def __init__(self, folder: ModelFolder, *, seed: int, deviation: float) -> None:
         super().__init__(folder)

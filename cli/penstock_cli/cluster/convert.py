@@ -40,19 +40,19 @@ HINTS = {
     "spec.predictor.model.env": "variables of all pods are extraEnv of the chart",
     "spec.predictor.model.resources": "pods get whole cores (spec.cores) and memory by measurement (spec.pod.memory)",
 }
-"""Why a field is left out, by path; it also holds for what is below."""
+"""Why a field is left out, by path; it also holds for the fields below."""
 SERVER_FIELDS = (
     "status",
     *(f"metadata.{name}" for name in ("creationTimestamp", "generation", "managedFields", "resourceVersion", "uid")),
 )
-"""The API server and the controller write these: `kubectl get -o yaml` has them, and no user asked for them."""
+"""The API server and the controller write these: `kubectl get -o yaml` has them, and no user wrote them."""
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _MODEL = "spec.predictor.model"
 _BLOB = re.compile(r"https://([^/]+)\.blob\.core\.windows\.net/(.+)")
 
 
 class Fields:
-    """An object whose fields are taken one by one; what is left at the end was not understood."""
+    """An object with fields that are taken one by one; fields that are left at the end were not understood."""
 
     def __init__(self, value: Mapping[str, Any]) -> None:
         self._value = copy.deepcopy(dict(value))

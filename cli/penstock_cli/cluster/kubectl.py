@@ -22,7 +22,7 @@ class ClusterReader:
     """kubectl in a namespace of a context."""
 
     namespace: str = ""
-    """Empty: that of the context."""
+    """Empty: the namespace of the context."""
     context: str = ""
     """Empty: the current one."""
 

@@ -17,7 +17,7 @@ RUNTIME = "penstock-runtime"
 
 
 def digest_of(endpoint: Json, model: Json | None) -> str:
-    """The artefact whose report is wanted: that of the optimisation, else that of the plan that serves.
+    """The artefact with the report: of the optimisation, else of the plan that serves.
 
     PenstockError if there is none yet.
     """

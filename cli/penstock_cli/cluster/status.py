@@ -38,7 +38,7 @@ def rows(endpoints: Sequence[Json]) -> list[tuple[str, ...]]:
 
 
 def summary(table: Sequence[tuple[str, ...]]) -> str:
-    """How many endpoints are ready, and the reasons of the others."""
+    """How many endpoints are ready, and the reasons of those that are not."""
     ready = sum(row[2] == "True" for row in table)
     # Without the progress: `Optimizing 7/23`.
     others = Counter(row[3].partition(" ")[0] for row in table if row[2] != "True")

@@ -59,7 +59,7 @@ def _row(value: Json) -> tuple[str, ...]:
 def command(namespace: str, context: str, *, all_namespaces: bool) -> None:
     """Show load, capacity and p95 of the endpoints of a cluster, the busiest first.
 
-    The figures are those of the autoscaler's last decision. It runs kubectl, with your rights.
+    The figures are from the autoscaler's last decision. It runs kubectl, with your rights.
     """
     if all_namespaces:
         refuse_options(["namespace"], "one namespace, without --all-namespaces")

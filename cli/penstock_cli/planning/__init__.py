@@ -1,1 +1,1 @@
-"""`penstock plan`: what it reads of files and clusters, and how a plan is verified."""
+"""`penstock plan`: reads objects from files and clusters, and verifies a plan."""

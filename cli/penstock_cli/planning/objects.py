@@ -31,7 +31,7 @@ MOST_ANSWER_BYTES = 2**20
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """An endpoint of a cluster and what its plan is made from."""
+    """An endpoint of a cluster and the objects that its plan is made from."""
 
     namespace: str
     spec: ModelEndpointSpec
@@ -114,7 +114,7 @@ def _evidence(result: Result, class_name: str, model: str, classes: Mapping[str,
 
 
 def _readable(value: Json, kind: str) -> Json:
-    """The parts of a stored object that its type reads: the API server adds metadata of its own."""
+    """The parts of a stored object that its type reads: the API server adds metadata."""
     metadata = {"name": value["metadata"]["name"]}
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": value.get("spec") or {}}
 

@@ -1,4 +1,4 @@
-"""`penstock plan`: compares hardware for an endpoint by cost and latency, from what was measured and published."""
+"""`penstock plan`: compares hardware for an endpoint by cost and latency, from measured and published figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.tasks import TaskName
 from penstock_cli.options import FiniteRange, PositiveIntegers, refuse_options
 from penstock_cli.planning.objects import ClusterPlan, load_of_week, read_cluster
 from penstock_cli.screen import console, fact
-from penstock_optimizer.neuron.published import FAMILIES, family_of, published_rows
+from penstock_optimizer.neuron.published import SHAPES, published_rows, shape_of
 from penstock_planner.compare import HardwareComparison, Load, compare, counted
 from penstock_planner.evidence import Evidence, of_file, of_manifest
 from penstock_planner.ledger import DEFAULT_LEDGER, error_text, read_ledger
@@ -50,7 +50,7 @@ DEFAULT_TOKENS = 65
 OF_A_CLUSTER = ("prometheus", "namespace", "context")
 OF_A_FILE = ("store",)
 OF_VERIFY = ("verify_replicas", "verify_seconds", "auth_token")
-"""Options by what they work with."""
+"""Options by the input that they work with."""
 
 
 class Names(click.ParamType[tuple[str, ...]]):
@@ -70,7 +70,7 @@ class Names(click.ParamType[tuple[str, ...]]):
 
 @dataclass(frozen=True)
 class PlannedEndpoint:
-    """The endpoint to plan for, and what is known of its measurements."""
+    """The endpoint to plan for, and its measurements."""
 
     name: str
     spec: ModelEndpointSpec
@@ -107,7 +107,7 @@ class PlannedEndpoint:
     type=click.Path(dir_okay=False, path_type=Path),
     help="YAML file with further measurements, such as of GPUs.",
 )
-@click.option("--family", type=click.Choice(sorted(FAMILIES)), help="Kind of model, if its name does not show it.")
+@click.option("--family", type=click.Choice(sorted(SHAPES)), help="Kind of model, if its name does not show it.")
 @click.option(
     "--store",
     type=click.Path(file_okay=False, path_type=Path),
@@ -228,7 +228,7 @@ def _inputs(subject: PlannedEndpoint, options: dict[str, Any]) -> OfferInputs:
         prices=_prices(subject, options["prices"]),
         evidence=_evidence(subject, options["store"], options["measurements"]),
         published=published_rows(),
-        shape=FAMILIES[family] if family is not None else family_of(subject.spec.model),
+        shape=SHAPES[family] if family is not None else shape_of(subject.spec.model),
         tokens=_bucket(subject.spec),
         memory_bytes=math.ceil(parse_quantity(memory)) if (memory := subject.spec.pod.memory) is not None else None,
         caches_bytes=caches.total_bytes if (caches := subject.spec.serving.caches) is not None else 0,
@@ -306,7 +306,7 @@ def _load(subject: PlannedEndpoint, options: dict[str, Any]) -> tuple[Load, list
 
 
 def _objective_p95(spec: ModelEndpointSpec) -> float:
-    """The endpoint's objective in milliseconds; of text generation that of the first token."""
+    """The endpoint's objective in milliseconds; of text generation for the first token."""
     generates = spec.task is TaskName.TEXT_GENERATION
     latency = spec.objective.time_to_first_token if generates else spec.objective.latency
     if latency is None:
@@ -320,7 +320,7 @@ def _objective_p95(spec: ModelEndpointSpec) -> float:
 
 
 def _cost_of_tokens(comparison: HardwareComparison) -> tuple[str, ...]:
-    """What a million output tokens of the chosen offer cost; nothing for encoders."""
+    """The cost of a million output tokens of the chosen offer; empty for encoders."""
     best = comparison.best
     if best is None or best.sizing is None or best.evidence is None or best.evidence.tokens_per_request is None:
         return ()

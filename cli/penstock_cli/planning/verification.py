@@ -22,7 +22,7 @@ from penstock_planner.ledger import LedgerEntry, append_entry, error_text, read_
 from penstock_planner.offers import class_of_cpu
 
 BODIES = 256
-"""Different requests that are sent in turn."""
+"""Different requests that are sent one after the other."""
 EVERYDAY_MAXIMUM = 512
 """Longest text, tokens: the limit of most encoders."""
 
@@ -41,7 +41,7 @@ def verify_plan(
 ) -> LedgerEntry:
     """Send the planned mean rate of `replicas` replicas to a server, and print predicted and measured p95.
 
-    The row is that of the server's class and the endpoint's cores, or else the chosen one. SettingError when the
+    The row has the server's class and the endpoint's cores, or else is the chosen one. SettingError when the
     comparison has no such row, or the server answers from memory; MeasurementFailed when it does not answer.
     """
     base = base_of(url)
@@ -96,7 +96,7 @@ def verify_plan(
 
 
 def base_of(url: str) -> str:
-    """The address without the route. SettingError for what is no plain URL."""
+    """The address without the route. SettingError if it is no plain URL."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise SettingError(f"{url} cannot be measured", field="--verify", remedy="Give http://host:port")

@@ -34,7 +34,7 @@ from penstock.recipe import EngineName
 from penstock.tasks import TaskName
 from penstock_bench.cell import CellSpec, Client, MeasurementFailed, Turn, measure_in_turn
 from penstock_bench.grid import Placement, place
-from penstock_bench.random_models.families import FAMILIES
+from penstock_bench.random_models.families import CONFIGURATIONS
 from penstock_bench.results import OURS, Figures
 from penstock_bench.server import READY_PATH, MeasuredServer, free_port
 from penstock_optimizer.load.client import RequestBody
@@ -152,7 +152,9 @@ def measure_cell(
 @click.option("--only", multiple=True, help="Only these servers (the baseline is always there: it is the reference).")
 @click.option("--group", "groups", multiple=True, type=click.Choice(list(GROUPS)), help="Only these cells.")
 @click.option("--length", "lengths", multiple=True, type=int, help="Only cells of texts with this number of tokens.")
-@click.option("--family", type=click.Choice(list(FAMILIES)), help="A base model of this family instead of MiniLM.")
+@click.option(
+    "--family", type=click.Choice(list(CONFIGURATIONS)), help="A base model of this family instead of MiniLM."
+)
 @click.option(
     "--engine",
     "engines",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 Json = dict[str, Any]
@@ -23,11 +23,12 @@ class ResourceKind:
     namespaced: bool = True
     metadata_only: bool = False
     """Lists and watches return the metadata only: enough to detect changes of a large object."""
+    api_version: str = field(init=False)
+    """As in objects: `apps/v1`, `v1`."""
 
-    @property
-    def api_version(self) -> str:
-        """As in objects: `apps/v1`, `v1`."""
-        return f"{self.group}/{self.version}" if self.group else self.version
+    def __post_init__(self) -> None:
+        """Join group and version."""
+        object.__setattr__(self, "api_version", f"{self.group}/{self.version}" if self.group else self.version)
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
         """The URL path; without a namespace: of all namespaces."""

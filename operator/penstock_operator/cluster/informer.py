@@ -148,7 +148,7 @@ class Informer(Generic[Facts]):
                 self._put(change.object)
 
     def _put(self, value: Json) -> None:
-        """Store an object. One that cannot be read must not keep the others from being watched."""
+        """Store an object. One that cannot be read must not keep other objects from being watched."""
         try:
             self.store.put(value)
         except Exception as error:

@@ -72,7 +72,7 @@ STREAM_SECONDS = 600
 """The server ends a watch after this time, so that streams spread over API servers again after a restart of one."""
 RETRIES = Backoff(first_seconds=0.25, limit_seconds=8.0, attempts=5)
 METADATA_ONLY = {"LIST": "PartialObjectMetadataList", "WATCH": "PartialObjectMetadata"}
-"""Form of the answer for kinds whose metadata is enough, by verb."""
+"""Form of the answer for kinds of which the metadata is enough, by verb."""
 NO_RETRIES = Backoff(first_seconds=0.25, limit_seconds=0.25, attempts=1)
 logger = logging.getLogger(__name__)
 
@@ -221,7 +221,7 @@ class KubernetesPort:
         )
 
     async def delete(self, kind: ResourceKind, name: str, namespace: str = "", *, uid: str = "") -> bool:
-        """Delete in the background: the API server's garbage collector deletes what the object owns."""
+        """Delete in the background: the API server's garbage collector deletes the objects that it owns."""
         body: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if uid:
             body["preconditions"] = {"uid": uid}

@@ -69,7 +69,7 @@ class StoreEntry(Generic[Facts]):
     facts: Facts
     index: tuple[Index, ...]
     membership: int = 0
-    """Changes when its labels or owners change, which no generation counts: they decide whose it is."""
+    """Changes when its labels or owners change, which no generation counts: they decide the owner."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,15 +50,15 @@ from penstock_operator.control.index_keys import (
     texts_source,
 )
 from penstock_operator.endpoint.objects.exposure import hosts_of, may_use, moment_of
-from penstock_operator.endpoint.optimization.model import OWNERS, ModelUser, OptimizedModelFacts, wanted_name
+from penstock_operator.endpoint.optimization.model import OWNERS, wanted_name
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint, neuron_target, read_endpoint
-from penstock_operator.facts.deployments import DeploymentFacts, ReplicaSetFacts
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import MANAGED_BY, MANAGER, Ref, canary_name, gateway_name
 from penstock_operator.facts.pods import HostReport, JobFacts, JobReport, Neighbour, PodFacts, RuntimePod
 from penstock_operator.facts.routes import HostClaim, RouteFacts
 from penstock_operator.facts.scaling import CanaryReport, DesiredScale, ScalerFacts
+from penstock_operator.facts.workloads import DeploymentFacts, ModelUser, OptimizedModelFacts, ReplicaSetFacts
 from penstock_operator.limits.quota_use import QuotaUse
 from penstock_operator.limits.waiting import Turns, open_job
 
@@ -127,7 +127,7 @@ class ClusterCache:
         self.endpoints.listen(self._on_endpoint)
 
     def _on_endpoint(self, change: StoreChange[PackedObject]) -> None:
-        """Forget what is known by the name of an endpoint that is gone: the next one of that name starts anew."""
+        """Forget the entries of an endpoint that is gone: the next one of that name starts anew."""
         if change.old is None or (change.new is not None and change.new.uid == change.old.uid):
             return
         self.conflicting.pop(change.key, None)
@@ -143,7 +143,7 @@ class ClusterCache:
         self._report_listeners.append(listener)
 
     def put_report(self, pod: ObjectKey, uid: str, report: tuple[HostReport | None, str]) -> None:
-        """Store what a runtime pod reported, or why it could not be read."""
+        """Store the report of a runtime pod, or why it could not be read."""
         if self.reports.put(uid, report):
             self._publish_report(pod)
 
@@ -227,7 +227,7 @@ class ClusterCache:
         return [key for key, _ in self.endpoints.of(("model", namespace, model))]
 
     def writer(self, namespace: str, model: str) -> ObjectKey | None:
-        """The endpoint whose reconcile writes the status of an OptimizedModel; None: no endpoint uses it.
+        """The endpoint that writes the status of an OptimizedModel when it is reconciled; None: no endpoint uses it.
 
         One that pins an artefact writes none, and is returned only if there is no other.
         """
@@ -365,7 +365,7 @@ class ClusterCache:
             conflicting=self.conflicting.get(key, frozenset()),
             scale=self.scales.get(key),
             namespace_labels=self.namespace_labels(key.namespace),
-            quota=self.quotas.seen_by(key),
+            quota=self.quotas.seen_by(key) if self.settings.quotas else None,
             nodes=tuple(entry.facts for name in self.nodes if (entry := self.nodes.get(name))),
             route=self._route(key, endpoint.uid),
             host_claims=tuple(self._host_claims(key, value)),
@@ -382,7 +382,7 @@ class ClusterCache:
         return next((route for route in found if route is not None and route.owner.uid == uid), None)
 
     def _host_claims(self, key: ObjectKey, value: Json) -> Iterator[HostClaim]:
-        """The other endpoints that ask for the host of this one and may use it, or that still have a route to it."""
+        """The other endpoints with the host of this one that may use it, or that still have a route to it."""
         host = str(((value.get("spec") or {}).get("exposure") or {}).get("host") or "")
         stores: tuple[Store[Any], ...] = (self.endpoints, self.ingresses, self.http_routes)
         found = {place for store in stores for place, _ in store.of(("host", host))} if host else set()

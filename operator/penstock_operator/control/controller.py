@@ -15,9 +15,8 @@ from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import ClusterError, Conflict, NotLeading
 from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, StoreChange, key_of
 from penstock_operator.control.cache import ClusterCache
-from penstock_operator.control.queue import Priority, TimeSlices, WorkQueue
+from penstock_operator.control.queue import Priority, TimeSlices, WorkProgress, WorkQueue
 from penstock_operator.control.reconcile import Reconciler, ReconcileRequest, jittered
-from penstock_operator.health import WorkProgress
 from penstock_operator.metrics import MISSED, RECONCILE_ERRORS, RECONCILE_SECONDS
 
 MANY = 32
@@ -127,7 +126,7 @@ class Controller:
 
     async def _list(self) -> int:
         """List Penstock's own kinds into the caches. Returns how many objects differed."""
-        # Endpoints last: their plans need the others.
+        # Endpoints last: their plans need the other kinds.
         stores: tuple[Store[Any], ...] = (self._cache.classes, self._cache.models, self._cache.endpoints)
         return sum([await self._list_kind(store) for store in stores])
 
@@ -163,7 +162,7 @@ class Controller:
             except Conflict as error:
                 # Plan again: usually the event of the other write has already arrived.
                 outcome = "conflict"
-                logger.debug("%s", error)
+                logger.debug("planning again after a conflict: %s", error)
             except NotLeading:
                 raise
             except PenstockError as error:
@@ -173,7 +172,7 @@ class Controller:
                     "the reconcile failed, retrying: %s", error, extra=log_event("ReconcileFailed", reason=error)
                 )
             except Exception as error:
-                # A defect that one endpoint triggers must not stop the reconciles of all others.
+                # A defect that one endpoint triggers must not stop all other reconciles.
                 outcome = "failed"
                 RECONCILE_ERRORS.labels(type(error).__name__).inc()
                 logger.exception(
@@ -259,7 +258,7 @@ class Controller:
                 else:
                     self.queue.add(request, self._priority)
             elif what == "model":
-                # One user suffices: it writes the OptimizedModel's status, and that change triggers the others.
+                # One user suffices: it writes the OptimizedModel's status, and that change triggers the other users.
                 writer = self._cache.writer(*rest)
                 if writer is not None:
                     self.queue.add(ReconcileRequest("ModelEndpoint", writer), self._priority)

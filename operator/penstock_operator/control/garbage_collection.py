@@ -98,7 +98,7 @@ class StoreCollection:
         due = [target for target in due if _key(target, period) not in self._refused]
         if not self._caches_current():
             return bool(due)
-        # Only jobs of these names: a user could create others that look alike.
+        # Only jobs of these names: a user could create similar ones.
         room = AT_ONCE - sum(1 for target in wanted if self._runs(_key(target, period)))
         if not due:
             return False
@@ -114,7 +114,7 @@ class StoreCollection:
         return False
 
     def _keep(self, references: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
-        """The arguments for what a job must keep; empty: no job may run."""
+        """The arguments that name the artefacts a job must keep; empty: no job may run."""
         try:
             return keep_arguments(references)
         except ValueError as error:
@@ -151,7 +151,7 @@ class StoreCollection:
         return True
 
     def _homes(self) -> list[CollectionHome]:
-        """The first readable endpoint of each namespace that may have what it asks for."""
+        """The first readable endpoint of each namespace with an allowed spec."""
         homes: dict[str, CollectionHome] = {}
         for key in sorted(self._cache.endpoints):
             entry = self._cache.endpoints.get(key) if key.namespace not in homes else None

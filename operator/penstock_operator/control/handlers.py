@@ -89,7 +89,8 @@ class _Connection(kopf.ConnectionInfo):
 
 
 async def connection_info(configuration: Configuration) -> kopf.ConnectionInfo:
-    """The client's access to the cluster, for Kopf. Kopf asks again when the API server rejects it: tokens expire."""
+    """The client's access to the cluster, for Kopf. Kopf requests it again when the API server rejects it: tokens
+    expire."""
     authorization = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
     scheme, _, token = (authorization or "").partition(" ")
     return _Connection(

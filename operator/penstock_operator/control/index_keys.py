@@ -1,4 +1,4 @@
-"""Index keys of the cached objects: what they belong to, and what other objects depend on."""
+"""Index keys of the cached objects: owners, and objects that they depend on."""
 
 from __future__ import annotations
 

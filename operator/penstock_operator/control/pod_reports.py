@@ -1,5 +1,5 @@
-"""Reads what the API does not have: `/info` of runtime pods, `/progress` of the pods of running jobs, and changes of
-the users' text ConfigMaps.
+"""Reads data that the API does not have: `/info` of runtime pods, `/progress` of the pods of running jobs, and changes
+of the users' text ConfigMaps.
 
 The API has the resources that a pod requested; only the pod knows which CPUs it got. Jobs have no API token to write
 their progress with.
@@ -22,15 +22,9 @@ from penstock_operator.cluster.errors import Backoff, ClusterError
 from penstock_operator.cluster.store import Index, ObjectKey, StoreChange
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.control.queue import WorkQueue
+from penstock_operator.facts.findings import unprintable_as_spaces
 from penstock_operator.facts.names import INTERNAL_PORT
-from penstock_operator.facts.pod_data import (
-    INFO_MAX_BYTES,
-    PROGRESS_MAX_BYTES,
-    Unreadable,
-    read_body,
-    read_json,
-    unprintable_as_spaces,
-)
+from penstock_operator.facts.pod_data import INFO_MAX_BYTES, PROGRESS_MAX_BYTES, Unreadable, read_body, read_json
 from penstock_operator.facts.pods import HostReport, JobReport, PodFacts
 from penstock_operator.metrics import PROBES
 
@@ -88,7 +82,7 @@ class _PodReader(ABC):
 
     @abstractmethod
     async def _read(self, session: aiohttp.ClientSession, key: ObjectKey) -> tuple[bool, float | None]:
-        """Read a pod, and store what it reports. Returns whether to try again after a back-off, and otherwise after how
+        """Read a pod, and store its report. Returns whether to try again after a back-off, and otherwise after how
         many seconds (None: only when it is queued again)."""
 
 
@@ -163,7 +157,7 @@ async def _read_from_pod(
     except Unreadable as error:
         return None, f"{url} has a form that this version of the operator does not understand: {error}"
     except Exception as error:
-        # The pod decides what is parsed here: a defect must not keep the other pods from being read.
+        # The parsed data comes from the pod: a defect must not keep the other pods from being read.
         logger.exception(
             "the read of %s failed: this is a defect of the operator",
             url,

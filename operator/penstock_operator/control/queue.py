@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -173,3 +173,20 @@ class TimeSlices:
 
     def _end(self) -> None:
         self._begun = None
+
+
+class WorkProgress:
+    """Age of the last finished work while work is waiting."""
+
+    def __init__(self, waiting_seconds: Callable[[], float]) -> None:
+        self._waiting_seconds = waiting_seconds
+        self._moved = time.monotonic()
+
+    def moved(self) -> None:
+        """Work was finished."""
+        self._moved = time.monotonic()
+
+    @property
+    def age_seconds(self) -> float:
+        """How long work has waited without any being finished."""
+        return min(self._waiting_seconds(), time.monotonic() - self._moved)

@@ -39,10 +39,10 @@ from penstock_operator.endpoint.optimization.unused import NEW_SECONDS, unused_m
 from penstock_operator.endpoint.plan import ReconcilePlan, plan
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.status import with_apply_failure
-from penstock_operator.facts.deployments import scale_entries
 from penstock_operator.facts.findings import Event
 from penstock_operator.facts.names import ENDPOINT, MANAGED_BY, MANAGER, Ref
 from penstock_operator.facts.reasons import Reason
+from penstock_operator.facts.workloads import scale_entries
 from penstock_operator.metrics import COLLECTED, WRITES_SKIPPED
 
 REPORTER = "penstock.dev/operator"
@@ -104,7 +104,7 @@ class Reconciler:
         try:
             again = await self._reconcile_endpoint(request.key)
         except BaseException:
-            # Others must not wait for an endpoint that cannot be reconciled.
+            # No other endpoint must wait for one that cannot be reconciled.
             self._cache.turns.carried_out(request.key, failed=True)
             raise
         self._cache.turns.carried_out(request.key)
@@ -143,7 +143,8 @@ class Reconciler:
             await self._post_event(Event("Warning", Reason.APPLY_FAILED, str(problem)), observed.endpoint)
         await self._write_status(MODEL_ENDPOINT, key, entry, status)
         if problem is not None or observed.conflicting:
-            # The API server may accept later what it refuses today (a quota, an admission policy); names become free.
+            # The API server may accept later an object that it refuses today (a quota, an admission policy); names
+            # become free.
             return min(planned.requeue_seconds or REFUSED_SECONDS, REFUSED_SECONDS)
         return planned.requeue_seconds
 
@@ -157,7 +158,8 @@ class Reconciler:
             self._cache.turns.planned(key, None, None)
             return None, None, ReconcilePlan()
         planned = plan(observed)
-        self._cache.quotas.put(key, entry.uid, planned.grant)
+        if self._cache.settings.quotas:
+            self._cache.quotas.put(key, entry.uid, planned.allocation)
         self._cache.turns.planned(key, planned.optimization, planned.rollout)
         return entry, observed, planned
 
@@ -348,7 +350,7 @@ class Reconciler:
 
     async def _still_exists(self, key: ObjectKey, uid: str) -> bool:
         """Look the endpoint up before creating objects for it. If its deletion was missed, the garbage collector
-        would delete what the operator creates, again and again."""
+        would delete the operator's objects, again and again."""
         live = await self._port.get(MODEL_ENDPOINT, key.name, key.namespace)
         if live is None:
             self._cache.endpoints.remove(key)

@@ -1,4 +1,4 @@
-"""Judges a canary: whether the new pods have more errors, or are slower, than the others. Pure.
+"""Judges a canary: whether the new pods have more errors, or are slower, than the present ones. Pure.
 
 Both are one-sided comparisons of two shares by Fisher's exact test (R. A. Fisher, The Design of Experiments, 1935; the
 tail of the hypergeometric distribution): of requests with an error, and of requests slower than a bound. The bound is
@@ -24,8 +24,8 @@ LOOKS = 10
 SLOW_SHARE = 0.05
 """Share of the requests that are slower than the p95."""
 SLOWER_BY = 1.5
-"""New pods are slower only if their share of slow requests is this many times that of the others: with many requests,
-differences are significant that do not matter."""
+"""New pods are slower only if their share of slow requests is this many times the share of the present ones: with many
+requests, differences are significant that do not matter."""
 EXACT_DEVIATION = 500.0
 """Standard deviation of a count up to which its tail is summed."""
 MOST_TERMS = 10_000
@@ -40,7 +40,7 @@ LONGEST = 10
 
 @dataclass(frozen=True)
 class PlanCounts:
-    """What the pods of one plan have answered since the canary began."""
+    """Counts of the answers of one plan's pods since the canary began."""
 
     requests: int = 0
     errors: int = 0
@@ -55,7 +55,7 @@ class PlanCounts:
 
 
 class PlanCounter:
-    """Adds up what the pods of one plan answer."""
+    """Adds up the answers of the pods of one plan."""
 
     def __init__(self) -> None:
         self._last: dict[str, PodReading] = {}
@@ -94,7 +94,7 @@ class PlanCounter:
 
 
 class CanaryOutcome(StrEnum):
-    """What is to be done."""
+    """The next step of a rollout with a canary."""
 
     CONTINUE = "Continue"
     PASS = "Pass"  # noqa: S105 - no password

@@ -22,11 +22,11 @@ class Observation:
     rolling_out: bool = False
     """The Deployment is being rolled out: surge pods come and go, and start-up work looks like load."""
     started: tuple[Started, ...] = ()
-    """Start-up times of ready pods, as far as known; those of earlier observations may be repeated."""
+    """Start-up times of ready pods, as far as known; earlier observations may be repeated."""
 
 
 class Cause(StrEnum):
-    """Why the number of replicas is what it is; the reason of the Event."""
+    """The cause of the number of replicas; the reason of the Event."""
 
     DEMAND = "Demand"
     """Demand over capacity gives this number, more or fewer or the same."""

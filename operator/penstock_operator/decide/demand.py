@@ -34,25 +34,22 @@ RISE = 1.25
 FALLING = 1.5
 """The load is falling once it is this many times the significant difference below its longer average..."""
 FALLING_SHARE = 0.12
-"""... and this share of that average..."""
-ENDED = -1e9
-"""... until it is no longer this many standard deviations below the mean of the slow window: the longer average lags
-for minutes after the end of a fall."""
+"""... and this share of that average."""
 MOST_GROWTH = 0.5
 """Outside a surge a forecast is at most this share over the demand: a straight line does not hold for ever."""
 NOISE = 0.025
-"""Standard deviation of the average demand beyond that of a Poisson count, as a share of it: that of a rate which is
-off by up to a tenth from one scrape to the next."""
+"""Standard deviation of the average demand beyond a Poisson count, as a share of it: of a rate which is off by up to a
+tenth from one scrape to the next."""
 STATIONARY = 3.0
 """A demand that exceeds its longer average by at most this many deviations of their difference is stationary."""
 STEADY = 3.5
 """Standard deviations that replicas are kept for: an hour of noise rarely exceeds them."""
 AVERAGED = 0.6
-"""The deviation of the longer average, as a share of that of the demand."""
+"""The deviation of the longer average, as a share of the demand's deviation."""
 NOISE_SHARE = 0.2
 """Share of the reserve that noise of a stationary demand may use..."""
 NO_NOISE_HEADROOM = 0.82
-"""... decreasing to none at this headroom, whose reserve noise alone exceeds."""
+"""... decreasing to none at this headroom: noise alone exceeds its reserve."""
 PROPORTIONAL = 0.75
 """Down to this headroom the reserve is a share of the demand."""
 WHOLE = 0.6
@@ -73,7 +70,7 @@ class Capacity:
     """All replicas that are requested. Below this the headroom absorbs chance, and demand is an average; a rate that is
     significantly above it counts at once."""
     started: float
-    """Those of them that have started."""
+    """The replicas that have started."""
     in_flight_seconds: float
     """A request that is answered within the objective is in flight for no longer."""
     start_up_seconds: float
@@ -99,11 +96,13 @@ class Demand:
     """It is over its longer average by no more than noise; False before that average has settled."""
     falling: bool = False
     """The load has been falling for a while: it is not expected to come back at once."""
+    fallen: bool = False
+    """It is falling by its longer average, and has reached its new level: noise may raise it again."""
     to_keep: float = 0.0
     """Requests/s that a scale-down must leave replicas for: the higher average; of a stationary demand the longer
-    average, of a falling one its straight line."""
+    average, of a falling one its straight line, of a fallen one its level."""
     surge: Surge | None = None
-    """Demand has suddenly exceeded what the replicas take, and still rises."""
+    """Demand has suddenly exceeded the capacity of the replicas, and still rises."""
 
 
 def demand_of(
@@ -131,8 +130,8 @@ def demand_of(
     ahead = min(capacity.start_up_seconds, settings.furthest_seconds)
     chance = SIGNIFICANT * math.hypot(deviation(level), math.sqrt(base / (2 * BASE_SECONDS)))
     falling = surge is None and base - level > max(FALLING * chance, FALLING_SHARE * base)
-    recent = slow * metrics.scale if slow is not None else base
-    falling = falling and recent - level > ENDED * deviation(level)
+    # The longer average lags for minutes after the end of a fall, the mean of the slow window for a minute.
+    fallen = falling and slow is not None and slow * metrics.scale <= level
     # The longer average of a new leader starts at a reading of a few seconds, which may be off by chance.
     settled = state.began_at is not None and now - state.began_at >= 2 * BASE_SECONDS
     noise_only = settled and level - base <= STATIONARY / SIGNIFICANT * chance
@@ -143,12 +142,12 @@ def demand_of(
         to_keep = level
     else:
         slope = max(0.0, min(level, rate) - base - chance) / (BASE_SECONDS - LEVEL_SECONDS)
-        # An average of a straight line lags by its time constant, and the difference of two by that of theirs.
+        # An average of a straight line lags by its time constant, the difference of two by the difference.
         forecast = min(level + slope * (LEVEL_SECONDS + ahead), level * (1 + MOST_GROWTH))
         fall = max(0.0, base - level - chance) / (BASE_SECONDS - LEVEL_SECONDS)
         to_keep = base if stationary else max(level, base)
         if falling:
-            to_keep = min(level, max(rate, level - LEVEL_SECONDS * fall))
+            to_keep = level if fallen else min(level, max(rate, level - LEVEL_SECONDS * fall))
     in_flight = (known(metrics.in_flight) or 0.0) * metrics.scale
     # Little's law: a demand that is answered within the objective keeps at most this many in flight.
     backlog = max(0.0, in_flight - max(1.0, level * capacity.in_flight_seconds))
@@ -161,6 +160,7 @@ def demand_of(
         planned=min(forecast, base) if stationary else forecast,
         stationary=stationary,
         falling=falling,
+        fallen=fallen,
         to_keep=to_keep,
         surge=surge,
     )
@@ -200,19 +200,19 @@ def proven(rate: float, window_seconds: float) -> float:
 
 
 def deviation(level: float) -> float:
-    """The standard deviation of the average demand, requests/s: that of a Poisson count, and noise beyond it."""
+    """The standard deviation of the average demand, requests/s: of a Poisson count, and of the noise beyond it."""
     # An exponential average with constant T is as precise as a count over 2 T.
     return math.sqrt(level / (2 * LEVEL_SECONDS) + (NOISE * level) ** 2)
 
 
 def with_reserve(demand: float, headroom: float, capacity: float) -> float:
-    """The rate that replicas should take for a demand, reserve included; `capacity` is that of one replica.
+    """The rate that replicas should take for a demand, reserve included; `capacity` is the rate of one replica.
 
     Down to a headroom of `PROPORTIONAL` the reserve is a share of the demand: for noise and what the forecast does not
-    know, which grow with it. A smaller headroom asks for safety from jumps. A jump goes to a level: the more replicas
+    know, which grow with it. A smaller headroom is for safety from jumps. A jump goes to a level: the more replicas
     there are, the less it adds. So the rest of the reserve is for a jump to `SMALL_FLEET` replicas' worth, in part, and
     from a headroom of `WHOLE` on entirely; but to at most `JUMP` times the demand, so that an endpoint with few
-    requests stays small, and never less than the headroom asks for (figures: docs/decisions/autoscaler.md).
+    requests stays small, and never less than the headroom requires (figures: docs/decisions/autoscaler.md).
     """
     usual = demand / max(headroom, PROPORTIONAL)
     jump = min(JUMP * demand, SMALL_FLEET * capacity)
@@ -232,8 +232,8 @@ def rate_to_plan(average: float, highest: float, headroom: float, capacity: floa
 
 
 def rate_to_keep(rate: float, demand: Demand, headroom: float, capacity: float) -> float:
-    """The rate that a scale-down must leave replicas for: with a margin over scaling up, unless the load is falling."""
-    if demand.falling:
+    """The rate that a scale-down must leave replicas for: with a margin over scaling up, until the load has fallen."""
+    if demand.falling and not demand.fallen:
         return with_reserve(rate, headroom, capacity)
     noise = STEADY * deviation(rate)
     if demand.stationary:

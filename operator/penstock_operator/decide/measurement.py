@@ -1,6 +1,6 @@
 """Metric values with three states: a value, proven idle, or unknown. Separate types, so that none passes for another.
 
-Zero means that no requests came, and has to be proven. An outage, an empty vector, a NaN or a stale series turns into a
+Zero means that no requests came, and has to be proven. An outage, an empty vector, a NaN or a stale series becomes a
 zero as soon as code maps it to a number, and has scaled services to nothing at their peak
 (docs/explanation/autoscaling.md).
 """
@@ -59,7 +59,7 @@ class Metrics:
     """The traffic of one endpoint at one moment, over all of its pods."""
 
     arrivals_fast: Measurement
-    """Arrivals over the fast window, requests/s: answered, refused, and the growth of what is in flight."""
+    """Arrivals over the fast window, requests/s: answered, refused, and the growth of requests in flight."""
     arrivals_slow: Measurement
     """The same over the slow window."""
     in_flight: Measurement
@@ -67,7 +67,7 @@ class Metrics:
     good_share: Measurement
     """Share of the answers within the objective, over the slow window, 0 to 1. Idle when there were none."""
     p95_milliseconds: Measurement
-    """Observed p95 over the slow window, of text generation that of the time to the first token, as the share above.
+    """Observed p95 over the slow window, of text generation of the time to the first token, as the share above.
     Idle when there were no answers."""
     coverage: float = 1.0
     """Share of the ready pods that were scraped lately, 0 to 1. Under 1 the rates above are of these pods only."""
@@ -76,12 +76,12 @@ class Metrics:
     slow_seconds: float = 120.0
     """Length of the slow window, seconds."""
     tokens_per_request: Measurement = Idle()
-    """Tokens of an answered request, mean of the slow window: of text generation those of its output, else all that
+    """Tokens of an answered request, mean of the slow window: of text generation the output tokens, else all that
     were computed. Idle without answers, and where it is not known."""
 
     @property
     def scale(self) -> float:
-        """Factor that extrapolates rates to the pods that were not scraped, as if they got as much as the others.
+        """Factor that extrapolates rates to the pods that were not scraped, as if they got as much as the scraped ones.
 
         At most 10: less than a tenth of the pods is too few to extrapolate from.
         """
@@ -165,7 +165,7 @@ class PodReading:
     counts: array[float]
     """Answers up to each bound."""
     errors: float = 0.0
-    """Answers with a status of 500 or more, which are among those of the histogram."""
+    """Answers with a status of 500 or more, which are also in the histogram."""
     answered: float = 0.0
     """Requests to the model that were answered."""
     tokens: float | None = None
@@ -173,6 +173,6 @@ class PodReading:
 
     @property
     def requests(self) -> float:
-        """Requests that were answered. Of text generation also those whose first token has come; one that failed before
-        it is only among the answered ones."""
+        """Requests that were answered. Of text generation also those whose first token has come; a request that failed
+        before it is only among the answered ones."""
         return max(self.answered, self.counts[-1])

@@ -1,4 +1,4 @@
-"""The autoscaler's state between two decisions, and its updates from what is observed: shrink window and holds,
+"""The autoscaler's state between two decisions, and its updates from observations: shrink window and holds,
 start-up times, slow-down, late answers. Pure.
 
 `State` lives in the memory of the leading operator: small and frozen. Each function takes a `State` and returns a new
@@ -17,9 +17,6 @@ from penstock_operator.decide.measurement import Idle, Measurement, Metrics, Val
 from penstock_operator.decide.service import FASTEST, Service
 from penstock_operator.decide.settings import ScalingSettings
 
-HANDOVER_VERSION = 1
-MOST_HANDOVER_CHARACTERS = 1024
-"""A longer text was not written by `dump_handover`."""
 KEPT_START_UPS = 7
 """The newest start-up times that count: a new node image or a larger model is believed after four of them."""
 SLICES = 10
@@ -81,7 +78,7 @@ class State(_Record):
     at: float | None = None
     """Time of the last decision. None: there was none, and nothing is known about the time before."""
     replicas: int | None = None
-    """The number of replicas it asked for."""
+    """The number of replicas that it requested."""
     began_at: float | None = None
     """Start of uninterrupted observation. `peaks` has nothing from before this time."""
     level: float | None = None
@@ -114,7 +111,7 @@ class State(_Record):
     slowdown: float = Field(default=1.0, gt=0)
     """Factor by which a replica is slower than its measured curve."""
     texts: float = Field(default=1.0, gt=0)
-    """Factor by which requests take longer than those of the measured workload, by the length of their texts, as
+    """Factor by which requests take longer than measured ones, by the length of their texts, as
     last seen."""
     unknown_since: float | None = None
     """Since then the demand has been unknown."""
@@ -194,7 +191,7 @@ def with_hold(state: State, until: float, reason: str) -> State:
 
 
 def scaled_up(state: State, settings: ScalingSettings, now: float, *, above: int) -> State:
-    """The state after a step up from `above` replicas: growing back into what was removed makes the window longer.
+    """The state after a step up from `above` replicas: growing back makes the window longer.
 
     The new window is as long as would have kept these replicas, unless the longest window is too short for that; at
     least twice as long as before, and four times outside a surge: without a change of level, noise caused the step.
@@ -232,7 +229,7 @@ def with_shorter_window(state: State, now: float) -> State:
 
 
 def with_start_ups(state: State, seen: Iterable[Started], now: float) -> State:
-    """The state with those of `seen` that became ready after all known ones; the newest `KEPT_START_UPS` stay.
+    """The state with the start-ups in `seen` after all known ones; the newest `KEPT_START_UPS` stay.
 
     Times in the future come from another clock, and are ignored.
     """
@@ -300,57 +297,34 @@ def guard_is_due(state: State, settings: ScalingSettings, now: float) -> bool:
     return state.late_since is not None and now - state.late_since >= settings.guard_seconds
 
 
-# The handover snapshot
+# The change of leader. A new leader scales nothing down for a whole shrink window, and reads start-up times from the
+# pods. It cannot observe again how long a window has to be (docs/decisions/autoscaler.md).
 
 
-class _Handover(_Record):
-    """The JSON of the snapshot, in the status field `scaling.memory`. Times are whole seconds since the epoch."""
+class _Learnt(_Record):
+    """The JSON in the status field `scaling.memory`."""
 
-    version: int = Field(alias="v")
     window_factor: float = Field(default=1.0, ge=1)
-    factor_at: float | None = None
-    shrunk_from: int | None = Field(default=None, ge=0)
-    shrinking_since: float | None = None
-    started: tuple[Started, ...] = Field(default=(), max_length=KEPT_START_UPS)
 
 
 def dump_handover(state: State) -> str:
-    """The snapshot for a new leader: at most some 400 characters of JSON."""
-    snapshot = _Handover(
-        version=HANDOVER_VERSION,
-        # Rounded up: a window that is a little too long is on the safe side.
-        window_factor=math.ceil(state.window_factor * 100) / 100,
-        factor_at=None if state.factor_at is None else round(state.factor_at),
-        shrunk_from=state.shrunk_from,
-        shrinking_since=None if state.shrinking_since is None else round(state.shrinking_since),
-        started=tuple(Started(at=round(one.at), seconds=round(one.seconds, 1)) for one in state.started),
-    )
-    return snapshot.model_dump_json(by_alias=True, exclude_defaults=True)
+    """The learnt window factor for a new leader, as JSON."""
+    # Rounded up: a window that is a little too long is on the safe side.
+    return _Learnt(window_factor=math.ceil(state.window_factor * 100) / 100).model_dump_json(by_alias=True)
 
 
 def restore_handover(text: str, settings: ScalingSettings, now: float, *, slowdown: float | None = None) -> State:
     """The state of a new leader at `now` (seconds since the epoch); `slowdown` is the value in the endpoint's status.
 
-    `State.at` is None: this leader has not observed anything yet, and scales nothing down for a window. Times in the
-    future come from another clock and are ignored.
+    `State.at` is None: this leader has not observed anything yet, and scales nothing down for a window. Any other text
+    than one of `dump_handover` counts as a window that was not lengthened.
     """
-    state = State(slowdown=min(max(slowdown or 1.0, 1 / settings.slowdown_most), settings.slowdown_most))
-    if len(text) > MOST_HANDOVER_CHARACTERS:
-        return state
     try:
-        snapshot = _Handover.model_validate_json(text)
+        factor = _Learnt.model_validate_json(text).window_factor
     except ValidationError:
-        return state
-    if snapshot.version != HANDOVER_VERSION:
-        return state
-    shrinking = snapshot.shrinking_since
-    shrunk = shrinking is not None and shrinking <= now and snapshot.shrunk_from is not None
-    return state.model_copy(
-        update={
-            "window_factor": min(snapshot.window_factor, settings.longest_window_factor),
-            "factor_at": now if snapshot.factor_at is None else min(snapshot.factor_at, now),
-            "shrunk_from": snapshot.shrunk_from if shrunk else None,
-            "shrinking_since": shrinking if shrunk else None,
-            "started": tuple(one for one in snapshot.started if one.at <= now),
-        }
+        factor = 1.0
+    return State(
+        slowdown=min(max(slowdown or 1.0, 1 / settings.slowdown_most), settings.slowdown_most),
+        window_factor=min(factor, settings.longest_window_factor),
+        factor_at=now,
     )

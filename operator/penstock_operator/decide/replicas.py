@@ -41,7 +41,7 @@ UNEXPECTED = 1.15
 def decide(
     settings: ScalingSettings, service: Service | None, seen: Observation, state: State, now: float
 ) -> tuple[Decision, State]:
-    """The replicas to ask for at `now` (seconds since the epoch), and the next state.
+    """The replicas to request at `now` (seconds since the epoch), and the next state.
 
     `service` None: the capacity of a replica is unknown (yet); the number then changes only within its bounds, and
     between zero and one.
@@ -63,7 +63,7 @@ def decide(
 
 
 def replicas_for_load(service: Service, rate: float, headroom: float) -> int:
-    """The replicas that `decide` asks for at a steady load (requests/s) without bounds; at least one for any load."""
+    """The replicas that `decide` requests at a steady load (requests/s) without bounds; at least one for any load."""
     return max(_whole_replicas(service, with_reserve(rate, headroom, service.capacity()), 1.0), 1 if rate > 0 else 0)
 
 
@@ -79,7 +79,7 @@ class _Choice:
     """A clause for the sentence."""
     wanted: int | None = None
     precaution: bool = False
-    """What is removed was never needed: scaling up again does not make the shrink window longer."""
+    """The removed replicas were never needed: scaling up again does not make the shrink window longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class _Inputs:
     seen: Observation
     now: float
     slowdown: float
-    """As remembered: what is observed now counts from the next decision on, so that load never lowers a number."""
+    """As remembered: an observation counts from the next decision on, so that load never lowers a number."""
     start_up_seconds: float
     demand: Demand | None
 
@@ -169,7 +169,7 @@ def _inputs(settings: ScalingSettings, service: Service | None, seen: Observatio
 
 
 def _choose(inputs: _Inputs, state: State) -> tuple[_Choice, State]:
-    """The number, and the state updated with what was observed."""
+    """The number, and the state updated with the observation."""
     settings, seen, now = inputs.settings, inputs.seen, inputs.now
     allowed = settings.clamp(seen.replicas)
     if inputs.service is None:
@@ -213,11 +213,11 @@ def _after_observation(inputs: _Inputs, state: State, demand: Demand, service: S
     if seen.ready and rate >= service.total(seen.ready):
         # By the curve as measured: the slow-down of a replica that is taken to be slow is still observed.
         state = state.model_copy(update={"unsettled_at": now})
-    # The forecast of a surge is a precaution, and its replicas are removed again; that of a slow rise is expected.
+    # The forecast of a surge is a precaution, and its replicas are removed again; a slow rise is expected.
     rising = demand.surge is None and demand.forecast > demand.now
     keep = inputs.replicas_to_keep(max(demand.to_keep, demand.planned) if rising else demand.to_keep)
     if rising:
-        # Replicas requested for a rise stay for a window, even if the rise turns out to be noise.
+        # Replicas requested for a rise stay for a window, even if the rise was noise.
         keep = max(keep, inputs.replicas_for(inputs.rate_to_plan(demand)))
     if settings.strict_window:
         keep = max(keep, wanted)
@@ -275,7 +275,7 @@ def _same_or_fewer(inputs: _Inputs, state: State, demand: Demand, service: Servi
 def _replicas_in_use(inputs: _Inputs, demand: Demand, service: Service) -> int:
     """Replicas that stay in any case: those that have started, and those needed once a surge has levelled off.
 
-    Others have not served a request yet, and can be removed at once. Until they have started, the backlog still grows
+    The rest has not served a request yet, and can be removed at once. Until they have started, the backlog still grows
     by what exceeds the saturation of those that have; about half of the start-up time remains on average.
     """
     seen = inputs.seen
@@ -342,7 +342,7 @@ def _after_choice(inputs: _Inputs, state: State, choice: _Choice) -> State:
     if choice.replicas > before:
         state = memory.scaled_up(state, settings, now, above=before)
         if choice.cause is Cause.GUARD:
-            # No rate asks for this replica, so the window would not contain it.
+            # No rate requires this replica, so the window would not contain it.
             state = memory.with_peak(state, settings, now, choice.replicas)
     elif choice.replicas < before:
         served = choice.replicas < inputs.seen.ready and not choice.precaution

@@ -14,10 +14,10 @@ staffing; Halfin and Whitt, 1981). With s the saturation of one replica and r it
 Without such a dispatcher (kube-proxy chooses at random) each replica is a queue by itself, and total(n) = n * r.
 
 The left equation, solved for g, gives the slow-down from one observed p95, for any shape of the curve and any point on
-it; the right one gives the resulting capacity. Both are exact for any queue whose service times all grow by the same
+it; the right one gives the resulting capacity. Both are exact for any queue in which all service times grow by the same
 factor (less cache, a lower clock, a noisy neighbour).
 
-Requests may differ from those of the measured workload. Texts of another length take another time: the factor is the
+Requests may differ from the measured workload. Texts of another length take another time: the factor is the
 ratio of the times of one run, which the optimisation measured for several lengths, and every duration of the curve is
 multiplied by it (`CapacityCurve.faster`). Only the mean length is observed: the time of a run is nearly linear in the
 tokens, so that the time at the mean is nearly the mean of the times, and the error cancels where the lengths vary
@@ -49,11 +49,11 @@ SIGMAS = 1.645
 
 
 SHORTEST, LONGEST = 0.1, 8.0
-"""Limits of the factor: one odd reading must neither end a fleet nor ask for one."""
+"""Limits of the factor: one odd reading must neither remove a fleet nor request one."""
 AROUND_MILLISECONDS = 0.3
 """Of each request, before and after its run (HTTP, tokenising, answer): docs/reference/figures.md."""
 LEAST_WEIGHT, MOST_WEIGHT = 0.5, 8.0
-"""Limits of the weight of a request: a short answer has a prompt, too, and one odd reading must not ask for a fleet."""
+"""Limits of the weight of a request: a short answer has a prompt, too, and one odd reading must not request a fleet."""
 SIGNIFICANT = 2.0
 """Standard deviations of the requests in progress that may be chance."""
 
@@ -117,7 +117,7 @@ class Service:
     tokens_per_request: float | None = None
     """Only of text generation: output tokens of an answer of the workload that the curve was measured with, mean."""
     curve: CapacityCurve | None = None
-    """What it was made from; None: of text generation."""
+    """Its source; None: of text generation."""
     texts: MeasuredTexts | None = None
     """How the time of a request depends on its length; None: not known, and of text generation."""
 
@@ -138,7 +138,7 @@ class Service:
         pooled: bool = False,
         texts: MeasuredTexts | None = None,
     ) -> Service | None:
-        """From the artefact's curve, for the endpoint's objective or, without one, that of the curve.
+        """From the artefact's curve, for the objective of the endpoint or, without one, of the curve.
 
         None if the curve has no point at which the replica kept up: its capacity is then unknown.
         """
@@ -172,7 +172,7 @@ class Service:
         )
 
     def for_texts(self, factor: float) -> Service:
-        """The capacity for texts whose requests take this many times as long as those of the measured workload."""
+        """The capacity for texts that take this many times as long as the measured ones."""
         if self.curve is None or factor == 1:
             return self
         objective = self.p95_objective_milliseconds
@@ -183,7 +183,7 @@ class Service:
 
     @classmethod
     def from_tokens(cls, curve: TokenCurve, *, pooled: bool = False) -> Service | None:
-        """From the curve of text generation, whose points are of n clients that send one request after another.
+        """From the curve of text generation: at each point, n clients send one request after another.
 
         Requests that arrive at random, at a rate r, keep L = r * W of them in flight on average (Little's law), and a
         number that varies as a Poisson count does: 95 % of the arrivals find at most n in flight where
@@ -295,7 +295,7 @@ class Service:
     def capacity(self, slowdown: float = 1.0) -> float:
         """Arrival rate (requests/s) that a replica slower by this factor (at least 1) takes within the objective.
 
-        At least a tenth of the measured rate: a correction must not ask for ever more replicas.
+        At least a tenth of the measured rate: a correction must not request ever more replicas.
         """
         slowdown = max(slowdown, 1.0)
         reach = self.rate
@@ -304,7 +304,7 @@ class Service:
         return max(min(reach, self.rate) / slowdown, self.rate / 10)
 
     def _reach(self, limit: float) -> float:
-        """The highest rate on the curve whose p95 is within a limit in milliseconds; 0 if there is none."""
+        """The highest rate on the curve with a p95 within a limit in milliseconds; 0 if there is none."""
         reach = 0.0
         for index, (rate, p95) in enumerate(zip(self.rates, self.p95_milliseconds, strict=True)):
             if p95 > limit:
@@ -321,11 +321,11 @@ def mean_in_flight(clients: float) -> float:
     return ((math.sqrt(SIGMAS * SIGMAS + 4 * clients) - SIGMAS) / 2) ** 2
 
 
-def _interpolated(at: float, places: Sequence[float], values: Sequence[float]) -> float:
-    """Linear between places, which rise; `at` is between the first and the last."""
-    for index in range(1, len(places)):
-        if at <= places[index]:
-            share = (at - places[index - 1]) / (places[index] - places[index - 1])
+def _interpolated(at: float, points: Sequence[float], values: Sequence[float]) -> float:
+    """Linear between points, which rise; `at` is between the first and the last."""
+    for index in range(1, len(points)):
+        if at <= points[index]:
+            share = (at - points[index - 1]) / (points[index] - points[index - 1])
             return values[index - 1] + share * (values[index] - values[index - 1])
     return values[-1]
 

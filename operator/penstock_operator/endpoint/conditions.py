@@ -2,36 +2,168 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from penstock.resources.endpoint import OptimizationMode
+from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import Phase
-from penstock.resources.status import (
-    ConditionType,
-)
-from penstock_operator.endpoint.objective import objective
-from penstock_operator.endpoint.objects import gateway
-from penstock_operator.endpoint.objects.canary import NO_CANARY, CanaryPlan
-from penstock_operator.endpoint.objects.exposure import ExposurePlan
+from penstock.tasks import TaskName
 from penstock_operator.endpoint.optimization.model import (
     OptimizationState,
     failure_text,
+    is_of_later_release,
+    pinned_model,
     queue_text,
+    target_of,
 )
-from penstock_operator.endpoint.pods.judging import PinVerdict, PodProblem
-from penstock_operator.endpoint.replica_count import ReplicaTarget, curve_current, metrics_available
+from penstock_operator.endpoint.pods.judging import PodProblem
+from penstock_operator.endpoint.replica_count import ReplicaTarget
 from penstock_operator.endpoint.serving import ServingChoice
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
-from penstock_operator.endpoint.spec import ParsedEndpoint
-from penstock_operator.facts.deployments import DeploymentFacts
+from penstock_operator.endpoint.spec import ParsedEndpoint, refusal, refused_store
 from penstock_operator.facts.findings import Finding, no, sentence, stopped, unknown, yes
 from penstock_operator.facts.names import (
     ENDPOINT,
+    gateway_names,
 )
 from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import Reason
-from penstock_operator.limits.concurrency import TurnDecision
+from penstock_operator.facts.workloads import DeploymentFacts, OptimizedModelFacts
+from penstock_operator.limits.concurrency import SlotDecision
+
+NAMED_KINDS = ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "ServiceAccount", "RoleBinding")
+"""Kinds of objects that are named after the endpoint."""
+
+
+class AcceptanceInput(NamedTuple):
+    """The input of the rules of the condition Accepted."""
+
+    endpoint: ParsedEndpoint
+    observed: EndpointSnapshot
+    hardware: HardwareClassSpec
+    pinned: OptimizedModelFacts | None
+    """The OptimizedModel that has the artefact which the spec pins."""
+
+
+def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: HardwareClassSpec | Finding) -> Finding:
+    """The condition Accepted: the spec is valid and allowed, and the named objects exist. The first broken rule of
+    `ACCEPTANCE_RULES` is the reason why not."""
+    if isinstance(hardware, Finding):
+        return hardware
+    given = AcceptanceInput(endpoint, observed, hardware, pinned_model(endpoint.spec, observed.optimized_models))
+    valid = f"The spec is valid, and the hardware class {endpoint.spec.hardware_class} exists."
+    broken = (rule(given) for rule in ACCEPTANCE_RULES)
+    return next(filter(None, broken), None) or yes(Reason.VALID, valid)
+
+
+def _class_is_for_namespace(given: AcceptanceInput) -> Finding | None:
+    allowed, endpoint = given.hardware.allowed_namespaces, given.endpoint
+    if allowed is None or allowed.includes(given.observed.namespace_labels):
+        return None
+    return no(
+        Reason.HARDWARE_CLASS_NOT_ALLOWED,
+        f"The HardwareClass {endpoint.spec.hardware_class} is not for the namespace {endpoint.namespace}: its "
+        "allowedNamespaces does not select the labels of the namespace. Write another class in "
+        "spec.hardwareClass, or ask an administrator of the cluster to add the namespace.",
+    )
+
+
+def _class_has_cores(given: AcceptanceInput) -> Finding | None:
+    wrong = given.hardware.objection_to_cores(given.endpoint.spec.cores)
+    return None if wrong is None else no(Reason.INVALID_CORES, sentence(str(wrong)))
+
+
+def _class_computes_task(given: AcceptanceInput) -> Finding | None:
+    spec = given.endpoint.spec
+    if given.hardware.neuron is None or spec.task is not TaskName.TEXT_GENERATION:
+        return None
+    return no(
+        Reason.TASK_NOT_SUPPORTED,
+        f"The HardwareClass {spec.hardware_class} has Inferentia devices, and Penstock compiles encoders for them, "
+        "no models that generate text. Write a class of CPUs in spec.hardwareClass.",
+    )
+
+
+def _administrator_allows(given: AcceptanceInput) -> Finding | None:
+    spec, observed = given.endpoint.spec, given.observed
+    refused = refusal(spec, observed.settings.allowed, observed.namespace_labels)
+    return refused or refused_store(spec.source, observed.settings)
+
+
+def _artefact_fits(given: AcceptanceInput) -> Finding | None:
+    endpoint, pinned, spec = given.endpoint, given.pinned, given.endpoint.spec
+    pins, target = spec.optimization.artefact, given.hardware.target
+    if pins is None:
+        return None
+    if pinned is None:
+        if given.observed.settings.allowed.shared_artefacts:
+            return None
+        return no(
+            Reason.ARTEFACT_NOT_ALLOWED,
+            f"No OptimizedModel of the namespace {endpoint.namespace} has the artefact {short_digest(pins)} that "
+            "optimization.artefact names. Write a digest from the status of an OptimizedModel of this namespace "
+            "(kubectl get optimizedmodels -o yaml), or mode: Auto; or ask the cluster's administrator to allow "
+            "artefacts that were made elsewhere (policy.sharedArtefacts of the chart).",
+        )
+    if target_of(pinned) is not target:
+        made, has = ("CPUs" if one is None else f"devices of {one.value}" for one in (target_of(pinned), target))
+        return no(
+            Reason.ARTEFACT_NOT_FOR_CLASS,
+            f"The artefact {short_digest(pins)} that optimization.artefact names is for {made}, and the HardwareClass "
+            f"{spec.hardware_class} has {has}. Write a class that fits in spec.hardwareClass, or mode: Auto in "
+            "optimization.",
+        )
+    if is_of_later_release(pinned):
+        return no(
+            Reason.ARTEFACT_NOT_FOR_VERSION,
+            f"A later version of Penstock made the artefact {short_digest(pins)} that optimization.artefact names, and "
+            "this version does not read its format. Write mode: Auto in optimization, or upgrade Penstock.",
+        )
+    return None
+
+
+def _names_are_free(given: AcceptanceInput) -> Finding | None:
+    ours = {given.endpoint.name, *gateway_names(given.endpoint.name)}
+    taken = sorted(ref for ref in given.observed.conflicting if ref.kind in NAMED_KINDS and ref.name in ours)
+    if not taken:
+        return None
+    objects = " and ".join(f"a {ref.kind} named {ref.name}" for ref in taken)
+    return no(
+        Reason.NAME_TAKEN,
+        f"There is {objects} in this namespace that was not made for this endpoint, and it is left alone. Delete "
+        "it, or give the endpoint another name.",
+    )
+
+
+def _texts_exist(given: AcceptanceInput) -> Finding | None:
+    source, texts = given.endpoint.spec.workload.texts_from, given.observed.workload_texts
+    if source is None or texts:
+        return None
+    if texts is None:
+        return no(
+            Reason.TEXTS_NOT_FOUND,
+            f"workload.textsFrom names the key {source.key} of the ConfigMap {source.config_map_name}, which is not "
+            "in this namespace. Create it with one text on each line, or remove textsFrom.",
+        )
+    return no(
+        Reason.TEXTS_EMPTY,
+        f"The key {source.key} of the ConfigMap {source.config_map_name} holds no text. Write one on each line, "
+        "or remove textsFrom.",
+    )
+
+
+ACCEPTANCE_RULES = (
+    _class_is_for_namespace,
+    _class_has_cores,
+    _class_computes_task,
+    _administrator_allows,
+    _artefact_fits,
+    _names_are_free,
+    _texts_exist,
+)
+"""In the order in which they are reported."""
+
 
 MODEL_FAILURES = {
     "ModelNotFound",
@@ -72,7 +204,7 @@ def model_resolved(endpoint: ParsedEndpoint, wanted: OptimizationState | None) -
 def optimized(
     endpoint: ParsedEndpoint, wanted: OptimizationState | None, serving: ServingChoice | None, missing: str
 ) -> Finding:
-    """The condition Optimized: the result of the present spec is published. `missing`: what the nodes lack for the
+    """The condition Optimized: the result of the present spec is published. `missing`: why no node takes the
     job."""
     spec = endpoint.spec
     if spec.optimization.mode is OptimizationMode.PINNED:
@@ -149,38 +281,6 @@ def short_digest(digest: str) -> str:
     return digest.removeprefix("sha256:")[:DIGITS]
 
 
-def cores_pinned(verdicts: Sequence[PinVerdict], serving: Collection[str], *, devices: str = "") -> Finding:
-    """The condition CoresPinned; `serving` are the names of the ready pods. `devices`: what a pod requests, such as
-    `1 aws.amazon.com/neuron`; empty: CPUs compute.
-
-    One pod that shares its cores makes it false. A pod without a report makes it unknown only when it is ready:
-    starting pods report soon.
-    """
-    if devices:
-        return yes(
-            Reason.NOT_NEEDED,
-            f"Each pod has {devices}, which no other pod gets. The CPUs of its host need not be its own.",
-        )
-    if not verdicts:
-        return unknown(Reason.NO_PODS, "No pod runs that could say where.")
-    shared = [verdict for verdict in verdicts if verdict.pinned is False]
-    if shared:
-        first = shared[0]
-        more = f" (and {len(shared) - 1} more pods)" if len(shared) > 1 else ""
-        where = f" on the node {first.node}" if first.node else ""
-        return no(first.reason, sentence(f"the pod {first.pod}{where}{more}: {first.message}"))
-    silent = [verdict for verdict in verdicts if verdict.pinned is None and verdict.pod in serving]
-    if silent:
-        return unknown(
-            Reason.NOT_REPORTED,
-            sentence(f"the pod {silent[0].pod} has not reported where it runs: {silent[0].message}"),
-        )
-    own = sum(1 for verdict in verdicts if verdict.pinned)
-    if not own:
-        return unknown(Reason.NOT_REPORTED, "The pods are starting and have not reported where they run.")
-    return yes(Reason.PINNED, "The pod owns its cores." if own == 1 else f"All {own} pods own their cores.")
-
-
 def available(
     endpoint: ParsedEndpoint,
     serving: ServingChoice | None,
@@ -246,13 +346,13 @@ def progressing(
     pods: Sequence[RuntimePod],
     problems: Sequence[PodProblem],
     room: str,
-    turn: TurnDecision | None = None,
+    turn: SlotDecision | None = None,
     canary: Finding | None = None,
 ) -> Finding:
-    """The condition Progressing: a rollout or a change of the replica count is under way, and what it waits for.
+    """The condition Progressing: a rollout or a change of the replica count is under way, or waits for a reason.
 
-    `desired_template`: the hash of the desired pod template; empty: the present one stays. `room`: what a new pod
-    needs, such as `2 free CPUs`. `turn`: the place in the line of the rollout; None: there is none that needs one.
+    `desired_template`: the hash of the desired pod template; empty: the present one stays. `room`: the requests of
+    a new pod, such as `2 free CPUs`. `turn`: whether the rollout has a slot; None: none needs one.
     `canary`: the state of its canary; None: it has none.
     """
     if deployment is None or endpoint.spec.suspend:
@@ -294,130 +394,3 @@ def _summary(problems: Sequence[PodProblem]) -> str:
 
 def _count(count: int) -> str:
     return "the replica answers" if count == 1 else f"all {count} replicas answer"
-
-
-NEEDED = (ConditionType.ACCEPTED, ConditionType.OPTIMIZED, ConditionType.AVAILABLE, ConditionType.CORES_PINNED)
-"""Ready requires these conditions to be true."""
-NOT_DENIED = (
-    ConditionType.MODEL_RESOLVED,
-    ConditionType.ACCURACY_WITHIN_BUDGET,
-    ConditionType.OBJECTIVE_MET,
-    ConditionType.EXPOSED,
-)
-"""Ready requires these conditions not to be false. Unknown does not prevent Ready: an artefact may be pinned, or a
-measurement may have been left out.
-
-MetricsAvailable is in neither group: an endpoint serves without metrics; only its replica count no longer changes.
-"""
-
-UNFINISHED = {
-    Reason.ROLLING_OUT,
-    Reason.ROLLOUT_QUEUED,
-    Reason.NO_ROOM_FOR_SURGE,
-    Reason.ROLLOUT_STUCK,
-    Reason.CANARY_RUNNING,
-    Reason.CANARY_REJECTED,
-    Reason.NAME_TAKEN,
-}
-"""Reasons of Progressing with which the pods do not, or not all, serve what the spec asks for."""
-
-
-@dataclass(frozen=True)
-class EndpointState:
-    """Everything that the conditions and the status of one endpoint are computed from."""
-
-    endpoint: ParsedEndpoint
-    observed: EndpointSnapshot
-    acceptance: Finding
-    wanted: OptimizationState | None
-    """The OptimizedModel of the present spec; None: the artefact is pinned, or the spec is not accepted."""
-    serving: ServingChoice | None
-    models: tuple[OptimizationState, ...]
-    """`wanted`, and the OptimizedModel of the Deployment."""
-    replicas: ReplicaTarget
-    desired_template: str
-    """The hash of the desired pod template; empty: the present template stays."""
-    cpus: int
-    """CPUs that a new pod requests."""
-    devices: str
-    """Devices that a new pod requests, such as `1 aws.amazon.com/neuron`; empty: none."""
-    pods: tuple[RuntimePod, ...]
-    """The runtime pods that are not being deleted."""
-    problems: tuple[PodProblem, ...]
-    verdicts: tuple[PinVerdict, ...]
-    missing_for_job: str
-    """What the nodes lack for the optimisation job; empty: nothing is known to be missing."""
-    exposure: ExposurePlan
-    rollout: TurnDecision | None = None
-    """The place in the line of the rollout; None: there is none that needs one."""
-    canary: CanaryPlan = NO_CANARY
-
-
-def conditions_of(state: EndpointState) -> dict[str, Finding]:
-    """The findings of all conditions by type, Ready last."""
-    endpoint, observed, serving = state.endpoint, state.observed, state.serving
-    ready_pods = {entry.pod.name for entry in state.pods if entry.pod.ready}
-    pinned = cores_pinned(state.verdicts, ready_pods, devices=state.devices)
-    found: dict[str, Finding] = {
-        ConditionType.ACCEPTED: state.acceptance,
-        ConditionType.MODEL_RESOLVED: model_resolved(endpoint, state.wanted),
-        ConditionType.OPTIMIZED: optimized(endpoint, state.wanted, serving, state.missing_for_job),
-        ConditionType.ACCURACY_WITHIN_BUDGET: accuracy(state.wanted, serving),
-        ConditionType.CORES_PINNED: pinned,
-        ConditionType.AVAILABLE: available(
-            endpoint,
-            serving,
-            observed.deployment,
-            state.replicas,
-            state.problems,
-            held=gateway.answers(endpoint, observed.gateway) if gateway.wanted(endpoint) else None,
-        ),
-        ConditionType.OBJECTIVE_MET: objective(endpoint, serving, pinned, state.verdicts),
-        ConditionType.CURVE_CURRENT: curve_current(endpoint, observed.scale),
-        ConditionType.METRICS_AVAILABLE: metrics_available(observed, endpoint),
-        ConditionType.PROGRESSING: progressing(
-            endpoint,
-            observed.deployment,
-            state.replicas,
-            desired_template=state.desired_template,
-            pods=state.pods,
-            problems=state.problems,
-            room=state.devices or f"{state.cpus} free CPUs",
-            turn=state.rollout,
-            canary=state.canary.finding,
-        ),
-    }
-    if state.exposure.finding is not None:
-        found[ConditionType.EXPOSED] = state.exposure.finding
-    found[ConditionType.READY] = ready(endpoint, found, state.problems)
-    return found
-
-
-def ready(endpoint: ParsedEndpoint, findings: Mapping[str, Finding], problems: Sequence[PodProblem]) -> Finding:
-    """Ready: the pods serve what the spec asks for and are known to own their cores.
-
-    The reason of a false Ready is the reason of the first condition that prevents it. An endpoint may answer requests
-    without being Ready: that is the condition Available.
-    """
-    if endpoint.spec.suspend:
-        return no(Reason.SUSPENDED, "The endpoint is suspended. Set spec.suspend to false to serve again.")
-    answering = findings[ConditionType.AVAILABLE]
-    idle = answering.true and answering.reason == Reason.SCALED_TO_ZERO
-    for kind in NEEDED:
-        finding = findings[kind]
-        if idle and kind == ConditionType.CORES_PINNED and not finding.false:
-            # There is no pod to inspect. The next one will be inspected.
-            continue
-        if not finding.true:
-            return no(finding.reason, finding.message)
-    for kind in NOT_DENIED:
-        found = findings.get(kind)
-        if found is not None and found.false:
-            return no(found.reason, found.message)
-    crashing = [problem for problem in problems if problem.crashing]
-    if crashing:
-        return no(crashing[0].reason, crashing[0].message)
-    rollout = findings[ConditionType.PROGRESSING]
-    if rollout.reason in UNFINISHED:
-        return no(rollout.reason, rollout.message)
-    return yes(Reason.SCALED_TO_ZERO if idle else Reason.SERVING, answering.message)

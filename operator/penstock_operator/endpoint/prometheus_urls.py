@@ -1,7 +1,7 @@
 """Which Prometheus servers the operator may query for an endpoint. Pure; the addresses that a host resolves to are
 checked when the connection is made (`scaling/read/prometheus.py`).
 
-Users who may create ModelEndpoints choose the URL, and the operator connects from its own place in the network. Without
+Users who may create ModelEndpoints choose the URL, and the operator connects from its network. Without
 an allow-list they could make it send requests to any server that it reaches.
 """
 

@@ -16,14 +16,16 @@ from penstock_operator.decide import Cause
 from penstock_operator.endpoint.prometheus_urls import url_problem
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint
-from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.findings import Event, Finding, clipped, no, sentence, stopped, unknown, yes
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.scaling import HPA, SCALED_OBJECT, DesiredScale, ScalerFacts
+from penstock_operator.facts.workloads import DeploymentFacts
 
 DECIDED = frozenset({ScalingMode.INTERNAL, ScalingMode.HPA, ScalingMode.KEDA})
 """The modes in which the autoscaler decides the replica count."""
+SCALER_MODES = frozenset({ScalingMode.HPA, ScalingMode.KEDA})
+"""The modes in which an object besides the operator writes the replica count."""
 
 
 def operator_writes(mode: ScalingMode) -> bool:
@@ -55,8 +57,8 @@ def replica_target(
     others: bool = False,
     most: int | None = None,
 ) -> ReplicaTarget:
-    """The replica count. `others`: a scaler of a previous mode still exists. `most`: what the quota of the namespace
-    allows; None: it has none.
+    """The replica count. `others`: a scaler of a previous mode still exists. `most`: the number that the quota of the
+    namespace allows; None: it has none.
 
     A suspended endpoint has 0 in every mode; an HPA ignores a Deployment with 0 replicas.
     """

@@ -13,16 +13,10 @@ from penstock.resources.endpoint import OptimizationMode
 from penstock.resources.optimized_model import OptimizedModelSpec, OptimizedModelStatus
 from penstock.resources.result import ArtefactReference, Result
 from penstock.tasks import TaskName
-from penstock_operator.endpoint.optimization.model import (
-    OptimizationState,
-    OptimizedModelFacts,
-    artefact_uri,
-    status_of,
-    target_of,
-)
+from penstock_operator.endpoint.optimization.model import OptimizationState, artefact_uri, status_of, target_of
 from penstock_operator.endpoint.spec import ParsedEndpoint
-from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.reasons import Reason
+from penstock_operator.facts.workloads import DeploymentFacts, OptimizedModelFacts
 
 WORSE_SHARE = 0.9
 """A result with less than this share of the present capacity, measured alike, is worse; less difference is noise."""
@@ -53,7 +47,7 @@ class ServingChoice:
     baseline: bool = False
     """It is the fp32 graph, and the search has not ended."""
     kept: str = ""
-    """Why it is not the artefact that the present spec asks for; empty: it is."""
+    """Why it is not the artefact of the present spec; empty: it is."""
     same_spec: bool = False
     """It is kept, and another version of the optimiser made it for the same spec."""
     target: NeuronGeneration | None = None
@@ -73,7 +67,7 @@ def choose(
 ) -> ServingChoice | None:
     """What to serve; None: nothing yet.
 
-    `wanted` is the OptimizedModel of the present spec (None: pinned, or not known), `serving` that of the Deployment.
+    `wanted` is the OptimizedModel of the present spec (None: pinned, or not known), `serving` the Deployment's.
     An artefact that a spec pins serves only if the spec is `accepted`. `pinned`: the OptimizedModel that has it.
     """
     spec = endpoint.spec
@@ -120,7 +114,7 @@ def choose(
 def _why_worse(new: OptimizationState, old: OptimizationState) -> str:
     """Why the result of the present spec should not replace what serves; empty when it should.
 
-    Capacities are compared only where nothing but the version of the optimiser differs: a changed spec asks for
+    Capacities are compared only where nothing but the version of the optimiser differs: a changed spec is
     something else.
     """
     found, present = new.status.result, old.status.result
@@ -192,7 +186,7 @@ def _measured(status: OptimizedModelStatus, artefact: ArtefactReference | None) 
 
 
 def _unknown(endpoint: ParsedEndpoint, digest: str, deployment: DeploymentFacts | None, *, kept: str) -> ServingChoice:
-    """A previously pinned artefact, or one whose OptimizedModel was deleted: the Deployment is not changed."""
+    """A previously pinned artefact, or the artefact of a deleted OptimizedModel: the Deployment is not changed."""
     spec = endpoint.spec
     return ServingChoice(
         artefact=None,

@@ -1,4 +1,4 @@
-"""The input of a plan: what was read from the cluster for one endpoint, at one moment.
+"""The input of a plan: the observations of the cluster for one endpoint, at one moment.
 
 `penstock_operator.facts` has the values, so that tests can state facts instead of whole API objects.
 """
@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from penstock_operator.endpoint.optimization.model import OptimizedModelFacts
 from penstock_operator.endpoint.spec import ParsedEndpoint
-from penstock_operator.facts.deployments import DeploymentFacts, ReplicaSetFacts
-from penstock_operator.facts.findings import Finding
+from penstock_operator.facts.findings import Event, Finding
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import (
     Json,
@@ -21,8 +19,36 @@ from penstock_operator.facts.names import (
 from penstock_operator.facts.pods import Neighbour, RuntimePod
 from penstock_operator.facts.routes import HostClaim, RouteFacts
 from penstock_operator.facts.scaling import CanaryReport, DesiredScale, ScalerFacts
+from penstock_operator.facts.workloads import DeploymentFacts, OptimizedModelFacts, ReplicaSetFacts
 from penstock_operator.limits.concurrency import Line
 from penstock_operator.limits.quotas import NamespaceUse
+
+
+@dataclass(frozen=True)
+class StatusWrite:
+    """The whole status of an OptimizedModel, to write if it differs from the present one."""
+
+    name: str
+    status: Json
+
+
+REPORT_SECONDS = 2.0
+"""Interval between plans while a pod has not yet reported its host."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one question or one kind of object adds to the plan of an endpoint."""
+
+    apply: tuple[Json, ...] = ()
+    """Desired objects in the order to apply them."""
+    delete: tuple[Ref, ...] = ()
+    """Existing objects to delete."""
+    writes: tuple[StatusWrite, ...] = ()
+    """Statuses of OptimizedModels."""
+    events: tuple[Event, ...] = ()
+    requeue: tuple[float, ...] = ()
+    """Seconds until the next plan; the shortest of all parts counts."""
 
 
 @dataclass(frozen=True)
@@ -79,4 +105,4 @@ class EndpointSnapshot:
     route: RouteFacts | None = None
     """Its Ingress or HTTPRoute."""
     host_claims: tuple[HostClaim, ...] = ()
-    """The other endpoints of the cluster that ask for the same host or have it."""
+    """The other endpoints of the cluster that name the same host or have it."""

@@ -1,8 +1,8 @@
-"""Parses a ModelEndpoint and the HardwareClass that it names, and compares what it asks for with the lists of the
+"""Parses a ModelEndpoint and the HardwareClass that it names, and compares the spec with the lists of the
 cluster's administrator.
 
 A ModelEndpoint becomes pods. Without these lists, a user who may create ModelEndpoints but no pods could mount folders
-of the nodes, use service accounts with a cloud role, or run on nodes that are reserved for others.
+of the nodes, use service accounts with a cloud role, or run on nodes that are reserved.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pydantic import ValidationError
 
 from penstock.errors import PenstockError, SpecError, closest
 from penstock.hardware import NeuronGeneration
-from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
+from penstock.resources.core import ModelSource, Scheme
+from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpointSpec
 from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
-from penstock.resources.source import ModelSource, Scheme
 from penstock_operator.facts.findings import Finding, no, sentence
 from penstock_operator.facts.installation import AllowList, PlanSettings
 from penstock_operator.facts.names import (
@@ -97,6 +97,15 @@ class ParsedEndpoint:
         return f"http{'' if self.spec.tls is None else 's'}://{self.name}.{self.namespace}.svc"
 
     @property
+    def wants_gateway(self) -> bool:
+        """Whether it needs a gateway. Not while it is suspended: no replica would come to answer held requests."""
+        spec = self.spec
+        if spec.suspend or spec.gateway.mode is GatewayMode.NEVER:
+            return False
+        canary = spec.rollout.canary is not None
+        return spec.gateway.mode is GatewayMode.ALWAYS or spec.scaling.min_replicas == 0 or canary
+
+    @property
     def service_port(self) -> int:
         """The port of its Service."""
         return SERVICE_PORT if self.spec.tls is None else SERVICE_TLS_PORT
@@ -137,19 +146,33 @@ def neuron_target(name: str, classes: Mapping[str, Mapping[str, Any]]) -> Neuron
     return found.target if isinstance(found, HardwareClassSpec) else None
 
 
-def usable(found: HardwareClassSpec | Finding, cores: int) -> HardwareClassSpec | None:
-    """The class if it exists and pods with this number of cores are possible on it; else None."""
-    if isinstance(found, Finding):
-        return None
-    try:
-        found.requests(cores)
-    except SpecError:
-        return None
-    return found
+class HardwareClasses:
+    """The HardwareClasses of the cluster. Each is parsed once for a plan: parsing is a large part of its cost."""
+
+    def __init__(self, values: Mapping[str, Mapping[str, Any]]) -> None:
+        self._values = values
+        self._found: dict[str, HardwareClassSpec | Finding] = {}
+
+    def get(self, name: str) -> HardwareClassSpec | Finding:
+        """The class of this name, or the finding why it cannot be used."""
+        if name not in self._found:
+            self._found[name] = hardware_class(name, self._values)
+        return self._found[name]
+
+    def usable(self, name: str, cores: int) -> HardwareClassSpec | None:
+        """The class if it exists and pods with this number of cores are possible on it; else None."""
+        found = self.get(name)
+        if isinstance(found, Finding):
+            return None
+        try:
+            found.requests(cores)
+        except SpecError:
+            return None
+        return found
 
 
 def refusal(spec: ModelEndpointSpec, allowed: AllowList, namespace: Mapping[str, str]) -> Finding | None:
-    """Why the endpoint may not have what it asks for: the finding of the first such field; None if all is allowed.
+    """Why the spec is not allowed: the finding of the first refused field; None if all is allowed.
     `namespace`: the labels of its namespace."""
     source = spec.source
     if allowed.sources and not is_covered(source, prefixes := allowed_sources(allowed.sources, namespace)):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 
 from penstock.capacity import per_million, per_month
 from penstock.resources.endpoint import OptimizationMode
+from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.status import (
     Condition,
     ConditionStatus,
@@ -24,20 +26,168 @@ from penstock.resources.status import (
     timestamp,
     updated_conditions,
 )
-from penstock_operator.endpoint.conditions import (
-    EndpointState,
+from penstock_operator.endpoint.conditions import accuracy, available, model_resolved, optimized, progressing
+from penstock_operator.endpoint.objects import gateway
+from penstock_operator.endpoint.objects.canary import NO_CANARY, CanaryPlan
+from penstock_operator.endpoint.objects.exposure import ExposurePlan
+from penstock_operator.endpoint.optimization.model import (
+    OptimizationState,
 )
-from penstock_operator.endpoint.objective import p95_text, speed_text
-from penstock_operator.endpoint.optimization.model import OptimizationState
-from penstock_operator.endpoint.pods.judging import pod_reports
-from penstock_operator.endpoint.replica_count import DECIDED, scaling_status
+from penstock_operator.endpoint.pods.judging import PinVerdict, PodProblem, pod_reports
+from penstock_operator.endpoint.replica_count import (
+    DECIDED,
+    ReplicaTarget,
+    curve_current,
+    metrics_available,
+    scaling_status,
+)
+from penstock_operator.endpoint.reported import cores_pinned, objective, p95_text, speed_text
 from penstock_operator.endpoint.serving import ServingChoice
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
-from penstock_operator.endpoint.spec import hardware_class
-from penstock_operator.facts.findings import TRUE, UNKNOWN, Event, Finding, clipped, no, unknown
-from penstock_operator.facts.names import Json, runtime_selector
+from penstock_operator.endpoint.spec import ParsedEndpoint, hardware_class
+from penstock_operator.facts.findings import TRUE, UNKNOWN, Event, Finding, clipped, no, unknown, yes
+from penstock_operator.facts.names import (
+    Json,
+    runtime_selector,
+)
 from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import Reason
+from penstock_operator.limits.concurrency import SlotDecision
+
+NEEDED = (ConditionType.ACCEPTED, ConditionType.OPTIMIZED, ConditionType.AVAILABLE, ConditionType.CORES_PINNED)
+"""Ready requires these conditions to be true."""
+NOT_DENIED = (
+    ConditionType.MODEL_RESOLVED,
+    ConditionType.ACCURACY_WITHIN_BUDGET,
+    ConditionType.OBJECTIVE_MET,
+    ConditionType.EXPOSED,
+)
+"""Ready requires these conditions not to be false. Unknown does not prevent Ready: an artefact may be pinned, or a
+measurement may have been left out.
+
+MetricsAvailable is in neither group: an endpoint serves without metrics; only its replica count no longer changes.
+"""
+
+UNFINISHED = {
+    Reason.ROLLING_OUT,
+    Reason.ROLLOUT_QUEUED,
+    Reason.NO_ROOM_FOR_SURGE,
+    Reason.ROLLOUT_STUCK,
+    Reason.CANARY_RUNNING,
+    Reason.CANARY_REJECTED,
+    Reason.NAME_TAKEN,
+}
+"""Reasons of Progressing with which the pods do not, or not all, serve the present spec."""
+
+
+@dataclass(frozen=True)
+class EndpointState:
+    """Everything that the conditions and the status of one endpoint are computed from."""
+
+    endpoint: ParsedEndpoint
+    observed: EndpointSnapshot
+    acceptance: Finding
+    wanted: OptimizationState | None
+    """The OptimizedModel of the present spec; None: the artefact is pinned, or the spec is not accepted."""
+    serving: ServingChoice | None
+    models: tuple[OptimizationState, ...]
+    """`wanted`, and the OptimizedModel of the Deployment."""
+    replicas: ReplicaTarget
+    desired_template: str
+    """The hash of the desired pod template; empty: the present template stays."""
+    cpus: int
+    """CPUs that a new pod requests."""
+    devices: str
+    """Devices that a new pod requests, such as `1 aws.amazon.com/neuron`; empty: none."""
+    hardware: HardwareClassSpec | None
+    """The class of the pods, if pods are possible on it."""
+    pods: tuple[RuntimePod, ...]
+    """The runtime pods that are not being deleted."""
+    problems: tuple[PodProblem, ...]
+    verdicts: tuple[PinVerdict, ...]
+    missing_for_job: str
+    """Why no node takes the optimisation job; empty: nothing is known to be missing."""
+    exposure: ExposurePlan
+    rollout: SlotDecision | None = None
+    """Whether the rollout has a slot; None: none needs one."""
+    canary: CanaryPlan = NO_CANARY
+
+
+def conditions_of(state: EndpointState) -> dict[str, Finding]:
+    """The findings of all conditions by type, Ready last."""
+    endpoint, observed, serving = state.endpoint, state.observed, state.serving
+    ready_pods = {entry.pod.name for entry in state.pods if entry.pod.ready}
+    pinned = unknown(Reason.NO_PODS, "No pod runs that could say where.")
+    if state.verdicts or state.devices:
+        pinned = cores_pinned(state.verdicts, ready_pods, devices=state.devices)
+    aims = endpoint.spec.objective
+    met = yes(Reason.NO_OBJECTIVE, "The spec states none: the best of latency and throughput serves.")
+    stated = aims.latency is not None or aims.throughput is not None or aims.is_for_tokens
+    if stated or any(verdict.wrong_cpu for verdict in state.verdicts):
+        met = objective(endpoint, serving, pinned, state.verdicts)
+    found: dict[str, Finding] = {
+        ConditionType.ACCEPTED: state.acceptance,
+        ConditionType.MODEL_RESOLVED: model_resolved(endpoint, state.wanted),
+        ConditionType.OPTIMIZED: optimized(endpoint, state.wanted, serving, state.missing_for_job),
+        ConditionType.ACCURACY_WITHIN_BUDGET: accuracy(state.wanted, serving),
+        ConditionType.CORES_PINNED: pinned,
+        ConditionType.AVAILABLE: available(
+            endpoint,
+            serving,
+            observed.deployment,
+            state.replicas,
+            state.problems,
+            held=gateway.answers(endpoint, observed.gateway) if endpoint.wants_gateway else None,
+        ),
+        ConditionType.OBJECTIVE_MET: met,
+        ConditionType.CURVE_CURRENT: curve_current(endpoint, observed.scale),
+        ConditionType.METRICS_AVAILABLE: metrics_available(observed, endpoint),
+        ConditionType.PROGRESSING: progressing(
+            endpoint,
+            observed.deployment,
+            state.replicas,
+            desired_template=state.desired_template,
+            pods=state.pods,
+            problems=state.problems,
+            room=state.devices or f"{state.cpus} free CPUs",
+            turn=state.rollout,
+            canary=state.canary.finding,
+        ),
+    }
+    if state.exposure.finding is not None:
+        found[ConditionType.EXPOSED] = state.exposure.finding
+    found[ConditionType.READY] = ready(endpoint, found, state.problems)
+    return found
+
+
+def ready(endpoint: ParsedEndpoint, findings: Mapping[str, Finding], problems: Sequence[PodProblem]) -> Finding:
+    """Ready: the pods serve the present spec and are known to own their cores.
+
+    The reason of a false Ready is the reason of the first condition that prevents it. An endpoint may answer requests
+    without being Ready: that is the condition Available.
+    """
+    if endpoint.spec.suspend:
+        return no(Reason.SUSPENDED, "The endpoint is suspended. Set spec.suspend to false to serve again.")
+    answering = findings[ConditionType.AVAILABLE]
+    idle = answering.true and answering.reason == Reason.SCALED_TO_ZERO
+    for kind in NEEDED:
+        finding = findings[kind]
+        if idle and kind == ConditionType.CORES_PINNED and not finding.false:
+            # There is no pod to inspect. The next one will be inspected.
+            continue
+        if not finding.true:
+            return no(finding.reason, finding.message)
+    for kind in NOT_DENIED:
+        found = findings.get(kind)
+        if found is not None and found.false:
+            return no(found.reason, found.message)
+    crashing = [problem for problem in problems if problem.crashing]
+    if crashing:
+        return no(crashing[0].reason, crashing[0].message)
+    rollout = findings[ConditionType.PROGRESSING]
+    if rollout.reason in UNFINISHED:
+        return no(rollout.reason, rollout.message)
+    return yes(Reason.SCALED_TO_ZERO if idle else Reason.SERVING, answering.message)
 
 
 def conditions(
@@ -80,7 +230,7 @@ WITH_EVENTS = (
     ConditionType.CURVE_CURRENT,
     ConditionType.PROGRESSING,
 )
-"""Conditions whose changes post an Event. Ready is left out: it repeats another condition."""
+"""Conditions that post an Event when they change. Ready is left out: it repeats another condition."""
 NORMAL = {
     Reason.OPTIMIZING,
     Reason.OPTIMIZATION_PENDING,
@@ -111,7 +261,7 @@ WITHOUT_EVENTS = {
 
 
 def events(before: Iterable[Condition], after: Iterable[Condition]) -> tuple[Event, ...]:
-    """One Event for each condition whose status or reason changed."""
+    """One Event for each condition with another status or reason."""
     old = tuple(before)
     found: dict[tuple[str, str], Event] = {}
     for condition in after:
@@ -163,7 +313,7 @@ def endpoint_status(state: EndpointState, findings: Mapping[str, Finding], befor
             observed.now,
         ),
         canary=state.canary.status,
-        pods=pod_reports(state.pods, state.verdicts, state.problems),
+        pods=pod_reports(state.pods, state.verdicts, state.problems) if state.pods else (),
         history=history(before, shown, observed.now),
     )
 
@@ -177,7 +327,8 @@ def _model_of_spec(state: EndpointState) -> str:
 
 
 def invalid_spec_status(observed: EndpointSnapshot, why: Finding) -> EndpointStatus:
-    """The status of an endpoint whose spec cannot be parsed: Accepted is false, all other conditions are unknown."""
+    """The status of an endpoint with a spec that cannot be parsed: Accepted is false, all other conditions are
+    unknown."""
     status = observed.endpoint.get("status") or {}
     generation = int(observed.endpoint["metadata"].get("generation") or 1)
     findings: dict[str, Finding] = {kind: unknown(Reason.NOT_ACCEPTED, why.message) for kind in ConditionType}

@@ -1,1 +1,1 @@
-"""Facts: names, settings and what was read from the cluster, as plain values. Nothing here reads or writes anything."""
+"""Facts: names, settings and observations of the cluster, as plain values. Nothing here reads or writes anything."""

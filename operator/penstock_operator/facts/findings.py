@@ -12,7 +12,6 @@ from typing import Literal
 from penstock.resources.status import (
     ConditionStatus,
 )
-from penstock_operator.facts.pod_data import unprintable_as_spaces
 
 MESSAGE_LIMIT = 2048
 """Characters; the API allows 32,768, but people read these."""
@@ -89,3 +88,9 @@ def sentence(text: str) -> str:
     """The text with a capital letter at its start and a full stop at its end."""
     text = stopped(text)
     return f"{text[:1].upper()}{text[1:]}"
+
+
+def unprintable_as_spaces(text: str) -> str:
+    """The text with each character that is not printable replaced by a space: control characters and line breaks, which
+    forge lines of logs and move the cursor of terminals, and characters that reverse the direction of writing."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)

@@ -24,12 +24,12 @@ class StoreVolume:
 
 @dataclass(frozen=True)
 class AllowList:
-    """What endpoints may ask for (`penstock_operator.endpoint.spec`). Names may end in `*`."""
+    """The sources and pod settings that endpoints may use (`penstock_operator.endpoint.spec`). Names may end in `*`."""
 
     file_prefixes: tuple[str, ...] = ()
-    """Folders of the nodes whose models `file://` sources may name: absolute paths without `.` and `..`."""
+    """Folders of the nodes with models that `file://` sources may name: absolute paths without `.` and `..`."""
     sources: tuple[AllowedSources, ...] = ()
-    """Other sources by namespace. Empty: all. As soon as there is a rule, a namespace has what its rules list."""
+    """Other sources by namespace. Empty: all. As soon as there is a rule, a namespace has the sources of its rules."""
     tolerations: tuple[str, ...] = ()
     """Keys of taints."""
     node_selectors: tuple[str, ...] = (
@@ -60,7 +60,7 @@ class NeuronSettings:
     runtime_image: str = "localhost/penstock-runtime-neuron"
     optimizer_image: str = "localhost/penstock-optimizer-neuron"
     legacy_runtime_image: str = "localhost/penstock-runtime-neuron-legacy"
-    """Of Inf1, whose packages need other versions of Python and PyTorch."""
+    """Of Inf1: its packages need other versions of Python and PyTorch."""
     legacy_optimizer_image: str = "localhost/penstock-optimizer-neuron-legacy"
     compile_cpus: int = 8
     compile_memory: str = "24Gi"
@@ -97,15 +97,15 @@ class PlanSettings:
     max_concurrent_optimizations: int = 1
     """Optimisation jobs that run at the same time in the whole cluster."""
     max_concurrent_rollouts: int = 1
-    """Endpoints whose pods are replaced at the same time in the whole cluster."""
+    """Endpoints that replace their pods at the same time in the whole cluster."""
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     ignored_namespaces: frozenset[str] = frozenset()
-    """Namespaces whose endpoints another operator plans."""
+    """Namespaces with endpoints that another operator plans."""
     operator_namespace: str = "penstock-system"
     """Pods of this namespace may reach the internal port of runtime pods."""
     monitoring_labels: tuple[tuple[str, str], ...] = (("penstock.dev/monitoring", "true"),)
-    """Labels (name and value) of the other namespaces whose pods may; empty: none."""
+    """Labels (name and value) of further namespaces with pods that may; empty: none."""
     max_attempts: int = 5
     """Maximum number of runs of one optimisation job when the failure is retryable."""
     backoff_seconds: float = 10.0
@@ -139,7 +139,7 @@ class PlanSettings:
     quotas: tuple[NamespaceQuota, ...] = ()
     """How much the endpoints of a namespace may have together."""
     metadata_for_accounts: bool = False
-    """Pods with a service account of their own may reach the metadata service of their node."""
+    """Pods with a service account other than `default` may reach the metadata service of their node."""
     prometheus_hosts: tuple[str, ...] = ()
     """Hosts of the Prometheus servers that endpoints may name as well: `host`, `*.domain`, with or without a port."""
     extra_env: tuple[tuple[str, str], ...] = ()
@@ -148,7 +148,7 @@ class PlanSettings:
     """User and group id of the pods; 0: the platform chooses them (OpenShift)."""
     ca_config_map: str = ""
     """A ConfigMap in each endpoint's namespace (and the operator's) with the CA certificates that jobs and runtime pods
-    trust. Empty: those of the images."""
+    trust. Empty: the certificates of the images."""
     ca_key: str = "ca.crt"
     """Its key, with PEM certificates."""
 
@@ -175,7 +175,7 @@ class PlanSettings:
 
     @property
     def whole_store(self) -> StoreUri:
-        """The store of the installation, with those of all namespaces."""
+        """The store of the installation, with the stores of all namespaces."""
         return StoreUri.parse(self.store_uri)
 
     def store_of(self, namespace: str) -> StoreUri:

@@ -26,9 +26,9 @@ CORES = f"{GROUP}/cores"
 TEMPLATE_HASH = f"{GROUP}/template-hash"
 """Annotation of runtime pods: the hash of the pod template as the operator wrote it."""
 ROLLOUT_SINCE = f"{GROUP}/rollout-waits-since"
-"""Annotation of a paused Deployment: since when its new pod template waits for its turn."""
+"""Annotation of a paused Deployment: since when its new pod template waits for a slot."""
 ROLLOUT_BEGAN = f"{GROUP}/rollout-began"
-"""Annotation of a Deployment: when its last rollout had its turn."""
+"""Annotation of a Deployment: when its last rollout got a slot."""
 
 CANARY = f"{GROUP}/canary"
 """Label of the pods of a canary."""
@@ -56,7 +56,7 @@ GATEWAY_STATUS_PORT = 8404
 
 LABEL_LIMIT = 63
 POD_PREFIX_LIMIT = 57
-"""The API server cuts what it makes the names of pods from to 58 characters: the name of the Deployment, a dash, and
+"""The API server makes the names of pods from a prefix of 58 characters: the name of the Deployment, a dash, and
 more."""
 
 
@@ -98,6 +98,11 @@ def gateway_binding_name(endpoint: str) -> str:
 def pods_service_name(endpoint: str) -> str:
     """The name of the headless Service that lists the runtime pods for the gateway."""
     return shortened(endpoint, suffix="-pods")
+
+
+def gateway_names(endpoint: str) -> frozenset[str]:
+    """The names of all objects of an endpoint's gateway."""
+    return frozenset({gateway_name(endpoint), gateway_binding_name(endpoint), pods_service_name(endpoint)})
 
 
 def gateway_selector(endpoint: str) -> dict[str, str]:

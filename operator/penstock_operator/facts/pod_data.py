@@ -13,8 +13,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from penstock_operator.facts.findings import unprintable_as_spaces
+
 MAX_DEPTH = 16
-"""Nesting of arrays and objects: twice what a runtime's /info has."""
+"""Nesting of arrays and objects: twice the depth of a runtime's /info."""
 MAX_INTEGER = 2**63 - 1
 """The API server stores 64-bit integers."""
 MAX_FLOAT = 1e15
@@ -30,12 +32,6 @@ PROGRESS_MAX_BYTES = 8192
 
 class Unreadable(ValueError):
     """Data of a pod that cannot be used; the message is a clause without control characters."""
-
-
-def unprintable_as_spaces(text: str) -> str:
-    """The text with each character that is not printable replaced by a space: control characters and line breaks, which
-    forge lines of logs and move the cursor of terminals, and characters that reverse the direction of writing."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
 
 
 def read_json(data: str | bytes, *, max_bytes: int) -> Any:
@@ -74,7 +70,7 @@ def _bounded(value: Any, depth: int) -> Any:
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first problem of a validation as a clause: the field and what it has to be, without its value."""
+    """The first problem of a validation as a clause: the field and its required form, without its value."""
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(map(str, problem["loc"]))
     return unprintable_as_spaces(f"{place}: {problem['msg']}" if place else problem["msg"])[:200]

@@ -132,7 +132,7 @@ class PodFacts:
 
 @dataclass(frozen=True)
 class HostReport:
-    """What a runtime pod reports about its host: `host` of its `/info`."""
+    """A runtime pod's report about its host: `host` of its `/info`."""
 
     cpus: tuple[int, ...] = ()
     """CPUs where it may run: cpuset and affinity."""
@@ -267,7 +267,7 @@ class JobProgress:
 
 @dataclass(frozen=True)
 class JobReport:
-    """What the pod of a running job answers to `GET /progress`."""
+    """The answer of a running job's pod to `GET /progress`."""
 
     progress: JobProgress | None = None
     baseline_digest: str = ""
@@ -326,7 +326,7 @@ class JobFacts:
 
     @classmethod
     def from_object(cls, job: Object, pod: Object | None = None, report: JobReport | None = None) -> JobFacts:
-        """Extract the facts of a Job object and its (newest) pod, whose report this is."""
+        """Extract the facts of a Job object and its (newest) pod with its report."""
         metadata, status = job["metadata"], job.get("status") or {}
         true = {entry["type"]: entry for entry in status.get("conditions") or [] if entry.get("status") == "True"}
         failed = true.get("Failed") or {}

@@ -55,7 +55,7 @@ def _refused(parents: Iterable[Object]) -> str:
 
 @dataclass(frozen=True)
 class HostClaim:
-    """An endpoint that asks for a host which its namespace may use, or that still has a route to it."""
+    """An endpoint with a host in its spec which its namespace may use, or that still has a route to it."""
 
     namespace: str
     name: str

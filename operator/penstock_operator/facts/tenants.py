@@ -1,4 +1,4 @@
-"""What the administrator's rules for tenants allow in a namespace: the sources of models, the quotas, and hosts.
+"""The administrator's rules for namespaces: the sources of models, the quotas, and hosts.
 
 The chart's values `policy.allowedSources`, `policy.quotas` and `policy.exposure.hosts` are lists of such rules, each
 for the namespaces that its selector includes. `penstock_operator.limits.quotas` counts.
@@ -12,11 +12,10 @@ from typing import Annotated, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from penstock.resources.base import Spec
+from penstock.resources.base import Spec, TextRule
+from penstock.resources.core import ModelSource, Scheme
 from penstock.resources.exposure import HOST_PATTERN
 from penstock.resources.hardware_class import NamespaceSelector
-from penstock.resources.rules import TextRule
-from penstock.resources.source import ModelSource, Scheme
 
 SourcePrefix = Annotated[
     str, Field(max_length=512, pattern=r"^(hf|s3|gs|az|pvc|pkg)://([A-Za-z0-9._=+-]+(/[A-Za-z0-9._=+-]+)*/?)?$")

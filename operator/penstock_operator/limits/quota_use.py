@@ -1,7 +1,7 @@
-"""What the endpoints of a namespace use of its quota, from the caches, and what the last plans gave them.
+"""Counts the use of quotas by the endpoints of a namespace, from the caches, and the allocations of the last plans.
 
-A plan is made and its grant is noted without a pause between the two. A grant counts until the caches have the object
-that it became: otherwise two endpoints that are reconciled at the same time would both get the last core.
+A plan is made and its allocation is noted without a pause between the two. An allocation counts until the caches have
+the object that it became: otherwise two endpoints that are reconciled at the same time would both get the last core.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from penstock_operator.cluster.store import ObjectKey, PackedObject, Store, StoreChange
-from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.scaling import ScalerFacts
 from penstock_operator.facts.tenants import NamespaceQuota
-from penstock_operator.limits.quotas import Amount, Claim, Grant, Limit, NamespaceUse, claim_of, limit_of
+from penstock_operator.facts.workloads import DeploymentFacts
+from penstock_operator.limits.quotas import Allocation, Amount, Claim, Limit, NamespaceUse, claim_of, limit_of
 
 
 class QuotaUse:
@@ -33,10 +33,11 @@ class QuotaUse:
         self._scalers = scalers
         self._labels = labels
         self._claims: dict[ObjectKey, tuple[int, Claim]] = {}
-        """By endpoint: the version of the object, and the claim without what it has."""
-        self._grants: dict[ObjectKey, tuple[str, Grant]] = {}
-        """By endpoint: its uid, and what the last plan gave it."""
-        endpoints.listen(self._on_endpoint)
+        """By endpoint: the version of the object, and the claim without present use."""
+        self._allocations: dict[ObjectKey, tuple[str, Allocation]] = {}
+        """By endpoint: its uid, and the allocation of the last plan."""
+        if quotas:
+            endpoints.listen(self._on_endpoint)
 
     def seen_by(self, key: ObjectKey) -> NamespaceUse | None:
         """The claims on the quota of an endpoint's namespace; None: no quota selects it."""
@@ -47,20 +48,20 @@ class QuotaUse:
         own = claims.pop(key)
         return NamespaceUse(limit, own, tuple(claims.values()))
 
-    def put(self, key: ObjectKey, uid: str, grant: Grant | None) -> None:
-        """Note what a plan gave to an endpoint; None: nothing new."""
-        if grant is None:
-            self._grants.pop(key, None)
+    def put(self, key: ObjectKey, uid: str, allocation: Allocation | None) -> None:
+        """Note the allocation of an endpoint's plan; None: nothing new."""
+        if allocation is None:
+            self._allocations.pop(key, None)
         else:
-            self._grants[key] = (uid, grant)
+            self._allocations[key] = (uid, allocation)
 
     def most(self, key: ObjectKey) -> int | None:
         """The replicas that an endpoint may have, as of its last plan; None: not limited."""
-        found = self._grants.get(key)
+        found = self._allocations.get(key)
         return None if found is None else found[1].most
 
     def namespaces(self) -> Iterator[tuple[str, Limit, Amount]]:
-        """Each namespace with a quota and endpoints: its limit, and what is used."""
+        """Each namespace with a quota and endpoints: its limit, and the used amount."""
         names = sorted({key.namespace for key in self._endpoints}) if self._quotas else []
         for name in names:
             limit = limit_of(self._quotas, self._labels(name))
@@ -82,10 +83,10 @@ class QuotaUse:
         if deployment is not None:
             replicas = max(deployment.wanted, *(scaler.most for scaler in self._scalers_of(key)), 0)
             held = Amount(replicas * (deployment.cores or cores), replicas)
-            # The pods of an earlier spec serve until those of the present one are ready.
+            # The pods of an earlier spec serve until pods of the present one are ready.
             cores = max(cores, deployment.cores)
-        uid, grant = self._grants.get(key, ("", None))
-        given = grant.amount if grant is not None and uid == entry.uid else Amount()
+        uid, allocation = self._allocations.get(key, ("", None))
+        given = allocation.amount if allocation is not None and uid == entry.uid else Amount()
         return claim.having(held.at_least(given), cores=cores)
 
     def _scalers_of(self, key: ObjectKey) -> Iterator[ScalerFacts]:
@@ -96,4 +97,4 @@ class QuotaUse:
     def _on_endpoint(self, change: StoreChange[PackedObject]) -> None:
         if change.new is None:
             self._claims.pop(change.key, None)
-            self._grants.pop(change.key, None)
+            self._allocations.pop(change.key, None)

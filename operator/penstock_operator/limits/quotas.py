@@ -1,11 +1,11 @@
 """Quotas: how many cores and replicas the endpoints of a namespace may have together.
 
-Each endpoint claims its smallest number of replicas. A claim that was accepted, and what an endpoint has in addition
-(replicas that the autoscaler added, pods of an earlier spec), is not taken away for another endpoint. Of the claims
-that were not accepted, the oldest goes first. The rest of the quota is for the autoscaler: what one endpoint takes is
-counted when the next one is planned.
+Each endpoint claims its smallest number of replicas. A claim that was accepted, and the cores and replicas of an
+endpoint in addition (replicas that the autoscaler added, pods of an earlier spec), is not taken away for another
+endpoint. Of the claims that were not accepted, the oldest goes first. The rest of the quota is for the autoscaler: what
+one endpoint takes is counted when the next one is planned.
 
-Pure. Cores are those of `spec.cores` for each replica; jobs, gateways and the additional pods of a rollout do not
+Pure. Cores are `spec.cores` for each replica; jobs, gateways and the additional pods of a rollout do not
 count.
 """
 
@@ -23,9 +23,10 @@ from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.tenants import NamespaceQuota
 
 WAITING_SECONDS = 15.0
-"""An endpoint that the quota refuses or limits is planned again after this time: others may have become smaller."""
+"""An endpoint that the quota refuses or limits is planned again after this time: another endpoint may have become
+smaller."""
 SOON = 10
-"""Of those that wait, this many are planned as often; those behind them in proportion to their place, because each plan
+"""Of those that wait, this many are planned as often; later ones in proportion to their position, because each plan
 looks at all endpoints of the namespace."""
 
 
@@ -75,7 +76,7 @@ def limit_of(quotas: Iterable[NamespaceQuota], labels: Mapping[str, str]) -> Lim
 
 
 class ClaimState(StrEnum):
-    """What the status of an endpoint has about its present spec."""
+    """The acceptance of the present spec by the status of an endpoint."""
 
     ACCEPTED = "Accepted"
     WAITING = "Waiting"
@@ -86,7 +87,7 @@ class ClaimState(StrEnum):
 
 @dataclass(frozen=True)
 class Claim:
-    """What one endpoint asks for and has."""
+    """The claim of one endpoint, and its present use."""
 
     name: str
     created: str
@@ -97,27 +98,27 @@ class Claim:
     """The number of replicas that it needs."""
     state: ClaimState = ClaimState.WAITING
     held: Amount = Amount()
-    """What its Deployment and HPA have, and what the last plan gave to it."""
+    """The amount of its Deployment and HPA, and of the last plan's allocation."""
 
     def having(self, held: Amount, *, cores: int) -> Claim:
-        """The same claim with what the endpoint has; `cores`: of one of its replicas."""
+        """The same claim with the endpoint's present use; `cores`: of one of its replicas."""
         # Not `replace`, which takes twice as long: a plan does this for each endpoint of the namespace.
         return Claim(self.name, self.created, cores, self.least, self.state, held)
 
     @property
     def needed(self) -> Amount:
-        """What it needs to be accepted."""
+        """The amount that it needs to be accepted."""
         return Amount(self.least * self.cores, self.least)
 
     @property
     def missing(self) -> Amount:
-        """What it needs in addition to what it has."""
+        """The needed amount above the present use."""
         needed, held = self.needed, self.held
         return Amount(max(0, needed.cores - held.cores), max(0, needed.replicas - held.replicas))
 
     @property
     def reserved(self) -> Amount:
-        """What others may not take."""
+        """The amount that no other endpoint may take."""
         return self.held.at_least(self.needed) if self.state is ClaimState.ACCEPTED else self.held
 
     @property
@@ -127,8 +128,8 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Grant:
-    """What a plan gave to an endpoint."""
+class Allocation:
+    """The part of the quota that a plan gave to an endpoint."""
 
     amount: Amount
     """Counts although the caches may not have its objects yet."""
@@ -138,7 +139,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class QuotaShare:
-    """What the quota allows one endpoint."""
+    """The cores and replicas that the quota allows one endpoint."""
 
     limit: Limit
     used: Amount
@@ -157,10 +158,10 @@ class QuotaShare:
         """When to plan the endpoint again if the quota refuses it."""
         return WAITING_SECONDS * (1 + self.ahead // SOON)
 
-    def grant(self, replicas: int) -> Grant | None:
-        """The grant of this number of replicas; None for an endpoint that is not accepted."""
+    def allocation(self, replicas: int) -> Allocation | None:
+        """The allocation of this number of replicas; None for an endpoint that is not accepted."""
         amount = Amount(replicas * self.cores, replicas).at_least(self.needed)
-        return Grant(amount, self.most) if self.accepted else None
+        return Allocation(amount, self.most) if self.accepted else None
 
     def finding(self, namespace: str) -> Finding | None:
         """Why the endpoint is not accepted; None: it is."""
@@ -183,7 +184,7 @@ class NamespaceUse:
     others: tuple[Claim, ...] = field(default=())
 
     def share(self) -> QuotaShare:
-        """What the quota allows this endpoint now."""
+        """The cores and replicas that the quota allows this endpoint now."""
         own, used = self.own, Amount()
         for other in self.others:
             used = used.plus(other.reserved)
@@ -208,7 +209,7 @@ class NamespaceUse:
 
 
 def claim_of(endpoint: Mapping[str, Any]) -> Claim:
-    """The claim of a ModelEndpoint object, without what it has."""
+    """The claim of a ModelEndpoint object, without its present use."""
     metadata, spec = endpoint["metadata"], endpoint.get("spec") or {}
     return Claim(
         name=metadata["name"],

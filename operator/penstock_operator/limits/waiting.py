@@ -1,4 +1,4 @@
-"""Counts who has a place and who waits (`penstock_operator.limits.concurrency`) from the caches, as they change."""
+"""Counts used slots and waiting requests (`penstock_operator.limits.concurrency`) from the caches, as they change."""
 
 from __future__ import annotations
 
@@ -12,62 +12,62 @@ from typing import Any, NamedTuple
 
 from penstock_operator.cluster.api import Json
 from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, StoreChange
-from penstock_operator.facts.deployments import DeploymentFacts, ReplicaSetFacts, rollout_has_place
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import canary_name
 from penstock_operator.facts.pods import JobFacts, PodFacts
+from penstock_operator.facts.workloads import DeploymentFacts, ReplicaSetFacts, rollout_has_slot
 from penstock_operator.limits.concurrency import (
     EPOCH,
     NOW,
     SHOWN,
     Ask,
     Line,
-    TurnDecision,
-    TurnKey,
+    SlotDecision,
+    SlotKey,
     in_rounds,
     waits_since,
 )
 
 START_SECONDS = 300.0
-"""A Job whose pod does not run after this time no longer keeps others waiting."""
+"""A Job whose pod does not run after this time no longer uses a slot."""
 CANARY_SECONDS = 3600.0
-"""A canary no longer keeps others waiting after this time: one with few requests may take days, and one whose endpoint
+"""A canary no longer uses a slot after this time: one with few requests may take days, and one whose endpoint
 is changed all the time has no end."""
 LEADER_SECONDS = 60.0
-"""A new leader gives no turn before it has planned all endpoints, but for this long at most."""
+"""A new leader gives no slot before it has planned all endpoints, but for this long at most."""
 
 
 class _Waiting(NamedTuple):
     """A subject that waits."""
 
     ask: Ask
-    endpoints: set[TurnKey]
-    """Those that ask for it: several may share an OptimizedModel."""
+    endpoints: set[SlotKey]
+    """The endpoints that requested it: several may share an OptimizedModel."""
 
 
 class WaitingList:
-    """The asks of endpoints, each with at most one. It lives in the memory of the leader, and each plan of an endpoint
-    replaces that endpoint's ask.
+    """The requests of endpoints, at most one for each. It lives in the memory of the leader, and each plan of an
+    endpoint replaces the request of that endpoint.
 
     Each change and each `line` has the cost of some bisections, with thousands that wait in thousands of namespaces.
     """
 
     def __init__(self) -> None:
-        self._asks: dict[TurnKey, TurnKey] = {}
-        """Subjects by the endpoint that asks."""
-        self._waiting: dict[TurnKey, _Waiting] = {}
+        self._asks: dict[SlotKey, SlotKey] = {}
+        """Subjects by the requesting endpoint."""
+        self._waiting: dict[SlotKey, _Waiting] = {}
         self._rows: dict[str, list[Ask]] = {}
         """Of each namespace, in order."""
         self._order: list[tuple[datetime, str]] = []
         """The namespaces of these in the order of rounds."""
         self._turns: dict[str, datetime] = {}
-        self._granted: dict[TurnKey, TurnKey] = {}
-        self._refused: dict[TurnKey, datetime] = {}
+        self._granted: dict[SlotKey, SlotKey] = {}
+        self._refused: dict[SlotKey, datetime] = {}
 
-    def put(self, endpoint: TurnKey, turn: TurnDecision | None) -> None:
-        """Replace the endpoint's ask by that of its new plan; None: it does not ask.
+    def put(self, endpoint: SlotKey, turn: SlotDecision | None) -> None:
+        """Replace the endpoint's request by the request of its new plan; None: it has none.
 
-        An allowed one has a place at once and until `finish`: its Job or Deployment is not in the caches yet.
+        An allowed one has a slot at once and until `finish`: its Job or Deployment is not in the caches yet.
         """
         self.finish(endpoint)
         self._leave(endpoint)
@@ -83,12 +83,12 @@ class WaitingList:
         self._asks[endpoint] = subject
         self._replace(subject, _Waiting(turn.ask, endpoints))
 
-    def finish(self, endpoint: TurnKey) -> None:
+    def finish(self, endpoint: SlotKey) -> None:
         """The plan of this endpoint was carried out, or was not."""
         self._granted.pop(endpoint, None)
 
-    def answered(self, subject: TurnKey, refused: datetime | None = None) -> None:
-        """The API server accepted the Job or Deployment, or refused it at this time, so that it has no place."""
+    def answered(self, subject: SlotKey, refused: datetime | None = None) -> None:
+        """The API server accepted the Job or Deployment, or refused it at this time, so that it has no slot."""
         if refused is None:
             self._refused.pop(subject, None)
         else:
@@ -97,7 +97,7 @@ class WaitingList:
             self.had_turn(subject.namespace, refused)
 
     def had_turn(self, namespace: str, when: datetime) -> None:
-        """A subject of the namespace had its turn at this time."""
+        """A subject of the namespace got a slot at this time."""
         if when > self._turns.get(namespace, EPOCH):
             self._unorder(namespace)
             self._turns[namespace] = when
@@ -110,19 +110,19 @@ class WaitingList:
         self._reorder(namespace)
 
     def __len__(self) -> int:
-        """Those that wait, or have a place since their last plan."""
+        """The number of subjects that wait, or have a slot since their last plan."""
         return len(self._waiting) + len(self._granted)
 
-    def line(self, limit: int, active: Iterable[TurnKey], *, ready: bool = True) -> Line:
-        """The line now. `active`: those that have a place by the cluster's objects."""
+    def line(self, limit: int, active: Iterable[SlotKey], *, ready: bool = True) -> Line:
+        """The line now. `active`: the subjects that have a slot by the cluster's objects."""
         places = frozenset((*active, *self._granted.values()))
-        # Twice as many as matter: one that asks may leave the first place of its namespace for a later one, or take it.
+        # Twice as many as matter: a request may leave the first position of its namespace for a later one, or take it.
         most = 2 * (SHOWN + 3 + max(limit - len(places), 0))
         # Their Jobs and Deployments are not in the caches yet.
         turns = {**self._turns, **{one.namespace: NOW for one in self._granted.values()}}
         return Line(limit, places, tuple(self._first(most, places)), turns, dict(self._refused), ready=ready)
 
-    def next(self, count: int, *, refused: bool) -> Iterator[TurnKey]:
+    def next(self, count: int, *, refused: bool) -> Iterator[SlotKey]:
         """The endpoints of the first `count` that wait, with or without those that were refused, which also try again
         by themselves."""
         asks = self._first(count if refused else count + len(self._refused))
@@ -130,13 +130,15 @@ class WaitingList:
         for ask in islice(chosen, count):
             yield from self._waiting[ask.subject].endpoints
 
-    def _first(self, count: int, places: AbstractSet[TurnKey] = frozenset()) -> Iterator[Ask]:
-        """The first `count` of those that wait without one of these places, in the order of turns."""
+    def _first(self, count: int, places: AbstractSet[SlotKey] = frozenset()) -> Iterator[Ask]:
+        """The first `count` waiting requests in their order, without the subjects in `places`."""
+        if not self._order:
+            return iter(())
         namespaces = islice(self._order, count + len(self._waiting.keys() & places))
         rows = (self._rows[namespace] for _, namespace in namespaces)
         return islice((ask for ask in in_rounds(rows) if ask.subject not in places), count)
 
-    def _leave(self, endpoint: TurnKey) -> None:
+    def _leave(self, endpoint: SlotKey) -> None:
         subject = self._asks.pop(endpoint, None)
         if subject is None:
             return
@@ -145,7 +147,7 @@ class WaitingList:
         if not endpoints:
             self._replace(subject, None)
 
-    def _replace(self, subject: TurnKey, now: _Waiting | None) -> None:
+    def _replace(self, subject: SlotKey, now: _Waiting | None) -> None:
         known = self._waiting.pop(subject, None)
         self._unorder(subject.namespace)
         row = self._rows.setdefault(subject.namespace, [])
@@ -157,7 +159,7 @@ class WaitingList:
         self._reorder(subject.namespace)
 
     def _unorder(self, namespace: str) -> None:
-        """Take the namespace out of the order before its asks or its last turn change."""
+        """Take the namespace out of the order before its requests or its last slot change."""
         if namespace in self._rows:
             del self._order[bisect_left(self._order, waits_since(self._rows[namespace][0], self._turns))]
 
@@ -169,8 +171,8 @@ class WaitingList:
             self._rows.pop(namespace, None)
 
 
-def job_has_place(job: JobFacts, now: datetime) -> bool:
-    """Whether a Job keeps others waiting."""
+def job_has_slot(job: JobFacts, now: datetime) -> bool:
+    """Whether a Job uses a slot."""
     if job.complete or job.failed:
         return False
     runs = job.pod is not None and job.pod.phase == "Running"
@@ -222,26 +224,26 @@ class Turns:
         self._unplanned, self._leading_since = endpoints, now
 
     def listen(self, listener: Callable[[set[ObjectKey]], None]) -> None:
-        """Call this with the endpoints near the head of the lines when a place has become free."""
+        """Call this with the endpoints near the head of the lines when a slot has become free."""
         self._listeners.append(listener)
 
     def plans(self, key: ObjectKey) -> None:
-        """The endpoint is about to be planned: its own plan does not wait for itself, and asks again for the place that
+        """The endpoint is about to be planned: its own plan does not wait for itself, and requests again the slot that
         an earlier one of the same reconcile was given."""
         self._unplanned.discard(key)
         for line in (self.optimizations, self.rollouts):
-            line.finish(TurnKey(*key))
+            line.finish(SlotKey(*key))
 
-    def planned(self, key: ObjectKey, optimization: TurnDecision | None, rollout: TurnDecision | None) -> None:
-        """Take the endpoint's places in the lines from its new plan; None for what the plan does not begin."""
-        self.optimizations.put(TurnKey(*key), optimization)
-        self.rollouts.put(TurnKey(*key), rollout)
+    def planned(self, key: ObjectKey, optimization: SlotDecision | None, rollout: SlotDecision | None) -> None:
+        """Take the endpoint's requests from its new plan; None where the plan begins nothing."""
+        self.optimizations.put(SlotKey(*key), optimization)
+        self.rollouts.put(SlotKey(*key), rollout)
 
     def forget(self, key: ObjectKey) -> None:
         """The endpoint is gone. No plan of it follows, which would take it out of the lines."""
         self.plans(key)
         self.planned(key, None, None)
-        self.rollouts.answered(TurnKey(*key))
+        self.rollouts.answered(SlotKey(*key))
         if not self._endpoints.has(("namespace", key.namespace)):
             for line in (self.optimizations, self.rollouts):
                 line.forget(key.namespace)
@@ -249,13 +251,13 @@ class Turns:
 
     def carried_out(self, key: ObjectKey, *, failed: bool = False) -> None:
         """The plan was carried out, and the caches have what it created; `failed`: it ended with an error, and the
-        next plan asks again."""
+        next plan requests again."""
         for line in (self.optimizations, self.rollouts):
             if failed:
-                line.put(TurnKey(*key), None)
-            line.finish(TurnKey(*key))
+                line.put(SlotKey(*key), None)
+            line.finish(SlotKey(*key))
 
-    def answered(self, line: WaitingList, decision: TurnDecision | None, refused: datetime | None) -> None:
+    def answered(self, line: WaitingList, decision: SlotDecision | None, refused: datetime | None) -> None:
         """Note whether the API server accepted the Job or Deployment that this decision of `line` allowed."""
         if decision is None or decision.ask is None:
             return
@@ -272,14 +274,14 @@ class Turns:
         optimizing = () if room else tuple(self._optimizing(now))
         jobs, rollouts = self._settings.max_concurrent_optimizations, self._settings.max_concurrent_rollouts
         return (
-            self.optimizations.line(jobs, (TurnKey(*key) for key in optimizing), ready=ready),
+            self.optimizations.line(jobs, (SlotKey(*key) for key in optimizing), ready=ready),
             self.rollouts.line(
-                rollouts, (TurnKey(*key) for key in self._rolling if self._rolls(key, now)), ready=ready
+                rollouts, (SlotKey(*key) for key in self._rolling if self._rolls(key, now)), ready=ready
             ),
         )
 
     def _optimizing(self, now: datetime) -> Iterator[ObjectKey]:
-        """OptimizedModels with a Job that keeps others waiting. Jobs of others, which may have our labels, do not."""
+        """OptimizedModels with a Job that uses a slot. Jobs of another owner, which may have our labels, use none."""
         for place, entry in self._jobs.of(OPEN):
             job = entry.facts
             key = ObjectKey(place.namespace, job.owner.name)
@@ -288,7 +290,7 @@ class Turns:
                 continue
             pods = (pod.facts for _, pod in self._pods.of(("model", *key)) if pod.facts.owner.uid == entry.uid)
             newest = max(pods, key=lambda pod: pod.created or EPOCH, default=None)
-            if job_has_place(replace(job, pod=newest), now):
+            if job_has_slot(replace(job, pod=newest), now):
                 yield key
 
     def _on_job(self, change: StoreChange[JobFacts]) -> None:
@@ -319,7 +321,7 @@ class Turns:
                 self._place_is_free()
 
     def _rolls(self, key: ObjectKey, now: datetime | None = None, *, known: bool = True) -> bool:
-        """Whether a rollout or a canary of the endpoint keeps others waiting; without `now`, whether it ever may. Only
+        """Whether a rollout or a canary of the endpoint uses a slot; without `now`, whether it ever may. Only
         its own Deployments count: another endpoint may have the name of a canary. `known`: False if the endpoints are
         not listed yet."""
         present = self._deployments.facts(key)
@@ -331,17 +333,17 @@ class Turns:
         sets = (entry.facts for _, entry in self._replica_sets.of(("endpoint", *key)))
         began = None if present is None else present.rollout_began
         lasts = began is not None and now is not None and now - began > timedelta(seconds=CANARY_SECONDS)
-        return (canary is not None and not lasts) or (present is not None and rollout_has_place(present, sets))
+        return (canary is not None and not lasts) or (present is not None and rollout_has_slot(present, sets))
 
     def _on_model(self, change: StoreChange[PackedObject]) -> None:
         if change.new is None:
-            self.optimizations.answered(TurnKey(*change.key))
+            self.optimizations.answered(SlotKey(*change.key))
 
     def _place_is_free(self) -> None:
         self._wake(SHOWN, refused=True)
 
     def _wake(self, more: int, *, refused: bool) -> None:
-        """Have the first endpoints planned: as many as may have a place, and `more`."""
+        """Have the first endpoints planned: as many as may get a slot, and `more`."""
         first = {
             *self.optimizations.next(self._settings.max_concurrent_optimizations + more, refused=refused),
             *self.rollouts.next(self._settings.max_concurrent_rollouts + more, refused=refused),

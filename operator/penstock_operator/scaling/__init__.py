@@ -5,7 +5,7 @@ plan.
     read/scrape       scrapes /metrics of runtime pods and gateways
     read/queries      PromQL over the runtime's metrics -> three-state metrics
     read/prometheus   queries a Prometheus
-    read/target       what the autoscaler needs to know of an endpoint, from the caches
+    read/target       describes an endpoint to the autoscaler, from the caches
     loop              for all endpoints at an interval: read, decide (`penstock_operator.decide`), publish
     canaries          the same for canaries
 

@@ -1,7 +1,7 @@
 """The loop that judges canaries: reads the pods of both plans of an endpoint with a canary, and publishes the outcome.
 
-The counts are in the memory of this process, from the first reading on: a new leader begins a canary's time again. What
-was decided is in the status of the endpoint.
+The counts are in the memory of this process, from the first reading on: a new leader begins a canary's time again. The
+outcome is in the status of the endpoint.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from penstock_operator.control.cache import ClusterCache
 from penstock_operator.decide.canary import CanaryOutcome, CanaryTrial, PlanCounter
 from penstock_operator.decide.measurement import PodReading
 from penstock_operator.endpoint.spec import ParsedEndpoint, read_endpoint
-from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.names import CANARY, canary_name
 from penstock_operator.facts.pods import PodFacts
 from penstock_operator.facts.scaling import CanaryReport
+from penstock_operator.facts.workloads import DeploymentFacts
 from penstock_operator.scaling.read.scrape import PodScraper, address_of
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Running:
-    """What is remembered of one canary."""
+    """The state of one canary."""
 
     identity: tuple[str, str]
     """The uid of its Deployment, and the template that it tries."""
@@ -73,7 +73,7 @@ class CanaryLoop:
             except NotLeading:
                 raise
             except Exception as error:
-                # A defect that one endpoint triggers must not keep the canaries of others.
+                # A defect that one endpoint triggers must not stop the other canaries.
                 logger.exception(
                     "judging the canary failed, retrying: this is a defect of the operator",
                     extra=log_event("CanaryDefect", object=str(key), reason=error),

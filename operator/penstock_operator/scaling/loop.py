@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from penstock.logs import OBJECT, log_event
-from penstock.resources.scaling import PrometheusQueries
+from penstock.resources.scaling import Prometheus
 from penstock.resources.status import ConditionStatus
-from penstock_operator.cluster.api import SECRET, ClusterPort
-from penstock_operator.cluster.errors import ClusterError, Forbidden, NotLeading
+from penstock_operator.cluster.api import ClusterPort
+from penstock_operator.cluster.errors import NotLeading
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.control.queue import TimeSlices
@@ -39,28 +39,36 @@ from penstock_operator.decide import (
     in_measured_requests,
     restore_handover,
 )
-from penstock_operator.endpoint.prometheus_urls import url_problem
 from penstock_operator.endpoint.replica_count import operator_writes
 from penstock_operator.facts.findings import Finding, no, yes
 from penstock_operator.facts.names import GATEWAY_STATUS_PORT
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.scaling import DesiredScale
 from penstock_operator.metrics import SCALING_DECISIONS, SCALING_ERRORS, SCALING_SECONDS
+from penstock_operator.scaling.read.gateways import DemandWatcher, combined
 from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.prometheus import (
     OwnPrometheus,
-    PrometheusAccess,
     PrometheusClient,
-    PrometheusSource,
 )
 from penstock_operator.scaling.read.queries import EndpointPods, Windows
-from penstock_operator.scaling.read.scrape import DemandWatcher, PodAddress, PodScraper, combined
+from penstock_operator.scaling.read.scrape import PodAddress, PodScraper
+from penstock_operator.scaling.read.sources import PrometheusSources
 from penstock_operator.scaling.read.target import ScalingTarget, ScalingTargets
 
+NO_PROMETHEUS = Prometheus()
+CONCURRENCY = 256
+"""Endpoints that are read at the same time."""
+PAUSE_FACTOR = 3.0
+"""Reading takes at most a quarter of the time..."""
+MAX_PAUSE_SECONDS = 5.0
+"""... but starts again after at most this pause."""
 QUIET_SECONDS = 60.0
 """Minimum interval between publications that change neither the count nor the availability of metrics."""
 NOTICEABLE = 0.25
 """Figures that differ by less count as equal."""
+
+logger = logging.getLogger(__name__)
 
 
 def desired_scale(decision: Decision, seen: Observation, memory: str = "") -> DesiredScale:
@@ -142,25 +150,6 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-CONCURRENCY = 256
-"""Endpoints whose metrics are read at the same time."""
-PAUSE_FACTOR = 3.0
-"""Reading takes at most a quarter of the time..."""
-MAX_PAUSE_SECONDS = 5.0
-"""... but starts again after at most this pause."""
-SECRET_SECONDS = 60.0
-"""A Secret is read again after this time: tokens are renewed."""
-MAX_SECRETS = 1_000
-"""Secrets whose content, or why it cannot be used, is remembered. Users choose their names."""
-CONSENT_LABEL = "penstock.dev/prometheus"
-"""Label (value `true`) that a Secret must have to be read: a user who may create ModelEndpoints may lack the right
-to read Secrets, and must not be able to have their content sent to a URL."""
-URL_ANNOTATION = "penstock.dev/prometheus-url"
-"""Annotation of such a Secret: the only URL that it is sent to. The endpoint names the URL, and its author may not be
-the one who may read the Secret."""
-logger = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class ScalingIntervals:
     """Intervals in seconds."""
@@ -173,7 +162,7 @@ class ScalingIntervals:
 
 @dataclass
 class _ScaledEndpoint:
-    """What the autoscaler remembers of one endpoint."""
+    """The state of one endpoint."""
 
     uid: str
     state: State
@@ -181,7 +170,7 @@ class _ScaledEndpoint:
     gateway: History = field(default_factory=History)
     """Readings of the gateway's pods."""
     gateways: tuple[PodAddress, ...] = ()
-    """Gateway pods to ask for waiting requests while there is no replica."""
+    """Gateway pods to query for waiting requests while there is no replica."""
     decision: Decision | None = None
     published: DesiredScale | None = None
     published_at: float = 0.0
@@ -206,7 +195,6 @@ class Autoscaler:
         gateway_port: int = GATEWAY_STATUS_PORT,
         default: OwnPrometheus | None = None,
     ) -> None:
-        self._port = port
         self._cache = cache
         self._targets = ScalingTargets(cache)
         self._scraper = scraper
@@ -217,9 +205,9 @@ class Autoscaler:
         self._prometheus = prometheus
         self._intervals = intervals
         self._windows = Windows.of(intervals.prometheus)
-        self._default = default
+        self._sources = PrometheusSources(port, cache, default)
+        self._own_prometheus = default is not None and bool(default.url)
         self._endpoints: dict[ObjectKey, _ScaledEndpoint] = {}
-        self._secrets: dict[ObjectKey, tuple[float, _SecretAccess | str]] = {}
         self._connections = AsyncExitStack()
         self._slices = TimeSlices()
         self._last_tick = time.monotonic()
@@ -277,7 +265,7 @@ class Autoscaler:
         return sorted(found)
 
     async def _look_safely(self, key: ObjectKey, now: float) -> None:
-        """A defect that one endpoint triggers must not stop the others from being scaled."""
+        """A defect that one endpoint triggers must not stop the other endpoints from being scaled."""
         token = OBJECT.set(str(key))
         try:
             async with self._locks[key]:
@@ -362,7 +350,8 @@ class Autoscaler:
 
     async def _metrics(self, target: ScalingTarget, endpoint: _ScaledEndpoint, now: float) -> Metrics | None:
         """The known load; None: the interval of queries has not passed."""
-        source = await self._source(target, now)
+        named = self._own_prometheus or target.prometheus != NO_PROMETHEUS
+        source = await self._sources.find(target, now) if named else None
         if source is None:
             return await self._scraped(target, endpoint, now)
         if (
@@ -418,82 +407,6 @@ class Autoscaler:
         ready, least = len(target.ready), target.settings.coverage_least
         return combined(counted, replicas, ready=ready, coverage_least=least)
 
-    async def _source(self, target: ScalingTarget, now: float) -> PrometheusSource | str | None:
-        """The Prometheus to query for this endpoint; None: scrape its pods; text: why it cannot be queried, as a
-        clause."""
-        asked = target.prometheus
-        if asked.queries != PrometheusQueries() and (asked.url is None or asked.secret_name is None):
-            # With the operator's access a user would read the metrics of all namespaces.
-            return (
-                "scaling.metrics.prometheus.queries need the endpoint's own access: add url and secretName, or leave "
-                "the queries out"
-            )
-        if asked.url is None and asked.secret_name is None:
-            if self._default is None or not self._default.url:
-                return None
-            return self._default.source()
-        url = asked.url or (self._default.url if self._default is not None else "")
-        if not url:
-            return "scaling.metrics.prometheus has a secretName and no url"
-        if problem := url_problem(url, self._cache.settings):
-            return problem
-        if asked.secret_name is None:
-            # The operator's credentials are for its own queries only.
-            return PrometheusSource(url, PrometheusAccess(), asked.queries)
-        found = await self._access(ObjectKey(target.key.namespace, asked.secret_name), now)
-        if isinstance(found, str):
-            return found
-        if found.url.rstrip("/") != url.rstrip("/"):
-            return f"the Secret {asked.secret_name} is not for this URL: give it the annotation {URL_ANNOTATION}: {url}"
-        return PrometheusSource(url, found.access, asked.queries)
-
-    async def _access(self, place: ObjectKey, now: float) -> _SecretAccess | str:
-        known = self._secrets.get(place)
-        if known is not None and 0 <= now - known[0] < SECRET_SECONDS:
-            return known[1]
-        try:
-            value = await self._port.get(SECRET, place.name, place.namespace)
-        except Forbidden:
-            found: _SecretAccess | str = (
-                f"the operator may not read the Secret {place.name}: add it to prometheus.secretNames of the chart"
-            )
-        except ClusterError as error:
-            # A Secret read earlier is better than none.
-            good = known is not None and isinstance(known[1], _SecretAccess)
-            found = known[1] if good and known is not None else f"the Secret {place.name} cannot be read: {error}"
-        else:
-            found = _access_of(value, place.name)
-        if len(self._secrets) >= MAX_SECRETS and place not in self._secrets:
-            self._secrets.clear()
-        self._secrets[place] = (now, found)
-        return found
-
     def decisions(self) -> dict[ObjectKey, Decision]:
         """The last decision on each endpoint."""
         return {key: endpoint.decision for key, endpoint in self._endpoints.items() if endpoint.decision is not None}
-
-
-@dataclass(frozen=True)
-class _SecretAccess:
-    """What a Secret has."""
-
-    url: str
-    """The URL that it is for."""
-    access: PrometheusAccess
-
-
-def _access_of(value: dict[str, object] | None, name: str) -> _SecretAccess | str:
-    if value is None:
-        return f"there is no Secret {name}"
-    metadata, data = value.get("metadata"), value.get("data")
-    labels = metadata.get("labels") if isinstance(metadata, dict) else None
-    if not isinstance(labels, dict) or labels.get(CONSENT_LABEL) != "true":
-        return f"the Secret {name} is not meant for this: give it the label {CONSENT_LABEL}: 'true'"
-    try:
-        access = PrometheusAccess.from_secret(data if isinstance(data, dict) else {})
-        access.trust()
-    except ValueError as error:
-        return f"the Secret {name} cannot be used: {error}"
-    annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
-    url = annotations.get(URL_ANNOTATION) if isinstance(annotations, dict) else None
-    return _SecretAccess(url if isinstance(url, str) else "", access)

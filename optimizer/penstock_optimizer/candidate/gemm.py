@@ -45,7 +45,7 @@ class EncoderShape:
         """Read the sizes from `config.json`, under any of the names that families use; None when a size is missing.
 
         `head` and `how` describe the graph (as in `ExportedFacts`). Graphs that are built from the weights leave out
-        what a sequence classification does not read.
+        the parts that a sequence classification does not read.
         """
         sizes = [
             next((int(config[name]) for name in names if isinstance(config.get(name), int)), None)
@@ -81,12 +81,12 @@ IO = GraphIO(inputs=("input_ids",), outputs={"logits": Axes.ROW})
 RUNS = 7
 
 INT8 = frozenset({Precision.INT8_DYNAMIC, Precision.INT8_STATIC, Precision.INT8_ROWWISE})
-"""Precisions whose linear layers multiply 8-bit integers."""
+"""Precisions in which linear layers multiply 8-bit integers."""
 
 
 def write_chain(path: Path, *, int8: bool) -> None:
     """Write the chain of products as ONNX: float32, or int8 throughout in the form (quantise, dequantise, multiply)
-    that engines turn into integer products."""
+    that engines convert to integer products."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 

@@ -20,7 +20,7 @@ import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -34,6 +34,8 @@ from penstock_runtime.host.disk import FULL
 
 CLOSE_SECONDS = 3.0
 """How long a worker may take to end by itself before it is killed."""
+CONFIGURE_SECONDS = 300.0
+"""Limit for starting Python and importing: seconds, or minutes on busy cores. It only ends a process that hangs."""
 TAIL_BYTES = 2000
 
 
@@ -97,22 +99,25 @@ class WorkerFailed(Exception):
 class Worker:
     """A process that holds one object. Use as a context manager, or `close` it."""
 
-    def __init__(self, target: str, *, log: Path, cpus: Sequence[int] = ()) -> None:
-        """`target`: `package.module:Class`, made without arguments in the worker. `log`: receives all its output."""
-        command = [*python_module("penstock_optimizer.candidate.isolation"), target]
+    def __init__(
+        self,
+        target: str | Sequence[str],
+        *,
+        log: Path,
+        cpus: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+        configuration: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
+        """`target`: `package.module:Class`, made without arguments in the worker; or the command of another program
+        that serves the same protocol (OSError when it cannot be started). `log`: receives all its output.
+        `configuration`: arguments of `configure`, which is called before the first call."""
+        command = (
+            [*python_module("penstock_optimizer.candidate.isolation"), target] if isinstance(target, str) else target
+        )
         if cpus:
-            command += ["--cpus", ",".join(map(str, cpus))]
-        self._start(command, log, None)
-
-    @classmethod
-    def of(cls, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> Self:
-        """A worker that another program serves, with the same protocol. OSError when it cannot be started."""
-        worker = cls.__new__(cls)
-        worker._start(command, log, environment)  # noqa: SLF001 - its own class
-        return worker
-
-    def _start(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None) -> None:
+            command = [*command, "--cpus", ",".join(map(str, cpus))]
         self._log = log
+        self._configuration = configuration
         with log.open("ab") as file:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=environment
@@ -137,6 +142,9 @@ class Worker:
 
     def call(self, method: str, *, timeout_seconds: float, **arguments: Any) -> Any:
         """Call a method and wait for its value; WorkerFailed when there is none. A worker that times out is killed."""
+        if self._configuration is not None:
+            configuration, self._configuration = self._configuration(), None
+            self.call("configure", timeout_seconds=max(timeout_seconds, CONFIGURE_SECONDS), **configuration)
         assert self._process.stdin is not None  # noqa: S101 - opened with a pipe
         line = json.dumps({"method": method, "arguments": arguments}, default=to_json).encode() + b"\n"
         try:
@@ -273,7 +281,7 @@ def main() -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     if options.cpus:
-        # Before the imports: thread pools size and place themselves by the affinity at import.
+        # Before the imports: thread pools take their size and their CPUs from the affinity at import.
         os.sched_setaffinity(0, [int(cpu) for cpu in options.cpus.split(",")])
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

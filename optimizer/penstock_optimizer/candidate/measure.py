@@ -1,7 +1,6 @@
 """Measures an engine and a plan in process: single runs by length, lone requests, requests at saturation.
 
 The measured code is the code that serves: tokenising, batching, forward pass and assembling; only HTTP is left out.
-`EngineCache` keeps the last engines of a candidate's process, since a challenger and its incumbent take turns.
 """
 
 from __future__ import annotations
@@ -19,134 +18,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
-from penstock.recipe import Plan, Recipe
-from penstock_optimizer.candidate.work_folder import GraphFile
 from penstock_optimizer.load.generator import poisson_arrivals
 from penstock_optimizer.load.summary import quantile
 from penstock_optimizer.search.goal import PlanSample
-from penstock_runtime.engines.base import Engine, EngineFacts, Streams, Threads
-from penstock_runtime.engines.load import load_engine
-from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.errors import DeadlineExceeded, Overloaded
-from penstock_runtime.rows import Batch, Outputs
-from penstock_runtime.serving.loaded_model import check_same_outputs
-
-ENGINES_KEPT = 2
-LARGE_BYTES = 600_000_000
-"""Total size of a graph's files: of larger graphs only one engine is cached."""
-
-Shape = tuple[Recipe, Threads, bool]
-"""The recipe of an engine, its threads, and whether it runs wide (all cores for one row)."""
-
-
-def shapes(plan: Plan) -> tuple[Shape, ...]:
-    """The engines of a plan: its own, and that of its short rows."""
-    sides = [side for side in (plan, plan.of_short_rows) if side is not None]
-    return tuple((side.recipe, Threads(side.streams, side.threads_per_stream), side.may_run_wide) for side in sides)
-
-
-class BorrowedEngine:
-    """An engine whose `close` does nothing: the cache uses it again for the next plan."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    @property
-    def facts(self) -> EngineFacts:
-        """See `Engine`."""
-        return self._engine.facts
-
-    def run(self, batch: Batch) -> Outputs:
-        """See `Engine`."""
-        return self._engine.run(batch)
-
-    def run_wide(self, batch: Batch) -> Outputs:
-        """See `Engine`."""
-        return self._engine.run_wide(batch)
-
-    def run_widening(self, batch: Batch) -> Outputs:
-        """See `Engine`."""
-        return self._engine.run_widening(batch)
-
-    def start_streams(self) -> Streams:
-        """See `Engine`."""
-        return self._engine.start_streams()
-
-    def close(self) -> None:
-        """Do nothing: the cache closes it."""
-
-
-class EngineCache:
-    """Engines of one recipe's graph, and of those that serve its short rows."""
-
-    def __init__(self, recipe: Recipe, graph: GraphFile) -> None:
-        self._recipe = recipe
-        self._graphs = {recipe: graph}
-        self._engines: dict[Shape, Engine] = {}
-        self._warm: set[tuple[Shape, ...] | Plan] = set()
-
-    def add_graph(self, recipe: Recipe, graph: GraphFile) -> None:
-        """Add another recipe's graph. ArtefactError when its outputs differ from those of the cache's own graph."""
-        check_same_outputs(self._graphs[self._recipe].io, graph.io)
-        self._graphs[recipe] = graph
-
-    def of(self, plan: Plan) -> Engine:
-        """The engine of a plan, or its two engines as one."""
-        own, *short = [self.get(shape) for shape in shapes(plan)]
-        return own if plan.short is None else RoutedEngine(own, short[0], plan.short.longest_tokens)
-
-    def get(self, shape: Shape) -> Engine:
-        """A graph, loaded with these threads. The least recently used engine is closed when too many are open."""
-        engine = self._engines.pop(shape, None)
-        if engine is None:
-            recipe, threads, wide = shape
-            graph = self._graphs[recipe]
-            # An engine for short rows is in addition to the engine that was asked for just before.
-            most = _most_engines(graph) + (recipe != self._recipe)
-            while len(self._engines) >= most:
-                self._forget(next(iter(self._engines)))
-            engine = load_engine(Path(graph.path), graph.io, recipe, threads, wide=wide)
-        # Move to the end: the first one is the least recently used.
-        self._engines[shape] = engine
-        return engine
-
-    @property
-    def most(self) -> int:
-        """How many engines of the own graph are cached."""
-        return _most_engines(self._graphs[self._recipe])
-
-    def is_warm(self, what: tuple[Shape, ...] | Plan) -> bool:
-        """True when `mark_warm` was called with it since its engines were loaded."""
-        return what in self._warm
-
-    def mark_warm(self, what: tuple[Shape, ...] | Plan) -> None:
-        """Record that these engines, or the batches of this plan, have run."""
-        self._warm.add(what)
-
-    def close(self, *, but: Shape | None = None) -> None:
-        """Close all of them, or all but one."""
-        for shape in list(self._engines):
-            if shape != but:
-                self._forget(shape)
-
-    def _forget(self, shape: Shape) -> None:
-        self._engines.pop(shape).close()
-        self._warm = {one for one in self._warm if shape not in (shapes(one) if isinstance(one, Plan) else one)}
-
-
-def _most_engines(graph: GraphFile) -> int:
-    size = sum(file.stat().st_size for file in Path(graph.path).parent.iterdir() if file.is_file())
-    return ENGINES_KEPT if size < LARGE_BYTES else 1
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process, after freed memory is returned to the system."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # C libraries other than glibc
-        ctypes.CDLL(None).malloc_trim(0)
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGESIZE")
-
 
 LEAST_RUNS = 3
 MOST_RUNS = 60
@@ -158,12 +33,21 @@ SATURATION_SECONDS = 0.7
 MOST_SATURATION_SECONDS = 6.0
 LOADED_SECONDS = 2.0
 DRAIN_SECONDS = 10.0
-"""For requests in progress when the last one of the asked rate was due. No longer: a slow model at too high a rate
+"""For requests in progress when the last one of the wanted rate was due. No longer: a slow model at too high a rate
 would count as hanging."""
 MOST_RATE = 20_000.0
 """Requests a second: more than this process can send, and more than any model answers."""
 OUTSTANDING = 32
 """Requests in progress at saturation: as many clients as the mixed-traffic benchmark has."""
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process, after freed memory is returned to the system."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # C libraries other than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")
 
 
 class Predicting(Protocol):
@@ -183,7 +67,7 @@ class PredictRequest:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Keep the garbage collector out of what is timed."""
+    """Keep the garbage collector out of timed code."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()
@@ -216,8 +100,8 @@ async def sample_plan(
     short: Mapping[int, Sequence[PredictRequest]] | None = None,
     rate: float | None = None,
 ) -> PlanSample:
-    """Measure a plan with requests of the workload's mix: one at a time, those of the shortest lengths (`short`, by
-    tokens) too, then many at once, and with `rate` (requests/s) arriving at random at that rate."""
+    """Measure a plan with requests of the workload's mix: one at a time, also requests of the shortest lengths
+    (`short`, by tokens) too, then many at once, and with `rate` (requests/s) arriving at random at that rate."""
     for request in requests[:4]:
         await predictor.predict(request.inputs, request.parameters)
     with no_collection():

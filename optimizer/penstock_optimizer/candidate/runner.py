@@ -44,7 +44,7 @@ class CandidateSession(Protocol):
         """Make the graph in the candidate's folder."""
 
     def judge(self, *, timeout_seconds: float) -> Verdict:
-        """Ask the guard for a verdict."""
+        """Get the guard's verdict."""
 
     def time(self, lengths: Sequence[int], *, seconds: float, timeout_seconds: float) -> dict[int, list[float]]:
         """Milliseconds of single runs at batch 1 on all cores, by tokens; about `seconds` for each length."""
@@ -61,7 +61,7 @@ class CandidateSession(Protocol):
         """Measure a plan over the workload's length mix. The graph of its short rows, if it has one, is on disk."""
 
     def judge_plan(self, plan: Plan, *, timeout_seconds: float) -> Verdict:
-        """Ask the guard for a verdict on a plan with two graphs, each of which it has accepted."""
+        """Get the guard's verdict on a plan with two graphs, each of which it has accepted."""
 
     def close(self) -> None:
         """End the process."""
@@ -77,11 +77,9 @@ class CandidateRunner(Protocol):
         """The machine's matrix-product ceiling, 10^9 operations a second."""
 
 
-TARGET = "penstock_optimizer.candidate.candidate:Candidate"
+TARGET = "penstock_optimizer.candidate.encoder:Candidate"
 FLAVOURS = {EngineName.ONNXRUNTIME: "fused", EngineName.OPENVINO: "plain", EngineName.NATIVE: "fused"}
 """The form of the fp32 graph that an engine's candidates are made from."""
-CONFIGURE_SECONDS = 300.0
-"""Limit for starting Python and importing: seconds, or minutes where others take the cores. It only ends what hangs."""
 
 
 class ProcessSession:
@@ -91,9 +89,9 @@ class ProcessSession:
         self._runner = runner
         self._recipe = recipe
         self._folder = runner.work.candidate(recipe)
-        self._worker = Worker(TARGET, log=runner.work.log(recipe.slug), cpus=runner.cpus)
+        log = runner.work.log(recipe.slug)
+        self._worker = Worker(TARGET, log=log, cpus=runner.cpus, configuration=self._configuration)
         self._built = built
-        self._configured = False
 
     def build(self, *, timeout_seconds: float) -> BuiltFacts:
         """See `CandidateSession`."""
@@ -158,19 +156,13 @@ class ProcessSession:
             arguments["short"] = graph.model_dump(mode="json")
         return arguments
 
+    def _configuration(self) -> dict[str, Any]:
+        """The arguments of `Candidate.configure`, with the graph if there is one."""
+        built = self._built
+        graph = None if built is None else GraphFile(path=str(self._folder / built.graph), io=built.io)
+        return {"context": self._runner.context, "recipe": self._recipe, "graph": graph}
+
     def _call(self, method: str, timeout_seconds: float, **arguments: Any) -> Any:
-        if not self._configured:
-            limit = max(timeout_seconds, CONFIGURE_SECONDS)
-            self._worker.call(
-                "configure",
-                timeout_seconds=limit,
-                context=self._runner.context.model_dump(mode="json"),
-                recipe=self._recipe.model_dump(mode="json"),
-            )
-            self._configured = True
-            if self._built is not None and method != "build":
-                graph = GraphFile(path=str(self._folder / self._built.graph), io=self._built.io)
-                self._worker.call("use", timeout_seconds=limit, graph=graph.model_dump(mode="json"))
         return self._worker.call(method, timeout_seconds=timeout_seconds, **arguments)
 
 
@@ -235,10 +227,5 @@ class ProcessRunner:
         return facts
 
     def _worker(self, name: str) -> Worker:
-        worker = Worker(TARGET, log=self.work.log(name), cpus=self.cpus)
-        try:
-            worker.call("configure", timeout_seconds=CONFIGURE_SECONDS, context=self.context.model_dump(mode="json"))
-        except BaseException:
-            worker.close()
-            raise
-        return worker
+        configuration = {"context": self.context}
+        return Worker(TARGET, log=self.work.log(name), cpus=self.cpus, configuration=lambda: configuration)

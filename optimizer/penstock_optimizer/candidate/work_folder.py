@@ -97,7 +97,7 @@ class CandidateRecord(Frozen):
     files: dict[str, str] = Field(default_factory=dict)
     """sha256 of the built files, by relative path."""
     taught: str = ""
-    """sha256 of the outcomes that the reference gave; empty in the records of others."""
+    """sha256 of the outcomes that the reference gave; empty in other records."""
 
     @property
     def built(self) -> BuiltFacts | None:

@@ -7,24 +7,14 @@ miss: one burst of other work on the machine must not end the curve.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
-import json
 import math
-import select
-import subprocess
-import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from urllib.parse import urljoin
 
 from penstock.capacity import CapacityCurve, CapacityPoint
-from penstock.errors import PenstockError
-from penstock.process import python_module
-from penstock_optimizer.candidate.isolation import death_reason
+from penstock_optimizer.capacity.replica import NO_TIME, CapacityFailed, ReplicaBroken, ReplicaServer
 from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.generator import ClosedLoop, LoadFailed, LoadResult, LoadSpec, OpenLoop, run_load
 
@@ -39,6 +29,21 @@ LOWEST_SHARE = 0.02
 """Below this share of saturation an objective is out of reach: it is shorter than the time of a lone request."""
 UNSTATED_FACTOR = 3.0
 """Without a latency objective, the limit is this many times the p95 of a nearly idle replica."""
+CLIENTS = 32
+SATURATION_SECONDS = 1.5
+"""Of the first attempt; when no request is answered, the next ones are longer."""
+LEAST_SECONDS, MOST_SECONDS = 2.0, 6.0
+WANTED_SAMPLES = 200
+"""A point lasts until it has about this many requests, within its limits: ten are then beyond p95."""
+FEWEST_SAMPLES, LONGEST_SECONDS = 40, 15.0
+"""A slow model's point lasts longer, until it has at least this many."""
+REQUEST_SECONDS = 5.0
+"""Time until a request counts as not answered, or four times the objective where that is longer."""
+WARM_UP_SECONDS = 0.4
+OVERHEAD_SECONDS = 1.0
+"""Starting the load process and draining."""
+TOKENS, ANSWERED = "penstock_tokens_total", "penstock_request_seconds_count"
+"""Counters of the server."""
 
 
 @dataclass
@@ -113,35 +118,6 @@ def _middle(points: Sequence[CapacityPoint]) -> CapacityPoint:
     return ordered[(len(ordered) - 1) // 2]
 
 
-CLIENTS = 32
-SATURATION_SECONDS = 1.5
-"""Of the first attempt; when no request is answered, the next ones are longer."""
-LEAST_SECONDS, MOST_SECONDS = 2.0, 6.0
-WANTED_SAMPLES = 200
-"""A point lasts until it has about this many requests, within its limits: ten are then beyond p95."""
-FEWEST_SAMPLES, LONGEST_SECONDS = 40, 15.0
-"""A slow model's point lasts longer, until it has at least this many."""
-REQUEST_SECONDS = 5.0
-"""Time until a request counts as not answered, or four times the objective where that is longer."""
-WARM_UP_SECONDS = 0.4
-OVERHEAD_SECONDS = 1.0
-"""Starting the load process and draining."""
-LEAST_START_SECONDS = 2.0
-"""A replica is not started with less time than this."""
-NO_TIME = "the time budget was spent before the capacity could be measured"
-STOP_SECONDS = 10.0
-TOKENS, ANSWERED = "penstock_tokens_total", "penstock_request_seconds_count"
-"""Counters of the server."""
-
-
-class CapacityFailed(PenstockError):
-    """The replica was not measured: there was no time, or the load process failed."""
-
-
-class ReplicaBroken(CapacityFailed):
-    """The server ended before it was ready, or answered no request: its plan must not be served."""
-
-
 @dataclass(frozen=True)
 class CapacityMeasurement:
     """The result of measuring the capacity."""
@@ -153,59 +129,6 @@ class CapacityMeasurement:
     """Of the serving process under load."""
     finished: bool
     """False: the time ended before the knee was found."""
-
-
-@dataclass(frozen=True)
-class ReplicaServer:
-    """A running server."""
-
-    url: str
-    pid: int
-
-
-@contextmanager
-def serve_replica(
-    artefact: Path,
-    *,
-    cores: int,
-    cpus: Sequence[int],
-    log: Path,
-    max_tokens: int | None = None,
-    start_seconds: float,
-) -> Iterator[ReplicaServer]:
-    """Serve an artefact on these CPUs within the context; CapacityFailed when it does not start in time."""
-    if start_seconds < LEAST_START_SECONDS:
-        raise CapacityFailed(NO_TIME, remedy="Allow more time")
-    command = [*python_module("penstock_optimizer.capacity.replica"), str(artefact), "--cores", str(cores)]
-    if cpus:
-        command += ["--cpus", ",".join(map(str, cpus))]
-    if max_tokens is not None:
-        command += ["--max-tokens", str(max_tokens)]
-    with log.open("ab") as file:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file)
-    assert process.stdout is not None  # noqa: S101 - both are pipes
-    assert process.stdin is not None  # noqa: S101
-    line = b""
-    try:
-        line = _read_first_line(process, start_seconds)
-        if not line:
-            code = process.poll()
-            if code is None:
-                raise CapacityFailed(f"the server was not ready after {start_seconds:.0f} s", remedy=f"See {log}")
-            tail = log.read_text(encoding="utf-8", errors="replace")[-2000:].strip()
-            raise ReplicaBroken(f"the server did not start: {death_reason(code, tail)}", remedy=f"See {log}")
-        yield ReplicaServer(f"http://127.0.0.1:{json.loads(line)['port']}/predict", process.pid)
-    finally:
-        process.stdin.close()
-        try:
-            # Not ready yet: it does not react to the end of its input.
-            if not line:
-                process.kill()
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
 
 
 def measure_capacity(
@@ -223,7 +146,7 @@ def measure_capacity(
     def load(pattern: OpenLoop | ClosedLoop, seconds: float, *, request_seconds: float, seed: int = 0) -> LoadResult:
         return run_load(
             LoadSpec(
-                url=server.url,
+                url=f"{server.url}/predict",
                 bodies=tuple(bodies),
                 pattern=pattern,
                 warm_up_seconds=WARM_UP_SECONDS,
@@ -266,10 +189,10 @@ def measure_capacity(
 
 
 def tokens_per_request(url: str) -> float | None:
-    """The mean of the tokens computed for a request, from the metrics of the server with this URL of /predict; None
-    where it has none."""
+    """The mean of the tokens computed for a request, from the metrics of the server with this URL; None where it has
+    none."""
     try:
-        with urllib.request.urlopen(urljoin(url, "/metrics"), timeout=REQUEST_SECONDS) as answer:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=REQUEST_SECONDS) as answer:
             lines = answer.read().decode().splitlines()
         counts = dict(line.split(" ")[:2] for line in lines if line.startswith((TOKENS, ANSWERED)))
         return float(counts[TOKENS]) / float(counts[ANSWERED]) or None
@@ -326,20 +249,3 @@ def to_point(rate: float, result: LoadResult) -> CapacityPoint:
         refused_share=result.refused_share,
         samples=latency.count if latency else 0,
     )
-
-
-def _read_first_line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
-    """The line that reports the server ready; empty when it ended or took too long."""
-    assert process.stdout is not None  # noqa: S101 - a pipe
-    end = time.monotonic() + seconds
-    line = b""
-    while not line and (left := end - time.monotonic()) > 0:
-        if not select.select([process.stdout], [], [], left)[0]:
-            break
-        line = process.stdout.readline()
-        if not line:
-            # Its output ends a moment before the process.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_SECONDS)
-            break
-    return line

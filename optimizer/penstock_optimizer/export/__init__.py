@@ -33,7 +33,7 @@ Exporter = Callable[[ModelFolder, Head, Path], Exported]
 
 
 def export(folder: ModelFolder, head: Head, out: Path, *, flavour: Flavour = Flavour.FUSED) -> Exported:
-    """Write the graph into the folder `out`, which is made; what stood there under its name is replaced.
+    """Write the graph into the folder `out`, which is made. An earlier graph there is replaced.
 
     The builder takes known families; else the model's own ONNX file is taken, whatever the flavour; else torch.
     CorruptModel names the file and the tensor or field that is missing or does not fit. UnsupportedModel names what no
@@ -82,7 +82,7 @@ def _take(exporter: Exporter, folder: ModelFolder, head: Head, path: Path) -> Ex
 
 
 def _type_of_the_architecture(folder: ModelFolder) -> str | None:
-    """The `model_type` of a known family whose classes are called as `architectures` has it; None for other names."""
+    """The `model_type` of a known family with a class of the name in `architectures`; None for other names."""
     name = folder.architecture
     for ending in ("Model", *chain.from_iterable(CLASS_ENDINGS.values())):
         name = name.removesuffix(ending)

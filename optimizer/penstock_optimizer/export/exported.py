@@ -1,4 +1,4 @@
-"""What all exports share: the result, the head that a task needs, and a session that shows what a graph answers."""
+"""Shared by all exports: the result, the check of a head, and a session that runs a graph."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Exported:
     parameters: int
     """Numbers in the weights that the graph uses, each shared one once."""
     notes: tuple[str, ...] = ()
-    """What was chosen where the model leaves a choice, as sentences for the user."""
+    """Choices that the model leaves open, as sentences for the user."""
 
 
 CLASS_ENDINGS: Mapping[Head, tuple[str, ...]] = {

@@ -33,10 +33,10 @@ from penstock_runtime.tokens.tokenizer import Tokenizer
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OUTPUTS: dict[Head, dict[str, Axes]] = {**GRAPH_OUTPUTS, Head.MASKED_LM: {"logits": Axes.TOKENS}}
-"""What such graphs are called to answer with: as ours, but every token of a masked language model."""
+"""The outputs of such graphs: as ours, but with every token of a masked language model."""
 RANKS = {Head.ENCODER: 3, Head.SEQUENCE: 2, Head.TOKEN: 3, Head.SPAN: 2, Head.MASKED_LM: 3}
 POOLED_NAMES = ("sentence_embedding", "text_embeds", "pooler_output")
-"""What pooled outputs are called by sentence-transformers, CLIP and transformers: the first of several is taken."""
+"""Names of pooled outputs in sentence-transformers, CLIP and transformers: the first of several is taken."""
 PROBE = (2, 7)
 """Rows and tokens of the run that shows the outputs' real shapes."""
 CLOSE = 0.02
@@ -49,7 +49,7 @@ CLOSE_QUANTISED = 0.3
 def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
     """Copy the graph to `path`; its external weights, under any names, to `<path>.data`.
 
-    Outputs under other names than ours are renamed, by rank and order; those of another float type become float32;
+    Outputs under other names than ours are renamed, by rank and order; other float types become float32;
     a function from logits to scores at the end is left out (`own_outputs`). A graph without vectors of tokens may have
     pooled ones: its output is then `POOLED`.
     CorruptModel when it does not load, or lacks a file with weights; UnsupportedModel when it wants inputs or gives
@@ -116,7 +116,7 @@ Answers = dict[str, NDArray[Any]]
 
 
 def _outputs(folder: ModelFolder, head: Head, answers: Answers) -> tuple[dict[str, str], dict[str, Axes]]:
-    """Our names to those of the graph, and the axes of ours."""
+    """Our names to the graph's, and the axes of our outputs."""
     wanted, labels = OUTPUTS[head], len(folder.labels)
     if head is Head.ENCODER and folder.graph_has_modules:
         return {POOLED: _with_modules(folder, answers)}, {POOLED: Axes.ROW}
@@ -149,7 +149,7 @@ def _outputs(folder: ModelFolder, head: Head, answers: Answers) -> tuple[dict[st
 def _pooled(folder: ModelFolder, answers: Answers) -> str | None:
     """The output that is one vector for each text, of a graph without vectors of tokens; None if there is none.
 
-    UnsupportedModel if several may be meant, or the model's files ask for vectors of tokens.
+    UnsupportedModel if several may be meant, or the model's files need vectors of tokens.
     """
     hidden, final = width(folder.config), folder.final_width
     values = final or hidden
@@ -176,7 +176,7 @@ def _pooled(folder: ModelFolder, answers: Answers) -> str | None:
 
 
 def _with_modules(folder: ModelFolder, answers: Answers) -> str:
-    """The output that has passed the modules, whose weights are only in the graph. CorruptModel if there is none."""
+    """The output after the modules, which only the graph has the weights of. CorruptModel if there is none."""
     name = _pooled(folder, answers)
     if name is None:
         raise CorruptModel(
@@ -218,7 +218,7 @@ def _check_modules(folder: ModelFolder) -> None:
 
 
 def _notes(chosen: dict[str, Source], named: dict[str, str], answers: Answers) -> tuple[str, ...]:
-    """What was chosen, where there was a choice, as sentences for the user."""
+    """Choices that were made, as sentences for the user."""
     found = []
     (first, *_), others = named.values(), [name for name in answers if name not in named.values()]
     if POOLED in named:
@@ -313,8 +313,8 @@ class _Probe:
         return {name: value for name, value in zip(self._names, values, strict=True) if isinstance(value, np.ndarray)}
 
     def problem_in_batches(self, names: Sequence[str], *, exact: bool) -> str:
-        """What is wrong if a text gets another answer in a batch, with a longer pair of texts, than alone; else an
-        empty text."""
+        """The problem if a text gets another answer in a batch, with a longer pair of texts, than alone; else an empty
+        text."""
         rows = [self._row(1), self._pair.row(self._ids(5, 2), self._ids(4, 3))]
         try:
             alone = [self._run([row]) for row in rows]
@@ -332,7 +332,7 @@ class _Probe:
 
 
 def _rows_depend(folder: ModelFolder, problem: str, *, pooled: bool, answers: Answers) -> UnsupportedModel:
-    """The error for a graph whose rows depend on each other. `problem`: what was seen."""
+    """The error for a graph with rows that depend on each other. `problem`: the observation."""
     if not pooled:
         return UnsupportedModel(
             f"{folder.onnx} {problem}. Its head may count special tokens over the whole batch (BART), or it may not "
@@ -359,7 +359,7 @@ def _does_not_run(source: Path, error: Exception) -> CorruptModel:
 
 
 def _distance(padded: NDArray[Any], alone: NDArray[Any], length: int) -> float:
-    """Largest difference of a row's answer in a batch, as a share of its own largest value."""
+    """Largest difference of a row's answer in a batch, as a share of its largest value alone."""
     if padded.shape != alone.shape:
         padded = padded[:, :length]
     if padded.shape != alone.shape or not alone.size:
@@ -374,7 +374,7 @@ def _is_quantised(model: Any) -> bool:
 
 
 def _save(model: Any, copy: Path, path: Path, *, external: bool) -> None:
-    """Weights that stand in files of their own go into one that is named like the graph."""
+    """Write the graph; external weights go to one file with the graph's name."""
     if not external:
         path.write_bytes(model.SerializeToString())
         return

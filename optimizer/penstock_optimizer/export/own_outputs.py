@@ -22,7 +22,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "LogSoftmax": Function.SOFTMAX,
     "Sigmoid": Function.SIGMOID,
 }
-"""Operators that turn logits into scores."""
+"""Operators from logits to scores."""
 PASSED_OVER = frozenset({"Identity", "Cast"})
 """Operators between such a function and the output."""
 LAST_AXIS_SINCE = 13
@@ -73,7 +73,7 @@ def are_probabilities(values: NDArray[Any]) -> bool:
 
 
 def set_outputs(model: Any, chosen: Mapping[str, Source]) -> None:
-    """Give the graph the outputs of `chosen` (our names to their sources), as float32; others are left out."""
+    """Give the graph the outputs of `chosen` (our names to their sources), as float32, and no other outputs."""
     types = {value.name: value.type for value in model.graph.output}
     fallback = next(iter(types.values()))
     # A value within the graph may be called as one of ours is to be.

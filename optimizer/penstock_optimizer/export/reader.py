@@ -1,4 +1,4 @@
-"""A model's configuration and weights, asked for by the names that transformers gives them.
+"""A model's configuration and weights, by the names that transformers gives them.
 
 `ModelFolder.tensors` has checked the headers. Here the bytes are read, memory-mapped and without torch: a float32
 tensor is not copied before it is written, and float16 and bfloat16 (which numpy does not know) are widened exactly.
@@ -25,7 +25,7 @@ _RENEWED = {"gamma": "weight", "beta": "bias"}
 class Weights(Mapping[str, TensorInfo]):
     """All tensors of a model, by name with old suffixes renewed; `take` reads the arrays.
 
-    Two calls of `take` for one tensor give the same array object, so that what is shared stays shared.
+    Two calls of `take` for one tensor give the same array object, so that shared weights stay shared.
     """
 
     def __init__(self, folder: ModelFolder) -> None:
@@ -172,7 +172,7 @@ class Reader:
         return heads
 
     def invalid(self, key: str, value: Any, wanted: str) -> CorruptModel:
-        """The error for a field of config.json that is not what is `wanted`."""
+        """The error for a field of config.json that has to be `wanted`."""
         return CorruptModel(
             f"{self.folder.path / 'config.json'}: {key} is {value!r}",
             remedy=f"Make it {wanted}, as it was in the model's own config.json",

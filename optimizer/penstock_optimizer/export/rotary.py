@@ -46,16 +46,16 @@ def stated_rotary(reader: Reader, positions: int, width: int, *, theta: float, k
 
 def rotary_of(reader: Reader, stated: Mapping[str, Any], positions: int, width: int, *, theta: float) -> Rotary:
     """The angles by `rope_parameters`, or by its entry for one kind of layers."""
-    base = _positive(reader, stated, "rope_theta", theta)
+    base = positive(reader, stated, "rope_theta", theta)
     # A part of each head only (Phi-4-mini).
     share = {"partial_rotary_factor": reader.config.get("partial_rotary_factor") or 1.0, **stated}
-    plain = _frequencies(int(width * _positive(reader, share, "partial_rotary_factor", 1.0)), base)
+    plain = _frequencies(int(width * positive(reader, share, "partial_rotary_factor", 1.0)), base)
     found = Rotary(plain, _checked(positions))
     match stated.get("rope_type", stated.get("type")):
         case "linear":
-            return replace(found, frequencies=plain / np.float32(_positive(reader, stated, "factor", None)))
+            return replace(found, frequencies=plain / np.float32(positive(reader, stated, "factor", None)))
         case "llama3":
-            settings = (_positive(reader, stated, key, None) for key in LLAMA3_SETTINGS)
+            settings = (positive(reader, stated, key, None) for key in LLAMA3_SETTINGS)
             return replace(found, frequencies=llama3_frequencies(plain, *settings))
         case "yarn":
             frequencies, magnitude = _yarn(reader, plain, stated, base)
@@ -72,7 +72,7 @@ LLAMA3_SETTINGS = ("factor", "low_freq_factor", "high_freq_factor", "original_ma
 
 
 def llama3_frequencies(plain: Float, factor: float, low: float, high: float, original: float) -> Float:
-    """The scaling of Llama 3.1: frequencies of long waves are divided by `factor`, those of middle ones interpolated.
+    """The scaling of Llama 3.1: frequencies of long waves are divided by `factor`, middle ones interpolated.
 
     `plain`: float32 [half the width], angle of each position step in radians. Source: transformers'
     `_compute_llama3_parameters`.
@@ -86,16 +86,16 @@ def llama3_frequencies(plain: Float, factor: float, low: float, high: float, ori
 
 
 def _yarn(reader: Reader, plain: Float, stated: Mapping[str, Any], theta: float) -> tuple[Float, float]:
-    """YaRN: frequencies that turn fewer than `beta_slow` times within the original length are divided by `factor`,
-    those of more than `beta_fast` turns are kept, others interpolated. Also the factor of cosines and sines.
+    """YaRN: frequencies with fewer than `beta_slow` rotations within the original length are divided by `factor`, with
+    more than `beta_fast` kept, between them interpolated. Also the factor of cosines and sines.
 
     Peng et al. (2023), https://arxiv.org/abs/2309.00071; transformers' `_compute_yarn_parameters`.
     """
-    width, factor = 2 * len(plain), _positive(reader, stated, "factor", None)
+    width, factor = 2 * len(plain), positive(reader, stated, "factor", None)
     given = {key: value for key, value in stated.items() if value is not None}
-    original = _positive(reader, given, "original_max_position_embeddings", reader.integer("max_position_embeddings"))
+    original = positive(reader, given, "original_max_position_embeddings", reader.integer("max_position_embeddings"))
     edges = [
-        width * math.log(original / (_positive(reader, given, key, turns) * 2 * math.pi)) / (2 * math.log(theta))
+        width * math.log(original / (positive(reader, given, key, turns) * 2 * math.pi)) / (2 * math.log(theta))
         for key, turns in (("beta_fast", 32.0), ("beta_slow", 1.0))
     ]
     if given.get("truncate", True):
@@ -109,7 +109,7 @@ def _yarn(reader: Reader, plain: Float, stated: Mapping[str, Any], theta: float)
         inferred = _magnitude(factor, numerator) / _magnitude(factor, denominator)
     else:
         inferred = _magnitude(factor, 1.0)
-    return frequencies.astype(np.float32), _positive(reader, given, "attention_factor", inferred)
+    return frequencies.astype(np.float32), positive(reader, given, "attention_factor", inferred)
 
 
 def _magnitude(factor: float, scale: float) -> float:
@@ -125,22 +125,22 @@ def _long_rope(reader: Reader, plain: Rotary, stated: Mapping[str, Any]) -> Rota
     promised, key = reader.integer("max_position_embeddings", 2048), "original_max_position_embeddings"
     stated = {**stated, key: stated.get(key) or reader.config.get(key)}
     if stated[key] is None:
-        original, growth = promised, _positive(reader, stated, "factor", 1.0)
+        original, growth = promised, positive(reader, stated, "factor", 1.0)
     else:
-        original = max(int(_positive(reader, stated, key, None)), 1)
+        original = max(int(positive(reader, stated, key, None)), 1)
         growth = promised / original
     factors = np.asarray(stated.get("short_factor"), np.float32)
     if factors.shape != plain.frequencies.shape:
         wanted = f"a list of {len(plain.frequencies)} numbers"
         raise reader.invalid("short_factor", stated.get("short_factor"), wanted)
     if stated.get("attention_factor") is not None:
-        magnitude = _positive(reader, stated, "attention_factor", None)
+        magnitude = positive(reader, stated, "attention_factor", None)
     else:
         magnitude = math.sqrt(1 + math.log(growth) / math.log(max(original, 2))) if growth > 1 else 1.0
     return replace(plain, frequencies=plain.frequencies / factors, magnitude=magnitude, limit=original)
 
 
-def _positive(reader: Reader, stated: Mapping[str, Any], key: str, default: float | None) -> float:
+def positive(reader: Reader, stated: Mapping[str, Any], key: str, default: float | None) -> float:
     """A number of the rotary positions; CorruptModel if it is missing without a default, or is no positive number."""
     value = stated.get(key, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):

@@ -1,7 +1,7 @@
 """The general way, for architectures that the builder does not know: transformers' model through torch's exporters.
 
 Needs the extra `torch`. optimum is left out: it drives torch's older exporter with a table of the architectures that
-it knows and binds transformers to its own versions, while what is needed here is four names of inputs and outputs.
+it knows and binds transformers to its own versions, while four names of inputs and outputs are needed here.
 Torch has two exporters and neither takes every model, so both are tried, and a graph is only believed when it answers
 like the model it came from, at lengths that it was not exported with. It is then fused as far as ONNX Runtime's
 transformer optimiser recognises it.
@@ -133,7 +133,7 @@ def _load(folder: ModelFolder, head: Head) -> Any:
 def _inputs(model: Any, folder: ModelFolder) -> tuple[str, ...]:
     """Those that the model takes; token types only where there are several.
 
-    Models that compare types have no table of them, nor its size (XLNet, Funnel): they have what the tokenizer gives,
+    Models that compare types have no table of them, nor its size (XLNet, Funnel): they take the tokenizer's,
     and even types that are all zero are something else to them than none.
     """
     known = inspect.signature(model.forward).parameters
@@ -151,7 +151,7 @@ class _Answers:
     def __init__(
         self, model: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], longest: int, templates: Sequence[Template]
     ) -> None:
-        """`templates`: the special tokens around the texts of the rows, in turns."""
+        """`templates`: the special tokens around the texts of the rows, one template after the other."""
         import torch
 
         class Named(torch.nn.Module):  # type: ignore[misc] # torch is optional and has no types here
@@ -287,7 +287,7 @@ _EXPORTERS: Mapping[str, Callable[[_Answers, Path], None]] = {
 
 
 def fuse(path: Path, config: Any, check: Callable[[Path], None], *, large: bool) -> None:
-    """Fuse in place; a graph in which nothing is found, or whose answers `check` does not accept, stays as it was.
+    """Fuse in place. The graph stays as it was if nothing is found, or if `check` refuses the answers.
 
     `config` is transformers' configuration; `large` weights go to a file next to the graph.
     """

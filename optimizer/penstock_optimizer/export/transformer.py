@@ -1,4 +1,4 @@
-"""What an encoder of the BERT kind is, as values: the form that every family is read into and every graph is made from.
+"""Encoders of the BERT kind, and decoders, as values: every family is read into them, and every graph is made of them.
 
 All of them are the same machine: embeddings, then layers of attention and feed-forward network, each with a residual
 sum and a normalisation: after the sum ("post-norm", BERT) or before attention and network ("pre-norm", ModernBERT).
@@ -21,7 +21,7 @@ from penstock_runtime.rows import Float
 
 
 class Activation(StrEnum):
-    """What a graph can compute between two linear layers; `BY_NAME` has transformers' names."""
+    """Functions between two linear layers; `BY_NAME` has transformers' names."""
 
     GELU = "gelu"
     """x / 2 * (1 + erf(x / sqrt 2))."""
@@ -56,7 +56,7 @@ BY_NAME: Mapping[str, Activation] = {
 }
 """`hidden_act` of config.json."""
 THROUGH_TORCH = frozenset({"gelu_10", "laplace", "leaky_relu", "mish", "prelu", "relu6", "xielu"})
-"""What else transformers has under a name; any other is a mistake in config.json."""
+"""Further names that transformers has; any other is a mistake in config.json."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +67,11 @@ class Dense:
     """[out, in]"""
     bias: Float | None
     """[out]; None: nothing is added."""
+
+    def scaled(self, factor: float) -> Dense:
+        """The layer with `factor` times the result."""
+        number = np.float32(factor)
+        return Dense(self.weight * number, None if self.bias is None else self.bias * number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +125,7 @@ class Embeddings:
 
 @dataclass(frozen=True, eq=False)
 class Rotary:
-    """Rotary positions: number i and number i + half of a head's first 2 x half numbers are turned as a pair, by the
+    """Rotary positions: number i and number i + half of a head's first 2 x half numbers are rotated as a pair, by the
     angle position x frequencies[i]. Queries and keys are; `half` is mostly half the width of a head."""
 
     frequencies: Float
@@ -150,7 +155,7 @@ class Rotary:
 
 @dataclass(frozen=True, eq=False)
 class DistanceVectors:
-    """Vectors of the distances between query and key, whose products are added to the scores (DeBERTa).
+    """Vectors of the distances between query and key: their products are added to the scores (DeBERTa).
 
     [heads, rows, width of a head] each, scaled as the scores are; `Encoder.distance_rows` has the row of a distance.
     """
@@ -236,7 +241,7 @@ class Layer:
     rotary: Rotary | None = None
     distances: DistanceVectors | None = None
     attends_to: AttentionRange = EVERY_TOKEN
-    """Layers with equal ones share what is computed from it."""
+    """Layers with equal ranges share the nodes made of it."""
     query_norm: AnyNorm | None = None
     """Of each head's queries, [width of a head], before rotary positions."""
     key_norm: AnyNorm | None = None
@@ -267,7 +272,7 @@ class Encoder:
     final_norm: AnyNorm | None = None
     """After the last layer of a pre-norm encoder; None: the encoder is post-norm."""
     decoder: DecoderHalf | None = None
-    """Reads the encoder's hidden states; its own are then those of the model."""
+    """Reads the encoder's hidden states, and gives the model's."""
 
     @property
     def hidden(self) -> int:
@@ -280,7 +285,7 @@ class DecoderHalf:
     """The second half of an encoder with a decoder (BART), over the same tokens, moved on by one."""
 
     start_id: int
-    """Takes the place of the first token."""
+    """Replaces the first token."""
     embeddings: Embeddings
     layers: tuple[Layer, ...]
     heads: int
@@ -288,7 +293,7 @@ class DecoderHalf:
 
 @dataclass(frozen=True, eq=False)
 class Transform:
-    """Dense, activation and, in some heads, a norm: what a head does before its last layer."""
+    """Dense, activation and, in some heads, a norm, before the last layer of a head."""
 
     dense: Dense
     activation: Activation

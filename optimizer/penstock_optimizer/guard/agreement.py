@@ -1,6 +1,6 @@
 """Measures how near answers are to each other, and how certain a share or a mean is. Pure functions of numbers.
 
-1 means equal, unless a name is that of a distance. The bootstrap is seeded, so that equal answers get equal verdicts.
+1 means equal, except for distances. The bootstrap is seeded, so that equal answers get equal verdicts.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def cosines(expected: Sequence[Float], actual: Sequence[Float]) -> Vector:
 
 
 def neighbour_overlap(expected: Sequence[Float], actual: Sequence[Float], count: int) -> Vector:
-    """For each text the share of its `count` nearest others (by cosine) that are the same in both sets of vectors.
+    """For each text the share of its `count` nearest texts (by cosine) that are the same in both sets of vectors.
 
-    With fewer texts all others count, and the share is 1.
+    With fewer texts all of them count, and the share is 1.
     """
     before, after = _nearest(expected, count), _nearest(actual, count)
     return np.array([len(set(a) & set(b)) / max(len(a), 1) for a, b in zip(before, after, strict=True)])

@@ -93,7 +93,7 @@ def _literal(line: str) -> str:
 
 def split(corpus: Corpus, own_texts: Sequence[str] = ()) -> tuple[Corpus, Corpus]:
     """A corpus for calibration and one for judging, without a common text: split by hash, so that it does not depend on
-    the order or on other texts. `own_texts` are the endpoint's, divided like the others. A third of the themes and of
+    the order or on other texts. `own_texts` are the endpoint's, divided in the same way. A third of the themes and of
     the texts calibrates."""
     texts = list(dict.fromkeys([*corpus.texts, *own_texts]))
     calibrates = {text for text in texts if _hash(text) % 3 == 0}
@@ -132,7 +132,7 @@ def _ranking(corpus: Corpus, _mask: str) -> tuple[SampleRequest, ...]:
 
 
 def _queries(corpus: Corpus) -> list[tuple[str, list[str]]]:
-    """Questions with sentences of their theme and of others, and texts with other texts; all lengths."""
+    """Questions with sentences of their theme and of other themes, and texts with other texts; all lengths."""
     result = []
     others = cycle(corpus.singles())
     for theme in corpus.themes:

@@ -2,7 +2,7 @@
 
 In a batch, each request must get the answer that it would get alone. Dynamic int8 breaks this: the scale of its
 activations comes from the whole batch. Static and fp32 graphs keep it, if a row's numbers are summed in the same order
-whatever the other rows are; otherwise the last bits change, and rounding to int8 sometimes turns that into a step of
+whatever the other rows are; otherwise the last bits change, and rounding to int8 sometimes makes that a step of
 its grid, which every later layer enlarges.
 
 The batches are those that the runtime's batch policy makes of the judging rows.
@@ -36,13 +36,13 @@ Forward = Callable[[Sequence[Row]], Sequence[Outputs]]
 
 TOLERANCE = 1e-4
 """The largest relative difference |batched - alone| / |alone| of a row's outputs that counts as equal: what summing in
-another order changes in a deep fp32 model. It turns a vector by 5e-9 of cosine."""
+another order changes in a deep fp32 model. It changes the cosine of a vector by 5e-9."""
 BF16_TOLERANCE = 2.0**-8
 """The same where activations are rounded to bf16: the largest error of one rounding."""
 ROWS_PER_BATCH = 8
 LONG_TOKENS = 64
 LONG_ROWS = 4
-"""How many longer rows are compared: they cost much, and their sums are made like those of shorter ones."""
+"""How many longer rows are compared: they cost much, and their sums are made in the same way as for shorter ones."""
 WAITING = 24
 """Rows in the queue while padded batches are made, as under load."""
 SEED = 20261121
@@ -254,7 +254,7 @@ def judge_candidate(
     """Judge a candidate: its answers one row at a time, and whether batches change them, as far as its arithmetic
     (`arithmetic_of`) can, in the shapes of its engine's `grid`.
 
-    A candidate whose engine fails or whose outputs hold NaN is rejected; other errors are raised.
+    A candidate is rejected if its engine fails or its outputs hold NaN; other errors are raised.
     """
     alone = SingleRowForward(forward)
     verdict = judge_answers(task, alone, reference, budget)

@@ -1,4 +1,4 @@
-"""Computes the verdict: compares a candidate's answers with those of the fp32 reference, by task. Pure.
+"""Computes the verdict: compares the answers of a candidate and of the fp32 reference, by task. Pure.
 
 No labels are needed: the reference is right by definition. docs/reference/accuracy-budgets.md gives the reason for each
 metric and budget.
@@ -67,7 +67,7 @@ MIN_AGREEMENT = {
 COSINE_TASKS = frozenset({TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY})
 """The tasks that minCosine applies to; minAgreement applies to all but feature-extraction."""
 TIE = 0.02
-"""Two labels whose reference scores are this close tie: either is right."""
+"""Two labels with reference scores this close tie: either is right."""
 MAX_DIVERGENCE = 0.02
 """Classification: mean Kullback-Leibler divergence, nats."""
 MAX_FLIPPED_MARGIN = 0.005
@@ -85,7 +85,7 @@ MIN_TOP_K_OVERLAP = 0.85
 SCORE_CHANGE = 0.2
 """Regression: the largest change, as a share of the spread of the scores over the texts."""
 SUM_TOLERANCE = 0.01
-"""Scores of a text whose sum differs from 1 by more than this are not a distribution."""
+"""Scores of a text with a sum that differs from 1 by more than this are not a distribution."""
 FEW_SAMPLES = 60
 """With fewer samples the verdict mentions the uncertainty."""
 
@@ -146,7 +146,7 @@ def unused_budgets(task: TaskName, budget: AccuracyBudget) -> tuple[str, ...]:
 
 
 def explain(metrics: Sequence[Metric], texts: int) -> str:
-    """One sentence: what is outside the budget, or the first metrics; and the uncertainty, if any."""
+    """One sentence: the metrics outside the budget, or the first metrics; and the uncertainty, if any."""
     failed = [metric for metric in metrics if not metric.passed]
     if failed:
         return " and ".join(_miss(metric) for metric in failed)

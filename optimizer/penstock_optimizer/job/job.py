@@ -24,9 +24,9 @@ from penstock.hardware import Isa, NeuronGeneration
 from penstock.logs import log_event
 from penstock.manifest import SCHEMA_VERSION, CandidateFacts, Manifest, ModelFacts, ServedModel
 from penstock.recipe import GENERATION_PRECISIONS, EngineName
+from penstock.resources.core import Scheme
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec, OptimizationMode
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
-from penstock.resources.source import Scheme
 from penstock.tasks import TaskName
 from penstock_optimizer.candidate.runner import CandidateContext
 from penstock_optimizer.candidate.work_folder import WorkFolder
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 SHORT = 16
 """Hexadecimal digits of the key in folder names."""
 TOOLS = ("onnxruntime", "openvino", "onnx", "tokenizers", "numpy")
-"""Libraries whose version may change the graph, its speed or its answers."""
+"""Libraries of which the version may change the graph, its speed or its answers."""
 
 
 def toolchain() -> dict[str, str]:
@@ -134,9 +134,8 @@ class Job:
         """Fetch the model and read the machine. Errors as for `fetch_model` and `Host.usable_cores`; SpecError for a
         longer input than the model takes, and for an endpoint that pins an artefact of the cluster's store.
 
-        With `neuron`, `cores` are NeuronCores, and the job uses all CPU cores of its own; SpecError when they are not
-        whole devices, and for text generation.
-        """
+        With `neuron`, `cores` are NeuronCores, and the job uses all CPU cores of this process; SpecError when they are
+        not whole devices, and for text generation."""
         spec = endpoint.spec if cores is None else endpoint.spec.model_copy(update={"cores": cores})
         if spec.optimization.mode is OptimizationMode.PINNED:
             raise SpecError(
@@ -279,7 +278,7 @@ class Job:
             chosen=chosen,
             baseline=baseline,
             candidates=tuple(candidates),
-            workload=self.mix.summary,
+            workload=measured.pop("workload", None) or self.mix.summary,
             findings=tuple(findings),
             files={},
             **measured,
@@ -304,9 +303,9 @@ class Job:
         shutil.rmtree(self.baseline, ignore_errors=True)
 
     def remove_leftovers(self) -> None:
-        """Delete what a killed run left once the finished artefact was there: the work folder, and the artefact that
-        was replaced. For callers that add nothing to that artefact. Nothing is deleted while another process works on
-        this key."""
+        """Delete the leftovers of a killed run once the finished artefact was there: the work folder, and the artefact
+        that was replaced. For callers that add nothing to that artefact. Nothing is deleted while another process works
+        on this key."""
         # A missing folder needs no lock, and a store that cannot be written can still be served from.
         with contextlib.suppress(OSError):
             if not self.work.path.exists() and not has_drafts(self.artefact):
@@ -325,8 +324,9 @@ class Job:
         make_task(self.spec.task, self.folder, max_tokens=self.max_tokens)
 
     def findings(self) -> Sequence[str]:
-        """Findings about the endpoint and the machine."""
-        return (*unused_budgets(self.spec.task, self.spec.optimization.accuracy), *self.grant.findings)
+        """Findings about the endpoint, and about the machine where the result is for this one."""
+        about_host = self.grant.findings if self.neuron is None else ()
+        return (*unused_budgets(self.spec.task, self.spec.optimization.accuracy), *about_host)
 
 
 def _read(artefact: Path, key: str, *, whole: bool = True) -> Manifest | None:

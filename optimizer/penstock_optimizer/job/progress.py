@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.manifest import CandidateFacts, Manifest, ReasonCode
+from penstock.manifest import CandidateFacts, ReasonCode
 from penstock.recipe import Plan, Recipe
 
 if TYPE_CHECKING:
     # Types only: the command line imports this module, and `penstock optimize --help` needs no numpy.
-    from penstock.capacity import CapacityPoint
+    from penstock.capacity import CapacityCurve, CapacityPoint
     from penstock_optimizer.candidate.work_folder import ExportedFacts
-    from penstock_optimizer.capacity.curve import CapacityMeasurement
-    from penstock_optimizer.job.screening import CandidateRun
     from penstock_optimizer.search.climb import SearchStep
     from penstock_runtime.models.sources.transfer import FetchProgress as Transfer
 
@@ -33,7 +31,7 @@ class Stage(StrEnum):
     CANDIDATES = "candidates"
     """One event for each candidate with an outcome. Facts: `candidate` (a CandidateFacts as JSON)."""
     MEASURE = "measure"
-    """Candidates measured at length, in turns. Facts of the last event: `candidates`, all of them as JSON."""
+    """Candidates measured at length, alternately. Facts of the last event: `candidates`, all of them as JSON."""
     PLANS = "plans"
     """Facts: `plan`, `promoted`, `reason`."""
     CAPACITY = "capacity"
@@ -45,8 +43,8 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """One event. `done` of `total` count the steps of the stage (bytes of a download); `step` of `steps` those of the
-    whole optimisation, 0 before it begins."""
+    """One event. `done` of `total` count the steps of the stage (bytes of a download); `step` of `steps` the steps of
+    the whole optimisation, 0 before it begins."""
 
     stage: Stage
     done: int
@@ -76,7 +74,7 @@ def ignore_progress(_: ProgressEvent, /) -> None:
     """For callers that do not watch."""
 
 
-class StepCounter:
+class ProgressReporter:
     """Counts the steps of the whole and sends events.
 
     The number of steps of a stage is an estimate while it runs, and corrected when it ends: a search that ends early
@@ -108,57 +106,18 @@ class StepCounter:
             )
         )
 
-
-EXPECTED_PLANS = 12
-EXPECTED_POINTS = 10
-
-
-class ProgressReporter(StepCounter):
-    """Turns what an optimisation does into events."""
-
-    def __init__(self, on_progress: OnProgressEvent, *, candidates: int, rounds: int, searches: bool) -> None:
-        self._rounds = rounds
-        super().__init__(
-            on_progress,
-            {
-                Stage.EXPORT: 1,
-                Stage.CANDIDATES: candidates,
-                Stage.MEASURE: rounds,
-                Stage.PLANS: EXPECTED_PLANS if searches else 0,
-                Stage.CAPACITY: EXPECTED_POINTS,
-                Stage.REPORT: 1,
-            },
-        )
-
-    def exporting(self, budget_seconds: float) -> None:
-        """The export begins."""
-        facts = {"budget_seconds": budget_seconds}
-        self.advance(Stage.EXPORT, "writing the fp32 graph", facts=facts, by=0)
-
-    def exported(self, exported: ExportedFacts) -> None:
-        """The fp32 graph is written."""
-        facts = {
-            "seconds": exported.seconds,
-            "fused_nodes": exported.fused_nodes,
-            "parameters": exported.parameters,
-        }
-        self.advance(Stage.EXPORT, export_message(exported), facts=facts)
-
     def trying(self, recipe: Recipe) -> None:
         """A candidate is started."""
         self.advance(Stage.CANDIDATES, recipe.name, by=0)
 
-    def settled(self, run: CandidateRun) -> None:
+    def settled(self, facts: CandidateFacts, message: str = "", by: int = 1) -> None:
         """A candidate has an outcome, for now."""
-        self.advance(
-            Stage.CANDIDATES,
-            settled_message(run.facts),
-            facts={"candidate": run.facts.model_dump(mode="json")},
-        )
+        found = {"candidate": facts.model_dump(mode="json")}
+        self.advance(Stage.CANDIDATES, message or settled_message(facts), facts=found, by=by)
 
-    def round(self, number: int) -> None:
+    def round(self, number: int, rounds: int) -> None:
         """A round of measuring has ended."""
-        self.advance(Stage.MEASURE, f"all remaining candidates in turn: round {number} of {self._rounds}")
+        self.advance(Stage.MEASURE, f"all remaining candidates in turn: round {number} of {rounds}")
 
     def step(self, step: SearchStep) -> None:
         """A plan was tried."""
@@ -169,11 +128,11 @@ class ProgressReporter(StepCounter):
         }
         self.advance(Stage.PLANS, f"{step.challenger.summary}: {step.reason}", facts=facts)
 
-    def planned(self, draft: Manifest) -> None:
+    def planned(self, plan: Plan, candidates: Sequence[CandidateFacts]) -> None:
         """The plan search has ended."""
         self.finish(Stage.PLANS)
-        facts = {"candidates": [one.model_dump(mode="json") for one in draft.candidates]}
-        self.advance(Stage.PLANS, draft.chosen.plan.summary, by=0, facts=facts)
+        facts = {"candidates": [one.model_dump(mode="json") for one in candidates]}
+        self.advance(Stage.PLANS, plan.summary, by=0, facts=facts)
 
     def point(self, point: CapacityPoint) -> None:
         """A point of the capacity curve was measured."""
@@ -181,13 +140,13 @@ class ProgressReporter(StepCounter):
         message = f"p95 {point.p95_milliseconds:.3g} ms at {point.arrivals_per_second:.3g} requests/s"
         self.advance(Stage.CAPACITY, message, facts=facts)
 
-    def capacity(self, measured: CapacityMeasurement) -> None:
+    def capacity(self, curve: CapacityCurve, saturation_per_second: float) -> None:
         """The capacity curve is complete."""
         self.finish(Stage.CAPACITY)
-        rate = measured.curve.requests_per_second
-        limit = measured.curve.p95_objective_milliseconds or 0.0
+        rate = curve.requests_per_second
+        limit = curve.p95_objective_milliseconds or 0.0
         within = f"p95 stays within {limit:.3g} ms up to {rate:.3g} requests/s" if rate is not None else ""
-        facts = {"requests_per_second": rate, "saturation_per_second": measured.saturation_per_second}
+        facts = {"requests_per_second": rate, "saturation_per_second": saturation_per_second}
         self.advance(Stage.CAPACITY, within or f"p95 is over {limit:.3g} ms at any rate", by=0, facts=facts)
 
     def no_capacity(self, reason: str) -> None:
@@ -195,16 +154,16 @@ class ProgressReporter(StepCounter):
         self.finish(Stage.CAPACITY)
         self.advance(Stage.CAPACITY, f"not measured: {reason}", by=0)
 
-    def done(self, artefact: Path, plan: Plan, seconds: float) -> None:
-        """The artefact is written."""
+    def done(self, artefact: Path, plan: str, seconds: float) -> None:
+        """The artefact of this plan is written."""
         self.advance(Stage.REPORT, str(artefact / "report.html"))
         facts = {"artefact": str(artefact), "found": False, "seconds": seconds}
-        self.advance(Stage.DONE, plan.summary, facts=facts, by=0)
+        self.advance(Stage.DONE, plan, facts=facts, by=0)
 
 
 def settled_message(facts: CandidateFacts) -> str:
     """One line: a candidate's outcome after screening. A candidate that passed is not called slower before it was
-    measured with the others."""
+    measured with the rest."""
     if facts.reason_code is not ReasonCode.WITHIN_BUDGET:
         return f"{facts.recipe.name}: {facts.outcome.value}, {facts.reason}"
     agreement = f" ({facts.verdict.reason})" if facts.verdict is not None and facts.verdict.reason else ""
@@ -212,7 +171,7 @@ def settled_message(facts: CandidateFacts) -> str:
 
 
 def export_message(exported: ExportedFacts) -> str:
-    """One line: the graph's source, what is fused, the time it took."""
+    """One line: the graph's source, its fused nodes, the time it took."""
     made = {"builder": "built from the weights", "own-onnx": "the model's own file", "torch": "through torch"}
     fused = " / ".join(f"{count} {name}" for name, count in sorted(exported.fused_nodes.items()))
     graph = f"fused ONNX graph, {fused}" if fused else "ONNX graph, nothing fused"
@@ -227,7 +186,7 @@ _MB = 1e6
 
 
 class DownloadReporter:
-    """Turns the steps of a download, from any thread, into events: notes at once, the rest at intervals.
+    """Converts the steps of a download, from any thread, to events: notes at once, the rest at intervals.
 
     Of two steps at the same time, one may be reported twice.
     """

@@ -37,6 +37,9 @@ OnAnswer = Callable[["ClientConnection", int, int, float], None]
 """Called with the number of a request when it is answered or never will be, its status (0: the connection was lost
 first), and the time (`time.perf_counter()`)."""
 
+OnPiece = Callable[[int, bytes], None]
+"""Called with the number of a request and a piece of the body of its 2xx answer."""
+
 
 class RequestSource(Frozen):
     """What to send; a LoadSpec and a CellSpec of the bench state the rest."""
@@ -75,8 +78,10 @@ class ClientConnection(asyncio.Protocol):
         answered: OnAnswer,
         lost: Callable[[ClientConnection], None],
         headers: Sequence[str] = (),
+        on_piece: OnPiece | None = None,
     ) -> None:
         self._answered = answered
+        self._on_piece = on_piece
         self._lost = lost
         self._wanted = {name.lower().encode() for name in headers}
         if self._wanted:
@@ -140,7 +145,10 @@ class ClientConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body: kept only for a failed answer."""
-        if self._parser.get_status_code() >= 300 and len(self.failure) < FAILURE_BYTES:
+        if self._parser.get_status_code() < 300:
+            if self._on_piece is not None and self._request is not None:
+                self._on_piece(self._request, body)
+        elif len(self.failure) < FAILURE_BYTES:
             self.failure += body[:FAILURE_BYTES]
 
     def on_message_complete(self) -> None:
@@ -196,6 +204,7 @@ class LoadClient:
         on_settled: OnSettled,
         *,
         response_headers: Sequence[str] = (),
+        on_piece: OnPiece | None = None,
         max_connections: int = sys.maxsize,
         idle_seconds: float = math.inf,
     ) -> None:
@@ -214,6 +223,7 @@ class LoadClient:
         self._address = (parts.hostname or "", parts.port or 80)
         self._on_settled = on_settled
         self._response_headers = response_headers
+        self._on_piece = on_piece
         self._max_connections = max_connections
         self._idle_seconds = idle_seconds
         self._idle: list[ClientConnection] = []
@@ -289,7 +299,8 @@ class LoadClient:
         self._connecting += 1
         try:
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: ClientConnection(self._answered, self._lost, self._response_headers), *self._address
+                lambda: ClientConnection(self._answered, self._lost, self._response_headers, self._on_piece),
+                *self._address,
             )
         finally:
             self._connecting -= 1

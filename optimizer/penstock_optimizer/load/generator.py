@@ -15,8 +15,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -26,6 +26,8 @@ from penstock.process import python_module
 from penstock_optimizer.load.client import SWEEP_SECONDS, UNREACHABLE, LoadClient, RequestSource, is_good, status_name
 from penstock_optimizer.load.summary import LatencySummary, quantile
 from penstock_optimizer.load.timing import PreciseTimer, ResourceUsage, process_tree
+
+T = TypeVar("T")
 
 
 class OpenLoop(Frozen):
@@ -58,7 +60,7 @@ class LoadSpec(RequestSource):
     cpus: tuple[int, ...] = ()
     """Logical CPUs of the load process; empty: not pinned."""
     target_pid: int | None = None
-    """Process whose memory is reported, children included."""
+    """Process of which the memory is reported, children included."""
 
 
 class LoadResult(Frozen):
@@ -104,7 +106,7 @@ def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> list[float]:
 
 
 START_UP_SECONDS = 120.0
-"""Limit for importing and connecting: seconds, or a minute where others take the cores. It only ends what hangs."""
+"""Limit for importing and connecting: seconds, or a minute on busy cores. It only ends a process that hangs."""
 
 
 class LoadFailed(PenstockError):
@@ -113,10 +115,16 @@ class LoadFailed(PenstockError):
 
 def run_load(spec: LoadSpec) -> LoadResult:
     """Run one load in a separate process, and wait for it; LoadFailed with the end of its log when it fails."""
-    limit = START_UP_SECONDS + spec.warm_up_seconds + spec.seconds + 2 * spec.timeout_seconds
+    seconds = spec.warm_up_seconds + spec.seconds + 2 * spec.timeout_seconds
+    return LoadResult.model_validate_json(run_in_process("penstock_optimizer.load.generator", spec, seconds))
+
+
+def run_in_process(module: str, spec: RequestSource, seconds: float) -> bytes:
+    """Run a module as a program that reads the spec as JSON and takes this time after its start. Returns its output."""
+    limit = START_UP_SECONDS + seconds
     try:
         done = subprocess.run(
-            python_module("penstock_optimizer.load.generator"),
+            python_module(module),
             input=spec.model_dump_json().encode(),
             capture_output=True,
             timeout=limit,
@@ -127,7 +135,7 @@ def run_load(spec: LoadSpec) -> LoadResult:
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()[-3:]
         raise LoadFailed(f"the load process failed ({done.returncode}): {' | '.join(lines)}")
-    return LoadResult.model_validate_json(done.stdout)
+    return done.stdout
 
 
 IDLE_SECONDS = 2.0
@@ -256,17 +264,17 @@ class LoadRun:
         )
 
 
-def generate(spec: LoadSpec) -> LoadResult:
-    """Run one load in this process, on the CPUs of the spec."""
-    if spec.cpus:
-        os.sched_setaffinity(0, spec.cpus)
-    import uvloop
-
-    return uvloop.run(_generate(spec))  # type: ignore[no-any-return]
-
-
 async def _generate(spec: LoadSpec) -> LoadResult:
     return await LoadRun(spec).run()
+
+
+def on_uvloop(run: Coroutine[Any, Any, T], cpus: Sequence[int]) -> T:
+    """Run a coroutine on these CPUs; empty: not pinned."""
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+    import uvloop
+
+    return uvloop.run(run)  # type: ignore[no-any-return]
 
 
 def main() -> None:
@@ -274,7 +282,7 @@ def main() -> None:
     spec = LoadSpec.model_validate_json(sys.stdin.buffer.read())
     # A collection pauses for milliseconds, and the recording grows for only seconds.
     gc.disable()
-    result = generate(spec)
+    result = on_uvloop(_generate(spec), spec.cpus)
     sys.stdout.write(result.model_dump_json())
 
 

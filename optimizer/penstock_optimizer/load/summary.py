@@ -60,7 +60,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def quantile_interval(ordered: Sequence[float], share: float) -> tuple[float, float]:
-    """The 95 % confidence interval of a quantile: the order statistics whose ranks the binomial law gives.
+    """The 95 % confidence interval of a quantile: the order statistics with the ranks that the binomial law gives.
 
     With few samples the interval is clipped to the smallest and largest of them, and then covers less than 95 %.
     """

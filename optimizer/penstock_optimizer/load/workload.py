@@ -45,11 +45,11 @@ class LengthMix:
 
     @classmethod
     def of(cls, workload: Workload, *, maximum: int) -> LengthMix:
-        """The mix of an endpoint's workload, limited to what its model takes."""
+        """The mix of an endpoint's workload, limited to the longest row of its model."""
         return cls(maximum=maximum, lengths=workload.sequence_lengths)
 
     def sample(self, count: int, *, seed: int) -> list[int]:
-        """`count` lengths in random order, stratified: the quantiles of the sample are those of the distribution.
+        """`count` lengths in random order, stratified: the sample has the quantiles of the distribution.
 
         Two samples of one size differ in order only, so that repeated measurements compare like with like.
         """
@@ -104,7 +104,7 @@ EVERYDAY_WORDS = tuple(dict.fromkeys(_FREQUENT.split()))
 
 ATTEMPTS = 64
 CANDIDATES_FROM_VOCABULARY = 3000
-ENOUGH_BRICKS = 64
+ENOUGH_WORDS = 64
 
 
 class TextMaker:
@@ -136,7 +136,7 @@ class TextMaker:
     def one_token_words(self) -> tuple[str, ...]:
         """Words that add one token each to the end of a text."""
         found = self._one_token_words(EVERYDAY_WORDS)
-        if len(found) < ENOUGH_BRICKS:
+        if len(found) < ENOUGH_WORDS:
             entries = sorted(self._tokenizer.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1])
             words = (self._tokenizer.decode([index]).strip() for _, index in entries[:CANDIDATES_FROM_VOCABULARY])
             found += self._one_token_words(tuple(dict.fromkeys(word for word in words if word.isalnum())))
@@ -173,7 +173,7 @@ class TextMaker:
         )
 
     def _one_token_words(self, words: tuple[str, ...]) -> list[str]:
-        """Those of `words` that add one token each, alone and when repeated."""
+        """The `words` that add one token each, alone and when repeated."""
         if not words:
             return []
         singles = [self._tokenizer.encode(f"{word} {word}", add_special_tokens=False).ids for word in words]
@@ -187,7 +187,7 @@ WITHOUT_MASK = "fill-mask needs the tokenizer's mask token"
 _SINGLE_TEXT = frozenset(
     {TaskName.FEATURE_EXTRACTION, TaskName.TEXT_CLASSIFICATION, TaskName.TOKEN_CLASSIFICATION, TaskName.FILL_MASK}
 )
-"""Tasks whose requests are single texts, so that the endpoint's texts can be sent."""
+"""Tasks with single texts as requests, so that the endpoint's texts can be sent."""
 
 
 def predict_bodies(

@@ -1,6 +1,6 @@
-"""The process that loads, runs and compiles a model: the only place that imports torch for Inferentia, or its SDK.
+"""The process that loads, runs and compiles a model: the only module that imports torch for Inferentia, or its SDK.
 
-A program of its own, started as `PYTHON child.py`: the SDK for Inf1 needs Python 3.10, which Penstock does not run on.
+A separate program, started as `PYTHON child.py`: the SDK for Inf1 needs Python 3.10, which Penstock does not run on.
 So this file imports nothing of Penstock, and runs on Python 3.9.
 
 It answers the calls of `penstock_optimizer.candidate.isolation.Worker`: one JSON object a line on standard input,

@@ -65,14 +65,14 @@ def compiler_flags(target: NeuronGeneration, recipe: Recipe, cores: int = 1) -> 
 
 
 def arithmetic(target: NeuronGeneration, recipe: Recipe) -> str:
-    """What `Child.answers` calls the arithmetic that the compiler's arguments ask for."""
+    """The name in `Child.answers` of the arithmetic that the compiler's arguments select."""
     if recipe.precision is Precision.FP32:
         return "float32"
     return "bf16" if target is NeuronGeneration.INF1 and recipe == BF16 else "bf16-products"
 
 
 def longest_row(model_tokens: int, stated: int | None, workload: Sequence[int]) -> int:
-    """Tokens of the longest compiled row: as the endpoint states it, else what the workload needs and usually 512."""
+    """Tokens of the longest compiled row: as the endpoint states it, else as the workload needs it, usually 512."""
     return stated or min(model_tokens, max(USUAL_TOKENS, *workload, 1))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock.hardware import NeuronGeneration
-from penstock_optimizer.neuron.published import FAMILIES, Mode, ModelShape, PublishedFigure, family_of
+from penstock_optimizer.neuron.published import SHAPES, Mode, ModelShape, PublishedFigure, shape_of
 
 BATCHES = (1, 2, 4, 6, 8, 16)
 """Batch sizes to compile for."""
@@ -116,7 +116,7 @@ def published_figures(
     """Figures of published rows for this family, number of cores and length, the fastest row of each candidate."""
     by_candidate: dict[NeuronCandidate, list[PublishedFigure]] = {}
     for row in rows:
-        family = family_of(row.model)
+        family = shape_of(row.model)
         same = row.hardware_class == generation.value and row.instance_cores == granted and row.tokens == tokens
         if same and family is not None and family.family == shape.family and row.uses_the_whole_instance:
             key = NeuronCandidate(row.mode, row.cores_per_model, row.batch)
@@ -169,7 +169,7 @@ def estimated_figures(
 
     Pipelines of other lengths than 4 and 16 cores have no fit and are left out.
     """
-    base = FAMILIES["bert-base"]
+    base = SHAPES["bert-base"]
     found = []
     for candidate in candidates(generation, granted, shape.device_weights):
         if candidate.mode is Mode.PIPELINE:

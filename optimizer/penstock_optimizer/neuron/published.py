@@ -106,7 +106,7 @@ class ModelShape:
     """What the time of an encoder depends on."""
 
     family: str
-    """Models of one family have the same time; empty if it is not one of `FAMILIES`."""
+    """Models of one family have the same time; empty if it is not one of `SHAPES`."""
     layers: int
     hidden: int
     weights: int
@@ -123,7 +123,7 @@ class ModelShape:
         return self.layers * (24.0 * self.hidden**2 * tokens + 4.0 * self.hidden * tokens**2)
 
 
-FAMILIES = {
+SHAPES = {
     "bert-base": ModelShape("bert-base", 12, 768, 110_000_000, 24_000_000),
     "bert-large": ModelShape("bert-large", 24, 1024, 335_000_000, 32_000_000),
     "distilbert": ModelShape("distilbert", 6, 768, 66_000_000, 24_000_000),
@@ -145,7 +145,7 @@ _NAMES = (
 """Patterns of a model's name, the first that is found counts."""
 
 
-def family_of(model: str) -> ModelShape | None:
+def shape_of(model: str) -> ModelShape | None:
     """The shape of a model, from its name; None if the name does not tell.
 
     `xlm-` and `deberta` models have other sizes at the same names and are not matched.
@@ -153,4 +153,4 @@ def family_of(model: str) -> ModelShape | None:
     name = model.lower()
     if re.search(r"xlm-|deberta|modernbert|small|tiny|mini(?!lm)", name):
         return None
-    return next((FAMILIES[family] for pattern, family in _NAMES if re.search(pattern, name)), None)
+    return next((SHAPES[family] for pattern, family in _NAMES if re.search(pattern, name)), None)

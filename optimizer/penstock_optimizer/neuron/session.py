@@ -43,12 +43,10 @@ class NeuronToolchain:
 
     @classmethod
     def read(cls, target: NeuronGeneration, python: Path) -> NeuronToolchain:
-        """Ask the interpreter for its versions. HostError when a package is missing, or is for other devices."""
+        """Read the versions from the interpreter. HostError when a package is missing, or is for other devices."""
         with tempfile.TemporaryDirectory() as folder:
             try:
-                with Worker.of(
-                    [str(python), str(PROGRAM)], log=Path(folder) / "log", environment=_environment(target, python)
-                ) as worker:
+                with cls(target, python, {}).start(Path(folder) / "log") as worker:
                     packages = worker.call("versions", timeout_seconds=START_SECONDS, target=target.value)
             except OSError as error:
                 raise HostError(
@@ -61,17 +59,12 @@ class NeuronToolchain:
 
     def start(self, log: Path) -> Worker:
         """A process that compiles."""
-        command = [str(self.python), str(PROGRAM)]
-        return Worker.of(command, log=log, environment=_environment(self.target, self.python))
-
-
-def _environment(target: NeuronGeneration, python: Path) -> dict[str, str]:
-    """Of the child: the interpreter's own programs are found, the compiler among them."""
-    found = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    if target is NeuronGeneration.INF2:
-        # Read when torch_neuronx is imported: without a device it does not know what to compile for.
-        found["NEURON_PLATFORM_TARGET_OVERRIDE"] = target.value
-    return found
+        # The interpreter's own programs are found, the compiler among them.
+        environment = {**os.environ, "PATH": f"{self.python.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+        if self.target is NeuronGeneration.INF2:
+            # Read when torch_neuronx is imported: without a device it does not know what to compile for.
+            environment["NEURON_PLATFORM_TARGET_OVERRIDE"] = self.target.value
+        return Worker([str(self.python), str(PROGRAM)], log=log, environment=environment)
 
 
 @dataclass(frozen=True)
@@ -173,7 +166,8 @@ class Session:
 
 
 def at_masks(outputs: Mapping[str, Any], io: GraphIO, batch: Batch, mask_token: int | None) -> Outputs:
-    """Compiled models answer for every token: of `Axes.MASKS` those of mask tokens are kept, as the engine does."""
+    """Compiled models answer for every token: of `Axes.MASKS` the answers for mask tokens are kept, as the engine
+    does."""
     is_mask = batch.input_ids == mask_token
     return {name: values[is_mask] if io.outputs[name] is Axes.MASKS else values for name, values in outputs.items()}
 

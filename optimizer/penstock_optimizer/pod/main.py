@@ -55,7 +55,7 @@ def main() -> None:
         summary = job.run()
     except BaseException as error:  # every end has to be reported
         if isinstance(error, PenstockError):
-            logger.error("%s", error, extra=log_event("OptimizationFailed", reason=error))  # noqa: TRY400 - its message is complete
+            logger.error("the optimisation failed: %s", error, extra=log_event("OptimizationFailed", reason=error))  # noqa: TRY400 - complete
         else:
             logger.exception("the optimisation failed", extra=log_event("OptimizationDefect", reason=error))
         end(Summary.failed(error, baseline=job.baseline if job is not None else None), exit_code(error))

@@ -46,8 +46,8 @@ from penstock.resources.optimized_model import OptimizedModelSpec, texts_digest,
 from penstock.resources.problems import spec_error
 from penstock.resources.result import ArtefactReference
 from penstock.settings import hugging_face_token, setting
-from penstock_optimizer.job.optimise import optimise, prepare
 from penstock_optimizer.job.progress import ProgressEvent, transfer_message
+from penstock_optimizer.optimise import optimise, prepare
 from penstock_runtime.host import read_host
 from penstock_runtime.host.termination import DEFAULT_LOG
 from penstock_runtime.models.sources.fetch import fetch_model
@@ -250,8 +250,8 @@ class PodJob:
         )
 
     def _publish_baseline(self, endpoint: ModelEndpoint, store: ArtefactStore, models: Path, token: str | None) -> None:
-        """Publish what is served in the meantime. Not for Inferentia, whose pods have nothing to serve before the
-        compiled model (`penstock_optimizer.job.neuron`)."""
+        """Publish the artefact that is served in the meantime. Not for Inferentia, whose pods have nothing to serve
+        before the compiled model (`penstock_optimizer.targets.neuron`)."""
         prepared = prepare(endpoint, store=self._variables.work, models=models, token=token)
         if not prepared.finished:
             published = self._publish(store, prepared.artefact)
@@ -282,7 +282,7 @@ def reference(published: Published) -> ArtefactReference:
 
 def read_endpoint(variables: JobVariables) -> ModelEndpoint:
     """The endpoint to optimise. SettingError when the spec or the texts cannot be read; SpecError when the spec is
-    invalid; TextsChanged when the texts are not those of the spec."""
+    invalid; TextsChanged when the spec has other texts."""
     spec = _read_spec(variables.spec)
     wanted = spec.endpoint_spec()
     if wanted.workload.texts_from is not None:

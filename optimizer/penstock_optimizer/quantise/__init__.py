@@ -36,9 +36,9 @@ class Built:
     """`model.onnx`, `model.xml` with `model.bin` next to it, or `model.native`."""
     io: GraphIO
     fused_nodes: dict[str, int] = field(default_factory=dict)
-    """Fused and quantised operators by type: what was done, as evidence."""
+    """Fused and quantised operators by type, as evidence."""
     notes: tuple[str, ...] = ()
-    """What calibration decided, such as `alpha 0.7`."""
+    """Decisions of the calibration, such as `alpha 0.7`."""
 
     @property
     def size_bytes(self) -> int:
@@ -75,7 +75,7 @@ def build(
         case EngineName.NEURON:
             raise OptimizationError(
                 "neuron models are compiled from the model's code, not from its graph",
-                remedy="penstock_optimizer.job.neuron compiles them",
+                remedy="penstock_optimizer.targets.neuron compiles them",
             )
 
 
@@ -114,8 +114,8 @@ def _fused(model: onnx.ModelProto) -> dict[str, int]:
 def _build_native(
     recipe: Recipe, graph: Path, io: GraphIO, calibration: Sequence[Row], out: Path, *, threads: int
 ) -> Built:
-    """Write `out/model.native`. OptimizationError when the engine is not compiled, or the graph has what it does not
-    know."""
+    """Write `out/model.native`. OptimizationError when the engine is not compiled, or does not know
+    the graph."""
     if recipe.precision is not Precision.INT8_ROWWISE:
         raise OptimizationError(f"the native engine has no {recipe.precision.value}", remedy="Use ONNX Runtime for it")
     if not library_path().is_file():  # before the calibration, which takes long

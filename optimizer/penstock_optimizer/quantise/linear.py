@@ -1,7 +1,7 @@
 """Finds the linear layers of an ONNX graph: products with constant weights that are worth quantising.
 
 Works on graphs that are already fused (`penstock_optimizer.export`) as well as on plain ones. Softmax, normalisation,
-GELU, residual sums and the products within the attention are none of its business. Knows ONNX; runs nothing.
+GELU, residual sums and the products within the attention are left as they are. Knows ONNX; runs nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Group:
 
 
 class LinearGraph:
-    """A model with its linear layers found, and the means to change it in place."""
+    """A model with its linear layers, which can be changed."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -111,7 +111,7 @@ class LinearGraph:
         return readers[0] if fits else None
 
     def replace(self, before: Mapping[int, Sequence[Any]], instead: Mapping[int, Sequence[Any]]) -> None:
-        """Put nodes in front of others, or in their place, by `id(node)`; unused constants are removed."""
+        """Put nodes in front of nodes, or instead of them, by `id(node)`; unused constants are removed."""
         graph = self.model.graph
         nodes = [new for node in graph.node for new in (*before.get(id(node), ()), *instead.get(id(node), (node,)))]
         del graph.node[:]
@@ -125,7 +125,7 @@ class LinearGraph:
             self.model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
 
     def _find_groups(self) -> tuple[Group, ...]:
-        """Nodes in order, joined by what they share (ALBERT's layers share weights, Q, K and V share an input)."""
+        """Nodes in order, joined by shared inputs (Q, K and V) and weights (ALBERT's layers)."""
         group_of: dict[str, int] = {}
         members: dict[int, list[Any]] = {}
         for index, node in enumerate(node for node in self.model.graph.node if self.is_linear(node)):

@@ -1,4 +1,4 @@
-"""Runs a float graph in ONNX Runtime over calibration rows and keeps what its activations reach."""
+"""Runs a float graph in ONNX Runtime over calibration rows and keeps the range of its activations."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def outputs(path: Path, inputs: Sequence[str], rows: Sequence[Row], threads: int
 def observe(
     model: Any, values: Sequence[str], inputs: Sequence[str], rows: Sequence[Row], *, threads: int, scratch: Path
 ) -> dict[str, Seen]:
-    """What each value reaches over the rows. `scratch` is a file path to write and remove.
+    """The range of each value over the rows. `scratch` is a file path to write and remove.
 
     Over the rows several times when the samples of one would take more memory than `PASS_BYTES`.
     """

@@ -1,4 +1,4 @@
-"""Makes what OpenVINO serves: the fp32 graph as IR, bf16 by the engine's own rounding, int8 by our own quantiser."""
+"""Makes the graphs that OpenVINO serves: the fp32 graph as IR, bf16 by the engine's rounding, int8 by our quantiser."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from penstock_runtime.rows import Row
 
 GROUP_OPTION = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 GROUPS = {GROUP_32: 32}
-"""Activations that share a scale. The plugin accepts only sizes that divide every layer's inputs, and ignores others
-without a message."""
+"""Activations that share a scale. The plugin accepts only sizes that divide every layer's inputs, and ignores
+other sizes without a message."""
 
 
 def make_model(
@@ -75,8 +75,8 @@ def _by_ourselves(
 
 
 def _compress_weights(model: Any) -> None:
-    """Store the weights of matrix products and embedding tables in int8, in place, with a scale for each output channel
-    or row of the table.
+    """Store the weights of matrix products and embedding tables in int8, with a scale for each output channel or row of
+    the table. Changes the model.
 
     The CPU plugin recognises Constant, Convert, Multiply before a product: it keeps the int8 values and quantises the
     activations at run time. The largest number of a channel becomes -128, so that the whole range is used.

@@ -1,4 +1,4 @@
-"""Makes the linear layers of a graph 8-bit: what to write is decided here, how it is written by a `Writer`.
+"""Makes the linear layers of a graph 8-bit: decides the values; a `Writer` has the operators.
 
 `quantise_graph` observes the activations of a graph, chooses the strength of smoothing, and rewrites the graph.
 
@@ -35,7 +35,7 @@ SMALLEST = 1e-5
 
 
 def factors(magnitudes: Float, weights: Sequence[Float], alpha: float) -> Float:
-    """The divisors [in] of activations whose channels reach `magnitudes` [in], going into `weights` [in, out].
+    """The divisors [in] of activations with channels of up to `magnitudes` [in], going into `weights` [in, out].
 
     `alpha` 0 leaves all the difficulty with the activations, 1 moves all of it to the weights. The geometric mean of
     the divisors is 1: a common factor changes nothing.
@@ -48,7 +48,7 @@ def factors(magnitudes: Float, weights: Sequence[Float], alpha: float) -> Float:
 
 @dataclass(frozen=True, eq=False)
 class Smoothed:
-    """A group whose activations are divided."""
+    """A group with divided activations."""
 
     by: Float
     """[in]"""
@@ -147,11 +147,11 @@ class Writer(Protocol):
     """The oldest version of the standard operators that has those which it writes."""
 
     def write(self, graph: LinearGraph, product: Product) -> tuple[list[Any], list[Any]]:
-        """The nodes to stand in front of the product's node, and those in its place. Constants are added."""
+        """The nodes in front of the product's node, and the nodes instead of it. Constants are added."""
 
 
 def quantise(graph: LinearGraph, style: Style, seen: Mapping[str, Seen], writer: Writer, *, threads: int = 1) -> None:
-    """Rewrite all linear layers of the graph in place. `seen` holds each of `graph.values` where the style is
+    """Rewrite all linear layers of the graph. `seen` holds each of `graph.values` where the style is
     calibrated."""
     before: dict[int, list[Any]] = defaultdict(list)
     instead: dict[int, list[Any]] = {}
@@ -188,7 +188,7 @@ def quantise(graph: LinearGraph, style: Style, seen: Mapping[str, Seen], writer:
 
 
 def _bias(graph: LinearGraph, node: Any, addition: Any | None, correction: Float | None, name: str) -> str:
-    """What is added to a product, as one constant: its own bias or that of the Add after it, and the correction."""
+    """The addition to a product, as one constant: its bias, or the bias of the Add after it, and the correction."""
     own = [str(one) for one in (addition.input if addition is not None else node.input[2:3]) if one != node.output[0]]
     if correction is None:
         return own[0] if own else ""
@@ -206,7 +206,7 @@ Weighed = tuple[QuantisedWeight, Float | None]
 def _weights(
     graph: LinearGraph, style: Style, seen: Mapping[str, Seen], divisors: Sequence[Float], threads: int
 ) -> dict[str, Weighed]:
-    """Every weight on its grid, with the mean of what that changes in its product; side by side, as each of them is
+    """Every weight on its grid, with the mean change of its product; side by side, as each of them is
     too small for its algebra to use all threads well."""
     jobs = {
         node.input[1]: (node, group, by)
@@ -224,7 +224,7 @@ def _weights(
 
 
 def _weight(matrix: Float, by: Float, style: Style, met: Seen | None) -> Weighed:
-    """The weight on its grid, and the mean of what that changes in the product."""
+    """The weight on its grid, and the mean change of the product."""
     scaled = matrix * (by[:, np.newaxis] if by.ndim else by)
     weight = quantise_weight(
         scaled,
@@ -308,7 +308,7 @@ def _load(graph: Path, opset: int) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class _Probe:
-    """What trials of a style share."""
+    """Shared by the trials of a style."""
 
     io: GraphIO
     rows: Sequence[Row]
@@ -322,7 +322,7 @@ class _Probe:
 
 
 def _smoothest(style: Style, graph: Path, seen: Mapping[str, Seen], probe: _Probe) -> Style:
-    """The style with the alpha whose outputs are nearest to fp32, judged without the slow rounding."""
+    """The style with the alpha that gives the outputs nearest to fp32, judged without the slow rounding."""
     reference = probe.outputs(graph)
     best = (float("inf"), 0.0)
     for alpha in ALPHAS:

@@ -29,7 +29,7 @@ WIDER = (1.0, 1.1, 1.2, 1.3, 1.45, 1.6, 1.8, 2.0)
 """Factors of a channel's scale that are tried where pairs are limited."""
 NARROWER = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6)
 """Factors of a channel's scale that are tried where weights have fewer than 8 bits: a finer step for most of them is
-worth more than the exact place of the largest."""
+worth more than the exact value of the largest."""
 DAMPING = 0.01
 """Of the mean of the diagonal, added to it: directions that the samples do not show stay as they are."""
 BLOCK = 64

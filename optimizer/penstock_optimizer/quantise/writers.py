@@ -5,7 +5,7 @@ operators: both sides quantised and dequantised, then multiplied in float; OpenV
 quantisation, and multiplies integers. `RowwiseWriter` quantises activations row by row (token by token) at run time,
 for the native engine. No library has such an operator, so it is an ONNX function of standard ones: ONNX Runtime
 computes the very numbers that the native engine will, in floating point and slowly, which is how the strength of
-smoothing is chosen and what the tests compare with. `native_steps` reads it again.
+smoothing is chosen. The tests compare with it too. `native.steps` reads it again.
 """
 
 from __future__ import annotations
@@ -123,10 +123,10 @@ class RowwiseWriter:
     """See `Writer`."""
 
     opset: ClassVar[int] = 1
-    """Any: the function brings the version of its own operators."""
+    """Any: the function states the version of its operators."""
 
     def write(self, graph: LinearGraph, product: Product) -> tuple[list[Any], list[Any]]:
-        """The product; of a fused attention the three products as one, and what is left of the attention."""
+        """The product; of a fused attention the three products as one, and the rest of the attention."""
         _declare(graph.model)
         node, weight = product.node, product.weight
         outputs = weight.values.shape[1]

@@ -17,15 +17,9 @@ from penstock.capacity import TokenCurve
 from penstock.hardware import NOT_RUN
 from penstock.manifest import CandidateFacts, Manifest, Metric, Outcome, served_latency
 from penstock.recipe import EngineName, Plan
-from penstock_optimizer.report.charts import (
-    Series,
-    agreement_chart,
-    capacity_chart,
-    gemm_chart,
-    latency_chart,
-    short,
-    swatch,
-)
+from penstock_optimizer.report.charts import agreement_chart, capacity_chart, gemm_chart
+from penstock_report.charts import Series, latency_chart, short, swatch
+from penstock_report.page import document
 
 HEADLINE_LENGTHS = (32, 128)
 """The lengths whose speed-up is shown at the top, if they were measured."""
@@ -367,7 +361,7 @@ def render_report(manifest: Manifest) -> str:
     drawn = series(manifest)
     metric = main_metric(manifest)
     lengths = lengths_shown(manifest)
-    return template.render(
+    html = template.render(
         manifest=manifest,
         headline=headline(manifest),
         why=why(manifest),
@@ -390,3 +384,4 @@ def render_report(manifest: Manifest) -> str:
         first_looks=has_first_looks(manifest),
         tried=sum(one.outcome is not Outcome.SKIPPED for one in manifest.candidates),
     )
+    return document(f"{manifest.model.source} · Penstock report", html)

@@ -31,7 +31,7 @@ CLEARLY_BETTER = 0.25
 """A gain above this on the first criterion needs only two pairs."""
 PAIRS = 3
 MOST_PAIRS = 5
-"""For a challenger whose gain is near its noise."""
+"""For a challenger with a gain near its noise."""
 
 
 class PlanFailed(Exception):

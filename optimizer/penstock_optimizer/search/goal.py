@@ -3,7 +3,7 @@
     objective         first                                            then
     latency, or none  single-request latency                           requests/s
     throughput        requests/s                                       single-request latency
-    both              p95 at the asked rate within the asked latency   requests/s, single-request latency
+    both              p95 at the wanted rate within the latency limit  requests/s, single-request latency
 
 Single-request latency is the geometric mean of p50 and p95 of requests that find the engine idle, over the workload's
 length mix: p50 alone would ignore the long requests, p95 alone the many short ones.
@@ -38,7 +38,7 @@ class PlanSample(Frozen):
     requests_per_second: float = Field(gt=0)
     """With more requests waiting than can run."""
     loaded_p95_milliseconds: float | None = Field(default=None, gt=0)
-    """With requests arriving at random at the asked rate; only where the objective asks for latency and throughput."""
+    """With requests arriving at random at the wanted rate; only where the objective has latency and throughput."""
     short_milliseconds: dict[int, float] = Field(default_factory=dict)
     """Of lone requests of one of the shortest lengths, by tokens; only where the workload has rows this short."""
     second_graph_bytes: int | None = None
@@ -85,7 +85,7 @@ class Comparison:
 
 
 class Quantity(StrEnum):
-    """What a criterion compares; the value is its name in reports."""
+    """The quantity that a criterion compares; the value is its name in reports."""
 
     SINGLE_LATENCY = "single-request latency"
     REQUEST_RATE = "requests/s"

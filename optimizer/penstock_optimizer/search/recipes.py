@@ -44,7 +44,7 @@ NATIVE_ISAS = NATIVE_WIDE_ISAS | {Isa.AVX2, Isa.AVX_VNNI, Isa.AVX512}
 processor."""
 
 REFERENCE = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32)
-"""The fp32 graph: the reference that the others are judged by, and the fall-back."""
+"""The fp32 graph: the reference that all candidates are judged by, and the fall-back."""
 
 
 def is_tuned(recipe: Recipe) -> bool:
@@ -77,7 +77,7 @@ class CandidateRecipes:
 def candidate_recipes(isa: Isa, engines: Collection[EngineName], precisions: Collection[Precision]) -> CandidateRecipes:
     """The recipes for this instruction set within the endpoint's `engines` and `precisions`.
 
-    The reference is always the first recipe, even if it is not allowed: the others are judged by it.
+    The reference is always the first recipe, even if it is not allowed: all candidates are judged by it.
     """
     tried: list[Recipe] = [REFERENCE]
     skipped: list[SkippedRecipe] = []
@@ -197,7 +197,7 @@ def expectation(recipe: Recipe, isa: Isa) -> Expectation:
 def by_gain(recipes: Sequence[Recipe], isa: Isa) -> list[Recipe]:
     """The recipes, the most gain for its cost first; equal ones in the given order.
 
-    A recipe whose graph another one before it has built costs the judging only.
+    A recipe costs the judging only if another one before it has built its graph.
     """
     left = list(recipes)
     order: list[Recipe] = []

@@ -1,4 +1,4 @@
-"""What the search covers: which recipes go on after screening, and which plans of a recipe are tried. Pure.
+"""The space of the search: which recipes go on after screening, and which plans of a recipe are tried. Pure.
 
 Of the recipes that the guard accepts, those near the best expected latency go on to the plan search. The plans of a
 recipe start from the one that experience suggests (`first_plan`); `neighbours` differ from a plan by one step on one
@@ -6,7 +6,7 @@ axis.
 
 A plan may also route short rows to a second recipe: at a few tokens the work around the matrix products decides, at
 many the products themselves, so that the recipe that is best over a workload need not be the best for its shortest or
-its longest rows. Short rows hardly weigh in the single-request latency over the workload (p50 and p95 are those of
+its longest rows. Short rows hardly weigh in the single-request latency over the workload (p50 and p95 are of
 longer rows), so a plan with a route is compared with the plan without it by a separate goal (`goal.RouteGoal`).
 """
 
@@ -37,7 +37,7 @@ _ORDER = tuple(Batching)
 
 @dataclass(frozen=True)
 class PlanLimits:
-    """What a plan of one recipe may use."""
+    """Limits of the plans of one recipe."""
 
     cores: int
     batching: Batching
@@ -66,7 +66,7 @@ class WideFrom(NamedTuple):
         return {"wide_from_tokens": self.among_others, "wide_alone_from_tokens": alone}
 
     def moved(self, alone: int | None) -> WideFrom:
-        """With another length for a client that is alone; the length among others is never the shorter one."""
+        """With another length for a client that is alone; the length with other clients is never the shorter one."""
         if self.among_others is None or alone is None:
             return WideFrom(None, alone)
         return WideFrom(max(self.among_others, alone), alone)
@@ -139,7 +139,8 @@ def neighbours(plan: Plan, limits: PlanLimits) -> Iterator[Plan]:
 def _steps(plan: Plan, limits: PlanLimits) -> Iterator[Plan]:
     if plan.streams > 1:
         # Before the splits: one stream on all cores is no faster for a lone row than several that share the row. Only
-        # for a client that is alone: the measured latencies are those of such a client, and do not show others waiting.
+        # for a client that is alone: the measured latencies are of such a client, and do not show that other clients
+        # wait.
         steps: tuple[int | None, ...] = (*limits.lengths, None)
         for alone in _adjacent(steps, plan.alone_wide_from):
             yield _with(plan, **WideFrom.of(plan).moved(alone).fields)
@@ -193,7 +194,7 @@ DOMINATED = 1.3
 """A candidate slower than the best accepted one by this factor at every sampled length is dominated: it is not measured
 at length."""
 FINALIST_WITHIN = 1.25
-"""Recipes whose expected latency is within this factor of the best go on to the plan search: threads, streams and
+"""Recipes with an expected latency within this factor of the best go on to the plan search: threads, streams and
 batching may still change the order."""
 MOST_FINALISTS = 3
 
@@ -273,7 +274,7 @@ MOST_RIVALS = 2
 
 
 def short_lengths(workload: Sequence[int]) -> tuple[int, ...]:
-    """Those of `SHORT_LENGTHS` that enough of the workload's rows (a sample of lengths) do not exceed."""
+    """The `SHORT_LENGTHS` that enough of the workload's rows (a sample of lengths) do not exceed."""
     return tuple(tokens for tokens in SHORT_LENGTHS if share_within(workload, tokens) >= LEAST_SHARE)
 
 
@@ -298,8 +299,8 @@ def rivals(
 ) -> list[Recipe]:
     """Recipes that look faster than the chosen one at a length, the most promising first.
 
-    `others`: all that the guard accepts. Those whose rows must run `alone` come last: short rows gain from batching.
-    """
+    `others`: all that the guard accepts. Recipes with rows that must run `alone` come last: short rows gain from
+    batching."""
     bar = (1 - PROMISING) * chosen.milliseconds[tokens]
     faster = {
         other.recipe: time
@@ -314,9 +315,8 @@ def rivals(
 def longest_short_row(long: Mapping[int, Sequence[float]], short: Mapping[int, Sequence[float]]) -> int | None:
     """The longest row that the recipe of the short rows serves faster by enough; None: none.
 
-    Gains must exceed the uncertainty of the median over the turns; the trial of the whole plan decides in the end.
-    Milliseconds of lone rows by tokens, one value for each turn, in the order of the turns.
-    """
+    Gains must exceed the uncertainty of the median over the repetitions; the trial of the whole plan decides in the
+    end. Milliseconds of lone rows by tokens, one value for each repetition, in order."""
     found = None
     for tokens in sorted(long.keys() & short.keys()):
         ratios = [theirs / ours for ours, theirs in zip(long[tokens], short[tokens], strict=True)]

@@ -150,7 +150,7 @@ class Batcher:
 
     @property
     def depth(self) -> tuple[int, int]:
-        """Waiting rows and tokens, those of prepared batches included."""
+        """Waiting rows and tokens, with the rows of prepared batches."""
         rows, tokens = self._queue.rows, self._queue.tokens
         if len(self._batches) > self._in_flight:
             ahead = list(self._prepared())
@@ -228,7 +228,7 @@ class Batcher:
             self._retract(lambda entry: id(entry) in taken)
 
     def expire(self, now: float) -> tuple[list[QueuedRow], float]:
-        """Remove the rows whose deadline has passed; also the next deadline (infinite: none)."""
+        """Remove the rows that are past their deadline; also the next deadline (infinite: none)."""
         late = self._queue.expire(now) + self._retract(lambda entry: entry.deadline < now)
         ahead = [entry.deadline for batch in self._batches.values() if batch.may_wait for entry in batch.entries]
         return late, min([self._queue.next_deadline(), *ahead])
@@ -400,5 +400,5 @@ def _length(row: Row) -> int:
 def _failure(what: str, error: Exception) -> RequestError:
     if isinstance(error, RequestError):
         return error
-    logger.error("%s", what, exc_info=error, extra=log_event("RowFailed", reason=error))
+    logger.error("a row failed: %s", what, exc_info=error, extra=log_event("RowFailed", reason=error))
     return InferenceFailed(f"{what}: {type(error).__name__}", remedy="The server's log has the details")

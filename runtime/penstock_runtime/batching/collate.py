@@ -1,4 +1,4 @@
-"""Collates rows into a padded batch, and splits the outputs of a batch into those of its rows. Pure."""
+"""Collates rows into a padded batch, and splits the outputs of a batch by rows. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def collate(rows: Sequence[Row]) -> Batch:
 def split(outputs: Outputs, rows: Sequence[Row], io: GraphIO) -> list[Outputs]:
     """Each row's part of every output, without padding: views of the batch's arrays. Only `POOLED` if that is present.
 
-    InferenceFailed if the shapes are not those of `io`.
+    InferenceFailed if the shapes differ from `io`.
     """
     if POOLED in outputs:
         vectors = outputs[POOLED]

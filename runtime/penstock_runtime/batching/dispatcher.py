@@ -45,7 +45,7 @@ class RequestResult(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A request whose rows are queued or running."""
+    """A request with queued or running rows."""
 
     batcher: Batcher
     done: asyncio.Future[None]
@@ -151,7 +151,7 @@ class Dispatcher:
         await asyncio.to_thread(self.batcher.streams.stop)
 
     def _schedule_dispatch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """After rows were added or dropped: there may be no running batch whose end would start the next one."""
+        """After rows were added or dropped: without a running batch nothing else would start the next one."""
         if not self._dispatch_scheduled:
             self._dispatch_scheduled = True
             loop.call_soon(self._on_dispatch)

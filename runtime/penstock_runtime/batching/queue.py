@@ -14,9 +14,9 @@ length within the padding limit, nearest first. (Where the engine pads lengths t
 length count as equally long. Rows that run on a separate graph because they are short are batched only with each
 other.) A batch takes at most its stream's fair share of all waiting tokens, or of the tokens of the first row's
 request: the other streams will be free soon, and an idle core costs more than a larger batch gains. (Without the second
-share, streams that ask one after the other would split a request's rows into ever smaller batches.) Very small amounts
-of work are not shared at all. Nor are a few long rows, if nothing else runs or waits and the engine divides a batch
-among the cores: with at most half as many rows as streams, the other cores would be idle.
+share, streams that take batches one after the other would split a request's rows into ever smaller batches.) Very small
+amounts of work are not shared at all. Nor are a few long rows, if nothing else runs or waits and the engine divides a
+batch among the cores: with at most half as many rows as streams, the other cores would be idle.
 
 No timer delays a batch: it consists of the rows that wait when a stream becomes free. An idle server answers at once,
 and a loaded one finds rows to batch in its queue.
@@ -25,20 +25,20 @@ and a loaded one finds rows to batch in its queue.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
+from statistics import median
 from typing import Any, NamedTuple
 
 from penstock.recipe import Batching, Plan
-from penstock_runtime.batching.shares import FairShares
 from penstock_runtime.engines.base import EngineFacts
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.errors import DeadlineExceeded
 from penstock_runtime.rows import Row
 
 RANK_SLOWDOWN = 2.0
-"""A large request is ranked as if it had 1/RANK_SLOWDOWN of the measured throughput: the rest is for others."""
+"""A large request is ranked as if it had 1/RANK_SLOWDOWN of the measured throughput: the rest is for other requests."""
 
 DEFAULT_TOKENS_PER_SECOND = 2000.0
 """Tokens a second and stream, before anything is measured: a small encoder on one core without VNNI."""
@@ -50,6 +50,9 @@ SHARED_SECONDS = 1.0
 
 _MAX_REMOVED = 64
 """Removed rows stay in the heaps until they are at the top, or until there are this many more than waiting rows."""
+
+_MOST_KEPT = 1024
+"""Clients that are remembered. For one more, the half with the least time is forgotten."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,12 +79,12 @@ Bucket = tuple[bool, int]
 
 
 class TakenBatch(NamedTuple):
-    """What a stream takes from the queue."""
+    """The result of `RowQueue.take`."""
 
     rows: list[QueuedRow]
     """One batch; empty when nothing waits."""
     expired: list[QueuedRow]
-    """Rows whose deadline passed before they were taken: not to be run."""
+    """Rows that were past their deadline before they were taken: not to be run."""
     divided: bool = False
     """The batch is to be run by all cores together."""
 
@@ -100,7 +103,7 @@ class BatchPolicy:
     divided_from_tokens: int | None = None
     """Batches of rows at least this long are divided among all cores; None: never."""
     short: BatchPolicy | None = None
-    """Policy of the short rows that run on a separate graph; they are never batched with others."""
+    """Policy of the short rows that run on a separate graph; they are never batched with longer rows."""
     short_tokens: int = 0
     """Length of the longest of them."""
 
@@ -116,7 +119,7 @@ class BatchPolicy:
         return replace(own, short=short, short_tokens=plan.short.longest_tokens)
 
     def for_tokens(self, tokens: int) -> BatchPolicy:
-        """The policy of rows of this length: that of short rows or this one."""
+        """The policy of rows of this length: `short` or this one."""
         return self.short if self.short is not None and tokens <= self.short_tokens else self
 
     def bucket(self, row: Row) -> Bucket:
@@ -149,6 +152,34 @@ def _as_planned(plan: Plan, facts: EngineFacts | None) -> BatchPolicy:
         facts.grid if facts is not None else None,
         plan.wide_from_tokens if facts is not None and facts.divides_batches else None,
     )
+
+
+class FairShares:
+    """Equal shares of a resource among clients, by cost: start-time fair queueing, on a virtual time of all clients.
+
+    The client with the least time is next. A client that had nothing to do starts at the time of the others: it gets no
+    credit for that, and pays no debt for a resource that it had alone.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._times: dict[str, float] = {}
+
+    def next(self, clients: Iterable[str]) -> str:
+        """The client to be served next; ValueError if there are none. Among equals the first one."""
+        chosen = min(clients, key=self._time)
+        self._now = self._time(chosen)
+        return chosen
+
+    def charge(self, client: str, cost: float) -> None:
+        """A client has been served work of this cost."""
+        self._times[client] = self._time(client) + cost
+        if len(self._times) > _MOST_KEPT:
+            self._now = max(self._now, median(self._times.values()))
+            self._times = {name: time for name, time in self._times.items() if time > self._now}
+
+    def _time(self, client: str) -> float:
+        return max(self._now, self._times.get(client, 0.0))
 
 
 _HeapEntry = tuple[float, int, QueuedRow]
@@ -212,7 +243,7 @@ class RowQueue:
         return True
 
     def expire(self, now: float) -> list[QueuedRow]:
-        """Discard all rows whose deadline has passed, and return them."""
+        """Discard all rows that are past their deadline, and return them."""
         late = [entry for entry in self._waiting() if entry.deadline < now]
         for entry in late:
             self.discard(entry)

@@ -1,16 +1,23 @@
-"""The interface of engines: loaded graphs, and streams that run batches. Independent of tasks, HTTP and queues."""
+"""The interfaces of engines: loaded graphs with streams that run batches, and graphs that compute steps of text
+generation. Independent of tasks, HTTP and queues."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.errors import PenstockError
 from penstock_runtime.engines.grid import ShapeGrid
-from penstock_runtime.rows import Batch, Outputs, Row
+from penstock_runtime.rows import Batch, Outputs, Row, StepRow
+
+BLOCK_SIZE = 32
+"""Tokens in a block of the cache of text generation, in every engine: the only size that OpenVINO's CPU plugin has."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ class Streams(Protocol):
     def submit(self, batch: Batch, parallelism: Parallelism) -> int:
         """Queue a batch for the next free stream; returns its ticket.
 
-        Raises what the engine raises for a batch that cannot be started.
+        Raises the engine's error for a batch that cannot be started.
         """
         ...
 
@@ -150,7 +157,7 @@ class Engine(Protocol):
         ...
 
     def run_widening(self, batch: Batch) -> Outputs:
-        """Like `run` while others are in progress; like `run_wide` once they have ended, if the engine can do that."""
+        """Like `run` while other runs are in progress; like `run_wide` once they have ended, if the engine can."""
         ...
 
     def start_streams(self) -> Streams:
@@ -187,11 +194,47 @@ class HasDevice(Protocol):
 
 @runtime_checkable
 class SharesStreams(Protocol):
-    """An engine whose streams can also run batches on a second engine of the same kind."""
+    """An engine with streams that can also run batches on a second engine of the same kind."""
 
     def start_shared_streams(self, short: Engine, is_short: Callable[[Batch], bool]) -> Streams | None:
         """As `Engine.start_streams`; batches for which `is_short` is true run on `short`. None if `short` is of another
         kind."""
+        ...
+
+
+class StepEngine(Protocol):
+    """An engine that computes steps of text generation. Called by one thread at a time.
+
+    It owns the weights, the threads and the pool of cache blocks. Its caller owns the sequences, and decides which
+    blocks each of them uses.
+    """
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of logits for each token."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """The largest number of tokens of a sequence."""
+        ...
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block of the cache."""
+        ...
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in the pool."""
+        ...
+
+    def step(self, rows: Sequence[StepRow]) -> NDArray[np.float32]:
+        """Compute one step. Returns float32 [sum of row.logits, vocabulary], in the order of the rows."""
+        ...
+
+    def close(self) -> None:
+        """Release the weights and the pool."""
         ...
 
 

@@ -128,7 +128,7 @@ def _open(path: Path, options: Any) -> Any:
 
 
 def _check(path: Path, io: GraphIO, session: Any) -> None:
-    """ArtefactError if the graph's inputs and outputs are not those of `io`."""
+    """ArtefactError if the graph's inputs and outputs differ from `io`."""
     wanted = {value.name for value in session.get_inputs()}
     if wanted != set(io.inputs):
         raise ArtefactError(

@@ -29,7 +29,7 @@ from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import Batch, Float, Int, Outputs
 
 _PRODUCTS = ("FullyConnected", "MatMul")
-"""Layers whose run-time precision counts as the precision of the arithmetic."""
+"""Layers with a run-time precision that counts as the precision of the arithmetic."""
 
 
 class _FirstRun:
@@ -120,7 +120,7 @@ class _Requests:
             self._free.put(request)
 
     def _infer(self, request: Any, batch: Batch) -> None:
-        # Read in place: referenced here and not changed during the run.
+        # Not copied: referenced here and not changed during the run.
         inputs = [_tensor(array) for array in feed(batch, self._inputs).values()]
         for number, tensor in enumerate(inputs):
             request.set_input_tensor(number, tensor)
@@ -226,7 +226,7 @@ def _wants_bf16(recipe: Recipe) -> bool:
 
 
 def _check(path: Path, io: GraphIO, model: Any) -> None:
-    """ArtefactError if the graph's inputs and outputs are not those of `io`."""
+    """ArtefactError if the graph's inputs and outputs differ from `io`."""
     taken = {name for port in model.inputs for name in port.get_names()}
     given = {name for port in model.outputs for name in port.get_names()}
     for what, wanted, found in (("takes", set(io.inputs), taken), ("gives", set(io.outputs), given)):

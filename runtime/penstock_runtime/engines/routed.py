@@ -1,4 +1,4 @@
-"""Routes batches by length to one of two engines: short rows to one, all others to the other.
+"""Routes batches by length to one of two engines: short rows to one, longer rows to the other.
 
 The length of a row alone decides. The batcher never mixes rows of the two engines in a batch (`batching.BatchPolicy`),
 so the length of a batch's longest row decides for the whole batch.
@@ -24,7 +24,7 @@ class RoutedEngine:
 
     @property
     def facts(self) -> EngineFacts:
-        """Those of the engine for long rows, with those of the other one in `short`; weight copies are added up."""
+        """The facts of the engine for long rows, with the other engine's in `short`; weight copies are added up."""
         long, short = self._long.facts, self._short.facts
         return replace(
             long,

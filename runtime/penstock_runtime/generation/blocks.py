@@ -20,7 +20,7 @@ def block_hashes(tokens: Sequence[int], block_size: int, tenant: str) -> list[by
     """The hash of each full block of a sequence: of the tenant, the tokens of the block, and all tokens before it.
 
     Sequences of different tenants never have a hash in common, so that no tenant can learn from the speed of an answer
-    what another one has asked.
+    the prompts of another one.
     """
     parent = tenant_root(tenant)
     hashes = []
@@ -80,7 +80,7 @@ class BlockPool:
         return found
 
     def fits(self, matched: Sequence[int], more: int) -> bool:
-        """Whether a sequence can use the matched blocks and `more` others."""
+        """Whether a sequence can use the matched blocks and `more` further ones."""
         kept = sum(block in self._kept for block in matched)
         return more <= self.available - kept
 

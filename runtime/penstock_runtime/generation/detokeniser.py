@@ -1,4 +1,4 @@
-"""Turns tokens into text while they are generated: no half characters, and nothing of a stop string. Pure."""
+"""Makes text of tokens while they are generated: no half characters, and nothing of a stop string. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LONGEST_HELD = 16
-"""Tokens whose text is held back as the beginning of a character. One has up to four bytes; more are no character."""
+"""Tokens that are held back as the beginning of a character. It has up to four bytes; more are no character."""
 LONGEST_WINDOW = 16
 """Tokens that are decoded together before the older ones are dropped."""
 WIDEST_WINDOW = 64
@@ -18,8 +18,8 @@ KEPT = 6
 class Detokeniser:
     """The text of one sequence, piece by piece.
 
-    Tokens are decoded in a window, because the text of a token depends on those before it. A character whose bytes are
-    spread over several tokens is held back until its last byte: decoders write U+FFFD in its place.
+    Tokens are decoded in a window, because the text of a token depends on earlier ones. A character whose bytes are
+    spread over several tokens is held back until its last byte: decoders write U+FFFD for it.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -47,7 +47,7 @@ class Detokeniser:
         return new
 
     def finish(self) -> str:
-        """What was held back: replacement characters for a character that never became complete."""
+        """The text that was held back: replacement characters for a character that never became complete."""
         rest = self._decode(self._window)[self._given :]
         self._given += len(rest)
         return rest
@@ -55,8 +55,8 @@ class Detokeniser:
     def _shorten(self, text: str) -> None:
         kept = self._window[-KEPT:]
         beginning = self._decode(kept)
-        # A window may not begin inside a character, whose text would change with the next token. Tokens that are no
-        # text have no better place.
+        # A window may not begin inside a character: its text would change with the next token. Tokens that are no
+        # text have no better position.
         is_place = REPLACEMENT not in beginning and text.endswith(beginning.lstrip())
         if is_place or len(self._window) > WIDEST_WINDOW:
             self._window = kept
@@ -90,11 +90,11 @@ class StopStrings:
 
     @property
     def held(self) -> str:
-        """What is held back at present."""
+        """The text that is held back at present."""
         return self._held
 
     def finish(self) -> str:
-        """What was held back, when the text ends without a stop string."""
+        """The text that was held back, when it ends without a stop string."""
         rest, self._held = self._held, ""
         return rest
 

@@ -1,6 +1,6 @@
 """Texts in a given form: a JSON schema or a regular expression decides which tokens may come next (llguidance).
 
-What a client sends is never computed in the server's own process, but in processes with limits (`grammar_process`).
+A client's grammar is never computed in the server's own process, but in processes with limits (`grammar_process`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import HostError
 from penstock.recipe import EngineName, Recipe
-from penstock_runtime.generation.engine import StepEngine
+from penstock_runtime.engines.base import StepEngine
 
 if TYPE_CHECKING:
     from penstock.manifest import DecoderFacts
@@ -53,7 +53,7 @@ def block_bytes(facts: DecoderFacts, recipe: Recipe) -> int:
 def pool_blocks(
     facts: DecoderFacts, *, block_size: int, block_bytes: int, weights_bytes: int, memory: int | None
 ) -> int:
-    """Cache blocks for a model whose graph has `weights_bytes`. HostError when there is no room for one."""
+    """Cache blocks for a model with a graph of `weights_bytes`. HostError when there is no room for one."""
     longest = math.ceil(facts.context / block_size)
     most = max(MOST_POOL_BYTES // block_bytes, longest)
     if memory is None:

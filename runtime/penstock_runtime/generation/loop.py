@@ -1,4 +1,4 @@
-"""The thread that runs an engine: schedules steps, samples tokens, turns them into text, and publishes them.
+"""The thread that runs an engine: schedules steps, samples tokens, makes text of them, and publishes them.
 
 The event loop submits and cancels jobs through a queue of commands, which is read before each step: a cancelled job
 takes part in no further step. After each step all new tokens are published with one call.
@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.logs import log_event
+from penstock_runtime.engines.base import StepEngine
 from penstock_runtime.errors import InferenceFailed, NotReady, RequestError, deadline_exceeded
 from penstock_runtime.generation import scheduler
 from penstock_runtime.generation.detokeniser import Detokeniser, StopStrings
-from penstock_runtime.generation.engine import StepEngine
 from penstock_runtime.generation.grammar import Grammar, GrammarState
 from penstock_runtime.generation.sampling import SampledToken, SamplingParameters, TokenHistory, sample
 from penstock_runtime.generation.scheduler import DEFAULT_SEQUENCES, ChunkBudget, Scheduler, Step
@@ -33,7 +33,7 @@ TARGET_GAP_SECONDS = 0.05
 """Prompt chunks are as large as this time between two tokens of a running stream allows."""
 
 NO_TOKEN = 0
-"""In place of the token of a job that ends because it has none."""
+"""The token of a job that ends because it has none."""
 
 
 class FinishReason(StrEnum):
@@ -42,7 +42,7 @@ class FinishReason(StrEnum):
     END_TOKEN = "end token"  # noqa: S105 - not a password
     STOP_STRING = "stop string"
     GRAMMAR = "grammar"
-    """The text has the form that was asked for, and nothing may follow."""
+    """The text has the requested form, and nothing may follow."""
     LENGTH = "length"
 
 
@@ -68,12 +68,12 @@ class JobRequest:
     deadline: float = float("inf")
     """It is dropped unless it has started by then, `perf_counter` seconds."""
     is_default_limit: bool = False
-    """`max_tokens` was not asked for: fewer if not as many fit."""
+    """`max_tokens` is a default: fewer if not as many fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a step adds to a continuation."""
+    """The result of a step for one continuation."""
 
     text: str = ""
     """May be empty: a character or a possible stop string is not complete."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ArtefactError
 from penstock.manifest import DecoderFacts
+from penstock_runtime.engines.base import BLOCK_SIZE
 from penstock_runtime.engines.native.decoder_file import NativeDecoderFile, NormPart, ProductPart, read_decoder_file
 from penstock_runtime.engines.native.engine import ACTIVATIONS
 from penstock_runtime.engines.native.library import (
@@ -31,7 +32,7 @@ from penstock_runtime.engines.native.library import (
     load_library,
 )
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.generation.engine import BLOCK_SIZE, Row
+from penstock_runtime.rows import StepRow
 
 _NORMS = ("attention_norm", "network_norm", "query_norm", "key_norm", "attended_norm", "expanded_norm")
 HEAD_MULTIPLE = 16
@@ -80,7 +81,7 @@ class NativeStepEngine:
         """See `StepEngine`."""
         return self._blocks
 
-    def step(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+    def step(self, rows: Sequence[StepRow]) -> NDArray[np.float32]:
         """See `StepEngine`. InferenceFailed if the library fails."""
         tokens = np.concatenate([row.tokens for row in rows], dtype=np.int32)
         blocks = np.concatenate([row.blocks[: -(-(row.position + len(row.tokens)) // BLOCK_SIZE)] for row in rows])

@@ -21,8 +21,9 @@ from openvino import opset13 as op
 from penstock.errors import ArtefactError
 from penstock.manifest import DecoderFacts
 from penstock.recipe import BF16_REST, CACHE_U8, Precision, Recipe
+from penstock_runtime.engines.base import BLOCK_SIZE
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.generation.engine import BLOCK_SIZE, Row
+from penstock_runtime.rows import StepRow
 
 ACTIVATION_GROUP = 32
 """Activations of a token that share a scale."""
@@ -81,7 +82,7 @@ class OpenVinoStepEngine:
         """See `StepEngine`."""
         return self._blocks
 
-    def step(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+    def step(self, rows: Sequence[StepRow]) -> NDArray[np.float32]:
         """See `StepEngine`. InferenceFailed if the library fails."""
         lengths = np.array([len(row.tokens) for row in rows], np.int32)
         ends = np.cumsum(lengths, dtype=np.int32)

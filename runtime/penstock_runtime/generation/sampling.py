@@ -1,8 +1,9 @@
 """Chooses the next token of a sequence from its logits. Pure: the result depends on the arguments alone.
 
 The random number of a token comes from a counter-based generator of (seed, choice, position), so that a seeded request
-gets the same tokens whatever other requests run at the same time. The order of the steps is that of transformers'
-`generate`: repetition penalty, (presence and frequency penalty, logit bias,) temperature, top_k, top_p, min_p.
+gets the same tokens whatever other requests run at the same time. The order of the steps is the same as in
+transformers' `generate`: repetition penalty, (presence and frequency penalty, logit bias,) temperature, top_k, top_p,
+min_p.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ Logits = NDArray[np.float32]
 GREEDIEST = 1e-5
 """Temperatures below this are taken as 0: the division would overflow float32."""
 SORTED = (256, 4096)
-"""Numbers of most probable tokens among which those of `top_p` are looked for, before all are sorted."""
+"""Numbers of most probable tokens among which `top_p` is looked for, before all are sorted."""
 CHUNK = 64
-"""Values that are summed, or whose maximum is taken, before a search among the results."""
+"""Values of which the sum or maximum is taken, before a search among the results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class SamplingParameters:
     seed: int = 0
     """64 bits, unsigned."""
     is_default_seed: bool = False
-    """`seed` was not asked for: each prompt of a request gets other random numbers."""
+    """The request has no `seed`: each of its prompts gets other random numbers."""
     top_logprobs: int | None = None
     """The number of most probable tokens to report for each token; None: no probabilities at all."""
 
@@ -137,7 +138,7 @@ def uniform(seed: int, choice: int, position: int) -> float:
 
 
 def distribution(scores: Logits, parameters: SamplingParameters) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """The tokens that may be chosen, and their probabilities, whose sum is 1."""
+    """The tokens that may be chosen, and their probabilities, with the sum 1."""
     tokens, weights = _weights(scores, parameters)
     return np.arange(len(weights)) if tokens is None else tokens, weights / weights.sum(dtype=np.float64)
 
@@ -157,7 +158,7 @@ def _weights(scores: Logits, parameters: SamplingParameters) -> tuple[NDArray[np
     if parameters.top_p < 1:
         total = float(weights.sum(dtype=np.float64))
         for count in (*SORTED, len(weights)):
-            # Ties of the last one included, so that the order is that of sorting all of them.
+            # Ties of the last one included, so that the order is the same as after sorting all of them.
             likely = _largest(weights, min(count, len(weights)))
             order = likely[np.argsort(-weights[likely], kind="stable")]
             shares = np.cumsum(weights[order], dtype=np.float64)

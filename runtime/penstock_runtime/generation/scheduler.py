@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock_runtime.generation.blocks import BlockPool, block_hashes, next_hash, tenant_root
-from penstock_runtime.generation.engine import Row
+from penstock_runtime.rows import StepRow
 
 DEFAULT_SEQUENCES = 64
 DEFAULT_BUDGET = 512
@@ -40,7 +40,7 @@ class Sequence:
     limit: int
     """The largest number of tokens that it may reach."""
     tenant: str = ""
-    """Sequences share blocks with those of the same tenant only."""
+    """Sequences share blocks within a tenant only."""
     client: str = ""
     """Clients get equal shares: see the module's text."""
     prompt_tokens: int = 0
@@ -48,7 +48,7 @@ class Sequence:
     """Tokens that the cache holds."""
     blocks: list[int] = field(default_factory=list)
     registered: int = 0
-    """Full blocks of the sequence whose hash is known to the pool."""
+    """Full blocks of the sequence that the pool knows by their hash."""
     last_hash: bytes = b""
     """Hash of the last registered block."""
     reused: int = 0
@@ -83,7 +83,7 @@ class PlannedRow:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the engine computes next. Empty if there is nothing to do."""
+    """The next work of the engine. Empty if there is nothing to do."""
 
     rows: tuple[PlannedRow, ...]
     block_size: int
@@ -105,16 +105,16 @@ class Step:
         """The sequences that get a token, in the order of the logits."""
         return tuple(row.sequence for row in self.rows if row.samples)
 
-    def engine_rows(self) -> list[Row]:
+    def engine_rows(self) -> list[StepRow]:
         """The rows in the form of the engine."""
         return [_engine_row(row, self.block_size) for row in self.rows]
 
 
-def _engine_row(row: PlannedRow, block_size: int) -> Row:
+def _engine_row(row: PlannedRow, block_size: int) -> StepRow:
     sequence = row.sequence
     start, end = sequence.computed, sequence.computed + row.count
     blocks = sequence.blocks[: -(-end // block_size)]
-    return Row(
+    return StepRow(
         np.array(sequence.tokens[start:end], dtype=np.int32), start, np.array(blocks, dtype=np.int32), int(row.samples)
     )
 

@@ -75,8 +75,8 @@ def calls_grammar(
 ) -> str:
     """A grammar in llguidance's variant of Lark: an answer that calls one of `tools`, and nothing else.
 
-    `tools`: functions with `name` and perhaps `parameters`, a JSON schema. `field`: that of the arguments. `several`:
-    more calls may follow. `token`: of [TOOL_CALLS], if the model has it.
+    `tools`: functions with `name` and perhaps `parameters`, a JSON schema. `field`: the name of the arguments.
+    `several`: more calls may follow. `token`: of [TOOL_CALLS], if the model has it.
     """
     names = [f"call_{index}" for index in range(len(tools))]
     rules = [f"call: {' | '.join(names)}"]
@@ -113,7 +113,7 @@ class ToolCallFinder:
         self._held = ""
         """Text that is a call, or may become one."""
         self._arguments: _ObjectReader | None = None
-        """Those of the call that is held, once they have begun."""
+        """The arguments of the call that is held, once they have begun."""
         self._begin = 0
         """Where they begin in the held text."""
         self._is_inside = False
@@ -134,7 +134,7 @@ class ToolCallFinder:
         return self._tagged(piece) if self._form is ToolForm.TAGGED else self._whole(piece)
 
     def finish(self) -> tuple[str, list[CallPart]]:
-        """What was held back, at the end of the answer: a call without its end tag counts, other text stays text."""
+        """The text that was held back, at the end of the answer: a call without its end tag counts."""
         if not self._is_inside and self._form is ToolForm.TAGGED:
             return self._tag.finish(), []
         held = self._held

@@ -186,7 +186,7 @@ STREAM_NICENESS = 5
 def pin_process(cpus: Iterable[int]) -> None:
     """Restrict all threads of this process to these CPUs; threads started later inherit it.
 
-    To be called before engines start: they size and place their thread pools by the affinity.
+    To be called before engines start: they size and pin their thread pools by the affinity.
     HostError if the kernel refuses (a CPU outside the cpuset, or a sandbox).
     """
     wanted = set(cpus)

@@ -96,7 +96,7 @@ def _slow(root: Path, online: Sequence[int]) -> set[int]:
 _ARCH_PRCTL = 158
 _ARCH_GET_XCOMP_SUPP = 0x1021
 _XTILEDATA = 18
-"""Bit of the tile registers in the kernel's mask of features that a process may ask for (Documentation/arch/x86)."""
+"""Bit of the tile registers in the kernel's mask of features that a process may request (Documentation/arch/x86)."""
 
 
 def read_processors(text: str) -> list[dict[str, str]]:

@@ -47,7 +47,7 @@ def translate_write_errors(folder: Path, *, what: str, option: str) -> Iterator[
     try:
         with translate_full_disk(folder, what=what):
             yield
-    except BrokenPipeError:  # of a pipe for progress whose reader is gone, not of the folder
+    except BrokenPipeError:  # of a pipe for progress that has no reader any more, not of the folder
         raise
     except OSError as error:
         raise HostError(
@@ -85,7 +85,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def sync_folders(folder: Path, *, below: bool = True) -> None:
-    """Flush the entries of a folder to the disk, with `below` also those of its subfolders: the node may lose power.
+    """Flush the entries of a folder to the disk, with `below` also of its subfolders: the node may lose power.
     The files' contents must be flushed by their writer."""
     inner = (path for path in folder.rglob("*") if path.is_dir()) if below else ()
     for place in (*inner, folder):

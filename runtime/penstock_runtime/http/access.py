@@ -131,5 +131,5 @@ def _named(prefix: str, tokens: list[bytes]) -> tuple[tuple[str, bytes], ...]:
 
 
 def _log_field(name: str) -> str:
-    """For the access log, whose fields are separated by spaces."""
+    """For the access log, where spaces separate the fields."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", name)

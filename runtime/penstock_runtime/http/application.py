@@ -1,4 +1,4 @@
-"""Answers requests: finds the route, checks the token, turns exceptions into responses, counts for the metrics."""
+"""Answers requests: finds the route, checks the token, makes responses of exceptions, counts for the metrics."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
 from penstock.errors import closest
@@ -25,18 +25,26 @@ from penstock_runtime.errors import (
 from penstock_runtime.http.access import AccessTokens
 from penstock_runtime.http.api.core.bodies import error_response
 from penstock_runtime.http.tracing import RequestTraces
-from penstock_runtime.http.transport.head import body_too_large
-from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route, StreamingResponse
+from penstock_runtime.http.transport.message import (
+    ErrorFormat,
+    Request,
+    Response,
+    Route,
+    StreamingResponse,
+    body_too_large,
+)
 from penstock_runtime.http.transport.streaming import ByteStream
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.settings import Settings
 
 logger = logging.getLogger("penstock.http")
 
+T = TypeVar("T")
+
 UNKNOWN = "(unknown)"
 """The route label of requests without a route: paths of clients must not become label values."""
 OWN_HEADERS = b"authorization, content-type, x-deadline-ms, x-request-id"
-"""Request headers that pages may send, if the browser does not name others."""
+"""Request headers that pages may send, if the browser names none."""
 LONGEST_SHOWN_PATH = 100
 """Characters."""
 HEADER_NAMES = re.compile(rb"[A-Za-z0-9_-]+( *, *[A-Za-z0-9_-]+)*")
@@ -154,6 +162,70 @@ class _CountedStream:
         self._ended(self._status, self._bytes)
 
 
+class Suspended(Generic[T]):
+    """A coroutine at its first wait, to be continued in a task.
+
+    The request of a single client is often answered without waiting. A task and the iteration of the event loop that
+    starts it would cost about as much as reading the request. (asyncio has eager tasks from Python 3.12 on.)
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], waits_for: Any) -> None:
+        """`coroutine` must have run up to a wait: one that has not started could not clean up if it is cancelled before
+        its task starts."""
+        self._coroutine = coroutine
+        self._waits_for = waits_for
+        self._task: asyncio.Task[None] | None = None
+
+    def resume(self, loop: asyncio.AbstractEventLoop, done: Callable[[T], None]) -> None:
+        """Continue in a task, which calls `done` with the result."""
+        self._task = loop.create_task(self._run(done))
+
+    async def _run(self, done: Callable[[T], None]) -> None:
+        done(await self)
+
+    def cancel(self) -> None:
+        """Let the coroutine clean up if it has not ended: with CancelledError, or with GeneratorExit if its task has
+        not started."""
+        if self._task is None:
+            self._coroutine.close()
+        else:
+            self._task.cancel()
+            # A task that is cancelled before it starts does not close the coroutine.
+            self._task.add_done_callback(self._close)
+
+    def _close(self, _task: object) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        """Continue as if the task had run the coroutine from the start."""
+        step: Callable[[], Any]
+        while True:
+            try:
+                sent = yield self._waits_for
+            except BaseException as error:  # passed on to the coroutine, also a cancellation
+                step = partial(self._coroutine.throw, error)
+            else:
+                step = partial(self._coroutine.send, sent)
+            try:
+                self._waits_for = step()
+            except StopIteration as done:
+                result: T = done.value
+                return result
+
+
+def run_eagerly(coroutine: Coroutine[Any, Any, T]) -> T | Suspended[T]:
+    """Run a coroutine until its first wait: its result if it never waits, else the suspended coroutine.
+
+    Raises the exceptions of the coroutine until then.
+    """
+    try:
+        waits_for = coroutine.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    return Suspended(coroutine, waits_for)
+
+
 class Application:
     """Answers requests with the handlers of a router."""
 
@@ -200,8 +272,9 @@ class Application:
 
     # After the body is read
 
-    def answer(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
-        """The response, or a coroutine for it, which raises only when it is cancelled."""
+    def answer(self, request: Request) -> Response | Suspended[Response]:
+        """Run the handler up to its first wait: the response if it has made it, else the suspended handler, which
+        raises only when it is cancelled."""
         self.metrics.in_flight += 1
         route = request.route
         if route is None:
@@ -212,7 +285,7 @@ class Application:
             return self._finish(request, self._failed(request, error))
         if isinstance(result, Response):
             return self._finish(request, result)
-        return self._await(request, result)
+        return run_eagerly(self._await(request, result))
 
     async def _await(self, request: Request, result: Awaitable[Response]) -> Response:
         try:
@@ -262,7 +335,7 @@ class Application:
             # JSON may be nested as deeply as Python's calls, of which some were made when its values are used.
             error = MalformedBody("the body is nested too deeply", remedy="Send a flatter one")
         if isinstance(error, RequestError):
-            if error.status == RequestError.status:  # an internal error; the others are in the metrics
+            if error.status == RequestError.status:  # an internal error; all other errors are in the metrics
                 identifier = request.identifier.decode("ascii")
                 logger.error(
                     "request %s: %s",

@@ -34,7 +34,7 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
         *tei.routes(of_tei, of_cohere.body, RESULTS),
         *tgi.routes(service),
         *sagemaker.routes(service, limits, of_tei),
-        *kserve.routes(service, limits),  # before OpenAI's, whose pattern /v1/models/{model} matches its path as well
+        *kserve.routes(service, limits),  # before OpenAI's, where /v1/models/{model} matches its path as well
         *openai.routes(service, limits),
         *openai_responses.routes(service),
         *cohere.routes(of_cohere),

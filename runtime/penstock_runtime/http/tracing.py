@@ -1,8 +1,8 @@
 """Spans of requests for OpenTelemetry, sent to a collector by OTLP over HTTP. The only importer of `opentelemetry`.
 
 A span for each traced request, as a child of the client's if the request has a `traceparent` (W3C Trace Context), with
-four children: tokenise, queue, infer, respond. Their durations are those of the response's headers, one after the
-other: in a request with several rows, some rows wait while others run.
+four children: tokenise, queue, infer, respond. Their durations are in the response's headers.
+They follow one another, although in a request with several rows some rows wait while other rows run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RequestTraces:
         except ImportError as error:
             raise MissingPackage(
                 f"--trace-endpoint needs OpenTelemetry ({error})",
-                remedy="Run pip install 'penstock[tracing]', or build the image with RUNTIME_STORES=\"s3 tracing\"",
+                remedy="Run pip install 'penstock[tracing]', or build the image with RUNTIME_EXTRAS=tracing",
             ) from error
         self._share = settings.trace_share
         # `is_traced` decides.
@@ -109,5 +109,5 @@ class RequestTraces:
         span.end(end)
 
     def close(self) -> None:
-        """Send what is left, for `EXPORT_SECONDS` at most."""
+        """Send the rest, for `EXPORT_SECONDS` at most."""
         self._provider.shutdown()

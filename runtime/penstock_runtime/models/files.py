@@ -211,7 +211,7 @@ pattern of the names of classes in `auto_map`. That code is not fetched, read or
 
 def remote_code_classes(config: Mapping[str, Any]) -> list[str]:
     """The classes that `auto_map` of config.json takes from the model's own Python files; empty for most models, and
-    for those of `WITHOUT_ITS_CODE`."""
+    for `WITHOUT_ITS_CODE`."""
     table = config.get("auto_map")
     if not table:
         return []

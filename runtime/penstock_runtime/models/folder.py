@@ -87,7 +87,7 @@ class ModelFolder:
     def open(cls, path: Path, *, weights: bool = True) -> ModelFolder:
         """Read and check a folder; each error names the file.
 
-        `weights` False is for an artefact, whose graphs are elsewhere: only settings are read and required.
+        `weights` False is for an artefact, which has its graphs elsewhere: only settings are read and required.
 
         ModelNotFound if there is no such folder. UnsafeModel for pickled weights only, remote code, or links out of
         the folder. CorruptModel for missing, truncated or contradictory files. UnsupportedModel for other contents,
@@ -200,7 +200,7 @@ class ModelFolder:
 
     @property
     def artefact_files(self) -> dict[str, bytes]:
-        """Files that an artefact needs in place of weights: of colbert-ai's projection, and of GLiNER's head."""
+        """Files that an artefact needs instead of weights: of colbert-ai's projection, and of GLiNER's head."""
         if self.gliner is not None:
             return {HEAD_FILE: written(head_tensors(self.path, self.tensors))}
         if self.architecture == COLBERT_AI and self.multi_vector is not None:
@@ -313,7 +313,7 @@ class ModelFolder:
     def onnx(self) -> Path | None:
         """The model's ONNX graph: `model.onnx`, `onnx/model.onnx`, or without safetensors the only one of any name.
 
-        Next to safetensors another name is mostly that of a variant, such as a quantised one.
+        Next to safetensors another name mostly means a variant, such as a quantised one.
         """
         names = _names(self.path) + _names(self.path / "onnx", "onnx/")
         name = own_graph(names if not self.safetensors else set(names).intersection(GRAPHS))

@@ -1,7 +1,7 @@
 """Reads GGUF files (llama.cpp's format): checks the header, and expands tensors to float32.
 
 ggml's documents describe the layout (gguf.md), `ggml-common.h` the quantised blocks. docs/decisions/own-readers.md
-says why the `gguf` package is not used.
+explains why the `gguf` package is not used.
 """
 
 from __future__ import annotations

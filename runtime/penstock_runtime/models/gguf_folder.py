@@ -1,4 +1,4 @@
-"""Turns a GGUF file into a model folder: config.json, safetensors in float32, tokenizer and chat template.
+"""Makes a model folder of a GGUF file: config.json, safetensors in float32, tokenizer and chat template.
 
 The folder is written once into the cache, under the digest of the file.
 """
@@ -82,7 +82,7 @@ _CLASSES = {
     "phi3": "Phi3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
 }
-"""Architectures that are read: those of the file and the class of transformers."""
+"""Architectures that are read: the name in the file, and the class of transformers."""
 _OWN_NAMES = {
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "gemma3": {
@@ -97,9 +97,9 @@ _SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.
 _DIVISORS = {_FREQUENCIES, _SHORT_FACTORS, _LONG_FACTORS}
 """Divisors of the frequencies of rotary positions: of Llama 3, and of LongRoPE (Phi-3)."""
 GEMMA_PATTERN, GEMMA_LOCAL_BASE = 6, 10_000.0
-"""Each sixth layer of Gemma 3 has no window; the base of the rotary positions of the others. Files do not have them."""
+"""Each sixth layer of Gemma 3 has no window; the base of rotary positions in layers with one. Files lack both."""
 GEMMA_27B_LAYERS = 62
-"""The only size whose queries are not scaled by the width of a head."""
+"""The only size with queries that are not scaled by the width of a head."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class _Model:
         )
 
     def _read(self, name: str) -> Float:
-        """A tensor. llama.cpp stores queries and keys of Llama with the two numbers that a rotation turns side by side;
+        """A tensor. llama.cpp stores queries and keys of Llama with the two numbers of a rotation side by side;
         transformers has them half a head apart."""
         array = self.file.read(name)
         if self.architecture == "gemma3" and name.endswith("norm.weight"):
@@ -310,7 +310,7 @@ class _Model:
         return {key: value for key, value in ids.items() if value is not None}
 
     def _ends(self) -> list[int]:
-        """The tokens that end an answer: of the text and, in chat models, of a turn."""
+        """The tokens that end an answer: of the text and, in chat models, of a message."""
         turn = self.file.metadata.get("tokenizer.ggml.eot_token_id")
         ends = [self._token_ids().get("eos_token_id"), turn]
         return sorted({end for end in ends if isinstance(end, int)})

@@ -26,7 +26,7 @@ HEAD_FILE = "gliner_head.safetensors"
 """In artefacts: the weights that are not the encoder's."""
 ARCHITECTURE = "GLiNER"
 SETTINGS_KEY = "gliner"
-"""Where the folder's configuration, which is that of the encoder, has the settings."""
+"""Where the folder's configuration, which is the encoder's, has the settings."""
 _SPANS = "span_rep_layer.span_rep_layer"
 _ANCHOR = f"{_SPANS}.project_start.0.weight"
 _ENCODER = "token_rep_layer.bert_layer."
@@ -114,7 +114,7 @@ class GlinerHead:
     longest: int
     """Words of a text that are read."""
     class_token: int
-    """The token before each label, whose vector represents the label."""
+    """The token before each label; its vector represents the label."""
     separator: str
     """The token between labels and text."""
     last: bool

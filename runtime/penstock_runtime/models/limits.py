@@ -13,7 +13,7 @@ OFFSET_FROM_PADDING = frozenset({
     "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
     "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 })  # fmt: skip
-"""Model types whose first token has position padding id + 1: that number of rows of the table is never used."""
+"""Model types in which the first token has position padding id + 1: that number of rows of the table is never used."""
 
 NO_LIMIT = 10**9
 """transformers writes 1e30 for a tokenizer without a limit, some models 1e9."""

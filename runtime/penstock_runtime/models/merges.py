@@ -1,4 +1,4 @@
-"""The merges of a BPE vocabulary whose pieces have scores, as sentencepiece has them. Pure."""
+"""The merges of a BPE vocabulary with scores of pieces, as in sentencepiece. Pure."""
 
 from __future__ import annotations
 

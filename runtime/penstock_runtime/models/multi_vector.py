@@ -1,6 +1,6 @@
 """Reads the settings and weights of models with a vector for each token (ColBERT), and of BGE-M3's heads.
 
-Three layouts have them: the modules of PyLate, those of sentence-transformers' MultiVectorEncoder, and the folders of
+Three layouts have them: the modules of PyLate and of sentence-transformers' MultiVectorEncoder, and the folders of
 colbert-ai (`HF_ColBERT`), whose projection is among the weights of the encoder and whose settings are in
 `artifact.metadata`.
 """
@@ -23,7 +23,7 @@ COLBERT_AI = "HF_ColBERT"
 METADATA = "artifact.metadata"
 """Their settings."""
 TOKEN_HEAD = "colbert_linear.safetensors"  # noqa: S105 - not a password
-"""The linear layer from token vectors to those of the answer: of BGE-M3, and in artefacts of colbert-ai's models."""
+"""The linear layer from token vectors to the answer's vectors: of BGE-M3, and in artefacts of colbert-ai's models."""
 SPARSE_HEAD = "sparse_linear.safetensors"
 """The linear layer from a token vector to the weight of the token: of BGE-M3."""
 HEAD_FILES = (METADATA, TOKEN_HEAD, SPARSE_HEAD)
@@ -31,7 +31,7 @@ PROJECTION = "linear.weight"
 """The tensor of colbert-ai's projection."""
 
 PYLATE = "pylate"
-"""The package whose modules multi-vector models have, in files of the form of sentence-transformers."""
+"""The package with the modules of multi-vector models, in files of the form of sentence-transformers."""
 MASK_MODULE = "MultiVectorMask"
 QUERY, DOCUMENT = "query", "document"
 QUERY_TOKENS = 32
@@ -41,7 +41,7 @@ DOCUMENT_TOKENS = 180
 
 @dataclass(frozen=True)
 class Expansion:
-    """Queries are filled up with mask tokens, whose vectors count as those of words do."""
+    """Queries are filled up with mask tokens; their vectors count like the vectors of words."""
 
     tokens: int
     """Length of a query with them."""
@@ -58,7 +58,7 @@ class MultiVector:
     """A model with a vector for each token."""
 
     projections: tuple[DenseModule, ...]
-    """From the encoder's token vectors to those of the answer."""
+    """From the encoder's token vectors to the answer's."""
     normalized: bool
     """Each vector is scaled to length 1."""
     markers: Mapping[str, str]
@@ -72,7 +72,7 @@ class MultiVector:
 
     @property
     def width(self) -> int | None:
-        """Values of a vector; None: those of the encoder."""
+        """Values of a vector; None: as many as the encoder's."""
         return self.projections[-1].width if self.projections else None
 
 

@@ -55,7 +55,7 @@ class TensorInfo:
 
 
 def shard_files(folder: Path) -> tuple[Path, ...]:
-    """The weight files in shard order: the single file, or those of the index; empty if there are none.
+    """The weight files in shard order: the single file, or the files of the index; empty if there are none.
 
     CorruptModel for an invalid index, UnsafeModel for an index that refers to files outside the folder.
     """

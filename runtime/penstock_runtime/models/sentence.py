@@ -42,7 +42,7 @@ _LEGACY_KEYS = {
 ADAPTERS = "lora_adaptations"
 """The field of config.json that lists the adapters of jina-embeddings-v3."""
 _OF_ADAPTERS = "custom_st.Transformer"
-"""Its Transformer module, whose code is not read or run: it chooses the adapter and is otherwise as the common one."""
+"""Its Transformer module. Its code is not read or run: it chooses the adapter and is otherwise as the common one."""
 
 _IDLE_WHEN_SERVING = "Dropout"
 SETTINGS = "config_sentence_transformers.json"
@@ -64,7 +64,7 @@ class Module(ModuleEntry):
 
     @property
     def has_weights(self) -> bool:
-        """True if it has a file with weights besides those of the model."""
+        """True if it has a file with weights besides the model's."""
         return bool(self.folder) and self.kind in {"Dense", "LayerNorm"}
 
 
@@ -187,7 +187,7 @@ class SentenceModules:
         )
 
     def answers(self) -> tuple[object, object] | None:
-        """The tokens whose logits a LogitScore module compares (unchecked values); None without such a module."""
+        """The tokens of which a LogitScore module compares the logits (unchecked values); None without one."""
         for module in self.modules:
             if module.kind == "LogitScore" and module.folder:
                 values = read_optional(self.path, f"{module.folder}/config.json")

@@ -20,7 +20,7 @@ from penstock_runtime.models.safetensors import SINGLE, TensorInfo, read_float32
 from penstock_runtime.rows import Float
 
 _EPSILON = 1e-5
-"""Of torch's LayerNorm by default, which is what the module uses."""
+"""Of torch's LayerNorm by default, which the module uses."""
 _erf = np.vectorize(math.erf, otypes=[np.float32])
 
 

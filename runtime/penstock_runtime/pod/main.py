@@ -48,7 +48,7 @@ from penstock_runtime.settings import SETTINGS, Settings
 from penstock_runtime.store import open_store
 from penstock_runtime.store.daemon_thread import in_daemon_thread
 from penstock_runtime.store.fetch import digest_of
-from penstock_runtime.tasks.prompts import of_routes
+from penstock_runtime.tasks.texts import of_routes
 
 logger = logging.getLogger("penstock.pod")
 
@@ -114,12 +114,16 @@ class PodServing:
             "" if on_device else check_instruction_set(manifest, self._host, allowed=self._variables.allow_other_isa)
         )
         if found:
-            logger.warning("%s", found, extra=log_event("OtherInstructionSet", object=status.name))
+            logger.warning(
+                "this processor is not the measured one: %s",
+                found,
+                extra=log_event("OtherInstructionSet", object=status.name),
+            )
             grant = replace(grant, findings=(*grant.findings, found))
         status.grant, status.manifest = grant, manifest
         status.digest = str(digest_of(folder))
         for finding in grant.findings:
-            logger.info("%s", finding, extra=log_event("CoreFinding", object=status.name))
+            logger.info("cores: %s", finding, extra=log_event("CoreFinding", object=status.name))
         logger.info(
             "%s: CPUs %s",
             "pinned" if grant.pinned else "not pinned",
@@ -130,7 +134,7 @@ class PodServing:
             pin_process(grant.cpus)
         model = await in_daemon_thread(partial(self._load, folder, grant))
         for finding in model.findings:
-            logger.warning("%s", finding, extra=log_event("ModelFinding", object=status.name))
+            logger.warning("model: %s", finding, extra=log_event("ModelFinding", object=status.name))
         await start_model(server, model)
         seconds = time.monotonic() - self._begun
         logger.info(
@@ -173,7 +177,7 @@ class PodServing:
             now = time.monotonic()
             if event.note or now - last > 5 or event.bytes_done == event.bytes_total:
                 last = now
-                logger.info("%s", text, extra=log_event("FetchProgressed", object=self._variables.name))
+                logger.info("download: %s", text, extra=log_event("FetchProgressed", object=self._variables.name))
 
         return progress
 
@@ -286,7 +290,7 @@ def main() -> None:
         code = 1 if runner.run(PodServing(variables, settings).run()) else 0
     except Exception as error:
         if isinstance(error, PenstockError):
-            logger.error("%s", error, extra=log_event("PodFailed", object=name, reason=error))  # noqa: TRY400 - the message is complete without a traceback
+            logger.error("the pod cannot serve: %s", error, extra=log_event("PodFailed", object=name, reason=error))  # noqa: TRY400 - complete without a traceback
         else:  # a defect: the log has the traceback, the termination message one sentence
             logger.exception("this pod cannot serve", extra=log_event("PodDefect", object=name, reason=error))
         write_termination_message(log, failure_message(error))

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol v2 over gRPC. The extra `grpc` installs what it imports."""
+"""The Open Inference Protocol v2 over gRPC. The extra `grpc` installs its imports."""

@@ -23,11 +23,11 @@ from penstock_runtime.rpc.translation import TRAILERS, failure, headers_of, http
 from penstock_runtime.settings import Settings
 
 AGE_GRACE_SECONDS = 60.0
-"""What a connection that has reached its age has to finish its calls."""
+"""Time that a connection has for its calls after it has reached its age."""
 
 
 class RpcServer:
-    """The port of gRPC. Its limits are those of the HTTP port: message size, memory, connection age, queue."""
+    """The port of gRPC. It has the limits of the HTTP port: message size, memory, connection age, queue."""
 
     def __init__(self, application: Application, settings: Settings) -> None:
         self._application = application
@@ -118,7 +118,7 @@ class RpcServer:
             request.received = received
             request.address = address_of(context.peer())
             request.client = client_key(request.address)
-            # Calls of one connection run at the same time, so that each counts as a caller of its own.
+            # Calls of one connection run at the same time, so that each counts as another caller.
             self._calls += 1
             request.caller = -self._calls
             if self._held_bytes > self._settings.http.max_held_bytes:
@@ -150,7 +150,7 @@ def _check_address(host: str, port: int) -> None:
 
 
 def address_of(peer: str) -> str:
-    """The address in a peer of gRPC, such as `ipv4:10.0.0.1:4711`; empty for others."""
+    """The address in a peer of gRPC, such as `ipv4:10.0.0.1:4711`; empty for any other."""
     family, _, rest = unquote(peer).partition(":")
     return rest.rpartition(":")[0].strip("[]") if family in {"ipv4", "ipv6"} else ""
 

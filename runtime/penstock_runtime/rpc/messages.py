@@ -1,6 +1,6 @@
 """The messages of the Open Inference Protocol v2 over gRPC, with the field numbers of its published definition.
 
-The classes are made at the first call, in a pool of their own: a client library in the same process may have registered
+The classes are made at the first call, in a separate pool: a client library in the same process may have registered
 messages of the same names.
 """
 

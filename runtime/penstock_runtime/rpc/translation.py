@@ -15,8 +15,7 @@ import orjson
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.http.api.kserve.requests import HEADER_LENGTH
 from penstock_runtime.http.api.kserve.tensors import LENGTH
-from penstock_runtime.http.transport.head import identifier_of
-from penstock_runtime.http.transport.message import Request, Response
+from penstock_runtime.http.transport.message import Request, Response, identifier_of
 from penstock_runtime.rpc.messages import message
 
 PATHS = {
@@ -34,7 +33,7 @@ STATUS_CODES = {
     401: "UNAUTHENTICATED", 404: "NOT_FOUND", 408: "DEADLINE_EXCEEDED", 413: "RESOURCE_EXHAUSTED",
     429: "RESOURCE_EXHAUSTED", 499: "CANCELLED", 500: "INTERNAL", 503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED",
 }  # fmt: skip
-"""gRPC's status codes by HTTP status; others are INVALID_ARGUMENT."""
+"""gRPC's status codes by HTTP status; any other is INVALID_ARGUMENT."""
 HEADERS = frozenset({"authorization", "x-request-id", "x-deadline-ms", "traceparent", "tracestate"})
 """Metadata of a call that are headers of the request."""
 TRAILERS = frozenset(
@@ -45,7 +44,7 @@ TRAILERS = frozenset(
 
 
 def http_request(call: str, body: Any, metadata: Iterable[tuple[str, str | bytes]], seconds: float | None) -> Request:
-    """The request of the HTTP form. `seconds`: what is left of the client's deadline; None: it has none.
+    """The request of the HTTP form. `seconds`: the rest of the client's deadline; None: it has none.
 
     InvalidInput for numbers in `contents` where texts are expected.
     """

@@ -9,7 +9,7 @@ The servers of all kinds of models admit their requests here, whichever protocol
   would have. If that does not make room, the new request gets Overloaded (429), with the time that the waiting tokens
   take at the measured rate as its Retry-After. A request that gives way gets the same error.
 - A client is the bearer token of a request or, without one, its address: behind a gateway all addresses are one.
-- A request is dropped (504) if it has not started by its deadline: that of its header, or that of the settings.
+- A request is dropped (504) if it has not started by its deadline, from its header or from the settings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Waiting(NamedTuple):
 
 
 class Work(Protocol):
-    """What a request in the queue has to do."""
+    """The work of a request in the queue."""
 
     def is_waiting(self) -> bool:
         """Whether a part of it counts as waiting."""
@@ -84,8 +84,8 @@ def check_size(limits: QueueSettings, rows: int, tokens: int, *, field: str = "i
 
 
 def fits(limits: QueueSettings, rows: int, tokens: int, waiting: Waiting) -> bool:
-    """Whether a request fits into the queue with what waits. One that is larger than the limit of tokens must be the
-    only one."""
+    """Whether a request fits into the queue next to the waiting ones. One that is larger than the limit of tokens must
+    be the only one."""
     if waiting.rows + rows > limits.max_queue_rows:
         return False
     if tokens > limits.max_queue_tokens:
@@ -110,7 +110,7 @@ class Admission:
         """Of these, by client."""
 
     def deadline(self, arrived: float, seconds: float | None) -> float:
-        """When a request must have started. `seconds`: the limit of the request itself; None: that of the settings."""
+        """When a request must have started. `seconds`: the limit of the request itself; None: the setting's."""
         return arrived + (self.limits.deadline_seconds if seconds is None else seconds)
 
     def check(self, client: str, waiting: Waiting, tokens_per_second: float) -> None:

@@ -14,7 +14,7 @@ import orjson
 T = TypeVar("T")
 
 _OVERHEAD_BYTES = 288
-"""Of an entry: its key, its links and its place in the table, which has room for more (230 to 330 bytes measured)."""
+"""Of an entry: its key, its links and its slot in the table, which has room for more (230 to 330 bytes measured)."""
 _SMALL_INTEGERS = range(-5, 257)
 """The interpreter has only one object of each."""
 _NUMBERS = {int, float}
@@ -103,7 +103,7 @@ def memory_size(value: Any) -> int:
                 size += len(one.encode(errors="surrogatepass"))
         elif isinstance(one, np.ndarray):
             if one.base is not None:
-                # A view keeps all of what it looks at.
+                # A view keeps its whole array.
                 left.append(one.base)
         elif is_dataclass(one):
             left += [getattr(one, field.name) for field in fields(one)]

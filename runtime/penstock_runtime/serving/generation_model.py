@@ -14,11 +14,12 @@ import numpy as np
 from penstock.errors import ArtefactError, CorruptModel
 from penstock.manifest import BatchInvariance, Manifest
 from penstock.recipe import EngineName, Plan
-from penstock_runtime.generation.engine import BLOCK_SIZE, Row, StepEngine
+from penstock_runtime.engines.base import BLOCK_SIZE, StepEngine
 from penstock_runtime.generation.grammar import Grammars
 from penstock_runtime.generation.load import block_bytes, load_graph, pool_blocks
 from penstock_runtime.host import Host
 from penstock_runtime.models.files import read_optional
+from penstock_runtime.rows import StepRow
 from penstock_runtime.serving.loaded_model import Which, check_isa, fit_plan, is_on_device
 from penstock_runtime.store.verification import verify_files
 from penstock_runtime.tokens import Tokenizer
@@ -190,7 +191,7 @@ def _same_in_company(manifest: Manifest, plan: Plan) -> float | None:
 
 
 def _invariance(manifest: Manifest, plan: Plan) -> BatchInvariance | None:
-    """What was found for the plan's recipe; None if it was not measured."""
+    """The result for the plan's recipe; None if it was not measured."""
     found = (one.batch_invariance for one in manifest.candidates if one.recipe == plan.recipe)
     return next((one for one in found if one is not None), None)
 
@@ -208,8 +209,8 @@ def warm_up(engine: StepEngine) -> None:
     used = -(-size // engine.block_size)
     for count in dict.fromkeys((1, rows)):
         for logits in (
-            engine.step([Row(prompt, 0, blocks[row, :used], 1) for row in range(count)]),
-            engine.step([Row(next_token, size, blocks[row], 1) for row in range(count)]),
+            engine.step([StepRow(prompt, 0, blocks[row, :used], 1) for row in range(count)]),
+            engine.step([StepRow(next_token, size, blocks[row], 1) for row in range(count)]),
         ):
             if not np.isfinite(logits).all():
                 raise CorruptModel(

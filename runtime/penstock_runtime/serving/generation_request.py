@@ -108,7 +108,7 @@ class Generation:
     async def read(self) -> list[Continuation]:
         """The continuations with something new; empty when all have ended. Waits for the next tokens.
 
-        RequestError: a continuation cannot be finished; the others are cancelled.
+        RequestError: a continuation cannot be finished; the remaining ones are cancelled.
         """
         while not self._pending:
             if self.ended:
@@ -140,7 +140,7 @@ class Generation:
         return self.continuations
 
     def close(self) -> None:
-        """End it, and cancel what has not ended. Must be called; further calls do nothing."""
+        """End it, and cancel the unfinished continuations. Must be called; further calls do nothing."""
         if not self._closed:
             self._closed = True
             for job in self._jobs:
@@ -168,7 +168,7 @@ class Generation:
             later, prompt.later = prompt.later, []
             for each, request in later:
                 self._submit(prompt, each, request)
-        if one is prompt.continuations[0]:  # the others share the prompt with it
+        if one is prompt.continuations[0]:  # all share the prompt with it
             prompt.reused_tokens = max(prompt.reused_tokens, delta.reused_tokens)
         self._pending.append((one, delta))
         if delta.finish is not None or delta.error is not None:
@@ -191,7 +191,7 @@ class Generation:
         self._changed.set()
 
     def forget(self) -> None:
-        """Remove what is left of its jobs from the served model."""
+        """Remove its remaining jobs from the served model."""
         for job in self._jobs:
             self._served.generations.pop(job, None)
         self._jobs.clear()

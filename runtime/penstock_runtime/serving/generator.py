@@ -132,7 +132,7 @@ class Generator:
         rate = served.loop.state.prompt_tokens_per_second
         self._admission.admit(entry, lambda: Waiting(*self.queue_depth()), rate, field=field)
         entry.work = generation = Generation(self, served, sizes, len(requests), entry)
-        # When the first continuation has started, so has the request: its deadline does not apply to the others.
+        # When the first continuation has started, so has the request: its deadline does not apply to later ones.
         begins = generation.continuations[0]
         served.requests += 1
         for prompt in generation.prompts:

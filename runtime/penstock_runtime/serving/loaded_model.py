@@ -58,7 +58,7 @@ class LoadedModel:
     pooling: str = ""
     """The model's own pooling, by its files; empty: none."""
     truncate: bool = True
-    """Texts that are too long are cut, unless a request asks otherwise."""
+    """Texts that are too long are cut, unless a request has another rule."""
     findings: tuple[str, ...] = ()
     """Deviations from the plan, as sentences for the user."""
     closed: bool = False
@@ -82,7 +82,7 @@ def load_graph(
     manifest: Manifest | None = None,
     max_tokens: int = 512,
 ) -> LoadedModel:
-    """Load a graph with a plan, and with it that of its short rows where the plan has one.
+    """Load a graph with a plan, and the graph of short rows where the plan has one.
 
     ArtefactError when one does not load, or when the two do not give the same.
     """
@@ -140,7 +140,7 @@ def load_artefact(
     if which == "chosen" and not any_isa and not on_device:
         check_isa(folder, manifest.cpu.isa, host.cpu.isa)
     verify_files(folder, manifest, served)
-    # The cores of a plan for a device are those of the device, which the engine finds.
+    # The cores of a plan for a device belong to the device, and the engine finds them.
     plan, findings = fit_plan(served.plan, None if on_device else cores)
     short = (folder / served.short.path, served.short.io) if served.short is not None else None
     needed = _needed_bytes(folder / served.path, plan)
@@ -218,7 +218,7 @@ def fit_plan_to_device(plan: Plan, threads: Threads) -> tuple[Plan, tuple[str, .
 
 
 def device_notes(path: Path) -> tuple[str, ...]:
-    """What a user has to know of a model that was compiled for Neuron. `path`: `neuron.json`."""
+    """Notes for the user of a model that was compiled for Neuron. `path`: `neuron.json`."""
     target = CompiledModel.load(path).target
     notes = [f"AWS Inferentia ({target.value}): {NOT_RUN}"]
     if target is NeuronGeneration.INF1:

@@ -2,27 +2,27 @@
 
 A separate registry for each server, so that two servers in one process (tests, a swap) do not mix. What every request
 touches is counted with plain integers by the event loop's thread (`Tally`, a fifth of the cost of the client library's
-histogram) and turned into metric families when Prometheus asks.
+histogram) and made into metric families at each scrape.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
 from penstock import __version__
 from penstock_runtime.engines.base import DeviceState
+from penstock_runtime.generation.loop import LoopState
+from penstock_runtime.generation.scheduler import Step
 from penstock_runtime.host import read_throttling
-from penstock_runtime.serving.device_metrics import device_families
-from penstock_runtime.serving.generation_metrics import FIRST_TOKEN_SECONDS, GenerationMetrics
 from penstock_runtime.serving.predictor import Answer
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
-from penstock_runtime.serving.tally import Tally
 
 SECONDS = (
     0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
@@ -33,12 +33,174 @@ NOT_READY = 503
 """Refused at once, to be answered by another replica: excluded from the request durations."""
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 TOKENS = (8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096, 8192)
+FIRST_TOKEN_SECONDS = (
+    0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0,
+)  # fmt: skip
+TOKEN_SECONDS = (
+    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0,
+)  # fmt: skip
+STEP_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 
 
 def with_objective(bounds: Iterable[float], objective_milliseconds: float | None) -> tuple[float, ...]:
     """Bounds in seconds with one exactly on the objective, so that `le="0.02"` counts the good requests exactly."""
     extra = () if objective_milliseconds is None else (objective_milliseconds / 1000,)
     return tuple(sorted({*bounds, *extra}))
+
+
+class Tally:
+    """A histogram for one writing thread. A reader may see an incomplete observation; the next scrape has it."""
+
+    __slots__ = ("_counts", "_sum", "bounds")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(sorted(set(bounds)))
+        self._counts = [0] * (len(self.bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value; a value on a bound belongs below it, as Prometheus' `le` means."""
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self._sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative counts by upper bound."""
+        total = 0
+        result: list[tuple[str, float]] = []
+        for bound, count in zip((*self.bounds, float("inf")), self._counts, strict=True):
+            total += count
+            result.append(("+Inf" if bound == float("inf") else repr(float(bound)), total))
+        return result
+
+    def family(self, name: str, documentation: str) -> HistogramMetricFamily:
+        """The metric family for Prometheus."""
+        family = HistogramMetricFamily(name, documentation)
+        family.add_metric([], self.buckets(), self._sum)
+        return family
+
+
+class GenerationMetrics:
+    """A `LoopObserver` that counts the tokens, steps and sequences of text generation, for one server.
+
+    Its families are empty until `state` is set.
+    """
+
+    def __init__(self, first_token_seconds: tuple[float, ...] = FIRST_TOKEN_SECONDS) -> None:
+        """`first_token_seconds`: upper bounds of the buckets of the time to the first token."""
+        self.state: Callable[[], tuple[LoopState, int]] | None = None
+        """State of the loop and number of blocks in its pool; None: the server's task is another one."""
+        self._lock = threading.Lock()
+        self._first_token = Tally(first_token_seconds)
+        self._next_token = Tally(TOKEN_SECONDS)
+        self._step_rows = Tally(STEP_ROWS)
+        self._step_seconds = Tally(TOKEN_SECONDS)
+        self._tokens = {"prompt": 0, "cached": 0, "generated": 0}
+        self._preemptions = 0
+
+    def first_token(self, seconds: float) -> None:
+        """See `LoopObserver`."""
+        with self._lock:
+            self._first_token.observe(seconds)
+
+    def next_token(self, seconds: float) -> None:
+        """See `LoopObserver`."""
+        with self._lock:
+            self._next_token.observe(seconds)
+
+    def step(self, step: Step, seconds: float) -> None:
+        """See `LoopObserver`."""
+        with self._lock:
+            self._step_rows.observe(len(step.rows))
+            self._step_seconds.observe(seconds)
+            self._tokens["prompt"] += step.prompt_tokens
+            self._tokens["generated"] += len(step.sampled)
+            self._preemptions += step.preempted
+
+    def reused(self, tokens: int) -> None:
+        """See `LoopObserver`."""
+        with self._lock:
+            self._tokens["cached"] += tokens
+
+    def families(self) -> Iterator[Metric]:
+        """For Prometheus."""
+        if self.state is None:
+            return
+        state, blocks = self.state()
+        with self._lock:
+            yield self._first_token.family(
+                "penstock_first_token_seconds",
+                "From the arrival of a sequence to its first token. One bucket boundary is the objective.",
+            )
+            yield self._next_token.family("penstock_token_seconds", "Between two tokens of a sequence.")
+            yield self._step_rows.family("penstock_step_rows", "Sequences in a step of the engine.")
+            yield self._step_seconds.family("penstock_step_seconds", "Steps of the engine, with sampling.")
+            tokens = CounterMetricFamily(
+                "penstock_generation_tokens",
+                "Tokens of text generation: prompt (computed, again after a preemption too), cached (of prompts, found "
+                "in the cache), generated.",
+                labels=["kind"],
+            )
+            for kind, count in self._tokens.items():
+                tokens.add_metric([kind], count)
+            yield tokens
+            yield CounterMetricFamily(
+                "penstock_preemptions",
+                "Sequences that gave up their cache blocks to older ones, and are computed again.",
+                value=self._preemptions,
+            )
+        sequences = GaugeMetricFamily(
+            "penstock_sequences", "Sequences by state: running, or waiting to start.", labels=["state"]
+        )
+        sequences.add_metric(["running"], state.running)
+        sequences.add_metric(["waiting"], state.waiting)
+        yield sequences
+        cache = GaugeMetricFamily(
+            "penstock_cache_blocks",
+            "Cache blocks: used by sequences, kept for prompts that begin alike, and free.",
+            labels=["state"],
+        )
+        for name, count in (
+            ("used", state.blocks_in_use),
+            ("kept", state.blocks_kept),
+            ("free", blocks - state.blocks_in_use - state.blocks_kept),
+        ):
+            cache.add_metric([name], count)
+        yield cache
+
+
+def device_families(state: DeviceState) -> Iterator[Metric]:
+    """The metrics of a device other than the CPU, of servers that have one."""
+    cores = GaugeMetricFamily(
+        "penstock_device_cores",
+        "Cores of the device: granted, and in service. If these are fewer, some have failed (event NeuronCoreFailed).",
+        labels=["kind"],
+    )
+    cores.add_metric(["granted"], state.cores)
+    cores.add_metric(["in-service"], state.cores_in_service)
+    yield cores
+    copies = GaugeMetricFamily(
+        "penstock_device_copies", "Copies of the model on the device: loaded, and in service.", labels=["kind"]
+    )
+    copies.add_metric(["loaded"], state.copies)
+    copies.add_metric(["in-service"], state.copies - len(state.out_of_service))
+    yield copies
+    yield CounterMetricFamily("penstock_device_runs", "Runs of a compiled shape that ended well.", value=state.runs)
+    errors = CounterMetricFamily(
+        "penstock_device_errors",
+        "Failed runs by kind: hardware and timed-out take a core out of service, not-a-number and other fail one run.",
+        labels=["kind"],
+    )
+    for kind, count in sorted(state.errors.items()):
+        errors.add_metric([kind], count)
+    yield errors
+    tokens = CounterMetricFamily(
+        "penstock_device_tokens",
+        "Tokens of compiled shapes that have run: real ones, and padding of lengths and rows.",
+        labels=["kind"],
+    )
+    tokens.add_metric(["real"], state.real_tokens)
+    tokens.add_metric(["padding"], state.padded_tokens - state.real_tokens)
+    yield tokens
 
 
 class ServerMetrics:

@@ -78,7 +78,7 @@ class _ServedModel:
     head_in_assemble: bool
     """The task's `assemble` computes a part of the model."""
     number: int
-    """Counts replacements: part of the cache keys, since answers of one model are not those of another."""
+    """Counts replacements: part of the cache keys, since each model has different answers."""
     requests: int = 0
     idle: asyncio.Event | None = None
     """Set when the last request ends, if `_close` waits for it."""
@@ -176,12 +176,12 @@ class Predictor:
                 break
             served.requests += 1
             try:
-                # Unlike awaiting it, this does not cancel what others wait for if this request is cancelled.
+                # Unlike awaiting it, this does not cancel the answer for other requests if this one is cancelled.
                 await asyncio.wait((same.answer,))
             finally:
                 served.end_request()
             if same.answer.cancelled():
-                continue  # its client has left: the first of those that waited takes its place
+                continue  # its client has left: the first request that waited computes it
             found = same.answer.result()
             if found is None:  # it failed: this one may not
                 return (await self._compute(self._served, asked))[0]
@@ -210,7 +210,7 @@ class Predictor:
         finally:
             del self._in_progress[key]
         size = await asyncio.to_thread(memory_size, answer) if is_large else memory_size(answer)
-        if served is self._served:  # no later request asks for an answer of a model that was replaced
+        if served is self._served:  # no later request needs an answer of a model that was replaced
             answers.put(key, answer, size)
         return answer
 
@@ -354,7 +354,7 @@ class Predictor:
             work = partial(served.model.task.prepare, request)
             prepared = await self._tokenizer_thread.run(work, size, asked.client)
         if key is not None and self._prepared is not None:
-            # Tasks also keep what they derive from parameters: a hypothesis for each label, the token of each target.
+            # Tasks also keep results for parameters: a hypothesis for each label, the token of each target.
             held = prepared.rows_bytes + memory_size(inputs) + 2 * memory_size(parameters)
             self._prepared.put(key, prepared, held)
         return prepared

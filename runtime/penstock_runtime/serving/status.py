@@ -81,9 +81,9 @@ class ServerStatus:
     pooling: str = ""
     """The model's own pooling; empty: none, or not loaded."""
     truncate: bool = True
-    """Texts that are too long are cut, unless a request asks otherwise."""
+    """Texts that are too long are cut, unless a request has another rule."""
     route_prompts: Mapping[str, str] = field(default_factory=dict)
-    """The name of the default prompt of each route that has one of its own, by path."""
+    """The name of the default prompt of each route that has a separate one, by path."""
 
     def candidate(self) -> CandidateFacts | None:
         """The optimisation's facts about the recipe being served."""

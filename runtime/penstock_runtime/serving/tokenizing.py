@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from penstock_runtime.batching.shares import FairShares
+from penstock_runtime.batching.queue import FairShares
 from penstock_runtime.errors import RequestError
 from penstock_runtime.serving.admission import Admission, Entry, Waiting
 from penstock_runtime.settings import QueueSettings

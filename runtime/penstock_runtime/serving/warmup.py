@@ -69,7 +69,7 @@ def _check_numbers(model: LoadedModel, batch: list[Row]) -> None:
 
 
 def all_shapes(plan: Plan, max_tokens: int, facts: EngineFacts) -> Iterator[tuple[int, int]]:
-    """Rows and length of the batches to run. Where short rows have an engine of their own: its shapes, then those of
+    """Rows and length of the batches to run. Where short rows have a separate engine: its shapes, then the shapes of
     the other that no short row has."""
     short_plan = plan.of_short_rows
     if plan.short is None or short_plan is None or facts.short is None:
@@ -91,7 +91,7 @@ def _may_run_wide(plan: Plan, length: int) -> bool:
 
 def shapes(plan: Plan, max_tokens: int, grid: ShapeGrid | None = None) -> Iterator[tuple[int, int]]:
     """Rows and length of the batches to run: single rows first, then the largest batches that the plan allows; with a
-    grid all of its shapes, those of the usual lengths first."""
+    grid all of its shapes, the usual lengths first."""
     longest = min(max_tokens, LENGTHS[-1])
     lengths = [length for length in LENGTHS if length < longest] + [longest]
     if grid is not None:

@@ -3,9 +3,9 @@
     store = open_store(StoreUri.parse("s3://models/penstock"))
     published = store.publish(folder)                      # digest, uri, bytes; atomic, the same again is a no-op
     folder = store.fetch(published.digest, cache)          # verified byte by byte, or an error
-    store.collect(keep={...}, older_than_seconds=86400)    # what is not referenced any more
+    store.collect(keep={...}, older_than_seconds=86400)    # artefacts that are not referenced any more
 
-The layout is that of `penstock.artefact_store`; docs/reference/artefact-store.md describes what
+`penstock.artefact_store` has the layout; docs/reference/artefact-store.md describes what
 each kind of store needs.
 """
 

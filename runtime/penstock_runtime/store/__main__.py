@@ -28,7 +28,7 @@ from penstock_runtime.store.store import KeepList
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; exit codes as those of the pods."""
+    """Run one command; exit codes as for pods."""
     parser = argparse.ArgumentParser(prog="python -m penstock_runtime.store", description=__doc__.splitlines()[0])
     parser.add_argument("--store", default=os.environ.get("PENSTOCK_STORE_URI", ""), metavar="URI")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             else:
                 found = store.entries()
         except PenstockError as error:
-            # The jobs of a namespace must not be able to stop the collection of the others.
+            # The jobs of a namespace must not be able to stop the collection of other namespaces.
             failed = _failed(error)
             code = code or failed
             continue

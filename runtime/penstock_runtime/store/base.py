@@ -37,7 +37,7 @@ class StoreBackend(Protocol):
         ...
 
     def namespaces(self) -> Sequence[str]:
-        """The namespaces that have a store of their own within this one."""
+        """The namespaces that have a store within this one."""
         ...
 
     def of_namespace(self, namespace: str) -> StoreBackend:
@@ -57,7 +57,7 @@ class StoreBackend(Protocol):
         ...
 
     def publish(self, digest: Digest, folder: Path, names: Sequence[str], sent: OnFileWritten) -> None:
-        """Write these files of a folder, the last one (the manifest) after all others. Called only if the store has no
+        """Write these files of a folder in their order: the manifest is the last one. Called only if the store has no
         complete copy; another process may be publishing the same artefact."""
         ...
 

@@ -200,7 +200,7 @@ class ArtefactFetch:
 
 def _remove_unexpected(folder: Path, names: Collection[str] | None = None) -> None:
     """Delete everything except regular files, and with `names` everything except these. Otherwise a file could be
-    written through a link to another place, and an unlisted file would be read with the rest."""
+    written through a link to another folder, and an unlisted file would be read with the rest."""
     for parent, folders, files in os.walk(folder, topdown=False):
         for path in (Path(parent, name) for name in files):
             known = names is None or path.relative_to(folder).as_posix() in names
@@ -209,5 +209,5 @@ def _remove_unexpected(folder: Path, names: Collection[str] | None = None) -> No
         for path in (Path(parent, name) for name in folders):
             if path.is_symlink():
                 path.unlink()
-            elif not any(path.iterdir()):  # created again if needed; a file may have to take its place
+            elif not any(path.iterdir()):  # created again if needed; a file may have to replace it
                 path.rmdir()

@@ -110,7 +110,7 @@ class ObjectStore:
                 )
 
     def touch(self, digest: Digest) -> bool:
-        """See `StoreBackend`. Writes the manifest again: an object's time is that of its last write."""
+        """See `StoreBackend`. Writes the manifest again: an object's time is the time of its last write."""
         folder = self._folder(digest)
 
         def touch() -> bool:

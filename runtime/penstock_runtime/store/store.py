@@ -219,7 +219,7 @@ class KeepList:
         return KeepList(self.beginnings | other.beginnings)
 
     def in_store(self, namespace: str) -> KeptDigests:
-        """What to keep in the store of a namespace; empty: in the whole store, outside those of namespaces."""
+        """The artefacts to keep in the store of a namespace; empty: in the whole store, outside namespaces."""
         return KeptDigests(
             frozenset(digits for of, digits in self.beginnings if of in {"", namespace} or not namespace)
         )

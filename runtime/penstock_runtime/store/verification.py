@@ -47,8 +47,8 @@ def stranger(folder: Path, manifest: Manifest) -> str | None:
     """The first file of an artefact folder that its manifest does not list and that would be read all the same.
 
     That is another limit, prompt, pooling or tokenizer setting, which are read where they are found: answers would be
-    others than those that were judged. Only they are refused: graphs are opened by their listed names and no other
-    file is looked for, and a folder that is a volume of its own holds other files as well: the report,
+    different from the judged ones. Only they are refused: graphs are opened by their listed names and no other
+    file is looked for, and a folder that is a separate volume holds other files as well: the report,
     lost+found, Kubernetes' `..data`, dot-files of file systems.
     """
     return next((name for name in sorted(SETTINGS_FILES - set(manifest.files)) if (folder / name).is_file()), None)

@@ -30,10 +30,10 @@ class RequestLimits:
     """Entries of any list in a request: texts, pairs, labels, targets. Clients send a page of documents at a time."""
 
     rows: int = 1024
-    """Token sequences that one request may turn into: windows of long texts, labels times texts."""
+    """Token sequences that one request may become: windows of long texts, labels times texts."""
 
     answer_bytes: int = 67_108_864
-    """Size of the answer as JSON, as far as it follows from the request: a short one may ask for gigabytes."""
+    """Size of the answer as JSON, as far as it follows from the request: a short one may lead to gigabytes."""
 
     def check_answer(self, size_bytes: int, field: str, remedy: str) -> None:
         """InvalidInput about `field` if an answer of about `size_bytes` exceeds the limit."""
@@ -55,7 +55,7 @@ DEFAULT_LIMITS = RequestLimits()
 
 @dataclass(slots=True)
 class Prepared:
-    """A tokenised request: its rows, and what the task needs again in `assemble`."""
+    """A tokenised request: its rows, and values that `assemble` needs again."""
 
     rows: Sequence[Row]
     memo: Any
@@ -108,8 +108,8 @@ class Task(Protocol):
     def reduce(self, row: Row, outputs: Outputs) -> Any:
         """Reduce one row's outputs to what `assemble` needs (pooling, softmax). Runs in the event loop: must be fast.
 
-        `row` is the object that `prepare` made: tasks keep in it what they need here. The result shares no memory with
-        `outputs`, which may be views of a batch.
+        `row` is the object that `prepare` made: tasks keep values in it that they need here. The result shares no
+        memory with `outputs`, which may be views of a batch.
         """
         ...
 
@@ -121,7 +121,7 @@ class Task(Protocol):
 
 @runtime_checkable
 class Judged(Protocol):
-    """A task whose answers the accuracy guard compares as arrays that `reduce` does not give."""
+    """A task with answers that the accuracy guard compares as arrays that `reduce` does not give."""
 
     def judged(self, row: Row, reduced: Any) -> tuple[Any, ...]:
         """The arrays of a row."""
@@ -130,7 +130,7 @@ class Judged(Protocol):
 
 @runtime_checkable
 class HeadInAssemble(Protocol):
-    """A task whose `assemble` computes a part of the model, so that its time counts as inference."""
+    """A task with an `assemble` that computes a part of the model, so that its time counts as inference."""
 
     @property
     def head_in_assemble(self) -> bool:
@@ -140,7 +140,7 @@ class HeadInAssemble(Protocol):
 
 @runtime_checkable
 class JudgedWith(Protocol):
-    """A task that the accuracy guard asks with further parameters."""
+    """A task that the accuracy guard judges with further parameters."""
 
     @property
     def judging_parameters(self) -> Mapping[str, Any]:

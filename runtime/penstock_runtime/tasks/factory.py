@@ -28,7 +28,7 @@ from penstock_runtime.tasks.extraction.token_classification import TokenClassifi
 from penstock_runtime.tasks.extraction.zero_shot_token_classification import ZeroShotTokenClassification
 from penstock_runtime.tasks.fields import JsonSchema
 from penstock_runtime.tasks.fill_mask import FillMask
-from penstock_runtime.tasks.fitting import Fitter
+from penstock_runtime.tasks.texts import Fitter
 from penstock_runtime.tokens import Tokenizer
 
 MODULES: dict[TaskName, ModuleType] = {
@@ -69,7 +69,7 @@ _PAIRS = {
     TaskName.QUESTION_ANSWERING,
     TaskName.ZERO_SHOT_CLASSIFICATION,
 }
-"""Tasks whose rows may hold two texts."""
+"""Tasks with rows that may hold two texts."""
 
 _ARCHITECTURES: dict[Head, tuple[str, ...]] = {
     Head.CAUSAL_LM: ("ForCausalLM", "LMHeadModel"),
@@ -103,7 +103,7 @@ def make_task(
 
     `io`: of the graph that runs its rows; None: a graph with the outputs that Penstock builds.
     `max_tokens`: longer inputs are truncated, or refused if `truncate` is false; None: the model's own limit. Requests
-    may override `truncate` (`parameters.truncate`). `prompts`: those of the endpoint, for the tasks that have prompts.
+    may override `truncate` (`parameters.truncate`). `prompts`: the endpoint's, for the tasks that have prompts.
 
     UnsupportedModel if the folder's model cannot do the task; SpecError if `max_tokens` is over the model's limit, or
     `prompts` names a prompt that does not exist; CorruptModel for invalid tokenizer files.

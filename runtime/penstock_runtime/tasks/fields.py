@@ -243,13 +243,13 @@ class ListOf:
 
 
 class Others(Enum):
-    """What an object does with fields that it does not know."""
+    """The rule of an object for fields that it does not know."""
 
     REFUSED = "refused"
     KEPT = "kept"
     """They are in the parsed object, unchanged."""
     IGNORED = "ignored"
-    """For the APIs of other servers, whose clients send fields of newer versions and of similar servers."""
+    """For the APIs of other servers, with clients that send fields of newer versions and of similar servers."""
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,13 @@ from penstock_runtime.tasks.fields import (
     body_schema,
     parse_parameters,
 )
-from penstock_runtime.tasks.fitting import Fitter, Truncation
 from penstock_runtime.tasks.scores import finite, highest, softmax
+from penstock_runtime.tasks.texts import Fitter, Truncation
 
 CHOICE_BYTES = 80
 """JSON bytes of one token in the answer, without its sequence."""
 TOKEN_BYTES = 6
-"""Bytes of a token in a text: English has 4 to 5, others more."""
+"""Bytes of a token in a text: English has 4 to 5, other languages more."""
 
 EXAMPLES = (
     {"inputs": "Paris is the [MASK] of France.", "parameters": {"top_k": 3}},

@@ -37,7 +37,7 @@ MOST_STOPS = 16
 MOST_CHOICES = 16
 MOST_LOGPROBS = 20
 PIPELINE_DEFAULTS: Mapping[str, Any] = {"max_new_tokens": 256, "do_sample": True, "temperature": 0.7}
-"""Those of transformers' pipeline, where the model's generation_config.json has none."""
+"""As in transformers' pipeline, where the model's generation_config.json has none."""
 MESSAGES_LIMIT = 2000
 
 

@@ -22,7 +22,7 @@ class TokenizerClass:
     mask: Mapping[str, bool] = field(default_factory=dict)
     """Flags of the mask token; empty: as in tokenizer.json."""
     objects: frozenset[str] = frozenset()
-    """Roles of the other tokens that replace those of tokenizer.json."""
+    """Roles of the other tokens; they replace the roles in tokenizer.json."""
     additional: tuple[str, ...] = ()
     """Special tokens without a role."""
     folds: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
 """Makes a tokenizer.json of the files of transformers' slow tokenizers: vocab.txt, vocab.json with merges.txt, and the
 models of sentencepiece.
 
-The steps are those of transformers 4.57 (`convert_slow_tokenizer`), by tokenizer class. What tokenizer_config.json
-states besides, such as added tokens, is applied later, as for every tokenizer.json (`tokens.backend`).
+The steps follow transformers 4.57 (`convert_slow_tokenizer`), by tokenizer class. Further settings of
+tokenizer_config.json, such as added tokens, are applied later, as for every tokenizer.json (`tokens.backend`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock_runtime.tokens.classes import class_name, class_of
 from penstock_runtime.tokens.sentencepiece import CONTROL, USER_DEFINED, SentencePiece, read_model
 
 SPACE = "\u2581"
-"""What sentencepiece writes for a space."""
+"""sentencepiece's character for a space."""
 BEYOND = 100.0
 """Taken off the scores of pieces that are not to be used."""
 EXTRA_IDS = 100
@@ -34,7 +34,7 @@ MOST_EXTRA_IDS = 10_000
 def convert(path: Path, config: Mapping[str, Any]) -> bytes:
     """The tokenizer.json of the model folder `path` with this config.json, which has no such file.
 
-    UnsupportedModel for a tokenizer class that is not known here, or whose files are missing; CorruptModel for invalid
+    UnsupportedModel for a tokenizer class that is not known here, or without its files; CorruptModel for invalid
     files.
     """
     settings = read_optional(path, "tokenizer_config.json")
@@ -192,7 +192,7 @@ def _pieces(
     before: Sequence[Any] = (),
     template: tuple[str, str] | None = None,
 ) -> Any:
-    """What the classes have in common. `vocabulary` and `unknown` (its index): of the model's own by default.
+    """The steps that the classes have in common. `vocabulary` and `unknown` (its index): of the model's own by default.
     `before`: pre-tokenizers before the one that splits at spaces."""
     model = source.pieces
     scored = model.pieces if vocabulary is None else vocabulary
@@ -242,7 +242,7 @@ def _charsmap(model: SentencePiece) -> list[Any]:
 
 
 def _behind_fairseq(source: _Source, first: Vocabulary, skipped: int) -> Any:
-    """Tokens of fairseq come first, in place of the first ones of the model, and the mask token comes last."""
+    """Tokens of fairseq come first, instead of the first ones of the model, and the mask token comes last."""
     vocabulary = [*first, *source.pieces.pieces[skipped:], ("<mask>", 0.0)]
     return _pieces(source, vocabulary=vocabulary, unknown=3, template=_ROBERTA_TEMPLATE)
 

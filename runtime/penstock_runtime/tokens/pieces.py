@@ -31,9 +31,9 @@ class Pieces:
 
     ids: list[int]
     offsets: list[tuple[int, int]] | None = None
-    """Characters [start, end) of the text that each token covers; None unless asked for."""
+    """Characters [start, end) of the text that each token covers; None unless requested."""
     words: list[int | None] | None = None
-    """The number of the word that each token belongs to, rising; None unless asked for."""
+    """The number of the word that each token belongs to, rising; None unless requested."""
     complete: bool = True
     """False if the text has more tokens than these: only one end of a very long text is tokenised."""
 
@@ -50,7 +50,7 @@ class Pieces:
         )
 
     def keep(self, count: int, side: Side) -> Pieces:
-        """`count` tokens, the others cut at `side`; all of them if there are no more."""
+        """`count` tokens, the rest cut at `side`; all of them if there are no more."""
         if count >= len(self.ids):
             return self
         return self.part(0, count) if side is Side.RIGHT else self.part(len(self.ids) - count, len(self.ids))

@@ -18,7 +18,7 @@ CONTROL, USER_DEFINED = 3, 4
 
 @dataclass(frozen=True, eq=False)
 class SentencePiece:
-    """What is needed of a model."""
+    """The parts of a model that a tokenizer needs."""
 
     pieces: list[tuple[str, float]]
     """Texts and scores, in the order of ids."""
@@ -69,7 +69,7 @@ _FIELDS: dict[str, list[tuple[str, int, str, str]]] = {
     "Trainer": [("model_type", 3, "INT32", "1"), ("unk_id", 40, "INT32", "0"), ("unk_piece", 45, "STRING", "<unk>")],
     "Normalizer": [("precompiled_charsmap", 2, "BYTES", "")],
 }
-"""The fields that are read: name, number, type, default. Others are skipped by protobuf."""
+"""The fields that are read: name, number, type, default. protobuf skips the rest."""
 _PARTS = [("pieces", 1, "Piece"), ("trainer_spec", 2, "Trainer"), ("normalizer_spec", 3, "Normalizer")]
 
 

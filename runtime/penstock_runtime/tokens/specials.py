@@ -1,6 +1,6 @@
 """Special and added tokens, from tokenizer.json, the other tokenizer files of the folder, and the tokenizer class.
 
-The steps and their order are those of transformers' `PreTrainedTokenizerBase._from_pretrained` and
+The steps and their order are the same as in transformers' `PreTrainedTokenizerBase._from_pretrained` and
 `PreTrainedTokenizerFast.__init__`. The order decides the ids of tokens that are not in the vocabulary, and which of two
 definitions of a token is used.
 """

@@ -22,7 +22,7 @@ GROWTH = 4
 """The factor by which that part grows if it was not sufficient."""
 
 MARGIN_WORDS = 2
-"""Words before a cut whose tokens may depend on the text after it (a pre-tokenizer may look one word ahead)."""
+"""Words before a cut with tokens that may depend on the text after it (a pre-tokenizer may look one word ahead)."""
 
 
 class Tokenizer:
@@ -66,13 +66,13 @@ class Tokenizer:
         self._embedded = embedded
         self._lacks_unknown = missing_unknown(backend)
         self.embedded_size: int = self.vocabulary_size if embedded is None else embedded
-        """Ids below this have an embedding in the model; rows must not contain others."""
+        """Ids below this have an embedding in the model; rows must not contain higher ones."""
         self.continuing_prefix: str = getattr(backend.model, "continuing_subword_prefix", None) or ""
         """The prefix of tokens that continue a word (`##`); empty if the tokenizer has none."""
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What is unusual about the files, as sentences for the user."""
+        """Findings about the files, as sentences for the user."""
         if not self._lacks_unknown:
             return ()
         finding = (
@@ -83,7 +83,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: ModelFolder) -> Tokenizer:
-        """Read the tokenizer's files of a model folder. Without a tokenizer.json one is made of the others.
+        """Read the tokenizer's files of a model folder. Without a tokenizer.json one is made of the other files.
 
         CorruptModel if the files are missing, invalid, or of another model; UnsupportedModel for an unsupported
         template, and as `convert`.
@@ -111,7 +111,7 @@ class Tokenizer:
     def split(
         self, texts: Sequence[str], *, limit: int | None = None, side: Side = Side.RIGHT, offsets: bool = False
     ) -> list[Pieces]:
-        """The tokens of each text, without those of the template; `offsets` adds character offsets and word numbers.
+        """The tokens of each text, without the template's; `offsets` adds character offsets and word numbers.
 
         `limit`: at most this number of tokens of each text is needed, counted from the end that is not truncated. A
         much longer text is then not tokenised as a whole. Its `Pieces` are not `complete` and have more than `limit`
@@ -207,7 +207,7 @@ class Tokenizer:
     def _end(self, text: str, limit: int, side: Side, *, offsets: bool) -> Pieces:
         """At least `limit` + 1 tokens of one end of a long text, or all tokens if that takes as long.
 
-        The tokens equal those of the whole text: tokens near the cut, which the rest may change, are dropped.
+        The tokens are the same as of the whole text: tokens near the cut, which the rest may change, are dropped.
         """
         size = self._first_look(limit)
         while size * GROWTH < len(text):

@@ -1,8 +1,8 @@
 """Caches the tokens of words, for ASCII texts and tokenizers of the BERT kind.
 
-With those, a text of printable ASCII consists of words and single punctuation marks, whose tokens do not depend on the
-context. So each word is tokenised by the library once and looked up from then on, which takes a fraction of the time
-(docs/decisions/tokens-from-a-table.md).
+With those, a text of printable ASCII consists of words and single punctuation marks, with tokens that do not depend on
+the context. So each word is tokenised by the library once and looked up from then on, which takes a fraction of the
+time (docs/decisions/tokens-from-a-table.md).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class WordTable:
         return cls(backend, lower_case=lower_case)
 
     def ids(self, text: str) -> list[int] | None:
-        """The tokens of a text without those of the template; None for a text that only the library can tokenise."""
+        """The tokens of a text without the template's; None for a text that only the library can tokenise."""
         if not (text.isascii() and (text.isprintable() or _PLAIN.fullmatch(text))):
             return None
         lowered = text.lower()
@@ -97,6 +97,6 @@ class WordTable:
 def _is_searched(content: str) -> bool:
     """True if an added token occurs in an ASCII text as it is written.
 
-    The normaliser turns tabs into spaces and removes control characters, in texts and in tokens.
+    The normaliser replaces tabs by spaces and removes control characters, in texts and in tokens.
     """
     return content.isascii() and content.isprintable() and " " not in content

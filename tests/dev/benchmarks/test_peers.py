@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from pathlib import Path
@@ -12,8 +10,8 @@ import pytest
 
 from benchmarks.generation import CONVERTED_PEER, GENERATION_PEER
 from benchmarks.peers.answers import Agreement, Cosines, agreement, cosine
-from benchmarks.peers.cells import CONCURRENT, GROUPS, MIXED, SINGLE, TRAFFIC, Cell, aims
-from benchmarks.peers.outcome import Outcome, Standing, to_csv, to_json, to_markdown, write
+from benchmarks.peers.cells import MIXED, TRAFFIC, Cell, aims
+from benchmarks.peers.outcome import Outcome, Standing, to_json, to_markdown, write
 from benchmarks.peers.servers import (
     EMBED,
     INFINITY,
@@ -49,10 +47,6 @@ def test_each_servers_answer_is_read(shape: object, answer: object, vector: list
     assert shape.vector(answer) == pytest.approx(vector)  # type: ignore[attr-defined]
 
 
-def test_mlservers_input_has_the_name_that_loses_no_text() -> None:
-    assert MLSERVER.body("a")["inputs"][0]["name"] == "inputs"
-
-
 def test_every_peer_has_its_pins() -> None:
     assert {GENERATION_PEER, CONVERTED_PEER, *(peer.needs for peer in PYPI_PEERS)} == set(NAMES)
     assert all("==" in (REQUIREMENTS / f"{name}.txt").read_text() for name in NAMES)
@@ -82,16 +76,6 @@ def test_a_command_without_a_name_is_refused(text: str) -> None:
         peer_of_command(text)
 
 
-def test_cells_are_those_of_the_aims() -> None:
-    assert [cell.tokens for cell in SINGLE] == [8, 16, 32, 64, 128, 256, 384, 512]
-    assert {(cell.clients, cell.tokens) for cell in CONCURRENT} == {(16, 32), (16, 128), (64, 32), (64, 128)}
-    assert (Cell(clients=32, tokens=MIXED),) == TRAFFIC
-    lengths = sorted(TRAFFIC[0].lengths(seed=1))
-    assert 42 <= lengths[len(lengths) // 2] <= 46
-    assert 60 <= sum(lengths) / len(lengths) <= 70
-    assert 170 <= lengths[int(len(lengths) * 0.95)] <= 200
-
-
 @pytest.mark.parametrize(
     ("cell", "ours", "theirs", "passed"),
     [
@@ -119,22 +103,6 @@ def test_nothing_is_judged_on_a_busy_machine() -> None:
 
     assert aim.passed is None
     assert aim.text == "10.00x the rate (ahead asked); others took 50% of the CPUs"
-
-
-def test_one_client_is_compared_with_servers_of_our_graph_only() -> None:
-    found = aims(
-        Cell(1, 128), {"penstock": figures(10), "other": figures(99)}, ours="penstock", same_graph=("tei",), cores=2
-    )
-
-    assert found == []
-
-
-def test_a_server_of_ours_that_answers_nothing_has_failed() -> None:
-    silent = Figures.of([CellResult(seconds=1)])
-
-    assert [aim.passed for aim in aims(Cell(1, 8), {"penstock": silent}, ours="penstock", same_graph=(), cores=2)] == [
-        False
-    ]
 
 
 def test_cosines() -> None:
@@ -205,24 +173,8 @@ def test_a_fast_server_with_wrong_answers_is_marked() -> None:
     assert "| mixed lengths, 32 clients | fast | FAIL |" in text
 
 
-def test_tables_have_a_line_for_each_server() -> None:
-    rows = list(csv.DictReader(io.StringIO(to_csv(outcome()))))
-
-    assert [(row["server"], row["tokens"], row["right"]) for row in rows] == [
-        ("penstock", "mixed", "true"),
-        ("fast", "mixed", "false"),
-        ("broken", "mixed", "false"),
-    ]
-
-
 def test_everything_is_written(tmp_path: Path) -> None:
     write(outcome(), tmp_path / "out")
 
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == json.loads(to_json(outcome()))
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"results.json", "results.csv", "results.md"}
-
-
-def test_groups_of_cells_have_no_cell_twice() -> None:
-    cells = [cell for group in GROUPS.values() for cell in group]
-
-    assert len(set(cells)) == len(cells) == 13

@@ -32,21 +32,6 @@ def test_verdicts(series: list[float], *, passed: bool) -> None:
     assert judge(samples(*series)).passed is passed
 
 
-def test_the_sentence_has_level_peak_and_trend() -> None:
-    verdict = judge(samples(*[100 + index * 0.1 for index in range(200)]))
-
-    assert verdict.bytes_per_hour == pytest.approx(36 * MB, rel=0.01)
-    assert "at most" in verdict.sentence
-    assert "FAIL, it grows" in verdict.sentence
-
-
-def test_too_few_samples_prove_nothing() -> None:
-    verdict = judge(samples(100, 100))
-
-    assert not verdict.passed
-    assert "too few samples" in verdict.sentence
-
-
 @given(st.floats(-5, 5), st.integers(3, 1500))
 def test_the_slope_of_a_straight_line_is_found(per_second: float, count: int) -> None:
     line = [Sample(float(index), round(1e9 + per_second * index * 1e3)) for index in range(count)]

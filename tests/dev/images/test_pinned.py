@@ -57,7 +57,7 @@ def test_every_requirement_of_the_images_has_a_hash_of_the_version_in_use() -> N
     images = re.findall(r'install-packages "([^"]+)"', (ROOT / "Dockerfile").read_text())
     assert len(images) >= 4
     for words in images:
-        extras, _, without = words.replace("${RUNTIME_STORES}", "s3 gs az tracing").partition(" --without ")
+        extras, _, without = words.replace("${RUNTIME_EXTRAS}", "tracing").partition(" --without ")
         asked = requirements(project, extras.split(), without.split())
         assert {distribution(one) for one in asked} <= names
     assert all(found for found in hashes.values())

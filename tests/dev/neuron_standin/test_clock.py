@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from neuron_standin.clock import Work, saturated
-from penstock_optimizer.neuron.published import Mode, PublishedFigure, family_of, published_rows
+from penstock_optimizer.neuron.published import Mode, PublishedFigure, published_rows, shape_of
 
 
 def _simulated(row: PublishedFigure) -> float:
@@ -22,7 +22,7 @@ def _rows(hardware_class: str, source_kind: str) -> list[PublishedFigure]:
         and row.source_kind == source_kind
         and row.tokens == 128
         and row.uses_the_whole_instance
-        and (family := family_of(row.model)) is not None
+        and (family := shape_of(row.model)) is not None
         and family.family == "bert-base"
     ]
 

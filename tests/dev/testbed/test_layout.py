@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed import node_files, services
 from testbed.errors import BedError
 from testbed.host import Facts, complaints
 from testbed.layout import MOST_NODES, core_list, layout, parse_core_list
@@ -86,49 +83,6 @@ def test_core_lists_are_read_as_they_are_written(cores: set[int]) -> None:
 @pytest.mark.parametrize(("text", "cores"), [("0-3\n", {0, 1, 2, 3}), ("0,2-3,7", {0, 2, 3, 7}), ("\n", set())])
 def test_ranges_of_cores_are_read(text: str, cores: set[int]) -> None:
     assert parse_core_list(text) == cores
-
-
-def test_kubelet_allocates_and_pins_the_cores_of_the_node() -> None:
-    node = layout([0, 1, 2, 3], FOLDER)[0]
-
-    kubelet = node_files.kubelet(node, client_authority=FOLDER / "pki/ca.crt")
-
-    assert kubelet["cpuManagerPolicy"] == "static"
-    assert kubelet["reservedSystemCPUs"] == "0,3"
-    assert kubelet["cgroupRoot"] == "/penstock-testbed-a"
-    assert kubelet["clusterDNS"] == ["10.99.0.1"]
-
-
-@pytest.mark.parametrize("snapshotter", ["overlayfs", "native"])
-def test_containerd_keeps_within_the_nodes_folder(snapshotter: str) -> None:
-    node = layout([0, 1], FOLDER)[1]
-
-    configuration = tomllib.loads(node_files.containerd(node, snapshotter=snapshotter))
-
-    cri = configuration["plugins"]["io.containerd.grpc.v1.cri"]
-    places = [configuration["root"], configuration["state"], configuration["grpc"]["address"], cri["cni"]["conf_dir"]]
-    assert all(Path(place).is_relative_to(node.folder) for place in places)
-    assert cri["netns_mounts_under_state_dir"] is True
-    assert cri["containerd"]["snapshotter"] == snapshotter
-
-
-def test_pods_addresses_come_from_the_nodes_network() -> None:
-    node = layout([0, 1], FOLDER)[1]
-
-    (bridge,) = node_files.pod_network(node)["plugins"]
-
-    assert bridge["bridge"] == "penstock-b"
-    assert bridge["ipam"]["ranges"] == [[{"subnet": "10.244.2.0/24"}]]
-    assert json.dumps(bridge)  # containerd reads JSON
-
-
-@pytest.mark.parametrize(("forward", "line"), [(True, "forward . /etc/resolv.conf"), (False, "rcode NXDOMAIN")])
-def test_other_names_are_resolved_outside_only_if_pods_have_a_route_there(forward: bool, line: str) -> None:
-    assert line in services.corefile(kubeconfig=FOLDER / "admin.kubeconfig", ready_port=1234, forward=forward)
-
-
-def test_addresses_inside_the_machine_are_not_rewritten() -> None:
-    assert "daddr != { 10.244.0.0/16, 10.96.0.0/16, 10.99.0.0/24 } masquerade" in services.egress()
 
 
 @pytest.mark.parametrize(

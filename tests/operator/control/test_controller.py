@@ -18,7 +18,7 @@ from penstock_operator.control.controller import GONE_SECONDS, MANY, Controller
 from penstock_operator.control.reconcile import Reconciler, ReconcileRequest
 from penstock_operator.facts import names
 from penstock_operator.facts.pods import HostReport
-from penstock_operator.limits.concurrency import Ask, TurnDecision, TurnKey
+from penstock_operator.limits.concurrency import Ask, SlotDecision, SlotKey
 from penstock_operator.settings import Settings
 from tests.operator import objects
 from tests.operator.virtual_time import run
@@ -141,8 +141,8 @@ def test_deleting_an_endpoint_that_waits_for_its_turn_queues_those_behind_it() -
     def wait(cache: ClusterCache) -> None:
         for name in ("first", "second"):
             cache.endpoints.put(objects.endpoint(name))
-            ask = Ask(datetime(2026, 11, 21, tzinfo=UTC), TurnKey("a", name))
-            rollout = TurnDecision(allowed=False, ask=ask)
+            ask = Ask(datetime(2026, 11, 21, tzinfo=UTC), SlotKey("a", name))
+            rollout = SlotDecision(allowed=False, ask=ask)
             cache.turns.planned(ObjectKey("a", name), None, rollout)
 
     assert looked_at(wait, lambda w: w.endpoints.remove(ObjectKey("a", "first"))) == ["second"]

@@ -20,7 +20,7 @@ from penstock_operator.control.reconcile import Reconciler, ReconcileRequest
 from penstock_operator.endpoint.plan import ReconcilePlan
 from penstock_operator.facts.findings import Event
 from penstock_operator.facts.names import Ref
-from penstock_operator.limits.concurrency import Ask, TurnDecision, TurnKey
+from penstock_operator.limits.concurrency import Ask, SlotDecision, SlotKey
 from penstock_operator.settings import PREFIX, Settings
 from testbed.cluster import Cluster
 from testbed.fixtures import install_crds
@@ -372,10 +372,10 @@ def test_a_refused_rollout_goes_to_the_end_of_the_line_although_its_gateway_is_a
     value = {"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": {}}}
     both = tuple({**value, "metadata": metadata(name, 1)} for name in ("emotion", "emotion-gateway"))
     now = datetime.now(UTC)
-    turn = TurnDecision(allowed=True, ask=Ask(now, TurnKey("a", "emotion")))
+    turn = SlotDecision(allowed=True, ask=Ask(now, SlotKey("a", "emotion")))
     asyncio.run(reconciler._act(ObjectKey("a", "emotion"), ReconcilePlan(apply=both, rollout=turn), {}, {}))
 
-    assert set(cache.turns.lines(now)[1].refused) == {TurnKey("a", "emotion")}
+    assert set(cache.turns.lines(now)[1].refused) == {SlotKey("a", "emotion")}
 
 
 @pytest.mark.parametrize(("there", "expected"), [("serves", {"t": "old"}), ("another", {"t": "new"})])

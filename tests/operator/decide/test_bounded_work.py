@@ -34,6 +34,7 @@ from penstock_operator.decide import (
 )
 from penstock_operator.decide.canary import CanaryTrial, PlanCounter, PlanCounts, tail
 from penstock_operator.decide.measurement import PodReading
+from penstock_operator.scaling.read.gateways import parse_demand, parse_gateway_metrics
 from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.queries import (
     Answer,
@@ -49,8 +50,6 @@ from penstock_operator.scaling.read.scrape import (
     MAX_BUCKETS,
     MAX_COUNT,
     UnreadableMetrics,
-    parse_demand,
-    parse_gateway_metrics,
     parse_metrics,
 )
 from tests.examples import examples

@@ -48,14 +48,14 @@ def test_a_fall_of_the_load_scales_down_in_steps_after_half_the_window() -> None
 
     steps = []
     while replay.now < begin + 900:
-        if replay.tick(traffic(7)).replicas != before:
+        if replay.tick(traffic(5.5)).replicas != before:
             steps.append((replay.now - begin, before, replay.replicas))
             before = replay.replicas
 
     assert least <= steps[0][0] <= least * 1.6
     assert all(after >= before - max(1, before // 2) for _, before, after in steps)
     assert all(later[0] - earlier[0] >= interval for earlier, later in pairwise(steps))
-    assert replay.replicas == 1  # enough for 7.5: while the load falls there is no margin
+    assert replay.replicas == 1  # enough for 7.5, of which noise may use a quarter
 
 
 @pytest.mark.parametrize(("strict", "earliest", "latest"), [(True, 300, 340), (False, 150, 240)])

@@ -9,10 +9,10 @@ import pytest
 
 from penstock_operator.decide import Cause
 from penstock_operator.facts import names
-from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.findings import no, yes
 from penstock_operator.facts.names import Ref
 from penstock_operator.facts.scaling import DesiredScale
+from penstock_operator.facts.workloads import DeploymentFacts
 from penstock_operator.limits.quotas import Limit
 from tests.operator.endpoint.kube import SETTINGS, Json, Kube, result
 
@@ -131,7 +131,7 @@ def test_an_endpoint_that_is_not_accepted_wakes_only_within_the_quota(cores: int
     made = kube.plan()
 
     assert (made.scaled or 0) == expected
-    assert (made.grant is None) is (expected == 0)
+    assert (made.allocation is None) is (expected == 0)
 
 
 def test_an_hpa_scales_to_the_operators_number_without_its_tolerance() -> None:

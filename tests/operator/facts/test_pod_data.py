@@ -27,6 +27,7 @@ from penstock_operator.decide import (
 from penstock_operator.decide.measurement import PodReading
 from penstock_operator.endpoint.optimization.outcome import JobFailed, JobSucceeded, job_outcome
 from penstock_operator.endpoint.pods.judging import judge_pinning, pod_problems, pod_reports
+from penstock_operator.facts.findings import unprintable_as_spaces
 from penstock_operator.facts.pod_data import (
     INFO_MAX_BYTES,
     MAX_DEPTH,
@@ -37,12 +38,12 @@ from penstock_operator.facts.pod_data import (
     Unreadable,
     read_body,
     read_json,
-    unprintable_as_spaces,
 )
 from penstock_operator.facts.pods import ContainerFacts, HostReport, JobFacts, JobReport, PodFacts, RuntimePod
+from penstock_operator.scaling.read.gateways import parse_demand, parse_gateway_metrics
 from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.queries import QueryFailure, Vector, read
-from penstock_operator.scaling.read.scrape import parse_demand, parse_gateway_metrics, parse_metrics
+from penstock_operator.scaling.read.scrape import parse_metrics
 from tests.operator import kubelet
 from tests.operator.endpoint.kube import Kube, info
 

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_operator.endpoint.optimization.model import OptimizedModelFacts
 from penstock_operator.endpoint.pods.judging import cpu_list
-from penstock_operator.facts.deployments import DeploymentFacts, ReplicaSetFacts
 from penstock_operator.facts.findings import Finding, clipped, no, sentence, yes
 from penstock_operator.facts.names import moment
 from penstock_operator.facts.pod_data import Unreadable
 from penstock_operator.facts.pods import HostReport, JobFacts, JobReport, PodFacts
+from penstock_operator.facts.workloads import DeploymentFacts, OptimizedModelFacts, ReplicaSetFacts
 from tests.operator.endpoint.kube import Json, info
 
 ANYTHING = st.recursive(

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_operator.facts.deployments import DeploymentFacts, ReplicaSetFacts, rollout_has_place
 from penstock_operator.facts.names import Owner
 from penstock_operator.facts.pods import JobFacts, PodFacts
 from penstock_operator.facts.scaling import DesiredScale
-from penstock_operator.limits.concurrency import SHOWN, Ask, Line, TurnDecision, TurnKey
-from penstock_operator.limits.waiting import START_SECONDS, WaitingList, job_has_place
+from penstock_operator.facts.workloads import DeploymentFacts, ReplicaSetFacts, rollout_has_slot
+from penstock_operator.limits.concurrency import SHOWN, Ask, Line, SlotDecision, SlotKey
+from penstock_operator.limits.waiting import START_SECONDS, WaitingList, job_has_slot
 from tests.examples import examples
 from tests.operator.endpoint.kube import BEGIN, Json, Kube
 from tests.operator.endpoint.test_properties import HAPPENINGS, LIVES, check
 
-A, B, C = (TurnKey("team", name) for name in "abc")
-OTHER, SECOND = TurnKey("other", "x"), TurnKey("other", "y")
+A, B, C = (SlotKey("team", name) for name in "abc")
+OTHER, SECOND = SlotKey("other", "x"), SlotKey("other", "y")
 
 
 def at(seconds: float) -> datetime:
@@ -71,7 +71,7 @@ def test_asking_anew_gives_the_own_place_to_those_that_wait() -> None:
 
 
 def test_the_message_counts_those_before_and_names_none_of_them() -> None:
-    waiting = tuple(Ask(at(number), TurnKey(f"secret-team-{number}", "secret")) for number in range(SHOWN + 5))
+    waiting = tuple(Ask(at(number), SlotKey(f"secret-team-{number}", "secret")) for number in range(SHOWN + 5))
 
     def message(count: int, limit: int = 1) -> str:
         return (
@@ -100,7 +100,7 @@ def test_the_message_counts_those_before_and_names_none_of_them() -> None:
     ],
 )
 def test_a_job_has_a_place_while_it_runs_or_may_soon(job: JobFacts, expected: bool) -> None:
-    assert job_has_place(job, at(0)) is expected
+    assert job_has_slot(job, at(0)) is expected
 
 
 DEPLOYMENT = DeploymentFacts(uid="d", template="new", progressing="ReplicaSetUpdated")
@@ -121,7 +121,7 @@ OLD = ReplicaSetFacts("old", Owner("x", "d"), template="old", wanted=1)
 def test_a_rollout_has_a_place_while_old_pods_are_replaced_and_it_is_not_stuck(
     deployment: DeploymentFacts, replica_set: ReplicaSetFacts, expected: bool
 ) -> None:
-    assert rollout_has_place(deployment, [replica_set]) is expected
+    assert rollout_has_slot(deployment, [replica_set]) is expected
 
 
 @dataclass
@@ -130,17 +130,17 @@ class Turns:
 
     limit: int
     line: WaitingList = field(default_factory=WaitingList)
-    waits: dict[TurnKey, datetime] = field(default_factory=dict)
-    running: list[TurnKey] = field(default_factory=list)
-    served: list[TurnKey] = field(default_factory=list)
+    waits: dict[SlotKey, datetime] = field(default_factory=dict)
+    running: list[SlotKey] = field(default_factory=list)
+    served: list[SlotKey] = field(default_factory=list)
     seconds: float = 0.0
 
-    def arrive(self, *subjects: TurnKey) -> None:
+    def arrive(self, *subjects: SlotKey) -> None:
         for subject in subjects:
             self.seconds += 1
             self.waits[subject] = at(self.seconds)
 
-    def plan(self, subject: TurnKey) -> TurnDecision:
+    def plan(self, subject: SlotKey) -> SlotDecision:
         """One plan of a subject that waits. If it is its turn, its job is created."""
         turn = self.line.line(self.limit, self.running).turn(subject, self.waits[subject])
         self.line.put(subject, turn)
@@ -150,7 +150,7 @@ class Turns:
         self.line.finish(subject)
         return turn
 
-    def begin(self, subject: TurnKey) -> None:
+    def begin(self, subject: SlotKey) -> None:
         self.seconds += 1
         self.line.answered(subject)
         self.line.had_turn(subject.namespace, at(self.seconds))
@@ -172,9 +172,9 @@ class Turns:
 
 def test_a_namespace_with_one_endpoint_waits_for_one_turn_of_one_with_a_hundred() -> None:
     dice, turns = random.Random(0), Turns(1)
-    turns.arrive(*(TurnKey("many", f"{number:03}") for number in range(100)))
+    turns.arrive(*(SlotKey("many", f"{number:03}") for number in range(100)))
     turns.plan_all(dice)
-    turns.arrive(TurnKey("few", "a"), TurnKey("few", "b"), TurnKey("one", "a"))
+    turns.arrive(SlotKey("few", "a"), SlotKey("few", "b"), SlotKey("one", "a"))
     while turns.waits:
         turns.ends(dice)
         turns.plan_all(dice)
@@ -194,12 +194,12 @@ def test_a_namespace_with_one_endpoint_waits_for_one_turn_of_one_with_a_hundred(
 
 def test_a_new_leader_goes_on_with_the_namespace_whose_turn_it_is() -> None:
     """It knows the last turns by the jobs and Deployments: without them the oldest of all would be first."""
-    old, new = (Ask(at(number), TurnKey("many", str(number))) for number in range(2))
-    other = Ask(at(5), TurnKey("one", "a"))
+    old, new = (Ask(at(number), SlotKey("many", str(number))) for number in range(2))
+    other = Ask(at(5), SlotKey("one", "a"))
     line = WaitingList()
     line.had_turn("many", at(9))
     for ask in (old, new, other):
-        line.put(ask.subject, TurnDecision(allowed=False, ask=ask))
+        line.put(ask.subject, SlotDecision(allowed=False, ask=ask))
 
     assert line.line(1, []).waiting == (other, old, new)
     assert [endpoint.namespace for endpoint in line.next(1, refused=True)] == ["one"]
@@ -211,10 +211,10 @@ def test_a_new_leader_goes_on_with_the_namespace_whose_turn_it_is() -> None:
 
 
 def test_a_turn_that_is_being_carried_out_is_the_last_one_of_its_namespace() -> None:
-    first, second, other = TurnKey("many", "a"), TurnKey("many", "b"), TurnKey("one", "a")
+    first, second, other = SlotKey("many", "a"), SlotKey("many", "b"), SlotKey("one", "a")
     line = WaitingList()
     for number, subject in enumerate((first, second, other)):
-        line.put(subject, TurnDecision(allowed=False, ask=Ask(at(number), subject)))
+        line.put(subject, SlotDecision(allowed=False, ask=Ask(at(number), subject)))
     line.put(first, line.line(2, []).turn(first, at(0)))
 
     assert not line.line(2, []).turn(second, at(1)).allowed
@@ -226,10 +226,10 @@ def test_a_turn_that_is_being_carried_out_is_the_last_one_of_its_namespace() -> 
 
 def test_a_refused_job_was_the_turn_of_its_namespace() -> None:
     """A quota that refuses all jobs of a namespace would otherwise keep the others waiting until each was tried."""
-    first, second, other = TurnKey("full", "a"), TurnKey("full", "b"), TurnKey("one", "a")
+    first, second, other = SlotKey("full", "a"), SlotKey("full", "b"), SlotKey("one", "a")
     line = WaitingList()
     for number, subject in enumerate((second, other)):
-        line.put(subject, TurnDecision(allowed=False, ask=Ask(at(number), subject)))
+        line.put(subject, SlotDecision(allowed=False, ask=Ask(at(number), subject)))
     line.answered(first, at(9))
 
     assert not line.line(1, []).turn(second, at(0)).allowed
@@ -237,9 +237,9 @@ def test_a_refused_job_was_the_turn_of_its_namespace() -> None:
 
 
 def test_endpoints_that_share_an_optimized_model_wait_as_one() -> None:
-    line, model = WaitingList(), TurnKey("team", "model")
-    names = [TurnKey("team", f"endpoint-{number}") for number in range(3)]
-    ask = TurnDecision(allowed=False, ask=Ask(at(0), model))
+    line, model = WaitingList(), SlotKey("team", "model")
+    names = [SlotKey("team", f"endpoint-{number}") for number in range(3)]
+    ask = SlotDecision(allowed=False, ask=Ask(at(0), model))
     for name in names:
         line.put(name, ask)
 
@@ -266,14 +266,14 @@ def test_a_subject_waits_for_one_turn_of_each_other_namespace_for_each_of_its_ow
     life: list[str], limit: int, seed: int
 ) -> None:
     dice, turns = random.Random(seed), Turns(limit)
-    began: dict[TurnKey, tuple[int, int]] = {}
+    began: dict[SlotKey, tuple[int, int]] = {}
     for number, happening in enumerate([*life, *["plans", "ends"] * len(life)]):
         if happening == "ends" and turns.running:
             turns.ends(dice)
         elif happening == "plans":
             turns.plan_all(dice)
         elif happening not in {"ends", "plans"}:
-            subject = TurnKey(happening, f"{number:03}")
+            subject = SlotKey(happening, f"{number:03}")
             before = sum(1 for one in turns.waits if one.namespace == happening)
             turns.arrive(subject)
             began[subject] = len(turns.served), before
@@ -296,9 +296,9 @@ def test_a_subject_waits_for_one_turn_of_each_other_namespace_for_each_of_its_ow
 )
 def test_as_many_are_served_first_as_the_status_counts(namespaces: list[int], limit: int, seed: int) -> None:
     dice, turns = random.Random(seed), Turns(limit)
-    turns.arrive(*(TurnKey("before", str(number)) for number in range(limit)))
+    turns.arrive(*(SlotKey("before", str(number)) for number in range(limit)))
     turns.plan_all(dice)
-    turns.arrive(*(TurnKey(str(number), f"{place:03}") for place, number in enumerate(namespaces)))
+    turns.arrive(*(SlotKey(str(number), f"{place:03}") for place, number in enumerate(namespaces)))
     served = len(turns.served)
     while turns.waits:
         for subject in dice.sample(sorted(turns.waits), len(turns.waits)):
@@ -318,18 +318,18 @@ def test_as_many_are_served_first_as_the_status_counts(namespaces: list[int], li
 def test_the_line_finds_the_place_that_all_that_wait_give(data: st.DataObject, limit: int) -> None:
     """The line has the first ones only; here the place is found among all."""
     dice = random.Random(data.draw(st.integers(0, 2**32)))
-    line, asks, last = WaitingList(), dict[TurnKey, Ask](), dict[str, datetime]()
+    line, asks, last = WaitingList(), dict[SlotKey, Ask](), dict[str, datetime]()
     several = data.draw(st.integers(1, 40))
     for number in range(data.draw(st.integers(0, 120))):
-        subject = TurnKey(str(dice.randrange(several) * dice.randrange(2)), str(number % 50))
+        subject = SlotKey(str(dice.randrange(several) * dice.randrange(2)), str(number % 50))
         ask = Ask(at(dice.randrange(30)), subject)
-        line.put(subject, TurnDecision(allowed=False, ask=ask))
+        line.put(subject, SlotDecision(allowed=False, ask=ask))
         asks[subject] = ask
         if dice.random() < 0.1:
             last[subject.namespace] = max(at(dice.randrange(30)), last.get(subject.namespace, at(-1)))
             line.had_turn(subject.namespace, last[subject.namespace])
     active = {one for one in asks if dice.random() < 0.05}
-    subject = TurnKey(str(dice.randrange(several)), str(dice.randrange(50)))
+    subject = SlotKey(str(dice.randrange(several)), str(dice.randrange(50)))
     ask = Ask(at(dice.randrange(30)), subject)
     turn = line.line(limit, active - {subject}).turn(subject, ask.since)
 
@@ -352,13 +352,13 @@ def test_the_line_finds_the_place_that_all_that_wait_give(data: st.DataObject, l
 def test_a_line_of_thousands_is_cut_to_what_a_plan_needs(namespaces: int) -> None:
     line = WaitingList()
     for number in range(5000):
-        subject = TurnKey(f"n{number % namespaces}", str(number))
-        line.put(subject, TurnDecision(allowed=False, ask=Ask(at(number), subject)))
+        subject = SlotKey(f"n{number % namespaces}", str(number))
+        line.put(subject, SlotDecision(allowed=False, ask=Ask(at(number), subject)))
 
     full = line.line(1, [C])
     assert len(full.waiting) < 3 * SHOWN
     assert full.turn(A, at(9999)).ahead == min(namespaces, SHOWN + 1)
-    last = TurnKey("n0", "last")
+    last = SlotKey("n0", "last")
     assert [line.line(limit, [C]).turn(last, at(9999)).allowed for limit in (5001, 5002)] == [False, True]
 
 
@@ -366,7 +366,7 @@ def simulate(seed: int, limit: int, count: int) -> None:
     """A leader plans endpoints in any order, some are refused, some never run; each event is checked."""
     dice = random.Random(seed)
     turns = Turns(limit)
-    turns.waits = {TurnKey("ab"[number % 2], str(number)): at(dice.randrange(5)) for number in range(count)}
+    turns.waits = {SlotKey("ab"[number % 2], str(number)): at(dice.randrange(5)) for number in range(count)}
     turns.seconds = 10
     for _ in range(count * 60):
         if not turns.waits and not turns.running:
@@ -423,7 +423,7 @@ def condition(kube: Kube, kind: str) -> Json:
     return found
 
 
-BUSY = Line(1, frozenset({TurnKey("other", "x")}))
+BUSY = Line(1, frozenset({SlotKey("other", "x")}))
 
 
 def test_an_optimisation_waits_for_its_turn_with_a_reason() -> None:
@@ -436,7 +436,7 @@ def test_an_optimisation_waits_for_its_turn_with_a_reason() -> None:
     assert (found["status"], found["reason"]) == ("False", "OptimizationQueued")
     assert "maxConcurrentOptimizations" in found["message"]
     assert made.optimization is not None
-    assert made.optimization.ask == Ask(BEGIN, TurnKey("a", kube.endpoint["status"]["optimizedModel"]))
+    assert made.optimization.ask == Ask(BEGIN, SlotKey("a", kube.endpoint["status"]["optimizedModel"]))
     assert made.requeue_seconds is not None
 
     kube.optimizations = Line(1)
@@ -522,7 +522,7 @@ def test_a_rollout_that_is_changed_goes_on_for_a_while_and_then_gives_way_to_oth
     kube.rollouts = Line(1)
     kube.edit(pod={"labels": {"turn": "1"}})
     kube.reconcile()
-    kube.rollouts = replace(BUSY, active=frozenset({TurnKey("a", "emotion")}), waiting=(Ask(BEGIN, B),))
+    kube.rollouts = replace(BUSY, active=frozenset({SlotKey("a", "emotion")}), waiting=(Ask(BEGIN, B),))
     kube.reconcile()
     assert "paused" not in kube.deployment["spec"]
 
@@ -538,7 +538,7 @@ def test_a_rollout_that_is_changed_goes_on_for_a_while_and_then_gives_way_to_oth
     # Its next turn is a new one.
     kube.rollouts = Line(1)
     kube.reconcile()
-    kube.rollouts = replace(BUSY, active=frozenset({TurnKey("a", "emotion")}), waiting=(Ask(BEGIN, B),))
+    kube.rollouts = replace(BUSY, active=frozenset({SlotKey("a", "emotion")}), waiting=(Ask(BEGIN, B),))
     kube.pass_by(600)
     kube.edit(pod={"labels": {"turn": "4"}})
     kube.reconcile()

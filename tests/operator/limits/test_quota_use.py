@@ -14,7 +14,7 @@ from penstock_operator.collectors import CacheCollector
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.facts.names import CORES
 from penstock_operator.facts.tenants import NamespaceQuota
-from penstock_operator.limits.quotas import Amount, Grant, Limit
+from penstock_operator.limits.quotas import Allocation, Amount, Limit
 from penstock_operator.settings import Settings
 from tests.operator import objects
 from tests.operator.objects import Json
@@ -60,7 +60,7 @@ class Endpoint:
         assert use is not None
         share = use.share()
         replicas = max(use.own.least, min(wanted, share.most))
-        self.cache.quotas.put(self.key, f"uid-{self.key.name}", share.grant(replicas))
+        self.cache.quotas.put(self.key, f"uid-{self.key.name}", share.allocation(replicas))
         self.planned = (replicas, self.spec["cores"]) if share.accepted else None
         found = {"status": str(share.accepted), "reason": "Valid" if share.accepted else "QuotaExceeded"}
         self.status = {"conditions": [{"type": "Accepted", "observedGeneration": self.generation, **found}]}
@@ -132,7 +132,7 @@ def test_what_a_plan_gave_counts_before_its_deployment_is_in_the_caches() -> Non
     first, second = added(cache, "first", cores=2), added(cache, "second", cores=2)
     use = cache.quotas.seen_by(first)
     assert use is not None
-    cache.quotas.put(first, "uid-first", use.share().grant(3))
+    cache.quotas.put(first, "uid-first", use.share().allocation(3))
     seen = cache.quotas.seen_by(second)
 
     assert seen is not None
@@ -143,7 +143,7 @@ def test_what_a_plan_gave_counts_before_its_deployment_is_in_the_caches() -> Non
 def test_a_grant_of_a_deleted_endpoint_does_not_count() -> None:
     cache = with_quota()
     first, second = added(cache, "first"), added(cache, "second")
-    cache.quotas.put(first, "uid-first", Grant(Amount(4, 4), 4))
+    cache.quotas.put(first, "uid-first", Allocation(Amount(4, 4), 4))
     cache.endpoints.remove(first)
     again = objects.endpoint("first", 5)
     again["metadata"]["uid"] = "another"

@@ -206,7 +206,7 @@ def test_an_endpoint_over_the_quota_is_refused_before_anything_is_created() -> N
     assert "needs 2 cores and 1 replica." in message
     assert "is 3 cores and 5 replicas, and its other endpoints use 2 cores and 1 replica" in message
     assert "policy.quotas" in message
-    assert (made.apply, made.grant) == ((), None)
+    assert (made.apply, made.allocation) == ((), None)
     assert made.requeue_seconds is not None
 
 
@@ -226,8 +226,8 @@ def test_a_refused_endpoint_is_accepted_as_soon_as_it_fits() -> None:
     made = with_quota(kube, Limit(3)).reconcile()
 
     assert accepted(kube)[1] == "Valid"
-    assert made.grant is not None
-    assert made.grant.amount == Amount(2, 1)
+    assert made.allocation is not None
+    assert made.allocation.amount == Amount(2, 1)
 
 
 def test_a_larger_spec_that_does_not_fit_leaves_what_serves_unchanged() -> None:
@@ -246,8 +246,8 @@ def test_the_operator_does_not_scale_above_the_quota() -> None:
     made = kube.reconcile()
 
     assert kube.deployment["spec"]["replicas"] == 2
-    assert made.grant is not None
-    assert (made.grant.amount, made.grant.most) == (Amount(4, 2), 2)
+    assert made.allocation is not None
+    assert (made.allocation.amount, made.allocation.most) == (Amount(4, 2), 2)
     assert made.requeue_seconds is not None
     with_quota(kube, Limit(8)).reconcile()
     assert kube.deployment["spec"]["replicas"] == 4
@@ -272,8 +272,8 @@ def test_the_bound_of_the_hpa_is_what_the_endpoint_gets() -> None:
     made = kube.reconcile()
 
     assert kube.objects["HorizontalPodAutoscaler", kube.name]["spec"]["maxReplicas"] == 4
-    assert made.grant is not None
-    assert made.grant.amount == Amount(8, 4)
+    assert made.allocation is not None
+    assert made.allocation.amount == Amount(8, 4)
 
 
 @pytest.mark.parametrize(

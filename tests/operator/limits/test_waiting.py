@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.facts.names import ROLLOUT_BEGAN, TEMPLATE_HASH
-from penstock_operator.limits.concurrency import Ask, Line, TurnDecision, TurnKey
+from penstock_operator.limits.concurrency import Ask, Line, SlotDecision, SlotKey
 from penstock_operator.limits.waiting import CANARY_SECONDS, LEADER_SECONDS, START_SECONDS
 from penstock_operator.settings import Settings
 from tests.operator import objects
@@ -29,8 +29,8 @@ def ended(job: Json, kind: str = "Complete") -> Json:
     return {**job, "status": {"conditions": [{"type": kind, "status": "True"}]}}
 
 
-def that_waits(name: str) -> TurnDecision:
-    return TurnDecision(allowed=False, ask=Ask(CREATED, TurnKey("a", name)))
+def that_waits(name: str) -> SlotDecision:
+    return SlotDecision(allowed=False, ask=Ask(CREATED, SlotKey("a", name)))
 
 
 def test_a_job_has_a_place_until_it_ends_and_its_end_plans_those_that_wait() -> None:
@@ -41,7 +41,7 @@ def test_a_job_has_a_place_until_it_ends_and_its_end_plans_those_that_wait() -> 
     found.jobs.put(objects.job("m"))
     found.turns.planned(ObjectKey("a", "waits"), that_waits("w"), None)
 
-    assert lines(found)[0].active == {TurnKey("a", "m")}
+    assert lines(found)[0].active == {SlotKey("a", "m")}
     assert woken == []
     found.jobs.put(ended(objects.job("m", version=2)))
     assert lines(found)[0].active == frozenset()
@@ -57,7 +57,7 @@ def test_a_job_that_nothing_runs_loses_its_place_and_gets_it_again_when_it_runs(
     found.pods.put(objects.job_pod("p", "m", phase="Pending"))
     assert lines(found, late)[0].active == frozenset()
     found.pods.put(objects.job_pod("p", "m", version=2))
-    assert lines(found, late)[0].active == {TurnKey("a", "m")}
+    assert lines(found, late)[0].active == {SlotKey("a", "m")}
 
 
 def test_a_job_that_a_user_created_with_the_operators_labels_has_no_place() -> None:
@@ -89,7 +89,7 @@ def test_a_rollout_has_a_place_from_the_new_template_until_the_old_pods_are_gone
     found.turns.listen(woken.append)
 
     def rolling() -> bool:
-        return lines(found)[1].active == {TurnKey("a", "e")}
+        return lines(found)[1].active == {SlotKey("a", "e")}
 
     found.endpoints.put(objects.endpoint("e"))
     found.deployments.put(deployment("old", 1))
@@ -111,7 +111,7 @@ def test_a_rollout_of_which_a_new_leader_learns_before_its_endpoint_has_a_place(
     found.replica_sets.put(replica_set("old", 1, 2))
     assert lines(found)[1].active == frozenset()
     found.endpoints.put(objects.endpoint("e"))
-    assert lines(found)[1].active == {TurnKey("a", "e")}
+    assert lines(found)[1].active == {SlotKey("a", "e")}
 
 
 def test_a_deployment_with_the_name_of_a_canary_has_a_place_only_if_it_is_the_endpoints_own() -> None:
@@ -130,7 +130,7 @@ def test_a_deployment_with_the_name_of_a_canary_has_a_place_only_if_it_is_the_en
     value = objects.deployment("e-canary", of="e", version=5)
     value["metadata"]["labels"] = objects.deployment("e")["metadata"]["labels"]
     found.deployments.put(value)
-    assert lines(found)[1].active == {TurnKey("a", "e")}
+    assert lines(found)[1].active == {SlotKey("a", "e")}
 
 
 def test_a_canary_that_takes_hours_or_is_changed_all_the_time_keeps_others_waiting_for_one_hour() -> None:
@@ -143,7 +143,7 @@ def test_a_canary_that_takes_hours_or_is_changed_all_the_time_keeps_others_waiti
     canary["metadata"]["labels"] = objects.deployment("e")["metadata"]["labels"]
     found.deployments.put(canary)
 
-    assert lines(found, CREATED + timedelta(seconds=CANARY_SECONDS))[1].active == {TurnKey("a", "e")}
+    assert lines(found, CREATED + timedelta(seconds=CANARY_SECONDS))[1].active == {SlotKey("a", "e")}
     assert lines(found, CREATED + timedelta(seconds=CANARY_SECONDS + 1))[1].active == frozenset()
     # Its rollout has a place again: it has passed.
     found.deployments.put(
@@ -154,7 +154,7 @@ def test_a_canary_that_takes_hours_or_is_changed_all_the_time_keeps_others_waiti
         }
     )
     found.replica_sets.put(replica_set("old", 1, 4))
-    assert lines(found, CREATED + timedelta(seconds=2 * CANARY_SECONDS))[1].active == {TurnKey("a", "e")}
+    assert lines(found, CREATED + timedelta(seconds=2 * CANARY_SECONDS))[1].active == {SlotKey("a", "e")}
 
 
 def test_a_rollout_that_a_user_created_with_the_operators_labels_has_no_place() -> None:
@@ -174,9 +174,9 @@ def test_an_endpoint_that_is_gone_keeps_no_other_waiting_and_is_forgotten() -> N
     found.turns.listen(woken.append)
     for name in ("gone", "stays"):
         found.endpoints.put(objects.endpoint(name))
-        ask = TurnDecision(allowed=False, ask=Ask(CREATED, TurnKey("a", name)))
+        ask = SlotDecision(allowed=False, ask=Ask(CREATED, SlotKey("a", name)))
         found.turns.planned(ObjectKey("a", name), that_waits(f"model-{name}"), ask)
-    found.turns.answered(found.turns.rollouts, TurnDecision(allowed=True, ask=ask.ask), NOW)
+    found.turns.answered(found.turns.rollouts, SlotDecision(allowed=True, ask=ask.ask), NOW)
     woken.clear()
     found.endpoints.remove(ObjectKey("a", "gone"))
 
@@ -193,9 +193,9 @@ def test_an_endpoint_that_is_gone_keeps_no_other_waiting_and_is_forgotten() -> N
 def test_a_refused_job_of_a_deleted_optimized_model_is_forgotten() -> None:
     found = cache()
     found.models.put(objects.optimized_model("m"))
-    asked = TurnDecision(allowed=True, ask=Ask(CREATED, TurnKey("a", "m")))
+    asked = SlotDecision(allowed=True, ask=Ask(CREATED, SlotKey("a", "m")))
     found.turns.answered(found.turns.optimizations, asked, NOW)
-    assert set(lines(found)[0].refused) == {TurnKey("a", "m")}
+    assert set(lines(found)[0].refused) == {SlotKey("a", "m")}
     found.models.remove(ObjectKey("a", "m"))
     assert lines(found)[0].refused == {}
 
@@ -215,8 +215,8 @@ def test_a_new_leader_waits_for_the_plans_of_all_endpoints_but_not_for_ever() ->
 def test_a_place_that_is_given_counts_until_its_plan_is_carried_out() -> None:
     found = cache()
     key = ObjectKey("a", "e")
-    ask = Ask(CREATED, TurnKey("a", "m"))
-    found.turns.planned(key, TurnDecision(allowed=True, ask=ask), None)
+    ask = Ask(CREATED, SlotKey("a", "m"))
+    found.turns.planned(key, SlotDecision(allowed=True, ask=ask), None)
 
     assert lines(found)[0].active == {ask.subject}
     found.turns.carried_out(key)
@@ -227,7 +227,7 @@ def test_after_a_refused_job_the_next_one_is_tried_at_once_and_the_refused_one_w
     found = cache()
     woken: list[set[ObjectKey]] = []
     found.turns.listen(woken.append)
-    asked = TurnDecision(allowed=True, ask=Ask(CREATED, TurnKey("a", "refused")))
+    asked = SlotDecision(allowed=True, ask=Ask(CREATED, SlotKey("a", "refused")))
     found.turns.planned(ObjectKey("a", "refused"), asked, None)
     found.turns.answered(found.turns.optimizations, asked, NOW)
     assert woken == [set()]
@@ -245,14 +245,14 @@ def test_a_refused_job_goes_to_the_end_of_the_line_and_a_failed_reconcile_leaves
     found = cache()
     for name in ("refused", "other"):
         found.turns.planned(ObjectKey("a", name), that_waits(name), None)
-    asked = TurnDecision(allowed=True, ask=Ask(CREATED, TurnKey("a", "refused")))
+    asked = SlotDecision(allowed=True, ask=Ask(CREATED, SlotKey("a", "refused")))
     found.turns.answered(found.turns.optimizations, asked, NOW)
 
     line, _ = lines(found)
-    assert not line.turn(TurnKey("a", "refused"), CREATED).allowed
+    assert not line.turn(SlotKey("a", "refused"), CREATED).allowed
     found.turns.carried_out(ObjectKey("a", "other"), failed=True)
     line, _ = lines(found)
-    assert line.turn(TurnKey("a", "refused"), CREATED).allowed
+    assert line.turn(SlotKey("a", "refused"), CREATED).allowed
     found.turns.answered(found.turns.optimizations, asked, None)
     assert lines(found)[0].refused == {}
 
@@ -307,7 +307,7 @@ def test_the_turns_of_a_namespace_without_endpoints_are_forgotten() -> None:
 def test_a_second_plan_of_the_same_reconcile_asks_again_and_keeps_the_place() -> None:
     """The first one found an object of another owner. The job of neither is in the caches yet."""
     found = cache()
-    key, model = ObjectKey("a", "e"), TurnKey("a", "m")
+    key, model = ObjectKey("a", "e"), SlotKey("a", "m")
     for _ in range(2):
         found.turns.plans(key)
         turn = lines(found)[0].turn(model, CREATED)

@@ -57,14 +57,14 @@ def test_an_operator_killed_repeatedly_at_the_peak_neither_scales_down_nor_flaps
                 assert await scene.replicas() == asked, f"life {life}"
 
         # An invalid snapshot counts as an empty one, and is replaced.
-        for garbage in ("{{{", json.dumps({"v": 1, "windowFactor": -3})):
+        for garbage in ("{{{", json.dumps({"windowFactor": -3})):
             patch = json.dumps({"status": {"scaling": {"memory": garbage}}})
             await scene.call(
                 kubectl, "patch", "modelendpoint", "emotion", "--subresource=status", "--type=merge", "-p", patch
             )
             async with scene.operating():
                 assert await lowest(scene, WINDOW - 2 * TICK) == asked
-                assert (await memory(scene))["v"] == 1
+                assert (await memory(scene))["windowFactor"] == 1
 
         events = [event["reason"] for event in await scene.call(kubectl.items, "events.events.k8s.io")]
         assert "ScaledDown" not in events
@@ -112,10 +112,6 @@ def test_how_long_pods_take_to_start_is_read_from_the_pods(
             await scene.optimised()
             scene.load = PEAK
             await scene.settles(300)
-            started = (await memory(scene))["started"]
-
-        assert len(started) == len(scene.addresses)
-        assert all(0 <= one["seconds"] < 60 for one in started), "from creation until ready, by the API server's times"
         decision = scene.autoscaler.decisions()[ObjectKey(kubectl.namespace, "emotion")]
         assert decision.demand is not None
         assert decision.demand.ahead_seconds < 40, "three pods are more than the setting"

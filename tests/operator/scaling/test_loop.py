@@ -16,8 +16,9 @@ from penstock_operator.control.cache import ClusterCache
 from penstock_operator.facts import names
 from penstock_operator.facts.scaling import DesiredScale
 from penstock_operator.process import make_autoscaler
-from penstock_operator.scaling import loop
 from penstock_operator.scaling.loop import Autoscaler
+from penstock_operator.scaling.read import sources
+from penstock_operator.scaling.read.sources import PrometheusSources
 from penstock_operator.settings import LoadSettings, Settings
 from tests.operator import objects
 from tests.operator.scaling.pods import fleet
@@ -281,14 +282,14 @@ def test_secrets_that_users_name_do_not_fill_the_memory(monkeypatch: pytest.Monk
         async def get(self, *_: object) -> None:
             """There is no such Secret."""
 
-    monkeypatch.setattr(loop, "MAX_SECRETS", 3)
+    monkeypatch.setattr(sources, "MAX_SECRETS", 3)
 
     async def scenario() -> int:
         port = cast("ClusterPort", Port())
-        autoscaler = make_autoscaler(port, cluster_with(), LoadSettings(), pod_port=1)
+        known = PrometheusSources(port, cluster_with(), None)
         for number in range(10):
-            assert "there is no Secret" in str(await autoscaler._access(ObjectKey("a", f"s{number}"), START))
-        return len(autoscaler._secrets)
+            assert "there is no Secret" in str(await known._access(ObjectKey("a", f"s{number}"), START))
+        return len(known._secrets)
 
     assert asyncio.run(scenario()) <= 3
 

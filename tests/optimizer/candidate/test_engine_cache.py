@@ -17,9 +17,8 @@ from penstock.manifest import Axes
 from penstock.recipe import Batching, Plan, Recipe, ShortRoute
 from penstock.resources.endpoint import Workload
 from penstock.tasks import TaskName
-from penstock_optimizer.candidate import measure
-from penstock_optimizer.candidate.candidate import Candidate
-from penstock_optimizer.candidate.measure import EngineCache, shapes
+from penstock_optimizer.candidate import encoder
+from penstock_optimizer.candidate.encoder import Candidate, EngineCache, shapes
 from penstock_optimizer.candidate.runner import CandidateContext
 from penstock_optimizer.candidate.work_folder import GraphFile
 from penstock_optimizer.guard.calibration import judging_samples
@@ -43,7 +42,7 @@ def test_a_plan_with_and_without_a_route_use_the_same_cached_engines(
     large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
-        monkeypatch.setattr(measure, "LARGE_BYTES", 0)
+        monkeypatch.setattr(encoder, "LARGE_BYTES", 0)
     engines = EngineCache(ORT_FP32, file(ORT_FP32))
     engines.add_graph(ORT_DYNAMIC, file(ORT_DYNAMIC))
     own, short = shapes(ROUTED)

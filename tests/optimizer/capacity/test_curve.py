@@ -11,13 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from penstock_optimizer.capacity import curve as capacity
-from penstock_optimizer.capacity.curve import (
-    CapacityFailed,
-    CapacityMeasurement,
-    ReplicaBroken,
-    ReplicaServer,
-    measure_capacity,
-)
+from penstock_optimizer.capacity.curve import CapacityMeasurement, measure_capacity
+from penstock_optimizer.capacity.replica import CapacityFailed, ReplicaBroken, ReplicaServer
 from penstock_optimizer.load.client import RequestBody
 from tests.optimizer.load.known_server import Answer, ok, serving
 
@@ -104,7 +99,7 @@ def test_a_server_without_metrics_has_no_length_of_its_requests() -> None:
 
 @contextmanager
 def answering(status: int, body: bytes) -> Iterator[str]:
-    """A server with this answer on every path; yields its URL of /predict."""
+    """A server with this answer on every path; yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -119,7 +114,7 @@ def answering(status: int, body: bytes) -> Iterator[str]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}/predict"
+            yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()

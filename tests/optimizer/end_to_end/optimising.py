@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.manifest import Manifest
 from penstock.resources.endpoint import ModelEndpoint
-from penstock_optimizer.job.optimise import optimise
 from penstock_optimizer.job.progress import ProgressEvent
+from penstock_optimizer.optimise import optimise
 
 ENOUGH_SECONDS = 400.0
 """A time budget larger than any machine needs: such an optimisation runs all its stages."""

@@ -9,11 +9,12 @@ import pytest
 from penstock.manifest import Manifest, Outcome
 from penstock.recipe import Batching, EngineName, Precision, Recipe
 from penstock_optimizer.candidate.work_folder import digests
-from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken
-from penstock_optimizer.job.plan_search import PlanSearch
+from penstock_optimizer.capacity.replica import CapacityFailed, ReplicaBroken
+from penstock_optimizer.optimise import Optimisation
 from penstock_optimizer.search.climb import SearchResult
 from penstock_optimizer.search.recipes import REFERENCE
 from penstock_optimizer.search.space import PlanLimits, first_plan, with_route
+from penstock_optimizer.targets.plan_search import PlanSearch
 from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.host import read_host
 from penstock_runtime.rows import Row
@@ -26,14 +27,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_points")]
 def test_a_plan_whose_server_breaks_is_not_served(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[str] = []
 
-    def breaks(job: object, artefact: Path, **_: object) -> object:
+    def breaks(_: Optimisation, artefact: Path) -> object:
         recipe = Manifest.load(artefact).chosen.plan.recipe
         served.append(recipe.name)
         if recipe != REFERENCE:
             raise ReplicaBroken("the server did not start: killed by signal 4 (SIGILL)")
         raise CapacityFailed("the load process failed")
 
-    monkeypatch.setattr("penstock_optimizer.job.optimise.endpoint_capacity", breaks)
+    monkeypatch.setattr(Optimisation, "_capacity", breaks)
     # fp32 may not be served where something else can be, so that something else is chosen first.
     quick = {"engines": ["onnxruntime"], "precisions": ["int8-dynamic"]}
     manifest = Made(endpoint(model, quick), tmp_path).manifest
@@ -94,14 +95,14 @@ def test_a_server_that_breaks_with_a_route_is_tried_without_it(
     long, short = search_with_route(monkeypatch)
     served: list[tuple[Recipe, ...]] = []
 
-    def breaks(job: object, artefact: Path, **_: object) -> object:
+    def breaks(_: Optimisation, artefact: Path) -> object:
         plan = Manifest.load(artefact).chosen.plan
         served.append(plan.recipes)
         if plan.short is not None:
             raise ReplicaBroken("the server did not start: killed by signal 9 (SIGKILL)")
         raise CapacityFailed("the load process failed")
 
-    monkeypatch.setattr("penstock_optimizer.job.optimise.endpoint_capacity", breaks)
+    monkeypatch.setattr(Optimisation, "_capacity", breaks)
     manifest = Made(endpoint(model, BOTH), tmp_path).manifest
 
     assert served == [(long, short), (long,)]

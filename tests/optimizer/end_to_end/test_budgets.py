@@ -17,10 +17,10 @@ from penstock.resources.endpoint import ModelEndpoint
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.runner import ProcessRunner, ProcessSession
 from penstock_optimizer.candidate.work_folder import ExportedFacts
-from penstock_optimizer.job.optimise import EXPORT_SECONDS, optimise, prepare
 from penstock_optimizer.job.progress import ProgressEvent, Stage
-from penstock_optimizer.job.screening import Budget
+from penstock_optimizer.optimise import optimise, prepare
 from penstock_optimizer.search.recipes import REFERENCE
+from penstock_optimizer.targets.target import EXPORT_SECONDS, Budget
 from tests.optimizer.end_to_end.optimising import ENOUGH_SECONDS, QUICK, Made, endpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_points")]
@@ -137,7 +137,7 @@ def test_an_interrupted_run_continues_with_its_results(model: Path, tmp_path: Pa
     store = tmp_path / "store"
     script = (
         "import sys, pathlib; from penstock.resources.endpoint import ModelEndpoint\n"
-        "from penstock_optimizer.job.optimise import *\n"
+        "from penstock_optimizer.optimise import *\n"
         f"optimise(ModelEndpoint.from_file(pathlib.Path({str(file)!r})), store=pathlib.Path({str(store)!r}),"
         f" models=pathlib.Path({str(store)!r}), budget_seconds={ENOUGH_SECONDS},"
         " on_progress=lambda event: print(event.to_json_line(), flush=True))"

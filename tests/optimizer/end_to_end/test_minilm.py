@@ -9,7 +9,7 @@ import pytest
 from penstock.manifest import Manifest, Outcome
 from penstock.recipe import Precision
 from penstock.resources.endpoint import ModelEndpoint
-from penstock_optimizer.job.optimise import optimise
+from penstock_optimizer.optimise import optimise
 from penstock_runtime.host import read_host
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sentence-embedding.yaml"

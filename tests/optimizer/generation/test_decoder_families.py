@@ -23,10 +23,11 @@ from penstock_optimizer.export.transformer import Decoder
 from penstock_optimizer.quantise.decoder.native_file import write_native
 from penstock_optimizer.quantise.decoder.openvino_graph import decoder_facts, write_graph
 from penstock_optimizer.quantise.decoder.storage import Storage
+from penstock_runtime.engines.base import StepEngine
 from penstock_runtime.generation import native_engine
-from penstock_runtime.generation.engine import Row, StepEngine
 from penstock_runtime.generation.openvino_engine import EngineOptions, load
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import StepRow
 from tests.optimizer.generation.tiny import FAMILIES, VOCABULARY, expected_logits, save_tiny
 from tests.optimizer.quantise.decoder.random_decoders import exact_logits, native_logits
 from tests.runtime.engines.native.programs import needs_library
@@ -81,7 +82,7 @@ def blocks(*numbers: int, tokens: int = LENGTH) -> NDArray[np.int32]:
 def in_chunks(engine: StepEngine, text: Tokens, ends: Iterable[int]) -> Logits:
     """The logits of all tokens, computed in chunks that end here."""
     parts = [
-        engine.step([Row(text[begin:end], begin, blocks(7, 1, tokens=end), end - begin)])
+        engine.step([StepRow(text[begin:end], begin, blocks(7, 1, tokens=end), end - begin)])
         for begin, end in pairwise([0, *ends])
     ]
     return np.concatenate(parts)
@@ -89,7 +90,7 @@ def in_chunks(engine: StepEngine, text: Tokens, ends: Iterable[int]) -> Logits:
 
 def test_a_prompt_in_one_step(case: Case) -> None:
     engine, (text, _), (expected, _) = case
-    logits = engine.step([Row(text, 0, blocks(5, 2), len(text))])
+    logits = engine.step([StepRow(text, 0, blocks(5, 2), len(text))])
     assert np.abs(logits - expected).max() < LARGEST_DIFFERENCE
 
 
@@ -105,11 +106,13 @@ def test_every_token_by_itself(case: Case) -> None:
 
 def test_chunks_and_single_tokens_of_several_sequences_in_one_step(case: Case) -> None:
     engine, (first, second), (expected_first, expected_second) = case
-    engine.step([Row(first[:20], 0, blocks(0, tokens=20), 0)])
-    logits = engine.step([Row(first[20:21], 20, blocks(0, tokens=21), 1), Row(second[:30], 0, blocks(3, tokens=30), 2)])
+    engine.step([StepRow(first[:20], 0, blocks(0, tokens=20), 0)])
+    logits = engine.step(
+        [StepRow(first[20:21], 20, blocks(0, tokens=21), 1), StepRow(second[:30], 0, blocks(3, tokens=30), 2)]
+    )
     assert np.abs(logits[0] - expected_first[20]).max() < LARGEST_DIFFERENCE
     assert np.abs(logits[1:] - expected_second[28:30]).max() < LARGEST_DIFFERENCE
-    logits = engine.step([Row(second[30:37], 30, blocks(3, 4), 7), Row(first[21:45], 21, blocks(0, 6), 1)])
+    logits = engine.step([StepRow(second[30:37], 30, blocks(3, 4), 7), StepRow(first[21:45], 21, blocks(0, 6), 1)])
     assert np.abs(logits[:7] - expected_second[30:37]).max() < LARGEST_DIFFERENCE
     assert np.abs(logits[7] - expected_first[44]).max() < LARGEST_DIFFERENCE
 
@@ -129,8 +132,8 @@ def test_the_native_engine_differs_by_its_rounding_only(bits: int, family: Famil
     try:
         whole = in_chunks(engine, text, [LENGTH])
         by_token = in_chunks(engine, text, range(1, LENGTH + 1))
-        row = Row(other, 0, blocks(0, 3, tokens=len(other)), len(other))
-        in_company = engine.step([Row(text[:20], 0, blocks(5, tokens=20), 0), row])
+        row = StepRow(other, 0, blocks(0, 3, tokens=len(other)), len(other))
+        in_company = engine.step([StepRow(text[:20], 0, blocks(5, tokens=20), 0), row])
         alone = engine.step([row])
     finally:
         engine.close()
@@ -145,7 +148,7 @@ def test_the_native_engine_differs_by_its_rounding_only(bits: int, family: Famil
 
 def test_a_step_without_wanted_logits_gives_none(case: Case) -> None:
     engine, (text, _), _ = case
-    assert engine.step([Row(text[:4], 0, blocks(0, tokens=4), 0)]).shape == (0, VOCABULARY)
+    assert engine.step([StepRow(text[:4], 0, blocks(0, tokens=4), 0)]).shape == (0, VOCABULARY)
 
 
 def test_another_family_is_refused_with_the_names_of_those_that_are_served(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.resources.source import ModelSource
+from penstock.resources.core import ModelSource
 from penstock_optimizer.export.families import read_decoder
 from penstock_optimizer.quantise.decoder.openvino_graph import decoder_facts, write_graph
 from penstock_optimizer.quantise.decoder.storage import Storage
-from penstock_runtime.generation.engine import Row
 from penstock_runtime.generation.openvino_engine import EngineOptions, load
 from penstock_runtime.models.sources.fetch import fetch_model
+from penstock_runtime.rows import StepRow
 from tests.optimizer.generation.tiny import expected_logits
 
 pytestmark = [
@@ -43,8 +43,8 @@ def test_smollm2_gives_the_logits_of_transformers_token_by_token(tmp_path: Path)
     write_graph(decoder, Storage.FP32, tmp_path / "graph" / "model.xml")
     engine = load(tmp_path / "graph" / "model.xml", decoder_facts(decoder), EngineOptions(threads=2), blocks=4)
     blocks = np.array([2, 0], np.int32)
-    logits = [engine.step([Row(ids[:20], 0, blocks[:1], 20)])]
+    logits = [engine.step([StepRow(ids[:20], 0, blocks[:1], 20)])]
     logits += [
-        engine.step([Row(ids[at : at + 1], at, blocks[: at // 32 + 1], 1)]) for at in range(20, min(len(ids), 64))
+        engine.step([StepRow(ids[at : at + 1], at, blocks[: at // 32 + 1], 1)]) for at in range(20, min(len(ids), 64))
     ]
     assert np.abs(np.concatenate(logits) - expected).max() < 1e-3

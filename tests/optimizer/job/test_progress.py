@@ -8,12 +8,12 @@ import pytest
 
 from penstock.manifest import CandidateFacts, Outcome, ReasonCode, Verdict
 from penstock.recipe import EngineName, Precision, Recipe
-from penstock_optimizer.job.progress import ProgressEvent, Stage, StepCounter, settled_message
+from penstock_optimizer.job.progress import ProgressEvent, ProgressReporter, Stage, settled_message
 
 
 def test_events_count_the_stage_and_the_whole() -> None:
     events: list[ProgressEvent] = []
-    reporter = StepCounter(events.append, {Stage.EXPORT: 1, Stage.CANDIDATES: 3, Stage.PLANS: 10})
+    reporter = ProgressReporter(events.append, {Stage.EXPORT: 1, Stage.CANDIDATES: 3, Stage.PLANS: 10})
     reporter.advance(Stage.EXPORT, "exported")
     reporter.advance(Stage.CANDIDATES, "one")
     reporter.advance(Stage.CANDIDATES, "still one", by=0)
@@ -30,7 +30,7 @@ def test_events_count_the_stage_and_the_whole() -> None:
 
 def test_a_stage_that_ends_early_lowers_the_total() -> None:
     events: list[ProgressEvent] = []
-    reporter = StepCounter(events.append, {Stage.PLANS: 10, Stage.REPORT: 1})
+    reporter = ProgressReporter(events.append, {Stage.PLANS: 10, Stage.REPORT: 1})
     reporter.advance(Stage.PLANS, "one")
     reporter.finish(Stage.PLANS)
     reporter.advance(Stage.REPORT, "written")
@@ -40,7 +40,7 @@ def test_a_stage_that_ends_early_lowers_the_total() -> None:
 
 def test_more_steps_than_expected_raise_the_total() -> None:
     events: list[ProgressEvent] = []
-    reporter = StepCounter(events.append, {Stage.CAPACITY: 1})
+    reporter = ProgressReporter(events.append, {Stage.CAPACITY: 1})
     reporter.advance(Stage.CAPACITY, "first")
     reporter.advance(Stage.CAPACITY, "second")
     reporter.advance(Stage.CAPACITY, "third")

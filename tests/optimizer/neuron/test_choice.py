@@ -24,10 +24,10 @@ from penstock_optimizer.neuron.choice import (
     neuron_key,
     sdk_release,
 )
-from penstock_optimizer.neuron.published import FAMILIES, ModelShape, published_rows
+from penstock_optimizer.neuron.published import SHAPES, ModelShape, published_rows
 
 INF1, INF2 = NeuronGeneration.INF1, NeuronGeneration.INF2
-BASE = FAMILIES["bert-base"]
+BASE = SHAPES["bert-base"]
 FAST = Objective(latency=Latency(p95_milliseconds=20))
 MANY = Objective(throughput=Throughput(requests_per_second=500))
 

@@ -24,12 +24,12 @@ from penstock_optimizer.neuron.plans import (
     published_figures,
     rank,
 )
-from penstock_optimizer.neuron.published import FAMILIES, Mode, published_rows
+from penstock_optimizer.neuron.published import SHAPES, Mode, published_rows
 from penstock_planner.prices import shipped_prices
 from penstock_runtime.engines.neuron.shapes import CONSTANT_TOKENS
 from tests.examples import examples
 
-BERT = FAMILIES["bert-base"]
+BERT = SHAPES["bert-base"]
 BLOG = [row for row in published_rows() if row.source_kind == "aws-blog-2021"]
 """The rows of the publication whose choices are reproduced."""
 PIPELINE, PARALLEL = Mode.PIPELINE, Mode.DATA_PARALLEL
@@ -136,7 +136,7 @@ def test_parts_of_devices_are_refused(generation: NeuronGeneration, cores: int) 
 
 @pytest.mark.parametrize("family", ["bert-base", "distilbert", "bert-large"])
 def test_estimates_of_inf2_agree_with_published_rows(family: str) -> None:
-    shape = FAMILIES[family]
+    shape = SHAPES[family]
     estimated = {one.candidate: one for one in estimated_figures(NeuronGeneration.INF2, 2, shape, 128)}
     published = published_figures(published_rows(), NeuronGeneration.INF2, 2, shape, 128)
     both = [(estimated[one.candidate], one) for one in published if one.candidate in estimated]
@@ -157,9 +157,9 @@ def test_estimates_of_inf1_agree_with_the_published_table(cores: int) -> None:
 
 
 @settings(max_examples=examples(60))
-@given(st.sampled_from(sorted(FAMILIES)), st.integers(16, 256))
+@given(st.sampled_from(sorted(SHAPES)), st.integers(16, 256))
 def test_longer_texts_are_never_estimated_faster(family: str, tokens: int) -> None:
-    shape = FAMILIES[family]
+    shape = SHAPES[family]
     for generation, cores in ((NeuronGeneration.INF1, 16), (NeuronGeneration.INF2, 2)):
         short = estimated_figures(generation, cores, shape, tokens)
         long = estimated_figures(generation, cores, shape, 2 * tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_optimizer.neuron.published import FAMILIES, Mode, family_of, published_rows
+from penstock_optimizer.neuron.published import SHAPES, Mode, published_rows, shape_of
 
 
 def test_every_row_has_a_source_and_figures() -> None:
@@ -51,13 +51,13 @@ def test_the_published_table_of_bert_on_inferentia_is_complete() -> None:
     ],
 )
 def test_the_kind_of_a_model_comes_from_its_name(model: str, family: str | None) -> None:
-    found = family_of(model)
+    found = shape_of(model)
 
     assert (found.family if found else None) == family
 
 
 def test_operations_grow_with_length_and_with_size() -> None:
-    base, large = FAMILIES["bert-base"], FAMILIES["bert-large"]
+    base, large = SHAPES["bert-base"], SHAPES["bert-large"]
 
     # 2 operations for each weight of the layers and token, and attention: 22 GFLOP at 128 tokens.
     assert base.operations(128) == pytest.approx(22.3e9, rel=0.02)

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from penstock.errors import SpecError
 from penstock.recipe import EngineName, Precision
+from penstock.resources.core import ModelSource, Scheme
 from penstock.resources.endpoint import (
     Latency,
     ModelEndpoint,
@@ -28,7 +29,6 @@ from penstock.resources.endpoint import (
     TokenTime,
     Workload,
 )
-from penstock.resources.source import ModelSource, Scheme
 from penstock.resources.yaml_documents import Loader
 from penstock.tasks import TaskName
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SpecError
-from penstock.resources.source import ModelSource, Scheme
+from penstock.resources.core import ModelSource, Scheme
 
 
 @pytest.mark.parametrize(

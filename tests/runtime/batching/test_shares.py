@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_runtime.batching.shares import FairShares
+from penstock_runtime.batching.queue import FairShares
 
 
 def test_the_client_that_was_served_least_is_next() -> None:

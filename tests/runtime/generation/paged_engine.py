@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_runtime.generation.engine import Row
+from penstock_runtime.rows import StepRow
 
 WIDTH = 8
 EMPTY = -1
@@ -55,7 +55,7 @@ class PagedEngine:
     def blocks(self) -> int:
         return self._blocks
 
-    def step(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+    def step(self, rows: Sequence[StepRow]) -> NDArray[np.float32]:
         assert not self.closed
         if self.gate is not None:
             assert self.gate.acquire(timeout=60)

@@ -22,8 +22,8 @@ from penstock_optimizer.quantise.decoder.native_file import packed, write_native
 from penstock_runtime.engines.native.decoder_file import NativeDecoderFile, ProductPart, read_decoder_file
 from penstock_runtime.engines.native.library import Kernels
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.generation.engine import Row
 from penstock_runtime.generation.native_engine import NativeStepEngine, load
+from penstock_runtime.rows import StepRow
 from tests.optimizer.quantise.decoder.random_decoders import (
     VOCABULARY,
     facts_of,
@@ -84,7 +84,7 @@ def test_logits_are_those_of_the_stored_weights_and_rounded_activations(
     decoder, ids = random_decoder(3, **SHAPES[shape]), text(70)
     engine = opened(decoder, tmp_path, bits, kernels)
     try:
-        logits = engine.step([Row(ids, 0, blocks(5, 2, 9, tokens=70), 70)])
+        logits = engine.step([StepRow(ids, 0, blocks(5, 2, 9, tokens=70), 70)])
     finally:
         engine.close()
     expected = native_logits(decoder, bits, ids)
@@ -119,8 +119,8 @@ def test_a_step_of_any_number_of_lines_has_the_bits_of_single_lines(
     engine = opened(decoder, tmp_path_factory.mktemp("model"), bits, kernels)
     ids = text(lines, seed)
     try:
-        together = engine.step([Row(ids, 0, blocks(1, 2, tokens=lines), lines)])
-        alone = [engine.step([Row(ids[at : at + 1], at, blocks(3, 4, tokens=at + 1), 1)])[0] for at in range(lines)]
+        together = engine.step([StepRow(ids, 0, blocks(1, 2, tokens=lines), lines)])
+        alone = [engine.step([StepRow(ids[at : at + 1], at, blocks(3, 4, tokens=at + 1), 1)])[0] for at in range(lines)]
     finally:
         engine.close()
     np.testing.assert_array_equal(together, np.stack(alone))
@@ -168,7 +168,7 @@ def test_every_instruction_set_gives_the_bits_of_the_exact_sums_of_a_product(
         try:
             for lines in (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 33, 70):
                 ids = text(lines, lines)
-                logits = engine.step([Row(ids, 0, blocks(1, 2, 3, tokens=lines), lines)])
+                logits = engine.step([StepRow(ids, 0, blocks(1, 2, 3, tokens=lines), lines)])
                 sums = (signs[ids] * magnitudes) @ weights.T
                 expected = sums.astype(np.float32) * (file.tensors["scales"] * np.float32(2.0**-15))
                 np.testing.assert_array_equal(logits, expected[:, :VOCABULARY], err_msg=f"{kernels.name}, {lines}")
@@ -185,7 +185,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NativeSte
 
 def in_chunks(engine: NativeStepEngine, ids: Tokens, ends: list[int], numbers: tuple[int, ...]) -> NDArray[np.float32]:
     parts = [
-        engine.step([Row(ids[begin:end], begin, blocks(*numbers, tokens=end), end - begin)])
+        engine.step([StepRow(ids[begin:end], begin, blocks(*numbers, tokens=end), end - begin)])
         for begin, end in pairwise([0, *ends])
     ]
     return np.concatenate(parts)
@@ -223,7 +223,7 @@ def test_a_sequence_gives_the_same_bits_in_any_company(engine: NativeStepEngine)
             if count:
                 end = done[index] + count
                 home = homes[len(texts) - 1 - index]
-                rows.append(Row(ids[done[index] : end], done[index], blocks(*home, tokens=end), count))
+                rows.append(StepRow(ids[done[index] : end], done[index], blocks(*home, tokens=end), count))
                 which.append(index)
                 done[index] = end
         if not rows:
@@ -302,8 +302,8 @@ def test_any_number_of_threads_gives_the_same_bits(tmp_path: Path) -> None:
 
 def test_only_wanted_logits_are_given(engine: NativeStepEngine) -> None:
     first, second = text(20), text(30, 1)
-    assert engine.step([Row(first, 0, blocks(0, tokens=20), 0)]).shape == (0, VOCABULARY)
-    logits = engine.step([Row(first, 0, blocks(0, tokens=20), 1), Row(second, 0, blocks(1, tokens=30), 2)])
+    assert engine.step([StepRow(first, 0, blocks(0, tokens=20), 0)]).shape == (0, VOCABULARY)
+    logits = engine.step([StepRow(first, 0, blocks(0, tokens=20), 1), StepRow(second, 0, blocks(1, tokens=30), 2)])
     assert logits.shape == (3, VOCABULARY)
     np.testing.assert_array_equal(logits[1:], in_chunks(engine, second, [30], (3,))[-2:])
 
@@ -311,14 +311,14 @@ def test_only_wanted_logits_are_given(engine: NativeStepEngine) -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        Row(np.array([VOCABULARY], np.int32), 0, np.array([0], np.int32), 1),
-        Row(np.array([-1], np.int32), 0, np.array([0], np.int32), 1),
-        Row(np.array([1], np.int32), 0, np.array([POOL], np.int32), 1),
-        Row(np.array([1], np.int32), POOL * 32, np.zeros(POOL + 1, np.int32), 1),
+        StepRow(np.array([VOCABULARY], np.int32), 0, np.array([0], np.int32), 1),
+        StepRow(np.array([-1], np.int32), 0, np.array([0], np.int32), 1),
+        StepRow(np.array([1], np.int32), 0, np.array([POOL], np.int32), 1),
+        StepRow(np.array([1], np.int32), POOL * 32, np.zeros(POOL + 1, np.int32), 1),
     ],
     ids=["a token beyond the vocabulary", "a negative token", "a block beyond the pool", "a position beyond the pool"],
 )
-def test_numbers_outside_of_their_range_are_an_error(engine: NativeStepEngine, row: Row) -> None:
+def test_numbers_outside_of_their_range_are_an_error(engine: NativeStepEngine, row: StepRow) -> None:
     with pytest.raises(InferenceFailed, match="does not exist"):
         engine.step([row])
 

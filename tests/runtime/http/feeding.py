@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,7 @@ from penstock_runtime.errors import RequestError
 from penstock_runtime.http.transport.connection import Connection
 from penstock_runtime.http.transport.listener import Listener
 from penstock_runtime.http.transport.message import Request, Response
-from penstock_runtime.http.transport.pool import RequestHandler
+from penstock_runtime.http.transport.pool import PendingResponse, RequestHandler
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 from tests.runtime.http.serving import Gate
@@ -70,7 +69,7 @@ class Noted:
     def admit(self, request: Request, body_bytes: int | None) -> None:
         self.inner.admit(request, body_bytes)
 
-    def answer(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
+    def answer(self, request: Request) -> Response | PendingResponse:
         self._note(request, refusal=None)
         return self.inner.answer(request)
 
@@ -116,12 +115,12 @@ async def feed(pieces: list[bytes], *, opens_at: int = 0, **flags: Any) -> Fed:
         if index == opens_at:
             gate.open()
         # A real transport gives no data to a connection that has paused it until its turn, as a slow machine makes it.
-        while connection._read_turn is not None:  # noqa: ASYNC110 - there is no event to wait for
+        while connection._reader.is_waiting:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0)
         connection.data_received(piece)
         await asyncio.sleep(0)
     gate.open()
-    while connection.active is not None or connection._read_turn is not None:  # noqa: ASYNC110 - there is no event to wait for
+    while connection.active is not None or connection._reader.is_waiting:  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0)
     held_bytes = listener.held_bytes
     connection.connection_lost(None)

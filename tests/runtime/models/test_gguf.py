@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from penstock.errors import CorruptModel, PenstockError, UnsupportedModel
-from penstock.resources.source import ModelSource
+from penstock.resources.core import ModelSource
 from penstock_runtime.models import gguf as gguf_module
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.gguf import GgufFile

@@ -44,7 +44,7 @@ RATE = 1000.0
         (1, 500, Waiting(1, 1), False),
     ],
 )
-def test_what_fits_with_the_waiting_requests(rows: int, tokens: int, waiting: Waiting, *, expected: bool) -> None:
+def test_what_fits_next_to_the_waiting_requests(rows: int, tokens: int, waiting: Waiting, *, expected: bool) -> None:
     assert fits(LIMITS, rows, tokens, waiting) is expected
 
 
@@ -235,7 +235,9 @@ async def refusals(*requests: tuple[str, str]) -> list[bool]:
         (("", "gateway"), [False, False, True, False]),
     ],
 )
-def test_clients_behind_one_address_have_shares_by_their_tokens(last: tuple[str, str], expected: list[bool]) -> None:
+def test_clients_behind_one_address_are_distinguished_by_their_tokens(
+    last: tuple[str, str], expected: list[bool]
+) -> None:
     requests = [("one", "gateway")] * 3
 
     assert asyncio.run(refusals(*requests, last)) == expected

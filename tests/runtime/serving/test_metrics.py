@@ -18,10 +18,9 @@ from penstock.tasks import TaskName
 from penstock_runtime.errors import InferenceFailed, NotReady, Overloaded, RequestError
 from penstock_runtime.generation.loop import LoopState
 from penstock_runtime.host import read_host
-from penstock_runtime.serving.metrics import SECONDS, ServerMetrics, with_objective
+from penstock_runtime.serving.metrics import SECONDS, ServerMetrics, Tally, with_objective
 from penstock_runtime.serving.predictor import Answer
 from penstock_runtime.serving.status import ServerStatus
-from penstock_runtime.serving.tally import Tally
 from tests.runtime.http.serving import TIMINGS, Gate, make_model, serving
 
 

@@ -3,12 +3,12 @@ gateway sends a share of the requests.
 
 The endpoint's Deployment has the new template, too, and is paused meanwhile: Kubernetes keeps and scales its present
 pods. When the canary has passed it is no longer paused. When the canary was rejected it gets the template of the pods
-that serve again, and is only scaled until the template changes or the spec asks for no canary. A paused one that wakes
+that serve again, and is only scaled until the template changes or the spec has no canary. A paused one that wakes
 from zero would get pods of its own template, if that had been rolled out before, or else of its newest ReplicaSet:
-those of an older plan, perhaps. docs/explanation/canary.md has the rule.
+pods of an older plan, perhaps. docs/explanation/canary.md has the rule.
 
 The Deployment of the canary is deleted only once the status has the outcome: without both, the next plan would begin
-the canary again. So it also keeps its place in the line until the rollout has one.
+the canary again. So it also keeps its slot until the rollout has one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.pods.judging import pod_problems
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint
-from penstock_operator.facts.deployments import DeploymentFacts, ReplicaSetFacts, replaced
 from penstock_operator.facts.findings import Event, Finding, clipped, no, sentence, stopped, yes
 from penstock_operator.facts.names import CANARY, Json, Ref, canary_name
 from penstock_operator.facts.reasons import Reason
+from penstock_operator.facts.workloads import DeploymentFacts, ReplicaSetFacts, replaced
 
 REMEDY = (
     "Change the spec to try again, or remove spec.rollout.canary to roll the plan out all the same; status.history has "
@@ -36,14 +36,14 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class CanaryPlan:
-    """What the canary needs now."""
+    """The state of the canary, and its objects."""
 
     holds: bool = False
     """The endpoint's Deployment is paused for it."""
     begins: bool = False
-    """Its pods do not exist yet: it needs a turn among the rollouts first."""
+    """Its pods do not exist yet: it needs a slot among the rollouts first."""
     passed: bool = False
-    """The rollout begins, in the turn that the canary had."""
+    """The rollout begins, in the slot of the canary."""
     back_to: str = ""
     """The ReplicaSet of the pods that serve: the endpoint's Deployment gets its template again."""
     went_back: bool = False
@@ -58,8 +58,8 @@ class CanaryPlan:
     """For the condition Progressing."""
     events: tuple[Event, ...] = ()
 
-    def without_turn(self) -> CanaryPlan:
-        """The same while the rollout waits for its turn."""
+    def without_slot(self) -> CanaryPlan:
+        """The same while the rollout waits for a slot."""
         return replace(self, deployment=None, percent=0, finding=None, status=None)
 
 
@@ -75,7 +75,7 @@ def plan_canary(
     digest: str,
     before: CanaryStatus | None,
 ) -> CanaryPlan:
-    """The canary of the rollout to `desired`, the endpoint's Deployment, whose template has the hash `template` and
+    """The canary of the rollout to `desired`, the endpoint's Deployment. Its template has the hash `template` and
     serves the artefact `digest`. `before`: of the present status."""
     wanted, present, canary = endpoint.spec.rollout.canary, observed.deployment, observed.canary
     name = canary_name(endpoint.name)
@@ -192,8 +192,8 @@ def _failure(observed: EndpointSnapshot, canary: DeploymentFacts | None, templat
 
 
 def _deployment(endpoint: ParsedEndpoint, desired: Json, count: int) -> Json:
-    """The Deployment of the canary's pods: that of the endpoint with another label, so that they are also behind its
-    Service, NetworkPolicy and PodDisruptionBudget."""
+    """The Deployment of the canary's pods: the endpoint's Deployment with another label, so that they are also behind
+    its Service, NetworkPolicy and PodDisruptionBudget."""
     spec = desired["spec"]
     template, selector = spec["template"], spec["selector"]["matchLabels"]
     metadata = {**template["metadata"], "labels": {**template["metadata"]["labels"], CANARY: "true"}}

@@ -168,7 +168,7 @@ def template(
 
 
 def artefact_access(serving: ServingChoice, namespace: str, settings: PlanSettings) -> StoreAccess:
-    """Read access to the store that has the artefact: that of the namespace; or the whole store, where versions without
+    """Read access to the store that has the artefact: the namespace's; or the whole store, where versions without
     stores of namespaces put the artefacts of all. Of those the pod sees only its own."""
     digest = Digest.parse(serving.digest)
     whole, wanted = settings.whole_store, settings.store_of(namespace)
@@ -188,7 +188,7 @@ def key_volume(endpoint: ParsedEndpoint) -> tuple[list[Json], list[Json]]:
 
 
 def tls_volume(endpoint: ParsedEndpoint) -> tuple[list[Json], list[Json]]:
-    """Volumes and mounts of the certificate. Optional, as that of the keys: the process ends with an error that names
+    """Volumes and mounts of the certificate. Optional, as the keys are: the process ends with an error that names
     the remedy."""
     if endpoint.spec.tls is None:
         return [], []
@@ -245,8 +245,8 @@ def _environment(endpoint: ParsedEndpoint, serving: ServingChoice, hardware: Har
 
 
 def _objective_milliseconds(endpoint: ParsedEndpoint, serving: ServingChoice) -> float | None:
-    """The p95 objective that the served artefact was measured for; else the endpoint's. Of text generation: that of the
-    time to the first token."""
+    """The p95 objective that the served artefact was measured for; else the endpoint's. Of text generation: the
+    objective on the time to the first token."""
     if endpoint.spec.task is TaskName.TEXT_GENERATION:
         tokens = serving.measured.token_capacity if serving.measured is not None else None
         measured = None if tokens is None else tokens.first_token_objective_milliseconds

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock.resources.exposure import ROOT, Exposure, IngressExposure, RouteExposure
-from penstock_operator.endpoint.snapshot import EndpointSnapshot
+from penstock_operator.endpoint.snapshot import EndpointSnapshot, Part
 from penstock_operator.endpoint.spec import ParsedEndpoint, is_allowed, is_well_known
 from penstock_operator.facts.findings import Finding, no, stopped, unknown, yes
 from penstock_operator.facts.installation import AllowList
@@ -30,10 +30,12 @@ class ExposurePlan:
 
     finding: Finding | None = None
     """The condition Exposed; None: the endpoint is not to be exposed."""
-    apply: tuple[Json, ...] = ()
-    delete: tuple[Ref, ...] = ()
+    part: Part = Part()  # noqa: RUF009 - frozen
     url: str = ""
     """The public URL; empty: there is none."""
+
+
+NOT_EXPOSED = ExposurePlan()
 
 
 def expose(endpoint: ParsedEndpoint, observed: EndpointSnapshot, *, accepted: bool) -> ExposurePlan:
@@ -41,25 +43,25 @@ def expose(endpoint: ParsedEndpoint, observed: EndpointSnapshot, *, accepted: bo
     exposure = endpoint.spec.exposure
     present = [ref for kind in (INGRESS, HTTP_ROUTE) if (ref := Ref(kind, endpoint.name)) in observed.present]
     if exposure is None:
-        return ExposurePlan(delete=tuple(present))
+        return ExposurePlan(part=Part(delete=tuple(present)))
     refused = _refusal(endpoint, exposure, observed)
     if refused is not None:
-        return ExposurePlan(refused, delete=tuple(present))
+        return ExposurePlan(refused, Part(delete=tuple(present)))
     kind = INGRESS if exposure.ingress is not None else HTTP_ROUTE
     others = tuple(ref for ref in present if ref.kind != kind)
     if not accepted:
         waiting = unknown(Reason.NOT_ACCEPTED, "The endpoint is exposed once its spec is accepted.")
         if observed.route is None or (observed.route.kind, observed.route.host) != (kind, exposure.host):
-            # A route to the host of an earlier spec: only the present host was compared with what is allowed.
-            return ExposurePlan(waiting, delete=tuple(present))
-        return ExposurePlan(waiting, delete=others, url=exposure.url)
+            # A route to the host of an earlier spec: only the present host was compared with the allowed hosts.
+            return ExposurePlan(waiting, Part(delete=tuple(present)))
+        return ExposurePlan(waiting, Part(delete=others), exposure.url)
     if exposure.ingress is not None:
         wanted = ingress(endpoint, exposure.host, exposure.ingress)
     else:
         assert exposure.http_route is not None  # noqa: S101 - narrows for mypy: a spec has one of the two
         wanted = http_route(endpoint, exposure, exposure.http_route)
     found = _routed(exposure, kind, observed.route)
-    return ExposurePlan(found, (wanted,), others, "" if found.false else exposure.url)
+    return ExposurePlan(found, Part(apply=(wanted,), delete=others), "" if found.false else exposure.url)
 
 
 def ingress(endpoint: ParsedEndpoint, host: str, wanted: IngressExposure) -> Json:

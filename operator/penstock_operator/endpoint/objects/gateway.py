@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.resources.endpoint import Gateway, GatewayMode
+from penstock.resources.endpoint import Gateway
 from penstock_operator.endpoint.objects.deployment import (
     CERTIFICATE,
     KEYS,
@@ -26,9 +26,8 @@ from penstock_operator.endpoint.pods.template import (
     quantity,
     scratch,
 )
-from penstock_operator.endpoint.snapshot import EndpointSnapshot
+from penstock_operator.endpoint.snapshot import EndpointSnapshot, Part
 from penstock_operator.endpoint.spec import ParsedEndpoint
-from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import (
     CANARY_PERCENT,
@@ -46,6 +45,7 @@ from penstock_operator.facts.names import (
     pods_service_name,
     runtime_selector,
 )
+from penstock_operator.facts.workloads import DeploymentFacts
 
 CONCURRENCY_PER_CORE, LEAST_CONCURRENCY = 16, 32
 """Requests sent to a replica at a time: several times its capacity within the objective, so that an overload shows
@@ -58,7 +58,7 @@ MARGIN_SECONDS = 10
 BASE_BYTES = 96 * 2**20
 """Python, HAProxy, Lua."""
 CONNECTION_BYTES = 44 * 2**10
-"""Memory of a connection whose request is being received: a buffer (penstock_gateway.config.BUFFER_BYTES) and the
+"""Memory of a connection while its request is received: a buffer (penstock_gateway.config.BUFFER_BYTES) and the
 stream."""
 HELD_BYTES = 56 * 2**10
 """Further memory of a held or queued request: a second buffer for the rest of a long body, and the Lua state."""
@@ -68,18 +68,9 @@ with half a body took 75 KiB each in all, idle ones 16 KiB."""
 KINDS = ("ServiceAccount", "RoleBinding", "Deployment", "PodDisruptionBudget", "NetworkPolicy")
 
 
-def wanted(endpoint: ParsedEndpoint) -> bool:
-    """Whether the endpoint needs a gateway. Not while it is suspended: no replica would come to answer held
-    requests."""
-    spec = endpoint.spec
-    if spec.suspend or spec.gateway.mode is GatewayMode.NEVER:
-        return False
-    return spec.gateway.mode is GatewayMode.ALWAYS or spec.scaling.min_replicas == 0 or spec.rollout.canary is not None
-
-
 def answers(endpoint: ParsedEndpoint, gateway: DeploymentFacts | None) -> bool:
     """Whether the gateway is available to take requests."""
-    return wanted(endpoint) and gateway is not None and not gateway.deleting and gateway.available > 0
+    return endpoint.wants_gateway and gateway is not None and not gateway.deleting and gateway.available > 0
 
 
 def divides(endpoint: ParsedEndpoint, gateway: DeploymentFacts | None) -> bool:
@@ -93,17 +84,23 @@ def divides(endpoint: ParsedEndpoint, gateway: DeploymentFacts | None) -> bool:
 
 
 def memory_bytes(gateway: Gateway, *, tls: bool = False) -> int:
-    """Memory of a gateway pod whose connections are all in use, with as many requests held and queued as may be.
+    """Memory of a gateway pod with all connections in use, with as many requests held and queued as may be.
     `tls`: connections are encrypted."""
     waiting = min(2 * gateway.max_held_requests, gateway.connections)
     connection = CONNECTION_BYTES + (TLS_BYTES if tls else 0)
     return BASE_BYTES + gateway.connections * connection + waiting * HELD_BYTES
 
 
+def part(endpoint: ParsedEndpoint, observed: EndpointSnapshot, *, canary_percent: int = 0) -> Part:
+    """The gateway's objects, and its objects that should not exist."""
+    wanted = objects(endpoint, observed, canary_percent=canary_percent)
+    return Part(apply=tuple(wanted), delete=tuple(superfluous(endpoint, observed)))
+
+
 def objects(endpoint: ParsedEndpoint, observed: EndpointSnapshot, *, canary_percent: int = 0) -> list[Json]:
     """The gateway's objects in the order to apply them; empty when none is wanted. `canary_percent`: the share of a
     canary; 0: none runs."""
-    if not wanted(endpoint):
+    if not endpoint.wants_gateway:
         return []
     access, policy = _access(endpoint, observed.settings), _policy(endpoint, observed.settings)
     found = [*access, _pods_service(endpoint, canary_percent), policy]
@@ -136,7 +133,7 @@ def _owned(
 
 
 def _access(endpoint: ParsedEndpoint, settings: PlanSettings) -> list[Json]:
-    """Rights of the gateway: it reads the endpoint slices of its own namespace, nothing else."""
+    """Rights of the gateway: it reads the endpoint slices of its namespace, nothing else."""
     name = gateway_name(endpoint.name)
     subject: Json = {"kind": "ServiceAccount", "name": name, "namespace": endpoint.namespace}
     # The chart makes this role. A Role for each gateway would need the right to write Roles.
@@ -203,7 +200,7 @@ def _deployment(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
 def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
     gateway, pod = endpoint.spec.gateway, endpoint.spec.pod
     name, drain = gateway_name(endpoint.name), Drain.of(endpoint.spec)
-    # Requests that are held, and those whose answers go through this pod.
+    # Requests that are held, and requests with answers that go through this pod.
     finish = max(gateway.hold_seconds + FINISH_SECONDS, drain.limit - drain.delay)
     tmp_volume, tmp_mount = scratch("tmp", TMP)
     memory = quantity(memory_bytes(gateway, tls=endpoint.spec.tls is not None))

@@ -10,13 +10,14 @@ applied them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from penstock.resources.scaling import Scaling
-from penstock_operator.endpoint.replica_count import METRIC, in_force
+from penstock.resources.scaling import Scaling, ScalingMode
+from penstock_operator.endpoint.replica_count import METRIC, in_force, left_over, prometheus_of
+from penstock_operator.endpoint.snapshot import EndpointSnapshot, Part
 from penstock_operator.endpoint.spec import ParsedEndpoint
-from penstock_operator.facts.names import Json
-from penstock_operator.facts.scaling import DesiredScale, ScalerFacts
+from penstock_operator.facts.names import Json, Ref
+from penstock_operator.facts.scaling import HPA, SCALED_OBJECT, DesiredScale, ScalerFacts
 
 POLLING_SECONDS = 15
 COOLDOWN_SECONDS = 300
@@ -44,7 +45,7 @@ def hpa_bounds(
 
     While the HPA does not exist, it is not known whether the API server keeps the tolerance: it starts with the spec's
     bounds. In a namespace with a quota, which allows `most` replicas, the upper bound is the decided number (or the
-    `present` one): other endpoints can count on what the HPA does not take.
+    `present` one): other endpoints can count on the rest.
     """
     found, decided = HpaBounds(scaling.min_replicas, scaling.max_replicas), present if scale is None else scale.replicas
     number = min(found.most, max(found.least, decided))
@@ -55,6 +56,35 @@ def hpa_bounds(
         return found
     number = max(1, min(number, most))
     return HpaBounds(min(found.least, number), number)
+
+
+def bounds(endpoint: ParsedEndpoint, observed: EndpointSnapshot, most: int | None) -> HpaBounds:
+    """The bounds for this endpoint. `most`: the replicas that the quota allows; None: there is no quota."""
+    present = 1 if observed.deployment is None else observed.deployment.wanted
+    return hpa_bounds(endpoint.spec.scaling, observed.scale, observed.scalers, present=present, most=most)
+
+
+def scaler_part(endpoint: ParsedEndpoint, observed: EndpointSnapshot, most: int | None) -> Part:
+    """The object that scales in the modes HPA and KEDA. It is created only after the object of the previous mode (and
+    KEDA's HPA) has disappeared: there is one writer of the replica count at any time."""
+    mode, settings = endpoint.spec.scaling.mode, observed.settings
+    wanted: Json | None = None
+    if mode is ScalingMode.HPA and settings.hpa:
+        wanted = horizontal_pod_autoscaler(endpoint, bounds(endpoint, observed, most))
+    elif mode is ScalingMode.KEDA and settings.keda and (url := prometheus_of(endpoint, settings)):
+        wanted = scaled_object(endpoint, url, bounds(endpoint, observed, most))
+    if endpoint.spec.suspend or (wanted is not None and wanted["kind"] in observed.unknown_kinds):
+        wanted = None
+    left = without_scalers(endpoint, observed, kept="" if wanted is None else wanted["kind"])
+    if wanted is None or left_over(observed.scalers, mode):
+        return left
+    return replace(left, apply=(wanted,))
+
+
+def without_scalers(endpoint: ParsedEndpoint, observed: EndpointSnapshot, *, kept: str = "") -> Part:
+    """Delete the objects that scale, except the object of the kind `kept`."""
+    refs = (Ref(kind, endpoint.name) for kind in (HPA, SCALED_OBJECT) if kind != kept)
+    return Part(delete=tuple(ref for ref in refs if ref in observed.present))
 
 
 def labels(endpoint: ParsedEndpoint) -> dict[str, str]:

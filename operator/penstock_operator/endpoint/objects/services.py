@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.artefact_store import StoreScheme
 from penstock_operator.endpoint.pods.network import egress, reaches_metadata
+from penstock_operator.endpoint.snapshot import EndpointSnapshot, Part
 from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import (
@@ -11,9 +12,20 @@ from penstock_operator.facts.names import (
     HTTP_PORT,
     INTERNAL_PORT,
     Json,
+    Ref,
     gateway_selector,
     runtime_selector,
 )
+
+
+def service_part(endpoint: ParsedEndpoint, observed: EndpointSnapshot, replicas: int, *, through_gateway: bool) -> Part:
+    """Service, NetworkPolicy, and the PodDisruptionBudget where there are several replicas."""
+    always = (service(endpoint, through_gateway=through_gateway), network_policy(endpoint, observed.settings))
+    budget = disruption_budget(endpoint, replicas)
+    if budget is not None:
+        return Part(apply=(*always, budget))
+    ref = Ref("PodDisruptionBudget", endpoint.name)
+    return Part(apply=always, delete=(ref,) if ref in observed.present else ())
 
 
 def service(endpoint: ParsedEndpoint, *, through_gateway: bool) -> Json:

@@ -1,10 +1,12 @@
-"""Jobs that remove unreferenced artefacts from the artefact store: which jobs, where, and what they must keep.
+"""Jobs that remove unreferenced artefacts from the artefact store: which jobs, where, and which artefacts they must
+keep.
 
 A store that namespaces share, which is a folder of each node or a service, is collected in the operator's namespace
-with an account of its own: in a user's namespace the user could forge the list of what to keep, and delete the
-artefacts of others. Its job goes over the stores of all namespaces, and keeps in each what that namespace refers to. A
-claim can be mounted in its own namespace only; the job there has the store of that namespace. The list is in the
-arguments of the job, which cannot be changed. A job has no API token, and keeps everything younger than the given age.
+with an account of its own: in a user's namespace the user could forge the list of artefacts to keep, and delete the
+artefacts of another. Its job goes over the stores of all namespaces, and keeps in each the artefacts that the namespace
+refers to. A claim can be mounted in its own namespace only; the job there has the store of that namespace. The list is
+in the arguments of the job, which cannot be changed. A job has no API token, and keeps everything younger than the
+given age.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class CollectionTarget:
 
     home: CollectionHome
     node: str = ""
-    """The node whose folder it is; empty where the store is reachable from any node."""
+    """The node that has the folder; empty where the store is reachable from any node."""
     taints: tuple[tuple[str, str, str], ...] = ()
     """Of that node: key, value, effect."""
 
@@ -83,7 +85,7 @@ def targets(
 
 
 def by_namespace(settings: PlanSettings) -> bool:
-    """Whether each namespace has a store of its own: a claim."""
+    """Whether each namespace has a separate store: a claim."""
     return settings.store_volume is not None and bool(settings.store_volume.claim)
 
 

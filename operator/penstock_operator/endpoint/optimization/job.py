@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
+from penstock.resources.core import ModelSource, Scheme
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import OptimizedModelSpec
 from penstock.resources.pod import Pod
-from penstock.resources.source import ModelSource, Scheme
-from penstock_operator.endpoint.optimization.model import OptimizationState, OptimizedModelFacts
+from penstock_operator.endpoint.optimization.model import OptimizationState
 from penstock_operator.endpoint.pods.credentials import secret_variables
 from penstock_operator.endpoint.pods.network import identity_variables, network_policy, reaches_metadata
 from penstock_operator.endpoint.pods.placement import PodRequirements
@@ -27,6 +27,7 @@ from penstock_operator.endpoint.pods.template import (
 from penstock_operator.endpoint.spec import ParsedEndpoint, allowed_folder
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import API_VERSION, GROUP, INTERNAL_PORT, Json, job_labels, job_name, model_labels
+from penstock_operator.facts.workloads import OptimizedModelFacts
 
 SPEC = f"{GROUP}/spec"
 """Annotation of the job's pod: the spec of the OptimizedModel as JSON."""
@@ -46,7 +47,7 @@ GRACE_SECONDS = 30
 
 @dataclass(frozen=True)
 class JobHost:
-    """What the job's pod asks for, and on which nodes."""
+    """The requests of the job's pod, and its nodes."""
 
     hardware: HardwareClassSpec
     cores: int
@@ -63,7 +64,7 @@ class JobHost:
     ) -> JobHost:
         """Of the job with this spec for endpoints with these pod settings. `factor`: on the memory.
 
-        A job that compiles for Inferentia has CPUs and memory of its own. The endpoint's nodeSelector is for the
+        A job that compiles for Inferentia has other CPUs and memory. The endpoint's nodeSelector is for the
         serving pods, and may exclude all nodes without devices.
         """
         budget = spec.optimization.seconds(compiles=hardware.neuron is not None)
@@ -80,7 +81,7 @@ class JobHost:
         )
 
     def requirements(self, class_name: str) -> PodRequirements:
-        """What the pod requires of its node. SpecError where devices are not whole."""
+        """The requirements of the pod on its node. SpecError where devices are not whole."""
         return replace(
             PodRequirements.of(class_name, self.hardware, self.pod, cores=self.cores, memory_bytes=self.memory_bytes),
             compiles=self.compiles,

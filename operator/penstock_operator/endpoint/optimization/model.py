@@ -1,4 +1,4 @@
-"""The OptimizedModel of a key: created once, shared by the endpoints that ask for it, retried where a retry can help.
+"""The OptimizedModel of a key: created once, shared by the endpoints with this key, retried where a retry can help.
 
 Its state is derived from the jobs and the last written status. Runs are numbered from 1, and the number is part of the
 job's name, so that planning twice starts the same run.
@@ -7,7 +7,7 @@ job's name, so that planning twice starts the same run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -28,78 +28,22 @@ from penstock.resources.status import Condition, ConditionStatus, timestamp, upd
 from penstock_operator.endpoint.optimization.outcome import (
     JobRunning,
 )
+from penstock_operator.endpoint.snapshot import StatusWrite
 from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.findings import clipped, sentence
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import (
     API_VERSION,
     Json,
-    Object,
     model_labels,
-    moment,
 )
-from penstock_operator.facts.pods import JobFacts
 from penstock_operator.facts.reasons import Reason
-from penstock_operator.limits.concurrency import TurnDecision
-
-
-@dataclass(frozen=True, order=True)
-class ModelUser:
-    """A ModelEndpoint that uses an OptimizedModel: its status names it (`optimizedModel` or `plan.optimizedModel`)."""
-
-    name: str
-    uid: str
-
-
-@dataclass(frozen=True)
-class OptimizedModelFacts:
-    """An OptimizedModel with its jobs."""
-
-    name: str
-    spec: Json
-    """As JSON (`penstock.resources.optimized_model.OptimizedModelSpec`)."""
-    uid: str = ""
-    generation: int = 1
-    created: datetime | None = None
-    deleting: bool = False
-    owned: bool = False
-    """Endpoints own it. The operator creates it so, and gives it up when there is a result."""
-    status: Json = field(default_factory=dict)
-    jobs: tuple[JobFacts, ...] = ()
-    users: tuple[ModelUser, ...] = ()
-    """The endpoints of the namespace that use it, at most `OWNERS` of them."""
-
-    @classmethod
-    def from_object(
-        cls, value: Object, jobs: tuple[JobFacts, ...] = (), users: tuple[ModelUser, ...] = ()
-    ) -> OptimizedModelFacts:
-        """Extract the facts of an OptimizedModel object."""
-        metadata = value["metadata"]
-        return cls(
-            name=metadata["name"],
-            spec=dict(value.get("spec") or {}),
-            uid=metadata.get("uid") or "",
-            generation=int(metadata.get("generation") or 1),
-            created=moment(metadata.get("creationTimestamp")),
-            deleting="deletionTimestamp" in metadata,
-            owned=bool(metadata.get("ownerReferences")),
-            status=dict(value.get("status") or {}),
-            jobs=jobs,
-            users=users,
-        )
-
-
-@dataclass(frozen=True)
-class StatusWrite:
-    """The whole status of an OptimizedModel, to write if it differs from the present one."""
-
-    name: str
-    status: Json
-
+from penstock_operator.facts.workloads import ModelUser, OptimizedModelFacts
+from penstock_operator.limits.concurrency import SlotDecision
 
 OWNERS = 16
 """Maximum number of endpoints that own a shared OptimizedModel: the first by name. Thousands may share one, and
-their plans must name the same owners, or each plan would undo the others'."""
+their plans must name the same owners, or each plan would undo another one."""
 
 
 def wanted_spec(
@@ -148,12 +92,12 @@ class OptimizationState:
     """The run that is under way."""
     due: datetime | None = None
     """When the next run could begin first; None: it does not begin."""
-    turn: TurnDecision | None = None
-    """The place in the line of the run that is to begin; None: it does not begin, or there is no line."""
+    turn: SlotDecision | None = None
+    """Whether the run that is to begin has a slot; None: none begins, or there is no limit."""
 
     @property
     def queued(self) -> bool:
-        """Whether the next run waits for its turn."""
+        """Whether the next run waits for a slot."""
         return self.turn is not None and not self.turn.allowed
 
     @property
@@ -170,6 +114,16 @@ class OptimizationState:
     def write(self) -> StatusWrite:
         """The status to write."""
         return StatusWrite(self.name, self.status.to_object())
+
+
+def read_state(facts: OptimizedModelFacts) -> OptimizationState | None:
+    """The state by the last written status; None when this version cannot parse the spec, or does not have the format
+    of the result. Fields of later releases are ignored."""
+    try:
+        spec = OptimizedModelSpec.model_validate(facts.spec, extra="ignore")
+    except ValidationError:
+        return None
+    return None if spec.toolchain.format > RESULT_FORMAT else OptimizationState(facts.name, spec, status_of(facts))
 
 
 def optimized_model_object(
@@ -258,7 +212,7 @@ def _ready_condition(state: OptimizationState) -> tuple[ConditionStatus, str, st
     return ConditionStatus.FALSE, Reason.PENDING, job
 
 
-def queue_text(turn: TurnDecision) -> str:
+def queue_text(turn: SlotDecision) -> str:
     """Why the next run waits."""
     return turn.waits_for("optimisation", "maxConcurrentOptimizations")
 
@@ -294,7 +248,7 @@ def artefact_uri(status: Json, digest: str) -> str:
 def pinned_model(
     spec: ModelEndpointSpec, models: Iterable[OptimizedModelFacts], *, present: str = ""
 ) -> OptimizedModelFacts | None:
-    """The OptimizedModel whose status has the artefact that the endpoint pins; None if it pins none, or none has it.
+    """The OptimizedModel with the pinned artefact in its status; None if the spec pins none, or none has it.
 
     If several have it, one that this release reads comes first, then the one of the name `present`: pods have the name
     as a label, and another name would replace them.

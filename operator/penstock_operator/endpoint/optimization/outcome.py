@@ -1,8 +1,8 @@
 """The outcome of an optimisation job: running, succeeded with a result, or failed for a reason.
 
 The result comes from the termination message alone: texts of a model may occur in the log. A job reports most failures
-there too. Others (killed for lack of memory, evicted, node lost, deadline exceeded) are derived from the pod and the
-Job.
+there too. Other failures (killed for lack of memory, evicted, node lost, deadline exceeded) are derived from the pod
+and the Job.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from penstock.errors import ArtefactError
 from penstock.resources.job_summary import Failure, Summary
 from penstock.resources.result import ArtefactReference
 from penstock_operator.endpoint.pods.judging import waiting
-from penstock_operator.facts.findings import clipped
-from penstock_operator.facts.pod_data import MESSAGE_MAX_BYTES, read_json, unprintable_as_spaces
+from penstock_operator.facts.findings import clipped, unprintable_as_spaces
+from penstock_operator.facts.pod_data import MESSAGE_MAX_BYTES, read_json
 from penstock_operator.facts.pods import JobFacts, PodFacts
 from penstock_operator.facts.reasons import Reason
 
@@ -41,7 +41,7 @@ class JobRunning:
     started: bool
     """False while the pod has no node, or its container does not run."""
     waiting: str = ""
-    """What it waits for; empty when nothing is wrong."""
+    """The reason for waiting; empty when nothing is wrong."""
     unschedulable: str = ""
     """The scheduler's message while no node fits."""
 
@@ -66,7 +66,7 @@ JobOutcome = JobRunning | JobSucceeded | JobFailed
 
 
 def checked_outcome(job: JobFacts, store: StoreUri) -> JobOutcome:
-    """The outcome of this job, whose result counts only if it is directly in `store`, where the job had to publish.
+    """The outcome of this job. A result counts only if it is directly in `store`, where the job had to publish.
 
     Otherwise a job that runs foreign code could name an artefact of another namespace, and pods would serve it.
     """

@@ -9,21 +9,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.artefact_store import StoreUri
+from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.job_summary import Failure
 from penstock.resources.optimized_model import (
-    RESULT_FORMAT,
-    OptimizedModelSpec,
     OptimizedModelStatus,
     Phase,
 )
 from penstock.resources.result import ArtefactReference
 from penstock.resources.status import timestamp
-from penstock_operator.endpoint.optimization.model import (
-    OptimizationState,
-    OptimizedModelFacts,
-    status_of,
-    with_conditions,
-)
+from penstock_operator.endpoint.optimization.job import job, job_policy
+from penstock_operator.endpoint.optimization.model import OptimizationState
 from penstock_operator.endpoint.optimization.outcome import (
     JobFailed,
     JobOutcome,
@@ -33,18 +28,24 @@ from penstock_operator.endpoint.optimization.outcome import (
     job_outcome,
     lies_in,
 )
-from penstock_operator.facts.findings import clipped
+from penstock_operator.endpoint.snapshot import REPORT_SECONDS, EndpointSnapshot, Part
+from penstock_operator.endpoint.spec import ParsedEndpoint
+from penstock_operator.facts.findings import Event, clipped
 from penstock_operator.facts.installation import PlanSettings
-from penstock_operator.facts.names import job_name, moment
+from penstock_operator.facts.names import Json, Ref, job_name, moment
 from penstock_operator.facts.pods import JobFacts
 from penstock_operator.facts.reasons import Reason
-from penstock_operator.limits.concurrency import Line, TurnDecision, TurnKey
+from penstock_operator.facts.workloads import OptimizedModelFacts
+from penstock_operator.limits.concurrency import Line, SlotDecision, SlotKey
 
+PROGRESS_SECONDS = 5.0
+"""Interval between plans while a job runs, to show its progress."""
 MAX_DOUBLINGS = 3
 """How often the memory of a job is doubled after it ran out of memory."""
 
 
-def assess(
+def next_run(
+    initial: OptimizationState,
     facts: OptimizedModelFacts,
     store: StoreUri,
     *,
@@ -53,24 +54,14 @@ def assess(
     suspended: bool = False,
     line: Line | None = None,
     namespace: str = "",
-) -> OptimizationState | None:
-    """The state of an OptimizedModel and the next run; None when this version cannot parse its spec, or does not have
-    the format of its result. Fields of later releases are ignored.
+) -> OptimizationState:
+    """The state of an OptimizedModel without a result after its last run, and the next run.
 
     `store`: where its jobs publish. Only artefacts that they published there are taken into its status. The next run
-    begins only if it is its turn in `line`, if there is one; `namespace` is that of the OptimizedModel.
+    begins only if `line`, if there is one, allows it; `namespace` is the namespace of the OptimizedModel.
     """
-    try:
-        spec = OptimizedModelSpec.model_validate(facts.spec, extra="ignore")
-    except ValidationError:
-        return None
-    if spec.toolchain.format > RESULT_FORMAT:
-        return None
-    before = status_of(facts)
-    initial = OptimizationState(facts.name, spec, before)
+    before = initial.status
     jobs = sorted((job for job in facts.jobs if job.attempt), key=lambda job: job.attempt)
-    if before.phase is Phase.READY or facts.deleting:
-        return with_conditions(initial, facts, now)
     if jobs and jobs[-1].attempt >= before.attempts:
         state = _from_job(initial, store, jobs, now, settings)
     else:
@@ -79,14 +70,57 @@ def assess(
     if suspended and state.start:
         state = replace(initial, status=before.model_copy(update=pending))
     elif state.start and line is not None:
-        turn = line.turn(TurnKey(namespace, facts.name), state.due or facts.created or now)
+        turn = line.turn(SlotKey(namespace, facts.name), state.due or facts.created or now)
         state = replace(state, turn=turn)
         if not turn.allowed:
             state = _queued(state, before, turn)
-    return with_conditions(state, facts, now)
+    return state
 
 
-def _queued(state: OptimizationState, before: OptimizedModelStatus, turn: TurnDecision) -> OptimizationState:
+def run_part(
+    state: OptimizationState,
+    facts: OptimizedModelFacts,
+    endpoint: ParsedEndpoint,
+    observed: EndpointSnapshot,
+    hardware: HardwareClassSpec,
+) -> tuple[OptimizationState, Part]:
+    """The objects of the next run, and when to look at a run again."""
+    apply: tuple[Json, ...] = ()
+    delete: tuple[Ref, ...] = ()
+    requeue = () if state.requeue_seconds is None else (state.requeue_seconds,)
+    if state.start and (left := Ref("Job", job_name(state.name, state.start))) in observed.present:
+        # Of a deleted OptimizedModel of this name. An apply would take it over with its result, faster than the API
+        # server deletes it.
+        delete, requeue = (left,), (*requeue, REPORT_SECONDS)
+        state = replace(state, start=0)
+    if state.start:
+        apply = (
+            job_policy(state, facts, endpoint, observed.settings),
+            job(state, facts, endpoint, hardware, observed.settings),
+        )
+    if endpoint.spec.suspend and state.running is not None:
+        delete += ended_jobs(facts, endpoint, observed)
+    if state.running is not None and state.status.phase is Phase.OPTIMIZING:
+        requeue = (*requeue, PROGRESS_SECONDS)
+    return state, Part(apply=apply, delete=delete, requeue=requeue, events=_started(state))
+
+
+def ended_jobs(facts: OptimizedModelFacts, endpoint: ParsedEndpoint, observed: EndpointSnapshot) -> tuple[Ref, ...]:
+    """The jobs of an OptimizedModel to delete, because this endpoint, its only user, does not want their result."""
+    if any(user.uid != endpoint.uid for user in facts.users):
+        return ()
+    jobs = (Ref("Job", one.name) for one in facts.jobs)
+    return tuple(ref for ref in jobs if ref in observed.present)
+
+
+def _started(wanted: OptimizationState) -> tuple[Event, ...]:
+    if not wanted.start:
+        return ()
+    which = "" if wanted.start == 1 else f", run {wanted.start}"
+    return (Event("Normal", Reason.OPTIMIZATION_STARTED, f"The job {wanted.status.job} is created{which}."),)
+
+
+def _queued(state: OptimizationState, before: OptimizedModelStatus, turn: SlotDecision) -> OptimizationState:
     """The state in which the run that was to begin waits. The next plan finds the same run and the same time."""
     update: dict[str, Any] = {"attempts": before.attempts, "job": before.job}
     if state.due is not None:
@@ -99,15 +133,15 @@ def _queued(state: OptimizationState, before: OptimizedModelStatus, turn: TurnDe
 def _from_job(
     initial: OptimizationState, store: StoreUri, jobs: list[JobFacts], now: datetime, settings: PlanSettings
 ) -> OptimizationState:
-    job = jobs[-1]
-    outcome = checked_outcome(job, store)
+    last = jobs[-1]
+    outcome = checked_outcome(last, store)
     known = initial.status.model_copy(
         update={
-            "attempts": job.attempt,
-            "job": job.name,
+            "attempts": last.attempt,
+            "job": last.name,
             "retry_after": None,
             # The first baseline stays: it may be serving, and another run's would be the same.
-            "baseline": initial.status.baseline or _baseline(job, outcome, store),
+            "baseline": initial.status.baseline or _baseline(last, outcome, store),
         }
     )
     if isinstance(outcome, JobSucceeded):
@@ -122,8 +156,8 @@ def _from_job(
         return replace(initial, status=known.model_copy(update=update))
     if isinstance(outcome, JobFailed):
         known = known.model_copy(update={"failure": outcome.failure, "progress": "", "stage": ""})
-        return _after_failure(replace(initial, status=known), jobs, job.ended or now, now, settings)
-    progress = job.report.progress
+        return _after_failure(replace(initial, status=known), jobs, last.ended or now, now, settings)
+    progress = last.report.progress
     update = {
         "phase": Phase.OPTIMIZING if outcome.started else Phase.PENDING,
         "progress": progress.summary if progress is not None else "",
@@ -222,7 +256,5 @@ def backoff(attempts: int, settings: PlanSettings) -> float:
 
 
 def superfluous_jobs(facts: OptimizedModelFacts) -> list[JobFacts]:
-    """Its jobs that run although it has a result: its status was restored from a backup after they had begun."""
-    if status_of(facts).phase is not Phase.READY:
-        return []
-    return [job for job in facts.jobs if isinstance(job_outcome(job), JobRunning) and not job.deleting]
+    """The jobs that run although there is a result: the status was restored from a backup after they had begun."""
+    return [one for one in facts.jobs if isinstance(job_outcome(one), JobRunning) and not one.deleting]

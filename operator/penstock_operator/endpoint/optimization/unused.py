@@ -9,9 +9,11 @@ from penstock.resources.optimized_model import (
     Phase,
 )
 from penstock.resources.status import timestamp
-from penstock_operator.endpoint.optimization.model import OptimizedModelFacts, StatusWrite, status_of
+from penstock_operator.endpoint.optimization.model import status_of
+from penstock_operator.endpoint.snapshot import StatusWrite
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import moment
+from penstock_operator.facts.workloads import OptimizedModelFacts
 
 NEW_SECONDS = 30.0
 """An OptimizedModel that is younger is kept without users: the status of its endpoint may not name it yet."""

@@ -1,1 +1,1 @@
-"""Pods of jobs and runtimes: their common template, network and credentials, where they fit, and what they report."""
+"""Pods of jobs and runtimes: their common template, network and credentials, where they fit, and their reports."""

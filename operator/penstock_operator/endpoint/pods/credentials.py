@@ -1,8 +1,8 @@
 """Credentials of pods: which keys of a Secret become environment variables.
 
-The Secrets are in the namespace of an endpoint, whose users write them. As a whole in the environment, they could load
-other code (PYTHONPATH), read other files (AWS_CONFIG_FILE) or send requests elsewhere (HF_ENDPOINT, HTTPS_PROXY). Those
-variables are for the administrator: `extraEnv` and `store.s3.endpointUrl` of the chart.
+The Secrets are in the namespace of an endpoint, and its users write them. As a whole in the environment, they could
+load other code (PYTHONPATH), read other files (AWS_CONFIG_FILE) or send requests elsewhere (HF_ENDPOINT, HTTPS_PROXY).
+Those variables are for the administrator: `extraEnv` and `store.s3.endpointUrl` of the chart.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class PinVerdict:
-    """What is known about the cores of one pod."""
+    """The knowledge about the cores of one pod."""
 
     pod: str
     node: str
@@ -59,7 +59,7 @@ def judge_pinning(
 
     `cpus`: what each pod has to own (cores x threads per core), unless the pod itself requested another number: pods of
     an older plan did. `hardware`: the class that states a processor; None: any. `namespace`: of the pods. `neighbours`:
-    runtime pods of other endpoints on the same nodes; those of other namespaces are not named.
+    runtime pods of other endpoints on the same nodes; pods of other namespaces are not named.
 
     On Inferentia, only pods that have not reported have a verdict.
     """
@@ -162,7 +162,7 @@ CRASH_LOOP_RESTARTS = 3
 
 
 IMAGE_PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
-"""Waiting reasons of a container whose image cannot be pulled."""
+"""Waiting reasons of a container when its image cannot be pulled."""
 
 
 def waiting(pod: PodFacts) -> str:
@@ -190,7 +190,7 @@ class PodProblem:
 
 
 def pod_problems(pods: Sequence[RuntimePod], missing: str, *, keys: str = "") -> tuple[PodProblem, ...]:
-    """Problems of the pods that do not serve, the worst first. `missing`: what the nodes lack for them; may be empty.
+    """Problems of the pods that do not serve, the worst first. `missing`: why no node takes them; may be empty.
     `keys`: the Secret of `spec.auth`; empty: none."""
     found = [
         problem for entry in pods if (problem := _problem(entry.pod, missing) or _without_keys(entry, keys)) is not None

@@ -1,7 +1,7 @@
-"""The network of jobs: what their pods may reach, and whether their clients ask for the identity of the node.
+"""The network of jobs: the addresses that their pods may reach, and whether their clients use the identity of the node.
 
-A job downloads what a user named, so it must not reach the metadata service of its node, which hands out the node's
-credentials. Only the operator has a reason to connect to it.
+A job downloads files of a user's choice, so it must not reach the metadata service of its node, which hands out the
+node's credentials. Only the operator has a reason to connect to it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ METADATA_ADDRESSES = tuple(
 
 
 def egress(*, metadata: bool) -> list[Json]:
-    """Egress rules of a NetworkPolicy: all addresses but those of the metadata services; with `metadata` those too."""
+    """Egress rules of a NetworkPolicy: all addresses except the metadata services; with `metadata` these too."""
     blocks: list[Json] = []
     for version, everything in ((4, "0.0.0.0/0"), (6, "::/0")):
         services = [f"{one}/{one.max_prefixlen}" for one in METADATA_ADDRESSES if one.version == version]
         blocks.append({"ipBlock": {"cidr": everything} if metadata else {"cidr": everything, "except": services}})
-    # Some network plugins do not count pods, such as those of the cluster's DNS, among the addresses of a block.
+    # Some network plugins do not count pods, such as the cluster's DNS, among the addresses of a block.
     return [{"to": [{"namespaceSelector": {}}, *blocks]}]
 
 
@@ -49,7 +49,7 @@ def network_policy(
 ) -> Json:
     """A NetworkPolicy for the pods of jobs, which have these labels: these rules of ingress, and `egress`.
 
-    It must exist before a job whose pods it selects: a pod that starts earlier has an open network for a while.
+    It must exist before a job with such pods: a pod that starts earlier has an open network for a while.
     """
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -67,7 +67,7 @@ def network_policy(
 
 
 def has_identity(account: str | None) -> bool:
-    """Whether pods with this service account have one of their own, which the administrator allowed."""
+    """Whether pods with this service account have another identity, which the administrator allowed."""
     return account not in {None, "", DEFAULT_ACCOUNT}
 
 
@@ -81,7 +81,7 @@ WITHOUT_IDENTITY = {
     "NO_GCE_CHECK": "true",
     "AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential",
 }
-"""Variables with which the clients of object stores do not ask the metadata service: they fail at once instead of
+"""Variables with which the clients of object stores do not use the metadata service: they fail at once instead of
 after its time-outs."""
 
 

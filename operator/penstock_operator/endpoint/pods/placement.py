@@ -19,8 +19,11 @@ from penstock.resources.hardware_class import (
     LabelRequirement,
     NodeTerm,
     SelectorOperator,
+    TaintEffect,
+    Toleration,
+    TolerationOperator,
 )
-from penstock.resources.pod import Pod, TaintEffect, Toleration, TolerationOperator
+from penstock.resources.pod import Pod
 from penstock.resources.text_fields import parse_quantity, written
 from penstock_operator.facts.names import Json
 
@@ -79,7 +82,7 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class PodRequirements:
-    """What a pod requires of its node."""
+    """The requirements of a pod on its node."""
 
     hardware_class: str
     terms: tuple[NodeTerm, ...] = ()
@@ -129,7 +132,7 @@ class PlacementResult:
     nodes: tuple[str, ...]
     """Names of the nodes that take the pod now."""
     explanation: str
-    """What is missing and what to do; empty when there are nodes."""
+    """The missing label, taint or resource, and the remedy; empty when there are nodes."""
     misses: tuple[NodeMismatch, ...] = ()
 
     @property
@@ -191,7 +194,7 @@ def fulfilled(requirement: LabelRequirement, labels: Mapping[str, str]) -> bool:
 
 
 def _outside(terms: Sequence[NodeTerm], labels: Mapping[str, str]) -> str | None:
-    """None when one of the terms holds; else what is missing of the nearest term, empty when none is near."""
+    """None when one of the terms holds; else the missing part of the nearest term, empty when none is near."""
     if not terms:
         return None
     nearest: tuple[int, str] = (0, "")
@@ -264,7 +267,7 @@ _SHOWN_NAMES, _SHOWN_VALUES, _SHOWN_TERMS, _SHOWN_GROUPS = 3, 3, 2, 6
 
 
 def explanation(needs: PodRequirements, misses: Sequence[NodeMismatch]) -> str:
-    """One clause on what is missing, one for each kind of node that was checked."""
+    """A clause on the missing label, taint or resource, and one for each kind of checked node."""
     if not misses:
         return (
             f"{needs.whose} finds no node, for the cluster has none that the operator sees: "
@@ -425,7 +428,8 @@ def _count(count: int, noun: str) -> str:
 
 
 def missing_for(needs: PodRequirements, nodes: Sequence[Json]) -> str:
-    """What is missing for such a pod; empty when a node would take it if it were free, or when that is not known.
+    """The reason why no node takes such a pod; empty when a node would take it if it were free, or when that is not
+    known.
 
     Called only when the scheduler has reported no node: clusters have many nodes, and mostly they fit.
     """

@@ -51,9 +51,9 @@ def runtime_memory(
     devices: bool = False,
 ) -> int:
     """Memory in bytes of a runtime pod that serves this artefact: the endpoint's value, else from the measurement,
-    else from the size of the artefact; the last two with that of the caches. The limit equals the request.
+    else from the size of the artefact; the last two with the caches' memory. The limit equals the request.
 
-    `devices`: Inferentia computes. The job has not measured what the pod needs.
+    `devices`: Inferentia computes. The job has not measured the pod's need.
     """
     if pod.memory is not None:
         return in_bytes(pod.memory)
@@ -69,8 +69,8 @@ def runtime_memory(
 
 
 def job_memory(pod: Pod, least: str, *, factor: int = 1) -> int:
-    """Memory in bytes of an optimisation job, `least` at least: several engines load the model in turn, next to the
-    reference model.
+    """Memory in bytes of an optimisation job, `least` at least: several engines load the model one after another, next
+    to the reference model.
 
     `factor` applies to a run after one that ran out of memory.
     """
@@ -87,13 +87,13 @@ class StoreAccess:
 
     env: tuple[Json, ...]
     secrets: tuple[Json, ...] = ()
-    """Variables whose values are keys of the store's Secret."""
+    """Variables with values from keys of the store's Secret."""
     volumes: tuple[Json, ...] = ()
     mounts: tuple[Json, ...] = ()
 
 
 def store_access(settings: PlanSettings, uri: StoreUri, *, writes: bool, only: str = "") -> StoreAccess:
-    """For a job (`writes`), or for a runtime pod, which only reads. `uri`: the whole store, or that of a namespace.
+    """For a job (`writes`), or for a runtime pod, which only reads. `uri`: the whole store, or a namespace's.
 
     Of a volume, only the folder of `uri` is mounted, or of that only the folder `only`: the pod does not see what other
     namespaces have there. In an object store, its credentials decide that.

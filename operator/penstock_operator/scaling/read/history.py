@@ -1,7 +1,7 @@
 """Readings of the pods of one endpoint -> three-state metrics. Pure: time is an argument.
 
 Rates are calculated as Prometheus does, without its extrapolation to the ends of a window: from the increases between
-samples, where a counter that went down was reset and counts from zero. One sample gives no rate. Times are those of the
+samples, where a counter that went down was reset and counts from zero. One sample gives no rate. Times are of the
 samples, so that a late scrape does not lower a rate.
 """
 
@@ -256,7 +256,7 @@ def _lists(series: dict[str, deque[Sample]]) -> dict[str, Sequence[Sample]]:
 
 
 def _increases(entries: Iterable[tuple[float, tuple[float, ...], array[float]]]) -> list[float]:
-    """The increase of each bucket; a histogram whose total decreased was reset and counts from zero."""
+    """The increase of each bucket; a histogram was reset, and counts from zero, where its total decreased."""
     total: list[float] = []
     before: array[float] | None = None
     for _, _, counts in entries:

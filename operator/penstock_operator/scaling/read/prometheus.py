@@ -37,7 +37,7 @@ from penstock_operator.scaling.read.queries import (
 
 MAX_BYTES = 4_194_304
 MAX_FAILURES = 1_000
-"""URLs whose last failure is remembered."""
+"""URLs for which the last failure is kept."""
 MAX_TRUST = 100
 """TLS contexts that are kept, by the CA certificates of a Secret, which its owner may change all the time."""
 REFUSALS = {
@@ -108,7 +108,7 @@ class PrometheusSource:
 
 class OwnPrometheus:
     """The installation's Prometheus, for endpoints that name none. Its token is read again for each round: projected
-    tokens are renewed in place."""
+    tokens are renewed in the same file."""
 
     def __init__(self, url: str, *, token_file: str = "", ca_file: str = "") -> None:
         self.url = url
@@ -136,7 +136,7 @@ class PrometheusClient:
     """An async context manager: it keeps connections.
 
     Endpoints get failures in general words: a user who chooses the URL must not learn from the operator which servers
-    there are and what they answer. The log has the details.
+    there are and how they answer. The log has the details.
     """
 
     def __init__(self, *, timeout_seconds: float, concurrency: int, networks: tuple[IpNetwork, ...] = ()) -> None:

@@ -31,7 +31,7 @@ from penstock_operator.decide.measurement import (
     of_answers,
     quantile,
 )
-from penstock_operator.facts.pod_data import unprintable_as_spaces
+from penstock_operator.facts.findings import unprintable_as_spaces
 from penstock_operator.scaling.read.scrape import (
     ANSWERED,
     BUCKET,
@@ -127,7 +127,7 @@ def queries(place: EndpointPods, windows: Windows, own: PrometheusQueries) -> di
     tokens = f"{GENERATION_TOKENS}{{{pods},{GENERATED}}}" if place.generates else f"{TOKENS}{{{pods}}}"
     asked["tokens_per_request"] = f"sum(rate({tokens}[{slow}])) / sum(rate({ANSWERED}{{{pods}}}[{slow}]))"
     if own.request_rate is not None:
-        # The user's query defines what it counts; there may be no scrape target of these pods.
+        # The user's query defines the counted requests; there may be no scrape target of these pods.
         rate = _filled(own.request_rate, place)
         asked |= {"arrivals_fast": rate, "arrivals_slow": rate}
         del asked["scraped_at"]
@@ -182,14 +182,14 @@ class Answers:
     in_flight: Answer
     """`sum(in_flight)`."""
     buckets: Answer
-    """`sum by (le) (rate(request_seconds_bucket[slow]))`, of text generation that of the time to the first token."""
+    """`sum by (le) (rate(request_seconds_bucket[slow]))`, of text generation the time to the first token."""
     tokens_per_request: Answer = Vector()
     """Tokens of an answered request, as `Metrics` has it; NaN without answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScrapeTargets:
-    """What the answers are interpreted against: the pods to expect, and the windows of the queries."""
+    """The pods to expect in the answers, and the windows of the queries."""
 
     ready: tuple[str, ...]
     """Names of the ready pods, from the API server."""
@@ -264,7 +264,7 @@ def _single(answer: Answer, what: str) -> Measurement:
 
 
 def _rate(answer: Answer, what: str, *, quiet: bool) -> Measurement:
-    """A rate. 0 and NaN are Idle if `quiet`; a fall of what is in flight may take it below 0, which counts as 0."""
+    """A rate. 0 and NaN are Idle if `quiet`; a fall of requests in flight may take it below 0, which counts as 0."""
     if isinstance(answer, Vector) and len(answer.elements) == 1:
         value = answer.elements[0].value
         if quiet and (value == 0 or math.isnan(value)):

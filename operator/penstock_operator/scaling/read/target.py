@@ -1,4 +1,4 @@
-"""What the autoscaler needs to know of one endpoint, from the caches: its settings, its pods, the capacity of a
+"""Describes one endpoint to the autoscaler, from the caches: its settings, its pods, the capacity of a
 replica."""
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from penstock.resources.scaling import Prometheus, ScalingMode
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.decide import MeasuredTexts, ScalingSettings, Service, Started, WhenMissing
-from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.replica_count import DECIDED
 from penstock_operator.endpoint.spec import ParsedEndpoint
-from penstock_operator.facts.deployments import DeploymentFacts
 from penstock_operator.facts.pods import PodFacts
+from penstock_operator.facts.workloads import DeploymentFacts
 from penstock_operator.scaling.read.scrape import PodAddress, address_of
 
 DEFAULT_OBJECTIVE_SECONDS = 1.0
@@ -65,19 +64,20 @@ class ScalingTarget:
 
     @property
     def objective_seconds(self) -> float:
-        """The p95 objective, of text generation that of the time to the first token."""
+        """The p95 objective, of text generation of the time to the first token."""
         if self.service is None:
             return DEFAULT_OBJECTIVE_SECONDS
         return self.service.p95_objective_milliseconds / 1000
 
 
 class ScalingTargets:
-    """Reads the caches; keeps parsed specs and results until they change."""
+    """Reads the caches; keeps parsed specs and the capacity of replicas until they change."""
 
     def __init__(self, cache: ClusterCache) -> None:
         self._cache = cache
-        self._endpoints: dict[ObjectKey, tuple[int, ParsedEndpoint | None]] = {}
-        self._results: dict[ObjectKey, tuple[int, OptimizedModelStatus | None]] = {}
+        self._endpoints: dict[ObjectKey, tuple[int, ParsedEndpoint | None, bool]] = {}
+        """Version, spec, and whether it wants a gateway."""
+        self._services: dict[ObjectKey, tuple[tuple[object, ...], Service | None]] = {}
 
     def scales(self, key: ObjectKey) -> bool:
         """Whether the autoscaler decides on the endpoint."""
@@ -92,7 +92,7 @@ class ScalingTargets:
             return None
         scaling = endpoint.spec.scaling
         alive = _alive(self._cache.runtime_pods(key))
-        gateways, gateways_ready = self._gateways(key, endpoint)
+        gateways, gateways_ready = self._gateways(key)
         status = endpoint.status.get("scaling") or {}
         return ScalingTarget(
             key=key,
@@ -115,7 +115,7 @@ class ScalingTargets:
     def retain(self, keys: set[ObjectKey]) -> None:
         """Forget deleted endpoints and models."""
         self._endpoints = {key: value for key, value in self._endpoints.items() if key in keys}
-        self._results = {key: value for key, value in self._results.items() if self._cache.models.get(key) is not None}
+        self._services = {key: value for key, value in self._services.items() if key in keys}
 
     def _endpoint(self, key: ObjectKey) -> ParsedEndpoint | None:
         entry = self._cache.endpoints.get(key)
@@ -128,13 +128,13 @@ class ScalingTargets:
                 endpoint = None if "deletionTimestamp" in value["metadata"] else ParsedEndpoint.from_object(value)
             except PenstockError:  # the plan reports it in the status
                 endpoint = None
-            known = self._endpoints[key] = (entry.version, endpoint)
+            known = self._endpoints[key] = (entry.version, endpoint, endpoint is not None and endpoint.wants_gateway)
         return known[1]
 
-    def _gateways(self, key: ObjectKey, endpoint: ParsedEndpoint) -> tuple[tuple[PodAddress, ...], tuple[str, ...]]:
+    def _gateways(self, key: ObjectKey) -> tuple[tuple[PodAddress, ...], tuple[str, ...]]:
         """The gateway's pods, and the names of the ready ones. Both empty while none is ready: then the Service
         selects the replicas."""
-        if not gateway.wanted(endpoint):
+        if not self._endpoints[key][2]:
             return (), ()
         alive = _alive(self._cache.gateway_pods(key))
         ready = tuple(sorted(pod.name for pod in alive if pod.ready and not pod.deleting))
@@ -143,51 +143,52 @@ class ScalingTargets:
     def _service(
         self, key: ObjectKey, deployment: DeploymentFacts, endpoint: ParsedEndpoint, *, pooled: bool
     ) -> Service | None:
-        """The capacity of a replica of what serves; None where it was not measured, as of the fp32 graph. `pooled`:
+        """The capacity of a replica that serves; None where it was not measured, as of the fp32 graph. `pooled`:
         behind a gateway, which sends each request to the least loaded replica."""
-        result = self._result(key.namespace, *self._served(key, deployment))
-        if result is None:
+        name, artefact = self._served(key, deployment)
+        entry = self._cache.models.get(ObjectKey(key.namespace, name))
+        if entry is None:
             return None
-        latency = endpoint.spec.objective.latency
-        # A changed objective starts another optimisation; what serves was made for its own objective.
-        objective = result.capacity.p95_objective_milliseconds or (latency.p95_milliseconds if latency else None)
-        if result.token_capacity is None:
-            curve = result.capacity.curve
-            times = [(float(one.tokens), one.p50_milliseconds) for one in result.latency]
-            texts = MeasuredTexts.of(curve.tokens_per_request, times)
-            found = Service.from_curve(curve, p95_objective_milliseconds=objective, pooled=pooled, texts=texts)
-        else:
-            found = Service.from_tokens(result.token_capacity.curve, pooled=pooled)
-        # A paused Deployment has the cores of the next pods. With more cores than it was made for, a plan leaves some
-        # unused.
-        fewer = 0 < deployment.cores < result.cores and not deployment.paused
-        return found.slower(result.cores / deployment.cores) if found is not None and fewer else found
+        version, parts = self._endpoints[key][0], (deployment.cores, deployment.paused, pooled)
+        basis = (name, entry.version, artefact, version, *parts)
+        known = self._services.get(key)
+        if known is None or known[0] != basis:
+            try:
+                status = OptimizedModelStatus.model_validate(entry.facts.value.get("status") or {})
+            except ValidationError:  # written by another version
+                status = None
+            serves = status is not None and status.artefact is not None and status.artefact.digest == artefact
+            result = status.result if status is not None and serves else None
+            service = None if result is None else _service_of(result, deployment, endpoint, pooled=pooled)
+            known = self._services[key] = (basis, service)
+        return known[1]
 
     def _served(self, key: ObjectKey, deployment: DeploymentFacts) -> tuple[str, str]:
-        """The OptimizedModel and the artefact of the pods. A paused Deployment names those of the next ones."""
+        """The OptimizedModel and the artefact of the pods. A paused Deployment names those for the next pods."""
         if not deployment.paused:
             return deployment.optimized_model, deployment.artefact
         pods = [pod for pod in self._cache.runtime_pods(key) if not pod.deleting]
         return max(((pod.optimized_model, pod.artefact) for pod in pods), default=("", ""))
 
-    def _result(self, namespace: str, optimized_model: str, artefact: str) -> Result | None:
-        status = self._status(ObjectKey(namespace, optimized_model))
-        if status is None or status.artefact is None or status.artefact.digest != artefact:
-            return None
-        return status.result
 
-    def _status(self, place: ObjectKey) -> OptimizedModelStatus | None:
-        entry = self._cache.models.get(place)
-        if entry is None:
-            return None
-        known = self._results.get(place)
-        if known is None or known[0] != entry.version:
-            try:
-                status = OptimizedModelStatus.model_validate(entry.facts.value.get("status") or {})
-            except ValidationError:  # written by another version
-                status = None
-            known = self._results[place] = (entry.version, status)
-        return known[1]
+def _service_of(
+    result: Result, deployment: DeploymentFacts, endpoint: ParsedEndpoint, *, pooled: bool
+) -> Service | None:
+    """The capacity of a replica from the result of its optimisation."""
+    latency = endpoint.spec.objective.latency
+    # A changed objective starts another optimisation; what serves was made for its own objective.
+    objective = result.capacity.p95_objective_milliseconds or (latency.p95_milliseconds if latency else None)
+    if result.token_capacity is None:
+        curve = result.capacity.curve
+        times = [(float(one.tokens), one.p50_milliseconds) for one in result.latency]
+        texts = MeasuredTexts.of(curve.tokens_per_request, times)
+        found = Service.from_curve(curve, p95_objective_milliseconds=objective, pooled=pooled, texts=texts)
+    else:
+        found = Service.from_tokens(result.token_capacity.curve, pooled=pooled)
+    # A paused Deployment has the cores of the next pods. With more cores than it was made for, a plan leaves some
+    # unused.
+    fewer = 0 < deployment.cores < result.cores and not deployment.paused
+    return found.slower(result.cores / deployment.cores) if found is not None and fewer else found
 
 
 def _scales(endpoint: ParsedEndpoint) -> bool:

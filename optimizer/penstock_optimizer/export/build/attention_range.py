@@ -1,4 +1,4 @@
-"""Writes what limits the tokens that a token attends to, and what their distance adds to the scores."""
+"""Writes limits of the attention range, and biases of the scores by distance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Contexts:
     """The context of every attention range, written once for all layers that have it."""
 
     def __init__(self, operators: Operators, every: Context) -> None:
-        """`every`: the context of layers whose tokens attend to all."""
+        """`every`: the context of layers without a limit."""
         self._operators, self._graph = operators, operators.graph
         self._written = {EVERY_TOKEN: every}
         self._found: dict[str, str] = {}
@@ -37,7 +37,7 @@ class Contexts:
         return self._written[attention_range]
 
     def _ahead(self) -> str:
-        """int64 [tokens, tokens]: place of the key less place of the query."""
+        """int64 [tokens, tokens]: index of the key less index of the query."""
         if "ahead" not in self._found:
             graph = self._graph
             length = graph.node("Shape", ["input_ids"], "range/Shape", start=1, end=2)
@@ -55,7 +55,7 @@ class Contexts:
         return self._found["away"]
 
     def _beyond(self, distances: str, limit: int, name: str) -> str:
-        """[1, 1, tokens, tokens]: a score that masks keys whose distance is greater than `limit`."""
+        """[1, 1, tokens, tokens]: a score that masks keys further away than `limit`."""
         graph = self._graph
         beyond = graph.node("Greater", [distances, graph.integers(limit, name)], f"{name}/Greater")
         beyond = graph.node("Cast", [beyond], f"{name}/Cast", to=TensorProto.FLOAT)

@@ -1,4 +1,4 @@
-"""Writes what the distances between tokens add to the scores of an attention (DeBERTa's disentangled attention)."""
+"""Writes the terms of attention scores that depend on distances (DeBERTa's disentangled attention)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class DistanceScores:
     """For all layers of an encoder, which have the same distances and each its own vectors of them.
 
     Every token is multiplied with the vector of every distance that occurs in the batch. Of these products each token
-    then takes those of its own distances by shifting its line. Gathering them one by one with an index for each score
+    then takes the ones for its distances by shifting its line. Gathering them one by one with an index for each score
     reads and writes several times as much.
     """
 
@@ -62,7 +62,7 @@ class DistanceScores:
     def _order(self, order: str) -> str:
         """int64 [2 * tokens], or [tokens] for the first token: rows of the table; the last of the former is not used.
 
-        The distances of a query from its keys fall along the keys, those of a key from its queries rise.
+        Along the keys the distances from a query fall; along the queries the distances from a key rise.
         """
         if order not in self._chosen:
             graph, positions, zero = self._graph, len(self._rows) // 2, self._zero

@@ -91,7 +91,7 @@ def _write_encoder(operators: Operators, encoder: Encoder, *, first_only: bool) 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What a decoder reads of the encoder."""
+    """The encoder's results that a decoder reads."""
 
     states: str
     context: Context
@@ -145,7 +145,7 @@ def _write_cross_attention(
 
 
 def _write_decoder(operators: Operators, encoder: Encoder, decoder: DecoderHalf, states: str) -> str:
-    """The decoder's hidden states, whose tokens are the encoder's, moved on by one."""
+    """The decoder's hidden states. Its tokens are the encoder's, moved on by one."""
     graph = operators.graph
     operators = type(operators)(graph, decoder.heads)
     zero, one, end = (graph.integers([value], f"at.{value}") for value in (0, 1, -1))
@@ -199,7 +199,7 @@ def _write_embeddings(operators: Operators, embeddings: Embeddings, ids: str, na
 
 
 def _write_others(graph: Graph, embeddings: Embeddings) -> str:
-    """What is added to the word vectors, [tokens, width], [batch, tokens, width] or [1, width]; empty: nothing."""
+    """The addition to the word vectors, [tokens, width], [batch, tokens, width] or [1, width]; empty: nothing."""
     types = embeddings.types
     if types is None or not _has_type_input(embeddings):
         if embeddings.positions is not None:
@@ -308,7 +308,7 @@ def _write_mean(graph: Graph, states: str) -> str:
 
 
 def _write_last(graph: Graph, last: Last | None) -> str:
-    """int64 [batch, 1]: the place of the token to read; the first one where there is none."""
+    """int64 [batch, 1]: the index of the token to read; 0 where there is none."""
     counted = "attention_mask"
     if last is not None:
         counted = graph.node("Equal", ["input_ids", graph.integers(last.token_id, "head.last_id")], "head/Equal")

@@ -18,11 +18,11 @@ IR_VERSION = 8
 MICROSOFT = "com.microsoft"
 """The domain of ONNX Runtime's fused operators; OpenVINO reads those used here."""
 SINGLE_FILE_BYTES = 1_000_000_000
-"""Larger weights go to `model.onnx.data` next to the graph: protobuf ends at 2 GB, and copies what it writes."""
+"""Larger weights go to `model.onnx.data` next to the graph: protobuf ends at 2 GB, and copies its data."""
 SMALL_BYTES = 1024
 """Shapes and indices stay in the graph all the same: shape inference wants to see them."""
 PAGE_BYTES = 4096
-"""Weights in a file of their own start at pages, so that they can be mapped."""
+"""Weights in a separate file start at pages, so that they can be mapped."""
 
 Make = Callable[[], NDArray[Any]]
 

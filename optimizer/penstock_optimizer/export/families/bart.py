@@ -1,7 +1,7 @@
 """BART, of which classifiers for natural language inference are used: an encoder and a decoder over the same tokens.
 
 The classifier reads the decoder's state of the last end-of-text token. Here it is found in each row by itself:
-transformers refuses batches whose rows have different numbers of them.
+transformers refuses batches with different numbers of them in the rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MUST_BE: Mapping[str, bool] = {
     "add_final_layer_norm": False,
     "static_position_embeddings": False,
 }
-"""Fields of old files for what the graph does not have, with the value that is known here."""
+"""Fields of old files, with the only value that the graph computes."""
 
 
 class Bart(Family):

@@ -16,7 +16,7 @@ from penstock_runtime.rows import Float
 
 
 class Bert(Family):
-    """Google's encoder; MiniLM, BGE, E5, GTE, SPLADE and many others are it as well."""
+    """Google's encoder; MiniLM, BGE, E5, GTE, SPLADE and many more have its form."""
 
     prefix = "bert"
     classifier_names = ClassifierNames("pooler.dense", Activation.TANH, pooled=True)
@@ -39,7 +39,7 @@ class Ernie(Bert):
 
 
 class DistilBert(Family):
-    """BERT without token types and pooler, under names of its own."""
+    """BERT without token types and pooler, under other names."""
 
     prefix = "distilbert"
     keys: ClassVar[Mapping[str, str]] = {
@@ -51,7 +51,7 @@ class DistilBert(Family):
     }
     defaults: ClassVar[Mapping[str, int]] = {**DEFAULTS, "num_hidden_layers": 6}
     fixed_epsilon = 1e-12
-    has_types = False
+    default_types = None
     layers = "transformer.layer"
     layer_names = LayerNames(
         "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm",
@@ -149,7 +149,7 @@ class MPNet(Roberta):
 
     prefix = "mpnet"
     defaults: ClassVar[Mapping[str, int]] = {**DEFAULTS, "vocab_size": 30527}
-    has_types = False
+    default_types = None
     layer_names = LayerNames(
         "attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o", "attention.LayerNorm"
     )

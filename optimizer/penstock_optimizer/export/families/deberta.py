@@ -1,4 +1,4 @@
-"""DeBERTa-v2 and -v3: BERT's layers with disentangled attention, whose scores depend on contents and distances."""
+"""DeBERTa-v2 and -v3: BERT's layers with disentangled attention: scores depend on contents and distances."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from penstock_optimizer.export.reader import NotBuildable
 from penstock_optimizer.export.transformer import (
     Classifier,
     Convolution,
-    Dense,
     DistanceVectors,
     Embeddings,
     Encoder,
@@ -34,7 +33,7 @@ KEYS, QUERIES = "c2p", "p2c"
 NEW_MASK_NAMES = MaskNames(
     "lm_predictions.lm_head.dense", "lm_predictions.lm_head.LayerNorm", "", "lm_predictions.lm_head.bias"
 )
-"""Of a masked language model whose configuration has `legacy: false`; it is always tied."""
+"""With `legacy: false` in the configuration; the words are then always tied."""
 
 
 class DebertaV2(Family):
@@ -64,7 +63,7 @@ class DebertaV2(Family):
 
     @property
     def embedding_width(self) -> int:
-        """Width of the embeddings; by default that of the hidden states."""
+        """Width of the embeddings; by default the width of the hidden states."""
         return self.reader.integer("embedding_size", self.hidden)
 
     def embeddings(self) -> Embeddings:
@@ -120,7 +119,7 @@ class DebertaV2(Family):
         """
         reader, hidden = self.reader, self.hidden
         terms, width = math.sqrt(1 + len(used)), math.sqrt(hidden // heads)
-        query = _scaled(layer.query, 1 / terms)
+        query = layer.query.scaled(1 / terms)
         if table is None:
             return replace(layer, query=query)
         shared = reader.flag("share_att_key", default=False)
@@ -202,11 +201,6 @@ class DebertaV2(Family):
         """The word vectors before their projection, unless they are untied."""
         words = self.reader.body.table("embeddings.word_embeddings", len(words), self.embedding_width)
         return words if names is NEW_MASK_NAMES else super().vocabulary_weight(words, names)
-
-
-def _scaled(dense: Dense, factor: float) -> Dense:
-    bias = dense.bias
-    return Dense(dense.weight * np.float32(factor), None if bias is None else bias * np.float32(factor))
 
 
 def _normalised(table: Float, norm: Norm) -> Float:

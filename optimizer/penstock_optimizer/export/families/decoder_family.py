@@ -123,9 +123,7 @@ class DecoderFamily(Family):
         """Width of a head."""
         if self.reader.config.get("head_dim") is not None:
             return self.reader.integer("head_dim")
-        return self.hidden // self.reader.heads(
-            "num_attention_heads", self.defaults["num_attention_heads"], "hidden_size", self.hidden
-        )
+        return self.hidden // self.attention_heads
 
     def biased(self) -> tuple[bool, bool, bool]:
         """Which products have biases: queries, keys and values; the attention's output; the feed-forward network."""

@@ -1,6 +1,6 @@
-"""What all families of encoders have in common.
+"""The base of all families of encoders.
 
-`Family` reads a model under the names that BERT's descendants kept. A family states what it calls otherwise.
+`Family` reads a model under the names that BERT's descendants kept. A family overrides the names that differ.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock_runtime.tokens.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class LayerNames:
-    """Names of a layer's tensors, below that of the layer."""
+    """Names of a layer's tensors, below the layer's name."""
 
     query: str = "attention.self.query"
     key: str = "attention.self.key"
@@ -82,11 +82,11 @@ DEFAULTS: Mapping[str, int] = {
 }
 """BERT's, of the fields of config.json that every family has."""
 NARROW_WIDTH = 128
-"""The default of `embedding_size`, in families whose embeddings are narrower than the hidden states."""
+"""The default of `embedding_size`, in families with embeddings narrower than the hidden states."""
 
 
 class Family:
-    """One model, read as a member of the family. Widths are those of torch: [out, in]."""
+    """One model, read as a member of the family. Weights are [out, in], as in torch."""
 
     prefix: ClassVar[str]
     """transformers' `base_model_prefix`."""
@@ -103,16 +103,20 @@ class Family:
     positions: ClassVar[Positions] = Positions.INDEX
     default_padding: ClassVar[int] = 0
     """Of `pad_token_id`."""
-    has_types: ClassVar[bool] = True
+    has_positions: ClassVar[bool] = True
+    """False: there is no table of positions."""
+    default_types: ClassVar[int | None] = 2
+    """Default of `type_vocab_size`; None: the family has no token types."""
+    embedding_norm: ClassVar[str] = "embeddings.LayerNorm"
     narrow: ClassVar[bool] = False
-    """Embeddings have a width of their own."""
+    """True: embeddings may be narrower than the hidden states."""
     layers: ClassVar[str] = "encoder.layer"
     layer_names: ClassVar[LayerNames] = LayerNames()
     classifier_names: ClassVar[ClassifierNames]
     mask_names: ClassVar[MaskNames]
 
     def __init__(self, folder: ModelFolder) -> None:
-        """NotBuildable when this model departs from what the family's graph computes."""
+        """NotBuildable if the family's graph does not compute this variant of the model."""
         _check(folder, self.position_embedding)
         self.folder = folder
         self.reader = Reader(folder, self.base, self.anchor)
@@ -120,7 +124,7 @@ class Family:
 
     @property
     def base(self) -> str:
-        """What the names of the encoder's weights begin with in a model with a head."""
+        """The prefix of the encoder's weights in a model with a head."""
         return self.prefix
 
     @property
@@ -130,11 +134,11 @@ class Family:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was chosen where the model leaves a choice, as sentences for the user."""
+        """Choices that the model leaves open, as sentences for the user."""
         return ()
 
     def key(self, name: str) -> str:
-        """What the family calls a field of config.json."""
+        """The family's name of a field of config.json."""
         return self.keys.get(name, name)
 
     def integer(self, name: str) -> int:
@@ -152,8 +156,19 @@ class Family:
         return self.reader.integer("embedding_size", NARROW_WIDTH) if self.narrow else self.hidden
 
     @property
+    def stored_words(self) -> int:
+        """Rows of the table of words."""
+        return self.integer("vocab_size")
+
+    @property
+    def attention_heads(self) -> int:
+        """Number of heads, which share the hidden states evenly."""
+        heads, default = self.key("num_attention_heads"), self.defaults["num_attention_heads"]
+        return self.reader.heads(heads, default, self.key("hidden_size"), self.hidden)
+
+    @property
     def epsilon(self) -> float:
-        """Of every normalisation."""
+        """Epsilon of all normalisations."""
         return self.fixed_epsilon or self.reader.number("layer_norm_eps", 1e-12)
 
     @property
@@ -163,23 +178,24 @@ class Family:
 
     def encoder(self) -> Encoder:
         """The model without its head."""
-        heads, default = self.key("num_attention_heads"), self.defaults["num_attention_heads"]
         return Encoder(
             embeddings=self.embeddings(),
             layers=self.all_layers(),
-            heads=self.reader.heads(heads, default, self.key("hidden_size"), self.hidden),
+            heads=self.attention_heads,
             activation=self.reader.activation(self.key("hidden_act"), self.default_activation),
         )
 
     def embeddings(self) -> Embeddings:
         """Words, positions, types."""
         body, width = self.reader.body, self.embedding_width
-        types = self.reader.integer("type_vocab_size", 2, least=0) if self.has_types else 0
+        types, rows = 0, self.integer("max_position_embeddings")
+        if self.default_types is not None:
+            types = self.reader.integer("type_vocab_size", self.default_types, least=0)
         return Embeddings(
-            words=body.table("embeddings.word_embeddings", self.integer("vocab_size"), width),
-            positions=body.table("embeddings.position_embeddings", self.integer("max_position_embeddings"), width),
+            words=body.table("embeddings.word_embeddings", self.stored_words, width),
+            positions=body.table("embeddings.position_embeddings", rows, width) if self.has_positions else None,
             types=body.table("embeddings.token_type_embeddings", types, width) if types else None,
-            norm=body.norm("embeddings.LayerNorm", width, self.epsilon),
+            norm=body.norm(self.embedding_norm, width, self.epsilon),
             position_kind=self.positions,
             padding_id=self.padding_id if self.positions is Positions.CUMULATIVE else 0,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -48,7 +47,7 @@ class Gpt2(DecoderFamily):
 
     @property
     def epsilon(self) -> float:
-        """Of every normalisation."""
+        """Epsilon of all normalisations."""
         return self.reader.number("layer_norm_epsilon", 1e-5)
 
     @property
@@ -59,7 +58,7 @@ class Gpt2(DecoderFamily):
     @property
     def head_width(self) -> int:
         """Values of a head."""
-        return self.hidden // self.reader.heads("n_head", self.defaults["num_attention_heads"], "n_embd", self.hidden)
+        return self.hidden // self.attention_heads
 
     @property
     def inner(self) -> int:
@@ -86,14 +85,14 @@ class Gpt2(DecoderFamily):
         return [None] * self.integer("num_hidden_layers")
 
     def numbered_layer(self, index: int, angles: Rotary | None) -> Layer:
-        """One layer; the scale of the scores, where it is not that of other models, is taken into the queries."""
+        """One layer; a scale of the scores that other models do not have is taken into the queries."""
         name, hidden = f"h.{index}", self.hidden
         query, key, value = parts(self.transposed(f"{name}.attn.c_attn", hidden, 3 * hidden), 3)
         scale = 1.0 if self.reader.flag("scale_attn_weights", default=True) else math.sqrt(self.head_width)
         if self.reader.flag("scale_attn_by_inverse_layer_idx", default=False):
             scale /= index + 1
         return Layer(
-            query=query if scale == 1.0 else _scaled(query, scale),
+            query=query if scale == 1.0 else query.scaled(scale),
             key=key,
             value=value,
             output=self.transposed(f"{name}.attn.c_proj", hidden, hidden),
@@ -106,7 +105,7 @@ class Gpt2(DecoderFamily):
         )
 
     def top(self, head: Head, encoder: Encoder) -> Top:
-        """As others, but the head of tokens has another name."""
+        """Only the head of tokens has another name than in the other families."""
         if head is Head.TOKEN:
             return TokenClassifier(self.reader.top.dense("classifier", encoder.hidden, self.labels))
         return super().top(head, encoder)
@@ -115,8 +114,3 @@ class Gpt2(DecoderFamily):
         """A linear layer, which is stored as [in, out]."""
         stored = self.reader.body.table(name, width_in, width_out)
         return Dense(np.ascontiguousarray(stored.T), self.reader.body.vector((f"{name}.bias",), width_out))
-
-
-def _scaled(dense: Dense, scale: float) -> Dense:
-    factor = np.float32(scale)
-    return replace(dense, weight=dense.weight * factor, bias=None if dense.bias is None else dense.bias * factor)

@@ -1,7 +1,8 @@
 """GTE since 2024 (gte-multilingual, gte-base-en-v1.5, snowflake-arctic-embed-m-v2.0): BERT's layers with rotary
 positions and gated networks.
 
-As with NomicBERT there are two layouts, and the authors' models name code of their own, which is not read or run.
+As with NomicBERT there are two layouts, and the authors' models name code in their repositories, which is not read or
+run.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from typing import ClassVar
 
 from penstock_optimizer.export.families.family import DEFAULTS, ClassifierNames, Family, MaskNames, parts
 from penstock_optimizer.export.reader import NotBuildable
-from penstock_optimizer.export.rotary import check_unscaled, rotary, table
-from penstock_optimizer.export.transformer import Activation, Embeddings, Encoder, Layer, MaskFiller, Positions, Rotary
+from penstock_optimizer.export.rotary import check_unscaled, positive, rotary, table
+from penstock_optimizer.export.transformer import Activation, Encoder, Layer, MaskFiller, Rotary
 from penstock_runtime.models.folder import ModelFolder
 
 THETAS = {True: 10_000.0, False: 160_000.0}
-"""Default of the angles' base: in the authors' layout, and in that of transformers 5."""
+"""Default of the angles' base: in the authors' layout (True), and in transformers 5 (False)."""
 MUST_BE: Mapping[str, object] = {"layer_norm_type": "layer_norm", "logn_attention_scale": False, "pack_qkv": True}
-"""Fields of the authors' layout for what the graph does not have, with the value that is known here, their default."""
+"""Fields of the authors' layout, with the only value that the graph computes: their default."""
 
 
 class Gte(Family):
@@ -27,6 +28,8 @@ class Gte(Family):
 
     prefix = "new"
     position_embedding = "rope"
+    has_positions = False
+    default_types = 1
     defaults: ClassVar[Mapping[str, int]] = {**DEFAULTS, "vocab_size": 250048, "max_position_embeddings": 8192}
     classifier_names = ClassifierNames("pooler.dense", Activation.TANH, pooled=True)
     mask_names = MaskNames("lm_head.dense", "lm_head.norm", "lm_head.decoder")
@@ -42,7 +45,7 @@ class Gte(Family):
 
     @property
     def base(self) -> str:
-        """`new` in the authors' layout, `gte` in that of transformers 5."""
+        """`new` in the authors' layout, `gte` in transformers 5."""
         return "gte" if any(name.startswith("gte.") for name in self.folder.tensors) else self.prefix
 
     @property
@@ -53,23 +56,10 @@ class Gte(Family):
     def encoder(self) -> Encoder:
         """The model without its head."""
         reader, hidden = self.reader, self.hidden
-        heads = reader.heads("num_attention_heads", self.defaults["num_attention_heads"], "hidden_size", hidden)
+        heads = self.attention_heads
         angles = self._rotary(hidden // heads)
         layers = tuple(self._layer(index, angles) for index in range(self.integer("num_hidden_layers")))
         return Encoder(self.embeddings(), layers, heads, reader.activation("hidden_act", "gelu"))
-
-    def embeddings(self) -> Embeddings:
-        """Words and types."""
-        body, hidden = self.reader.body, self.hidden
-        types = self.reader.integer("type_vocab_size", 1, least=0)
-        return Embeddings(
-            words=body.table("embeddings.word_embeddings", self.integer("vocab_size"), hidden),
-            positions=None,
-            types=body.table("embeddings.token_type_embeddings", types, hidden) if types else None,
-            norm=body.norm("embeddings.LayerNorm", hidden, self.epsilon),
-            position_kind=Positions.INDEX,
-            padding_id=0,
-        )
 
     def mask_filler(self, encoder: Encoder, names: MaskNames) -> MaskFiller:
         """With the name of its norm by layout."""
@@ -80,9 +70,7 @@ class Gte(Family):
         reader = self.reader
         stated = table(reader, "rope_parameters")
         if stated:
-            theta = stated.get("rope_theta", THETAS[False])
-            if not isinstance(theta, int | float) or isinstance(theta, bool) or theta <= 0:
-                raise reader.invalid("rope_parameters.rope_theta", theta, "a positive number")
+            theta = positive(reader, stated, "rope_theta", THETAS[False])
         else:
             theta = reader.number("rope_theta", THETAS[self.folder.model_type == "new"])
         scaling, shrink = table(reader, "rope_scaling"), 1.0
@@ -95,7 +83,7 @@ class Gte(Family):
             theta, shrink = theta * factor, factor ** (2 / width)
         else:
             check_unscaled(scaling)
-        return rotary(self.integer("max_position_embeddings"), width, float(theta), shrink=shrink)
+        return rotary(self.integer("max_position_embeddings"), width, theta, shrink=shrink)
 
     def _layer(self, index: int, angles: Rotary) -> Layer:
         body, hidden, inner = self.reader.body, self.hidden, self.integer("intermediate_size")
@@ -113,7 +101,7 @@ class Gte(Family):
             value=value,
             output=body.dense(f"{name}.{attention}.o_proj", hidden, hidden),
             attention_norm=body.norm(f"{name}.{norms[0]}", hidden, self.epsilon),
-            up=gate,  # what they call the gate is activated
+            up=gate,  # the authors call the activated product the gate
             gate=up,
             down=body.dense(f"{name}.mlp.down_proj", inner, hidden),
             feed_forward_norm=body.norm(f"{name}.{norms[1]}", hidden, self.epsilon),

@@ -1,4 +1,4 @@
-"""Jina AI's encoders: JinaBERT (jina-embeddings-v2, jina-reranker-v1), and XLM-RoBERTa in a layout of theirs
+"""Jina AI's encoders: JinaBERT (jina-embeddings-v2, jina-reranker-v1), and XLM-RoBERTa in another layout
 (jina-embeddings-v3, jina-colbert-v2, jina-reranker-v2).
 
 JinaBERT has BERT's layers with gated networks, and ALiBi instead of positions. Its second layout, in which queries and
@@ -26,7 +26,6 @@ from penstock_optimizer.export.rotary import rotary
 from penstock_optimizer.export.transformer import (
     Activation,
     AttentionRange,
-    Embeddings,
     Encoder,
     Layer,
     Positions,
@@ -46,6 +45,7 @@ class JinaBert(Family):
 
     prefix = "bert"
     position_embedding = "alibi"
+    has_positions = False
     classifier_names = ClassifierNames("pooler.dense", Activation.TANH, pooled=True)
     mask_names = MaskNames(
         "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder",
@@ -53,7 +53,7 @@ class JinaBert(Family):
     )  # fmt: skip
 
     def encoder(self) -> Encoder:
-        """As BERT's, with a slope for each head. The activation is that of the gates."""
+        """As BERT's, with a slope for each head. The gates have the activation."""
         stated = self.reader.config.get("feed_forward_type", "geglu")
         if stated not in GATED:
             raise NotBuildable(f"its feed_forward_type is {stated}")
@@ -61,17 +61,6 @@ class JinaBert(Family):
         reach = AttentionRange(bias=Slopes(slopes(encoder.heads)))
         layers = tuple(replace(layer, attends_to=reach) for layer in encoder.layers)
         return replace(encoder, layers=layers, activation=GATED[stated])
-
-    def embeddings(self) -> Embeddings:
-        """Words and types."""
-        body, hidden = self.reader.body, self.hidden
-        types = self.reader.integer("type_vocab_size", 2, least=0)
-        return Embeddings(
-            words=body.table("embeddings.word_embeddings", self.integer("vocab_size"), hidden),
-            positions=None,
-            types=body.table("embeddings.token_type_embeddings", types, hidden) if types else None,
-            norm=body.norm("embeddings.LayerNorm", hidden, self.epsilon),
-        )
 
     def layer(self, name: str) -> Layer:
         """One layer."""
@@ -111,7 +100,7 @@ MUST_BE: Mapping[str, object] = {
     "rotary_emb_interleaved": False,
     "use_reg_tokens": False,
 }
-"""Fields for what the graph does not have, with the only value that is known here."""
+"""Fields with the only value that the graph computes."""
 _ORIGINAL = "parametrizations.weight.original"
 _LORA = "parametrizations.weight.0.lora_"
 LAYER = "encoder.layers.0.mixer.Wqkv.bias"
@@ -134,6 +123,8 @@ class XlmRobertaFlash(Family):
     }
     positions = Positions.CUMULATIVE
     default_padding = 1
+    default_types = 1
+    embedding_norm = "emb_ln"
     classifier_names = ClassifierNames("classifier.dense", Activation.TANH, "classifier.out_proj")
     mask_names = MaskNames(
         "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias", activation=Activation.GELU
@@ -150,7 +141,7 @@ class XlmRobertaFlash(Family):
 
     @property
     def epsilon(self) -> float:
-        """Of every normalisation."""
+        """Epsilon of all normalisations."""
         return self.reader.number("layer_norm_eps", 1e-5)
 
     @property
@@ -164,28 +155,14 @@ class XlmRobertaFlash(Family):
         return (f"No adapter ({names}) is applied: docs/how-to/convert-a-model.md#adapters has how to choose one",)
 
     @property
-    def _vocabulary(self) -> int:
+    def stored_words(self) -> int:
+        """Rows of the table of words."""
         words, multiple = self.integer("vocab_size"), self.reader.integer("pad_vocab_size_multiple", 1)
         return -(-words // multiple) * multiple
 
-    def embeddings(self) -> Embeddings:
-        """Words, types, and positions that have a table."""
-        body, hidden, has_table = self.reader.body, self.hidden, self.positions is Positions.CUMULATIVE
-        types, positions = self.reader.integer("type_vocab_size", 1, least=0), "embeddings.position_embeddings"
-        return Embeddings(
-            words=body.table("embeddings.word_embeddings", self._vocabulary, hidden),
-            positions=body.table(positions, self.integer("max_position_embeddings"), hidden) if has_table else None,
-            types=body.table("embeddings.token_type_embeddings", types, hidden) if types else None,
-            norm=body.norm("emb_ln", hidden, self.epsilon),
-            position_kind=self.positions,
-            padding_id=self.padding_id if has_table else 0,
-        )
-
     def encoder(self) -> Encoder:
         """The model without its head."""
-        heads = self.reader.heads(
-            "num_attention_heads", self.defaults["num_attention_heads"], "hidden_size", self.hidden
-        )
+        heads = self.attention_heads
         angles = self._angles(heads)
         layers = tuple(self._layer(index, angles) for index in range(self.integer("num_hidden_layers")))
         return Encoder(self.embeddings(), layers, heads, self.reader.activation("hidden_act", "gelu"))
@@ -215,6 +192,7 @@ class XlmRobertaRotary(XlmRobertaFlash):
 
     position_embedding = "rotary"
     positions = Positions.INDEX
+    has_positions = False
 
     def _angles(self, heads: int) -> Rotary:
         base = self.reader.number("rotary_emb_base", THETA)

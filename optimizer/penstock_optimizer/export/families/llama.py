@@ -77,13 +77,13 @@ class Phi3(Mistral):
     default_window = None
 
     def attention_products(self, name: str, *, bias: bool) -> Sequence[Dense]:  # noqa: ARG002 - there is none
-        """Of queries, keys and values."""
+        """The products that give queries, keys and values."""
         queries, keys = self.heads * self.head_width, self.key_heads * self.head_width
         joined = self.reader.body.table(f"{name}.qkv_proj", queries + 2 * keys, self.hidden)
         return [Dense(part, None) for part in np.split(joined, [queries, queries + keys])]
 
     def gated_products(self, name: str, *, bias: bool) -> Sequence[Dense]:  # noqa: ARG002 - there is none
-        """Of the gate and of what it is multiplied with."""
+        """The activated gate, and the factor of its result."""
         joined = self.reader.body.table(f"{name}.gate_up_proj", 2 * self.integer("intermediate_size"), self.hidden)
         return [Dense(part, None) for part in np.split(joined, 2)]
 
@@ -136,7 +136,7 @@ class Qwen3(Qwen2):
         return attention, attention, False
 
     def top(self, head: Head, encoder: Encoder) -> Top:
-        """As others, and the head of Qwen3-Reranker: the logit of the next token yes, less that of no."""
+        """Also the head of Qwen3-Reranker: the logit of the next token yes less the logit of no."""
         if head is not Head.SEQUENCE or not self.folder.ranks_by_words:
             return super().top(head, encoder)
         tokenizer, words = Tokenizer.load(self.folder), encoder.embeddings.words

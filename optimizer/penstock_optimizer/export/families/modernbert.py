@@ -56,7 +56,7 @@ class ModernBert(Family):
 
     @property
     def epsilon(self) -> float:
-        """Of every normalisation."""
+        """Epsilon of all normalisations."""
         return self.reader.number("norm_eps", 1e-5)
 
     def embeddings(self) -> Embeddings:
@@ -68,7 +68,7 @@ class ModernBert(Family):
     def encoder(self) -> Encoder:
         """The model without its head."""
         reader, hidden = self.reader, self.hidden
-        heads = reader.heads("num_attention_heads", self.defaults["num_attention_heads"], "hidden_size", hidden)
+        heads = self.attention_heads
         kinds = self._kinds()
         rotaries = {kind: self._rotary(kind, hidden // heads) for kind in sorted(set(kinds))}
         return Encoder(

@@ -1,7 +1,7 @@
 """NomicBERT (nomic-embed-text-v1.5): BERT's layers with rotary positions and gated networks, mostly without biases.
 
-Its weights and configuration have two layouts: that of the authors, whose models name code of their own, and that of
-transformers 5. That code is not read or run: what it computes is published, and the builder computes the same.
+Its weights and configuration have two layouts: the authors', and the layout of transformers 5. The authors' models name
+code in their repositories, which is not read or run: the formulas are published.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from typing import ClassVar
 from penstock.tasks import Head
 from penstock_optimizer.export.families.family import DEFAULTS, ClassifierNames, Family, MaskNames, parts
 from penstock_optimizer.export.reader import NotBuildable
-from penstock_optimizer.export.rotary import check_unscaled, rotary, table
+from penstock_optimizer.export.rotary import check_unscaled, positive, rotary, table
 from penstock_optimizer.export.transformer import (
     Activation,
     Dense,
-    Embeddings,
     Encoder,
     Layer,
     MaskFiller,
-    Positions,
     Rotary,
     Top,
     Transform,
@@ -55,7 +53,7 @@ MUST_BE: Mapping[str, object] = {
     "num_heads_kv": None,
     "num_experts": 0,
 }
-"""Fields of the authors' layout for what the graph does not have, with the only value that is known here."""
+"""Fields of the authors' layout, with the only value that the graph computes."""
 ABSENT: Mapping[str, object] = {**MUST_BE, "rotary_emb_fraction": 0.0}
 """Their values where config.json omits them."""
 
@@ -64,6 +62,7 @@ class NomicBert(Family):
     """Nomic's encoder."""
 
     prefix = "bert"
+    has_positions = False
     defaults: ClassVar[Mapping[str, int]] = {**DEFAULTS, "vocab_size": 30528, "max_position_embeddings": 2048}
     classifier_names = ClassifierNames("pooler.dense", Activation.TANH, pooled=True)
     mask_names = MaskNames(
@@ -85,7 +84,7 @@ class NomicBert(Family):
 
     @property
     def base(self) -> str:
-        """`bert` in the authors' layout, `nomic_bert` in that of transformers 5."""
+        """`bert` in the authors' layout, `nomic_bert` in transformers 5."""
         return "nomic_bert" if any(name.startswith("nomic_bert.") for name in self.folder.tensors) else self.prefix
 
     def key(self, name: str) -> str:
@@ -94,17 +93,18 @@ class NomicBert(Family):
 
     @property
     def epsilon(self) -> float:
-        """Of every normalisation."""
+        """Epsilon of all normalisations."""
         if self.by_authors:
             return self.reader.number("layer_norm_epsilon", 1e-5)
         return self.reader.number("layer_norm_eps", 1e-12)
 
     def _biased(self, key: str) -> bool:
-        """Whether layers have biases, by a field of the authors' layout; those of transformers 5 have none."""
+        """True if layers have biases, by a field of the authors' layout; in transformers 5 they have none."""
         return self.by_authors and self.reader.flag(key, default=True)
 
     @property
-    def _vocabulary(self) -> int:
+    def stored_words(self) -> int:
+        """Rows of the table of words."""
         words = self.integer("vocab_size")
         multiple = self.reader.integer("pad_vocab_size_multiple", 1) if self.by_authors else 1
         return -(-words // multiple) * multiple
@@ -129,18 +129,13 @@ class NomicBert(Family):
     def encoder(self) -> Encoder:
         """The model without its head."""
         reader, hidden = self.reader, self.hidden
-        heads = reader.heads(
-            self.key("num_attention_heads"), self.defaults["num_attention_heads"], self.key("hidden_size"), hidden
-        )
+        heads = self.attention_heads
         if reader.config.get("head_dim") not in {None, hidden // heads}:
             raise NotBuildable("its head_dim is not hidden_size / num_attention_heads")
         if self.by_authors:
             theta = reader.number("rotary_emb_base", AUTHORS_THETA)
         else:
-            stated = table(reader, "rope_parameters").get("rope_theta", THETA)
-            if not isinstance(stated, int | float) or isinstance(stated, bool) or stated <= 0:
-                raise reader.invalid("rope_parameters.rope_theta", stated, "a positive number")
-            theta = float(stated)
+            theta = positive(reader, table(reader, "rope_parameters"), "rope_theta", THETA)
         angles = rotary(self.integer("max_position_embeddings"), hidden // heads, theta)
         layers = range(self.integer("num_hidden_layers"))
         read = self._layer if self._newer_names else self._layer_by_authors
@@ -151,18 +146,10 @@ class NomicBert(Family):
         """Whether the weights have the names of transformers 5, which it also changes into the authors' at times."""
         return f"{self.reader.body.prefix}embeddings.LayerNorm.weight" in self.reader.weights
 
-    def embeddings(self) -> Embeddings:
-        """Words and types."""
-        body, hidden = self.reader.body, self.hidden
-        types = self.reader.integer("type_vocab_size", 2, least=0)
-        return Embeddings(
-            words=body.table("embeddings.word_embeddings", self._vocabulary, hidden),
-            positions=None,
-            types=body.table("embeddings.token_type_embeddings", types, hidden) if types else None,
-            norm=body.norm("embeddings.LayerNorm" if self._newer_names else "emb_ln", hidden, self.epsilon),
-            position_kind=Positions.INDEX,
-            padding_id=0,
-        )
+    @property
+    def embedding_norm(self) -> str:  # type: ignore[override] # by layout
+        """The name of the norm of the embeddings, by layout."""
+        return "embeddings.LayerNorm" if self._newer_names else "emb_ln"
 
     def _layer_by_authors(self, index: int, angles: Rotary) -> Layer:
         body, name, hidden, inner = self.reader.body, f"encoder.layers.{index}", self.hidden, self._inner

@@ -48,7 +48,7 @@ class T5(Family):
 
     @property
     def epsilon(self) -> float:
-        """Of every normalisation."""
+        """Epsilon of all normalisations."""
         return self.reader.number("layer_norm_epsilon", 1e-6)
 
     def encoder(self) -> Encoder:
@@ -131,7 +131,7 @@ class T5(Family):
 
 
 class UMT5(T5):
-    """The later multilingual T5: each layer has a bias of its own."""
+    """The later multilingual T5: each layer has another bias."""
 
     default_network = "gated-gelu"
     shares_bias = False

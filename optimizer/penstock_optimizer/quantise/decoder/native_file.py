@@ -88,7 +88,7 @@ def _ordered(values: NDArray[np.uint8], panels: int, groups: int) -> NDArray[np.
 
 def _numbers(wanted: Float) -> tuple[NDArray[np.uint8], NDArray[np.int16], NDArray[np.uint8]]:
     """Numbers of 4 bits [outputs, groups, 32] and, for each group, the start and the step [outputs, groups] with which
-    floor((step * number + start) / 16) is nearest to `wanted` [outputs, groups, 32], whose values are -127 to 127.
+    floor((step * number + start) / 16) is nearest to `wanted` [outputs, groups, 32], values from -127 to 127.
 
     Steps are whole numbers: of those next to the exact one, the one with the smallest squared error is taken."""
     lowest, highest = wanted.min(2), wanted.max(2)
@@ -169,7 +169,7 @@ class _Writer:
             )
             if norm is not None
         }
-        # In the file, the gate is what is activated.
+        # In the file, the gate is the activated product.
         gate, up = (None, layer.up) if layer.gate is None else (layer.up, layer.gate)
         return LayerParts(
             attend=self._product(_joined(projections), f"{prefix}attend"),
@@ -192,7 +192,7 @@ class _Writer:
         return Dense(weight, _wider(dense.bias.reshape(heads, size), 1, width).reshape(-1))
 
     def _rope(self, rotary: Rotary | None) -> int:
-        """The number of these positions; those of several layers are computed once."""
+        """The number of these positions, which several layers may share."""
         if rotary is None:
             return -1
         if id(rotary) not in self._rotaries:

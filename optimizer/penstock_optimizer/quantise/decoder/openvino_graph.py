@@ -1,7 +1,7 @@
 """Writes a decoder as an OpenVINO graph without its attention, which the engine adds when it loads the graph.
 
-Inputs: `input_ids` int64 [tokens], `position_ids` int64 [tokens], `logit_rows` int32 [n] (the tokens whose logits are
-wanted), and `attention.N` float32 [tokens, heads x head size] for each layer N.
+Inputs: `input_ids` int64 [tokens], `position_ids` int64 [tokens], `logit_rows` int32 [n] (the tokens that need
+logits), and `attention.N` float32 [tokens, heads x head size] for each layer N.
 Outputs: `logits` float32 [n, vocabulary], and for each layer `query.N`, `key.N`, `value.N` float32 [tokens, width].
 
 The engine connects the three outputs of a layer with its input by the plugin's paged attention. That operation cannot
@@ -30,7 +30,7 @@ def write_graph(decoder: Decoder, storage: Storage, path: Path) -> None:
 
 
 def decoder_facts(decoder: Decoder) -> DecoderFacts:
-    """What the engine needs besides the graph."""
+    """Facts that the engine needs besides the graph."""
     return DecoderFacts(
         vocabulary=decoder.vocabulary,
         context=decoder.context,
@@ -43,8 +43,8 @@ def decoder_facts(decoder: Decoder) -> DecoderFacts:
 
 
 class _Writer:
-    """Writes one graph. Hidden states are [tokens, 1, hidden]: the form whose rotations and normalisations the plugin
-    fuses."""
+    """Writes one graph. Hidden states are [tokens, 1, hidden]: in this form the plugin fuses rotations and
+    normalisations."""
 
     def __init__(self, decoder: Decoder, storage: Storage) -> None:
         self._decoder = decoder

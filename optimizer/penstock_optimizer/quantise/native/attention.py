@@ -13,10 +13,10 @@ from penstock_optimizer.quantise.native.distances import DistanceReading, Distan
 from penstock_optimizer.quantise.native.inputs import Mask, ScoreBias, distance_table
 from penstock_optimizer.quantise.native.reading import WIDTH
 from penstock_optimizer.quantise.native.values import (
+    BufferPart,
     GraphValue,
     HeadNorm,
     Heads,
-    Part,
     refusal,
     side_by_side,
     spread_bias,
@@ -98,13 +98,13 @@ class AttentionReading(DistanceReading):
         self._left[value.buffer] += self._readers[node.output[0]] - 1
 
     def _attention(self, node: Any) -> None:
-        """Of three parts of one product, or of three products, whose biases may stand here."""
+        """Of three parts of one product, or of three products; the node may have the biases of the products."""
         if len(node.input) < 5 or not isinstance(self._find(node, 4), Mask):
             raise refusal(f"{node.name}, an attention without the mask")
         given = attributes(node)
         heads, group = int(given["num_heads"]), 1
         parts = [self._find(node, index) for index in range(3)]
-        if all(isinstance(part, Part) and (part.index, part.count) == (at, 3) for at, part in enumerate(parts)):
+        if all(isinstance(part, BufferPart) and (part.index, part.count) == (at, 3) for at, part in enumerate(parts)):
             queries = keys = values = parts[0].whole
             width = queries.width // 3
         elif all(isinstance(part, GraphValue) and not part.factors for part in parts):
@@ -160,7 +160,7 @@ class AttentionReading(DistanceReading):
         )  # fmt: skip
 
     def _bias_of(self, node: Any, heads: int, parts: Sequence[Any], queries: GraphValue) -> dict[str, Any]:
-        """What the attention adds to its scores: fields of its step, whose tensors are put into the file."""
+        """The bias on the scores, as fields of the attention's step; its tensors are put into the file."""
         if not any(node.input[5:]):
             return {}
         bias = self._find(node, 5)

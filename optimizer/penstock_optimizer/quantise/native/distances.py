@@ -1,5 +1,4 @@
-"""Reads what the distances between tokens add to the scores of an attention, as `DistanceScores` of export writes it
-(DeBERTa).
+"""Reads the terms of attention scores that depend on distances, as `DistanceScores` of export writes them (DeBERTa).
 
 The graph multiplies queries and keys with vectors of all distances and shifts the products. The native engine has no
 steps for that: its attention takes the vectors.
@@ -54,7 +53,7 @@ class DistanceTerms:
 
 
 class DistanceReading(Reading):
-    """The nodes between queries and keys and what is added to their scores."""
+    """The nodes between queries and keys and the terms of their scores."""
 
     def _transpose(self, node: Any) -> None:
         """Heads of queries or keys before their tokens. The attention itself reads these where they are."""
@@ -67,7 +66,7 @@ class DistanceReading(Reading):
         self._set(node, value)
 
     def _distance_products(self, node: Any, heads: Heads, vectors: DistanceTable) -> None:
-        """MatMul of heads with vectors, of which each line takes those of its own distances; or, of the keys for the
+        """MatMul of heads with vectors, of which each line takes its distances; or, of the keys for the
         first token's query, Mul and ReduceSum."""
         chain = [node]
         while (after := self._only_reader(chain[-1])) is not None and after.op_type in {
@@ -112,8 +111,8 @@ class DistanceReading(Reading):
     def _rows(self, node: Any, vectors: DistanceTable, *, of_keys: bool) -> NDArray[np.int64]:
         """`DistanceTerms.rows`, from the constant in the order of the products.
 
-        Token i reads the products from number length - 1 - i on, of those of the constant from positions - length on.
-        So number n of the constant is for the token that is n - (positions - 1) places after token i.
+        The products are made of the constant from number positions - length on; token i reads them from number
+        length - 1 - i on. So number n of the constant is for the token n - (positions - 1) after token i.
         """
         order = self._array(vectors.order)
         positions = len(order) - 1 if vectors.first else len(order) // 2

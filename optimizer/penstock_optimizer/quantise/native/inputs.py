@@ -1,4 +1,4 @@
-"""What a graph computes from its inputs alone (ids, mask, length), and its form in the native engine.
+"""Values that depend on a graph's inputs alone (ids, mask, length), and their form in the native engine.
 
 The native engine has no steps for these values: they are part of the steps that read them, such as the attention's
 mask and its bias on the scores.
@@ -22,7 +22,7 @@ LONGEST = 8192
 
 
 class Mask:
-    """What is computed of the attention mask."""
+    """A value made of the attention mask."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class LastPlace:
-    """The place of the last token that is not masked, in each row."""
+    """The index of the last token that is not masked, in each row."""
 
     token_id: int = -1
     """Only tokens of this id count; -1: all do."""
@@ -67,7 +67,7 @@ class Clipped:
 
 @dataclass(frozen=True)
 class ScoreBias:
-    """What is added to the scores by how far a key is from its query."""
+    """A bias on the scores by the distance from query to key."""
 
     before: int = -1
     """How many keys before its own a query attends to; -1: all."""
@@ -100,7 +100,7 @@ class DistanceEdge:
 
 @dataclass(frozen=True)
 class DistanceTable:
-    """Vectors of distances, those of a text's tokens in an order."""
+    """Vectors of the distances of a text's tokens, in an order."""
 
     order: str
     """A constant with the numbers of the vectors. Those from `middle` less to `middle` plus the number of tokens are
@@ -114,7 +114,7 @@ class DistanceTable:
 
 
 INPUTS = {"input_ids": "ids", "attention_mask": Mask(), "token_type_ids": "types"}
-"""What the graph's inputs are."""
+"""The meanings of the graph's inputs."""
 
 
 def of_inputs(node: Any, values: Sequence[Any], constant: Callable[[str], Any]) -> Any | None:

@@ -1,4 +1,4 @@
-"""The state of reading a graph for the native engine: steps, buffers and tensors so far, and what values stand for."""
+"""The state of reading a graph for the native engine: steps, buffers and tensors so far, and the meanings of values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from penstock_optimizer.quantise.native.values import Buffers, Column, GraphValu
 from penstock_runtime.engines.native.graph_file import Activation, GraphStep, Operator
 
 WIDTH = 32
-"""Widths of hidden states are multiples of it, and those of heads of half of it: the kernels have no tails."""
+"""Widths of hidden states are multiples of it, widths of heads of half of it: the kernels have no tails."""
 ACTIVATIONS: Mapping[str, Activation] = {
     "Gelu": "gelu", "FastGelu": "gelu-tanh", "Relu": "relu", "Tanh": "tanh",
 }  # fmt: skip
 
 
 class Reading:
-    """What readers of nodes share."""
+    """The base of the readers of nodes."""
 
     def __init__(self, model: Any) -> None:
         self._graph = model.graph
@@ -100,7 +100,7 @@ class Reading:
         return numpy_helper.to_array(self._constants[name])
 
     def _is_output(self, node: Any) -> bool:
-        """Whether nothing but the graph's caller reads what a node makes."""
+        """True if only the graph's caller reads the result of a node."""
         after = self._only_reader(node)
         return after is not None and after.op_type == "Identity"
 
@@ -123,7 +123,7 @@ class Reading:
         self._known[node.output[0]] = value
 
     def _write(self, node: Any, target: GraphValue, *read: GraphValue) -> None:
-        """The node's result is there, and what was read has a reader less."""
+        """The node's result is written, and each value that it read has one reader less."""
         self._set_value(node.output[0], target)
         for value in read:
             self._left[value.buffer] -= 1

@@ -25,7 +25,15 @@ from penstock_optimizer.quantise.native.inputs import (
     of_inputs,
 )
 from penstock_optimizer.quantise.native.reading import ACTIVATIONS, WIDTH
-from penstock_optimizer.quantise.native.values import Column, GraphValue, Heads, MaskedLines, Part, TableSum, refusal
+from penstock_optimizer.quantise.native.values import (
+    BufferPart,
+    Column,
+    GraphValue,
+    Heads,
+    MaskedLines,
+    TableSum,
+    refusal,
+)
 from penstock_optimizer.quantise.writers import OPERATOR
 from penstock_runtime.engines.native.graph_file import GraphOutput, NativeGraph
 
@@ -287,12 +295,16 @@ class _Reader(AttentionReading):
     def _split(self, node: Any) -> None:
         whole = self._buffer(node, 0)
         for index, name in enumerate(node.output):
-            self._known[name] = Part(whole, index, len(node.output))
+            self._known[name] = BufferPart(whole, index, len(node.output))
 
     def _squeeze(self, node: Any) -> None:
-        """The first token of each row has no axis of its own here, nor has one number of each line."""
+        """Neither the first token of each row nor one number of each line has an axis here."""
         part = self._find(node, 0)
-        if isinstance(part, Part) and part.whole.width == part.count and self._array(node.input[1]).tolist() == [2]:
+        if (
+            isinstance(part, BufferPart)
+            and part.whole.width == part.count
+            and self._array(node.input[1]).tolist() == [2]
+        ):
             self._known[node.output[0]] = Column(part.whole, part.index)
             return
         value = self._buffer(node, 0)

@@ -1,4 +1,4 @@
-"""What the names of an ONNX graph stand for while it is read for the native engine, its buffers, and its constants."""
+"""Meanings of the names of an ONNX graph while it is read for the native engine, with buffers and constants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock_runtime.engines.native.graph_file import GraphStep
 from penstock_runtime.rows import Float
 
 Per = Literal["token", "row", "chosen"]
-"""What a buffer has a line for: each token, each row, or each token of one id."""
+"""A buffer has a line for each token, each row, or each token of one id."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class GraphValue:
 
 @dataclass(frozen=True, eq=False)
 class TableSum:
-    """Tables whose rows are added up for each token: not computed yet."""
+    """A sum of rows of tables for each token: not computed yet."""
 
     words: str = ""
     positions: str = ""
@@ -58,7 +58,7 @@ class TableSum:
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """A buffer whose lines are seen as heads of `width` numbers; `grouped`: with an axis for queries of one key."""
+    """A buffer with lines of heads of `width` numbers; `grouped`: with an axis for queries of one key."""
 
     whole: GraphValue
     width: int = 0
@@ -67,14 +67,14 @@ class Heads:
 
 @dataclass(frozen=True)
 class MaskedLines:
-    """Lines of tokens, those of padding as zeros, or their sum over each row."""
+    """Lines of tokens with zeros for padding, or their sum over each row."""
 
     whole: GraphValue
     summed: bool = False
 
 
 @dataclass(frozen=True)
-class Part:
+class BufferPart:
     """One of the equal parts of a buffer's lines: queries, keys or values, or one of the numbers."""
 
     whole: GraphValue
@@ -91,7 +91,7 @@ class Column:
 
 
 class Buffers:
-    """Hands out buffers; one whose readers are through is used again for what has the same shape."""
+    """Hands out buffers. A buffer without further readers is used again for a value of the same shape."""
 
     def __init__(self) -> None:
         self._free: list[tuple[int, int, Per]] = []
@@ -107,7 +107,7 @@ class Buffers:
         return GraphValue(self.count - 1, width, per)
 
     def give(self, value: GraphValue) -> None:
-        """What it holds is not needed any more."""
+        """Take back a buffer that nothing reads any more."""
         self._free.append((value.buffer, value.width, value.per))
 
 
@@ -128,8 +128,8 @@ def spread_bias(steps: list[GraphStep], tensors: Tensors, buffers: Sequence[int]
 
 
 def side_by_side(steps: Sequence[GraphStep], tensors: Tensors) -> GraphStep | None:
-    """8-bit products of one source as one whose results stand side by side, its tensors added; its target is that of
-    the first. None for steps that are no such products, or do more than multiply."""
+    """One step for several 8-bit products of one source, with the outputs one after the other in each line of the
+    target of the first step. Adds its tensors. None for other steps, and for products with activation or residual."""
     alike = {(step.operator, step.source, step.inputs, step.tensors.get("factors")) for step in steps}
     if len(alike) > 1 or any(
         (step.operator, step.activation, step.residual) != ("linear8", "none", -1) for step in steps

@@ -63,7 +63,7 @@ def compile_library(target: Path = LIBRARY, *, flags: tuple[str, ...] = FLAGS, s
         commands = [
             [command, *compiled, "-c", name, "-o", made_of] for name, made_of in zip(names, objects, strict=True)
         ]
-        # One file takes more time than all others together.
+        # One file takes more time than all the rest.
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda words: _run(words, sources), commands))
         _run([command, *flags, *objects, "-o", str(made.resolve()), "-lm"], sources)

@@ -187,8 +187,8 @@ def write(path: Path, graph: NativeGraph) -> None:
 
 
 def write_tensors(path: Path, fields: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
-    """Write a file whose header has these fields, its version and the places of the tensors."""
-    # Offsets from the end of the header, whose size depends on their digits.
+    """Write a file with these fields, its version and the offsets of the tensors in its header."""
+    # Offsets from the end of the header: its size depends on their digits.
     places: dict[str, Any] = {}
     size = 0
     for name, array in tensors.items():

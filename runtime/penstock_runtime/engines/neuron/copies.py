@@ -1,6 +1,6 @@
 """Which copy of the model takes the next run: a state machine. Pure: no threads, no clock.
 
-Each copy has `capacity` places for runs in progress. A copy whose device has failed is taken out of service: its places
+Each copy has `capacity` slots for runs in progress. A copy on a failed device is taken out of service: its slots
 are not given again, and runs on it end by themselves.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One of a copy's places."""
+    """One of a copy's slots."""
 
     copy: int
     number: int
@@ -20,14 +20,14 @@ class Place:
 
 @dataclass(slots=True)
 class Copies:
-    """The copies and their free places."""
+    """The copies and their free slots."""
 
     count: int
     capacity: int
     failed: dict[int, str] = field(default_factory=dict)
     """Copies that are out of service, with the reason."""
     _free: list[list[int]] = field(init=False)
-    """Free places of each copy, the next one last."""
+    """Free slots of each copy, the next one last."""
 
     def __post_init__(self) -> None:
         self._free = [list(reversed(range(self.capacity))) for _ in range(self.count)]
@@ -42,7 +42,7 @@ class Copies:
         return self.capacity - len(self._free[copy])
 
     def take(self) -> Place | None:
-        """A free place on the copy in service with the fewest runs, the first of several; None: all are busy."""
+        """A free slot on the copy in service with the fewest runs, the first of several; None: all are busy."""
         usable = [copy for copy in range(self.count) if copy not in self.failed and self._free[copy]]
         if not usable:
             return None
@@ -50,7 +50,7 @@ class Copies:
         return Place(copy, self._free[copy].pop())
 
     def give_back(self, place: Place) -> None:
-        """The run has ended. ValueError if the place is free already."""
+        """The run has ended. ValueError if the slot is free already."""
         if place.number in self._free[place.copy]:
             raise ValueError(f"{place} is free already")
         self._free[place.copy].append(place.number)

@@ -1,7 +1,7 @@
 """Failures of the Neuron runtime: their kind, from the codes and lines that the Neuron SDK documents. Pure.
 
 The runtime writes its errors to the standard error of the process, and raises a RuntimeError or ends the process. Its
-exceptions have no codes of their own, so that both texts are searched for those below. A text that is not known is a
+exceptions have no codes, so that both texts are searched for those below. A text that is not known is a
 failure of that run, and nothing more.
 """
 
@@ -107,7 +107,7 @@ def failure_of(message: str, lines: Iterable[str]) -> DeviceFailure:
 
 
 def start_error(failure: DeviceFailure, details: str, *, visible: str) -> PenstockError:
-    """The error of a start that failed. `details`: what the runtime wrote; `visible`: NEURON_RT_VISIBLE_CORES."""
+    """The error of a start that failed. `details`: the runtime's output; `visible`: NEURON_RT_VISIBLE_CORES."""
     cores = f"NEURON_RT_VISIBLE_CORES is {visible}" if visible else "NEURON_RT_VISIBLE_CORES is not set"
     match failure:
         case DeviceFailure.CORES_TAKEN:

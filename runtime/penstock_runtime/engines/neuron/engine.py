@@ -82,7 +82,7 @@ class NeuronEngine:
         return {name: np.concatenate([outputs[name] for outputs in found]) for name in self._io.outputs}
 
     def run_wide(self, batch: Batch) -> Outputs:
-        """See `Engine`: a copy has its cores, and no others."""
+        """See `Engine`: a copy has its cores only."""
         return self.run(batch)
 
     def run_widening(self, batch: Batch) -> Outputs:

@@ -68,7 +68,7 @@ class ProcessEnded(Exception):
 
 
 class NeuronProcess:
-    """A child process. Use `load` first, then `run` from any threads, one at a time for each place."""
+    """A child process. Use `load` first, then `run` from any threads, one at a time for each slot."""
 
     def __init__(self, python: Path, environment: Mapping[str, str], *, copies: int, places: int) -> None:
         """Start it. OSError if there is no such interpreter. `places`: runs in progress of each copy."""
@@ -234,9 +234,9 @@ class NeuronProcess:
                 self._line_count += 1
                 self._lines.append((self._line_count, text))
                 if "ERROR" in text or failure_in(text) is not None:
-                    logger.warning("%s", text, extra=log_event("NeuronRuntimeMessage"))
+                    logger.warning("the Neuron runtime reports: %s", text, extra=log_event("NeuronRuntimeMessage"))
                 else:
-                    logger.debug("%s", text)
+                    logger.debug("the Neuron runtime reports: %s", text)
 
     def _explained(self, text: str, *, after: int = 0) -> tuple[DeviceFailure, str]:
         """The failure that a message names, or else one of the lines after this number; and the message with the last

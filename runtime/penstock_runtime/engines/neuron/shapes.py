@@ -112,7 +112,7 @@ def _divided(buckets: tuple[NeuronBucket, ...], constant: float, rows: int, toke
 def padded_inputs(model: CompiledModel, batch: Batch, part: BatchPart) -> list[Int32]:
     """The arrays of a run in the order of the model's inputs: int32 [bucket's batch, bucket's tokens].
 
-    Real tokens are those of the batch. Padding has the model's padding token and a mask of 0. Rows that are only
+    The batch has the real tokens. Padding has the model's padding token and a mask of 0. Rows that are only
     padding have their first token unmasked: a softmax over masked tokens alone is not a number in some models.
     """
     bucket = model.buckets[part.bucket]

@@ -44,7 +44,7 @@ class NeuronVariables(Variables):
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self:
-        """Read its variables only: the process checks the others itself. SettingError as `read`."""
+        """Read its variables only: the process checks the remaining ones itself. SettingError as `read`."""
         return cls.read({name: value for name, value in environment.items() if name.startswith("PENSTOCK_NEURON_")})
 
 

@@ -91,7 +91,7 @@ class LoadedCopies:
 
     def load(self, copy: int, file: int) -> None:
         """Load one compiled shape onto the cores of a copy. To be called file by file, in the order of the copies: on
-        Inf1 the runtime places each load on the next cores."""
+        Inf1 the runtime puts each load on the next cores."""
         with self._on_cores(copy):
             model = self._torch.jit.load(self._given["files"][file]["path"])
         if copy == len(self._models):
@@ -136,7 +136,7 @@ class LoadedCopies:
         return trimmed
 
     def serve(self, copy: int, connection: socket.socket) -> None:
-        """Answer the messages of one place, until the other side closes it."""
+        """Answer the messages of one slot, until the other side closes it."""
         while True:
             try:
                 header, data = receive(connection)
@@ -202,6 +202,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # The folder of this file is no place to import from: it has Penstock's modules.
+    # Nothing is imported from the folder of this file: it has Penstock's modules.
     del sys.path[0]
     main()

@@ -23,19 +23,19 @@ OF_ANY: tuple[type[RequestError], ...] = (
     errors.NotReady,
     RequestError,
 )
-"""What any request may meet."""
+"""Errors of any request."""
 OF_BODIES: tuple[type[RequestError], ...] = (
     errors.MalformedBody,
     errors.UnsupportedMediaType,
     errors.InvalidInput,
 )
-"""What a request with a body may meet."""
+"""Errors of any request with a body."""
 OF_INFERENCE: tuple[type[RequestError], ...] = (
     errors.Overloaded,
     errors.InferenceFailed,
     errors.DeadlineExceeded,
 )
-"""What a request to the model may meet."""
+"""Errors of any request to the model."""
 
 TIMINGS = {
     "x-compute-time": "Pre-processing, forward passes and post-processing of this request, milliseconds.",
@@ -102,7 +102,7 @@ def document(routes: Iterable[Route], *, name: str, task: TaskName, wants_token:
 
 
 def error_types(route: Route, *, wants_token: bool) -> list[type[RequestError]]:
-    """What a request to this route may be answered with, by status."""
+    """The errors of a route, sorted by status."""
     found = [*OF_ANY, *route.errors]
     if route.request is not None:
         found += OF_BODIES
@@ -185,7 +185,7 @@ def _responses(route: Route, *, wants_token: bool) -> dict[str, Any]:
 
 
 def sentence(error: type[RequestError]) -> str:
-    """What an error means: the first paragraph of its class."""
+    """The meaning of an error: the first paragraph of its class."""
     if error is RequestError:
         return "The server failed on this request; its log has the details under the request id."
     return " ".join((error.__doc__ or "").split("\n\n")[0].split())

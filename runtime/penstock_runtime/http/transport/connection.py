@@ -16,21 +16,30 @@ from typing import cast
 import httptools
 
 from penstock_runtime.errors import BodyTooLarge, MalformedRequest, NotReady, Overloaded, RequestError, RequestTimeout
-from penstock_runtime.http.transport.eager import Suspended, run_eagerly
-from penstock_runtime.http.transport.head import (
+from penstock_runtime.http.transport.fair_reads import FairReader, QueuedCall
+from penstock_runtime.http.transport.message import (
     MAX_LENGTH_DIGITS,
     HeadCache,
+    Request,
+    Response,
+    StreamingResponse,
     body_too_large,
     check_head,
+    encode,
     headers_too_large,
     not_http,
     read_head,
 )
-from penstock_runtime.http.transport.message import Request, Response, StreamingResponse, encode
-from penstock_runtime.http.transport.pool import ClientShare, ConnectionMemory, ConnectionPool, Pipeline, UploadRate
-from penstock_runtime.http.transport.reading import ConnectionState, ReadInTurns
+from penstock_runtime.http.transport.pool import (
+    ClientShare,
+    ConnectionMemory,
+    ConnectionPool,
+    ConnectionState,
+    PendingResponse,
+    Pipeline,
+    UploadRate,
+)
 from penstock_runtime.http.transport.streaming import StreamWriter
-from penstock_runtime.http.transport.turns import QueuedTurn
 
 LINGER_SECONDS = 2.0
 """How long the rest of a body is read and dropped after an early refusal. Closing at once would reset the connection,
@@ -39,17 +48,17 @@ LINGER_BYTES = 64 * 2**20
 NUMBERS = itertools.count(1)
 
 
-class Connection(ReadInTurns):
+class Connection(asyncio.Protocol):
     """One client."""
 
     __slots__ = (
         "_body", "_body_bytes", "_dropped_bytes", "_expected_bytes", "_head_bytes", "_head_cache", "_headers",
-        "_is_advancing", "_is_first", "_skips_head", "_turn", "_unread_bytes", "_upload", "_url", "active",
-        "address", "deadline", "expired", "expires", "number", "parser", "request", "state", "suspended", "writable",
+        "_is_advancing", "_is_first", "_queued", "_reader", "_skips_head", "_unread_bytes", "_upload", "_url", "active",
+        "address", "client", "deadline", "expired", "expires", "memory", "number", "parser", "pipeline", "pool",
+        "request", "state", "suspended", "transport", "writable",
     )  # fmt: skip
 
     def __init__(self, pool: ConnectionPool) -> None:
-        super().__init__()
         self.pool = pool
         self.number = next(NUMBERS)
         self.transport: asyncio.Transport | None = None
@@ -60,21 +69,20 @@ class Connection(ReadInTurns):
         self.expires = 0.0
         """When the connection reaches its maximum age, in the loop's time."""
         self.expired = False
-        """True after that time. Set by the sweep, so that requests need not read the clock."""
+        """After that time; set by the sweep."""
         self.request: Request | None = None
         """Being read."""
         self.active: Request | None = None
         """Being answered."""
-        self.suspended: Suspended[Response] | StreamWriter | None = None
-        """The active request's handler, while it waits, or its response, while it is streamed."""
+        self.suspended: PendingResponse | StreamWriter | None = None
+        """The response to the active request, while it is made or streamed."""
         self.pipeline = Pipeline()
         self.writable = True
         self._head_cache = HeadCache()
         self._url = b""
         self._headers: dict[bytes, bytes] | None = None
         """Of the request being read; None while headers are ignored: trailers, a head that is parsed twice."""
-        self._head_bytes = 0
-        """Of target and headers."""
+        self._head_bytes = 0  # of target and headers
         self._unread_bytes = 0
         """Received since the last piece of a body or end of a message: an incomplete head or incomplete trailers."""
         self._body: list[bytes] = []
@@ -84,12 +92,13 @@ class Connection(ReadInTurns):
         self._upload = UploadRate()
         self.address = ""
         self.client = ClientShare("")
-        """Whose share of the limits the connection counts to. Set when it is made, as the address and the memory."""
-        self._memory = ConnectionMemory(pool, self.client, self)
+        """Set with address and memory when the socket is known."""
+        self.memory = ConnectionMemory(pool, self.client, self)
         self._is_first = False
         """No request of the data just received has been started yet."""
-        self._turn: QueuedTurn | None = None
-        """Starts a request that was received together with others."""
+        self._reader = FairReader(self, pool)
+        self._queued: QueuedCall | None = None
+        """Starts a request that was received together with other ones."""
         self._is_advancing = False
         self._skips_head = False
         self._dropped_bytes = 0
@@ -103,7 +112,7 @@ class Connection(ReadInTurns):
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if isinstance(peer, tuple) else ""
         self.client = self.pool.client(self.address)
-        self._memory = ConnectionMemory(self.pool, self.client, self)
+        self.memory = ConnectionMemory(self.pool, self.client, self)
         now = self.pool.loop.time()
         self.deadline = now + self.pool.settings.idle_timeout_seconds
         self.expires = self.pool.expiry(now)
@@ -112,25 +121,36 @@ class Connection(ReadInTurns):
         if self.pool.refuses_silently:
             self.transport.abort()
         else:
-            error = NotReady("clients have too many connections open, and all of them are in use")
-            self._refuse_and_close(None, error)
+            self._refuse_and_close(None, NotReady("clients have too many connections open, and all of them are in use"))
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have arrived."""
+        self._reader.receive(data)
+
+    # Called by the reader
 
     def missing_bytes(self) -> int:
-        """See `ReadInTurns`."""
+        """Of a body of known length that is being received."""
         return self._expected_bytes - self._body_bytes if self.state is ConnectionState.BODY else 0
 
     def receive_request(self, data: bytes) -> bool:
-        """See `ReadInTurns`."""
+        """Start a request with a known head, without parsing it; false if the data is not exactly one such request."""
         self._is_first = True
         if self.state is not ConnectionState.IDLE or self.request is not None:
             return False
         cached = self._head_cache.read(data, self.pool.application.admission_version)
-        if cached is not None:
-            self._begin_cached(*cached)
-        return cached is not None
+        if cached is None:
+            return False
+        # The parser is between two requests before and after this one.
+        self.request, body = cached
+        self.request.identifier = self.pool.new_identifier()
+        self._body_bytes = 0
+        self.on_body(body)
+        self.on_message_complete()
+        return True
 
     def receive(self, data: bytes) -> None:
-        """See `ReadInTurns`."""
+        """Parse data of the client."""
         if self.state is ConnectionState.LINGER:
             self._dropped_bytes += len(data)
             if self._dropped_bytes > LINGER_BYTES and self.transport is not None:
@@ -141,18 +161,10 @@ class Connection(ReadInTurns):
             self.pipeline.read_bytes += len(data)
         self._feed(data)
         if self.request is not None:
-            self.count_piece(len(data))
+            self._reader.count_piece(len(data))
         # Complete headers are counted elsewhere, trailers not at all: this limits heads and trailers that never end.
         if self._unread_bytes > self.pool.settings.max_header_bytes and self.parser is not None:
-            self._refuse_headers()
-
-    def _begin_cached(self, request: Request, body: bytes) -> None:
-        """A request with the cached head: the parser is between two requests before and after it."""
-        request.identifier = self.pool.new_identifier()
-        self.request = request
-        self._body_bytes = 0
-        self.on_body(body)
-        self.on_message_complete()
+            self._refuse_and_close(self.request, headers_too_large(self.pool.settings.max_header_bytes))
 
     def _feed(self, data: bytes) -> None:
         parser = self.parser
@@ -177,7 +189,7 @@ class Connection(ReadInTurns):
         """The socket is closed: cancel the request in progress."""
         _ = exc
         self.pool.remove(self)
-        self.end_of_reading()
+        self._reader.end()
         self._cancel()
         self.pipeline.clear()
         self.parser = None
@@ -187,20 +199,20 @@ class Connection(ReadInTurns):
     def _cancel(self) -> None:
         if self.suspended is not None:
             self.suspended.cancel()
-        if self._turn is not None:
-            self._turn.cancel()
-        self.suspended = self._turn = None
+        if self._queued is not None:
+            self._queued.cancel()
+        self.suspended = self._queued = None
 
     def pause_writing(self) -> None:
         """The client reads more slowly than the responses are written."""
         self.writable = False
         self.deadline = self.pool.loop.time() + self.pool.settings.write_timeout_seconds
-        self._memory.update_unsent(self.transport)
+        self.memory.update_unsent(self.transport)
 
     def resume_writing(self) -> None:
         """The client has read enough of the responses."""
         self.writable = True
-        self._memory.update_unsent(self.transport)
+        self.memory.update_unsent(self.transport)
         if isinstance(self.suspended, StreamWriter):
             self.suspended.resume()
         if self.active is None and self.state is not ConnectionState.LINGER:
@@ -244,7 +256,7 @@ class Connection(ReadInTurns):
         if request is None or parser is None or self._skips_head or self.state is ConnectionState.LINGER:
             return
         if self._head_bytes > self.pool.settings.max_header_bytes:
-            self._refuse_headers()
+            self._refuse_and_close(request, headers_too_large(self.pool.settings.max_header_bytes))
             return
         version = parser.get_http_version()
         read_head(request, parser, version, self._url)
@@ -285,7 +297,7 @@ class Connection(ReadInTurns):
             self._refuse_and_close(request, body_too_large(limit))
         elif request.refusal is None:
             self._body.append(body)
-            self._memory.add(len(body))
+            self.memory.add(len(body))
             if not self.pool.make_room(self):
                 self._refuse_and_close(request, Overloaded("other requests and answers fill the memory for them"))
 
@@ -299,9 +311,8 @@ class Connection(ReadInTurns):
         self._skips_head = False
         self._unread_bytes = 0
         self.request = None
-        self.end_of_request()
-        body = self._body
-        request.body = body[0] if len(body) == 1 else b"".join(body)
+        self._reader.end_request()
+        request.body = b"".join(self._body)  # of one piece that piece itself, not a copy
         self._body = []
         request.received = time.perf_counter()
         if self.active is not None or not self.writable:
@@ -338,29 +349,25 @@ class Connection(ReadInTurns):
         self.state = ConnectionState.ANSWER
         # Of pipelined requests only the first starts at once: one client must not block the loop with all of them.
         # If the response may close the connection, it waits until the parser has read the requests that follow.
-        if self._is_first and not self._is_ending():
+        if self._is_first and not (self.expired or self.pool.draining):
             self._is_first = False
             self._answer(request)
         else:
-            self._turn = self.pool.turns.add(self.client.key, partial(self._answer, request))
-
-    def _is_ending(self) -> bool:
-        return self.expired or self.pool.draining
+            self._queued = self.pool.queue.add(self.client.key, partial(self._answer, request))
 
     def _answer(self, request: Request) -> None:
-        self._turn = None
+        self._queued = None
         application, refusal = self.pool.application, request.refusal
-        answer = application.answer(request) if refusal is None else application.refuse(request, refusal)
-        response = answer if isinstance(answer, Response) else run_eagerly(answer)
-        if isinstance(response, Suspended):
+        response = application.answer(request) if refusal is None else application.refuse(request, refusal)
+        if isinstance(response, Response):
+            self._respond(request, response)
+        else:
             self.suspended = response
             response.resume(self.pool.loop, partial(self._respond, request))
-        else:
-            self._respond(request, response)
 
     def _respond(self, request: Request, response: Response) -> None:
         self.active = self.suspended = None
-        self._memory.add(-len(request.body))
+        self.memory.add(-len(request.body))
         transport = self.transport
         stream = response.stream if isinstance(response, StreamingResponse) else None
         if transport is None or transport.is_closing():
@@ -368,8 +375,8 @@ class Connection(ReadInTurns):
                 stream.close()
             return
         # While draining, and on an expired connection, requests that were already received are answered too.
-        waits = self.pipeline or self._unparsed or self.request is not None
-        close = not request.keep_alive or (self._is_ending() and not waits)
+        waits = self.pipeline or self._reader.unparsed or self.request is not None
+        close = not request.keep_alive or ((self.expired or self.pool.draining) and not waits)
         transport.write(encode(response, request, self.pool.date, close=close))
         if stream is None:
             self._end_response(close=close)
@@ -419,14 +426,11 @@ class Connection(ReadInTurns):
         self._enter(ConnectionState.LINGER, self.pool.settings.write_timeout_seconds)
         transport.close()
 
-    def _refuse_headers(self) -> None:
-        self._refuse_and_close(self.request, headers_too_large(self.pool.settings.max_header_bytes))
-
     def _refuse_and_close(self, request: Request | None, error: RequestError) -> None:
         """Answer with an error and stop reading; the client may still be sending."""
         transport = self.transport
         self.request = None
-        self._memory.add(-sum(map(len, self._body)))
+        self.memory.add(-sum(map(len, self._body)))
         self._body = []
         self._unread_bytes = 0
         if self.active is not None or self.pipeline:
@@ -441,8 +445,8 @@ class Connection(ReadInTurns):
         self._enter(ConnectionState.LINGER, LINGER_SECONDS)
         if transport is None or transport.is_closing():
             return
-        response = self.pool.application.refuse(request, error)
-        transport.write(encode(response, request or Request(), self.pool.date, close=True))
+        refusal = encode(self.pool.application.refuse(request, error), request or Request(), self.pool.date, close=True)
+        transport.write(refusal)
         transport.write_eof()
 
     def sweep(self, now: float) -> None:
@@ -452,7 +456,7 @@ class Connection(ReadInTurns):
         transport = self.transport
         if transport is None:
             return
-        client_has_read = self._memory.update_unsent(transport)
+        client_has_read = self.memory.update_unsent(transport)
         waits_for_reader = not self.writable or self.state is ConnectionState.LINGER
         if waits_for_reader and client_has_read:
             self.deadline = now + self.pool.settings.write_timeout_seconds
@@ -470,13 +474,13 @@ class Connection(ReadInTurns):
             what = "headers" if self.state is ConnectionState.HEAD else "body"
             self._refuse_and_close(self.request, RequestTimeout(f"the {what} did not arrive in time"))
 
-    # For the pool, to make room for others
+    # For the pool, to make room for other connections
 
     @property
     def is_idle(self) -> bool:
         """See `PooledConnection`."""
         transport = self.transport
-        is_waiting = self.state is ConnectionState.IDLE and self.request is None and not self._unparsed
+        is_waiting = self.state is ConnectionState.IDLE and self.request is None and not self._reader.unparsed
         return is_waiting and transport is not None and not transport.get_write_buffer_size()
 
     @property
@@ -500,7 +504,7 @@ class Connection(ReadInTurns):
         if is_incomplete and not is_blocked:
             self._refuse_and_close(self.request, Overloaded("other clients need what this one holds"))
         self._body = []
-        self.end_of_reading()
+        self._reader.end()
         self._close(transport)
         if is_blocked:
             transport.abort()
@@ -510,7 +514,7 @@ class Connection(ReadInTurns):
 
     def close_if_idle(self) -> bool:
         """Close if no request is being answered or read; false if one is."""
-        if self.state is ConnectionState.IDLE and self.transport is not None and not self._unparsed:
+        if self.state is ConnectionState.IDLE and self.transport is not None and not self._reader.unparsed:
             self._close(self.transport)
             return True
         return self.transport is None

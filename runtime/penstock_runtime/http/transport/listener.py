@@ -64,7 +64,7 @@ class Listener(ConnectionPool):
         while True:
             try:
                 client, _ = self._socket.accept()
-            except OSError:  # BlockingIOError: no more connections; others: it was closed already
+            except OSError:  # BlockingIOError: no more connections; any other: it was closed already
                 break
             client.setblocking(False)
             task = self.loop.create_task(self.loop.connect_accepted_socket(self._new_connection, client))

@@ -3,7 +3,7 @@
 The listener is the pool that accepts connections; a connection knows the pool only.
 
 Connections and memory are shared between client addresses: one address may take `per_client_share` of them, and when
-they run out, the address with the most gives way. So a client is served however much others hold.
+they run out, the address with the most gives way. So a client is served however much other clients hold.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import random
 import resource
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
 
 from penstock_runtime.errors import RequestError
+from penstock_runtime.http.transport.fair_reads import FairQueue, LimitedReads
 from penstock_runtime.http.transport.message import Request, Response
-from penstock_runtime.http.transport.turns import ClientTurns, ReadTurns
 from penstock_runtime.settings import HttpSettings
 
 SPARE_OPEN_FILES = 256
@@ -41,6 +42,18 @@ PIPELINE_BYTES = 32 * 2**10
 read shows that its client has disconnected."""
 
 
+class PendingResponse(Protocol):
+    """A response that its handler has not made yet."""
+
+    def resume(self, loop: asyncio.AbstractEventLoop, done: Callable[[Response], None]) -> None:
+        """Continue the handler in a task, which calls `done` with the response."""
+        ...
+
+    def cancel(self) -> None:
+        """The client has disconnected: end the handler."""
+        ...
+
+
 class RequestHandler(Protocol):
     """The application, as a connection uses it."""
 
@@ -48,8 +61,8 @@ class RequestHandler(Protocol):
         """Check a request by its headers (None: length unknown); raise RequestError to refuse it."""
         ...
 
-    def answer(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
-        """The response. Never raises; a coroutine may be cancelled when the client disconnects."""
+    def answer(self, request: Request) -> Response | PendingResponse:
+        """The response. Never raises."""
         ...
 
     def refuse(self, request: Request | None, error: RequestError) -> Response:
@@ -65,6 +78,17 @@ class RequestHandler(Protocol):
     def admission_version(self) -> int:
         """Changes when a request that was admitted before may be refused now."""
         ...
+
+
+class ConnectionState(Enum):
+    """The event that a connection waits for: decides the meaning of its deadline."""
+
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+    ANSWER = "answer"
+    LINGER = "linger"
+    """The request was refused; further data is dropped."""
 
 
 class PooledConnection(Protocol):
@@ -102,14 +126,14 @@ class PooledConnection(Protocol):
 
 
 class ClientShare:
-    """What the connections of one client address take of the limits."""
+    """The share of the limits that the connections of one client address take."""
 
     __slots__ = ("connections", "held_bytes", "holders", "key")
 
     def __init__(self, key: str) -> None:
         self.key = key
         self.connections: OrderedDict[PooledConnection, None] = OrderedDict()
-        """In the order in which they are looked at: that of their opening, then of the last look."""
+        """In the order in which they are checked: first by their opening, then by the last check."""
         self.holders: set[PooledConnection] = set()
         """Those that hold bytes."""
         self.held_bytes = 0
@@ -165,8 +189,8 @@ class ConnectionPool:
         self._client_connections = max(1, int(share * self.max_connections))
         self._client_bytes = share * settings.max_held_bytes
         self._clients: dict[str, ClientShare] = {}
-        self.turns = ClientTurns(self.loop)
-        self.read_turns = ReadTurns(self.loop)
+        self.queue = FairQueue(self.loop)
+        self.limited_reads = LimitedReads(self.loop)
         self.draining = False
         """From now on the server closes each connection with its next response."""
         self.held_bytes = 0
@@ -204,7 +228,7 @@ class ConnectionPool:
 
     def _connection_to_close(self, newcomer_has: int) -> PooledConnection | None:
         """An idle connection of the address with the most; of an address with more than the newcomer will have, also
-        one that waits for its client. None: all others are busy, or their addresses have no more."""
+        one that waits for its client. None: all are busy, or their addresses have no more."""
         for other in sorted(self._clients.values(), key=lambda one: len(one.connections), reverse=True):
             if len(other.connections) <= newcomer_has:
                 break
@@ -221,7 +245,7 @@ class ConnectionPool:
         return len(self.connections) > self.max_connections + REFUSED_CONNECTIONS
 
     def make_room(self, connection: PooledConnection) -> bool:
-        """After bytes were added: whether the connection may keep what it holds. Closes slower connections of the
+        """After bytes were added: whether the connection may keep its bytes. Closes slower connections of the
         address that holds the most, if there is too little memory."""
         own = connection.client
         limit = self.settings.max_held_bytes

@@ -46,7 +46,7 @@ class StreamWriter:
         self._task.add_done_callback(self._close)
 
     def resume(self) -> None:
-        """The client has read enough of what was written."""
+        """The client has read enough."""
         self._writable.set()
 
     def cancel(self) -> None:
@@ -55,7 +55,7 @@ class StreamWriter:
             self._task.cancel()
 
     def _close(self, _task: object) -> None:
-        # Not in the task: one that is cancelled before it starts runs no clean-up of its own.
+        # Not in the task: one that is cancelled before it starts runs no clean-up itself.
         self._stream.close()
 
     async def _run(self, done: Callable[[], None]) -> None:

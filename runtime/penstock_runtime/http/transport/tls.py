@@ -92,7 +92,7 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
     made.set_alpn_protocols(["http/1.1"])
     for path in (certificate, key):
         path.read_bytes()  # OpenSSL's error for a missing file does not name it
-    # Without the function, OpenSSL would ask for the password of an encrypted key at the terminal.
+    # Without the function, OpenSSL would read the password of an encrypted key from the terminal.
     made.load_cert_chain(certificate, key, password=_no_password)
     return made
 
@@ -102,7 +102,7 @@ def _no_password() -> str:
 
 
 class TlsLayer(asyncio.Protocol):
-    """Decrypts what a socket receives for a connection, which writes through a `TlsTransport`."""
+    """Decrypts the data of a socket for a connection, which writes through a `TlsTransport`."""
 
     def __init__(self, context: ssl.SSLContext, connection: asyncio.Protocol) -> None:
         self._connection = connection
@@ -132,7 +132,7 @@ class TlsLayer(asyncio.Protocol):
         self._decrypt(transport)
 
     def _read_rest(self) -> None:
-        """The connection reads again: pass on what was received before it paused."""
+        """The connection reads again: pass on the data that was received before it paused."""
         if self._transport is not None and self._transport.is_established:
             self._decrypt(self._transport)
 
@@ -191,7 +191,7 @@ class TlsTransport(asyncio.Transport):
         outgoing: ssl.MemoryBIO,
         read_rest: Callable[[], None],
     ) -> None:
-        """`read_rest` passes on what was decrypted too late for a connection that had paused."""
+        """`read_rest` passes on data that was decrypted too late for a connection that had paused."""
         super().__init__()
         self._inner = inner
         self._read_rest = read_rest
@@ -217,7 +217,7 @@ class TlsTransport(asyncio.Transport):
         self.flush()
 
     def flush(self) -> None:
-        """Send what the TLS session has produced."""
+        """Send the output of the TLS session."""
         if self._outgoing.pending and not self._inner.is_closing():
             self._inner.write(self._outgoing.read())
 
@@ -284,9 +284,9 @@ class TlsTransport(asyncio.Transport):
         self._inner.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read from the socket again, after what it had before."""
+        """Read from the socket again, after the data that it had before."""
         if self.is_paused:
             self.is_paused = False
-            # Not at once: the connection may be about to parse what it has received itself.
+            # Not at once: the connection may be about to parse data that it has received before.
             asyncio.get_running_loop().call_soon(self._read_rest)
         self._inner.resume_reading()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.errors import ModelNotFound, PenstockError, UnsafeModel
-from penstock.resources.source import ModelSource, Scheme
+from penstock.resources.core import ModelSource, Scheme
 from penstock_runtime.models import gguf_folder
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources.hub import HubFetch
@@ -34,7 +34,7 @@ def fetch_model(
 ) -> ModelFolder:
     """Fetch a model, or find it locally, and check it.
 
-    `cache` stores downloads and may be shared by processes; local sources are read in place. `token` is for the hub.
+    `cache` stores downloads and may be shared by processes; local sources are not copied. `token` is for the hub.
     `graph` True fetches the model's ONNX file even if there are safetensors (by default only one of the two).
     `on_progress` is called, from several threads, with the progress and with a note before each retry.
     Raises ModelNotFound, ModelAccessDenied, MissingPackage; ModelUnavailable (temporary) after `retries`; and the

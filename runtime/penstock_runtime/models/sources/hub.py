@@ -30,7 +30,7 @@ from penstock.errors import (
     ModelUnavailable,
     PenstockError,
 )
-from penstock.resources.source import ModelSource
+from penstock.resources.core import ModelSource
 from penstock_runtime.host.disk import FULL
 from penstock_runtime.models.files import check_code, own_graph, read_object, remote_code_classes
 from penstock_runtime.models.sources.transfer import (
@@ -66,7 +66,7 @@ class HubFetch:
 
     source: ModelSource
     cache: Path
-    """Penstock's cache. HF_HUB_CACHE and HF_HOME, if set, choose another place for the hub's own files."""
+    """Penstock's cache. HF_HUB_CACHE and HF_HOME, if set, choose another folder for the hub's own files."""
     token: str | None
     """None: HF_TOKEN, or the token that `hf auth login` has stored."""
     graph: bool
@@ -205,7 +205,7 @@ class HubFetch:
     @property
     def _records(self) -> SnapshotRecords:
         name = self.source.repository.replace("/", "--") + ("--graph" if self.graph else "")
-        # A file's records are in a folder below those of the whole repository.
+        # A file's records are in a folder below the records of the whole repository.
         return SnapshotRecords(self.cache / "hub-complete" / name / self.source.file.replace("/", "--"))
 
     def _translate(self, action: Callable[[], T]) -> T:

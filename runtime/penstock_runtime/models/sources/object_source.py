@@ -25,7 +25,7 @@ from penstock.errors import (
     ModelUnavailable,
     PenstockError,
 )
-from penstock.resources.source import ModelSource
+from penstock.resources.core import ModelSource
 from penstock_runtime.host.disk import lock_file, sync_folders
 from penstock_runtime.models.files import check_code, own_graph, remote_code_classes
 from penstock_runtime.models.sources.transfer import (

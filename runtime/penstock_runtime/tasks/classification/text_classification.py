@@ -28,8 +28,8 @@ from penstock_runtime.tasks.fields import (
     body_schema,
     parse_parameters,
 )
-from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
 from penstock_runtime.tasks.scores import descending, finite, sigmoid, softmax
+from penstock_runtime.tasks.texts import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
 
 
 class Function(StrEnum):

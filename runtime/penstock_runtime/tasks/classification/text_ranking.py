@@ -30,9 +30,16 @@ from penstock_runtime.tasks.fields import (
     body_schema,
     parse_parameters,
 )
-from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
-from penstock_runtime.tasks.prompts import PROMPT, PROMPT_NOTES, PromptedTask
 from penstock_runtime.tasks.scores import descending, finite, sigmoid
+from penstock_runtime.tasks.texts import (
+    PROMPT,
+    PROMPT_NOTES,
+    TRUNCATION,
+    TRUNCATION_NOTES,
+    Fitter,
+    PromptedTask,
+    Truncation,
+)
 from penstock_runtime.tokens import Template
 
 PARAMETERS = Object(
@@ -104,7 +111,7 @@ BEFORE = (
 AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 QUERY = "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n<Query>: "
 DOCUMENT = "\n<Document>: "
-"""The prompt that Qwen3-Reranker was trained with, by its model card: AFTER is what the answer follows."""
+"""The prompt that Qwen3-Reranker was trained with, by its model card: the answer follows AFTER."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +191,7 @@ class TextRanking(PromptedTask):
         return Prepared(rows=rows, memo=_for_answer(request), truncated=cut)
 
     def _prepare_prompted(self, request: RankingRequest, template: Template) -> Prepared:
-        """One text for each pair: tokens of a language model may reach over the places where the parts meet."""
+        """One text for each pair: tokens of a language model may span the boundary of two parts."""
         fitter, rule, rows, cut = self._fitter, request.rule, [], 0
         room = fitter.room(template)
         texts = [f"{QUERY}{query}{DOCUMENT}{text}" for query, text in request.pairs]

@@ -32,8 +32,8 @@ from penstock_runtime.tasks.fields import (
     body_schema,
     parse_parameters,
 )
-from penstock_runtime.tasks.fitting import Fitter
 from penstock_runtime.tasks.scores import finite, softmax
+from penstock_runtime.tasks.texts import Fitter
 
 TEMPLATE = "This example is {}."
 LONGEST_TEMPLATE = 1000
@@ -275,7 +275,7 @@ def labels_of(given: str | list[str], limits: RequestLimits) -> list[str]:
 
 
 def fill(template: str, label: str) -> str:
-    """The template, as `HypothesisTemplate` has checked it, with the label in place of each field."""
+    """The template, as `HypothesisTemplate` has checked it, with the label instead of each field."""
     return "".join(
         literal if field is None else literal + label for literal, field, _, _ in string.Formatter().parse(template)
     )

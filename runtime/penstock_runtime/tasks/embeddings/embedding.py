@@ -17,9 +17,8 @@ from penstock.errors import CorruptModel
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.vector_modules import DenseModule, LayerNormModule, VectorModule
 from penstock_runtime.rows import POOLED, AnyPooling, Float, Outputs, Pooling, Poolings, Row
-from penstock_runtime.tasks.fitting import Fitter
-from penstock_runtime.tasks.prompts import PromptTexts
 from penstock_runtime.tasks.scores import finite
+from penstock_runtime.tasks.texts import Fitter, PromptTexts
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Embedding:
         `vector_modules`; CorruptModel if widths do not fit."""
         own, hidden = folder.pooling, width(folder.config)
         if pooled:
-            # The pooling only has to be one: the graph's vector, which has passed all modules, takes its place.
+            # The pooling only has to be one: the graph's vector, which has passed all modules, replaces it.
             return cls(fitter, prompts, Pooling.MEAN, True, (), folder.final_width or hidden, pooled)
         modules = () if folder.graph_has_modules else folder.vector_modules
         made = cls(fitter, prompts, own, folder.include_prompt, modules, hidden)
@@ -81,7 +80,7 @@ class Embedding:
             return pooling
         template = self.fitter.tokenizer.single
         tokens = len(template.before) + len(self.fitter.tokenizer.split([prompt])[0])
-        # As sentence-transformers counts: the prompt as a text of its own, without the last special token.
+        # As sentence-transformers counts: the prompt as a separate text, without the last special token.
         tokens += max(len(template.after) - 1, 0)
         return Poolings(pooling.kinds if isinstance(pooling, Poolings) else (pooling,), skip=tokens)
 

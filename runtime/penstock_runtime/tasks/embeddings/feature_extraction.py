@@ -33,8 +33,15 @@ from penstock_runtime.tasks.fields import (
     body_schema,
     parse_parameters,
 )
-from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
-from penstock_runtime.tasks.prompts import PROMPT, PROMPT_NOTES, PromptedTask
+from penstock_runtime.tasks.texts import (
+    PROMPT,
+    PROMPT_NOTES,
+    TRUNCATION,
+    TRUNCATION_NOTES,
+    Fitter,
+    PromptedTask,
+    Truncation,
+)
 from penstock_runtime.tokens import Pieces
 
 WIDEST = 65_536
@@ -58,7 +65,7 @@ class SparseFormat(StrEnum):
 
 
 class Output(StrEnum):
-    """What a model with several outputs (BGE-M3) computes of a text."""
+    """The outputs for a text of a model with several (BGE-M3)."""
 
     DENSE = "dense"
     SPARSE = "sparse"
@@ -153,7 +160,7 @@ def sparse_response_schema() -> JsonSchema:
 class TokenIds:
     """Inputs that a client has tokenised with this model's tokenizer, without special tokens.
 
-    Used by the APIs of OpenAI and text-embeddings-inference, not by that of Hugging Face.
+    Used by the APIs of OpenAI and text-embeddings-inference, not by Hugging Face's.
     """
 
     texts: list[list[int]]
@@ -238,7 +245,7 @@ class FeatureExtraction(PromptedTask):
         width = embedding.own_width if own else embedding.pooled_width(pooling)
         dimensions = self._dimensions if values["dimensions"] is None else values["dimensions"]
         normalize = self._normalize if values["normalize"] is None else values["normalize"]
-        # With the model's own settings the order is that of sentence-transformers: modules first, then the cut.
+        # With the model's own settings the order is as in sentence-transformers: modules first, then the cut.
         by_files = values["normalize"] is None and values["dimensions"] is None and dimensions is not None
         for name in ("normalize", "dimensions"):
             if pooling is None and values[name]:

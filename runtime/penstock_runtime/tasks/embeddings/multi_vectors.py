@@ -37,15 +37,14 @@ from penstock_runtime.tasks.embeddings.feature_extraction import (
 )
 from penstock_runtime.tasks.embeddings.sparse_vectors import USUAL_ANSWER_BYTES, SparseVector, formed
 from penstock_runtime.tasks.fields import Either, ListOf, Object, Text, parse_parameters
-from penstock_runtime.tasks.fitting import Fitter, Truncation
-from penstock_runtime.tasks.prompts import PromptedTask
 from penstock_runtime.tasks.scores import descending, finite
+from penstock_runtime.tasks.texts import Fitter, PromptedTask, Truncation
 from penstock_runtime.tokens import Pieces, Template
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TokenRow(Row):
-    """A row whose token vectors are answered."""
+    """A row that is answered with its token vectors."""
 
     kept: tuple[int, ...]
     """Positions of the tokens with a vector in the answer."""
@@ -75,7 +74,7 @@ class MultiVectorRequest:
     dimensions: int | None
     rule: Truncation
     ranked: list[str] | None = None
-    """The texts to rank for the first one; None: vectors are asked for."""
+    """The texts to rank for the first one; None: the answer has vectors."""
     top_k: int | None = None
     return_text: bool = False
 
@@ -274,7 +273,7 @@ def _filler(model: MultiVector, fitter: Fitter) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ThreeVectorsRequest:
-    """A checked request: as for dense vectors, and what is asked for."""
+    """A checked request: as for dense vectors, and the requested outputs."""
 
     dense: EmbeddingRequest
     outputs: tuple[Output, ...]
@@ -285,7 +284,7 @@ class ThreeVectorsRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ThreeVectors:
-    """The parts of a text's answer that a request asks for."""
+    """The requested parts of a text's answer."""
 
     dense: Float | None
     """[width], pooled, not yet normalised."""
@@ -296,7 +295,7 @@ class ThreeVectors:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StatesRow(Row):
-    """A row whose token vectors the outputs are made of."""
+    """A row, with the token vectors for its outputs."""
 
     pooled_by: AnyPooling | None
     """Of the dense vector."""
@@ -305,7 +304,7 @@ class StatesRow(Row):
 class ThreeOutputs(FeatureExtraction):
     """The task of BGE-M3: dense vectors, weights of tokens, and a vector for each token, from one run.
 
-    Chen et al., "BGE M3-Embedding", arXiv 2402.03216. The weight of a token is relu(w h), the largest of its places;
+    Chen et al., "BGE M3-Embedding", arXiv 2402.03216. The weight of a token is relu(w h), the largest of its positions;
     special tokens have none. The vectors of tokens leave the first one out.
     """
 
@@ -405,7 +404,7 @@ class ThreeOutputs(FeatureExtraction):
         return tuple(arrays)
 
     def assemble(self, prepared: Prepared, reduced: Sequence[ThreeVectors]) -> Any:  # type: ignore[override] # as above
-        """The one output that is asked for as other models have it, or an object of those that `outputs` names."""
+        """The one requested output as other models have it, or an object of the outputs that `outputs` names."""
         request: ThreeVectorsRequest = prepared.memo
         answers = {str(output): self._output(output, request, reduced) for output in request.outputs}
         if request.named:

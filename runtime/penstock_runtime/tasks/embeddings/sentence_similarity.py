@@ -1,4 +1,4 @@
-"""sentence-similarity: the cosine similarity of a sentence to each of several others."""
+"""sentence-similarity: the cosine similarity of a sentence to each of several sentences."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ from penstock_runtime.rows import AnyPooling, Float, Outputs, Row
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits
 from penstock_runtime.tasks.embeddings.embedding import Embedding, shorten
 from penstock_runtime.tasks.fields import JsonSchema, ListOf, Object, Text, body_schema, parse_parameters
-from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
-from penstock_runtime.tasks.prompts import PROMPT, PROMPT_NOTES, PromptedTask
+from penstock_runtime.tasks.texts import (
+    PROMPT,
+    PROMPT_NOTES,
+    TRUNCATION,
+    TRUNCATION_NOTES,
+    Fitter,
+    PromptedTask,
+    Truncation,
+)
 
 PARAMETERS = Object(required={}, optional={**PROMPT, **TRUNCATION}, notes={**PROMPT_NOTES, **TRUNCATION_NOTES})
 EXAMPLES = (

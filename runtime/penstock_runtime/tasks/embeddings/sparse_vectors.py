@@ -1,6 +1,6 @@
 """feature-extraction of models with sparse vectors (SPLADE): a weight for each token of the vocabulary, most of them 0.
 
-The graph gives all weights (`Head.SPARSE`). Here they become a sparse vector in the form that the client asks for.
+The graph gives all weights (`Head.SPARSE`). Here they become a sparse vector in the form that the client wants.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from penstock_runtime.tasks.embeddings.feature_extraction import (
     texts_of,
 )
 from penstock_runtime.tasks.fields import parse_parameters
-from penstock_runtime.tasks.fitting import Fitter, Truncation
-from penstock_runtime.tasks.prompts import PromptedTask
 from penstock_runtime.tasks.scores import finite
+from penstock_runtime.tasks.texts import Fitter, PromptedTask, Truncation
 from penstock_runtime.tokens import Pieces, Tokenizer
 
 PAIR = np.dtype([("index", np.int64), ("value", np.float32)])
@@ -128,7 +127,7 @@ class SparseVectors(PromptedTask):
         return (reduced.pairs(),)
 
     def assemble(self, prepared: Prepared, reduced: Sequence[SparseVector]) -> Any:
-        """For each text its vector in the form asked for; float32 [texts, vocabulary] for `SparseFormat.DENSE`."""
+        """For each text its vector in the requested form; float32 [texts, vocabulary] for `SparseFormat.DENSE`."""
         request: SparseRequest = prepared.memo
         if request.form is SparseFormat.DENSE:
             return np.stack([one.dense() for one in reduced])
@@ -136,7 +135,7 @@ class SparseVectors(PromptedTask):
 
 
 def formed(vector: SparseVector, form: SparseFormat, tokenizer: Tokenizer) -> Any:
-    """The vector as JSON in the form asked for, but `SparseFormat.DENSE`."""
+    """The vector as JSON in the requested form, but `SparseFormat.DENSE`."""
     if form is SparseFormat.ARRAYS:
         return {"indices": vector.indices, "values": vector.values}
     # The values stay float32, which JSON has with fewer digits.

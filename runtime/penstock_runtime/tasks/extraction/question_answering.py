@@ -30,8 +30,8 @@ from penstock_runtime.tasks.fields import (
     body_schema,
     parse_parameters,
 )
-from penstock_runtime.tasks.fitting import Fitter
 from penstock_runtime.tasks.scores import finite
+from penstock_runtime.tasks.texts import Fitter
 from penstock_runtime.tokens import Pieces, Side, windows
 from penstock_runtime.tokens.pieces import count_windows
 

@@ -1,6 +1,6 @@
 """token-classification: entities, parts of speech and the like, with their offsets in the text.
 
-A text that is too long for the model is truncated, unless `stride` asks for overlapping windows.
+A text that is too long for the model is truncated, unless `stride` sets overlapping windows.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from penstock_runtime.tasks.fields import (
     body_schema,
     parse_parameters,
 )
-from penstock_runtime.tasks.fitting import Fitter
 from penstock_runtime.tasks.scores import finite, softmax
+from penstock_runtime.tasks.texts import Fitter
 from penstock_runtime.tokens import Pieces, Side, Tokenizer, windows
 from penstock_runtime.tokens.pieces import count_windows
 

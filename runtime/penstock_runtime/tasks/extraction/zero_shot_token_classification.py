@@ -1,7 +1,7 @@
-"""zero-shot-token-classification: entities of the caller's labels, with their places in the text, by a GLiNER model.
+"""zero-shot-token-classification: entities of the caller's labels, with their positions in the text, by a GLiNER model.
 
 The labels and the text are one row. As in the package `gliner`: words are runs of letters and digits, or single other
-characters; an entity is a span of words whose score for a label is over the threshold. Of spans that overlap the one
+characters; an entity is a span of words with a score for a label over the threshold. Of spans that overlap the one
 with the highest score remains (flat entities).
 """
 
@@ -33,8 +33,8 @@ from penstock_runtime.tasks.fields import (
     body_schema,
     parse_parameters,
 )
-from penstock_runtime.tasks.fitting import Fitter
 from penstock_runtime.tasks.scores import finite, sigmoid
+from penstock_runtime.tasks.texts import Fitter
 
 THRESHOLD = 0.5
 WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
@@ -220,7 +220,7 @@ class ZeroShotTokenClassification:
         return Prepared(rows=rows, memo=request, truncated=cut, answer_bytes=size, cut_at=tuple(cut_at))
 
     def _prompt(self, labels: Sequence[str]) -> tuple[list[int], list[int]]:
-        """The tokens before the text, and for each label the place of the token whose vector represents it."""
+        """The tokens before the text, and for each label the position of the token that represents it."""
         prompt: list[int] = []
         places = []
         for pieces in self.tokenizer.split(labels):

@@ -14,7 +14,7 @@ from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.facts import names
 from penstock_operator.facts.names import Ref
 from penstock_operator.facts.scaling import CanaryReport
-from penstock_operator.limits.concurrency import Line, TurnKey
+from penstock_operator.limits.concurrency import Line, SlotKey
 from tests.operator.endpoint.kube import OTHER, Json, Kube, condition, container, result
 from tests.operator.endpoint.objects.test_gateway import gateway_up
 
@@ -370,7 +370,7 @@ def test_a_canary_waits_until_all_pods_of_the_gateway_are_of_the_present_version
 
 def test_a_canary_begins_in_its_turn_and_its_rollout_needs_no_other() -> None:
     kube = CanaryKube()
-    busy = Line(1, frozenset({TurnKey("b", "other")}))
+    busy = Line(1, frozenset({SlotKey("b", "other")}))
     observed, kube.observed = kube.observed, lambda: replace_line(observed(), busy)  # type: ignore[method-assign]
     kube.new_plan()
     made = kube.plan()

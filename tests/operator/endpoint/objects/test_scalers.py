@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from penstock.resources.scaling import Scaling, ScalingMode
 from penstock_operator.endpoint.objects.scalers import SMALLEST_PREVENTED, HpaBounds, behaviour, hpa_bounds
 from penstock_operator.endpoint.replica_count import in_force, left_over
-from penstock_operator.facts.deployments import replica_owners, scale_entries
 from penstock_operator.facts.findings import no
 from penstock_operator.facts.names import FIELD_MANAGER, Ref
 from penstock_operator.facts.scaling import HPA, SCALED_OBJECT, DesiredScale, ScalerFacts
+from penstock_operator.facts.workloads import replica_owners, scale_entries
 from tests.operator.endpoint.kube import SETTINGS, Json, Kube
 from tests.operator.endpoint.objects.test_gateway import gateway_up
 

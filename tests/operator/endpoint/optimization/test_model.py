@@ -8,17 +8,11 @@ from datetime import timedelta
 
 import pytest
 
-from penstock_operator.endpoint.optimization.model import (
-    ModelUser,
-    OptimizedModelFacts,
-    optimized_model_object,
-    wanted_name,
-    wanted_spec,
-)
-from penstock_operator.endpoint.optimization.runs import assess
+from penstock_operator.endpoint.optimization.model import optimized_model_object, read_state, wanted_name, wanted_spec
 from penstock_operator.endpoint.optimization.unused import UnusedModelAction, unused_model_action
 from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.names import Ref
+from penstock_operator.facts.workloads import ModelUser, OptimizedModelFacts
 from tests.operator.endpoint.kube import BEGIN, SETTINGS, Json, Kube
 
 GRACE = timedelta(seconds=SETTINGS.unused_grace_seconds)
@@ -195,7 +189,7 @@ def test_an_unused_optimized_model_that_is_being_deleted_is_left_alone() -> None
 
 
 def test_a_spec_of_another_version_is_not_acted_upon() -> None:
-    assert assess(model(spec={"model": 3}), SETTINGS.store_of("a"), now=BEGIN, settings=SETTINGS) is None
+    assert read_state(model(spec={"model": 3})) is None
 
 
 def test_a_field_of_a_later_release_is_read_as_if_it_were_absent() -> None:
@@ -204,9 +198,7 @@ def test_a_field_of_a_later_release_is_read_as_if_it_were_absent() -> None:
     facts = model(spec=stored["spec"])
     later: Json = json.loads(json.dumps({**facts.spec, "later": {"x": 1}}))
     later["toolchain"]["later"] = later["optimization"]["later"] = "yes"
-    known, same = (
-        assess(one, SETTINGS.store_of("a"), now=BEGIN, settings=SETTINGS) for one in (facts, replace(facts, spec=later))
-    )
+    known, same = (read_state(one) for one in (facts, replace(facts, spec=later)))
     assert known is not None
     assert same == known
 

@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.resources.hardware_class import HardwareClassSpec, LabelRequirement, NodeTerm, SelectorOperator
-from penstock.resources.pod import Pod, TaintEffect, Toleration, TolerationOperator
+from penstock.resources.hardware_class import (
+    HardwareClassSpec,
+    LabelRequirement,
+    NodeTerm,
+    SelectorOperator,
+    TaintEffect,
+    Toleration,
+    TolerationOperator,
+)
+from penstock.resources.pod import Pod
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_operator.endpoint.pods.placement import (
     NodeFacts,

@@ -17,7 +17,8 @@ from penstock_operator.control.cache import ClusterCache
 from penstock_operator.decide import Idle, Metrics, Unknown, Value
 from penstock_operator.facts import names
 from penstock_operator.process import make_autoscaler
-from penstock_operator.scaling.read.scrape import UnreadableMetrics, combined, parse_gateway_metrics
+from penstock_operator.scaling.read.gateways import combined, parse_gateway_metrics
+from penstock_operator.scaling.read.scrape import UnreadableMetrics
 from penstock_operator.scaling.read.target import ScalingTargets
 from penstock_operator.settings import LoadSettings, Settings
 from tests.gateway.rig import Crowd, Gateway, Rig, running_rig

@@ -6,7 +6,7 @@ import pytest
 
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.cache import ClusterCache
-from penstock_operator.limits.quotas import Amount, Grant
+from penstock_operator.limits.quotas import Allocation, Amount
 from penstock_operator.scaling.read.target import ScalingTarget, ScalingTargets
 from tests.operator.endpoint.kube import RESULT, SETTINGS, Kube, result, token_result
 
@@ -83,7 +83,7 @@ def test_the_autoscaler_decides_within_what_the_quota_gave_the_endpoint() -> Non
     key, found = ObjectKey("a", kube.name), []
     for most in (None, 9, 2, 0):
         uid = kube.endpoint["metadata"]["uid"]
-        cache.quotas.put(key, uid, None if most is None else Grant(Amount(2, 1), most))
+        cache.quotas.put(key, uid, None if most is None else Allocation(Amount(2, 1), most))
         target = ScalingTargets(cache).find(key)
         assert target is not None
         found.append((target.settings.max_replicas, target.settings.limited_by_quota))

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import OptimizationError
 from penstock.tasks import Head
-from penstock_bench.random_models.families import FAMILIES
+from penstock_bench.random_models.families import CONFIGURATIONS
 from penstock_bench.random_models.writer import write_model
 from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.quantise import build
@@ -41,7 +41,7 @@ the result of each attention. The same products in 8 bits in ONNX Runtime are as
 
 def small(name: str, **changes: Any) -> dict[str, Any]:
     """The family's smallest model with widths that the kernels have."""
-    config = {key: SMALL.get(key, value) for key, value in FAMILIES[name].items()}
+    config = {key: SMALL.get(key, value) for key, value in CONFIGURATIONS[name].items()}
     return {**config, **changes}
 
 

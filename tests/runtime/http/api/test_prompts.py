@@ -20,7 +20,7 @@ from penstock_runtime.http.route_table import routes
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tasks.base import DEFAULT_LIMITS
 from penstock_runtime.tasks.factory import make_task
-from penstock_runtime.tasks.prompts import ROUTE_ALIASES, of_routes
+from penstock_runtime.tasks.texts import ROUTE_ALIASES, of_routes
 from tests.runtime.http.serving import Endpoint, Model, make_model, serving, write_folder
 
 TEXTS = {"query": "what is ", "passage": "a text of "}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_runtime.http.transport.head import CachedHead
-from penstock_runtime.http.transport.message import Request, Response, Route
+from penstock_runtime.http.transport.message import CachedHead, Request, Response, Route
 from tests.runtime.http.serving import post
 from tests.runtime.http.transport.test_connection import GOOD
 

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock_runtime.http.transport.connection import Connection
-from penstock_runtime.http.transport.head import CachedHead
+from penstock_runtime.http.transport.message import CachedHead, HeadCache
 from tests.examples import examples
 from tests.runtime.http.feeding import Fed, feed
 from tests.runtime.http.serving import post
@@ -76,9 +75,15 @@ WITH_TOKEN = {"auth_token": "right"}
 def fed(pieces: list[bytes], **flags: Any) -> tuple[Fed, int]:
     """The answers to the pieces, and how many requests were not parsed."""
     flags = {"max_body_bytes": MOST_BYTES, "max_header_bytes": MOST_BYTES, **flags}
-    original = Connection._begin_cached
-    with mock.patch.object(Connection, "_begin_cached", autospec=True, side_effect=original) as again:
-        return asyncio.run(feed(pieces, **flags)), again.call_count
+    found: list[object] = []
+    read = HeadCache.read
+
+    def noted(self: HeadCache, data: bytes, version: int) -> object:
+        found.append(read(self, data, version))
+        return found[-1]
+
+    with mock.patch.object(HeadCache, "read", noted):
+        return asyncio.run(feed(pieces, **flags)), len(found) - found.count(None)
 
 
 def parsed(pieces: list[bytes], **flags: Any) -> Fed:

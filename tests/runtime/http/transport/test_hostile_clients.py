@@ -14,8 +14,7 @@ import pytest
 
 from penstock_runtime.http.transport import pool
 from penstock_runtime.http.transport.connection import Connection
-from penstock_runtime.http.transport.reading import ReadInTurns
-from penstock_runtime.http.transport.turns import READS, ReadTurns
+from penstock_runtime.http.transport.fair_reads import READS, FairReader, LimitedReads
 from tests.runtime.http.serving import Endpoint, Gate, exchange, open_connections, post, read_answer, serving, until
 
 HOSTILE = tuple(f"127.0.0.{number}" for number in range(2, 12))
@@ -310,18 +309,18 @@ class TestTurns:
 
     def test_bytes_that_arrive_one_by_one_are_read_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
         counts = {"reads": 0, "turns": 0}
-        receive, turn = Connection.data_received, ReadTurns._turn
+        receive, turn = Connection.data_received, LimitedReads._read_next
 
         def received(self: Connection, data: bytes) -> None:
             counts["reads"] += 1
             receive(self, data)
 
-        def turned(self: ReadTurns) -> None:
+        def turned(self: LimitedReads) -> None:
             counts["turns"] += 1
             turn(self)
 
         monkeypatch.setattr(Connection, "data_received", received)
-        monkeypatch.setattr(ReadTurns, "_turn", turned)
+        monkeypatch.setattr(LimitedReads, "_read_next", turned)
         with opened() as (endpoint, stack, _):
             clients = [stack.enter_context(connect(endpoint, HOSTILE[0])) for _ in range(20)]
             for client in clients:
@@ -337,14 +336,14 @@ class TestTurns:
 
     def test_data_that_waits_for_its_turn_counts_as_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
         held: list[int] = []
-        wait = ReadInTurns._wait
+        wait = FairReader._wait
 
-        def record(self: ReadInTurns, data: bytes) -> bool:
+        def record(self: FairReader, data: bytes) -> bool:
             waits = wait(self, data)
-            held.append(self.pool.held_bytes)
+            held.append(self._pool.held_bytes)
             return waits
 
-        monkeypatch.setattr(ReadInTurns, "_wait", record)
+        monkeypatch.setattr(FairReader, "_wait", record)
         with opened(max_held_bytes=100_000) as (endpoint, stack, _):
             hostile = [stack.enter_context(connect(endpoint, HOSTILE[0])) for _ in range(10)]
             wait_for_connections(endpoint, 10)

@@ -23,7 +23,7 @@ from penstock.errors import (
     PenstockError,
     UnsafeModel,
 )
-from penstock.resources.source import ModelSource
+from penstock.resources.core import ModelSource
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import hub as hub_module
 from penstock_runtime.models.sources.fetch import fetch_model
@@ -158,7 +158,7 @@ def test_a_folder_that_was_filled_elsewhere_may_be_read_only(hub: Hub, tmp_path:
         pytest.skip("mounts need root here")
     hub.add("org/model", model_folder(tmp_path / "original"))
     program = (
-        "import sys; from pathlib import Path; from penstock.resources.source import ModelSource\n"
+        "import sys; from pathlib import Path; from penstock.resources.core import ModelSource\n"
         "from penstock_runtime.models.sources.fetch import fetch_model\n"
         "print(fetch_model(ModelSource.parse('hf://org/model'), cache=Path(sys.argv[1])).path)"
     )
@@ -494,7 +494,7 @@ class TestOffline:
         hub.add("org/model", model_folder(tmp_path / "original"))
         program = (
             "from pathlib import Path\n"
-            "from penstock.resources.source import ModelSource\n"
+            "from penstock.resources.core import ModelSource\n"
             "from penstock_runtime.models.sources.fetch import fetch_model\n"
             f"fetch_model(ModelSource.parse('hf://org/model'), cache=Path({str(tmp_path)!r}), on_progress=print)\n"
         )

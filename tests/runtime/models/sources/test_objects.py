@@ -23,7 +23,7 @@ from penstock.errors import (
     ModelUnavailable,
     UnsafeModel,
 )
-from penstock.resources.source import ModelSource
+from penstock.resources.core import ModelSource
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import object_source
 from penstock_runtime.models.sources.object_source import ObjectFetch, object_error, open_source

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ModelAccessDenied, ModelError, ModelNotFound, ModelUnavailable, UnsafeModel
-from penstock.resources.source import ModelSource
+from penstock.resources.core import ModelSource
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources.fetch import fetch_model
 from penstock_runtime.models.sources.transfer import FetchProgress

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptModel, MissingPackage, ModelNotFound, ModelUnavailable, UnsafeModel, UnsupportedModel
-from penstock.resources.source import ModelSource
+from penstock.resources.core import ModelSource
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources.fetch import fetch_model
 from penstock_runtime.models.sources.transfer import choose_files

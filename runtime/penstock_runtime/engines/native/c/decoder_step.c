@@ -9,7 +9,7 @@ threads: products quantise each line on its own and sum integers; the attention 
 
 #define LINES 4            /* lines in a unit of phases that compute line by line */
 #define PIECE 16           /* tokens of a row in a unit of the attention */
-#define PRODUCT_TURNS 2    /* blocks of a product for each thread, at least */
+#define BLOCKS_PER_THREAD 2 /* of a product, at least */
 #define MOST_PANELS 48     /* in a block: limits the work that a late thread leaves to others */
 #define MOST_LINES (1 << 15)
 
@@ -92,7 +92,7 @@ static int panels_of(const struct penstock_decoder *d, const struct stage *stage
 }
 
 static int panel_grain(const struct penstock_decoder *d, int panels) {
-    int grain = panels / (d->threads * PRODUCT_TURNS);
+    int grain = panels / (d->threads * BLOCKS_PER_THREAD);
     return grain < 1 ? 1 : at_most(grain, MOST_PANELS);
 }
 

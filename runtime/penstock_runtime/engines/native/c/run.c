@@ -7,10 +7,10 @@
 
 #define LINES 8          /* lines in one unit of most phases */
 #define PRODUCT_LINES 256 /* lines in one unit of a product: weights are read from memory once for all of them */
-#define PRODUCT_TURNS 2   /* blocks of a product for each thread: limits the work that a late thread leaves to others */
+#define BLOCKS_PER_THREAD 2 /* of a product: limits the work that a late thread leaves to the rest */
 #define QUERIES_AT_ONCE 256 /* each unit of the attention prepares its keys and values */
 #define FULL_LINES 32     /* a product is fastest with this number of lines */
-#define PATIENCE 200000   /* nanoseconds without other callers until they count as idle */
+#define IDLE_NANOSECONDS 200000 /* without other callers until they count as idle */
 #define SLOW_INPUTS 128   /* inputs of a product that take as long as reading the same lines from another core's cache */
 
 struct run {
@@ -53,7 +53,7 @@ static int phase_units(const struct run *run, const struct phase *phase) {
 lost if another thread takes the next one. */
 static int phase_grain(const struct run *run, const struct phase *phase) {
     int units = phase_units(run, phase);
-    int least = phase->task == LINEAR8 ? units / (run->threads * PRODUCT_TURNS) : 1;
+    int least = phase->task == LINEAR8 ? units / (run->threads * BLOCKS_PER_THREAD) : 1;
     int most = parts(units, POOL_MOST_BLOCKS);
     return most > least ? most : least;
 }
@@ -380,7 +380,7 @@ static void run_alone(struct run *run) {
     int64_t since = 0; /* since when there are no other callers; 0: there are some */
     if (m->pool) pool_enter_alone(m->pool);
     for (int s = 0; s < m->stretch_count; s++) {
-        if (since && nanoseconds() - since > PATIENCE) {
+        if (since && nanoseconds() - since > IDLE_NANOSECONDS) {
             pool_leave_alone(m->pool);
             if (run_wide(run, s)) return;
             pool_enter_alone(m->pool);

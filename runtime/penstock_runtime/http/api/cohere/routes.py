@@ -1,4 +1,4 @@
-"""The reranking API of Cohere, which Jina, vLLM and others share: `/v1/rerank` and `/v2/rerank`."""
+"""The reranking API of Cohere, which Jina and vLLM have as well: `/v1/rerank` and `/v2/rerank`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the APIs share: bodies, the model, text generation, conversations."""
+"""Shared by the APIs: bodies, the model, text generation, conversations."""

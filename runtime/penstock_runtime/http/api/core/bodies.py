@@ -253,7 +253,7 @@ class Envelope:
     schema: JsonSchema
     """The task's schema: inputs and parameters."""
     top_level_parameters: bool = False
-    """Parameters may also be on the level of `inputs`, where the official client puts those of feature-extraction."""
+    """Parameters may also be on the level of `inputs`: the official client puts them there for feature-extraction."""
 
     @cached_property
     def parameters(self) -> frozenset[str]:

@@ -69,7 +69,7 @@ def message_of(value: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _with_arguments(call: Any) -> Any:
-    """A call of a former turn with its arguments as an object: templates write them as JSON themselves."""
+    """A call of an earlier message, with its arguments as an object: templates write them as JSON themselves."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
@@ -175,7 +175,7 @@ def job_of(
     *,
     default_tokens: int,
 ) -> JobRequest:
-    """The job that a body asks for, without its prompt. `max_tokens` 0: `default_tokens`, and if these are 0 as many as
+    """The job for a body, without its prompt. `max_tokens` 0: `default_tokens`, and if these are 0 as many as
     fit."""
     names = [name for name in (*SAMPLING, *PENALTIES) if name != "seed"]
     defaults = {name: value for name, value in model.defaults.items() if name in names}

@@ -43,7 +43,7 @@ def generator_of(service: ModelService) -> Generator:
 
 @dataclass
 class StartedGeneration:
-    """A request whose tokens are being generated."""
+    """A request in progress."""
 
     generation: Generation
     arrived: float
@@ -139,12 +139,12 @@ class EventStream(ABC):
         return b"".join(pieces)
 
     def close(self) -> None:
-        """Cancel what has not ended."""
+        """Cancel the continuations that have not ended."""
         self._generation.close()
 
     @abstractmethod
     def events(self, changed: Sequence[Continuation]) -> list[bytes]:
-        """The events for what is new; may be none."""
+        """The events for new tokens; may be none."""
 
     @abstractmethod
     def last(self) -> list[bytes]:
@@ -183,7 +183,7 @@ class TokenWriter:
         return {"token": content.decode(errors="replace"), "logprob": logprob, "bytes": list(content)}
 
     def with_top(self, sampled: SampledToken) -> dict[str, Any]:
-        """A token, and the most probable ones in its place."""
+        """A token, and the most probable alternatives."""
         top = [self.entry(token, logprob) for token, logprob in sampled.top]
         return {**self.entry(sampled.token, sampled.logprob), "top_logprobs": top}
 

@@ -1,4 +1,4 @@
-"""The model as the routes use it: predictions, and what is served. Of HTTP it knows the deadline header only."""
+"""The model as the routes use it: predictions and status. Of HTTP it knows the deadline header only."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PredictorLike(Protocol):
 
 
 class ModelService:
-    """The predictor, and what clients can ask about it."""
+    """The predictor, with the status that clients can read."""
 
     def __init__(self, status: ServerStatus, settings: Settings, metrics: ServerMetrics) -> None:
         self.status = status

@@ -28,7 +28,7 @@ class UnknownFields:
     """Logs the unknown fields of the requests to one route.
 
     They are not refused. OpenAI refuses them, but clients of open servers send fields of other servers to all of them
-    (Open WebUI those of Ollama, such as `num_ctx`; plugins of editors their own). vLLM refused unknown fields until
+    (Open WebUI sends Ollama's, such as `num_ctx`). vLLM refused unknown fields until
     November 2024, when it began to log them, because such clients did not work with it (vllm-project/vllm#10463).
     """
 
@@ -38,7 +38,7 @@ class UnknownFields:
         self._logged: set[str] = set()
 
     def look(self, names: Collection[str]) -> None:
-        """Log those of the names that are unknown and were not logged before."""
+        """Log the names that are unknown and were not logged before."""
         if self._known.issuperset(names):
             return
         for name in islice(names, LOOKED_AT):

@@ -48,7 +48,7 @@ class Inference:
 
 
 def read_inference(request: Request, signature: Signature) -> Inference:
-    """The request's tensors and parameters; MalformedBody or InvalidInput say what is wrong where."""
+    """The request's tensors and parameters; MalformedBody or InvalidInput name the field and the mistake."""
     body, binary = _split(request)
     if not isinstance(body, dict):
         raise not_an_object(body, "body", 'Send {"inputs": [...]}')

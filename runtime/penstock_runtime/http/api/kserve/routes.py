@@ -28,7 +28,7 @@ from penstock_runtime.tasks.fields import JsonSchema
 TAG = "Open Inference Protocol"
 TAG_OF_V1 = "KServe V1"
 ONE_OBJECT = frozenset({TaskName.SENTENCE_SIMILARITY, TaskName.TEXT_RANKING})
-"""Tasks whose inputs may be one object with several texts."""
+"""Tasks that take one object with several texts as inputs."""
 
 
 class V2:
@@ -39,7 +39,7 @@ class V2:
         self._signature = SIGNATURES[service.status.task]
 
     def server(self, _: Request) -> Response:
-        """`/v2`: what this server is."""
+        """`/v2`: name, version and extensions of the server."""
         return json_response({"name": "penstock", "version": __version__, "extensions": ["binary_tensor_data"]})
 
     def live(self, _: Request) -> Response:

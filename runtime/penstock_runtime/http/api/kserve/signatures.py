@@ -1,6 +1,6 @@
 """Conversion between each task's requests and answers and tensors of the Open Inference Protocol.
 
-Tasks whose answers are numbers give tensors of them; the others give one JSON text for each input, as `/predict` would.
+Tasks with numbers as answers give tensors of numbers; other tasks give one JSON text for each input, as `/predict`.
 """
 
 from __future__ import annotations

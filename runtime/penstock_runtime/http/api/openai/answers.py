@@ -169,7 +169,7 @@ class ChatAnswer:
         return {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def part(self, one: Continuation) -> dict[str, Any] | None:
-        """What is new of a choice, in a stream; None: nothing."""
+        """The new part of a choice, in a stream; None: nothing."""
         logprobs = self._logprobs(new_tokens(one.new))
         text, parts = self._separate(one, one.new_text)
         if not text and not parts and logprobs is None:
@@ -210,7 +210,7 @@ class CompletionAnswer:
         return None
 
     def part(self, one: Continuation) -> dict[str, Any] | None:
-        """What is new of a choice, in a stream; None: nothing."""
+        """The new part of a choice, in a stream; None: nothing."""
         tokens = new_tokens(one.new)
         if not one.new_text and not (self._with_logprobs and tokens):
             return None

@@ -33,7 +33,6 @@ from penstock_runtime.tasks.fields import (
     Others,
     Text,
 )
-from penstock_runtime.tasks.prompts import PROMPT, PROMPT_NOTES
 from penstock_runtime.tasks.text_generation import (
     MESSAGES_LIMIT,
     MOST_CHOICES,
@@ -44,6 +43,7 @@ from penstock_runtime.tasks.text_generation import (
     STOPS,
     Prompt,
 )
+from penstock_runtime.tasks.texts import PROMPT, PROMPT_NOTES
 
 
 def embeddings_body(limits: RequestLimits) -> Object:

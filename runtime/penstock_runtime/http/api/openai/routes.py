@@ -52,7 +52,7 @@ class OpenAI:
     async def embeddings(self, request: Request) -> Response:
         """`/v1/embeddings`."""
         body = checked(self._embeddings, read_json(request))
-        # Length 1, also where the model's files do not ask for it: as OpenAI and text-embeddings-inference do.
+        # Length 1, also where the model's files do not require it: as OpenAI and text-embeddings-inference do.
         parameters = {"pooling": AUTO, "normalize": True}
         parameters |= {name: body[name] for name in ("dimensions", "prompt_name") if body[name] is not None}
         with fields_named({"inputs": "input", "parameters.": ""}, absent=["truncate"]):

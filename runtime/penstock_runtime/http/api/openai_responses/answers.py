@@ -16,7 +16,7 @@ from penstock_runtime.tasks.fields import JsonSchema
 
 
 def settings_of(body: Mapping[str, Any], job: JobRequest, form: Any) -> dict[str, Any]:
-    """What the answer repeats of the request, with the defaults that were used."""
+    """The fields of the request that the answer repeats, with the defaults that were used."""
     return {
         "background": False,
         "instructions": body["instructions"],
@@ -75,7 +75,7 @@ class ResponseWriter:
         return self.response(generation)
 
     def part(self, one: Continuation) -> list[Event]:
-        """The events for what is new."""
+        """The events for the new tokens."""
         return self.push(one, one.new_text, self._logprobs(one, is_whole=False))
 
     def push(self, one: Continuation, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:

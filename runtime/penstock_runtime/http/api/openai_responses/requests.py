@@ -78,7 +78,7 @@ UNSUPPORTED: Mapping[str, Sequence[Any]] = {
     "store": (False,),
     "truncation": ("disabled",),
 }
-"""Fields of the API that ask for what this server does not do; with the values that change nothing."""
+"""Fields of the API that this server does not support; with the values that change nothing."""
 ROLE = Choice(("system", "developer", "user", "assistant"))
 CONTENT = Either((AnyText(), ListOf(Object({"type": Text()}, others=Others.KEPT), MESSAGES_LIMIT, at_least=0)))
 TEXT_PARTS = ("input_text", "output_text")
@@ -101,7 +101,7 @@ def messages_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
             case "message":
                 read.append((_message(item, where), where))
             case "function_call":
-                # Calls belong to the turn of the assistant in which they were written.
+                # Calls belong to the message of the assistant in which they were written.
                 if not read or read[-1][0]["role"] != "assistant":
                     read.append(({"role": "assistant", "content": None}, where))
                 read[-1][0].setdefault("tool_calls", []).append(_call(item, where, names))

@@ -122,7 +122,7 @@ def routes(
             "GET", "/metrics", operation.metrics, "Metrics for Prometheus", OPERATION, public=True,
             internal=Internal.ONLY, content_type="text/plain", response=text,
         ),
-        # Without an internal port this one answers instead of TEI's `/info`, whose fields it has as well.
+        # Without an internal port this one answers instead of TEI's `/info`: it has all of its fields.
         Route(
             "GET", "/info", operation.info, "What is served, how, on what, with which evidence", OPERATION,
             internal=Internal.ONLY, response={"type": "object"},

@@ -32,8 +32,8 @@ class SageMaker:
     async def invoke(self, request: Request) -> Response:
         """The bodies of the two containers of Hugging Face for SageMaker, by task.
 
-        Vectors, similarities and rankings are answered as text-embeddings-inference does; all others, and rankings of
-        `inputs`, as `/predict`, without the outer list for one text of a text-classification.
+        Vectors, similarities and rankings are answered as text-embeddings-inference does; all other tasks, and rankings
+        of `inputs`, as `/predict`, without the outer list for one text of a text-classification.
         """
         task = self._service.status.task
         if task is TaskName.SENTENCE_SIMILARITY:

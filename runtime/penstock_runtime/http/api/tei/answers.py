@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from penstock import __version__
-from penstock.resources.source import ModelSource
+from penstock.resources.core import ModelSource
 from penstock.tasks import TaskName
 from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.tasks.base import RequestLimits
@@ -17,7 +17,7 @@ TOKEN_BYTES = 80
 
 
 def tokens_of(texts: list[str], with_special: bool, limits: RequestLimits, tokenizer: Tokenizer) -> list[list[Any]]:
-    """The tokens of each text, as `/tokenize` answers: places in bytes, none for special tokens around the text.
+    """The tokens of each text, as `/tokenize` answers: positions in bytes, none for special tokens around the text.
 
     InvalidInput for an answer over the limit, and for a text that cannot be split into tokens.
     """

@@ -1,6 +1,6 @@
 """Bodies of text-embeddings-inference. Parameters are on the level of the inputs.
 
-As there, fields that are not known are ignored: its clients send those of newer versions and of similar servers.
+As there, fields that are not known are ignored: its clients send fields of newer versions and of similar servers.
 """
 
 from __future__ import annotations

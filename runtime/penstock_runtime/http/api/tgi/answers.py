@@ -27,7 +27,7 @@ FINISH = {
 
 @dataclass(frozen=True)
 class Asked:
-    """A request in progress, with what its answer needs."""
+    """A request in progress, with the values that its answer needs."""
 
     prompt: str
     parameters: Mapping[str, Any]
@@ -56,7 +56,7 @@ class Asked:
         return {"id": sampled.token, "text": text, "logprob": sampled.logprob, "special": special}
 
     def top(self, sampled: SampledToken) -> list[dict[str, Any]]:
-        """The most probable tokens in its place."""
+        """The most probable alternatives to a token."""
         return [self.token(SampledToken(token, value), self.tokens.text(token)) for token, value in sampled.top]
 
 

@@ -38,7 +38,7 @@ class Classify:
         self.vllm_body = vllm_body(limits)
 
     async def classify(self, request: Request) -> Response:
-        """Labels or spans, in the form that the body asks for."""
+        """Labels or spans, in the form for the body."""
         body = read_json(request)
         task = self._service.status.task
         spans = task in SPAN_TASKS

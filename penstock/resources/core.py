@@ -1,0 +1,220 @@
+"""The source of a model, and what it is optimised for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pydantic import Field
+
+from penstock.errors import SpecError, closest
+from penstock.resources.base import Spec
+
+
+class Scheme(StrEnum):
+    """The kinds of model sources."""
+
+    HF = "hf"
+    """`hf://repository@revision` of the Hugging Face hub, or one GGUF file of it as `hf://repository/file.gguf`; the
+    revision defaults to `main`."""
+    S3 = "s3"
+    GS = "gs"
+    AZ = "az"
+    PVC = "pvc"
+    """`pvc://claim/path`: a volume of the cluster."""
+    FILE = "file"
+    """`file:///absolute/path`: local serving and tests."""
+    PKG = "pkg"
+    """`pkg://import_name/folder`: a folder inside an installed Python package."""
+
+
+_SHAPE = {
+    Scheme.HF: (r"[\w.-]+(/[\w.-]+(/([\w.-]+/)*[\w.-]+\.gguf)?)?", "hf://organisation/name@revision"),
+    Scheme.S3: (r"[\w.-]+(/.+)?", "s3://bucket/path"),
+    Scheme.GS: (r"[\w.-]+(/.+)?", "gs://bucket/path"),
+    Scheme.AZ: (r"[\w.-]+(/.+)?", "az://container/path"),
+    Scheme.PVC: (r"[a-z0-9][-a-z0-9.]*(/.+)?", "pvc://claim/path"),
+    Scheme.FILE: (r"/.*", "file:///absolute/path"),
+    Scheme.PKG: (r"[A-Za-z_]\w*(\.\w+)*(/.+)?", "pkg://import_name/folder"),
+}
+SOURCE_FORMS = ", ".join(shape for _, shape in _SHAPE.values())
+"""The forms, for messages."""
+SOURCE_PATTERN = "|".join(
+    f"{scheme.value}://{pattern}" + (r"(@\w[\w./-]*)?" if scheme is Scheme.HF else "")
+    for scheme, (pattern, _) in _SHAPE.items()
+)
+"""The check for the API server, in RE2 (where `\\w` is ASCII)."""
+NO_WAY_UP_CEL = (
+    r"!self.matches('://([^/]*/)*\\.\\.(/|$)') && !self.matches('^hf://([^/@]*/)?\\.\\.@') "
+    r"&& !self.matches('^hf://[^@]*@.*\\.\\.')"
+)
+"""CEL on `self`: no part of the path is `..`, and no revision holds it."""
+_REVISION = re.compile(r"[\w][\w./-]*", re.ASCII)
+_OTHER_NAMES = {"huggingface": "hf", "hub": "hf", "gcs": "gs", "abfs": "az", "azure": "az", "azblob": "az"}
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
+_HUB_PAGE = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/tree/([\w./-]+?))?/?", re.ASCII
+)
+_HUB_FILE = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)/(?:blob|resolve)/([\w.-]+)/([\w./-]+\.gguf)",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A parsed source."""
+
+    scheme: Scheme
+    location: str
+    """The part after `://`, without the revision and without a trailing slash."""
+    revision: str | None = None
+    """`hf://` only."""
+
+    @classmethod
+    def parse(cls, text: str) -> ModelSource:
+        """Parse a source URL; the remedy of the SpecError is a valid form."""
+        scheme_text, separator, rest = text.partition("://")
+        try:
+            scheme = Scheme(scheme_text) if separator else None
+        except ValueError:
+            scheme = None
+        if scheme is None:
+            raise SpecError(f"spec.model: {text!r} is not a model source", field="spec.model", remedy=_meant(text))
+        pattern, shape = _SHAPE[scheme]
+        revision: str | None = None
+        if scheme is Scheme.HF:
+            rest, at, revision_text = rest.partition("@")
+            revision = revision_text if at else "main"
+        whole = re.fullmatch(pattern, rest, re.ASCII if scheme is not Scheme.FILE else 0)
+        outside = ".." in rest.split("/")
+        if whole is None or outside or (revision is not None and not _is_revision(revision)):
+            raise SpecError(
+                f"spec.model: {text!r} is not of the form {shape}",
+                field="spec.model",
+                remedy=_mend(scheme, rest, shape),
+            )
+        return cls(scheme, rest.rstrip("/") or "/", revision)
+
+    @property
+    def repository(self) -> str:
+        """Of `hf://`: the repository on the hub, without the file."""
+        return "/".join(self.location.split("/")[:2])
+
+    @property
+    def file(self) -> str:
+        """Of `hf://`: the one file of the repository that is the model; empty: all of it."""
+        return "/".join(self.location.split("/")[2:])
+
+    def __str__(self) -> str:
+        tail = f"@{self.revision}" if self.revision else ""
+        return f"{self.scheme.value}://{self.location}{tail}"
+
+
+def _is_revision(text: str) -> bool:
+    return _REVISION.fullmatch(text) is not None and ".." not in text
+
+
+def _meant(text: str) -> str:
+    """The remedy for an unknown form: the probable correct one."""
+    page = _HUB_PAGE.fullmatch(text)
+    if page is not None:
+        return f"Did you mean hf://{page[1]}{f'@{page[2]}' if page[2] else ''}?"
+    file = _HUB_FILE.fullmatch(text)
+    if file is not None:
+        return f"Did you mean hf://{file[1]}/{file[3]}@{file[2]}?"
+    scheme, separator, rest = text.partition(":")
+    rest = rest.lstrip("/")
+    if separator and rest:
+        lowered = scheme.strip().lower()
+        known = _OTHER_NAMES.get(lowered) or closest(lowered, Scheme)
+        if known is not None:
+            return f"Did you mean {known}://{'/' if known == 'file' else ''}{rest}?"
+    if text.startswith("/"):
+        return f"Did you mean file://{text}?"
+    if text.startswith(("./", "../", "~")):
+        return "Write a local folder with its absolute path: file:///absolute/path"
+    if _REPOSITORY.fullmatch(text):
+        return f"Did you mean hf://{text}?"
+    return f"Known forms: {SOURCE_FORMS}"
+
+
+def _mend(scheme: Scheme, rest: str, shape: str) -> str:
+    if scheme is Scheme.FILE and rest and not rest.startswith("/"):
+        return f"Write the absolute path behind file://, such as file:///{rest}"
+    return f"Write {shape}"
+
+
+class Latency(Spec):
+    """An objective on the latency."""
+
+    p95_milliseconds: float = Field(
+        gt=0, le=600_000, description="95 % of the requests are answered within this, milliseconds."
+    )
+
+
+class Throughput(Spec):
+    """An objective on the request rate."""
+
+    requests_per_second: float = Field(
+        gt=0, le=1_000_000, description="Requests per second that one replica should serve."
+    )
+
+
+class TokenTime(Spec):
+    """An objective on a time of text generation."""
+
+    p95_milliseconds: float = Field(gt=0, le=600_000, description="95 % of these times are within this, milliseconds.")
+
+
+class Objective(Spec):
+    """What to optimise for. Latency and throughput: the highest rate within the latency. Neither: best latency first,
+    then throughput. Text generation has objectives on tokens, too."""
+
+    latency: Latency | None = None
+    throughput: Throughput | None = None
+    time_to_first_token: TokenTime | None = Field(
+        default=None, description="Text generation: from the arrival of a request to its first token."
+    )
+    time_per_output_token: TokenTime | None = Field(
+        default=None, description="Text generation: between two tokens of an answer."
+    )
+    tokens_per_second: float | None = Field(
+        default=None,
+        gt=0,
+        le=10_000_000,
+        description="Text generation: output tokens per second that one replica should serve, all answers together.",
+    )
+
+    @property
+    def first_token_milliseconds(self) -> float | None:
+        """The limit of p95 of the time to the first token."""
+        return None if self.time_to_first_token is None else self.time_to_first_token.p95_milliseconds
+
+    @property
+    def next_token_milliseconds(self) -> float | None:
+        """The limit of p95 of the time between two tokens."""
+        return None if self.time_per_output_token is None else self.time_per_output_token.p95_milliseconds
+
+    @property
+    def is_for_tokens(self) -> bool:
+        """Whether it has an objective that text generation alone has."""
+        stated = (self.time_to_first_token, self.time_per_output_token, self.tokens_per_second)
+        return any(one is not None for one in stated)
+
+    @property
+    def summary(self) -> str:
+        """One line for tables and the manifest."""
+        parts = []
+        if self.latency is not None:
+            parts.append(f"p95 within {self.latency.p95_milliseconds:g} ms")
+        if self.first_token_milliseconds is not None:
+            parts.append(f"first token within {self.first_token_milliseconds:g} ms")
+        if self.next_token_milliseconds is not None:
+            parts.append(f"{self.next_token_milliseconds:g} ms per token")
+        if self.throughput is not None:
+            parts.append(f"{self.throughput.requests_per_second:g} requests/s")
+        if self.tokens_per_second is not None:
+            parts.append(f"{self.tokens_per_second:g} tokens/s")
+        return " and ".join(parts) or "best of latency and throughput"

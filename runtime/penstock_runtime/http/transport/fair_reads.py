@@ -1,0 +1,274 @@
+"""Fair reads: no client address delays another one by sending much at once, or by sending requests in tiny pieces.
+
+The event loop runs callbacks in the order of their events. A client with hundreds of connections would get hundreds of
+them between two of another client. So the work that one address can cause within one iteration of the loop is limited,
+and the rest waits in a fair queue, one item of each address after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from penstock_runtime.http.transport.connection import Connection
+    from penstock_runtime.http.transport.pool import ConnectionPool
+
+SLICE_SECONDS = 0.0003
+"""How long one iteration of the event loop parses and starts requests as they arrive, and how long it works on the
+queue. A request takes 0.03 to 0.2 ms."""
+PIECE_BYTES = 1024
+"""Parsed at a time, unless it belongs to a body of known length: up to thirty requests, some 1.5 ms."""
+TINY_BYTES = 512
+"""A smaller piece of a request costs more than it brings. A full segment of a network has some 1,400 bytes."""
+MOST_CREDIT = 4
+READS = 4
+"""Connections of one address that are read at a time while their requests arrive in tiny pieces."""
+READ_SECONDS = 0.02
+"""Between two reads of such a connection; everything that has arrived in between is read at once."""
+
+
+class QueuedCall:
+    """A call that waits in a `FairQueue`."""
+
+    __slots__ = ("start",)
+
+    def __init__(self, start: Callable[[], None]) -> None:
+        self.start: Callable[[], None] | None = start
+
+    def cancel(self) -> None:
+        """Do not start it."""
+        self.start = None
+
+
+class FairQueue:
+    """Data to parse and requests to start, by client address. The addresses are served round robin."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._time = loop.time
+        self._iteration = 0.0
+        self.spent_seconds = 0.0
+        """On data that was parsed without waiting, in this iteration of the loop (or in one within the same
+        millisecond)."""
+        self._waiting: dict[str, deque[QueuedCall]] = {}
+        """By address; the first address is served next."""
+
+    def is_free(self) -> bool:
+        """Nothing waits, and this iteration of the loop has time for more: data may be parsed at once."""
+        if self._waiting:
+            return False
+        iteration = self._time()  # uvloop's changes between iterations only
+        if iteration != self._iteration:
+            self._iteration = iteration
+            self.spent_seconds = 0.0
+        return self.spent_seconds < SLICE_SECONDS
+
+    def add(self, client: str, start: Callable[[], None]) -> QueuedCall:
+        """Call `start` in another iteration of the loop. It may add calls."""
+        call = QueuedCall(start)
+        queue = self._waiting.get(client)
+        if queue is None:
+            queue = self._waiting[client] = deque()
+            if len(self._waiting) == 1:
+                self._loop.call_soon(self._run)
+        queue.append(call)
+        return call
+
+    def _run(self) -> None:
+        end = time.perf_counter() + SLICE_SECONDS
+        for _ in range(sum(map(len, self._waiting.values()))):
+            client, queue = next(iter(self._waiting.items()))
+            start = queue.popleft().start
+            if start is not None:
+                start()
+            del self._waiting[client]
+            if queue:
+                self._waiting[client] = queue
+            if time.perf_counter() >= end:
+                break
+        if self._waiting:
+            self._loop.call_soon(self._run)
+
+
+class PieceCredit:
+    """How many more tiny pieces a connection may receive before its reads are limited.
+
+    The first piece of a request is free, since many clients send headers and body in two. Pieces of some size earn
+    credit for a few tiny ones, such as the lines between chunks.
+    """
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = 1
+
+    def pays(self, piece_bytes: int) -> bool:
+        """Count a piece that did not complete its request; false if it is one too many."""
+        self._left = min(self._left + piece_bytes // TINY_BYTES, MOST_CREDIT) - 1
+        if self._left >= 0:
+            return True
+        self._left = 0
+        return False
+
+
+class PausableReader(Protocol):
+    """A connection, as its reads are limited."""
+
+    def pause_reading(self) -> None:
+        """Leave further data in the kernel."""
+        ...
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        ...
+
+
+class LimitedReads:
+    """Connections that receive requests in tiny pieces: of each client address, at most `READS` are read at a time, and
+    each of them once in `READ_SECONDS`. So the cost does not grow with the number of connections and pieces."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._clients: dict[str, _Readers] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wait(self, client: str, reader: PausableReader) -> None:
+        """Stop reading a connection until the next interval."""
+        readers = self._clients.setdefault(client, _Readers())
+        readers.reading.pop(reader, None)
+        readers.waiting[reader] = None
+        reader.pause_reading()
+        if self._timer is None:
+            self._timer = self._loop.call_later(READ_SECONDS, self._read_next)
+
+    def leave(self, client: str, reader: PausableReader) -> None:
+        """The request is complete, or the connection has ended."""
+        readers = self._clients.get(client)
+        if readers is None:
+            return
+        readers.reading.pop(reader, None)
+        if reader in readers.waiting:
+            del readers.waiting[reader]
+            reader.resume_reading()
+        if not readers.reading and not readers.waiting:
+            del self._clients[client]
+
+    def _read_next(self) -> None:
+        self._timer = None
+        for readers in self._clients.values():
+            readers.read_next()
+        if any(readers.waiting for readers in self._clients.values()):
+            self._timer = self._loop.call_later(READ_SECONDS, self._read_next)
+
+
+class _Readers:
+    """The connections of one address with limited reads, each group in the order of time."""
+
+    __slots__ = ("reading", "waiting")
+
+    def __init__(self) -> None:
+        self.reading: dict[PausableReader, None] = {}
+        self.waiting: dict[PausableReader, None] = {}
+
+    def read_next(self) -> None:
+        """Read the ones that have waited longest, instead of the ones from which nothing came."""
+        chosen = tuple(self.waiting)[:READS]
+        for reader in tuple(self.reading)[: max(0, len(self.reading) + len(chosen) - READS)]:
+            del self.reading[reader]
+            self.waiting[reader] = None
+            reader.pause_reading()
+        for reader in chosen:
+            del self.waiting[reader]
+            self.reading[reader] = None
+            reader.resume_reading()
+
+
+class FairReader:
+    """Gives a connection the data that its socket has received: in pieces of limited size, through the fair queue."""
+
+    __slots__ = ("_connection", "_credit", "_pool", "_queued", "unparsed")
+
+    def __init__(self, connection: Connection, pool: ConnectionPool) -> None:
+        self._connection = connection
+        self._pool = pool
+        self._credit: PieceCredit | None = None
+        """Of a request that has arrived in part."""
+        self.unparsed = b""
+        """Received; waits in the queue."""
+        self._queued: QueuedCall | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Data waits in the queue."""
+        return self._queued is not None
+
+    def receive(self, data: bytes) -> None:
+        """Bytes have arrived."""
+        queue = self._pool.queue
+        if queue.is_free() or not self._wait(data):
+            begin = time.perf_counter()
+            self._read(data)
+            queue.spent_seconds += time.perf_counter() - begin
+
+    def _read(self, data: bytes) -> None:
+        connection = self._connection
+        while data and not connection.receive_request(data):
+            size = max(PIECE_BYTES, connection.missing_bytes())
+            connection.receive(data[:size])
+            data = data[size:]
+            if data and not connection.missing_bytes() and self._wait(data):
+                return
+
+    def _wait(self, data: bytes) -> bool:
+        """Queue the data, and receive nothing more until it is parsed; false when there is no memory for it."""
+        connection = self._connection
+        connection.memory.add(len(data))
+        if not self._pool.make_room(connection):
+            connection.memory.add(-len(data))
+            return False
+        self.unparsed = data
+        self._queued = self._pool.queue.add(connection.client.key, self._read_unparsed)
+        self.pause_reading()
+        return True
+
+    def _read_unparsed(self) -> None:
+        data, self.unparsed = self.unparsed, b""
+        self._connection.memory.add(-len(data))
+        self._queued = None
+        self.resume_reading()
+        self._read(data)
+
+    def count_piece(self, size: int) -> None:
+        """A piece did not complete its request: if such pieces are tiny, the reads of the connection are limited."""
+        if self._credit is None:
+            self._credit = PieceCredit()
+        if not self._credit.pays(size):
+            self._pool.limited_reads.wait(self._connection.client.key, self)
+
+    def end_request(self) -> None:
+        """A request is complete: read the next one without a delay."""
+        if self._credit is not None:
+            self._credit = None
+            self._pool.limited_reads.leave(self._connection.client.key, self)
+
+    def end(self) -> None:
+        """Drop everything that has not been parsed, and release the memory of the connection."""
+        self.unparsed = b""
+        self._connection.memory.clear()
+        if self._queued is not None:
+            self._queued.cancel()
+        self._pool.limited_reads.leave(self._connection.client.key, self)
+
+    def pause_reading(self) -> None:
+        """Leave further data in the kernel."""
+        if self._connection.transport is not None:
+            self._connection.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again, unless enough requests wait already."""
+        if self._connection.transport is not None and not self._connection.pipeline.is_paused:
+            self._connection.transport.resume_reading()

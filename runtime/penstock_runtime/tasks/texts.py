@@ -1,0 +1,223 @@
+"""From the texts of a request to rows: prompts before texts, and truncation to the model's limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, cast
+
+from penstock.errors import SpecError, UnsupportedModel
+from penstock.resources.prompts import Prompts
+from penstock_runtime.errors import InvalidInput
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.multi_vector import DOCUMENT, QUERY
+from penstock_runtime.rows import AnyPooling, Row
+from penstock_runtime.tasks.base import DEFAULT_LIMITS, RequestLimits
+from penstock_runtime.tasks.fields import Boolean, Choice, FieldKind, Text, near
+from penstock_runtime.tokens import Pieces, Side, Template, Tokenizer, longest_first
+
+TRUNCATION: dict[str, tuple[FieldKind, Any]] = {
+    "truncate": (Boolean(), None),
+    "truncation_direction": (Choice(("left", "right"), any_case=True), None),
+}
+TRUNCATION_NOTES = {
+    "truncate": "Cut texts that are too long for the model; false refuses them. Default: the endpoint's setting.",
+    "truncation_direction": "Which end is given up. Default: the tokenizer's own, mostly right.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """The rule for texts that are too long, of the endpoint or of one request."""
+
+    cut: bool
+    side: Side
+
+    def asked(self, cut: bool | None, side: str | None) -> Truncation:
+        """This rule with the parameters of a request."""
+        if cut is None and side is None:
+            return self
+        return Truncation(
+            cut=self.cut if cut is None else cut,
+            side=self.side if side is None else Side(side),
+        )
+
+
+class Fitter:
+    """The tokenizer with the model's limit. Immutable."""
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int, *, truncate: bool, pairs: bool) -> None:
+        """`pairs`: rows of the task hold two texts. UnsupportedModel if a row has no room for text."""
+        for template in (tokenizer.single, tokenizer.pair) if pairs else (tokenizer.single,):
+            if max_tokens <= template.specials:
+                raise UnsupportedModel(
+                    f"{max_tokens} tokens leave no room besides the {template.specials} special tokens of this model",
+                    remedy="Raise serving.maxInputTokens, or the model's own limit (model_max_length, max_seq_length)",
+                )
+        self.tokenizer = tokenizer
+        self.max_tokens = max_tokens
+        self.rule = Truncation(cut=truncate, side=tokenizer.side)
+
+    def room(self, template: Template) -> int:
+        """Tokens of text that fit into a row."""
+        return self.max_tokens - template.specials
+
+    def split(self, texts: Sequence[str], template: Template, side: Side, *, offsets: bool = False) -> list[Pieces]:
+        """The tokens of each text, as many as are needed for a row of this template."""
+        return self.tokenizer.split(texts, limit=self.room(template), side=side, offsets=offsets)
+
+    def singles(
+        self,
+        texts: Sequence[str] | Sequence[Pieces],
+        where: Sequence[str],
+        rule: Truncation,
+        pooling: AnyPooling | None = None,
+        *,
+        template: Template | None = None,
+    ) -> tuple[list[Row], int]:
+        """One row for each text (or tokenised text), to be pooled by `pooling`, and how many of them were cut.
+
+        `template`: the special tokens around them, if not the tokenizer's. `where` names the texts in errors.
+        InvalidInput for the first text that is too long if `rule` does not cut, the first with a token that the model
+        does not have, or the first without any token (`require_tokens`).
+        """
+        template = template or self.tokenizer.single
+        room = self.room(template)
+        if texts and isinstance(texts[0], Pieces):
+            tokenised = cast("Sequence[Pieces]", texts)
+        else:
+            tokenised = self.split(cast("Sequence[str]", texts), template, rule.side)
+        rows, cut = [], 0
+        for pieces, field in zip(tokenised, where, strict=True):
+            if len(pieces) > room:
+                self.refuse_unless(rule, pieces, template, field)
+                cut += 1
+            ids = pieces.keep(room, rule.side).ids
+            self.tokenizer.require_embedded(ids, field)
+            rows.append(self.require_tokens(template.row(ids, pooling=pooling), field))
+        return rows, cut
+
+    def pair(self, first: Pieces, second: Pieces, where: str, rule: Truncation) -> tuple[Row, bool]:
+        """One row of two texts, and whether it was cut: the longer text is cut first. InvalidInput as `singles`."""
+        template = self.tokenizer.pair
+        room = self.room(template)
+        cut = len(first) + len(second) > room
+        if cut:
+            self.refuse_unless(rule, first, template, where, second)
+            kept_first, kept_second = longest_first(len(first), len(second), room)
+            first, second = first.keep(kept_first, rule.side), second.keep(kept_second, rule.side)
+        self.tokenizer.require_embedded(chain(first.ids, second.ids), where, label=f"{where} with its pair")
+        return self.require_tokens(template.row(first.ids, second.ids), where, label=f"{where} with its pair"), cut
+
+    @staticmethod
+    def require_tokens(row: Row, where: str, *, label: str = "") -> Row:
+        """The row; InvalidInput (arguments as for `Tokenizer.require_embedded`) if it has no tokens.
+
+        White space, or characters that the tokenizer drops, give no tokens where the template has no special tokens.
+        """
+        if not row.ids:
+            raise InvalidInput(
+                f"{label or where} has no tokens", field=where, remedy="Send a text with something in it"
+            )
+        return row
+
+    def refuse_unless(
+        self, rule: Truncation, first: Pieces, template: Template, where: str, second: Pieces | None = None
+    ) -> None:
+        """InvalidInput with the length of the text, unless `rule` allows to cut it."""
+        if rule.cut:
+            return
+        count = len(first) + template.specials + (0 if second is None else len(second))
+        exact = first.complete and (second is None or second.complete)
+        raise InvalidInput(
+            f"{where}{'' if second is None else ' with its pair'} has {'' if exact else 'more than '}{count} tokens; "
+            f"this model takes {self.max_tokens}",
+            field=where,
+            remedy="Send a shorter text, or set parameters.truncate to true",
+        )
+
+
+PROMPT: dict[str, tuple[FieldKind, Any]] = {"prompt_name": (Text("the name of a prompt"), None)}
+PROMPT_NOTES = {
+    "prompt_name": "The prompt to put before each text: one of the endpoint (serving.prompts), or of the model "
+    "(config_sentence_transformers.json). Default: the endpoint's for this route, or its default; else the model's "
+    "default prompt, mostly none."
+}
+ROUTE_ALIASES = {"/": "/predict", "/v2/models/{name}/versions/{version}/infer": "/v2/models/{name}/infer"}
+"""Routes that take their default prompt from another route."""
+
+
+@dataclass(frozen=True)
+class PromptTexts:
+    """All prompts by name, and the text for requests that name none."""
+
+    texts: Mapping[str, str]
+    default: str
+    default_name: str | None = None
+    """The endpoint's; None: it names none."""
+
+    @classmethod
+    def of(cls, folder: ModelFolder, prompts: Prompts | None) -> PromptTexts:
+        """The prompts of a model, changed by the endpoint's.
+
+        SpecError for a `default` or a route's prompt that neither has.
+        """
+        own = folder.prompts
+        if folder.multi_vector is not None:
+            # Queries and documents differ in more than their prompts.
+            own = {QUERY: "", DOCUMENT: "", **own}
+        if prompts is None:
+            return cls(own, folder.default_prompt)
+        texts = {**own, **prompts.texts}
+        named = {"default": prompts.default, **{f"routes[{path}]": name for path, name in prompts.routes.items()}}
+        for field, name in named.items():
+            if name is not None and name not in texts:
+                raise SpecError(
+                    f"serving.prompts.{field} is {name!r}, and neither serving.prompts.texts nor the model has this "
+                    "prompt",
+                    field=f"spec.serving.prompts.{field}",
+                    remedy=f"Add its text to serving.prompts.texts, or name one of {', '.join(sorted(texts))}"
+                    if texts
+                    else "Add its text to serving.prompts.texts",
+                )
+        default = folder.default_prompt if prompts.default is None else texts[prompts.default]
+        return cls(texts, default, prompts.default)
+
+    def text(self, name: str | None) -> str:
+        """The text of a prompt, or the default; InvalidInput if there is none of this name."""
+        if name is None:
+            return self.default
+        if name not in self.texts:
+            raise InvalidInput(
+                f"parameters.prompt_name: there is no prompt {name[:100]!r}",
+                field="parameters.prompt_name",
+                remedy=near(name, list(self.texts)) if self.texts else "Leave it out: this endpoint has no prompts",
+            )
+        return self.texts[name]
+
+
+class PromptedTask:
+    """What tasks with prompts are made of."""
+
+    def __init__(
+        self,
+        fitter: Fitter,
+        folder: ModelFolder,
+        limits: RequestLimits = DEFAULT_LIMITS,
+        prompts: Prompts | None = None,
+    ) -> None:
+        """`prompts`: the endpoint's. Errors as `PromptTexts.of`."""
+        self.tokenizer = fitter.tokenizer
+        self._fitter = fitter
+        self._rule = fitter.rule
+        self._limits = limits
+        self._prompts = PromptTexts.of(folder, prompts)
+
+
+def of_routes(prompts: Prompts | None) -> dict[str, str]:
+    """The default prompt of each route that has a separate one, by the path in the route table."""
+    if prompts is None:
+        return {}
+    aliases = {alias: prompts.routes[path] for alias, path in ROUTE_ALIASES.items() if path in prompts.routes}
+    return {**prompts.routes, **aliases}
