@@ -42,8 +42,11 @@ PAGE = """
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"penstock/hardware.py"}, "in the list, but not executed"),
-        ({"penstock/hardware.py", "cli/penstock_cli/main.py", "penstock/tasks.py"}, "executed, but not in the list"),
+        ({"penstock/hardware.py"}, r"the reverse: \['cli/penstock_cli/main.py'\]"),
+        (
+            {"penstock/hardware.py", "cli/penstock_cli/main.py", "penstock/tasks.py"},
+            r"not in the list: \['penstock/tasks.py'\]",
+        ),
     ],
 )
 def test_a_list_with_other_files_than_the_executed_ones_fails(
