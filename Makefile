@@ -85,7 +85,9 @@ demo-chat: $(VENV)/.chat ## Serve a real language model on this machine: it answ
 check: $(VENV)/.unit ## Formatting, lint, types and import contracts
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/mypy --cache-dir $(MYPY_CACHE)
+	@# Two checkouts that write the cache at a time would leave wrong knowledge in it.
+	@mkdir -p $(MYPY_CACHE)
+	@$$(command -v flock >/dev/null && echo flock $(MYPY_CACHE)/lock) $(BIN)/mypy --cache-dir $(MYPY_CACHE)
 	@$(BIN)/lint-imports --no-logo
 
 .PHONY: unit
