@@ -28,7 +28,7 @@ RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/imag
  && chown -R 65532:65532 /var/lib/penstock
 
 
-# Builds; nothing of it but /opt/penstock is taken on. It runs on the building machine's processor, also for images of
+# Builds; images take only /opt/penstock, /opt/penstock-code and /opt/penstock-models from it. It runs on the building machine's processor, also for images of
 # another one, which it gets packages and compiles for: emulated, that takes ten times as long.
 FROM --platform=$BUILDPLATFORM ${BUILD_BASE} AS builder
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
@@ -91,7 +91,7 @@ RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/imag
  && echo /opt/penstock-models >/opt/penstock-models.pth
 
 
-# AWS's packages for Inferentia, in an environment of its own: /opt/neuron, which only the child process that owns the
+# AWS's packages for Inferentia, in a separate environment: /opt/neuron, which only the child process that owns the
 # device, or compiles, uses. They are neither on PyPI nor in Debian. So where they come from are build arguments, and
 # their files have no hashes in dev/images/inside/hashes.txt. These images are not yet run on a device.
 FROM python AS neuron-builder

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from penstock.tasks import TaskName
+from penstock_gateway import config as gateway
+from penstock_gateway.settings import GatewaySettings, variable
+from penstock_operator.endpoint.objects.deployment import PROGRESS_DEADLINE_SECONDS
 from penstock_operator.facts import pod_data, pods
+from penstock_operator.limits import waiting
 from penstock_operator.scaling.read import scrape
 from penstock_optimizer.capacity import curve
-from penstock_optimizer.guard import calibration, gate
+from penstock_optimizer.guard import calibration, gate, judge
+from penstock_optimizer.guard.agreement_of_logits import GenerationBudget
 from penstock_optimizer.search import climb, goal, space
 from penstock_optimizer.targets import target
 from penstock_runtime.batching import batcher
 from penstock_runtime.generation import scheduler
+from penstock_runtime.http.transport import connection, fair_reads
 from penstock_runtime.serving import tokenizing
 
-PAGES = Path(__file__).parents[2] / "docs" / "explanation"
+PAGES = Path(__file__).parents[2] / "docs"
 
 
 def percent(share: float) -> str:
@@ -27,7 +35,7 @@ CORPUS = calibration.own_corpus()
 TEXTS = len(CORPUS.texts) + sum(len(theme.sentences) for theme in CORPUS.themes)
 SHORT, MIDDLE, LONG, LONGEST = (percent(share) for _, share in calibration.STRATA)
 STATED = {
-    "operator.md": (
+    "explanation/operator.md": (
         f"`/info` and `/metrics` {pod_data.INFO_MAX_BYTES // 1024} KiB",
         f"waiting requests {pod_data.DEMAND_MAX_BYTES} bytes",
         f"progress of a job {pod_data.PROGRESS_MAX_BYTES // 1024} KiB",
@@ -35,7 +43,7 @@ STATED = {
         f"at most {pod_data.MAX_DEPTH} levels",
         f"{pods.MAX_CPUS:,} CPUs and {scrape.MAX_BUCKETS} histogram buckets",
     ),
-    "guard.md": (
+    "explanation/guard.md": (
         f"some {round(TEXTS, -1)} texts",
         {18: "eighteen themes"}[len(CORPUS.themes)],
         f"At most {calibration.JUDGING_SAMPLES} requests judge, {SHORT} of them of up to 8 tokens, {MIDDLE} up to 32",
@@ -43,7 +51,7 @@ STATED = {
         f"within {percent(gate.TOLERANCE)} (relative",
         f"it is {percent(gate.BF16_TOLERANCE)},",
     ),
-    "optimiser.md": (
+    "explanation/optimiser.md": (
         f"{percent(target.CAPACITY_SHARE)} for the capacity curve ({target.MOST_CAPACITY_SECONDS:g} s at most)",
         f"{percent(target.PLANS_SHARE)} for the plans ({target.MOST_PLANS_SECONDS:g} s at most)",
         f"{percent(target.FINISH_SHARE)} for the report ({target.MOST_FINISH_SECONDS:g} s at most)",
@@ -56,17 +64,76 @@ STATED = {
         f"rise by a factor of {curve.GROWTH}",
         {4: "halved at most four times"}[curve.REFINEMENTS],
     ),
-    "batching.md": (
+    "explanation/batching.md": (
         f"at most {batcher.MIN_SHARED_TOKENS} tokens together",
         f"in about {batcher.MIN_SHARED_SECONDS * 1000:g} ms",
         f"longer than about {batcher.BRIEF_RUN_SECONDS * 1000:g} ms",
         f"of {batcher.BRIEF_RUN_TOKENS} tokens at least",
         f"over {tokenizing.LONG_CHARACTERS:,} characters",
     ),
-    "generation.md": (f"chunks have {scheduler.DEFAULT_BUDGET} tokens",),
+    "explanation/generation.md": (f"chunks have {scheduler.DEFAULT_BUDGET} tokens",),
+    "decisions/accuracy-budget.md": (
+        f"mean cosine to fp32 is at least {judge.MEAN_COSINE}",
+        f"At most one text in a hundred is below {judge.P1_COSINE}",
+        f"No text is below {judge.MIN_COSINE:.2f}",
+    ),
+    "decisions/batching.md": (
+        f"within {batcher.MAX_INLINE_SECONDS * 1000:g} ms for a single client",
+        f"within {batcher.BRIEF_SECONDS * 1000:g} ms for any client",
+        f"if they take at most {batcher.ONE_CORE_SECONDS * 1000:g} ms together",
+        f"Batches of fewer than {batcher.BRIEF_RUN_TOKENS} tokens",
+    ),
+    "decisions/turns.md": (
+        f"a running pod within {waiting.START_SECONDS:g} s",
+        f"progress within {PROGRESS_DEADLINE_SECONDS} s",
+        f"before it gives a slot, for {waiting.LEADER_SECONDS:g} s at most",
+    ),
+    "reference/gateway.md": (
+        f"{gateway.CONNECTION_RATE:,} a second, averaged over 10 s",
+        f"requests over {gateway.BUFFER_BYTES // 1024} KiB in progress",
+        f"{gateway.STATUS_CONNECTIONS_PER_CLIENT}, and {gateway.STATUS_CONNECTIONS} of all clients",
+    ),
+    "reference/http.md": (
+        f"discarded for up to {connection.LINGER_SECONDS:g} s",
+        f"below {fair_reads.TINY_BYTES} bytes are read at intervals of {fair_reads.READ_SECONDS * 1000:g} ms",
+    ),
 }
+GENERATION = GenerationBudget()
+BUDGETS = (
+    ("mean_cosine", "at least", judge.MEAN_COSINE),
+    ("neighbour_overlap", "at least", judge.MIN_NEIGHBOUR_OVERLAP),
+    ("max_similarity_change", "at most", judge.MAX_SIMILARITY_CHANGE),
+    ("argmax_agreement", "at least", judge.MIN_AGREEMENT[TaskName.TEXT_CLASSIFICATION]),
+    ("flipped_margin", "at most", judge.MAX_FLIPPED_MARGIN),
+    ("kendall_tau", "at least", judge.MIN_TAU),
+    ("entity_f1", "at least", judge.MIN_ENTITY_F1),
+    ("span_match", "at least", judge.MIN_AGREEMENT[TaskName.QUESTION_ANSWERING]),
+    ("span_f1", "at least", judge.MIN_SPAN_F1),
+    ("top_k_overlap", "at least", judge.MIN_TOP_K_OVERLAP),
+    ("p99_divergence", "at most", GENERATION.p99_divergence),
+    ("same_best_token", "at least", GENERATION.same_best),
+    ("perplexity_ratio", "at most", GENERATION.perplexity),
+)
+
+
+def text_of(page: str) -> str:
+    """The page on one line."""
+    return " ".join((PAGES / page).read_text(encoding="utf-8").split())
 
 
 @pytest.mark.parametrize(("page", "text"), [(page, text) for page, texts in STATED.items() for text in texts])
 def test_a_page_states_a_number_of_the_code(page: str, text: str) -> None:
-    assert text in " ".join((PAGES / page).read_text(encoding="utf-8").split())
+    assert text in text_of(page)
+
+
+@pytest.mark.parametrize(("metric", "bound", "budget"), BUDGETS)
+def test_the_table_of_budgets_has_the_budget_of_the_guard(metric: str, bound: str, budget: float) -> None:
+    page = text_of("reference/accuracy-budgets.md")
+
+    assert any(f"`{metric}` | {bound} {number} |" in page for number in (f"{budget:g}", f"{budget:.2f}"))
+
+
+def test_the_table_of_the_gateway_has_every_variable_of_its_environment() -> None:
+    table = text_of("reference/gateway.md").replace("`_", "`PENSTOCK_GATEWAY_")
+
+    assert [name for one in fields(GatewaySettings) if f"`{(name := variable(one.name))}`" not in table] == []
