@@ -130,7 +130,7 @@ images: system $(VENV)/.test ## Build the container images (a Debian mirror and 
 
 .PHONY: deploy
 deploy: images testbed ## Install the chart with these images on the cluster that `make cluster` started
-	@$(BIN)/python -m testbed load $$($(BIN)/python -m images build operator runtime optimizer-demo)
+	@$(BIN)/python -m testbed load $$($(BIN)/python -m images build operator runtime gateway optimizer-demo)
 	@eval "$$($(BIN)/python -m testbed status | grep '^export ')"; helm=$$($(BIN)/python -m testbed build helm); \
 	  $$helm upgrade --install penstock-crds charts/penstock-crds --take-ownership \
 	  --namespace penstock-system --create-namespace && \
