@@ -130,7 +130,7 @@ def command(namespace: str, context: str, family: str | None, **options: Any) ->
         raise click.exceptions.Exit(INTERRUPTED) from None
     for note in results.notes:
         fact("note", note)
-    console.print(f"report     {output / 'report.html'}", markup=False)
+    console.print(f"report     {output / 'report.html'}")
     if not results.answered:
         raise MeasurementFailed(
             f"no request to {results.target} was answered in any setting",

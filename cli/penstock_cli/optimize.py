@@ -131,7 +131,7 @@ def command(
         command_line = _serve_command(file, store=store, models=models, cores=cores)
     else:
         command_line = f"penstock serve {shlex.quote(str(artefact))}  (on an instance with Inferentia)"
-    console.print(f"serve it   {command_line}", markup=False)
+    console.print(f"serve it   {command_line}")
 
 
 def target_of(asked: str | None, endpoint: ModelEndpoint) -> NeuronGeneration | None:

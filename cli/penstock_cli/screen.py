@@ -14,7 +14,7 @@ from rich.text import Text
 
 from penstock.errors import printable
 
-console = Console(highlighter=NullHighlighter(), soft_wrap=True)
+console = Console(highlighter=NullHighlighter(), soft_wrap=True, markup=False)
 if not console.is_terminal:
     # A file or a pipe has no width to cut lines to.
     console.width = 200

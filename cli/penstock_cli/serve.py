@@ -330,7 +330,7 @@ class ServeSession:
         body = SAMPLE[task].replace("'", "'\\''")
         route = "N {}/v1/chat/completions" if task is TaskName.TEXT_GENERATION else "i {}/predict"
         command = f"curl -{route.format(server.url)} -H 'content-type: application/json' -d '{body}'"
-        console.print(f"\n  {command}\n", markup=False)
+        console.print(f"\n  {command}\n")
 
 
 def _optimizer_error(status: int, printed: str) -> PenstockError:

@@ -71,4 +71,4 @@ def command(name: str, namespace: str, context: str, *, all_namespaces: bool) ->
         table.add_row(*map(printable, row))
     if found:
         console.print(table)
-    console.print(summary(found))
+    console.print(printable(summary(found)))

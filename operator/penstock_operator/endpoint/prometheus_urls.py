@@ -20,6 +20,8 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 HOST_PATTERN = re.compile(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
 """`prometheus.monitoring.svc`, `*.monitoring.svc`, each with or without a port."""
 NAT64 = IPv6Network("64:ff9b::/96")
+POD_IDENTITY = IPv6Address("fd00:ec2::23")
+"""AWS's service of credentials for the account of a pod, here of the operator's own. Its IPv4 address is link-local."""
 
 IpAddress = IPv4Address | IPv6Address
 IpNetwork = IPv4Network | IPv6Network
@@ -81,6 +83,9 @@ def address_allowed(text: str, networks: tuple[IpNetwork, ...]) -> bool:
         or address.is_multicast
         or address.is_reserved
         or address in METADATA_ADDRESSES
+        or address == POD_IDENTITY
+        # Teredo: two IPv4 addresses inside.
+        or (isinstance(address, IPv6Address) and address.teredo is not None)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,18 @@ def test_the_status_of_one_endpoint_is_shown_by_name(tmp_path: Path) -> None:
     both = invoke("status", "e", "--all-namespaces", environment=environment)
     assert both.exit_code == 2
     assert "leave --all-namespaces out" in both.output
+
+
+def test_texts_of_objects_reach_the_terminal_as_text(tmp_path: Path) -> None:
+    hostile = endpoint("a", "False", "\x1b[2JGone [link=http://x]here[/link]")
+    program = tmp_path / "kubectl"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps({'items': [hostile]})}\nEND\n")
+    program.chmod(0o755)
+    output = invoke("status", environment={"PATH": f"{tmp_path}:/bin:/usr/bin", "FORCE_COLOR": "1"}).output
+
+    assert "[2J" not in output.replace("\\x1b[2J", "")
+    assert "]8;" not in output
+    assert "[link=http://x]here[/link]" in output
 
 
 def test_without_kubectl_the_error_names_it(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from celpy.adapter import json_to_cel
 from lupa import lua51
 
 from tests.operator.endpoint.kube import Kube, container
+from tests.operator.endpoint.objects.test_canary import CanaryKube
 
 GITOPS = Path(__file__).parents[3] / "examples/gitops"
 ARGO: dict[str, str] = yaml.safe_load((GITOPS / "argocd-health.yaml").read_text())["data"]
@@ -101,6 +102,12 @@ def rolling_out() -> Kube:
     return kube
 
 
+def canary() -> Kube:
+    kube = CanaryKube()
+    kube.new_plan()
+    return kube
+
+
 def suspended() -> Kube:
     kube = Kube().optimised()
     kube.edit(suspend=True)
@@ -135,6 +142,7 @@ CASES: dict[str, tuple[Callable[[], Kube], str, str, str]] = {
     "starting": (starting, "Starting", "Progressing", "inProgress"),
     "serving": (serving, "Serving", "Healthy", "current"),
     "rolling out": (rolling_out, "RollingOut", "Progressing", "inProgress"),
+    "canary": (canary, "CanaryRunning", "Progressing", "inProgress"),
     "suspended": (suspended, "Suspended", "Suspended", "current"),
     "no such class": (without_a_class, "HardwareClassNotFound", "Degraded", "failed"),
     "no image": (without_an_image, "ImagePullFailed", "Degraded", "failed"),

@@ -96,6 +96,8 @@ def test_any_text_that_is_allowed_leads_to_an_allowed_host(before: str, after: s
         "::1",
         "fe80::1%eth0",
         "fd00:ec2::254",
+        "fd00:ec2::23",
+        "2001:0:a9fe:a9fe::",
         "::ffff:169.254.169.254",
         "::ffff:127.0.0.1",
         "64:ff9b::a9fe:a9fe",

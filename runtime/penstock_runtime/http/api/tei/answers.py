@@ -8,10 +8,14 @@ from typing import Any
 from penstock import __version__
 from penstock.resources.core import ModelSource
 from penstock.tasks import TaskName
+from penstock_runtime.errors import InvalidInput
 from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tokens import Tokenizer
 
+MOST_CHARACTERS = 100_000
+"""Of all texts of a request for tokens. The library takes up to 800 bytes for a token with its position, of which the
+answer's size says nothing before it is made."""
 TOKEN_BYTES = 80
 """JSON bytes of a token, without its text."""
 
@@ -19,8 +23,15 @@ TOKEN_BYTES = 80
 def tokens_of(texts: list[str], with_special: bool, limits: RequestLimits, tokenizer: Tokenizer) -> list[list[Any]]:
     """The tokens of each text, as `/tokenize` answers: positions in bytes, none for special tokens around the text.
 
-    InvalidInput for an answer over the limit, and for a text that cannot be split into tokens.
+    InvalidInput for texts or an answer over the limit, and for a text that cannot be split into tokens.
     """
+    size = sum(map(len, texts))
+    if size > MOST_CHARACTERS:
+        raise InvalidInput(
+            f"inputs has {size} characters; at most {MOST_CHARACTERS} are split into tokens at a time",
+            field="inputs",
+            remedy="Send fewer or shorter texts at a time",
+        )
     found = []
     template = tokenizer.single
     before, after = (template.before, template.after) if with_special else ((), ())
