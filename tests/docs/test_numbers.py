@@ -7,22 +7,35 @@ from pathlib import Path
 
 import pytest
 
+from penstock.capacity import PROCESS
+from penstock.resources.endpoint import BUDGET_SECONDS, Rollout
 from penstock.tasks import TaskName
 from penstock_gateway import config as gateway
 from penstock_gateway.settings import GatewaySettings, variable
-from penstock_operator.endpoint.objects.deployment import PROGRESS_DEADLINE_SECONDS
-from penstock_operator.facts import pod_data, pods
-from penstock_operator.limits import waiting
+from penstock_operator.endpoint.objects import scalers
+from penstock_operator.endpoint.objects.deployment import (
+    MARGIN_SECONDS,
+    PROGRESS_DEADLINE_SECONDS,
+    RELEASE_SECONDS,
+    STREAM_SECONDS,
+)
+from penstock_operator.endpoint.objects.gateway import TLS_BYTES
+from penstock_operator.endpoint.pods.template import NEURON_PROCESS
+from penstock_operator.facts import names, pod_data, pods
+from penstock_operator.limits import quotas, waiting
 from penstock_operator.scaling.read import scrape
+from penstock_optimizer.candidate.decoder import COMPARED
 from penstock_optimizer.capacity import curve
-from penstock_optimizer.guard import calibration, gate, judge
+from penstock_optimizer.guard import batch_invariance, calibration, gate, judge
 from penstock_optimizer.guard.agreement_of_logits import GenerationBudget
+from penstock_optimizer.neuron.choice import USABLE_SHARE
 from penstock_optimizer.search import climb, goal, space
-from penstock_optimizer.targets import target
+from penstock_optimizer.targets import neuron, target
 from penstock_runtime.batching import batcher
 from penstock_runtime.generation import scheduler
 from penstock_runtime.http.transport import connection, fair_reads
 from penstock_runtime.serving import tokenizing
+from penstock_runtime.settings import LimitSettings
 
 PAGES = Path(__file__).parents[2] / "docs"
 
@@ -88,6 +101,26 @@ STATED = {
         f"progress within {PROGRESS_DEADLINE_SECONDS} s",
         f"before it gives a slot, for {waiting.LEADER_SECONDS:g} s at most",
     ),
+    "how-to/answer-an-alert.md": (
+        f"port {names.INTERNAL_PORT} of the pods and port {names.GATEWAY_STATUS_PORT} of gateways",
+    ),
+    "how-to/expose-an-endpoint.md": (f"grows by {TLS_BYTES // 1024} KiB for each",),
+    "how-to/generate-text.md": (
+        f"at most {LimitSettings().max_rows:,} answers",
+        f"up to {COMPARED} requests",
+        f"{batch_invariance.AT_ONCE} at a time",
+        f"{Rollout().drain_seconds + STREAM_SECONDS} s by default",
+    ),
+    "how-to/inferentia.md": (
+        f"a time limit of {neuron.BUCKET_SECONDS / 60:g} minutes",
+        f"{percent(USABLE_SHARE)} of a NeuronCore's memory",
+        f"{(NEURON_PROCESS + PROCESS) / 2**30:g} GiB more",
+        f"{RELEASE_SECONDS - MARGIN_SECONDS} s more than on CPUs",
+    ),
+    "how-to/limit-what-endpoints-may-ask-for.md": (f"within {quotas.WAITING_SECONDS:g} seconds",),
+    "how-to/scale-to-zero.md": (f"polling interval ({scalers.POLLING_SECONDS} s)",),
+    "how-to/scale-with-hpa-or-keda.md": (f"from {scalers.SMALLEST_PREVENTED} replicas on",),
+    "tutorial/one-machine.md": (f"time budget ({BUDGET_SECONDS:g} s)",),
     "reference/gateway.md": (
         f"{gateway.CONNECTION_RATE:,} a second, averaged over 10 s",
         f"requests over {gateway.BUFFER_BYTES // 1024} KiB in progress",
