@@ -20,6 +20,7 @@ from tests.optimizer.report.sample import sample_manifest
 def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """The output into a pipe."""
     written = io.StringIO()
+    monkeypatch.setenv("TERM", "xterm")
     console = Console(file=written, soft_wrap=True, width=200, highlight=False)
     monkeypatch.setattr(progress, "console", console)
     monkeypatch.setattr(screen, "console", console)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -59,7 +60,9 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens or {})
         self._slots = ClientSlots(1, most_waiting=MOST_WAITING)
-        self._link: socket.socket | None = None
+        self._links: list[socket.socket] = []
+        """Of its process: one between two conversations, if it was started."""
+        weakref.finalize(self, _close, self._links)
         try:
             self._template = _environment().from_string(source)
         except TemplateSyntaxError as error:
@@ -80,11 +83,11 @@ class ChatTemplate:
         conversations wait.
         """
         async with self._slots.slot(client):
-            link, self._link = self._link, None
             messages = [_json(asdict(conversation))]
-            if link is None:
-                link = await asyncio.to_thread(_PROGRAM.fork)
+            if not self._links:
+                self._links.append(await asyncio.to_thread(_PROGRAM.fork))
                 messages.insert(0, _json([self.source, self._special_tokens]))
+            link = self._links.pop()
             try:
                 answer = json.loads(await exchange(link, *messages, seconds=RENDER_SECONDS))
             except OSError:
@@ -93,16 +96,14 @@ class ChatTemplate:
                     field="messages",
                     remedy="Send fewer or shorter messages",
                 ) from None
-            self._link = link
+            self._links.append(link)
         if "error" in answer:
             raise InvalidInput(answer["error"], field="messages", remedy=answer["remedy"])
         return str(answer["text"])
 
     def close(self) -> None:
         """End the process of this template, if there is one."""
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        _close(self._links)
 
     def render(
         self,
@@ -162,6 +163,11 @@ class ChatTemplate:
                 remedy="Cut texts between characters, not inside a \\uD83D\\uDE00 pair",
             ) from error
         return text
+
+
+def _close(links: list[socket.socket]) -> None:
+    while links:
+        links.pop().close()
 
 
 def _json(value: Any) -> bytes:

@@ -488,7 +488,7 @@ def messages() -> Iterator[tuple[str, str]]:
     for file in [
         *(SOURCES / "models" / f"{name}.py" for name in READERS),
         *SOURCES.glob("to*/*.py"),
-        *SOURCES.glob("ta*/*.py"),
+        *SOURCES.glob("ta*/**/*.py"),
     ]:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS:
