@@ -14,8 +14,7 @@ from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tokens import Tokenizer
 
 MOST_CHARACTERS = 100_000
-"""Of all texts of a request for tokens. The library takes up to 800 bytes for a token with its position, of which the
-answer's size says nothing before it is made."""
+"""Of all texts of a request for tokens. The library takes up to 800 bytes of memory for a token with its position."""
 TOKEN_BYTES = 80
 """JSON bytes of a token, without its text."""
 
