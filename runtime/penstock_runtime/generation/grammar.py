@@ -62,7 +62,6 @@ class Grammar:
         self._link = link
         self.field = field
         self._vocabulary = vocabulary
-        self._mask_bytes = (vocabulary + 31) // 32 * 4
         self._states = 0
         self._waiting: list[GrammarState] = []
         weakref.finalize(self, link.close)
@@ -92,11 +91,15 @@ class Grammar:
         """Read the masks that the process computes, and give them to their states."""
         while self._waiting:
             state = self._waiting[0]
-            if self._read(1) == b"\x00":
-                bits = np.frombuffer(self._read(self._mask_bytes), dtype=np.uint8)
-                state.mask = np.unpackbits(bits, bitorder="little")[: self._vocabulary].astype(np.bool_)
+            failed = self._read(1) != b"\x00"
+            answer = self._read(struct.unpack("<I", self._read(4))[0])
+            if failed:
+                state.failure = answer.decode()
             else:
-                state.failure = self._read(struct.unpack("<I", self._read(4))[0]).decode()
+                bits = np.unpackbits(np.frombuffer(answer, dtype=np.uint8), bitorder="little")
+                # The library knows the tokens of the tokenizer only: a model may have further logits.
+                state.mask = np.zeros(self._vocabulary, dtype=np.bool_)
+                state.mask[: len(bits)] = bits[: self._vocabulary]
             del self._waiting[0]
 
     def _send(self, command: bytes) -> None:

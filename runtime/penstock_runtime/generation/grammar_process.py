@@ -13,8 +13,8 @@ A fork gets the grammar as a message, and answers with a message, the error; an 
 | `s`, state | the mask of a text that begins |
 | `a`, state, token | one byte: 1 if nothing may follow the token; after 0, the next mask |
 
-States and tokens are numbers of 32 bits. A mask is one byte, 0, and a bit for each token; or 1 and a message, the
-error.
+States and tokens are numbers of 32 bits. A mask is one byte, 0, and a message with a bit for each token; or 1 and a
+message, the error.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def _send_mask(link: Link, state: Any) -> None:
         link.send(b"\x01")
         link.answer(str(state.get_error()).encode())
     else:
-        link.send(b"\x00" + mask)
+        link.send(b"\x00")
+        link.answer(mask)
 
 
 if __name__ == "__main__":
