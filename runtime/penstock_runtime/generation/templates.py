@@ -175,6 +175,7 @@ def _json(value: Any) -> bytes:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
+    from jinja2 import pass_context
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -188,9 +189,14 @@ def _environment() -> ImmutableSandboxedEnvironment:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    # The optimiser would compute constant expressions where a template is opened, without limits.
+    # Constant expressions would be computed where a template is opened, without limits: by the optimiser, and for
+    # output unless `finalize` needs the context.
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols], optimized=False
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[GenerationTag, loopcontrols],
+        optimized=False,
+        finalize=pass_context(lambda _, value: value),
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
