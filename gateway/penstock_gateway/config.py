@@ -39,8 +39,10 @@ BODY_SECONDS = 30
 """Timeout for the body, the same as the runtime's."""
 PROBES = ("/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready")
 """Requests to these paths must not start a replica."""
-PUBLIC = (*PROBES, "/", "/docs", "/health")
+PUBLIC = (*PROBES, "/", "/docs", "/health", "/ping")
 """GET and HEAD of these paths need no key, as at the replicas; nor does OPTIONS, of any path."""
+PUBLIC_PATTERN = "^/v2/models/[^/]+/(versions/[^/]+/)?ready$"
+"""Likewise."""
 RETRY_FULL_SECONDS = 2
 RETRY_LATE_SECONDS = 5
 
@@ -226,6 +228,7 @@ def _key_check(settings: GatewaySettings) -> str:
     )
     return f"""\
     http-request set-var(txn.open) bool(true) if METH_OPTIONS || METH_GET {{ path {" ".join(PUBLIC)} }}
+    http-request set-var(txn.open) bool(true) if METH_GET {{ path_reg {PUBLIC_PATTERN} }}
     http-request lua.check_key if !{{ var(txn.open) -m found }}
     {refusal} if {{ var(txn.key) -m str refused }}
 """

@@ -249,7 +249,10 @@ class TestKeys:
         refused = [self.ask(gateway.url, key) for key in ("", "wrong")]
         open_before = [
             httpx.request(verb, f"{gateway.url}{path}", trust_env=False, verify=False)
-            for verb, path in (("OPTIONS", "/predict"), *(("GET", path) for path in PUBLIC))
+            for verb, path in (
+                ("OPTIONS", "/predict"),
+                *(("GET", path) for path in (*PUBLIC, "/v2/models/emotion/ready")),
+            )
         ]
         answered = self.ask(gateway.url, "right")
 

@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,7 +159,6 @@ class Grammars:
         self._vocabulary = vocabulary
         ends = ",".join(str(token) for token in sorted(end_tokens))
         self._parent = ForkServer(PROGRAM, [str(vocabulary), ends], tokenizer_json)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-grammar")
         self._slots = ClientSlots(1, most_waiting=MOST_WAITING)
         self._in_use: Counter[str] = Counter()
         # A grammar may be dropped in any thread, also while this one counts.
@@ -178,8 +176,7 @@ class Grammars:
                     f"{self._in_use[client]} requests of this client and {self._in_use.total()} of all clients ask for "
                     f"answers in a given form; at most {MOST_PER_CLIENT} and {MOST_GRAMMARS} may at a time"
                 )
-            loop = asyncio.get_running_loop()
-            link = await loop.run_in_executor(self._thread, self._parent.fork)
+            link = await asyncio.to_thread(self._parent.fork)
             try:
                 error = (await exchange(link, text.text.encode(), seconds=PREPARE_SECONDS)).decode()
             except OSError:
