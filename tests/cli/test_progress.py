@@ -31,7 +31,9 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """The output to a terminal of 100 columns."""
     written = io.StringIO()
-    console = Console(file=written, soft_wrap=True, width=100, highlight=False, force_terminal=True)
+    # The tests' own TERM is `dumb`, where rich shows no bar.
+    able = {"TERM": "xterm"}
+    console = Console(file=written, soft_wrap=True, width=100, highlight=False, force_terminal=True, _environ=able)
     monkeypatch.setattr(progress, "console", console)
     monkeypatch.setattr(screen, "console", console)
     return written
