@@ -74,6 +74,8 @@ def objective(
     if endpoint.spec.task is TaskName.TEXT_GENERATION:
         return _token_objective(wishes, serving.result.token_capacity)
     capacity = serving.result.capacity
+    if capacity.provisional:
+        return unknown(Reason.NOT_MEASURED, "The capacity is provisional: see the condition CurveCurrent.")
     rate = capacity.requests_per_second
     if capacity.p95_objective_milliseconds is None or (rate is None and not capacity.points):
         return unknown(Reason.NOT_MEASURED, NOT_MEASURED)
@@ -123,7 +125,7 @@ def _token_objective(wishes: Objective, capacity: TokenCapacityFacts | None) -> 
 
 def p95_text(result: Result | None, headroom: float) -> str:
     """The p95 at the planned load of a replica, such as `14 ms`; empty when not measured."""
-    if result is None or result.pinned is False:
+    if result is None or result.pinned is False or result.capacity.provisional:
         return ""
     point = _planned_point(result.capacity, headroom)
     if point is None:

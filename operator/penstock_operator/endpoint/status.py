@@ -140,7 +140,7 @@ def conditions_of(state: EndpointState) -> dict[str, Finding]:
             held=gateway.answers(endpoint, observed.gateway) if endpoint.wants_gateway else None,
         ),
         ConditionType.OBJECTIVE_MET: met,
-        ConditionType.CURVE_CURRENT: curve_current(endpoint, observed.scale),
+        ConditionType.CURVE_CURRENT: curve_current(endpoint, observed.scale, serving, state.pods),
         ConditionType.METRICS_AVAILABLE: metrics_available(observed, endpoint),
         ConditionType.PROGRESSING: progressing(
             endpoint,
@@ -244,6 +244,7 @@ NORMAL = {
     Reason.SCALING,
     Reason.SETTLED,
     Reason.NO_CURVE,
+    Reason.PROVISIONAL,
 }
 """Reasons of false conditions that are not a problem: their Events have the type Normal."""
 WITHOUT_EVENTS = {
@@ -444,7 +445,8 @@ def _with_cost(state: EndpointState, shown: PlanStatus | None, replicas: int) ->
         return shown
     price = hardware.price
     per_hour = price.per_core_hour * serving.cores
-    rate = serving.result.requests_per_second if serving.result is not None else None
+    result = serving.result
+    rate = None if result is None or result.capacity.provisional else result.requests_per_second
     planned = (rate or 0.0) * state.endpoint.spec.scaling.headroom
     return shown.model_copy(
         update={
