@@ -131,7 +131,7 @@ class PodInfoReader(_PodReader):
         return report is None, MEASURING_SECONDS if measuring else AGAIN_SECONDS
 
     async def _tell_capacity_known(self, session: aiohttp.ClientSession, pod: PodFacts) -> None:
-        """Another pod has measured the artefact: this one need not wait for its own measurement. It is told again with
+        """Another pod has measured the artefact: this one need not wait for its own measurement. It is sent again with
         the next read if this fails."""
         with contextlib.suppress(TimeoutError, aiohttp.ClientError):
             async with session.post(f"{_address(pod, self._port)}/capacity/known", allow_redirects=False):

@@ -6,7 +6,7 @@ HPA in the modes HPA and KEDA.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -14,12 +14,10 @@ from penstock.resources.endpoint_parts.scaling import ScalingMode
 from penstock.resources.status import ScalingStatus, timestamp
 from penstock_operator.decide import Cause
 from penstock_operator.endpoint.prometheus_urls import url_problem
-from penstock_operator.endpoint.serving import ServingChoice
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.findings import Event, Finding, clipped, no, sentence, stopped, unknown, yes
 from penstock_operator.facts.installation import PlanSettings
-from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.scaling import HPA, SCALED_OBJECT, DesiredScale, ScalerFacts
 from penstock_operator.facts.workloads import DeploymentFacts
@@ -201,9 +199,7 @@ def _cannot_scale(scaler: ScalerFacts) -> Finding:
     )
 
 
-def curve_current(
-    endpoint: ParsedEndpoint, scale: DesiredScale | None, serving: ServingChoice | None, pods: Sequence[RuntimePod]
-) -> Finding:
+def curve_current(endpoint: ParsedEndpoint, scale: DesiredScale | None) -> Finding:
     """The condition CurveCurrent: the replicas are as fast as measured, judged by the latency of their traffic."""
     if endpoint.spec.scaling.mode not in DECIDED:
         return unknown(
@@ -211,58 +207,7 @@ def curve_current(
         )
     if scale is None or scale.curve is None:
         return unknown(Reason.NOT_READ, "The latency of the traffic has not been read yet.")
-    if scale.curve.reason == Reason.NO_CURVE:
-        return no(Reason.NO_CURVE, f"{why_no_curve(serving, pods)} Until then the number of replicas stays as it is.")
-    if serving is not None and serving.measured is not None and serving.measured.capacity.provisional:
-        return no(Reason.PROVISIONAL, _provisional(serving, pods))
     return replace(scale.curve, message=sentence(scale.curve.message))
-
-
-def why_no_curve(serving: ServingChoice | None, pods: Sequence[RuntimePod]) -> str:
-    """Why the capacity of a replica is not known, and what makes it known."""
-    if serving is None or (serving.known and serving.baseline):
-        return "The fp32 model serves, which is not measured. The result of the optimisation will be."
-    if serving.target is not None and serving.optimized_model:
-        return f"No pod has measured the capacity of a replica yet. {_next_measurement(pods)}"
-    result, name = serving.measured, serving.optimized_model
-    if result is None:
-        return (
-            "No OptimizedModel of this namespace has measurements of the artefact that serves. Write mode: Auto in "
-            "spec.optimization to have the model measured here, or scale it by hand (scaling.mode: External)."
-        )
-    if result.capacity.points or result.token_capacity is not None:
-        return (
-            "The replica kept up with none of the rates that were measured, so that no rate per replica is known. Give "
-            "it more cores, a smaller model, or shorter inputs (serving.maxInputTokens)."
-        )
-    return (
-        "The time budget of the optimisation ended before the capacity was measured. Raise "
-        "spec.optimization.budgetSeconds, which starts another run; to try again with the same: kubectl delete "
-        f"optimizedmodel {name}."
-    )
-
-
-def _provisional(serving: ServingChoice, pods: Sequence[RuntimePod]) -> str:
-    rate = serving.measured.requests_per_second if serving.measured is not None else None
-    figure = "" if rate is None else f" ({rate:.4g} requests/s for one replica)"
-    return (
-        f"The capacity is provisional: from the slow end of published figures for models of this size{figure}. "
-        f"{_next_measurement(pods)}"
-    )
-
-
-def _next_measurement(pods: Sequence[RuntimePod]) -> str:
-    """How the capacity on Inferentia will be measured, by the reports of the pods."""
-    if any(pod.report is not None and pod.report.measures_capacity for pod in pods):
-        return "A pod measures it now, before it is ready."
-    failed = [(pod.pod.name, pod.report.capacity_problem) for pod in pods if pod.report and pod.report.capacity_problem]
-    if failed:
-        name, problem = failed[0]
-        return (
-            f"The pod {name} could not measure it: {stopped(problem)} Its next start tries again: kubectl delete pod "
-            f"{name}."
-        )
-    return "The next pod that starts measures it before it is ready."
 
 
 def scaling_status(

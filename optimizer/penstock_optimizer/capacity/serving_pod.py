@@ -4,14 +4,13 @@ optimisation, which had no device.
 `python -m penstock_optimizer.capacity` is `penstock_runtime.pod` with this measurement between loading and
 readiness. The load goes to a second server of this process, on the loopback address, with the same model, so that the
 pod's own metrics count no measured request. The result is in `/info`; the operator writes it into the status of the
-OptimizedModel, and tells later pods (`POST /capacity/known`) not to measure again.
+OptimizedModel, and later pods get `POST /capacity/known` from it, with which they do not measure.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import time
 from collections.abc import AsyncIterator
@@ -20,7 +19,6 @@ from functools import partial
 from pathlib import Path
 
 from penstock.errors import PenstockError
-from penstock.logs import log_event
 from penstock.manifest import Manifest
 from penstock.neuron_artefact import CompiledModel, NeuronWorkload
 from penstock.resources.result import CapacityFacts
@@ -34,8 +32,6 @@ from penstock_runtime.serving.predictor import Predictor
 from penstock_runtime.serving.status import CapacityReport, CapacityState, ServerStatus
 from penstock_runtime.settings import Settings
 from penstock_runtime.store.daemon_thread import in_daemon_thread
-
-logger = logging.getLogger("penstock.pod")
 
 LENGTHS = 200
 """Requests of an artefact that states no workload."""
@@ -54,44 +50,23 @@ async def measure_before_ready(server: Server, model: LoadedModel, folder: Path)
     try:
         measured = await _measured_unless_known(model, folder, report, end=begin + seconds)
     except PenstockError as error:
-        _failed(status, report, error.message)
+        report.fail(error.message)
     except Exception as error:  # a replica that cannot be measured serves all the same
-        logger.debug("the measurement of the capacity failed", exc_info=True)
-        _failed(status, report, f"{type(error).__name__}: {error}")
+        report.fail(f"{type(error).__name__}: {error}")
     else:
-        _settle(status, report, measured)
-
-
-def _settle(status: ServerStatus, report: CapacityReport, measured: CapacityMeasurement | None) -> None:
-    if measured is None:
-        report.state = CapacityState.KNOWN
-        return
-    if not measured.curve.points:
-        _failed(status, report, "there was no time for a point of the curve")
-        return
-    report.facts, report.message = CapacityFacts.of(measured.curve), SHARED
-    report.state = CapacityState.MEASURED
-    rate = report.facts.requests_per_second
-    logger.info(
-        "capacity: %s requests/s with p95 within %.4g ms, %d points",
-        "no" if rate is None else f"{rate:.4g}",
-        report.facts.p95_objective_milliseconds or 0.0,
-        len(report.facts.points),
-        extra=log_event("CapacityMeasured", object=status.name),
-    )
-
-
-def _failed(status: ServerStatus, report: CapacityReport, why: str) -> None:
-    report.state, report.message = CapacityState.FAILED, why
-    logger.warning(
-        "the capacity was not measured: %s", why, extra=log_event("CapacityUnmeasured", object=status.name, reason=why)
-    )
+        if measured is None:
+            report.state = CapacityState.KNOWN
+        elif measured.curve.points:
+            report.facts, report.message = CapacityFacts.of(measured.curve), SHARED
+            report.state = CapacityState.MEASURED
+        else:
+            report.fail("there was no time for a point of the curve")
 
 
 async def _measured_unless_known(
     model: LoadedModel, folder: Path, report: CapacityReport, *, end: float
 ) -> CapacityMeasurement | None:
-    """The measurement; None as soon as the server is told that it is not needed."""
+    """The measurement; None as soon as the capacity is known otherwise."""
     compiled = CompiledModel.load(folder / Manifest.load(folder).chosen.path)
     workload = compiled.workload or NeuronWorkload(
         lengths=tuple(LengthMix(maximum=model.max_tokens).sample(LENGTHS, seed=0))
@@ -111,12 +86,12 @@ async def _measured_unless_known(
 
     async with _second_server(model) as url:
         work = asyncio.create_task(in_daemon_thread(partial(ladder, url)))
-        told = asyncio.create_task(report.known.wait())
+        otherwise = asyncio.create_task(report.known.wait())
         try:
-            await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, otherwise}, return_when=asyncio.FIRST_COMPLETED)
             return None if report.known.is_set() else await work
         finally:
-            for task in (work, told):
+            for task in (work, otherwise):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):  # the first error counts
                     await task

@@ -44,7 +44,7 @@ from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.remote import Retries
 from penstock_runtime.serving.generation_model import load_generation_artefact
 from penstock_runtime.serving.loaded_model import LoadedModel, is_on_device, load_artefact
-from penstock_runtime.serving.status import CapacityReport, ServerStatus
+from penstock_runtime.serving.status import CapacityReport, CapacityState, ServerStatus
 from penstock_runtime.settings import SETTINGS, Settings
 from penstock_runtime.store import open_store
 from penstock_runtime.store.daemon_thread import in_daemon_thread
@@ -145,6 +145,7 @@ class PodServing:
             logger.warning("model: %s", finding, extra=log_event("ModelFinding", object=status.name))
         if self._measure is not None and isinstance(model, LoadedModel) and on_device:
             await self._measure(server, model, folder)
+            self._log_capacity(status)
         await start_model(server, model)
         seconds = time.monotonic() - self._begun
         logger.info(
@@ -153,6 +154,24 @@ class PodServing:
             seconds,
             extra=log_event("ModelServed", object=status.name),
         )
+
+    def _log_capacity(self, status: ServerStatus) -> None:
+        report = status.capacity
+        if report is not None and report.facts is not None:
+            rate = report.facts.requests_per_second
+            logger.info(
+                "capacity: %s requests/s with p95 within %.4g ms, by %d points",
+                "no" if rate is None else f"{rate:.4g}",
+                report.facts.p95_objective_milliseconds or 0.0,
+                len(report.facts.points),
+                extra=log_event("CapacityMeasured", object=status.name),
+            )
+        elif report is not None and report.state is CapacityState.FAILED:
+            logger.warning(
+                "the capacity was not measured: %s",
+                report.message,
+                extra=log_event("CapacityUnmeasured", object=status.name, reason=report.message),
+            )
 
     # Run in threads
 

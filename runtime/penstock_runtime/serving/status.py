@@ -72,6 +72,10 @@ class CapacityReport:
     known: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by `POST /capacity/known`."""
 
+    def fail(self, why: str) -> None:
+        """The capacity was not measured, for this reason."""
+        self.state, self.message = CapacityState.FAILED, why
+
     def as_json(self) -> dict[str, Any]:
         """As `/info` shows it."""
         facts = None if self.facts is None else self.facts.to_object()

@@ -37,11 +37,11 @@ class Pod:
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
         self.asked = 0
-        self.told = 0
+        self.informed = 0
 
     async def known(self, request: web.Request) -> web.StreamResponse:
         """`POST /capacity/known`."""
-        self.told += 1
+        self.informed += 1
         self.answers = [INFO]
         return web.Response(text="ok")
 
@@ -149,9 +149,9 @@ def test_a_pod_without_a_report_is_asked_again_and_the_reason_is_kept_meanwhile(
     assert why in problems[0]
 
 
-@pytest.mark.parametrize(("provisional", "told"), [(False, 1), (True, 0)])
-def test_a_pod_that_measures_what_another_one_has_measured_is_told(
-    *, provisional: bool, told: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("provisional", "informed"), [(False, 1), (True, 0)])
+def test_a_pod_that_measures_what_another_one_has_measured_is_informed(
+    *, provisional: bool, informed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MEASURING_SECONDS", 0.01)
     pod = Pod({**INFO, "capacity": {"state": "measuring"}})
@@ -164,7 +164,7 @@ def test_a_pod_that_measures_what_another_one_has_measured_is_told(
 
     probed({"127.0.0.1": pod}, until, model=status)
 
-    assert pod.told == told
+    assert pod.informed == informed
 
 
 def test_a_pod_that_hangs_does_not_keep_the_others_waiting() -> None:

@@ -407,7 +407,7 @@ def test_a_pod_on_cpus_does_not_replace_what_its_job_measured() -> None:
         ({"state": "known"}, "The next pod that starts measures it before it is ready."),
     ],
 )
-def test_a_capacity_that_is_not_known_says_what_makes_it_known(report: Json, words: str) -> None:
+def test_a_capacity_that_is_not_known_comes_with_what_makes_it_known(report: Json, words: str) -> None:
     kube = on("inf2", 2)
     kube.reconcile()
     kube.job_succeeds(result(capacity={}))

@@ -107,7 +107,7 @@ def test_the_first_pod_measures_what_a_replica_takes_before_it_is_ready(
     assert "event=CapacityMeasured" in output
 
 
-def test_a_pod_that_is_told_that_the_capacity_is_known_is_ready_at_once(
+def test_a_pod_that_learns_that_the_capacity_is_known_is_ready_at_once(
     tmp_path: Path, standin: Standin, artefact: Path
 ) -> None:
     serving = Serving(tmp_path / "pod", standin, artefact, neuron_capacity_seconds=500)
@@ -124,7 +124,7 @@ def test_a_pod_that_is_told_that_the_capacity_is_known_is_ready_at_once(
     assert (report.capacity, report.measures_capacity, report.capacity_problem) == (None, False, "")
 
 
-def test_a_pod_without_time_for_a_measurement_serves_and_says_so(
+def test_a_pod_without_time_for_a_measurement_serves_and_reports_it(
     tmp_path: Path, standin: Standin, artefact: Path
 ) -> None:
     serving = Serving(tmp_path / "pod", standin, artefact, neuron_capacity_seconds=2.1)
