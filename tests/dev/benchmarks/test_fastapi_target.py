@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.fastapi_target import DOLLARS, P95_MILLISECONDS, RATE, is_reached, plan
+from benchmarks.fastapi_target import DOLLARS, is_reached, plan
 from penstock_planner.compare import HardwareComparison, Sizing
 from penstock_planner.evidence import Origin
 from penstock_planner.offers import NODE_RESERVE
@@ -13,10 +13,6 @@ from penstock_planner.project import project
 
 def planned(family: str) -> HardwareComparison:
     return plan(family, tuple(one for of, one in project().curves if of == family))
-
-
-def test_the_target_is_that_of_the_publication() -> None:
-    assert (RATE, P95_MILLISECONDS, DOLLARS) == (100, 100, 250)
 
 
 def test_distilbert_reaches_the_target() -> None:
@@ -40,13 +36,6 @@ def test_bert_base_keeps_rate_and_latency_and_costs_eleven_dollars_more() -> Non
     # Three replicas of one core, and one core for the system: the smallest such node is c7i.2xlarge.
     assert (best.sizing.replicas_peak, best.node and best.node.name, NODE_RESERVE) == (3, "c7i.2xlarge", 1)
     assert best.sizing.reserved_per_month == pytest.approx(260.6, abs=0.1)
-
-
-@pytest.mark.parametrize("family", ["distilbert", "bert-base"])
-def test_each_family_of_instances_is_compared(family: str) -> None:
-    judged = {row.offer.hardware_class for row in planned(family).rows if row.sizing is not None}
-
-    assert judged == {"icelake", "sapphirerapids", "zen4-full-cores", "graviton3"}
 
 
 @pytest.mark.parametrize(
