@@ -82,6 +82,7 @@ async def start_model(server: Server, model: AnyModel) -> AnyPredictor:
     freeze_garbage_collector()
     server.status.limits = {"max_input_tokens": model.max_tokens}
     server.status.labels, server.status.pooling = model.labels, model.pooling
+    server.status.space = model.space
     server.status.truncate = model.truncate
     server.serve_with(predictor, model.plan, model.manifest)
     _watch_device(server, model)
