@@ -328,7 +328,7 @@ class Manifest(Frozen):
     decoder: DecoderFacts | None = None
     """Only of text generation."""
     vector_space: VectorSpace | None = None
-    """Only of tasks with embeddings; None: made by a version that did not record it."""
+    """Only of tasks with embeddings, without the endpoint's prompts; None: made by a version that did not record it."""
     cpu: CpuIdentity
     cores: int = Field(ge=1)
     pinned: bool | None = None

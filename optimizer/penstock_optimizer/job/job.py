@@ -206,10 +206,11 @@ class Job:
         return Tokenizer.load(self.folder)
 
     def vector_space(self, weights: str) -> VectorSpace | None:
-        """The space of the endpoint's vectors; None for tasks without. `weights`: as `Exported.weights`."""
+        """The space of the model's vectors, without the endpoint's prompts, which do not change the artefact; None for
+        tasks without vectors. `weights`: as `Exported.weights`."""
         if self.spec.task not in VECTOR_TASKS:
             return None
-        prompts = PromptTexts.of(self.folder, self.spec.serving.prompts)
+        prompts = PromptTexts.of(self.folder, None)
         return read_space(self.folder, self.tokenizer, weights=weights, max_tokens=self.max_tokens, prompts=prompts)
 
     @property

@@ -106,6 +106,7 @@ async def replace_model(server: Server, predictor: AnyPredictor, model: AnyModel
         return False
     server.serve_with(predictor, model.plan, model.manifest)
     if isinstance(model, LoadedModel):
+        server.status.space = model.space
         _watch_device(server, model)
     freeze_garbage_collector()
     return True

@@ -21,12 +21,11 @@ from penstock_runtime.tasks.embeddings.embedding import width
 from penstock_runtime.tasks.texts import PromptTexts
 from penstock_runtime.tokens import Tokenizer
 
-
 VECTOR_TASKS = frozenset({TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY})
 
 
 class _Hash(Protocol):
-    def update(self, data: bytes, /) -> None: ...
+    def update(self, data: bytes | memoryview, /) -> None: ...
 
 
 def read_space(
@@ -111,7 +110,8 @@ def _feed(whole: _Hash, value: Any) -> None:
     if isinstance(value, np.ndarray):
         array = np.ascontiguousarray(value, np.float32)
         whole.update(f"array{array.shape}".encode())
-        whole.update(array.data.cast("B") if array.size else b"")
+        if array.size:
+            whole.update(array.data.cast("B"))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         whole.update(type(value).__name__.encode())
         _feed(whole, {field.name: getattr(value, field.name) for field in dataclasses.fields(value)})

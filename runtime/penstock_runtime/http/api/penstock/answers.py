@@ -42,9 +42,6 @@ def info(service: ModelService) -> dict[str, Any]:
             if candidate.verdict is None
             else [metric.model_dump(mode="json") for metric in candidate.verdict.metrics],
         },
-        "vector_space": None
-        if status.space is None
-        else {"id": status.space.id, "fields": status.space.model_dump(mode="json")},
         "optimization": None if status.optimization is None else status.optimization.as_json(),
         "limits": {
             "max_body_bytes": settings.limits.max_body_bytes,
