@@ -39,9 +39,9 @@ class VectorSpace(BaseModel):
     kind: str = Field(title="the kind of vectors")
     """`dense`, `sparse`, `multi_vector` (one for each token), or several."""
     normalised: bool = Field(title="normalisation")
-    """Vectors have length 1 unless a request says otherwise."""
+    """Vectors have length 1 unless a request chooses otherwise."""
     dimensions: int | None = Field(title="the dimensions")
-    """Values of a vector unless a request says otherwise; None: by the graph."""
+    """Values of a vector unless a request chooses otherwise; None: as many as the vocabulary has."""
     max_tokens: int = Field(title="the limit of tokens")
     """Texts are cut after it."""
     truncate_side: str = Field(title="the side that is cut")
