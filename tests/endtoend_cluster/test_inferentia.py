@@ -69,6 +69,20 @@ def uid(pod: Json) -> str:
     return str(pod["metadata"]["uid"])
 
 
+def until_replicas(one: Endpoint, count: int, *, without: Collection[str] = ()) -> list[Json]:
+    """Until it has this number of pods that are not ending, all of them ready. `without`: pods that may not be among
+    them."""
+    found: list[Json] = []
+
+    def is_scaled(_: Json) -> bool:
+        found[:] = one.pods()
+        settled = len(found) == count and all(map(is_ready, found))
+        return settled and not set(map(uid, found)) & set(without)
+
+    one.until(is_scaled, f"scaled to {count}", seconds=600)
+    return found
+
+
 def test_an_endpoint_is_compiled_without_a_device_and_each_of_its_pods_owns_one(
     endpoint: Callable[[str], Endpoint], neuron_nodes: list[str], file_sources: Path, shared_kubectl: Kubectl
 ) -> None:
@@ -106,39 +120,15 @@ def test_an_endpoint_is_compiled_without_a_device_and_each_of_its_pods_owns_one(
 
     one.until(is_measured, "measured", seconds=120)
 
-    def scale(replicas: int, *, without: Collection[str] = ()) -> list[Json]:
-        """Scale it, and wait until it has this number of pods that are not ending, all of them ready. `without`: pods
-        that may not be among them."""
-        shared_kubectl("scale", f"modelendpoint/{one.name}", f"--replicas={replicas}")
-        found: list[Json] = []
-
-        def is_scaled(_: Json) -> bool:
-            found[:] = one.pods()
-            settled = len(found) == replicas and all(map(is_ready, found))
-            return settled and not set(map(uid, found)) & set(without)
-
-        one.until(is_scaled, f"scaled to {replicas}", seconds=600)
-        return found
-
-    def until_replicas(count: int) -> list[Json]:
-        found: list[Json] = []
-
-        def is_scaled(_: Json) -> bool:
-            found[:] = one.pods()
-            return len(found) == count and all(map(is_ready, found))
-
-        one.until(is_scaled, f"scaled to {count} by its load", seconds=600)
-        return found
-
     # More load than a replica takes: a second one takes the device of the other node. Less load: it goes again.
     one.apply(**spec, scaling={"mode": "Internal", "minReplicas": 1, "maxReplicas": 2, "scaleDownWindowSeconds": 30})
     with constant_load(one.address(), per_second=1) as few:
         few.more(5)
         with ExitStack() as stack:
             many = [stack.enter_context(constant_load(one.address(), per_second=20)) for _ in range(4)]
-            both = until_replicas(2)
+            both = until_replicas(one, 2)
             many[0].more(20)
-        (left,) = until_replicas(1)
+        (left,) = until_replicas(one, 1)
         few.more(5)
     assert [failure for load in (few, *many) for failure in load.failures] == []
     assert one.condition("CurveCurrent")["reason"] in {"AsMeasured", "SlowerThanMeasured"}
@@ -148,8 +138,9 @@ def test_an_endpoint_is_compiled_without_a_device_and_each_of_its_pods_owns_one(
     one.apply(**spec)
 
     # The device is released, and taken again by another pod.
-    scale(0)
-    scale(1, without=set(map(uid, both)))
+    for replicas in (0, 1):
+        shared_kubectl("scale", f"modelendpoint/{one.name}", f"--replicas={replicas}")
+        until_replicas(one, replicas, without=set(map(uid, both)))
     again = until_answered(one.address(), seconds=300)
     assert again.vector == pytest.approx(answer.vector, abs=1e-5)
 

@@ -173,7 +173,10 @@ class NeuronTarget(Target):
             findings=self._findings(chosen, shapes, cut_short=cut_short),
             cut_short=cut_short,
             caveat=NOT_RUN,
-            fields={"provisional_capacity": self._provisional(chosen)},
+            fields={
+                "provisional_capacity": self._provisional(chosen),
+                "vector_space": self._job.vector_space(self._exported.weights),
+            },
         )
 
     def _provisional(self, chosen: NeuronChoice) -> CapacityCurve:
