@@ -138,5 +138,5 @@ def routes(
                 "POST", "/capacity/known", operation.capacity_known, "The capacity need not be measured", OPERATION,
                 public=True, internal=Internal.ONLY, content_type="text/plain", response=text,
             ),
-        ) if service.settings.http.internal_port is not None else ()),
+        ) if service.status.capacity is not None else ()),
     )  # fmt: skip
