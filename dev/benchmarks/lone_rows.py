@@ -23,7 +23,7 @@ from benchmarks.models import distilbert_with_masks, distilbert_with_spans, mini
 from penstock.recipe import BF16_REST, COMPENSATED, PER_CHANNEL, SMOOTH, EngineName, Precision, Recipe
 from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.export import Flavour, export
-from penstock_optimizer.guard.calibration import CALIBRATION_ROWS, calibration_rows, own_corpus, samples, split
+from penstock_optimizer.guard.gate import CALIBRATION_ROWS, calibration_rows, own_corpus, samples, split
 from penstock_optimizer.quantise import Built, build
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Engine, Threads

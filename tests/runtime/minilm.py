@@ -20,7 +20,7 @@ from penstock.manifest import GraphIO
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import Head, TaskName
 from penstock_optimizer.export import Exported, Flavour, export
-from penstock_optimizer.export.exported import open_session
+from penstock_optimizer.export.reader import open_session
 from penstock_optimizer.quantise import Built, build
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Row

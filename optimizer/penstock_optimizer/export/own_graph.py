@@ -18,8 +18,8 @@ from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.manifest import GRAPH_OUTPUTS, Axes, GraphIO
 from penstock.tasks import Head
 from penstock_optimizer.export.build.graph import fused_nodes
-from penstock_optimizer.export.exported import Exported, open_session
 from penstock_optimizer.export.own_outputs import Source, are_probabilities, set_outputs, source_of
+from penstock_optimizer.export.reader import Exported, open_session
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.grid import feed
 from penstock_runtime.models.files import copy_within

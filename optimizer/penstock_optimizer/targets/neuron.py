@@ -31,9 +31,8 @@ from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.runner import ProcessRunner
 from penstock_optimizer.candidate.work_folder import load_observed
 from penstock_optimizer.guard import gate
-from penstock_optimizer.guard.calibration import judging_samples, own_corpus, samples, split
-from penstock_optimizer.job.artefact import graph_path
-from penstock_optimizer.job.job import Job
+from penstock_optimizer.guard.gate import judging_samples, own_corpus, samples, split
+from penstock_optimizer.job.job import Job, graph_path
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressReporter, Stage, export_message, settled_message
 from penstock_optimizer.neuron import choice
 from penstock_optimizer.neuron.choice import NeuronChoice

@@ -13,7 +13,7 @@ from penstock.errors import OptimizationError
 from penstock.manifest import CandidateFacts, Manifest, Outcome, ReasonCode, ServedModel
 from penstock.recipe import Recipe
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
-from penstock_optimizer.capacity.replica import ReplicaBroken, ReplicaServer
+from penstock_optimizer.capacity.curve import ReplicaBroken, ReplicaServer
 from penstock_optimizer.job.progress import ProgressReporter, Stage
 
 EXPORT_SECONDS = 600.0

@@ -9,7 +9,7 @@ import pytest
 from penstock.manifest import Manifest, Outcome
 from penstock.recipe import Batching, EngineName, Precision, Recipe
 from penstock_optimizer.candidate.work_folder import digests
-from penstock_optimizer.capacity.replica import CapacityFailed, ReplicaBroken
+from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken
 from penstock_optimizer.optimise import Optimisation
 from penstock_optimizer.search.climb import SearchResult
 from penstock_optimizer.search.recipes import REFERENCE

@@ -17,7 +17,7 @@ from penstock.errors import CorruptModel, HostError, ModelNotFound, SpecError, U
 from penstock.manifest import Manifest, Outcome
 from penstock.recipe import Batching, EngineName, Precision, Recipe
 from penstock_optimizer.candidate.work_folder import digests, locked
-from penstock_optimizer.capacity.replica import CapacityFailed, ReplicaBroken, serve_replica
+from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken, serve_replica
 from penstock_optimizer.job.progress import Stage
 from penstock_optimizer.load.workload import LengthMix
 from penstock_optimizer.optimise import optimise, prepare

@@ -16,7 +16,7 @@ from penstock.manifest import Axes
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import Head
 from penstock_optimizer.export import Flavour, export
-from penstock_optimizer.export.exported import Exported
+from penstock_optimizer.export.reader import Exported
 from penstock_optimizer.quantise import build
 from penstock_runtime.batching.collate import collate, split
 from penstock_runtime.engines.base import Engine, Threads
