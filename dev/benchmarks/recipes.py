@@ -40,12 +40,11 @@ from penstock_optimizer.guard.gate import (
 )
 from penstock_optimizer.quantise import build
 from penstock_optimizer.search.recipes import REFERENCE, candidate_recipes
-from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.host import read_host
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.rows import Row
+from penstock_runtime.rows import Row, collate
 from penstock_runtime.tasks import Task, make_task
 
 MODELS = {

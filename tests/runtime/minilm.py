@@ -43,10 +43,9 @@ EXPORTS = (
 )
 """From a model's folder to the fp32 graph."""
 QUANTISES = (
-    # All but native_*.py: graphs of the native engine are not kept.
+    # Not native: graphs of the native engine are not kept.
     "optimizer/penstock_optimizer/quantise/[!n]*.py",
-    "optimizer/penstock_optimizer/export/graph.py",
-    "runtime/penstock_runtime/batching/collate.py",
+    "optimizer/penstock_optimizer/export/build/graph.py",
     "runtime/penstock_runtime/engines/grid.py",
     "runtime/penstock_runtime/rows.py",
 )

@@ -30,12 +30,11 @@ from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.workload import LengthMix, predict_bodies, workload_bodies
 from penstock_optimizer.search.goal import PlanSample
 from penstock_optimizer.search.space import NEVER_WIDE, WideFrom, short_lengths, wide_thresholds
-from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Engine, EngineFacts, Streams, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.rows import Batch, Outputs, Row
+from penstock_runtime.rows import Batch, Outputs, Row, collate
 from penstock_runtime.serving.loaded_model import LoadedModel, check_same_outputs
 from penstock_runtime.serving.predictor import Predictor
 from penstock_runtime.settings import QueueSettings

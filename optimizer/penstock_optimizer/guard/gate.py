@@ -33,12 +33,11 @@ from penstock.recipe import BF16_REST, LARGEST_BATCH_TOKENS, LARGEST_PADDING_SHA
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import TaskName
 from penstock_optimizer.guard.judge import ObservedAnswer, SampleRequest, judge
-from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.batching.queue import BatchPolicy, RowQueue
 from penstock_runtime.engines.base import Engine
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.errors import InferenceFailed, InvalidInput
-from penstock_runtime.rows import Outputs, Row
+from penstock_runtime.rows import Outputs, Row, run_rows
 from penstock_runtime.tasks.base import Judged, JudgedWith, Prepared, Task
 
 T = TypeVar("T")

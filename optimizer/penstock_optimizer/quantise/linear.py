@@ -19,9 +19,8 @@ from onnx import helper, numpy_helper
 
 from penstock_optimizer.export.build.graph import MICROSOFT
 from penstock_optimizer.export.reader import open_session
-from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.grid import feed as graph_feed
-from penstock_runtime.rows import Float, Row
+from penstock_runtime.rows import Float, Row, collate
 
 SMALLEST_WEIGHT = 16_384
 """Elements. Smaller products (a classifier's last layer) cost next to nothing in fp32, and rounding them costs most."""

@@ -41,10 +41,9 @@ from penstock_optimizer.neuron.published import published_rows, shape_of
 from penstock_optimizer.neuron.session import Session, SourceModel
 from penstock_optimizer.search.recipes import REFERENCE
 from penstock_optimizer.targets.target import RAISE_BUDGET, Budget, ChosenModel, Target
-from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.neuron.fence import Fence, largest_error, write_fence
 from penstock_runtime.host.cgroup import HostMemory
-from penstock_runtime.rows import Row
+from penstock_runtime.rows import Row, collate
 from penstock_runtime.tasks.base import Prepared
 from penstock_runtime.tasks.factory import head_of, make_task
 

@@ -22,7 +22,7 @@ from penstock_optimizer.candidate.encoder import Candidate, EngineCache, shapes
 from penstock_optimizer.candidate.runner import CandidateContext
 from penstock_optimizer.candidate.work_folder import GraphFile
 from penstock_optimizer.guard.gate import judging_samples
-from penstock_runtime.batching.collate import collate
+from penstock_runtime.rows import collate
 from tests.optimizer.end_to_end.small_model import write_small_bert
 from tests.runtime.batching.echo import rows
 from tests.runtime.minilm import OPENVINO_FP32, ORT_DYNAMIC, ORT_FP32, folder, graph

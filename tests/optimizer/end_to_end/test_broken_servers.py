@@ -15,9 +15,8 @@ from penstock_optimizer.search.climb import SearchResult
 from penstock_optimizer.search.recipes import REFERENCE
 from penstock_optimizer.search.space import PlanLimits, first_plan, with_route
 from penstock_optimizer.targets.plan_search import PlanSearch
-from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.host import read_host
-from penstock_runtime.rows import Row
+from penstock_runtime.rows import Row, run_rows
 from penstock_runtime.serving.loaded_model import load_artefact
 from tests.optimizer.end_to_end.optimising import Made, endpoint
 

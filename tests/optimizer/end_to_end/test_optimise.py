@@ -22,8 +22,8 @@ from penstock_optimizer.job.progress import Stage
 from penstock_optimizer.load.workload import LengthMix
 from penstock_optimizer.optimise import optimise, prepare
 from penstock_optimizer.search.recipes import REFERENCE
-from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.host import read_host
+from penstock_runtime.rows import run_rows
 from penstock_runtime.serving.loaded_model import load_artefact
 from tests.optimizer.end_to_end.optimising import QUICK, Made, endpoint
 from tests.optimizer.end_to_end.small_model import HIDDEN

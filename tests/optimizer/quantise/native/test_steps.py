@@ -31,11 +31,10 @@ from penstock_optimizer.quantise import build
 from penstock_optimizer.quantise.native.steps import native_graph
 from penstock_optimizer.quantise.quantiser import RowwiseWriter, quantise_graph
 from penstock_optimizer.search.recipes import REFERENCE
-from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.rows import Row
+from penstock_runtime.rows import Row, collate
 from penstock_runtime.tasks import make_task
 from penstock_runtime.tokens.tokenizer import Tokenizer
 from tests.golden.models import BERT, KINDS, LABELS, MPNET, ROBERTA, Kind, Sizes, write_model
