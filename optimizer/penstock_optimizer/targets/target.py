@@ -169,7 +169,7 @@ class Target(ABC):
         self.events.finish(Stage.CANDIDATES)
 
     def capacity(self, server: ReplicaServer) -> MeasuredCapacity:
-        """Measure the capacity of a replica. CapacityFailed and ReplicaBroken as in `capacity.replica`."""
+        """Measure the capacity of a replica. CapacityFailed and ReplicaBroken as in `capacity.curve`."""
         raise RuntimeError(f"{type(self).__name__} measures no capacity of {server}")
 
     def instead(self, choice: ChosenModel, failure: ReplicaBroken) -> ChosenModel | None:
