@@ -12,9 +12,8 @@ import numpy as np
 
 from penstock.errors import ArtefactError
 from penstock.manifest import PROBES_FILE
-from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.rows import Float
+from penstock_runtime.rows import Float, run_rows
 from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.tasks.embeddings.feature_extraction import FeatureExtraction
 

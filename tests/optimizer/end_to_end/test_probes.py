@@ -11,7 +11,7 @@ import pytest
 
 from penstock.manifest import MANIFEST_NAME, PROBES_FILE
 from penstock_optimizer.candidate.work_folder import digests
-from penstock_optimizer.capacity.replica import ReplicaBroken, serve_replica
+from penstock_optimizer.capacity.curve import ReplicaBroken, serve_replica
 from penstock_runtime.host import read_host
 from penstock_runtime.serving.loaded_model import load_artefact
 from penstock_runtime.serving.probes import LEAST_DIFFERENCE, PROBES, allowed_difference, check_probes, probe_vectors
