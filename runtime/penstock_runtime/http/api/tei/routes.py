@@ -16,7 +16,7 @@ from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.http.api.tei.answers import tei_info, tokens_of
 from penstock_runtime.http.api.tei.requests import TeiBodies, given
 from penstock_runtime.http.transport.message import Request, Response, Route
-from penstock_runtime.serving.predictor import characters
+from penstock_runtime.serving.tokenizing import characters
 from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.classification import text_ranking
 from penstock_runtime.tasks.embeddings import feature_extraction, sentence_similarity
@@ -112,7 +112,7 @@ class Tei:
             )
         texts = [body["inputs"]] if isinstance(body["inputs"], str) else body["inputs"]
         work = partial(tokens_of, texts, body["add_special_tokens"], self._limits)
-        return json_response(await self._service.with_tokenizer(work, characters(texts)))
+        return json_response(await self._service.with_tokenizer(request, work, characters(texts)))
 
     async def decode(self, request: Request) -> Response:
         """`/decode`: the text of each list of token ids."""
@@ -122,7 +122,7 @@ class Tei:
         def work(tokenizer: Tokenizer) -> list[str]:
             return tokenizer.decode(rows, skip_special=body["skip_special_tokens"])
 
-        return json_response(await self._service.with_tokenizer(work, 4 * sum(map(len, rows))))
+        return json_response(await self._service.with_tokenizer(request, work, 4 * sum(map(len, rows))))
 
     def info(self, _: Request) -> Response:
         """`/info` of the port for requests, if there is an internal port."""
