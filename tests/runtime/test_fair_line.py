@@ -118,7 +118,7 @@ def test_a_caller_that_is_cancelled_as_it_gets_the_slot_passes_it_on() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_slot_is_lost_or_given_twice_whoever_is_cancelled_or_refused(seed: int) -> None:
+def test_no_slot_is_lost_or_given_twice_when_callers_are_cancelled_or_refused(seed: int) -> None:
     chance = random.Random(seed)
     inside: Counter[str] = Counter()
 

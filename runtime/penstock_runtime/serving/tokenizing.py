@@ -19,19 +19,6 @@ CHARACTERS_PER_TOKEN = 4
 """About, so that texts have the limits of the queue."""
 
 
-def characters(value: Any) -> int:
-    """Characters of all texts in a JSON value."""
-    if isinstance(value, str):
-        return len(value)
-    if not value:  # most parameters are empty, and the check for a mapping is slow
-        return 0
-    if isinstance(value, Mapping):
-        return sum(map(characters, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(characters, value))
-    return 0
-
-
 def about_tokens(value: Any, longest: int) -> int:
     """The tokens of all texts in a JSON value, of which each is cut after `longest`, before they are counted."""
     if isinstance(value, str):

@@ -20,8 +20,9 @@ from penstock_runtime.serving.predictor import (
     MANY_ROWS,
     Answer,
     Predictor,
+    characters,
 )
-from penstock_runtime.serving.tokenizing import LONG_CHARACTERS, characters
+from penstock_runtime.serving.tokenizing import LONG_CHARACTERS
 from penstock_runtime.settings import CacheSettings, QueueSettings
 from penstock_runtime.tasks.base import HeadInAssemble, Prepared
 from tests.runtime.batching.echo import POISON, EchoEngine
