@@ -17,17 +17,19 @@ from penstock.artefact_store import DEFAULT_STORE
 from penstock.errors import ArtefactError, SettingError, SpecError, printable
 from penstock.hardware import CpuIdentity
 from penstock.manifest import MANIFEST_NAME, Manifest
+from penstock.prices import CLOUDS, PriceList, currency_sign, load_prices, shipped_prices
 from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpointSpec
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.resources.text_fields import parse_quantity
 from penstock.tasks import TaskName
 from penstock_cli.options import FiniteRange, PositiveIntegers, refuse_options
+from penstock_cli.planning.manifest import chosen_endpoint, write_endpoint
 from penstock_cli.planning.objects import ClusterPlan, load_of_week, read_cluster
 from penstock_cli.screen import console, fact
 from penstock_optimizer.neuron.published import SHAPES, published_rows, shape_of
 from penstock_planner.compare import HardwareComparison, Load, OfferRow, compare, counted
 from penstock_planner.evidence import Evidence, of_file, of_manifest
-from penstock_planner.ledger import DEFAULT_LEDGER, error_text, read_ledger
+from penstock_planner.ledger import DEFAULT_LEDGER, error_text, read_ledger, widened
 from penstock_planner.offers import GPU, OfferInputs, class_of_cpu, offers
 from penstock_planner.page import (
     caveats,
@@ -38,12 +40,14 @@ from penstock_planner.page import (
     json_text,
     judged,
     likely_text,
+    traced_texts,
     unjudged,
 )
-from penstock_planner.prices import PriceList, currency_sign, load_prices, shipped_prices
 from penstock_planner.project import project
 
 DEFAULT_CORES = (1, 2, 4)
+START_UP_SECONDS = 40.0
+"""Of a replica under `--trace`: the default of `penstock simulate`."""
 DEFAULT_TOKENS = 65
 """Mean length of the default workload: log-normal, median 44, p95 186."""
 
@@ -100,13 +104,24 @@ class PlannedEndpoint:
 )
 @click.option(
     "--prices",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="YAML file of prices, instead of the shipped one.",
+    metavar="CLOUD|FILE",
+    help="aws, gcp or azure for a shipped list, or a YAML file. Default: aws.",
 )
 @click.option(
     "--measurements",
     type=click.Path(dir_okay=False, path_type=Path),
     help="YAML file with further measurements, such as of GPUs.",
+)
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Requests over time, for the load and for a simulation of each candidate: times of requests, one in a line; "
+    "lines of seconds,requests_per_second; or JSON of a range query of Prometheus.",
+)
+@click.option(
+    "--write",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="New file for the ModelEndpoint with the chosen class, cores and replicas.",
 )
 @click.option("--family", type=click.Choice(sorted(SHAPES)), help="Kind of model, if its name does not show it.")
 @click.option(
@@ -167,7 +182,7 @@ def command(target: str, **options: Any) -> None:
     if not options["verify"]:
         refuse_options(OF_VERIFY, "--verify")
     if options["rate"] is not None:
-        refuse_options(["prometheus"], "the load of an endpoint, which --rate replaces")
+        refuse_options(["prometheus", "trace"], "a load that is not known, which --rate replaces")
     subject = _subject(target, options["namespace"], options["context"])
     generates = subject.spec.task is TaskName.TEXT_GENERATION
     if options["verify"] and generates:
@@ -181,20 +196,36 @@ def command(target: str, **options: Any) -> None:
 
         base_of(options["verify"])
     ledger = options["ledger"].expanduser()
+    trace = None
+    if options["trace"] is not None:
+        from penstock_cli.planning.trace import read_trace
+
+        trace, mean, peak = read_trace(options["trace"])
+        options |= {"rate": mean, "peak": options["peak"] or peak}
     load, notes = _load(subject, options)
     inputs = _inputs(subject, options, load)
     if inputs.shape is None and not generates:
         notes.append("the kind of model is not known from its name: give --family for published figures")
     notes += [f"prices: {inputs.prices.summary} ({inputs.prices.source})"]
-    notes += filter(None, [error_text(read_ledger(ledger))])
+    past = read_ledger(ledger)
+    notes += filter(None, [error_text(past, subject.spec.model)])
     names = options["classes"] or _default_classes(inputs)
-    found = offers(inputs, names, options["cores"], chosen=options["classes"] or ())
+    found = [
+        replace(offer, evidence=tuple(widened(one, past, subject.spec.model) for one in offer.evidence))
+        for offer in offers(inputs, names, options["cores"], chosen=options["classes"] or ())
+    ]
     comparison = compare(
         found, load, notes=notes, currency=inputs.prices.currency, measure=f"penstock optimize {target}"
     )
     comparison = replace(comparison, notes=(*_cost_of_tokens(comparison), *comparison.notes))
     if subject.cluster is not None:
         comparison = replace(comparison, notes=(*_present_class(subject, comparison), *comparison.notes))
+    if trace is not None:
+        from penstock_cli.planning.trace import traced
+
+        comparison = replace(comparison, traced=traced(comparison, trace, start_up_seconds=START_UP_SECONDS))
+    if options["write"] is not None:
+        write_endpoint(options["write"], chosen_endpoint(comparison, subject.name, subject.spec))
     output = options["output"]
     if output == "table":
         _print_table(comparison)
@@ -206,7 +237,7 @@ def command(target: str, **options: Any) -> None:
         entry = verify_plan(
             comparison, subject.spec, url=options["verify"], token=options["auth_token"],
             replicas=options["verify_replicas"], seconds=options["verify_seconds"], classes=inputs.classes,
-            ledger=ledger, quiet=output != "table",
+            stated=names[0] if len(options["classes"] or ()) == 1 else None, ledger=ledger, quiet=output != "table",
         )  # fmt: skip
         if output != "table":
             # Standard output has the plan alone, which a program may read.
@@ -242,11 +273,11 @@ def _inputs(subject: PlannedEndpoint, options: dict[str, Any], load: Load) -> Of
     )
 
 
-def _prices(subject: PlannedEndpoint, given: Path | None) -> PriceList:
+def _prices(subject: PlannedEndpoint, given: str | None) -> PriceList:
     """The list that was given, or the shipped one. The shipped one has no part in the plan of an endpoint whose class
     has a price in another currency."""
     if given is not None:
-        return load_prices(given)
+        return shipped_prices(given) if given in CLOUDS else load_prices(Path(given))
     shipped = shipped_prices()
     own = None if subject.cluster is None else subject.cluster.classes.get(subject.spec.hardware_class)
     if own is None or own.price is None or own.price.currency == shipped.currency:
@@ -456,6 +487,8 @@ def _print_table(comparison: HardwareComparison) -> None:
         plan = row.evidence.plan if row.evidence is not None else ""
         for text in textwrap.wrap(printable(f"{plan}: {row.why}"), width - 4, break_on_hyphens=False):
             console.print(f"    {text}", style="dim")
+    for text in traced_texts(comparison):
+        fact("trace", text)
     left_out = len(judged(comparison)) - len(shown)
     if left_out:
         fact("more", f"{counted(left_out, 'row')} with other numbers of cores: --output csv, json or html")
