@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from penstock.errors import SettingError, printable
-from penstock_cli.screen import fact
+from penstock_cli.terminal import fact
 from penstock_planner.ledger import DEFAULT_LEDGER, LedgerEntry, read_ledger, remove_entries
 
 
