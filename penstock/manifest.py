@@ -352,6 +352,9 @@ class Manifest(Frozen):
     """The fp32 plan: served while the search runs, and the fall-back. Compiled for Inferentia: the chosen one again."""
     candidates: tuple[CandidateFacts, ...]
     capacity: CapacityCurve = CapacityCurve()
+    provisional_capacity: CapacityCurve = CapacityCurve()
+    """Only of models compiled for Inferentia: of published figures for models of this size. A pod measures the capacity
+    before it is ready, and the autoscaler uses this one until then."""
     token_capacity: TokenCurve = TokenCurve()
     """Only of text generation, which has it instead of `capacity`."""
     gemm: tuple[GemmShare, ...] = ()

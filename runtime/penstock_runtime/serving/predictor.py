@@ -133,7 +133,10 @@ class Predictor:
         *,
         queue: QueueSettings = DEFAULT_QUEUE,
         caches: CacheSettings = DEFAULT_CACHES,
+        owns_model: bool = True,
     ) -> None:
+        """`owns_model`: whether `drain` frees the model."""
+        self._owns_model = owns_model
         self._admission = Admission(queue)
         self._observer = observer or NullObserver()
         self._swapping = asyncio.Lock()
@@ -256,7 +259,7 @@ class Predictor:
         self._draining = True
         async with self._swapping:
             if not self._served.model.closed:
-                await _close(self._served)
+                await _close(self._served, frees=self._owns_model)
                 self._tokenizer_thread.close()
 
     def queue_depth(self) -> tuple[int, int]:
@@ -438,10 +441,11 @@ async def _warm_up(served: _ServedModel) -> None:
         served.dispatcher.batcher.add_measurement(tokens, seconds)
 
 
-async def _close(served: _ServedModel) -> None:
+async def _close(served: _ServedModel, *, frees: bool = True) -> None:
     """Wait for the requests in progress, then stop the streams and free the model."""
     while served.requests:
         served.idle = asyncio.Event()
         await served.idle.wait()
     await served.dispatcher.close()
-    await asyncio.to_thread(served.model.close)
+    if frees:
+        await asyncio.to_thread(served.model.close)
