@@ -174,22 +174,11 @@ def command(target: str, **options: Any) -> None:
     Replicas are those that the autoscaler would ask for. Reserved cost is of whole nodes for the peak, used cost of the
     share of nodes that the mean load takes. Each figure is measured, published or estimated, with its interval.
     """
-    if is_file(target):
-        refuse_options(OF_A_CLUSTER, "the NAME of an endpoint")
-    else:
-        refuse_options(OF_A_FILE, "a FILE")
-    if not options["verify"]:
-        refuse_options(OF_VERIFY, "--verify")
-    if options["rate"] is not None:
-        refuse_options(["prometheus", "trace"], "a load that is not known, which --rate replaces")
+    _refuse_unread(target, options)
     subject = _subject(target, options["namespace"], options["context"])
     generates = subject.spec.task is TaskName.TEXT_GENERATION
-    if options["verify"] and generates:
-        raise SettingError(
-            "the p95 of text generation is that of the time to the first token, which --verify does not measure",
-            field="--verify",
-            remedy="Leave it out, and compare with the metric penstock_first_token_seconds of the running endpoint",
-        )
+    if generates:
+        _refuse_of_encoders(options)
     if options["verify"]:
         from penstock_cli.planning.verification import base_of
 
@@ -245,6 +234,35 @@ def command(target: str, **options: Any) -> None:
                 f"{entry.measured_p95_milliseconds:.3g} ms; kept in {ledger}",
                 err=True,
             )
+
+
+def _refuse_unread(target: str, options: dict[str, Any]) -> None:
+    if is_file(target):
+        refuse_options(OF_A_CLUSTER, "the NAME of an endpoint")
+    else:
+        refuse_options(OF_A_FILE, "a FILE")
+    if not options["verify"]:
+        refuse_options(OF_VERIFY, "--verify")
+    if options["rate"] is not None or options["trace"] is not None:
+        refuse_options(["prometheus"], "the load of an endpoint, which --rate or --trace replaces")
+    if options["rate"] is not None:
+        refuse_options(["trace"], "a load that --rate does not give")
+
+
+def _refuse_of_encoders(options: dict[str, Any]) -> None:
+    """SettingError for what is not possible with text generation."""
+    if options["verify"]:
+        raise SettingError(
+            "the p95 of text generation is that of the time to the first token, which --verify does not measure",
+            field="--verify",
+            remedy="Leave it out, and compare with the metric penstock_first_token_seconds of the running endpoint",
+        )
+    if options["trace"] is not None:
+        raise SettingError(
+            "--trace simulates encoders: a request of text generation keeps its replica for many steps",
+            field="--trace",
+            remedy="Give --rate and --peak, or replay the trace with penstock simulate ARTEFACT --trace",
+        )
 
 
 _TEXTS: dict[str, Callable[[HardwareComparison], str]] = {
