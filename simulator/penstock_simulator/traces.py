@@ -151,7 +151,7 @@ def from_file(path: Path) -> Trace:
         with path.open(encoding="utf-8-sig") as file:
             first = next((line.strip() for line in file if line.strip()), "")
     except (OSError, UnicodeDecodeError):
-        return from_csv(path)  # which says what is wrong
+        return from_csv(path)  # its error names what is wrong
     if size > MOST_BYTES:
         raise SettingError(
             f"{path} has {size:,} bytes, and {MOST_BYTES:,} are read",

@@ -20,6 +20,7 @@ ALWAYS: dict[str, str] = {
     "simulate": "traces policies p95_milliseconds min_replicas max_replicas start_up_seconds scrape_interval dispatch "
     "seeds price workers output",
     "ledger": "ledger remove",
+    "space": "against auth_token as_json",
     "status": "all_namespaces context",
     "top": "all_namespaces context",
     "why": "namespace context",

@@ -112,7 +112,7 @@ def verify_plan(
 
 
 def _require_quiet(entry: LedgerEntry, result: LoadResult) -> None:
-    """MeasurementFailed for a measurement that says more about other work than about the server."""
+    """MeasurementFailed for a measurement of other work more than of the server."""
     others = f" ({', '.join(entry.shared_with)})" if entry.shared_with else ""
     if entry.noise is not None and entry.noise > NOISE_LIMIT:
         raise MeasurementFailed(
