@@ -208,7 +208,7 @@ class EndpointStatus(Facts):
     replicas: int | None = Field(default=None, ge=0, description="Number of pods.")
     ready_replicas: int | None = Field(default=None, ge=0, description="Number of ready pods.")
     selector: str = Field(default="", max_length=1024, description="The labels of the pods, for the scale subresource.")
-    vector_spaces: tuple[Annotated[str, Field(pattern=SPACE_PATTERN)], ...] = Field(
+    vector_spaces: tuple[Annotated[str, Field(max_length=20, pattern=SPACE_PATTERN)], ...] = Field(
         default=(),
         max_length=8,
         description="The vector space of the ready pods, as on their answers; of the last ones while none is ready. "
