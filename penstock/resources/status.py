@@ -123,7 +123,7 @@ class PlanStatus(Facts):
     optimized_model: str = Field(default="", max_length=253, description="The OptimizedModel that it is the result of.")
     baseline: bool = Field(default=False, description="true while the fp32 graph is served.")
     cost_per_million: float | None = Field(
-        default=None, ge=0, description="Cost of a million requests, for replicas at the measured rate less the reserve "
+        default=None, ge=0, description="Cost of a million requests at the measured rate less the reserve "
         "(scaling.headroom), at the price of the HardwareClass or of its nodes' instance type."
     )  # fmt: skip
     cost_per_month: float | None = Field(
