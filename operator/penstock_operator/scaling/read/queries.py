@@ -104,7 +104,7 @@ def _literal(name: str) -> str:
 
 
 def queries(place: EndpointPods, windows: Windows, own: PrometheusQueries) -> dict[str, str]:
-    """PromQL by the name of its answer: `scraped_at` (by pod, the time of its last scrape), the metrics of `Metrics`, and
+    """PromQL by the name of its answer: `scraped_at` (by pod, the time of its last scrape), those of `Metrics`, and
     `buckets` (answers/s up to each bound of the latency). Queries that `own` overrides are the user's."""
     pods, fast, slow = selector(place), f"{windows.fast:.0f}s", f"{windows.slow:.0f}s"
     codes = "|".join(sorted(UNANSWERED_CODES))
