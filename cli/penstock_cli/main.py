@@ -32,6 +32,7 @@ COMMANDS = {
     "why": "Explain why an endpoint of a cluster is not ready.",
     "top": "Show load, capacity and latency of the endpoints of a cluster.",
     "report": "Open the report of an endpoint of a cluster.",
+    "space": "Show the vector space of a server or an artefact, or compare two.",
     "convert": "Write a ModelEndpoint for a KServe InferenceService.",
     "host": "Show what this machine is: processor, cores, pinning.",
 }

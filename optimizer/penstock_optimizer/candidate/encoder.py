@@ -202,6 +202,7 @@ class Candidate:
             fused_nodes=exported.fused_nodes,
             how=exported.how,
             parameters=exported.parameters,
+            weights=exported.weights,
             notes=exported.notes,
             seconds=time.perf_counter() - begin,
         )

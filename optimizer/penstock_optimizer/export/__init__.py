@@ -101,4 +101,4 @@ def _build(folder: ModelFolder, head: Head, path: Path, flavour: Flavour) -> Exp
         top = SparseWeights(top, folder.sparse or SparsePooling())
     graph, io = build(encoder, top, flavour)
     graph.save(path)
-    return Exported(path, io, graph.fused_nodes(), "builder", family.parameters, family.notes)
+    return Exported(path, io, graph.fused_nodes(), "builder", family.parameters, family.weights_digest, family.notes)

@@ -27,6 +27,8 @@ class Exported:
     """Built from the weights, the model's own file, or exported by torch."""
     parameters: int
     """Numbers in the weights that the graph uses, each shared one once."""
+    weights: str
+    """Digest of these weights, see `VectorSpace.weights`."""
     notes: tuple[str, ...] = ()
     """Choices that the model leaves open, as sentences for the user."""
 

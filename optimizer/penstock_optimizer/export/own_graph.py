@@ -29,6 +29,7 @@ from penstock_runtime.models.vector_modules import NormalizeModule
 from penstock_runtime.rows import POOLED, Row
 from penstock_runtime.tasks.classification.text_classification import Function
 from penstock_runtime.tasks.embeddings.embedding import width
+from penstock_runtime.tasks.embeddings.space import files_digest
 from penstock_runtime.tokens.tokenizer import Tokenizer
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -65,6 +66,8 @@ def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
         copy = Path(place, source.name)
         for file in (source, *data):
             copy_within(folder.path, file, Path(place, file.relative_to(source.parent)))
+        inner = [file.relative_to(source.parent) for file in data]
+        weights = files_digest({"graph": copy, **{str(name): Path(place, name) for name in inner}})
         model = _load(source, copy)
         inputs = _inputs(source, model)
         probe = _Probe(source, copy, inputs, Tokenizer.load(folder))
@@ -85,6 +88,7 @@ def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
         fused_nodes=fused_nodes(model.graph.node),
         how="own-onnx",
         parameters=sum(math.prod(tensor.dims) for tensor in model.graph.initializer),
+        weights=weights,
         notes=_notes(chosen, named, probe.answers),
     )
 

@@ -17,6 +17,7 @@ from penstock_optimizer.export.transformer import BY_NAME, THROUGH_TORCH, Activa
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.safetensors import TensorInfo, read_float32
 from penstock_runtime.rows import Float
+from penstock_runtime.tasks.embeddings.space import tensors_digest
 
 _RENEWED = {"gamma": "weight", "beta": "bias"}
 """Names of normalisation weights in the first BERT checkpoints; transformers renames them while it loads."""
@@ -46,6 +47,11 @@ class Weights(Mapping[str, TensorInfo]):
     def parameters(self) -> int:
         """How many numbers were taken so far, each shared tensor once."""
         return sum(array.size for array in self._taken.values())
+
+    @property
+    def taken(self) -> Mapping[str, Float]:
+        """The tensors that were taken so far, by name."""
+        return self._taken
 
     def take(self, name: str, shape: Sequence[int]) -> Float:
         """The tensor as float32; CorruptModel when it is missing or has another shape, with its name and file."""
@@ -124,6 +130,12 @@ class Reader:
         """The encoder's."""
         self.top = Tensors(self.weights, prefix.removesuffix(f"{base}.") if prefix.endswith(f"{base}.") else "")
         """The head's."""
+
+    @property
+    def weights_digest(self) -> str:
+        """Digest of the tensors that were taken so far, by their names without the prefix of the encoder."""
+        prefix = self.body.prefix
+        return tensors_digest({name.removeprefix(prefix): array for name, array in self.weights.taken.items()})
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """A whole number of config.json."""

@@ -28,6 +28,7 @@ from penstock.resources.core import Scheme
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec, OptimizationMode
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.tasks import TaskName
+from penstock.vector_space import VectorSpace
 from penstock_optimizer.candidate.runner import CandidateContext
 from penstock_optimizer.candidate.work_folder import WorkFolder
 from penstock_optimizer.export.families import read_decoder
@@ -43,7 +44,9 @@ from penstock_runtime.models.sources.fetch import fetch_model
 from penstock_runtime.models.sources.transfer import OnProgress as OnTransfer
 from penstock_runtime.models.sources.transfer import ignore_progress
 from penstock_runtime.store.verification import verify_files
+from penstock_runtime.tasks.embeddings.space import VECTOR_TASKS, read_space
 from penstock_runtime.tasks.factory import head_of, make_task
+from penstock_runtime.tasks.texts import PromptTexts
 from penstock_runtime.tokens import Tokenizer
 
 if TYPE_CHECKING:
@@ -201,6 +204,14 @@ class Job:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, for making and counting texts."""
         return Tokenizer.load(self.folder)
+
+    def vector_space(self, weights: str) -> VectorSpace | None:
+        """The space of the model's vectors, without the endpoint's prompts, which do not change the artefact; None for
+        tasks without vectors. `weights`: as `Exported.weights`."""
+        if self.spec.task not in VECTOR_TASKS:
+            return None
+        prompts = PromptTexts.of(self.folder, None)
+        return read_space(self.folder, self.tokenizer, weights=weights, max_tokens=self.max_tokens, prompts=prompts)
 
     @property
     def artefact(self) -> Path:

@@ -126,6 +126,7 @@ class EncoderTarget(Target):
             graph,
             exported.parameters,
             notes=exported.notes,
+            fields={"vector_space": self._job.vector_space(exported.weights)},
             fused_nodes=exported.fused_nodes,
             build_seconds=exported.seconds,
             size_bytes=graph.stat().st_size,
@@ -320,6 +321,7 @@ class EncoderTarget(Target):
             (*of_repeated_texts(job.spec.workload.texts), *self._export.notes),
             cut_short=not is_exhaustive(result, self.budget),
             fields={
+                "vector_space": job.vector_space(self._export.weights),
                 "speed_up": speed_up(by_recipe[REFERENCE], result.plan, by_recipe),
                 "noise": noise,
                 "trials": plan_trials(result.steps),

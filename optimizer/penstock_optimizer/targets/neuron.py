@@ -165,6 +165,7 @@ class NeuronTarget(Target):
             findings=self._findings(chosen, shapes, cut_short=cut_short),
             cut_short=cut_short,
             caveat=NOT_RUN,
+            fields={"vector_space": self._job.vector_space(self._exported.weights)},
         )
 
     def _compiled(self, model: SourceModel) -> None:

@@ -133,6 +133,11 @@ class Family:
         return self.reader.weights.parameters
 
     @property
+    def weights_digest(self) -> str:
+        """Digest of the weights that were read so far."""
+        return self.reader.weights_digest
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Choices that the model leaves open, as sentences for the user."""
         return ()
