@@ -237,8 +237,8 @@ class JobSettings(SettingsGroup):
     max_concurrent_rollouts: int = setting(
         1,
         "Endpoints whose serving pods are replaced at the same time in the whole cluster; the others wait, and scale "
-        "with their old pods meanwhile. Each namespace gets one slot in a round. A rollout without progress for 900 s no longer keeps "
-        "others waiting. New endpoints do not wait.",
+        "with their old pods meanwhile. Each namespace gets one slot in a round. A rollout without progress for 900 s "
+        "no longer keeps others waiting. New endpoints do not wait.",
         unit="endpoints",
         ge=1,
     )
