@@ -13,8 +13,7 @@ from rich.table import Table
 
 from penstock.capacity import CapacityCurve, TokenCurve
 from penstock.errors import SettingError
-from penstock_cli.options import FiniteRange, read_artefact, refuse_options
-from penstock_cli.screen import NAME_WIDTH, PLAIN_SECONDS, console, fact
+from penstock_cli.terminal import NAME_WIDTH, PLAIN_SECONDS, FiniteRange, console, fact, read_artefact, refuse_options
 from penstock_runtime.host.disk import prepare_folder, translate_write_errors
 from penstock_simulator.choices import BUILT_IN_TRACES, Dispatch, PolicyKind
 
@@ -35,9 +34,9 @@ OUTPUT = "the folder"
     "--trace",
     "traces",
     multiple=True,
-    metavar="NAME|CSV",
-    help=f"A built-in trace ({', '.join(BUILT_IN_TRACES)}) or a CSV file with seconds,requests_per_second; "
-    "may be repeated.  [default: all built-in ones]",
+    metavar="NAME|FILE",
+    help=f"A built-in trace ({', '.join(BUILT_IN_TRACES)}), a CSV file with seconds,requests_per_second, times of "
+    "requests, or JSON of a range query of Prometheus; may be repeated.  [default: all built-in ones]",
 )
 @click.option(
     "--policy",
@@ -161,7 +160,7 @@ def _experiment(artefact: Path | None, options: dict[str, Any]) -> Experiment:
     from penstock_simulator.compare import Experiment, pooled
     from penstock_simulator.fleet import MODEL, FleetSettings, reference_curve
     from penstock_simulator.policies import Limits
-    from penstock_simulator.traces import from_csv
+    from penstock_simulator.traces import from_file
 
     if options["min_replicas"] > options["max_replicas"]:
         raise SettingError(
@@ -194,7 +193,7 @@ def _experiment(artefact: Path | None, options: dict[str, Any]) -> Experiment:
         service=service,
         model=_model(curve, tokens) if artefact is not None else MODEL,
         traces=tuple(
-            name if name in BUILT_IN_TRACES else from_csv(Path(name)) for name in options["traces"] or BUILT_IN_TRACES
+            name if name in BUILT_IN_TRACES else from_file(Path(name)) for name in options["traces"] or BUILT_IN_TRACES
         ),
         policies=tuple(map(PolicyKind, options["policies"])) or tuple(PolicyKind),
         limits=Limits(options["min_replicas"], options["max_replicas"]),

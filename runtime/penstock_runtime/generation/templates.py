@@ -18,10 +18,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import CorruptModel
+from penstock_runtime.admission import FairLine
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.fair_line import ClientSlots
 from penstock_runtime.generation.tool_calls import ToolForm, tool_form
 from penstock_runtime.host.forks import ForkServer, exchange
+from penstock_runtime.settings import QueueSettings
 
 if TYPE_CHECKING:
     from jinja2.nodes import Node
@@ -59,7 +60,7 @@ class ChatTemplate:
 
         self.source = source
         self._special_tokens = dict(special_tokens or {})
-        self._slots = ClientSlots(1, most_waiting=MOST_WAITING)
+        self._slots = FairLine(1, QueueSettings(max_queue_rows=MOST_WAITING), "the chat template")
         self._links: list[socket.socket] = []
         """Of its process: one between two conversations, if it was started."""
         weakref.finalize(self, _close, self._links)
