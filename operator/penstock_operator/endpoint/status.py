@@ -318,9 +318,19 @@ def endpoint_status(state: EndpointState, findings: Mapping[str, Finding], befor
             observed.now,
         ),
         canary=state.canary.status,
+        vector_spaces=vector_spaces(state.pods, before.vector_spaces),
         pods=pod_reports(state.pods, state.verdicts, state.problems) if state.pods else (),
         history=history(before, shown, observed.now),
     )
+
+
+MOST_SPACES = 8
+
+
+def vector_spaces(pods: Sequence[RuntimePod], before: tuple[str, ...]) -> tuple[str, ...]:
+    """The spaces of the ready pods, or those `before` while no ready pod has reported."""
+    reported = [entry.report.space for entry in pods if entry.pod.ready and entry.report is not None]
+    return tuple(sorted({space for space in reported if space})[:MOST_SPACES]) if reported else before
 
 
 def _model_of_spec(state: EndpointState) -> str:
@@ -447,7 +457,9 @@ def _with_cost(state: EndpointState, shown: PlanStatus | None, replicas: int) ->
     hardware = hardware_class(serving.hardware_class, state.observed.hardware_classes)
     if isinstance(hardware, Finding):
         return shown
-    price = hardware.price or price_of_nodes(hardware, state.observed.nodes)
+    price = hardware.price
+    if price is None and state.observed.nodes:
+        price = price_of_nodes(hardware, state.observed.nodes)
     if price is None:
         return shown
     per_hour = price.per_core_hour * serving.cores
