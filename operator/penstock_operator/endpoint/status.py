@@ -154,7 +154,7 @@ def conditions_of(state: EndpointState) -> dict[str, Finding]:
             pods=state.pods,
             problems=state.problems,
             room=state.devices or f"{state.cpus} free CPUs",
-            turn=state.rollout,
+            slot=state.rollout,
             canary=state.canary.finding,
         ),
     }
