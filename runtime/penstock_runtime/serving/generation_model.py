@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from penstock_runtime.generation.templates import ChatTemplate
 
 GENERATION_CONFIG = "generation_config.json"
-TEMPLATE_FILE = "chat_template.jinja"
 WARM_UP_TOKENS = 32
 WARM_UP_ROWS = 8
 SAMPLING_DEFAULTS = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
@@ -87,26 +86,23 @@ class GenerationModel:
 
 
 def read_generation_model(path: Path, engine: StepEngine) -> GenerationModel:
-    """The model in a folder with tokenizer.json, and if it has them, config.json, tokenizer_config.json,
-    chat_template.jinja and generation_config.json.
+    """The model in a folder with tokenizer.json, and if it has them, config.json, tokenizer_config.json, chat templates
+    and generation_config.json.
 
     CorruptModel for files that cannot be read.
     """
     # Imports jinja2, which servers of other tasks do not need.
-    from penstock_runtime.generation.templates import ChatTemplate, special_tokens, template_source
+    from penstock_runtime.generation.templates import read_template, special_tokens
 
     config = read_optional(path, "config.json") or {}
     settings = read_optional(path, "tokenizer_config.json") or {}
     generation = read_optional(path, GENERATION_CONFIG) or {}
     tokenizer = Tokenizer.open(path, path / "tokenizer.json", config)
-    separate = path / TEMPLATE_FILE
-    source = template_source(settings, separate.read_text(encoding="utf-8") if separate.is_file() else None)
-    specials = special_tokens(settings)
     return GenerationModel(
         engine,
         tokenizer,
-        None if source is None else ChatTemplate(source, specials),
-        _end_tokens(tokenizer, generation, config, specials),
+        read_template(path, settings),
+        _end_tokens(tokenizer, generation, config, special_tokens(settings)),
         {name: generation[name] for name in SAMPLING_DEFAULTS if generation.get(name) is not None},
     )
 

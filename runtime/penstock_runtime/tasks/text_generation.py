@@ -83,6 +83,7 @@ _PARAMETERS: dict[str, tuple[FieldKind, Any]] = {
     "stop_strings": (Either((Text(), STOPS)), None),
     "num_return_sequences": (Integer(1, MOST_CHOICES), 1),
     "return_full_text": (Boolean(), True),
+    "continue_final_message": (Boolean(), None),
 }
 PARAMETERS = Object(
     {},
@@ -100,6 +101,7 @@ PARAMETERS = Object(
         "seed": "The same seed gives the same continuation.",
         "num_return_sequences": "The number of continuations.",
         "return_full_text": "The prompt is part of generated_text.",
+        "continue_final_message": "Go on with the text of the last message. Default: true if that is the assistant's.",
     },
 )
 MESSAGE = Object({"role": Text(), "content": Text()}, others=Others.KEPT, words="a message")
@@ -177,7 +179,8 @@ def parse_request(
         prompts = tuple(Prompt(text, special=True) for text in parsed)
     else:
         require_template(template, "inputs")
-        prompts = (Conversation(parsed),)
+        continues = given["continue_final_message"]
+        prompts = (Conversation(parsed, continues=parsed[-1]["role"] == "assistant" if continues is None else continues),)
     stops = values.get("stop_strings") or ()
     job = JobRequest(
         prompt=(),
@@ -241,8 +244,12 @@ def pipeline_answer(request: PipelineRequest, texts: Sequence[Sequence[str]]) ->
 
     def one(prompt: Prompt | Conversation, text: str) -> dict[str, Any]:
         if isinstance(prompt, Conversation):
-            message = {"role": "assistant", "content": text}
-            return {"generated_text": [*request.inputs, message] if request.full_text else text}
+            if not request.full_text:
+                return {"generated_text": text}
+            if not prompt.continues:
+                return {"generated_text": [*request.inputs, {"role": "assistant", "content": text}]}
+            *before, last = request.inputs
+            return {"generated_text": [*before, {"role": last["role"], "content": last["content"] + text}]}
         return {"generated_text": prompt.text + text if request.full_text else text}
 
     answers = [[one(prompt, text) for text in of] for prompt, of in zip(request.prompts, texts, strict=True)]

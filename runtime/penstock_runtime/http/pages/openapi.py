@@ -10,6 +10,7 @@ from penstock import __version__
 from penstock.tasks import TaskName
 from penstock_runtime import errors
 from penstock_runtime.errors import RequestError
+from penstock_runtime.http.api.core.bodies import status_of
 from penstock_runtime.http.transport.message import ErrorFormat, Route
 from penstock_runtime.tasks.fields import JsonSchema
 
@@ -110,7 +111,7 @@ def error_types(route: Route, *, wants_token: bool) -> list[type[RequestError]]:
         found += OF_INFERENCE
     if wants_token and not route.public:
         found.append(errors.Unauthorized)
-    return sorted(set(found), key=lambda error: (error.status, error.error_type))
+    return sorted(set(found), key=lambda error: (status_of(error, route.error_format), error.error_type))
 
 
 def _operation(route: Route, name: str, *, wants_token: bool) -> dict[str, Any]:
@@ -174,7 +175,7 @@ def _responses(route: Route, *, wants_token: bool) -> dict[str, Any]:
     responses: dict[str, Any] = {"200": success}
     reference = "OpenAIError" if route.error_format is ErrorFormat.OPENAI else "Error"
     for error in error_types(route, wants_token=wants_token):
-        status = str(error.status)
+        status = str(status_of(error, route.error_format))
         text = f"{error.error_type}: {sentence(error)}"
         if status in responses:
             responses[status]["description"] += f" {text}"

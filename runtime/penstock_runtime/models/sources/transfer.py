@@ -46,7 +46,7 @@ def translate_folder_errors(folder: Path, *, option: str = OPTION) -> Iterator[N
         yield
 
 
-FOLDER = re.compile(r"onnx|[0-9]+_\w+")
+FOLDER = re.compile(r"onnx|additional_chat_templates|[0-9]+_\w+")
 """Subfolders of a model that may hold files to fetch."""
 _MODULE = re.compile(r"[0-9]+_\w+/(config\.json|model\.safetensors)")
 _SHARD = re.compile(r"[\w.-]+\.safetensors")

@@ -218,11 +218,17 @@ def answer_response(answer: Answer, value: Any) -> Response:
     return Response(dumps(value), headers=timing_headers(answer))
 
 
+def status_of(error: RequestError | type[RequestError], error_format: ErrorFormat) -> int:
+    """The status of an error. OpenAI and its clients have 400 for what is 422 elsewhere."""
+    return 400 if error_format is ErrorFormat.OPENAI and error.status == InvalidInput.status else error.status
+
+
 def error_response(error: RequestError, error_format: ErrorFormat) -> Response:
     """The response for an error, in the format of the route."""
+    status = status_of(error, error_format)
     if error_format is ErrorFormat.OPENAI:
         message = f"{error.message}. {error.remedy}" if error.remedy else error.message
-        kind = OPENAI_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+        kind = OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         value: dict[str, Any] = {
             "error": {"message": message, "type": kind, "param": error.field or None, "code": error.error_type}
         }
@@ -239,7 +245,7 @@ def error_response(error: RequestError, error_format: ErrorFormat) -> Response:
         headers = b"allow: %b\r\n" % ", ".join(error.allow).encode()
     elif isinstance(error, Unauthorized):
         headers = b'www-authenticate: Bearer realm="penstock"\r\n'
-    return json_response(value, status=error.status, headers=headers)
+    return json_response(value, status=status, headers=headers)
 
 
 OPTIONS = ("use_cache", "wait_for_model", "use_gpu", "dont_load_model")
@@ -253,7 +259,7 @@ class Envelope:
     schema: JsonSchema
     """The task's schema: inputs and parameters."""
     top_level_parameters: bool = False
-    """Parameters may also be on the level of `inputs`: the official client puts them there for feature-extraction."""
+    """Parameters may also be on the level of `inputs`."""
 
     @cached_property
     def parameters(self) -> frozenset[str]:

@@ -33,7 +33,7 @@ from penstock_runtime.tasks.text_generation import (
 )
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-PARTS = ListOf(Object({"type": Text()}, others=Others.KEPT), MESSAGES_LIMIT, words="a list of parts")
+PARTS = ListOf(Object({"type": Text()}, others=Others.KEPT), MESSAGES_LIMIT, at_least=0, words="a list of parts")
 CHAT_MESSAGE = Object(
     {"role": Choice(ROLES)}, {"content": (Either((AnyText(), PARTS)), None)}, others=Others.KEPT, words="a message"
 )

@@ -41,6 +41,7 @@ from penstock_runtime.tasks.text_generation import (
     PENALTIES,
     SAMPLING,
     STOPS,
+    AnyText,
     Prompt,
 )
 from penstock_runtime.tasks.texts import PROMPT, PROMPT_NOTES
@@ -51,14 +52,14 @@ def embeddings_body(limits: RequestLimits) -> Object:
     return Object(
         required={"input": TextsOrIds(limits)},
         optional={
-            "model": (Text("the name of a model"), None),
+            "model": (AnyText(), None),
             "encoding_format": (Choice(("float", "base64")), "float"),
             "dimensions": (Integer(1, WIDEST), None),
-            "user": (Text("the name of a user"), None),
+            "user": (AnyText(), None),
             **PROMPT,
         },
         notes={
-            "model": "Not used: an endpoint has one model.",
+            "model": "Not used, as text-embeddings-inference does: an endpoint has one model.",
             "encoding_format": "base64: little-endian float32 numbers, a third of the size and faster to read.",
             "dimensions": "Keep this many first values (for models trained so).",
             "user": "Not used.",
@@ -75,7 +76,7 @@ TOOL = Object(
     {"type": Choice(("function",)), "function": Object({"name": Text()}, others=Others.KEPT)}, others=Others.KEPT
 )
 COMMON: dict[str, tuple[FieldKind, Any]] = {
-    "model": (Text("the name of a model"), None),
+    "model": (AnyText(), None),
     "max_tokens": (Integer(1, MOST_TOKENS), None),
     **SAMPLING,
     **PENALTIES,
@@ -87,10 +88,10 @@ COMMON: dict[str, tuple[FieldKind, Any]] = {
     "response_format": (Object({"type": Text()}, others=Others.KEPT), None),
     "guided_json": (ANY, None),
     "guided_regex": (Text("a regular expression"), None),
-    "user": (Text("the name of a user"), None),
+    "user": (AnyText(), None),
 }
 NOTES = {
-    "model": "Not used: an endpoint has one model.",
+    "model": "The endpoint, the repository that its model is from, or a placeholder; another one is answered with 404.",
     "max_tokens": "Tokens to generate.",
     "top_k": "Not part of OpenAI's API: choose among this number of most probable tokens; 0: all.",
     "min_p": "Not part of OpenAI's API: choose among tokens with this share of the highest probability.",
@@ -111,6 +112,8 @@ CHAT_BODY = Object(
         "logprobs": (Boolean(), False),
         "top_logprobs": (Integer(0, MOST_LOGPROBS), None),
         "chat_template_kwargs": (ANY, None),
+        "add_generation_prompt": (Boolean(), None),
+        "continue_final_message": (Boolean(), False),
         "tools": (ListOf(TOOL, MOST_TOOLS, at_least=0, words="a list of tools"), None),
         "tool_choice": (TOOL_CHOICE, "auto"),
         "parallel_tool_calls": (Boolean(), True),
@@ -120,6 +123,8 @@ CHAT_BODY = Object(
         **TOOL_NOTES,
         "max_completion_tokens": "The same as max_tokens; default: as many as fit.",
         "chat_template_kwargs": "Variables of the model's chat template, such as enable_thinking.",
+        "add_generation_prompt": "Not part of OpenAI's API: false: the prompt ends after the last message.",
+        "continue_final_message": "Not part of OpenAI's API: the answer goes on with the text of the last message.",
     },
     others=Others.IGNORED,
 )
@@ -160,11 +165,9 @@ UNSUPPORTED: Mapping[str, Sequence[Any]] = {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     # Of vLLM and SGLang.
-    "add_generation_prompt": (True,),
     "allowed_token_ids": (),
     "bad_words": ([],),
     "chat_template": (),
-    "continue_final_message": (False,),
     "documents": ([],),
     "ebnf": (),
     "early_stopping": (False,),

@@ -97,14 +97,23 @@ class OpenAIText(GenerationApi):
         body = checked(CHAT_BODY, raw)
         self._unknown_of_chat.look(raw)
         refuse_unsupported(raw, UNSUPPORTED)
+        self._service.require_model(body["model"])
         model = generator_of(self._service).model
         messages = [message_of(one, f"messages[{index}]") for index, one in enumerate(body["messages"])]
         variables = body["chat_template_kwargs"] or {}
         require_template(model.template, "messages")
         tools = tools_of(body["tools"], body["tool_choice"], model, several=body["parallel_tool_calls"])
-        conversation = Conversation(messages, None if tools is None else tools.offered, variables)
+        continues = body["continue_final_message"]
+        if continues and body["add_generation_prompt"]:
+            raise InvalidInput(
+                "continue_final_message and add_generation_prompt are both true",
+                field="add_generation_prompt",
+                remedy="Send only one of them",
+            )
+        opens_answer = body["add_generation_prompt"] is not False and not continues
+        conversation = Conversation(messages, None if tools is None else tools.offered, variables, opens_answer, continues)
         top = (body["top_logprobs"] or 0) if body["logprobs"] else None
-        if body["top_logprobs"] is not None and not body["logprobs"]:
+        if body["top_logprobs"] and not body["logprobs"]:
             raise InvalidInput("top_logprobs needs logprobs", field="top_logprobs", remedy="Send logprobs: true")
         form = form_of(body) if tools is None or tools.grammar is None else tools.grammar
         tokens = body["max_completion_tokens"] or body["max_tokens"] or 0
@@ -123,6 +132,7 @@ class OpenAIText(GenerationApi):
         body = checked(self._completion, raw)
         self._unknown_of_completions.look(raw)
         refuse_unsupported(raw, UNSUPPORTED)
+        self._service.require_model(body["model"])
         model = generator_of(self._service).model
         prompts = prompts_of(body["prompt"], model)
         job = job_of(body, model, body["max_tokens"] or 0, body["logprobs"], default_tokens=DEFAULT_COMPLETION_TOKENS)
