@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+
 from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.manifest import GRAPH_OUTPUTS, Axes, GraphIO
 from penstock.tasks import Head

@@ -35,8 +35,8 @@ LONGEST_RENDERED = 16 * 2**20
 """Characters. No context is longer; a template that loops would fill the memory."""
 
 
-CONTINUED = "PENSTOCK CONTINUES HERE "
-"""Follows the text of a message that is continued, while the template runs."""
+CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Follows the text of a message that is continued, while the template runs; the same as in transformers."""
 RENDER_SECONDS = 10.0
 """Longest wait for a process, which may compute for `template_process.CPU_SECONDS`."""
 MOST_WAITING = 256
@@ -273,7 +273,7 @@ def _template_sources(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict
     if isinstance(value, list):
         value = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
     named = value if isinstance(value, dict) else {"default": value}
-    return {name: named[name] for name in files if isinstance(named.get(name), str)}
+    return {name: str(named[name]) for name in files if isinstance(named.get(name), str)}
 
 
 def special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

@@ -180,7 +180,9 @@ def parse_request(
     else:
         require_template(template, "inputs")
         continues = given["continue_final_message"]
-        prompts = (Conversation(parsed, continues=parsed[-1]["role"] == "assistant" if continues is None else continues),)
+        prompts = (
+            Conversation(parsed, continues=parsed[-1]["role"] == "assistant" if continues is None else continues),
+        )
     stops = values.get("stop_strings") or ()
     job = JobRequest(
         prompt=(),
@@ -214,7 +216,7 @@ def sampling(values: Mapping[str, Any], *, seed: int | None, top_logprobs: int |
     return SamplingParameters(
         temperature=temperature,
         top_p=values.get("top_p", 1.0),
-        top_k=values.get("top_k", 0),
+        top_k=max(values.get("top_k", 0), 0),
         min_p=values.get("min_p", 0.0),
         repetition_penalty=values.get("repetition_penalty", 1.0),
         presence_penalty=values.get("presence_penalty") or 0.0,

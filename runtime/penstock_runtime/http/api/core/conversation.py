@@ -25,6 +25,7 @@ from penstock_runtime.tasks.fields import (
     Text,
 )
 from penstock_runtime.tasks.text_generation import (
+    LARGEST_SEED,
     MESSAGES_LIMIT,
     PENALTIES,
     SAMPLING,
@@ -40,6 +41,8 @@ CHAT_MESSAGE = Object(
 MOST_TOOLS = 128
 MOST_BIASES = 1024
 """Each is added in each step."""
+RANDOM_SEED = -1
+"""As no seed, in vLLM's API."""
 LONGEST_ID = 10
 """Digits of a token id."""
 ANY = Object({}, others=Others.KEPT)
@@ -181,14 +184,19 @@ def job_of(
     defaults = {name: value for name, value in model.defaults.items() if name in names}
     values = {**defaults, **{name: body[name] for name in names if body.get(name) is not None}}
     values["logit_bias"] = _biases(body.get("logit_bias") or {}, model.engine.vocabulary)
-    stop = body.get("stop") or ()
+    stop, seed = body.get("stop") or (), body["seed"]
+    ends = frozenset() if body.get("ignore_eos") else model.end_tokens
     return JobRequest(
         prompt=(),
         max_tokens=max_tokens or default_tokens,
         is_default_limit=max_tokens == 0,
-        sampling=sampling(values, seed=body["seed"], top_logprobs=top_logprobs),
+        sampling=sampling(
+            values, seed=None if seed in {None, RANDOM_SEED} else seed & LARGEST_SEED, top_logprobs=top_logprobs
+        ),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        end_tokens=model.end_tokens,
+        include_stop=bool(body.get("include_stop_str_in_output")),
+        end_tokens=ends | set(body.get("stop_token_ids") or ()),
+        min_tokens=body.get("min_tokens") or 0,
     )
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from penstock_runtime.errors import NotReady, RequestError
 from penstock_runtime.generation.grammar import GrammarText
-from penstock_runtime.generation.loop import Delta, JobRequest
+from penstock_runtime.generation.loop import Delta, FinishReason, JobRequest
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.generation.templates import Conversation
 from penstock_runtime.generation.token_text import token_bytes
+from penstock_runtime.generation.tool_calls import CallPart, ToolCallFinder
 from penstock_runtime.http.api.core.bodies import answer_response, dumps
 from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.http.transport.message import Request, Response, StreamingResponse
@@ -46,6 +47,8 @@ class StartedGeneration:
     """A request in progress."""
 
     generation: Generation
+    tokens: Sequence[Sequence[int]]
+    """Of each prompt."""
     arrived: float
     tokenised: float
 
@@ -80,7 +83,7 @@ class GenerationApi:
         jobs = [replace(job, tenant=request.token, client=client)] * count
         deadline = self._service.deadline_seconds(request)
         generation = generator.generate(tokens, jobs, field=field, deadline_seconds=deadline, arrived=arrived)
-        return StartedGeneration(generation, arrived, tokenised)
+        return StartedGeneration(generation, tokens, arrived, tokenised)
 
     async def _answer(self, started: StartedGeneration, value: Callable[[Sequence[Continuation]], Any]) -> Response:
         """The response when all continuations have ended."""
@@ -186,6 +189,17 @@ class TokenWriter:
         """A token, and the most probable alternatives."""
         top = [self.entry(token, logprob) for token, logprob in sampled.top]
         return {**self.entry(sampled.token, sampled.logprob), "top_logprobs": top}
+
+
+def separate(finder: ToolCallFinder | None, text: str, finish: FinishReason | None) -> tuple[str, list[CallPart]]:
+    """The text and the pieces of calls in new text of an answer; `finish`: why it ended with it, if it did."""
+    if finder is None:
+        return text, []
+    text, parts = finder.push(text)
+    if finish is not None:
+        rest, last = finder.finish(is_cut=finish is FinishReason.LENGTH)
+        text, parts = text + rest, parts + last
+    return text, parts
 
 
 def new_tokens(deltas: Sequence[Delta]) -> list[SampledToken]:
