@@ -33,7 +33,6 @@ CONTROL_PLANE_GROUPS = (
         "tests/dev/testbed/test_api.py",
         "tests/dev/testbed/test_cluster.py",
         "tests/dev/testbed/test_control_plane.py",
-        "tests/dev/testbed/test_kwok.py",
     ),
 )
 """The files with tests that use `control_plane` or `nodeless`. Each group takes a few minutes, less than all tests."""

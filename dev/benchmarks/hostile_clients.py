@@ -4,11 +4,10 @@
 
 Server, hostile clients and good client run in three processes, the hostile clients at nice 19: on a machine with few
 cores they would otherwise take the processor from the good client themselves, which no server can prevent. The server
-has the model of `front_end.py` (the real tokenizer and queue around an engine that answers at once) and an internal
-port. The hostile clients have the addresses 127.0.0.2 to 127.0.0.11. `ATTACKS` lists their behaviour: most hold
-connections (450 each, or 8 with 1.8 MB each) and replace those that they lose, ten or one a second. The good client
-sends a request every 20 ms, each on a new connection, which is the case that the attack hurts most; ten times a second
-it sends to the internal port.
+has the real tokenizer and queue around an engine that returns zeros at once, and an internal port. The hostile clients
+have the addresses 127.0.0.2 to 127.0.0.11. `ATTACKS` lists their behaviour: most hold connections (450 each, or 8 with
+1.8 MB each) and replace those that they lose, ten or one a second. The good client sends a request every 20 ms, each on
+a new connection, which is the case that the attack hurts most; ten times a second it sends to the internal port.
 
 Each attack is measured in rounds of the good client alone and among the hostile ones, alternately: other load of the
 machine falls on both. The ratio is the median over the rounds. Two figures do not depend on other load: the CPU time of
@@ -29,11 +28,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import numpy as np
 
+from benchmarks.models import minilm_package
+from penstock.manifest import Axes, GraphIO
+from penstock.recipe import EngineName, Plan, Precision, Recipe
 from penstock.tasks import TaskName
 from penstock_runtime.app.server import Server
+from penstock_runtime.engines.base import EngineFacts, Streams, Threads
+from penstock_runtime.engines.thread_streams import ThreadStreams
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Batch, Outputs
+from penstock_runtime.serving.loaded_model import LoadedModel
+from penstock_runtime.serving.predictor import Predictor
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
+from penstock_runtime.tasks import make_task
 
 HOSTILE = tuple(f"127.0.0.{number}" for number in range(2, 12))
 BODY = b'{"inputs": "a text"}'
@@ -79,15 +89,43 @@ ATTACKS = {
 }
 
 
+class _TrivialEngine:
+    """Zeros at once."""
+
+    facts = EngineFacts("none", "0", Threads(1, 1), "f32")
+
+    def run(self, batch: Batch) -> Outputs:
+        """[rows, tokens, width]."""
+        return {"last_hidden_state": np.zeros((*batch.input_ids.shape, 384), np.float32)}
+
+    run_wide = run
+    run_widening = run
+
+    def start_streams(self) -> Streams:
+        """As a library's engine has them."""
+        return ThreadStreams(self)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _predictor() -> Predictor:
+    """A predictor with the tokenizer of all-MiniLM-L6-v2 around the trivial engine."""
+    folder = ModelFolder.open(minilm_package(), weights=False)
+    task = make_task(TaskName.FEATURE_EXTRACTION, folder)
+    recipe = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32)
+    plan = Plan(recipe=recipe, streams=1, threads_per_stream=1)
+    io = GraphIO(inputs=("input_ids", "attention_mask", "token_type_ids"), outputs={"last_hidden_state": Axes.TOKENS})
+    return Predictor(LoadedModel(task, _TrivialEngine(), plan, io))
+
+
 def serve() -> None:
     """The server; prints its two ports."""
     import uvloop
 
-    from benchmarks.front_end import real_predictor
-
     async def main() -> None:
         settings = Settings.load({}, {"port": 0, "internal_port": 0, "drain_idle_seconds": 0.0})
-        server = Server(ServerStatus("model", TaskName.FEATURE_EXTRACTION), settings, real_predictor())
+        server = Server(ServerStatus("model", TaskName.FEATURE_EXTRACTION), settings, _predictor())
         await server.start()
         print(server.port, server.internal_port, flush=True)
         await server.serve()

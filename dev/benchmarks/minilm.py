@@ -10,25 +10,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from benchmarks.experiment import experiment
 from benchmarks.models import minilm
-from benchmarks.program import Program
 from penstock.tasks import TaskName
 
-
-@click.command(cls=Program, help=__doc__)
-@click.option("--cores", default=2, show_default=True)
-@click.option("--seconds", default=6.0, show_default=True, help="Of each server at each length, all rounds together.")
-@click.option("--rounds", default=5, show_default=True)
-@click.option("--output", default=Path("bench/minilm"), show_default=True, type=click.Path(path_type=Path))
-def main(*, cores: int, seconds: float, rounds: int, output: Path) -> None:
-    """Measure."""
-    experiment(
-        "minilm-512", minilm(), TaskName.FEATURE_EXTRACTION, cores=cores, seconds=seconds, rounds=rounds, output=output
-    )
-
+main = experiment("minilm-512", minilm, TaskName.FEATURE_EXTRACTION, output=Path("bench/minilm"), text=__doc__)
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""The models of the benchmarks: the real MiniLM, and DistilBERT, BERT and MPNet of the published sizes, random weights.
+"""The models of the benchmarks: the real MiniLM, and DistilBERT and BERT of the published sizes, random weights.
 
 Folders are made once, in ~/.cache/penstock/benchmarks (PENSTOCK_BENCHMARKS names another folder).
 """
@@ -17,6 +17,7 @@ from typing import Any
 from penstock.hardware import Isa
 from penstock.recipe import COMPENSATED, EngineName, Precision, Recipe
 from penstock.tasks import Head, TaskName
+from penstock_bench.random_models.families import write_family
 from penstock_optimizer.export import export
 from penstock_optimizer.guard.calibration import calibration_rows, own_corpus, samples, split
 from penstock_optimizer.quantise import build
@@ -90,19 +91,10 @@ def bert() -> Path:
     return made_once("bert-base-110m", _write_bert)
 
 
-def distilbert_with_spans() -> Path:
-    """The same with a head for question answering."""
-    return made_once("distilbert-66m-spans", lambda folder: _write_distilbert(folder, head="QuestionAnswering"))
-
-
-def distilbert_with_masks() -> Path:
-    """The same with a head that fills masks."""
-    return made_once("distilbert-66m-masks", lambda folder: _write_distilbert(folder, head="MaskedLM"))
-
-
-def mpnet() -> Path:
-    """MPNet-base, 110 M random weights, with MiniLM's vocabulary: all-mpnet-base-v2's size."""
-    return made_once("mpnet-110m", _write_mpnet)
+def family_model(name: str) -> Path:
+    """The base model of a family as an embedder of texts of up to 512 tokens, with MiniLM's tokenizer, which other
+    servers can read."""
+    return made_once(f"family-{name}", lambda path: write_family(path, name, tokenizer=write_tokenizer))
 
 
 def made_once(name: str, write: Callable[[Path], None]) -> Path:
@@ -124,11 +116,11 @@ def _write_minilm(folder: Path) -> None:
     write_tokenizer(folder)
 
 
-def _write_distilbert(folder: Path, head: str = "SequenceClassification") -> None:
+def _write_distilbert(folder: Path) -> None:
     import transformers
 
     config = transformers.DistilBertConfig(num_labels=2, id2label={0: "NEGATIVE", 1: "POSITIVE"})
-    _write_random(folder, getattr(transformers, f"DistilBertFor{head}"), config)
+    _write_random(folder, transformers.DistilBertForSequenceClassification, config)
 
 
 def _write_bert(folder: Path) -> None:
@@ -136,12 +128,6 @@ def _write_bert(folder: Path) -> None:
 
     config = transformers.BertConfig(num_labels=2, id2label={0: "NEGATIVE", 1: "POSITIVE"})
     _write_random(folder, transformers.BertForSequenceClassification, config)
-
-
-def _write_mpnet(folder: Path) -> None:
-    import transformers
-
-    _write_random(folder, transformers.MPNetModel, transformers.MPNetConfig())
 
 
 def _write_random(folder: Path, model: Any, config: Any) -> None:

@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from testbed.errors import BedError
-from testbed.tools import Tool, content_key
+from testbed.tools import Tool, content_key, oldest_go
 
 CACHE = Path.home() / ".cache" / "penstock" / "testbed"
-OLDEST_GO = (1, 24)
 REPORT_SECONDS = 20.0
 """Seconds between lines of progress where the output is no terminal."""
 
@@ -64,7 +63,7 @@ def _go(tool: Tool, *arguments: str) -> str:
     if shutil.which("go") is None:
         raise BedError(
             f"{tool.name} has to be built from its Go module, and there is no Go here",
-            remedy="install Go 1.24 or later (https://go.dev/dl), or use a cluster that you have: "
+            remedy=f"install Go {oldest_go(tool.source)} or later (https://go.dev/dl), or use a cluster that you have: "
             "PENSTOCK_TEST_KUBECONFIG=/path/to/kubeconfig (kind gives one: kind create cluster)",
         )
     result = subprocess.run(
@@ -79,11 +78,16 @@ def _go(tool: Tool, *arguments: str) -> str:
 
 
 def _go_version(tool: Tool) -> str:
-    version = _go(tool, "env", "GOVERSION")
-    parts = tuple(int(part) for part in version.removeprefix("go").split(" ")[0].split("rc")[0].split(".")[:2])
-    if parts < OLDEST_GO:
-        raise BedError(f"{version} is too old for {tool.name}", remedy="install Go 1.24 or later (https://go.dev/dl)")
+    version, oldest = _go(tool, "env", "GOVERSION"), oldest_go(tool.source)
+    if _parts(version.removeprefix("go").split(" ")[0].split("rc")[0]) < _parts(oldest):
+        raise BedError(
+            f"{version} is too old for {tool.name}", remedy=f"install Go {oldest} or later (https://go.dev/dl)"
+        )
     return version
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def _platform() -> str:

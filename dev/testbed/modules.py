@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.errors import BedError
-from testbed.tools import SOURCES
+from testbed.tools import SOURCES, oldest_go
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def files(module: Module) -> Path:
     if shutil.which("go") is None:
         raise BedError(
             f"the files of {module.path} come by Go, and there is no Go here",
-            remedy="install Go 1.24 or later (https://go.dev/dl)",
+            remedy=f"install Go {oldest_go(SOURCES / module.folder)} or later (https://go.dev/dl)",
         )
     result = subprocess.run(
         ["go", "mod", "download", "-json", module.path],

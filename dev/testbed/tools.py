@@ -53,6 +53,12 @@ class Tool:
         return ["-mod=readonly", "-trimpath", "-buildvcs=false", *tags, f"-ldflags={' '.join(['-s', '-w', *settings])}"]
 
 
+def oldest_go(source: Path) -> str:
+    """The oldest Go that builds the module in this folder, such as `1.25`: its go.mod has it."""
+    line = next(one for one in (source / "go.mod").read_text(encoding="utf-8").splitlines() if one.startswith("go "))
+    return ".".join(line.removeprefix("go ").split(".")[:2])
+
+
 def _kubernetes_version() -> dict[str, str]:
     """The programs compare versions with each other, and an unstamped build calls itself `v0.0.0-master`."""
     stamp = {

@@ -136,8 +136,8 @@ class ImageSettings(SettingsGroup):
     )
     extra_env: tuple[str, ...] = setting(
         (),
-        "Environment of job and serving pods, comma-separated NAME=VALUE: HF_ENDPOINT, proxies. A comma in a value is "
-        r"written `\,`.",
+        "Environment of jobs, serving pods and gateways, comma-separated NAME=VALUE: HF_ENDPOINT, proxies. It "
+        "overrides keys of Secrets, and nothing that the operator sets itself. A comma in a value is written `\\,`.",
     )
 
     pod_user: int = setting(
@@ -293,8 +293,12 @@ class WorkSettings(SettingsGroup):
     texts_seconds: float = setting(
         30.0, "Interval between reads of a ConfigMap that endpoints take texts from.", unit="s", gt=0
     )
-    probe_timeout_seconds: float = setting(3.0, "Time-out of a read of a serving pod's /info.", unit="s", gt=0)
-    probe_concurrency: int = setting(16, "Serving pods whose /info is read at the same time.", ge=1)
+    probe_timeout_seconds: float = setting(
+        3.0, "Time-out of a read of a pod: /info of a serving pod, /progress of a job's.", unit="s", gt=0
+    )
+    probe_concurrency: int = setting(
+        16, "Serving pods whose /info is read at the same time, and pods of jobs whose /progress is.", ge=1
+    )
 
 
 class LoadSettings(SettingsGroup):

@@ -26,11 +26,10 @@ from penstock.resources.core import (
     Throughput,
     TokenTime,
 )
-from penstock.resources.exposure import Exposure
-from penstock.resources.pod import Pod
-from penstock.resources.prompts import PROMPT_TASKS, Prompts
-from penstock.resources.scaling import MOST_REPLICAS, Scaling
-from penstock.resources.serving import Caches, Serving, ServingLimits
+from penstock.resources.endpoint_parts.exposure import Exposure
+from penstock.resources.endpoint_parts.pod import Pod
+from penstock.resources.endpoint_parts.scaling import MOST_REPLICAS, Scaling
+from penstock.resources.endpoint_parts.serving import PROMPT_TASKS, Caches, Prompts, Serving, ServingLimits
 from penstock.resources.text_fields import DataKey, Digest, DnsLabel
 from penstock.tasks import TaskName
 

@@ -181,13 +181,15 @@ class QueueSettings(SettingsGroup):
 
     max_queue_rows: int = setting(
         1024,
-        "Sequences that may wait; a request that does not fit is answered with 429, single or batch alike.",
+        "Sequences that may wait. A request that does not fit now is answered with 429 and Retry-After, one with more "
+        "sequences than this with 422.",
         unit="sequences",
         ge=1,
     )
     max_queue_tokens: int = setting(
         131_072,
-        "Tokens that may wait; bounds the waiting time whatever the lengths.",
+        "Tokens that may wait, which bounds the waiting time whatever the lengths; answers as for max_queue_rows. A "
+        "request of one sequence with more tokens than this waits if no other does.",
         unit="tokens",
         ge=1,
     )

@@ -32,12 +32,6 @@ def test_texts_have_exactly_the_requested_number_of_tokens(tokenizer: Tokenizer,
         assert [len(tokenizer.encode(text).ids) for text in payload["inputs"]] == [tokens] * 4
 
 
-def test_a_single_text_is_not_wrapped_in_a_list(tokenizer: Tokenizer) -> None:
-    assert all(
-        isinstance(payload["inputs"], str) for payload in payloads(TaskName.TEXT_CLASSIFICATION, tokenizer, 8, 1)
-    )
-
-
 def test_requests_differ_from_each_other_and_repeat_with_the_seed(tokenizer: Tokenizer) -> None:
     one = batch_bodies(TaskName.FEATURE_EXTRACTION, tokenizer, 16, 2, count=5, seed=1)
 

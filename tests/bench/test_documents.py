@@ -19,7 +19,7 @@ COMMANDS = sorted(set(re.findall(r"python -m (benchmarks[\w.]*)", TEXT)))
 PROGRAMS = sorted(
     path.relative_to(ROOT / "dev").with_suffix("").as_posix().replace("/", ".").removesuffix(".__main__")
     for path in (ROOT / "dev" / "benchmarks").rglob("*.py")
-    if re.search(r"^@click\.command", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    if re.search(r"^(@click\.command|main = experiment)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
 )
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock_bench.cell import CellResult
 from penstock_bench.results import Figures, paired_ratio
@@ -57,11 +55,3 @@ def test_the_ratio_compares_the_servers_round_by_round() -> None:
 
 def test_no_ratio_to_a_server_that_answered_nothing() -> None:
     assert paired_ratio(Figures.of([cell(10, 1)]), Figures.of([cell(0)])) is None
-
-
-@given(st.lists(st.floats(0.5, 100), min_size=1, max_size=9), st.floats(0.1, 10))
-def test_a_server_that_is_always_n_times_as_fast_has_ratio_n(rates: list[float], factor: float) -> None:
-    ours = Figures.of([cell(rate * factor, 1) for rate in rates])
-    theirs = Figures.of([cell(rate, 1) for rate in rates])
-
-    assert paired_ratio(ours, theirs) == pytest.approx(factor)

@@ -10,7 +10,6 @@ from penstock_bench.grid import (
     PUBLISHED_BATCHES,
     PUBLISHED_CORES,
     PUBLISHED_LENGTHS,
-    BenchSetting,
     plan_grid,
 )
 
@@ -22,25 +21,35 @@ def test_the_published_experiment_has_192_settings() -> None:
     assert grid.left_out == ()
 
 
-def test_settings_that_this_machine_cannot_run_are_named() -> None:
-    grid = plan_grid((1, 8), (8, 512), (1,), machine_cores=4, max_tokens=256)
+@pytest.mark.parametrize(
+    ("cores", "lengths", "machine", "settings", "left_out"),
+    [
+        (
+            (1, 8), (8, 512), 4, ["1 core, 8 tokens, batch 1"],
+            ("8 cores: this machine has 4", "512 tokens: this model takes 256"),
+        ),
+        # Special tokens alone are no text.
+        (
+            (2,), (2, 128), 4, ["2 cores, 128 tokens, batch 1"],
+            ("2 tokens: the shortest input of this task has 3 with this tokenizer",),
+        ),
+        (
+            (1, 2), (8,), None, ["8 tokens, batch 1"],
+            ("numbers of cores: a server given by URL has those that it has",),
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_measured_is_named(
+    cores: tuple[int, ...],
+    lengths: tuple[int, ...],
+    machine: int | None,
+    settings: list[str],
+    left_out: tuple[str, ...],
+) -> None:
+    grid = plan_grid(cores, lengths, (1,), machine_cores=machine, max_tokens=256)
 
-    assert grid.settings == (BenchSetting(1, 8, 1),)
-    assert grid.left_out == ("8 cores: this machine has 4", "512 tokens: this model takes 256")
-
-
-def test_a_text_of_special_tokens_alone_is_not_measured() -> None:
-    grid = plan_grid((1,), (2, 8), (1,), machine_cores=4, max_tokens=256)
-
-    assert grid.settings == (BenchSetting(1, 8, 1),)
-    assert grid.left_out == ("2 tokens: the shortest input of this task has 3 with this tokenizer",)
-
-
-def test_the_cores_of_a_server_given_by_url_are_not_varied() -> None:
-    grid = plan_grid((1, 2), (8,), (1, 4), machine_cores=None, max_tokens=512)
-
-    assert grid.settings == (BenchSetting(0, 8, 1), BenchSetting(0, 8, 4))
-    assert grid.left_out == ("numbers of cores: a server given by URL has those that it has",)
+    assert [setting.label for setting in grid.settings] == settings
+    assert grid.left_out == left_out
 
 
 @given(
@@ -62,15 +71,3 @@ def test_every_value_is_either_measured_or_named(
         {length for length in lengths if 3 <= length <= most}
     ) * len(set(batches))
     assert list(grid.settings) == sorted(set(grid.settings))
-
-
-@pytest.mark.parametrize(
-    ("setting", "label"),
-    [
-        (BenchSetting(1, 8, 1), "1 core, 8 tokens, batch 1"),
-        (BenchSetting(2, 128, 4), "2 cores, 128 tokens, batch 4"),
-        (BenchSetting(0, 8, 1), "8 tokens, batch 1"),
-    ],
-)
-def test_a_setting_has_its_label(setting: BenchSetting, label: str) -> None:
-    assert setting.label == label

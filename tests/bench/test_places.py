@@ -43,12 +43,6 @@ def test_with_all_cores_in_use_the_client_shares_them_and_a_note_reports_it() ->
     assert "all 2 cores" in placement.note
 
 
-def test_only_allowed_cpus_are_given_out() -> None:
-    placement = place(host((0,), (1,), (2,), (3,), affinity=(1, 2, 3)), 1)
-
-    assert set(placement.server) | set(placement.client) == {1, 2, 3}
-
-
 def test_more_cores_than_there_are_is_an_error() -> None:
     with pytest.raises(HostError, match="cores: 8 was asked for"):
         place(host((0,), (1,)), 8)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock_bench.grid import FEWEST, BenchSetting, plan_grid, remaining_seconds
 
@@ -27,11 +25,3 @@ def test_the_estimate_counts_the_longer_time_of_long_settings() -> None:
     expected = sum(map(cost, missing))
 
     assert remaining_seconds([(one, cost(one)) for one in done], missing) == pytest.approx(expected, rel=0.1)
-
-
-@given(st.lists(st.floats(0.1, 1e3), min_size=FEWEST, max_size=len(SETTINGS)))
-def test_the_remaining_time_ends_at_zero_and_is_never_negative(seconds: list[float]) -> None:
-    taken = list(zip(SETTINGS, seconds, strict=False))
-
-    assert remaining_seconds(taken, ()) == 0
-    assert (remaining_seconds(taken, SETTINGS) or 0) >= len(SETTINGS) * min(seconds) * 0.999

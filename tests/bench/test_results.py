@@ -51,12 +51,6 @@ def test_other_numbers_of_cores_are_judged_where_two_were_not_measured() -> None
     assert results.model_copy(update={"settings": ()}).judged_cores is None
 
 
-def test_results_survive_json() -> None:
-    results = sample_results()
-
-    assert BenchResults.model_validate_json(results.model_dump_json()) == results
-
-
 def test_csv_has_a_line_for_each_server_and_setting() -> None:
     rows = rows_of(sample_results())
 

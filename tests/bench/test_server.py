@@ -14,7 +14,7 @@ import pytest
 
 from penstock_bench import server as server_module
 from penstock_bench.cell import MeasurementFailed
-from penstock_bench.server import MeasuredServer, free_port, on_cpus
+from penstock_bench.server import MeasuredServer, free_port
 from tests.bench.conftest import STUB, StartStub, ends
 
 FIRST_CPU = min(os.sched_getaffinity(0))
@@ -129,12 +129,3 @@ def test_a_remote_server_is_not_paused_or_stopped(start_stub: StartStub) -> None
 
     assert (elsewhere.pids, elsewhere.is_ours, elsewhere.paused) == ((), False, False)
     elsewhere.wait_until_ready("/health", seconds=60)
-
-
-def test_children_inherit_the_affinity_and_the_parent_gets_its_own_back() -> None:
-    before = os.sched_getaffinity(0)
-
-    with on_cpus((FIRST_CPU,)):
-        assert os.sched_getaffinity(0) == {FIRST_CPU}
-
-    assert os.sched_getaffinity(0) == before

@@ -178,24 +178,22 @@ def test_the_error_about_a_value_names_its_origin(words: list[str], environment:
 
 
 @pytest.mark.parametrize("command", ["optimize", "serve"])
-def test_a_store_that_cannot_be_written(command: str, file: Path) -> None:
-    port = ["--port", "0"] if command == "serve" else []
-    # Not even root may make a folder there.
-    result = run(command, file, "--store", "/proc/penstock", *port)
-
-    assert result.returncode == 1
-    assert_one_sentence(result.stderr, "the store /proc/penstock cannot be written", "--store")
-
-
-@pytest.mark.parametrize("command", ["optimize", "serve"])
-def test_a_store_below_a_file(command: str, file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("store", "problem"),
+    [
+        # Not even root may make a folder there.
+        ("/proc/penstock", "the store /proc/penstock cannot be written"),
+        ("taken/store", "taken/store cannot be written (Not a directory)"),
+    ],
+)
+def test_a_store_that_cannot_be_written(command: str, store: str, problem: str, file: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
     port = ["--port", "0"] if command == "serve" else []
 
-    result = run(command, file, "--store", tmp_path / "taken" / "store", *port)
+    result = run(command, file, "--store", tmp_path / store, *port)
 
     assert result.returncode == 1
-    assert_one_sentence(result.stderr, "taken/store cannot be written (Not a directory)", "--store")
+    assert_one_sentence(result.stderr, problem, "--store")
 
 
 def test_a_file_where_the_store_has_its_work_folder(artefact: Path, file: Path, tmp_path: Path) -> None:

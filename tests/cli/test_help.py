@@ -60,20 +60,13 @@ def test_every_command_describes_itself(command: str, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_flag_has_help(command: str) -> None:
+def test_every_flag_has_help_and_no_number_may_be_nan_or_infinite(command: str) -> None:
+    """click's own types of numbers with a point take `nan`."""
     found = cli.get_command(cli.make_context("penstock", ["--help"], resilient_parsing=True), command)
 
     assert found is not None
     options = [parameter for parameter in found.params if isinstance(parameter, click.Option)]
     assert [option.name for option in options if not option.help] == []
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_number_flag_refuses_nan_and_infinity(command: str) -> None:
-    """click's own types of numbers with a point take `nan`."""
-    found = cli.get_command(cli.make_context("penstock", ["--help"], resilient_parsing=True), command)
-
-    assert found is not None
     numbers = [one for one in found.params if isinstance(one.type, click.types.FloatParamType)]
     assert [one.name for one in numbers if not isinstance(one.type, FiniteRange)] == []
 

@@ -13,14 +13,14 @@ from tests.cli.endpoints import PROGRAM, ROOT, SECONDS, clean_environment, run, 
 from tests.cli.test_errors import assert_one_sentence
 
 COMMANDS = {
-    "facts": ["host"],
-    "JSON": ["host", "--json"],
-    "help": ["--help"],
-    "help of a command": ["host", "--help"],
-    "version": ["--version"],
+    "facts": (["host"], ""),
+    "facts, unbuffered": (["host"], "1"),
+    "JSON": (["host", "--json"], ""),
+    "help": (["--help"], ""),
+    "help of a command, unbuffered": (["host", "--help"], "1"),
+    "version": (["--version"], ""),
 }
-BUFFERED = {"buffered": "", "unbuffered": "1"}
-"""PYTHONUNBUFFERED: what cannot be written is noticed at once, or when it is flushed."""
+"""Words and PYTHONUNBUFFERED: what cannot be written is noticed at once, or when it is flushed."""
 
 
 def run_into(output: int, words: list[str], unbuffered: str) -> subprocess.CompletedProcess[str]:
@@ -38,8 +38,7 @@ def run_into(output: int, words: list[str], unbuffered: str) -> subprocess.Compl
     )
 
 
-@pytest.mark.parametrize("unbuffered", BUFFERED.values(), ids=BUFFERED)
-@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize(("words", "unbuffered"), COMMANDS.values(), ids=COMMANDS)
 def test_an_output_on_a_full_disk_is_one_error_line(words: list[str], unbuffered: str) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     try:
@@ -52,8 +51,7 @@ def test_an_output_on_a_full_disk_is_one_error_line(words: list[str], unbuffered
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("unbuffered", BUFFERED.values(), ids=BUFFERED)
-@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize(("words", "unbuffered"), COMMANDS.values(), ids=COMMANDS)
 def test_a_closed_pipe_ends_the_command_without_a_message(words: list[str], unbuffered: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -58,18 +58,13 @@ def test_the_table_has_all_columns_and_outcomes_at_any_width(width: int) -> None
 
     assert all(heading in shown for heading in ("recipe", "agrees", "verdict"))
     assert [outcome for outcome in outcomes if f"{outcome}:" not in shown] == []
+    assert "chosen:" in table(width).splitlines()[1]
 
 
 def test_in_a_log_no_reason_is_broken_across_lines() -> None:
-    shown = table(200)
+    reasons = [one.reason for one in sample_manifest().candidates if len(one.reason) < 60]
 
-    assert [
-        one.reason for one in sample_manifest().candidates if len(one.reason) < 60 and one.reason not in shown
-    ] == []
-
-
-def test_the_chosen_candidate_is_in_the_first_line() -> None:
-    assert "chosen:" in table(200).splitlines()[1]
+    assert [reason for reason in reasons if reason not in table(200)] == []
 
 
 def test_a_second_start_repeats_the_plan_and_not_the_candidates(shown: io.StringIO) -> None:
@@ -93,12 +88,8 @@ def test_an_event_is_the_same_after_writing_and_parsing() -> None:
     event = ProgressEvent(Stage.PLANS, 3, 7, "2x1 threads", {"promoted": True}, 12, 30)
 
     assert event_from_json(json.loads(event.to_json_line())) == event
-
-
-def test_an_event_of_a_newer_optimiser_is_understood() -> None:
-    line = {"stage": "export", "done": 1, "total": 1, "message": "m", "colour": "blue"}
-
-    assert event_from_json(line) == ProgressEvent(Stage.EXPORT, 1, 1, "m")
+    # Of a newer optimiser.
+    assert event_from_json(json.loads(event.to_json_line()) | {"colour": "blue"}) == event
 
 
 def test_a_log_gets_progress_lines_at_intervals_and_always_the_last_one(shown: io.StringIO) -> None:

@@ -11,23 +11,21 @@ from penstock_cli.serve import _cache_variables
 from tests.cli.endpoints import write_endpoint
 
 
-def test_caches_of_a_file_are_settings(tiny: Path, tmp_path: Path) -> None:
-    file = write_endpoint(tmp_path / "e.yaml", tiny, serving={"caches": {"answersMebibytes": 8}})
+@pytest.mark.parametrize(
+    ("serving", "environment", "found"),
+    [
+        ({"caches": {"answersMebibytes": 8}}, {}, (8 * 2**20, 0)),
+        ({"caches": {"answersMebibytes": 8}}, {"PENSTOCK_ANSWER_CACHE_BYTES": "77"}, (77, 0)),
+        ({"caches": {}}, {}, (0, 0)),
+        ({}, {}, (0, 0)),
+    ],
+)
+def test_caches_of_a_file_are_settings_below_those_of_the_environment(
+    serving: dict[str, object], environment: dict[str, str], found: tuple[int, int], tiny: Path, tmp_path: Path
+) -> None:
+    variables = _cache_variables(write_endpoint(tmp_path / "e.yaml", tiny, serving=serving))
+    caches = settings_from(variables | environment, {}).caches
 
-    found = settings_from(_cache_variables(file) | {}, {})
-
-    assert (found.caches.answer_cache_bytes, found.caches.token_cache_bytes) == (8 * 2**20, 0)
-
-
-@pytest.mark.parametrize("serving", [{}, {"caches": {}}])
-def test_without_caches_nothing_is_set(tiny: Path, tmp_path: Path, serving: dict[str, object]) -> None:
-    assert _cache_variables(write_endpoint(tmp_path / "e.yaml", tiny, serving=serving)) == {}
+    assert (caches.answer_cache_bytes, caches.token_cache_bytes) == found
+    assert bool(variables) is bool(serving.get("caches"))
     assert _cache_variables(tmp_path) == {}
-
-
-def test_the_environment_counts_before_the_file(tiny: Path, tmp_path: Path) -> None:
-    file = write_endpoint(tmp_path / "e.yaml", tiny, serving={"caches": {"answersMebibytes": 8}})
-
-    found = settings_from(_cache_variables(file) | {"PENSTOCK_ANSWER_CACHE_BYTES": "77"}, {})
-
-    assert found.caches.answer_cache_bytes == 77

@@ -10,12 +10,6 @@ from pathlib import Path
 from tests.contracts.tracked import PRODUCT, ROOT, sources
 
 MOST_FILES = 14
-FLAT = {
-    "penstock/resources": 20,
-    "runtime/penstock_runtime/generation": 15,
-    "runtime/penstock_runtime/serving": 15,
-}
-"""Folders that still have more files, and how many."""
 CIRCLES: dict[str, set[str]] = {}
 """Packages with folders that still import each other in a circle, and these folders."""
 
@@ -26,7 +20,7 @@ ROOTS = [ROOT, *(ROOT / name for name in PRODUCT if name != "penstock")]
 def test_no_folder_has_many_files() -> None:
     counts = Counter(str(path.parent.relative_to(ROOT)) for path in sources())
 
-    assert {folder: count for folder, count in counts.items() if count > FLAT.get(folder, MOST_FILES)} == {}
+    assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
 
 
 def test_folders_of_a_package_do_not_import_each_other_in_a_circle() -> None:

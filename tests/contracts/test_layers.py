@@ -18,8 +18,7 @@ HEAVY = {
         "optimizer/penstock_optimizer/export/",
     },
     "openvino": {
-        "runtime/penstock_runtime/engines/openvino.py",
-        "runtime/penstock_runtime/generation/openvino_engine.py",
+        "runtime/penstock_runtime/engines/openvino",
         "optimizer/penstock_optimizer/quantise/",
     },
     # The Neuron SDK is an extension of torch, in a process of its own.

@@ -22,8 +22,7 @@ from pathlib import Path
 import click
 from tokenizers import Tokenizer
 
-from benchmarks.families import family_model
-from benchmarks.models import minilm, minilm_with_graph
+from benchmarks.models import family_model, minilm, minilm_with_graph
 from benchmarks.ours import serving
 from benchmarks.peers.answers import Agreement, agreement, ask
 from benchmarks.peers.cells import GROUPS, Cell, aims

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from penstock.resources.exposure import ROOT
+from penstock.resources.endpoint_parts.exposure import ROOT
 from penstock.resources.optimized_model import texts_of
 from penstock_operator.cluster.api import (
     CONFIG_MAP,

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from penstock.resources.scaling import ScalingMode
+from penstock.resources.endpoint_parts.scaling import ScalingMode
 from penstock.resources.status import ScalingStatus, timestamp
 from penstock_operator.decide import Cause
 from penstock_operator.endpoint.prometheus_urls import url_problem

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from penstock.resources.base import Spec, TextRule
 from penstock.resources.core import ModelSource, Scheme
-from penstock.resources.exposure import HOST_PATTERN
+from penstock.resources.endpoint_parts.exposure import HOST_PATTERN
 from penstock.resources.hardware_class import NamespaceSelector
 
 SourcePrefix = Annotated[

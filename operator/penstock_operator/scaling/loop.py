@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from penstock.logs import OBJECT, log_event
-from penstock.resources.scaling import Prometheus
+from penstock.resources.endpoint_parts.scaling import Prometheus
 from penstock.resources.status import ConditionStatus
 from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import NotLeading

@@ -20,8 +20,8 @@ from penstock_optimizer.quantise.decoder.native_file import write_native
 from penstock_optimizer.quantise.decoder.openvino_graph import write_graph
 from penstock_optimizer.quantise.decoder.storage import Storage
 from penstock_runtime.engines.base import BLOCK_SIZE, StepEngine
+from penstock_runtime.engines.load import load_step_engine
 from penstock_runtime.engines.native.graph_file import SUFFIX
-from penstock_runtime.generation.load import load_graph
 from penstock_runtime.models.folder import ModelFolder
 
 TARGET = "penstock_optimizer.candidate.decoder:DecoderCandidate"
@@ -165,7 +165,7 @@ class DecoderCandidate:
         longest = max(judged, context.prompt_tokens + context.output_tokens)
         together = drive.blocks_needed(BLOCK_SIZE, longest)
         blocks = max(together, drive.blocks_needed(BLOCK_SIZE, context.timed_prompts[-1], 1))
-        return load_graph(self._graph, context.decoder, self._recipe, context.cores, blocks=blocks)
+        return load_step_engine(self._graph, context.decoder, self._recipe, context.cores, blocks=blocks)
 
 
 def graph_file(graphs: Path, recipe: Recipe) -> Path:

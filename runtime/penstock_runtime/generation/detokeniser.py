@@ -1,8 +1,12 @@
-"""Makes text of tokens while they are generated: no half characters, and nothing of a stop string. Pure."""
+"""Makes text of tokens: of a sequence while it is generated, without half characters and stop strings, and of single
+tokens. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LONGEST_HELD = 16
@@ -13,6 +17,7 @@ WIDEST_WINDOW = 64
 """Tokens that are decoded together at most, once all of their text is given."""
 KEPT = 6
 """Tokens before the next one that are decoded with it: a decoder may join or strip spaces between tokens."""
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Detokeniser:
@@ -103,3 +108,26 @@ def _overlap(text: str, stop: str) -> int:
     """The length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
     longest = min(len(stop) - 1, len(text))
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
+
+
+@cache
+def _byte_of_character() -> dict[str, int]:
+    """The alphabet of byte-level tokenizers, by the rule of GPT-2: printable characters are themselves, the other bytes
+    are the characters from 256 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+def token_bytes(backend: Any, token: int, *, byte_level: bool) -> bytes:
+    """The bytes of a token, which may be a part of a character. `backend`: of the tokenizers library."""
+    name = backend.id_to_token(token)
+    if name is None:
+        return b""
+    if byte_level:
+        alphabet = _byte_of_character()
+        if all(character in alphabet for character in name):
+            return bytes(alphabet[character] for character in name)
+        return str(name).encode()  # an added token, which is written as it is
+    found = BYTE.fullmatch(name)
+    return bytes([int(found[1], 16)]) if found else str(name).replace("\u2581", " ").encode()

@@ -20,8 +20,8 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_runtime.client_slots import ClientSlots
 from penstock_runtime.errors import InvalidInput, Overloaded
+from penstock_runtime.fair_line import ClientSlots
 from penstock_runtime.generation.tool_calls import WRITTEN_AS
 from penstock_runtime.host.forks import ForkServer, exchange
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import CorruptModel
-from penstock_runtime.client_slots import ClientSlots
 from penstock_runtime.errors import InvalidInput
+from penstock_runtime.fair_line import ClientSlots
 from penstock_runtime.generation.tool_calls import ToolForm, tool_form
 from penstock_runtime.host.forks import ForkServer, exchange
 from penstock_runtime.models.files import read_text

@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import field_validator, model_validator
 
-from penstock.resources.prompts import Prompts
+from penstock.resources.endpoint_parts.serving import Prompts
 from penstock.settings import setting
 from penstock.tasks import TaskName
 from penstock_runtime.host.termination import DEFAULT_LOG

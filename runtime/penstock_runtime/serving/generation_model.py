@@ -15,8 +15,8 @@ from penstock.errors import ArtefactError, CorruptModel
 from penstock.manifest import BatchInvariance, Manifest
 from penstock.recipe import EngineName, Plan
 from penstock_runtime.engines.base import BLOCK_SIZE, StepEngine
+from penstock_runtime.engines.load import block_bytes, load_step_engine, pool_blocks
 from penstock_runtime.generation.grammar import Grammars
-from penstock_runtime.generation.load import block_bytes, load_graph, pool_blocks
 from penstock_runtime.host import Host
 from penstock_runtime.models.files import read_optional
 from penstock_runtime.rows import StepRow
@@ -136,7 +136,7 @@ def open_generation_engine(
         weights_bytes=files,
         memory=memory,
     )
-    return load_graph(graph, manifest.decoder, plan.recipe, plan.streams * plan.threads_per_stream, blocks=blocks)
+    return load_step_engine(graph, manifest.decoder, plan.recipe, plan.streams * plan.threads_per_stream, blocks=blocks)
 
 
 def load_generation_artefact(

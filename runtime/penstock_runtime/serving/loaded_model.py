@@ -12,7 +12,7 @@ from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, Isa, NeuronGeneration
 from penstock.manifest import GraphIO, Manifest
 from penstock.neuron_artefact import CompiledModel
 from penstock.recipe import EngineName, Plan
-from penstock.resources.prompts import Prompts
+from penstock.resources.endpoint_parts.serving import Prompts
 from penstock.tasks import HEAD_OF_TASK, Head
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine

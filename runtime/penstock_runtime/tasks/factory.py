@@ -7,7 +7,7 @@ from types import ModuleType
 
 from penstock.errors import SpecError, UnsupportedModel
 from penstock.manifest import GraphIO
-from penstock.resources.prompts import Prompts
+from penstock.resources.endpoint_parts.serving import Prompts
 from penstock.tasks import HEAD_OF_TASK, Head, TaskName
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import POOLED

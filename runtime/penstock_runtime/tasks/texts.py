@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, cast
 
 from penstock.errors import SpecError, UnsupportedModel
-from penstock.resources.prompts import Prompts
+from penstock.resources.endpoint_parts.serving import Prompts
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.multi_vector import DOCUMENT, QUERY

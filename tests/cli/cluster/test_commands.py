@@ -108,6 +108,15 @@ esac
 """
 
 
+@pytest.fixture
+def kubectl(tmp_path: Path) -> dict[str, str]:
+    """The environment of a command that finds this kubectl."""
+    program = tmp_path / "kubectl"
+    program.write_text(KUBECTL)
+    program.chmod(0o755)
+    return {"PATH": f"{tmp_path}:/bin:/usr/bin"}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -118,32 +127,19 @@ esac
         (("status", "--namespace", "unreachable"), "kubectl get modelendpoints.penstock.dev: The connection to the"),
     ],
 )
-def test_errors_of_kubectl_are_shown_with_what_to_do(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    program = tmp_path / "kubectl"
-    program.write_text(KUBECTL)
-    program.chmod(0o755)
-    run = invoke(*words, environment={"PATH": f"{tmp_path}:/bin:/usr/bin"})
+def test_errors_of_kubectl_are_shown_with_what_to_do(
+    words: tuple[str, ...], message: str, kubectl: dict[str, str]
+) -> None:
+    run = invoke(*words, environment=kubectl)
 
     assert run.exit_code == 1
     assert message in run.output
 
 
-def test_the_status_without_endpoints_counts_none(tmp_path: Path) -> None:
-    program = tmp_path / "kubectl"
-    program.write_text(KUBECTL)
-    program.chmod(0o755)
-
-    assert "0 of 0 endpoints are ready." in invoke("status", environment={"PATH": f"{tmp_path}:/bin:/usr/bin"}).output
-
-
-def test_the_status_of_one_endpoint_is_shown_by_name(tmp_path: Path) -> None:
-    program = tmp_path / "kubectl"
-    program.write_text(KUBECTL)
-    program.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/bin:/usr/bin"}
-
-    assert "0 of 1 endpoints are ready, 1 New." in invoke("status", "e", environment=environment).output
-    both = invoke("status", "e", "--all-namespaces", environment=environment)
+def test_the_status_counts_the_endpoints_that_are_ready(kubectl: dict[str, str]) -> None:
+    assert "0 of 0 endpoints are ready." in invoke("status", environment=kubectl).output
+    assert "0 of 1 endpoints are ready, 1 New." in invoke("status", "e", environment=kubectl).output
+    both = invoke("status", "e", "--all-namespaces", environment=kubectl)
     assert both.exit_code == 2
     assert "leave --all-namespaces out" in both.output
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.fastapi_target import DOLLARS, P95_MILLISECONDS, RATE, is_reached, plan
+from benchmarks.fastapi_target import DOLLARS, is_reached, plan
 from penstock_planner.compare import HardwareComparison, Sizing
 from penstock_planner.evidence import Origin, of_file
 from penstock_planner.offers import NODE_RESERVE
@@ -19,10 +19,6 @@ def planned(family: str) -> HardwareComparison:
     models = yaml.safe_load(MEASURED.read_text(encoding="utf-8"))["models"]
     (model,) = [one for one in models if one["family"] == family]
     return plan(family, of_file(yaml.safe_dump({"measurements": model["measurements"]}), name=MEASURED.name))
-
-
-def test_the_target_is_that_of_the_publication() -> None:
-    assert (RATE, P95_MILLISECONDS, DOLLARS) == (100, 100, 250)
 
 
 def test_distilbert_reaches_the_target() -> None:
@@ -46,13 +42,6 @@ def test_bert_base_keeps_rate_and_latency_and_costs_eleven_dollars_more() -> Non
     # Three replicas of one core, and one core for the system: the smallest such node is c7i.2xlarge.
     assert (best.sizing.replicas_peak, best.node and best.node.name, NODE_RESERVE) == (3, "c7i.2xlarge", 1)
     assert best.sizing.reserved_per_month == pytest.approx(260.6, abs=0.1)
-
-
-@pytest.mark.parametrize("family", ["distilbert", "bert-base"])
-def test_each_family_of_instances_is_compared(family: str) -> None:
-    judged = {row.offer.hardware_class for row in planned(family).rows if row.sizing is not None}
-
-    assert judged == {"icelake", "sapphirerapids", "zen4-full-cores", "graviton3"}
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from benchmarks.trend import Sample, judge, slope
+from benchmarks.trend import Sample, judge
 
 MB = 1_000_000
 
@@ -30,10 +28,3 @@ def samples(*megabytes: float, every: float = 10.0) -> list[Sample]:
 )
 def test_verdicts(series: list[float], *, passed: bool) -> None:
     assert judge(samples(*series)).passed is passed
-
-
-@given(st.floats(-5, 5), st.integers(3, 1500))
-def test_the_slope_of_a_straight_line_is_found(per_second: float, count: int) -> None:
-    line = [Sample(float(index), round(1e9 + per_second * index * 1e3)) for index in range(count)]
-
-    assert slope(line) == pytest.approx(per_second * 1e3, abs=1.0)

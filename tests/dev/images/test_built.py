@@ -51,33 +51,21 @@ def contents(name: str, archive: Callable[[str], Archive], images: Builder) -> C
     return look_through(archive(name), traces_of_the_machine(images))
 
 
-def test_an_image_runs_as_an_unprivileged_user(contents: Contents) -> None:
-    assert contents.settings["User"] == "65532:65532"
+def test_an_image_is_described_and_runs_its_program_as_an_unprivileged_user(contents: Contents, name: str) -> None:
+    settings, labels, serves = contents.settings, contents.settings["Labels"], name != "operator"
 
-
-def test_the_entry_point_is_the_program_of_the_image(contents: Contents, name: str) -> None:
-    assert contents.settings["Entrypoint"] == WORDS[name]
-    assert not contents.settings.get("Cmd")
-    assert contents.settings["WorkingDir"] == "/"
-
-
-def test_an_image_has_a_description(contents: Contents, name: str) -> None:
-    labels = contents.settings["Labels"]
-
+    assert (settings["User"], settings["WorkingDir"]) == ("65532:65532", "/")
+    assert (settings["Entrypoint"], settings.get("Cmd") or None) == (WORDS[name], None)
     assert labels["org.opencontainers.image.title"] == f"penstock-{name}"
     assert labels["org.opencontainers.image.version"] == project_version()
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
     assert labels["org.opencontainers.image.description"]
-
-
-def test_only_images_that_answer_requests_have_a_port_and_a_health_check(contents: Contents, name: str) -> None:
-    serves = name != "operator"
-
+    # Only images that answer requests have a port and a health check.
     ports = [] if not serves else ["8080/tcp", "8404/tcp"] if name == "gateway" else ["8080/tcp"]
-    assert sorted(contents.settings.get("ExposedPorts", {})) == ports
-    assert ("dev.penstock.health.ready" in contents.settings["Labels"]) == serves
+    assert sorted(settings.get("ExposedPorts", {})) == ports
+    assert ("dev.penstock.health.ready" in labels) == serves
     # The gateway listens everywhere unless it is configured otherwise.
-    assert ("PENSTOCK_HOST=0.0.0.0" in contents.settings["Env"]) == (serves and name != "gateway")
+    assert ("PENSTOCK_HOST=0.0.0.0" in settings["Env"]) == (serves and name != "gateway")
 
 
 def test_the_size_is_within_the_documented_limit(contents: Contents, name: str) -> None:

@@ -27,22 +27,6 @@ def test_every_module_is_compiled_with_a_hash_that_is_never_checked(tmp_path: Pa
     assert [flags(path) for path in sorted(tmp_path.rglob("*.pyc"))] == [UNCHECKED_HASH, UNCHECKED_HASH]
 
 
-def test_caches_that_were_there_are_replaced(tmp_path: Path) -> None:
-    (tmp_path / "__pycache__").mkdir()
-    (tmp_path / "__pycache__/gone.cpython-311.pyc").write_bytes(b"old")
-
-    compile_folder(tmp_path)
-
-    assert list(tmp_path.rglob("*.pyc")) == []
-
-
-def test_files_that_are_not_python_stay_unchanged(tmp_path: Path) -> None:
-    (tmp_path / "template.py").write_text("{{ this is a template }} def\n")
-
-    assert compile_folder(tmp_path) == 0
-    assert (tmp_path / "template.py").is_file()
-
-
 def test_two_builds_give_the_same_bytes(tmp_path: Path) -> None:
     source = "NAMES = frozenset({'alpha', 'beta', 'gamma', 'delta'})\ndef f(x): return x in {'p', 'q', 'r'}\n"
     (tmp_path / "a.py").write_text(source)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from images.content import content_key, copy_sources, sources
-from images.target import ROOT, TARGETS, project_version
+from images.target import ROOT
 
 
 def test_the_key_does_not_depend_on_the_path_of_the_checkout(
@@ -26,24 +26,6 @@ def test_a_changed_file_changes_the_key(checkout: Path, name: str) -> None:
     (checkout / name).write_text("changed")
 
     assert content_key(checkout, ["runtime"]) != before
-
-
-def test_a_renamed_file_changes_the_key(checkout: Path) -> None:
-    before = content_key(checkout, ["runtime"])
-
-    (checkout / "penstock/a.py").rename(checkout / "penstock/b.py")
-
-    assert content_key(checkout, ["runtime"]) != before
-
-
-def test_another_target_has_another_key(checkout: Path) -> None:
-    keys = {content_key(checkout, [name]) for name in TARGETS}
-
-    assert len(keys) == len(TARGETS)
-
-
-def test_adjacent_parts_of_a_key_are_separated(checkout: Path) -> None:
-    assert content_key(checkout, ["ab", "c"]) != content_key(checkout, ["a", "bc"])
 
 
 @pytest.mark.parametrize("name", ["penstock/__pycache__/a.cpython-313.pyc", "tests/test_a.py", "docs/a.md"])
@@ -65,7 +47,3 @@ def test_the_sources_are_the_files_that_dockerignore_allows() -> None:
     outside = {name for name in tops if not any(name == top or name.startswith(f"{top}/") for top in allowed)}
     assert outside == {"Dockerfile", ".dockerignore"}
     assert {top for top in allowed if not any(name == top or name.startswith(f"{top}/") for name in tops)} == set()
-
-
-def test_an_image_is_named_after_the_project_s_version(checkout: Path) -> None:
-    assert TARGETS["runtime"].reference(project_version(checkout)) == "localhost/penstock-runtime:9.8.7"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 from typing import Any
 
@@ -51,28 +49,9 @@ def test_extras_become_requirements(extras: list[str], without: list[str], expec
     assert requirements(PROJECT, extras, without) == expected
 
 
-def test_an_unknown_extra_is_an_error_with_the_known_names() -> None:
-    with pytest.raises(SystemExit, match="no extra 'runtim'; it has all, optimizer, runtime, torch"):
-        requirements(PROJECT, ["runtim"])
-
-
 def test_neither_the_runtime_nor_the_default_optimiser_requires_torch() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     for extras in (["runtime", "stores"], ["optimizer", "stores"], ["operator"]):
         asked = requirements(project, extras)
         assert [one for one in asked if one.startswith(("torch", "transformers"))] == []
-
-
-def test_the_script_runs_alone_as_the_build_runs_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "-I", ROOT / "dev/images/inside/requirements.py", "torch", "--without", "torch"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    names = [line.split(">")[0] for line in done.stdout.splitlines()]
-    assert "transformers" in names
-    assert "torch" not in names

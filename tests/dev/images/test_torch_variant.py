@@ -12,14 +12,14 @@ from images.archive import Archive
 from images.build import Builder
 from penstock.tasks import Head
 from tests.cli.endpoints import write_endpoint
-from tests.dev.images.container import engine
+from tests.dev.images.container import engine, volume
 
 pytestmark = pytest.mark.extended
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> Path:
-    """A folder with such a model, and an endpoint that wants it served as it is."""
+def mounts(tmp_path: Path) -> dict[str, Path]:
+    """A folder with such a model and an endpoint that serves it as it is, and a volume for artefacts."""
     from tests.optimizer.export.models import SMALL, make
 
     folder = tmp_path / "models"
@@ -32,22 +32,7 @@ def models(tmp_path: Path) -> Path:
         optimization={"mode": "Disabled"},
     )
     subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
-    return folder
-
-
-@pytest.fixture
-def artefacts(tmp_path: Path) -> Path:
-    """A volume that the images' user may write to."""
-    folder = tmp_path / "artefacts"
-    folder.mkdir()
-    subprocess.run(["chown", "65532:65532", folder], check=True)
-    return folder
-
-
-@pytest.fixture
-def mounts(models: Path, artefacts: Path) -> dict[str, Path]:
-    """What the container sees."""
-    return {"/models": models, "/var/lib/penstock/artefacts": artefacts}
+    return {"/models": folder, "/var/lib/penstock/artefacts": volume(tmp_path / "artefacts")}
 
 
 @pytest.mark.timeout(2400)  # with the building of an image of 1.8 GB

@@ -20,36 +20,12 @@ def names(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_files_and_folders_of_a_group_are_deleted_and_their_size_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path, "a/keep.py", "a/tests/one.py", "a/b/tests/data/two.bin", "a/lib.so.3")
-    monkeypatch.setitem(trim.GROUPS, "a", ("a/**/tests", "a/lib.so.*"))
-
-    saved = trim.trim(tmp_path, ["a"], "x86_64")
-
-    assert names(tmp_path) == {"a/keep.py"}
-    assert saved == 30
-
-
 def test_a_pattern_that_matches_nothing_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "a/keep.py")
     monkeypatch.setitem(trim.GROUPS, "a", ("a/gone.so",))
 
     with pytest.raises(SystemExit, match=r"matches 'a/gone.so' of group 'a': the package has changed"):
         trim.trim(tmp_path, ["a"], "x86_64")
-
-
-def test_a_link_is_removed_and_its_target_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, "outside/file.txt")
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/tests").symlink_to(tmp_path / "outside")
-    monkeypatch.setitem(trim.GROUPS, "a", ("a/tests",))
-
-    trim.trim(tmp_path, ["a"], "x86_64")
-
-    assert names(tmp_path) == {"outside/file.txt"}
-    assert not (tmp_path / "a/tests").is_symlink()
 
 
 def test_packages_for_another_processor_have_no_plugins_of_intels_devices(tmp_path: Path) -> None:

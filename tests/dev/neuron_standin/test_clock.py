@@ -48,13 +48,6 @@ def test_simulated_throughput_of_inf2_is_within_7_percent() -> None:
     assert {name: error for name, error in off.items() if abs(error) > 0.07} == {}
 
 
-def test_a_lone_core_of_inf1_is_faster_than_four_that_share_the_memory() -> None:
-    # Published for one core of four: 7.9 ms at batch 1, 10.5 ms at batch 3.
-    assert saturated("inf1", Work(1), cores=1).latency_milliseconds == pytest.approx(7.9, rel=0.02)
-    assert saturated("inf1", Work(3), cores=1).latency_milliseconds == pytest.approx(10.5, rel=0.02)
-    assert saturated("inf1", Work(1), cores=4).latency_milliseconds == pytest.approx(16.3, rel=0.02)
-
-
 def test_latency_of_a_pipeline_counts_the_batches_in_it() -> None:
     # Published p95: 13.8 ms for four batches over 4 cores, 6.9 ms for twelve over 16.
     for cores, milliseconds in ((4, 13.8), (16, 6.9)):

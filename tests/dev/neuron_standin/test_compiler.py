@@ -12,15 +12,6 @@ from neuron_standin.compiler import NEURON_CC, NEURONX_CC, parse
 from tests.neuron_standin_env import SECONDS, StandIn
 
 
-def test_reads_options_in_both_forms() -> None:
-    flags = parse(["--target=inf2", "--auto-cast", "matmult", "-O", "2", "--enable-saturate-infinity"], NEURONX_CC)
-
-    assert not flags.error
-    assert flags.values == {
-        "--target": "inf2", "--auto-cast": "matmult", "-O": "2", "--enable-saturate-infinity": "",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("arguments", "of_inf2", "error"),
     [

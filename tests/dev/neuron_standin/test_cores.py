@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_standin.cores import free_cores, parse_visible
+from neuron_standin.cores import free_cores
 from neuron_standin.machine import read_machine
 from tests.neuron_standin_env import SECONDS, StandIn, run_program
 
@@ -49,11 +49,6 @@ def _holder(standin: StandIn, **variables: str) -> Iterator[list[int]]:
 
 def _claim(standin: StandIn, **variables: str) -> object:
     return run_program(CLAIM, standin.environment(variables, devices=True))
-
-
-@pytest.mark.parametrize(("text", "cores"), [("3", [3]), ("0-2", [0, 1, 2]), ("1,3-4", [1, 3, 4])])
-def test_reads_visible_cores(text: str, cores: list[int]) -> None:
-    assert parse_visible(text) == cores
 
 
 def test_takes_visible_cores_then_a_number_then_all(standin: StandIn) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from testbed.api import Api, NotAnswered, api_of
+from testbed.api import Api, api_of
 from testbed.cluster import Cluster
 from testbed.kubectl import Kubectl, KubectlError
 
@@ -46,12 +45,6 @@ def test_lists_are_those_of_kubectl(api: Api, kubectl: Kubectl, kinds: str, sele
     assert found == json.loads(kubectl("get", kinds, "--selector", selector, "--output", "json"))["items"]
 
 
-def test_an_object_is_that_of_kubectl(kubectl: Kubectl) -> None:
-    kubectl.apply(CONFIG_MAP)
-
-    assert kubectl.get("cm", "one") == json.loads(kubectl("get", "configmap", "one", "--output", "json"))
-
-
 def test_a_field_has_the_manager_that_kubectl_would_have_set(kubectl: Kubectl) -> None:
     kubectl.apply(CONFIG_MAP)
 
@@ -66,34 +59,3 @@ def test_errors_have_the_message_of_kubectl(kubectl: Kubectl) -> None:
         kubectl.items("nonsense")
     with pytest.raises(KubectlError, match='unknown field "datum"'):
         kubectl.apply({**CONFIG_MAP, "datum": {}})
-
-
-def test_a_kind_that_is_defined_later_is_learnt(api: Api, control_plane: Cluster) -> None:
-    names = {"plural": "laters", "singular": "later", "kind": "Later"}
-    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    version = {"name": "v1", "served": True, "storage": True, "schema": schema}
-    definition = {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": "laters.test.penstock.dev"},
-        "spec": {"group": "test.penstock.dev", "names": names, "scope": "Cluster", "versions": [version]},
-    }
-    with pytest.raises(NotAnswered):
-        api.items("laters", "default", "")
-
-    control_plane.kubectl.apply(definition)
-    try:
-        control_plane.kubectl.wait("condition=Established", "customresourcedefinition/laters.test.penstock.dev")
-        assert control_plane.kubectl.items("laters") == []
-    finally:
-        control_plane.kubectl.delete(definition)
-
-
-def test_a_user_with_a_credential_plugin_is_left_to_kubectl(tmp_path: Path) -> None:
-    kubeconfig = tmp_path / "config"
-    kubeconfig.write_text(
-        "clusters: [{name: a, cluster: {server: 'https://example.invalid'}}]\n"
-        "users: [{name: a, user: {exec: {command: aws}}}]\n"
-    )
-
-    assert api_of(kubeconfig) is None

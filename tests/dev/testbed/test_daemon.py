@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from testbed.daemon import Daemon, Process, daemons
-from testbed.errors import BedError
+from testbed.daemon import Daemon, Process
 
 PYTHON = Path(sys.executable)
-WAIT = "import signal; print('here', flush=True); signal.pause()"
 IGNORES_SIGTERM = """
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -35,18 +32,6 @@ def started(folder: Path, code: str, name: str = "program") -> Daemon:
     return daemon
 
 
-def test_running_program_is_found_by_its_record(tmp_path: Path) -> None:
-    started(tmp_path, WAIT)
-
-    (found,) = daemons(tmp_path)
-    process = found.process
-    found.stop()
-
-    assert process is not None
-    assert not process.alive
-    assert daemons(tmp_path) == []
-
-
 def test_program_that_ignores_the_first_signal_is_killed(tmp_path: Path) -> None:
     daemon = started(tmp_path, IGNORES_SIGTERM)
     process = daemon.process
@@ -55,25 +40,6 @@ def test_program_that_ignores_the_first_signal_is_killed(tmp_path: Path) -> None
 
     assert process is not None
     assert not process.alive
-
-
-def test_second_start_is_refused(tmp_path: Path) -> None:
-    daemon = started(tmp_path, WAIT)
-    try:
-        with pytest.raises(BedError, match="program is running already"):
-            daemon.start(PYTHON, ["program", "-c", WAIT])
-    finally:
-        daemon.stop(grace_seconds=0)
-
-
-def test_program_that_has_ended_has_no_process_but_its_last_output(tmp_path: Path) -> None:
-    daemon = started(tmp_path, "print('here', flush=True); raise SystemExit('no room')")
-    process = Process.read(daemon.record)
-    assert process is not None
-    os.waitpid(process.pid, 0)
-
-    assert daemon.process is None
-    assert daemon.last_words().endswith("no room")
 
 
 def test_process_with_a_reused_id_is_not_stopped(tmp_path: Path) -> None:

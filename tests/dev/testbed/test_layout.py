@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,24 +13,8 @@ from testbed.errors import BedError
 from testbed.host import Facts, complaints
 from testbed.layout import MOST_NODES, core_list, layout, parse_core_list
 
-ROOT = Path(__file__).parents[3]
 FOLDER = Path("/var/tmp/penstock-testbed-0/machine")
 CAPABLE = Facts(root=True, missing_commands=(), has_cni=True, has_cpuset_v1=True, cores=4, foreign_proxy=False)
-
-
-@pytest.mark.parametrize(
-    ("cores", "nodes", "owned"),
-    [
-        ([0, 1], 2, [{0}, {1}]),
-        ([0, 1], 1, [{1}]),
-        ([0, 1, 2], 2, [{1}, {2}]),
-        ([0, 1, 2, 3], 2, [{1, 2}, {3}]),
-        ([0, 1, 2, 3], 3, [{1}, {2}, {3}]),
-        ([0, 2, 4, 6, 8], 2, [{2, 4}, {6, 8}]),
-    ],
-)
-def test_each_node_owns_its_share(cores: list[int], nodes: int, owned: list[set[int]]) -> None:
-    assert [node.owned for node in layout(cores, FOLDER, nodes=nodes)] == owned
 
 
 @given(st.sets(st.integers(0, 255), min_size=2, max_size=64), st.integers(1, MOST_NODES))
@@ -51,17 +34,6 @@ def test_no_core_has_two_owners_and_every_node_reserves_the_rest(cores: set[int]
     assert all(node.reserved for node in plan)
 
 
-@pytest.mark.parametrize("nodes", [0, MOST_NODES + 1])
-def test_number_of_nodes_has_bounds(nodes: int) -> None:
-    with pytest.raises(BedError, match=f"{nodes} nodes"):
-        layout(range(64), FOLDER, nodes=nodes)
-
-
-def test_one_core_is_too_few() -> None:
-    with pytest.raises(BedError, match="1 cores are too few for 1 nodes"):
-        layout([0], FOLDER, nodes=1)
-
-
 def test_nodes_share_neither_addresses_nor_names() -> None:
     plan = layout(range(16), FOLDER, nodes=MOST_NODES)
 
@@ -69,20 +41,9 @@ def test_nodes_share_neither_addresses_nor_names() -> None:
         assert len({getattr(node, attribute) for node in plan}) == MOST_NODES, attribute
 
 
-def test_interface_names_fit_the_kernels_limit() -> None:
-    for node in layout(range(16), FOLDER, nodes=MOST_NODES):
-        assert len(node.bridge) <= 15
-        assert len(str(node.socket)) <= 107
-
-
 @given(st.sets(st.integers(0, 1023)))
 def test_core_lists_are_read_as_they_are_written(cores: set[int]) -> None:
     assert parse_core_list(core_list(frozenset(cores))) == cores
-
-
-@pytest.mark.parametrize(("text", "cores"), [("0-3\n", {0, 1, 2, 3}), ("0,2-3,7", {0, 2, 3, 7}), ("\n", set())])
-def test_ranges_of_cores_are_read(text: str, cores: set[int]) -> None:
-    assert parse_core_list(text) == cores
 
 
 @pytest.mark.parametrize(
@@ -103,13 +64,3 @@ def test_a_machine_that_cannot_run_nodes_gets_a_list_of_everything_missing(facts
 
     assert len(found) == len(expected)
     assert all(text.startswith(start) or start in text for text, start in zip(found, expected, strict=True))
-
-
-def test_the_cluster_in_a_container_allocates_whole_cores() -> None:
-    """`dev/testbed/kind.yaml`, for machines that these nodes do not run on."""
-    (node,) = yaml.safe_load((ROOT / "dev" / "testbed" / "kind.yaml").read_text())["nodes"]
-    (kubelet,) = map(yaml.safe_load, node["kubeadmConfigPatches"])
-
-    assert kubelet["kind"] == "KubeletConfiguration"
-    assert kubelet["cpuManagerPolicy"] == "static"
-    assert kubelet["reservedSystemCPUs"]

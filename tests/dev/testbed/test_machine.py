@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,26 +83,6 @@ def test_service_is_found_by_its_name_and_answers(full_kubectl: Kubectl) -> None
     answer = full_kubectl("exec", "client", "--", "timeout", "30", "sh", "-c", get)
 
     assert answer.splitlines()[-1] == "web"
-
-
-def test_name_that_no_service_has_is_not_found(full_cluster: Cluster, full_kubectl: Kubectl) -> None:
-    if full_cluster.machine is None:
-        pytest.skip("a cluster of the user has its own DNS")
-    full_kubectl.apply(pod("client", "sleep 1000"))
-    full_kubectl.wait("condition=Ready", "pod/client")
-
-    answer = full_kubectl("exec", "client", "--", "sh", "-c", "nslookup example.com 2>&1 || true")
-
-    assert "NXDOMAIN" in answer
-
-
-def test_pod_comes_up_in_seconds(full_kubectl: Kubectl) -> None:
-    began = time.monotonic()
-    full_kubectl.apply(pod("quick", "sleep 1000", cores=1))
-    full_kubectl.wait("condition=Ready", "pod/quick")
-
-    # Measured: 1.5 s. Machines are shared.
-    assert time.monotonic() - began < 120
 
 
 def test_nodes_report_which_cores_they_allocate(full_cluster: Cluster, full_kubectl: Kubectl) -> None:

@@ -13,6 +13,8 @@ from testbed import build, tools
 from testbed.errors import BedError
 from testbed.tools import KUBE, PAUSE, TOOLS, Tool, content_key
 
+ROOT = Path(__file__).parents[3]
+
 
 def key(tool: Tool, *, go_version: str = "go1.26.8", platform: str = "linux/x86_64") -> str:
     return content_key(tool, go_version=go_version, platform=platform)
@@ -23,12 +25,6 @@ def copied(tool: Tool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     shutil.copytree(tool.source, folder / tool.name)
     monkeypatch.setattr(tools, "SOURCES", folder)
     return tool
-
-
-def test_the_key_does_not_depend_on_the_path_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = key(PAUSE)
-
-    assert key(copied(PAUSE, tmp_path, monkeypatch)) == here
 
 
 @pytest.mark.parametrize("file", ["go.mod", "main.go"])
@@ -68,27 +64,26 @@ def test_every_pin_has_its_checksum(tool: Tool) -> None:
     assert ("require" in module) == (tool.source / "go.sum").exists()
 
 
-def test_built_binary_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(build, "CACHE", tmp_path)
-    messages: list[str] = []
+def test_the_documents_name_the_oldest_go_that_builds_the_modules() -> None:
+    needed = {
+        folder.name: tools.oldest_go(folder) for folder in tools.SOURCES.iterdir() if (folder / "go.mod").exists()
+    }
+    keda = needed.pop("keda")
+    usual = max(needed.values(), key=lambda version: tuple(map(int, version.split("."))))
 
-    first = build.binary(PAUSE, report=messages.append)
-    second = build.binary(PAUSE, report=messages.append)
-
-    assert first == second
-    assert first.stat().st_mode & 0o111
-    assert [line.split(" in ")[0] for line in messages if line.startswith("built")] == ["built pause"]
+    row = next(line for line in (ROOT / "docs/reference/test-bed.md").read_text().splitlines() if "| Needs |" in line)
+    assert f"Go {usual} or newer to build ({keda} for KEDA)" in row
+    assert f"Go {usual} or newer ({keda} for" in (ROOT / "docs/how-to/local-cluster.md").read_text()
+    assert f"Go {usual} or newer" in (ROOT / "docs/tutorial/cluster.md").read_text()
 
 
-def test_broken_source_gives_the_compiler_error_and_no_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = copied(PAUSE, tmp_path, monkeypatch)
-    monkeypatch.setattr(build, "CACHE", tmp_path / "cache")
-    (tmp_path / "pause" / "main.go").write_text("package main\n\nfunc main() { undefined() }\n")
+@pytest.mark.parametrize("tool", [PAUSE, TOOLS["prometheus"]], ids=lambda tool: tool.name)
+def test_an_older_go_is_refused_with_the_version_of_the_module(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    oldest = tools.oldest_go(tool.source)
+    monkeypatch.setattr(build, "_go", lambda *_: f"go1.{int(oldest.split('.')[1]) - 1}.9")
 
-    with pytest.raises(BedError, match="undefined: undefined"):
-        build.binary(tool, report=lambda _: None)
-
-    assert not build.is_built(tool)
+    with pytest.raises(BedError, match=rf"is too old for {tool.name}\. Install Go {re.escape(oldest)} or later"):
+        build.binary(tool)
 
 
 def test_without_go_the_error_has_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -40,11 +39,6 @@ def test_only_what_installs_and_tests_need_is_kept() -> None:
     assert clean_environment({**BARE, **HOSTILE, **KEPT}, "/home/one") == {**BARE, **KEPT, **STATED}
 
 
-@pytest.mark.parametrize("environment", [{}, {"HOME": "", "PATH": ""}])
-def test_without_a_home_that_of_the_account_counts(environment: dict[str, str]) -> None:
-    assert clean_environment(environment, "/home/one") == {"HOME": "/home/one", "PATH": os.defpath, **STATED}
-
-
 def test_servers_of_the_tests_are_not_reached_by_a_proxy() -> None:
     found = clean_environment({"https_proxy": "http://proxy:3128", "no_proxy": "intern,localhost"}, "/home/one")
 
@@ -73,26 +67,6 @@ def test_a_command_starts_in_the_repository_with_a_stated_umask(umask: int, tmp_
     assert (mask, folder) == (0o022, str(ROOT))
 
 
-def test_continuous_integration_starts_make_with_it(tmp_path: Path) -> None:
-    make = tmp_path / "make"
-    make.write_text(f"#!{sys.executable}\nimport sys; print(sys.argv[1:])\n{SHOW}\n")
-    make.chmod(make.stat().st_mode | stat.S_IXUSR)
-    path = f"{tmp_path}:{BARE['PATH']}"
-    hostile = {name: value for name, value in HOSTILE.items() if not name.startswith("PYTHON")}
-
-    printed = subprocess.run(
-        [ROOT / ".ci" / "run"],
-        env={**BARE, **hostile, "PATH": path, "PYTHON": sys.executable},
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.splitlines()
-
-    assert printed[0] == "['test']"
-    assert json.loads(printed[1])[0] == {**BARE, **STATED, "PATH": path, "PYTHON": sys.executable}
-
-
 @pytest.mark.parametrize("target", ["unit", "test", "test-all"])
 def test_targets_of_the_makefile_start_tests_with_it(target: str) -> None:
     lines = subprocess.run(
@@ -102,17 +76,3 @@ def test_targets_of_the_makefile_start_tests_with_it(target: str) -> None:
 
     assert starts
     assert all(".venv/bin/python dev/tools/clean_environment.py .venv/bin/python" in line for line in starts)
-
-
-def test_daemons_are_tested_without_any_variable_of_this_machine() -> None:
-    """They start processes of their own, which a variable such as PYTHONUNBUFFERED changes."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/dev/testbed/test_daemon.py"],
-        cwd=ROOT,
-        env=clean_environment(BARE, "/"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stdout

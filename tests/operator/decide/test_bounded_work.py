@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.resources.scaling import PrometheusQueries
+from penstock.resources.endpoint_parts.scaling import PrometheusQueries
 from penstock_operator.decide import (
     Idle,
     Measurement,

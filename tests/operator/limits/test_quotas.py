@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SettingError
-from penstock.resources.scaling import Scaling, ScalingMode
+from penstock.resources.endpoint_parts.scaling import Scaling, ScalingMode
 from penstock_operator.endpoint.objects.scalers import HpaBounds, hpa_bounds
 from penstock_operator.facts.scaling import DesiredScale
 from penstock_operator.facts.tenants import NamespaceQuota

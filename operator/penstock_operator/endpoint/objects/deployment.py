@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from penstock.artefact_store import Digest, StoreScheme
 from penstock.resources.endpoint import ModelEndpointSpec
+from penstock.resources.endpoint_parts.serving import PROMPT_TASKS
 from penstock.resources.hardware_class import HardwareClassSpec
-from penstock.resources.prompts import PROMPT_TASKS
 from penstock.tasks import TaskName
 from penstock_operator.endpoint.pods.network import identity_variables
 from penstock_operator.endpoint.pods.template import (

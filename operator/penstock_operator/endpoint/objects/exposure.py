@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.resources.exposure import ROOT, Exposure, IngressExposure, RouteExposure
+from penstock.resources.endpoint_parts.exposure import ROOT, Exposure, IngressExposure, RouteExposure
 from penstock_operator.endpoint.snapshot import EndpointSnapshot, Part
 from penstock_operator.endpoint.spec import ParsedEndpoint, is_allowed, is_well_known
 from penstock_operator.facts.findings import Finding, no, stopped, unknown, yes

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from penstock.resources.scaling import Scaling, ScalingMode
+from penstock.resources.endpoint_parts.scaling import Scaling, ScalingMode
 from penstock_operator.endpoint.replica_count import METRIC, in_force, left_over, prometheus_of
 from penstock_operator.endpoint.snapshot import EndpointSnapshot, Part
 from penstock_operator.endpoint.spec import ParsedEndpoint

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.artefact_store import ALGORITHM, DIGITS_KEPT, StoreScheme
-from penstock.resources.pod import Pod
+from penstock.resources.endpoint_parts.pod import Pod
 from penstock_operator.endpoint.pods.network import identity_variables, network_policy, reaches_metadata
 from penstock_operator.endpoint.pods.template import (
     CONTAINER_SECURITY,

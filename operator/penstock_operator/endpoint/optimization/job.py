@@ -7,9 +7,9 @@ import json
 from dataclasses import dataclass, replace
 
 from penstock.resources.core import ModelSource, Scheme
+from penstock.resources.endpoint_parts.pod import Pod
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import OptimizedModelSpec
-from penstock.resources.pod import Pod
 from penstock_operator.endpoint.optimization.model import OptimizationState
 from penstock_operator.endpoint.pods.credentials import secret_variables
 from penstock_operator.endpoint.pods.network import identity_variables, network_policy, reaches_metadata

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Self
 
+from penstock.resources.endpoint_parts.pod import Pod
 from penstock.resources.hardware_class import (
     NEURON_RESOURCES,
     HardwareClassSpec,
@@ -23,7 +24,6 @@ from penstock.resources.hardware_class import (
     Toleration,
     TolerationOperator,
 )
-from penstock.resources.pod import Pod
 from penstock.resources.text_fields import parse_quantity, written
 from penstock_operator.facts.names import Json
 

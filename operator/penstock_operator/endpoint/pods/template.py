@@ -14,8 +14,8 @@ from typing import Any
 from penstock.artefact_store import StoreScheme, StoreUri
 from penstock.capacity import PROCESS, measured_pod_bytes
 from penstock.resources.endpoint import Caches
+from penstock.resources.endpoint_parts.pod import Pod
 from penstock.resources.hardware_class import HardwareClassSpec, SelectorOperator
-from penstock.resources.pod import Pod
 from penstock.resources.result import ArtefactReference, Result
 from penstock.resources.text_fields import parse_quantity
 from penstock_operator.endpoint.pods.credentials import secret_variables

@@ -19,7 +19,7 @@ import aiohttp
 from aiohttp import AddrInfoType
 
 from penstock.logs import log_event
-from penstock.resources.scaling import PrometheusQueries
+from penstock.resources.endpoint_parts.scaling import PrometheusQueries
 from penstock_operator.decide.measurement import Metrics
 from penstock_operator.endpoint.prometheus_urls import IpNetwork, address_allowed
 from penstock_operator.facts.pod_data import read_body

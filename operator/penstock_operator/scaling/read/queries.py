@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from string import Template
 from typing import Any
 
-from penstock.resources.scaling import PrometheusQueries
+from penstock.resources.endpoint_parts.scaling import PrometheusQueries
 from penstock_operator.decide.measurement import (
     Buckets,
     Idle,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.resources.scaling import PrometheusQueries
+from penstock.resources.endpoint_parts.scaling import PrometheusQueries
 from penstock_operator.cluster.api import SECRET, ClusterPort
 from penstock_operator.cluster.errors import ClusterError, Forbidden
 from penstock_operator.cluster.store import ObjectKey

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from penstock.errors import PenstockError
+from penstock.resources.endpoint_parts.scaling import Prometheus, ScalingMode
 from penstock.resources.optimized_model import OptimizedModelStatus
 from penstock.resources.result import Result
-from penstock.resources.scaling import Prometheus, ScalingMode
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.decide import MeasuredTexts, ScalingSettings, Service, Started, WhenMissing

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from penstock_optimizer.export.transformer import Activation, AnyNorm, Decoder, Dense, Layer, Norm, Rotary, window_of
 from penstock_optimizer.quantise.rounding import LARGEST, SMALLEST_SCALE, largest_step, rounded
 from penstock_runtime.engines.native import graph_file
+from penstock_runtime.engines.native.decoder_engine import HEAD_MULTIPLE
 from penstock_runtime.engines.native.decoder_file import (
     GROUP,
     PANEL,
@@ -23,7 +24,6 @@ from penstock_runtime.engines.native.decoder_file import (
     RopePart,
     write_decoder,
 )
-from penstock_runtime.generation.native_engine import HEAD_MULTIPLE
 from penstock_runtime.rows import Float
 
 _ACTIVATIONS: dict[Activation, graph_file.Activation] = {

@@ -5,8 +5,7 @@ takes half a millisecond. Here a model is one loop over a few kinds of steps, on
 (docs/decisions/native-engine.md). `c/` has the arithmetic, `graph_file` the file format, `library` the ctypes
 bindings, `compiler` the compilation at installation.
 
-The library also computes the steps of text generation: `decoder_file` is its format, and
-`penstock_runtime.generation.native_engine` its engine.
+The library also computes the steps of text generation: `decoder_file` is its format, and `decoder_engine` its engine.
 """
 
 from penstock_runtime.engines.native.engine import NativeEngine, load

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.resources.prompts import Prompts
+from penstock.resources.endpoint_parts.serving import Prompts
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder

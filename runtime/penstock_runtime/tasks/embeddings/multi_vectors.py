@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import UnsupportedModel
-from penstock.resources.prompts import Prompts
+from penstock.resources.endpoint_parts.serving import Prompts
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder

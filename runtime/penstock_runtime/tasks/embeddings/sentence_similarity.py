@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import UnsupportedModel
-from penstock.resources.prompts import Prompts
+from penstock.resources.endpoint_parts.serving import Prompts
 from penstock.tasks import TaskName
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import AnyPooling, Float, Outputs, Row

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.resources.scaling import Scaling, ScalingMode
+from penstock.resources.endpoint_parts.scaling import Scaling, ScalingMode
 from penstock_operator.endpoint.objects.scalers import SMALLEST_PREVENTED, HpaBounds, behaviour, hpa_bounds
 from penstock_operator.endpoint.replica_count import in_force, left_over
 from penstock_operator.facts.findings import no

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.resources.pod import Pod
+from penstock.resources.endpoint_parts.pod import Pod
 from penstock_operator.endpoint.optimization.collection import (
     CollectionHome,
     CollectionTarget,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.resources.endpoint_parts.pod import Pod
 from penstock.resources.hardware_class import (
     HardwareClassSpec,
     LabelRequirement,
@@ -19,7 +20,6 @@ from penstock.resources.hardware_class import (
     Toleration,
     TolerationOperator,
 )
-from penstock.resources.pod import Pod
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_operator.endpoint.pods.placement import (
     NodeFacts,

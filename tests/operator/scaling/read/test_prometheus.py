@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.resources.scaling import PrometheusQueries
+from penstock.resources.endpoint_parts.scaling import PrometheusQueries
 from penstock_operator.decide import Metrics, Unknown, Value, known
 from penstock_operator.scaling.read.prometheus import (
     MAX_TRUST,

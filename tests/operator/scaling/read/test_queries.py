@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from penstock.resources.scaling import PrometheusQueries
+from penstock.resources.endpoint_parts.scaling import PrometheusQueries
 from penstock_operator.decide import Idle, Metrics, Unknown, Value
 from penstock_operator.scaling.read.queries import (
     Answer,

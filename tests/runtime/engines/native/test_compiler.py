@@ -29,7 +29,7 @@ TESTS = (
     "tests/runtime/engines/native/test_kernels.py",
     "tests/runtime/engines/native/test_decoder_kernels.py",
     "tests/runtime/engines/native/test_native_streams.py",
-    "tests/runtime/generation/test_native_engine.py",
+    "tests/runtime/engines/native/test_decoder_engine.py",
 )
 
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from penstock.errors import SpecError
-from penstock.resources.prompts import PROMPT_ROUTES, PROMPT_TASKS, Prompts
+from penstock.resources.endpoint_parts.serving import PROMPT_ROUTES, PROMPT_TASKS, Prompts
 from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_runtime.http.route_table import routes
 from penstock_runtime.models.folder import ModelFolder

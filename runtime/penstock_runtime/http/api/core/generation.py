@@ -10,11 +10,11 @@ from time import perf_counter
 from typing import Any
 
 from penstock_runtime.errors import NotReady, RequestError
+from penstock_runtime.generation.detokeniser import token_bytes
 from penstock_runtime.generation.grammar import GrammarText
 from penstock_runtime.generation.loop import Delta, FinishReason, JobRequest
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.generation.templates import Conversation
-from penstock_runtime.generation.token_text import token_bytes
 from penstock_runtime.generation.tool_calls import CallPart, ToolCallFinder
 from penstock_runtime.http.api.core.bodies import answer_response, dumps
 from penstock_runtime.http.api.core.service import ModelService

@@ -216,9 +216,7 @@ class CompletionAnswer:
 
     whole_kind = chunk_kind = "text_completion"
 
-    def __init__(
-        self, model: GenerationModel, *, with_logprobs: bool, echoed: EchoedPrompts | None = None
-    ) -> None:
+    def __init__(self, model: GenerationModel, *, with_logprobs: bool, echoed: EchoedPrompts | None = None) -> None:
         """`echoed`: the prompts, if answers begin with them."""
         self._tokens = TokenWriter(model)
         self._specials = model.special_tokens

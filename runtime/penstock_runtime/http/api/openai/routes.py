@@ -165,7 +165,10 @@ class OpenAIText(GenerationApi):
         frame = frame_of(self._service, "cmpl-", request, model)
         echoed = None
         if body["echo"]:
-            texts = [one.text if isinstance(one, Prompt) else model.decode(ids) for one, ids in zip(prompts, started.tokens, strict=True)]
+            texts = [
+                one.text if isinstance(one, Prompt) else model.decode(ids)
+                for one, ids in zip(prompts, started.tokens, strict=True)
+            ]
             echoed = EchoedPrompts(started.generation, texts, started.tokens)
         writer = CompletionAnswer(model, with_logprobs=body["logprobs"] is not None, echoed=echoed)
         if body["stream"]:

@@ -24,12 +24,12 @@ from penstock_optimizer.quantise.decoder.native_file import write_native
 from penstock_optimizer.quantise.decoder.openvino_graph import decoder_facts, write_graph
 from penstock_optimizer.quantise.decoder.storage import Storage
 from penstock_runtime.engines.base import StepEngine
-from penstock_runtime.generation import native_engine
-from penstock_runtime.generation.openvino_engine import EngineOptions, load
+from penstock_runtime.engines.native import decoder_engine
+from penstock_runtime.engines.openvino_decoder import EngineOptions, load
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import StepRow
-from tests.optimizer.generation.tiny import FAMILIES, VOCABULARY, expected_logits, save_tiny
 from tests.optimizer.quantise.decoder.random_decoders import exact_logits, native_logits
+from tests.optimizer.quantise.decoder.tiny import FAMILIES, VOCABULARY, expected_logits, save_tiny
 from tests.runtime.engines.native.programs import needs_library
 
 pytestmark = pytest.mark.parity
@@ -128,7 +128,7 @@ def test_the_native_engine_differs_by_its_rounding_only(bits: int, family: Famil
     (text, other), decoder = family.texts, family.decoder
     path = family.folder / f"native-{bits}" / "model.native"
     write_native(decoder, bits, path)
-    engine = native_engine.load(path, decoder_facts(decoder), 2, blocks=8)
+    engine = decoder_engine.load(path, decoder_facts(decoder), 2, blocks=8)
     try:
         whole = in_chunks(engine, text, [LENGTH])
         by_token = in_chunks(engine, text, range(1, LENGTH + 1))
@@ -140,7 +140,7 @@ def test_the_native_engine_differs_by_its_rounding_only(bits: int, family: Famil
     np.testing.assert_array_equal(whole, by_token)
     np.testing.assert_array_equal(in_company, alone)
     expected = native_logits(decoder, bits, text)
-    # tests/runtime/generation/test_native_engine.py has the reason: numbers half way between two steps.
+    # tests/runtime/engines/native/test_decoder_engine.py has the reason: numbers half way between two steps.
     difference = np.abs(whole - expected) / expected.std()
     assert difference.mean() < 3e-4
     assert difference.max() < 1e-2

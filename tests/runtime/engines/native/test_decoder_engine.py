@@ -19,10 +19,10 @@ from penstock.errors import ArtefactError
 from penstock.manifest import DecoderFacts
 from penstock_optimizer.export.transformer import Activation, Decoder, Dense
 from penstock_optimizer.quantise.decoder.native_file import packed, write_native
+from penstock_runtime.engines.native.decoder_engine import NativeStepEngine, load
 from penstock_runtime.engines.native.decoder_file import NativeDecoderFile, ProductPart, read_decoder_file
 from penstock_runtime.engines.native.library import Kernels
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.generation.native_engine import NativeStepEngine, load
 from penstock_runtime.rows import StepRow
 from tests.optimizer.quantise.decoder.random_decoders import (
     VOCABULARY,

@@ -14,8 +14,8 @@ from penstock_optimizer.export.families import read_decoder
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.gguf_folder import unpack
 from penstock_runtime.rows import Float
-from tests.optimizer.generation.tiny import VOCABULARY, expected_logits, save_tiny
 from tests.optimizer.quantise.decoder.random_decoders import exact_logits
+from tests.optimizer.quantise.decoder.tiny import VOCABULARY, expected_logits, save_tiny
 
 pytestmark = pytest.mark.parity
 

@@ -13,10 +13,10 @@ from penstock.resources.core import ModelSource
 from penstock_optimizer.export.families import read_decoder
 from penstock_optimizer.quantise.decoder.openvino_graph import decoder_facts, write_graph
 from penstock_optimizer.quantise.decoder.storage import Storage
-from penstock_runtime.generation.openvino_engine import EngineOptions, load
+from penstock_runtime.engines.openvino_decoder import EngineOptions, load
 from penstock_runtime.models.sources.fetch import fetch_model
 from penstock_runtime.rows import StepRow
-from tests.optimizer.generation.tiny import expected_logits
+from tests.optimizer.quantise.decoder.tiny import expected_logits
 
 pytestmark = [
     pytest.mark.extended,
