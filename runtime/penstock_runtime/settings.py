@@ -243,6 +243,14 @@ class GenerationSettings(SettingsGroup):
         unit="ms",
         gt=0,
     )
+    generation_cache_bytes: int | None = setting(
+        None,
+        "Memory for the keys and values of tokens, in progress and kept. Prompt and continuation of one sequence must "
+        "fit. Not set: 4 GiB, or as much as one sequence of the longest context takes; less if the container's limit "
+        "leaves less beside the weights.",
+        unit="bytes",
+        ge=1,
+    )
     prefix_reuse: bool = setting(
         True,
         "Keep the cache of finished sequences while its memory is not needed, so that a prompt that begins like an "

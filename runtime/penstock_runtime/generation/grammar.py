@@ -204,7 +204,8 @@ def json_schema(schema: Any, field: str) -> GrammarText:
     text = json.dumps(schema)
     _check_length(text, field)
     try:
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(text, defaults={**WRITTEN_AS})
+        written: Any = dict(WRITTEN_AS)
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(text, defaults=written)
     except ValueError as error:
         raise _invalid(field, str(error)) from None
     return GrammarText(grammar, field)

@@ -203,6 +203,7 @@ WITHOUT_ITS_CODE: Mapping[str, str] = {
     "gte": ".*",
     "new": ".*",
     "nomic_bert": ".*",
+    "phi3": r"(microsoft/[\w.-]+--)?modeling_phi3\.Phi3\w+",
     "xlm-roberta": r"(jinaai/[\w.-]+--)?(modeling_xlm_roberta|modeling_lora)\.XLMRoberta\w+",
     "qwen2": r"(Alibaba-NLP/gte-Qwen2-.*--)?modeling_qwen\.Qwen2\w+",
 }

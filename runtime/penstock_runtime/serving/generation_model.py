@@ -108,12 +108,16 @@ def read_generation_model(path: Path, engine: StepEngine) -> GenerationModel:
 
 
 def open_generation_engine(
-    folder: Path, cores: int | None = None, memory: int | None = None, which: Which = "chosen"
+    folder: Path,
+    cores: int | None = None,
+    memory: int | None = None,
+    which: Which = "chosen",
+    cache_bytes: int | None = None,
 ) -> StepEngine:
     """Load the graph of an artefact's plan for `cores` cores (None: the plan's).
 
     `memory`: bytes that weights and pool may take, for example what is left of the container's limit; None: without a
-    limit. The pool of cache blocks gets what remains after the weights, within bounds.
+    limit. The pool of cache blocks gets what remains after the weights, within bounds, and at most `cache_bytes`.
 
     ArtefactError: a file is missing or altered, the artefact is of another task, or the graph does not load. HostError:
     the memory does not suffice for the weights and one block.
@@ -135,12 +139,19 @@ def open_generation_engine(
         block_bytes=block_bytes(manifest.decoder, plan.recipe),
         weights_bytes=files,
         memory=memory,
+        cache_bytes=cache_bytes,
     )
     return load_step_engine(graph, manifest.decoder, plan.recipe, plan.streams * plan.threads_per_stream, blocks=blocks)
 
 
 def load_generation_artefact(
-    folder: Path, which: Which, host: Host, *, cores: int | None = None, any_isa: bool = False
+    folder: Path,
+    which: Which,
+    host: Host,
+    *,
+    cores: int | None = None,
+    any_isa: bool = False,
+    cache_bytes: int | None = None,
 ) -> GenerationModel:
     """Load one of the two models of an artefact for text-generation, with as much cache as the memory allows.
 
@@ -158,7 +169,7 @@ def load_generation_artefact(
     plan, findings = fit_plan(served.plan, cores)
     memory = host.memory
     is_known = memory.total != 0 or memory.limit is not None
-    engine = open_generation_engine(folder, cores, memory.available if is_known else None, which)
+    engine = open_generation_engine(folder, cores, memory.available if is_known else None, which, cache_bytes)
     try:
         model = read_generation_model(folder, engine)
         warm_up(engine)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from penstock.errors import UnsafeModel, UnsupportedModel
 from penstock_optimizer.export.families.bart import Bart
@@ -86,18 +88,25 @@ def family_of(folder: ModelFolder) -> type[Family] | None:
     return FAMILIES.get(folder.model_type)
 
 
+def check_decoder(origin: Path | str, config: Mapping[str, Any]) -> type[DecoderFamily]:
+    """The family of a model for text generation, by its config.json; UnsupportedModel names those that there are."""
+    model_type = str(config.get("model_type") or "unknown")
+    family = DECODERS.get(model_type)
+    if family is None:
+        raise UnsupportedModel(
+            f"{origin} is of the type {model_type}, which text-generation does not serve",
+            remedy=f"Use a model of one of the types {', '.join(sorted(DECODERS))}",
+        )
+    return family
+
+
 def read_decoder(folder: ModelFolder) -> Decoder:
     """The decoder of a model folder; weights are memory-mapped where they are float32.
 
     UnsupportedModel for other families and for variants that are not computed here, with the list of the families;
     CorruptModel names the file and the field or tensor.
     """
-    family = DECODERS.get(folder.model_type)
-    if family is None:
-        raise UnsupportedModel(
-            f"{folder.path} is of the type {folder.model_type or 'unknown'}, which text-generation does not serve",
-            remedy=f"Use a model of one of the types {', '.join(sorted(DECODERS))}",
-        )
+    family = check_decoder(folder.path, folder.config)
     try:
         return family(folder, LONGEST_CONTEXT).decoder()
     except NotBuildable as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from penstock_runtime.host.disk import translate_write_errors
 from penstock_runtime.models.files import missing_weights, own_graph
@@ -33,6 +34,13 @@ OnProgress = Callable[[FetchProgress], None]
 
 def ignore_progress(_: FetchProgress) -> None:
     """The callback of callers that need no progress."""
+
+
+OnConfig = Callable[[Mapping[str, Any]], object]
+
+
+def ignore_config(_: Mapping[str, Any]) -> None:
+    """The check of callers that take any model."""
 
 
 OPTION = "--models or PENSTOCK_MODELS"

@@ -381,17 +381,18 @@ def test_structured_outputs_have_the_forms_of_the_older_fields(client: openai.Op
             assert chat(client, extra_body=form).choices[0].message.content == '{"a": 1}'
 
 
-class TestEnds:
-    ENDS: Any = {"logit_bias": {"257": 100}, "temperature": 0}
-    """The most probable token is the end token."""
+ENDS: Any = {"logit_bias": {"257": 100}, "temperature": 0}
+"""The most probable token is the end token."""
 
+
+class TestEnds:
     def test_an_end_token_can_be_ignored(self, client: openai.OpenAI) -> None:
-        assert chat(client, **self.ENDS).usage.completion_tokens == 1
-        answer = chat(client, **self.ENDS, extra_body={"ignore_eos": True})
+        assert chat(client, **ENDS).usage.completion_tokens == 1
+        answer = chat(client, **ENDS, extra_body={"ignore_eos": True})
         assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (12, "length")
 
     def test_an_answer_has_its_least_tokens(self, client: openai.OpenAI) -> None:
-        answer = chat(client, **self.ENDS, extra_body={"min_tokens": 5})
+        answer = chat(client, **ENDS, extra_body={"min_tokens": 5})
         assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (6, "stop")
         free = chat(client, temperature=0, logit_bias={"257": -100}, max_tokens=6).choices[0].message.content
         assert answer.choices[0].message.content == free[: len(answer.choices[0].message.content)]
@@ -441,7 +442,8 @@ class TestEcho:
         assert whole.usage is not None
         assert whole.usage.completion_tokens == 12
         assert [len(one.logprobs.tokens or ()) for one in whole.choices if one.logprobs] == [7, 7, 143, 143]
-        texts, values = dict.fromkeys(range(4), ""), {index: [] for index in range(4)}
+        texts = dict.fromkeys(range(4), "")
+        values: dict[int, list[float | None]] = {index: [] for index in range(4)}
         for chunk in client.completions.create(**options, stream=True):
             (choice,) = chunk.choices
             texts[choice.index] += choice.text
@@ -580,7 +582,7 @@ class TestCompletions:
             ({"prompt": ["x"] * 65, "n": 16}, "prompt"),
         ]:
             answer = post(endpoint, "/v1/completions", body)
-            assert answer.status_code in {400}
+            assert answer.status_code == 400
             assert answer.json()["error"]["param"] == field
 
 
