@@ -91,6 +91,8 @@ class Delta:
     """May be empty: a character or a possible stop string is not complete."""
     token: SampledToken | None = None
     finish: FinishReason | None = None
+    stop: str = ""
+    """The stop string that ended it."""
     error: RequestError | None = None
     """The job ended without a finish reason."""
     reused_tokens: int = 0
@@ -376,7 +378,8 @@ class GenerationLoop:
                 finish = FinishReason.STOP_STRING
             self._remove(job)
         reused, scored = (job.sequence.reused, tuple(job.scored)) if is_first else (0, ())
-        self._events.append((job, Delta(text, token, finish, reused_tokens=reused, prompt=scored)))
+        stop = job.stops.found or ""
+        self._events.append((job, Delta(text, token, finish, stop, reused_tokens=reused, prompt=scored)))
 
     def _flush(self) -> None:
         pool = self._scheduler.pool

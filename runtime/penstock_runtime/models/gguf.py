@@ -269,8 +269,9 @@ def _q2_k(raw: Bytes) -> Float:
     blocks = raw.reshape(-1, 84)
     parts = blocks[:, :16, None]
     values = _quarters(blocks[:, 16:80])
-    scales, minima = _half(blocks, 80)[:, :, None] * (parts & 15), _half(blocks, 82)[:, :, None] * (parts >> 4)
-    expanded: Float = (scales * values - minima).reshape(-1)
+    scales = _half(blocks, 80)[:, :, None] * (parts & 15).astype(np.float32)
+    minima = _half(blocks, 82)[:, :, None] * (parts >> 4).astype(np.float32)
+    expanded: Float = (scales * values.astype(np.float32) - minima).reshape(-1)
     return expanded
 
 
@@ -288,7 +289,7 @@ def _q3_k(raw: Bytes) -> Float:
 def _quarters(packed: Bytes) -> Bytes:
     """[blocks, 64] -> numbers of 2 bits, [blocks, 16, 16]: of each half, all lowest bits first."""
     shifts = np.array([0, 2, 4, 6], np.uint8)[None, None, :, None]
-    values: Bytes = (packed.reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 16, 16)
+    values: Bytes = np.bitwise_and(packed.reshape(-1, 2, 1, 32) >> shifts, np.uint8(3)).reshape(-1, 16, 16)
     return values
 
 

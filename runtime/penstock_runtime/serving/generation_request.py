@@ -28,6 +28,8 @@ class Continuation:
     prompt: tuple[SampledToken, ...] = ()
     """The prompt's tokens from the second one on, with their probabilities, if they were wanted."""
     finish: FinishReason | None = None
+    stop: str = ""
+    """The stop string that ended it."""
     new: list[Delta] = field(default_factory=list)
     """What `Generation.read` returned last."""
 
@@ -129,6 +131,7 @@ class Generation:
                 one.tokens.append(delta.token)
             one.prompt = delta.prompt or one.prompt
             one.finish = delta.finish or one.finish
+            one.stop = delta.stop or one.stop
             if delta.error is not None:
                 raise delta.error
         return list(changed.values())

@@ -76,6 +76,25 @@ OPENAI_ERROR: JsonSchema = {
 }
 
 
+ANTHROPIC_ERROR: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["type", "message"],
+        },
+    },
+    "required": ["type", "error"],
+}
+ERROR_SCHEMAS = {
+    ErrorFormat.PENSTOCK: ("Error", ERROR),
+    ErrorFormat.OPENAI: ("OpenAIError", OPENAI_ERROR),
+    ErrorFormat.ANTHROPIC: ("AnthropicError", ANTHROPIC_ERROR),
+}
+
+
 def document(routes: Iterable[Route], *, name: str, task: TaskName, wants_token: bool) -> dict[str, Any]:
     """The whole document, OpenAPI 3.1."""
     paths: dict[str, dict[str, Any]] = {}
@@ -86,7 +105,7 @@ def document(routes: Iterable[Route], *, name: str, task: TaskName, wants_token:
         paths.setdefault(route.path, {}).setdefault(
             route.method.lower(), _operation(route, name, wants_token=wants_token)
         )
-    components: dict[str, Any] = {"schemas": {"Error": ERROR, "OpenAIError": OPENAI_ERROR}}
+    components: dict[str, Any] = {"schemas": dict(ERROR_SCHEMAS.values())}
     if wants_token:
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     return {
@@ -173,7 +192,7 @@ def _responses(route: Route, *, wants_token: bool) -> dict[str, Any]:
             for header, text in TIMINGS.items()
         }
     responses: dict[str, Any] = {"200": success}
-    reference = "OpenAIError" if route.error_format is ErrorFormat.OPENAI else "Error"
+    reference, _ = ERROR_SCHEMAS[route.error_format]
     for error in error_types(route, wants_token=wants_token):
         status = str(status_of(error, route.error_format))
         text = f"{error.error_type}: {sentence(error)}"

@@ -86,7 +86,7 @@ EXAMPLES = (
     {"inputs": "I like you. I love you."},
     {"inputs": {"text": "A man plays.", "text_pair": "A person is playing."}, "parameters": {"top_k": 1}},
     {"inputs": ["one text", "another"], "parameters": {"function_to_apply": "sigmoid"}},
-    {"inputs": [["a text"], ["a text", "and its pair"]], "raw_scores": True},
+    {"inputs": [["a text"], ["a text", "and its pair"]], "parameters": {"raw_scores": True}},
 )
 
 

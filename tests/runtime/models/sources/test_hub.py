@@ -22,6 +22,7 @@ from penstock.errors import (
     ModelUnavailable,
     PenstockError,
     UnsafeModel,
+    UnsupportedModel,
 )
 from penstock.resources.core import ModelSource
 from penstock.resources.endpoint import ModelEndpoint

@@ -18,7 +18,7 @@ from penstock_runtime.generation.templates import Conversation
 from penstock_runtime.generation.tool_calls import CallPart, ToolCallFinder
 from penstock_runtime.http.api.core.bodies import answer_response, dumps
 from penstock_runtime.http.api.core.service import ModelService
-from penstock_runtime.http.transport.message import Request, Response, StreamingResponse
+from penstock_runtime.http.transport.message import EVENT_STREAM, Request, Response, StreamingResponse
 from penstock_runtime.serving.admission import client_of
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.serving.generation_request import Continuation, Generation
@@ -91,7 +91,9 @@ class GenerationApi:
         answer = self._count(started)
         return answer_response(answer, value(continuations))
 
-    async def _stream(self, started: StartedGeneration, stream: EventStream) -> Response:
+    async def _stream(
+        self, started: StartedGeneration, stream: EventStream, content_type: bytes = EVENT_STREAM
+    ) -> Response:
         """The response as events. Waits for the first tokens, so that a refusal still has its status."""
         try:
             await stream.begin()
@@ -99,7 +101,7 @@ class GenerationApi:
             stream.close()
             raise
         stream.on_end = lambda: self._count(started)
-        return StreamingResponse(stream)
+        return StreamingResponse(stream, content_type)
 
     def _count(self, started: StartedGeneration) -> Answer:
         generation = started.generation

@@ -238,7 +238,7 @@ class TestTokenVectors:
     @pytest.mark.parametrize(("path", "field"), [("/embed", "inputs"), ("/v1/embeddings", "input")])
     def test_routes_for_one_vector_refuse_with_the_reason(self, path: str, field: str, token_vectors: Endpoint) -> None:
         answer = httpx.post(token_vectors.url + path, json={field: "a text"})
-        assert answer.status_code == 422
+        assert answer.status_code == (400 if path.startswith("/v1") else 422)
         assert "a vector for each token (ColBERT)" in answer.text
         assert "/embed_all" in answer.text
 
@@ -322,7 +322,7 @@ class TestSparseVectors:
     ) -> None:
         answer = httpx.post(sparse.url + path, json=body)
 
-        assert answer.status_code == 422
+        assert answer.status_code == (400 if path.startswith("/v1") else 422)
         assert "this model gives sparse vectors" in answer.text
         assert "/embed_sparse" in answer.text
 
