@@ -22,6 +22,7 @@ from penstock.errors import ArtefactError
 from penstock.hardware import CpuIdentity
 from penstock.recipe import EngineName, Plan, Recipe
 from penstock.tasks import Head, TaskName
+from penstock.vector_space import VectorSpace
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 1
@@ -326,6 +327,8 @@ class Manifest(Frozen):
     task: TaskName
     decoder: DecoderFacts | None = None
     """Only of text generation."""
+    vector_space: VectorSpace | None = None
+    """Only of tasks with embeddings, without the endpoint's prompts; None: made by a version that did not record it."""
     cpu: CpuIdentity
     cores: int = Field(ge=1)
     pinned: bool | None = None

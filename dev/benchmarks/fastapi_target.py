@@ -4,7 +4,7 @@
 
 Optimises DistilBERT and BERT-base for text classification on this machine, and plans them on c6i, c7i, c7a and c7g:
 this machine's class from the measured curve, the remaining ones from estimates. Weights are random: speed does not
-depend on them. `--write` keeps the measured curves in the form of `penstock plan --measurements`.
+depend on them. `--write` keeps the measured curves in the form of the `models` in the planner's `project.yaml`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from penstock_planner.evidence import Evidence, of_manifest
 from penstock_planner.offers import OfferInputs, class_of_cpu, offers
 from penstock_planner.page import cells, headline, judged
 from penstock_planner.prices import PriceList, shipped_prices
+from penstock_planner.project import project
 from penstock_runtime.host import read_host
 
 RATE, P95_MILLISECONDS, DOLLARS = 100.0, 100.0, 250.0
@@ -49,7 +50,9 @@ def target_prices() -> PriceList:
 
 def plan(family: str, evidence: tuple[Evidence, ...], cores: tuple[int, ...] = (1, 2, 4)) -> HardwareComparison:
     """The comparison for the target's load."""
-    inputs = OfferInputs(HARDWARE_CLASSES, target_prices(), evidence, published_rows(), SHAPES[family])
+    inputs = OfferInputs(
+        HARDWARE_CLASSES, target_prices(), evidence, published_rows(), SHAPES[family], loads=project().loads
+    )
     return compare(offers(inputs, CLASSES, cores), Load(RATE, RATE, P95_MILLISECONDS))
 
 

@@ -21,7 +21,7 @@ from penstock_operator import log_events as operator_log
 from penstock_optimizer.pod.pod_job import JobVariables
 from penstock_runtime import log_events as runtime_log
 from tools import autoscaler_tables as autoscaler_manual
-from tools import chart_tables, field_tables
+from tools import chart_tables, field_tables, plan_tables
 from tools import operator_tables as operator_manual
 from tools import runtime_tables as manual
 
@@ -77,6 +77,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     **operator_manual.PARTS,
     **autoscaler_manual.PARTS,
     **chart_tables.PARTS,
+    **plan_tables.PARTS,
     "log-events": ("docs/reference/log-events.md", log_events),
     "adapter-rule": ("docs/how-to/scale-with-hpa-or-keda.md", adapter_rule),
 }

@@ -19,9 +19,8 @@ from penstock.manifest import Manifest, Outcome
 from penstock.resources.endpoint import ModelEndpoint, NoCandidate, OptimizationMode
 from penstock.tasks import TaskName
 from penstock_optimizer.candidate.work_folder import locked
-from penstock_optimizer.capacity.replica import CapacityFailed, ReplicaBroken, serve_replica
-from penstock_optimizer.job.artefact import write_artefact
-from penstock_optimizer.job.job import Job
+from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken, serve_replica
+from penstock_optimizer.job.job import Job, write_artefact
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressEvent, Stage, ignore_progress
 from penstock_optimizer.targets.target import (
     EXPORT_SECONDS,

@@ -6,9 +6,10 @@ model and headroom. Two costs are given:
     reserved   whole nodes for the replicas of the peak, all month
     used       the share of nodes that the replicas of the mean load take, as an autoscaled endpoint on shared nodes
 
-Every figure has an interval, from the interval of its evidence. Measured offers are judged as measured, published and
-estimated ones at the slow end of their interval: an estimate wins only if it is cheaper even when it is wrong by as
-much as it may be.
+Every figure has an interval, from the interval of its evidence. Measured offers are judged as measured, rough ones
+(published, estimated, or off by a quarter or more) at the slow end of their interval: an estimate is chosen only if it
+is cheapest even when it is wrong by as much as it may be. One that is cheapest in the middle of its interval only is
+likely, with the command whose measurement would decide.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.capacity import per_million, per_month
 from penstock_operator.decide import Service, replicas_for_load
-from penstock_planner.evidence import Evidence, Origin
+from penstock_planner.evidence import Evidence
 
 
 def counted(number: int | str, noun: str) -> str:
@@ -111,13 +112,20 @@ class OfferRow:
     """At the slow end of the interval."""
     fast: Sizing | None = None
     is_feasible: bool = False
+    is_likely: bool = False
+    """Not chosen, and cheaper than the chosen one in the middle of its interval."""
     why: str = ""
     """Why it is chosen, or why it lost."""
 
     @property
     def ranked(self) -> Sizing | None:
         """The judged figures: the slow end of an estimate or a publication, a measurement itself."""
-        return self.slow if self.evidence is not None and _is_rough(self.evidence) else self.sizing
+        return self.slow if self.is_rough else self.sizing
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether it is judged at the slow end of its interval."""
+        return self.evidence is not None and self.evidence.is_rough
 
     @property
     def name(self) -> str:
@@ -127,7 +135,7 @@ class OfferRow:
 
 @dataclass(frozen=True)
 class HardwareComparison:
-    """All offers, the best first."""
+    """All offers: the chosen one, the likely one, then by cost."""
 
     load: Load
     rows: tuple[OfferRow, ...]
@@ -136,23 +144,66 @@ class HardwareComparison:
     notes: tuple[str, ...] = field(default=())
     currency: str = "USD"
     """Of all costs."""
+    measure: str = "penstock optimize FILE"
+    """The command that measures a class, on a node of it."""
 
     @property
     def best(self) -> OfferRow | None:
         """The chosen one; None when nothing meets the objective."""
-        return next((row for row in self.rows if row.is_feasible and not row.offer.not_chosen), None)
+        return _best(self.rows)
+
+    @property
+    def likely(self) -> OfferRow | None:
+        """A rough one that is cheaper than the chosen one in the middle of its interval, and not at its slow end."""
+        return next((row for row in self.rows if row.is_likely), None)
 
 
 def compare(
-    offers: Iterable[Offer], load: Load, *, notes: Sequence[str] = (), currency: str = "USD"
+    offers: Iterable[Offer],
+    load: Load,
+    *,
+    notes: Sequence[str] = (),
+    currency: str = "USD",
+    measure: str = "penstock optimize FILE",
 ) -> HardwareComparison:
     """The comparison. ValueError for a load without requests, or with a peak under its mean."""
     if not (load.mean > 0 and load.peak >= load.mean and load.p95_milliseconds > 0):
         raise ValueError("the mean must be over 0, the peak at least the mean, and the p95 over 0")
-    rows = sorted((_row(offer, load) for offer in offers), key=_order)
-    best = next((row for row in rows if row.is_feasible and not row.offer.not_chosen), None)
-    explained = tuple(_explained(row, best, load) for row in rows)
-    return HardwareComparison(load, explained, "" if best else _nearest(explained, load), tuple(notes), currency)
+    candidates = [_candidates(offer, load) for offer in offers]
+    rows = sorted((min(of_offer, key=_order) for of_offer in candidates), key=_order)
+    best = _best(rows)
+    likely = _likely([row for of_offer in candidates for row in of_offer], best, load)
+    first = [row for row in (best, likely) if row is not None]
+    rest = [row for row in rows if all(row.offer is not one.offer for one in first)]
+    explained = tuple(
+        replace(row, is_likely=row is likely, why=_settled_by(row, measure) if row is likely else _why(row, best, load))
+        for row in (*first, *rest)
+    )
+    nearest = "" if best else _nearest(explained, load)
+    return HardwareComparison(load, explained, nearest, tuple(notes), currency, measure)
+
+
+def _best(rows: Iterable[OfferRow]) -> OfferRow | None:
+    return next((row for row in rows if row.is_feasible and not row.offer.not_chosen and not row.is_likely), None)
+
+
+def _likely(rows: Iterable[OfferRow], best: OfferRow | None, load: Load) -> OfferRow | None:
+    """The cheapest in the middle of its interval, if it is rough and cheaper than the best one there."""
+    limit = math.inf if best is None or best.sizing is None else 0.995 * best.sizing.reserved_per_month
+    able = [
+        (row.sizing.reserved_per_month, row.sizing.used_per_month, row.sizing.p95_peak, row.name, row)
+        for row in rows
+        if row.sizing is not None and row.is_rough and not row.offer.not_chosen
+        and (best is None or row.offer is not best.offer)
+        and _feasible(row.sizing, load) and row.sizing.reserved_per_month < limit
+    ]  # fmt: skip
+    return min(able, key=lambda one: one[:4])[4] if able else None
+
+
+def _settled_by(row: OfferRow, measure: str) -> str:
+    place = row.offer.hardware_class if row.node is None or row.node.is_share else row.node.name
+    cores = counted(row.offer.cores, "core")
+    return f"likely: cheapest in the middle of its interval only. To decide: {measure}, on {place}, {cores}"
 
 
 def size(evidence: Evidence, node: Node, load: Load, *, speed: float = 1.0) -> Sizing | None:
@@ -186,9 +237,9 @@ def _feasible(sizing: Sizing | None, load: Load) -> bool:
     return not late and (load.most_replicas is None or sizing.replicas_peak <= load.most_replicas)
 
 
-def _row(offer: Offer, load: Load) -> OfferRow:
-    """The best evidence and node of an offer."""
-    best: OfferRow | None = None
+def _candidates(offer: Offer, load: Load) -> list[OfferRow]:
+    """A row for each evidence and node of an offer that can be sized; one without figures if there is none."""
+    found = []
     for evidence in offer.evidence:
         for node in offer.nodes:
             sizing = size(evidence, node, load)
@@ -197,10 +248,8 @@ def _row(offer: Offer, load: Load) -> OfferRow:
             slow = size(evidence, node, load, speed=evidence.interval.low)
             fast = size(evidence, node, load, speed=evidence.interval.high)
             row = OfferRow(offer, evidence, node, sizing, slow, fast)
-            row = replace(row, is_feasible=_feasible(row.ranked, load))
-            if best is None or _order(row) < _order(best):
-                best = row
-    return best or OfferRow(offer)
+            found.append(replace(row, is_feasible=_feasible(row.ranked, load)))
+    return found or [OfferRow(offer)]
 
 
 def _order(row: OfferRow) -> tuple[float, ...]:
@@ -212,12 +261,6 @@ def _order(row: OfferRow) -> tuple[float, ...]:
     return (1, sizing.p95_mean, sizing.reserved_per_month)
 
 
-def _explained(row: OfferRow, best: OfferRow | None, load: Load) -> OfferRow:
-    return OfferRow(
-        row.offer, row.evidence, row.node, row.sizing, row.slow, row.fast, row.is_feasible, _why(row, best, load)
-    )
-
-
 def _why(row: OfferRow, best: OfferRow | None, load: Load) -> str:
     sizing = row.sizing
     if sizing is None:
@@ -225,17 +268,12 @@ def _why(row: OfferRow, best: OfferRow | None, load: Load) -> str:
             return f"{row.offer.problem}. {row.offer.remedy}" if row.offer.remedy else row.offer.problem
         return "no rate was measured that a replica keeps up with. Optimise again with more time"
     if best is not None and row.offer is best.offer:
-        runner_up = "cheapest within the objective"
-        return (
-            f"{runner_up}, even at the slow end of its interval"
-            if row.evidence and _is_rough(row.evidence)
-            else (runner_up)
-        )
+        return "cheapest within the objective" + (", even at the slow end of its interval" if row.is_rough else "")
     judged = row.ranked or sizing
     if not judged.within_objective or max(judged.p95_mean, judged.p95_peak) > load.p95_milliseconds:
         if judged is not sizing and sizing.within_objective:
             return f"{_origin(row)}: may miss the p95 of {load.p95_milliseconds:g} ms; measure it on this class"
-        origin = f" ({_origin(row)})" if row.evidence is not None and _is_rough(row.evidence) else ""
+        origin = f" ({_origin(row)})" if row.is_rough else ""
         return (
             f"misses the p95: {sizing.p95_mean:.3g} ms at the mean load{origin}, {load.p95_milliseconds:g} ms allowed"
         )
@@ -261,10 +299,6 @@ def _dearer(row: OfferRow, sizing: Sizing, best: OfferRow, chosen: Sizing) -> st
     if sizing.used_per_month > chosen.used_per_month * 1.005:
         return f"same reserved cost, used cost {sizing.used_per_month / chosen.used_per_month:.2f} times as high"
     return f"same cost as {best.name}"
-
-
-def _is_rough(evidence: Evidence) -> bool:
-    return evidence.origin in {Origin.ESTIMATED, Origin.PUBLISHED}
 
 
 def _origin(row: OfferRow) -> str:
@@ -297,7 +331,7 @@ def _later(rows: Sequence[OfferRow], load: Load) -> str:
     found: list[tuple[float, float, OfferRow]] = []
     for row in rows:
         assert row.evidence is not None and row.node is not None  # noqa: S101, PT018 - of the judged rows
-        speed = row.evidence.interval.low if _is_rough(row.evidence) else 1.0
+        speed = row.evidence.interval.low if row.is_rough else 1.0
         p95s = sorted({point.p95_milliseconds / speed for point in row.evidence.curve.points})
         for p95 in p95s:
             # A little over the measured value, as a whole number of milliseconds above 10.

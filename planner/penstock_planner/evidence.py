@@ -33,6 +33,8 @@ class Origin(StrEnum):
     """On another machine of the same hardware class."""
     GIVEN = "given"
     """From the user's file of measurements."""
+    MEASURED_BY_PROJECT = "measured by the project"
+    """On a machine of the same class, with the same kind of model; shipped with the planner."""
     PUBLISHED = "published"
     ESTIMATED = "estimated"
 
@@ -81,6 +83,12 @@ class Evidence:
     """Only of text generation, where the p95 is of the time to the first token: mean output tokens of a request."""
     resident_bytes: int | None = None
     """Memory of a replica under load; None: not measured."""
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether it is judged at the slow end of its interval: estimates, publications, and whatever may be off by
+        `CLOSED_LOOP_ERROR` or more."""
+        return self.origin in {Origin.ESTIMATED, Origin.PUBLISHED} or self.interval.low <= 1 - CLOSED_LOOP_ERROR
 
 
 def wider(curve: CapacityCurve, factor: float) -> CapacityCurve:

@@ -1,8 +1,10 @@
 """Offers from hardware classes, prices and evidence: the nodes that hold a replica, and its evidence.
 
-An offer is a hardware class with a number of cores. Its evidence is measured or given; where there is none, published
-figures count, and then estimates. Inferentia and GPUs have published and estimated figures only. Text generation has
-measured and given figures only: its speed depends on the memory, which does not follow from the arithmetic of a core.
+An offer is a hardware class with a number of cores. Its evidence is measured or given; where there is none, the
+project's own measurements of the class count, and then estimates from another number of cores or another class.
+Inferentia and GPUs have published and estimated figures only. Published figures of CPUs are of other software: they are
+offers of their own, for comparison. Text generation has measured and given figures only: its speed depends on the
+memory, which does not follow from the arithmetic of a core.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.capacity import measured_pod_bytes
+from penstock.capacity import CapacityCurve, measured_pod_bytes
 from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, CpuIdentity, NeuronGeneration
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock_optimizer.neuron.plans import Basis, NeuronFigure, figures_for
@@ -19,6 +21,7 @@ from penstock_optimizer.neuron.published import Mode, ModelShape, PublishedFigur
 from penstock_planner.compare import Node, Offer, counted
 from penstock_planner.evidence import CLOSED_LOOP_ERROR, Evidence, Interval, Origin, curve_of_closed_loop, wider
 from penstock_planner.prices import InstancePrice, PriceList
+from penstock_planner.processors import LEAST_WIDTH, LoadRates, class_ratio
 
 GPU = "gpu-"
 """Beginning of the names of GPU classes in a price list. Penstock has no GPU runtime: they are for comparison."""
@@ -31,43 +34,17 @@ GPU_CAVEATS = (
     "the PyTorch figures of 2021 are half of what TensorRT reaches on the same T4",
     "int8 figures are left out: their accuracy was not compared with fp32",
 )
+HOST_MILLISECONDS = 0.5
+"""CPU time of Penstock's HTTP server and tokeniser for a request of 32 tokens on one core: `python -m
+benchmarks.overhead` measured 0.29 to 0.50 ms (docs/reference/figures.md). One process serves a replica."""
 NEURON_CAVEATS = (
     NOT_RUN,
-    "published Neuron figures are of one process: HTTP and tokenisation are not included and may limit the rate",
+    f"HTTP and tokenisation by Penstock are added to published figures: {HOST_MILLISECONDS:g} ms for each request",
 )
+NEURON_ESTIMATE_ERROR = LEAST_WIDTH
+"""No device was measured by the project; the leave-one-out error of the fitted times is smaller."""
 
 
-@dataclass(frozen=True)
-class CorePeak:
-    """Arithmetic of one physical core."""
-
-    int8: float
-    """8-bit multiply-accumulates in a cycle."""
-    fp32: float
-    """fp32 multiply-accumulates in a cycle."""
-    gigahertz: float
-    """Sustained, of the cloud's instances."""
-
-    def ratio_to(self, other: CorePeak) -> Interval:
-        """Speed against another processor: between the ratios of their int8 and of their fp32 arithmetic."""
-        clock = self.gigahertz / other.gigahertz
-        ratios = sorted((self.int8 / other.int8 * clock, self.fp32 / other.fp32 * clock))
-        return Interval(ratios[0], ratios[1])
-
-
-CORE_PEAKS = {
-    "cascadelake": CorePeak(128, 32, 3.1),
-    "icelake": CorePeak(128, 32, 3.2),
-    "sapphirerapids": CorePeak(1024, 32, 3.0),
-    "graniterapids": CorePeak(1024, 32, 3.2),
-    "zen4": CorePeak(64, 16, 3.5),
-    "zen4-full-cores": CorePeak(64, 16, 3.5),
-    "zen5": CorePeak(128, 32, 4.0),
-    "zen5-full-cores": CorePeak(128, 32, 4.0),
-    "graviton3": CorePeak(128, 16, 2.6),
-    "graviton4": CorePeak(128, 16, 2.8),
-}
-"""From the optimisation guides of Intel, AMD and Arm: width and number of the dot-product and FMA pipes, and AMX."""
 MOST_SCALED = 0.2
 """An estimate for another number of cores is off by up to this share."""
 
@@ -88,6 +65,16 @@ class OfferInputs:
     """Memory of a pod by the endpoint's spec; None: by the measurement, as far as there is one."""
     caches_bytes: int = 0
     """Memory of the endpoint's caches, in addition to a measurement."""
+    project: tuple[Evidence, ...] = ()
+    """Of this kind of model, measured by the project: they count for the classes without `evidence`."""
+    loads: tuple[LoadRates, ...] = ()
+    """Rates of several processors, measured by the project: the speed of one class against another."""
+
+    @property
+    def known(self) -> tuple[Evidence, ...]:
+        """The measurements: for each class those of the user, else those of the project."""
+        own = {one.hardware_class for one in self.evidence}
+        return (*self.evidence, *(one for one in self.project if one.hardware_class not in own))
 
 
 def class_of_cpu(classes: Mapping[str, HardwareClassSpec], cpu: CpuIdentity) -> str | None:
@@ -114,7 +101,7 @@ def offers(
     """
     found = []
     for name in names:
-        measured = {one.cores for one in inputs.evidence if one.hardware_class == name}
+        measured = {one.cores for one in inputs.known if one.hardware_class == name}
         spec = inputs.classes.get(name)
         if name.startswith(GPU):
             counts = measured or {1}
@@ -124,7 +111,20 @@ def offers(
             counts = measured | set(cores)
         made = [_offer(inputs, name, spec, count) for count in sorted(counts)]
         found += [replace(offer, not_chosen=_not_chosen(name, chosen)) for offer in made]
+        found += _of_other_software(inputs, name, sorted(counts))
     return tuple(found)
+
+
+def _of_other_software(inputs: OfferInputs, name: str, counts: Sequence[int]) -> list[Offer]:
+    """The published figures of a CPU class."""
+    spec = inputs.classes.get(name)
+    found = []
+    for cores in counts:
+        evidence = _published_cpu(inputs, name, cores)
+        nodes = _nodes(inputs.prices, name, spec, cores)
+        if evidence and nodes:
+            found.append(Offer(name, cores, evidence, nodes, not_chosen="it is of software that Penstock does not run"))
+    return found
 
 
 def _not_chosen(name: str, chosen: Sequence[str]) -> str:
@@ -225,7 +225,7 @@ def _replicas_on(price: InstancePrice, name: str, spec: HardwareClassSpec | None
 
 
 def _evidence(inputs: OfferInputs, name: str, spec: HardwareClassSpec | None, cores: int) -> tuple[Evidence, ...]:
-    own = tuple(one for one in inputs.evidence if (one.hardware_class, one.cores) == (name, cores))
+    own = tuple(one for one in inputs.known if (one.hardware_class, one.cores) == (name, cores))
     if own:
         return own
     shape = inputs.shape
@@ -240,22 +240,25 @@ def _evidence(inputs: OfferInputs, name: str, spec: HardwareClassSpec | None, co
         )
     if shape is not None and name.startswith(GPU):
         return _gpu(inputs.published, name, shape, inputs.tokens)
-    return (
-        _scaled_cores(inputs, name, cores) or _published_cpu(inputs, name, cores) or _scaled_class(inputs, name, cores)
-    )
+    return _scaled_cores(inputs, name, cores) or _scaled_class(inputs, name, cores)
 
 
 def _of_neuron(figure: NeuronFigure, name: str) -> Evidence:
     low, high = figure.lowest_per_second, figure.highest_per_second
-    interval = Interval.around(CLOSED_LOOP_ERROR)
+    is_published = figure.basis is Basis.PUBLISHED
+    interval = Interval.around(CLOSED_LOOP_ERROR if is_published else NEURON_ESTIMATE_ERROR)
     if low is not None and high is not None and low < high:
         interval = Interval(min(low / figure.per_second, 1 - 0.1), max(high / figure.per_second, 1 + 0.1))
     return Evidence(
         hardware_class=name,
         cores=figure.cores,
         plan=figure.candidate.summary,
-        curve=curve_of_closed_loop(figure.per_second, figure.latency_milliseconds, batch=figure.candidate.batch),
-        origin=Origin.PUBLISHED if figure.basis is Basis.PUBLISHED else Origin.ESTIMATED,
+        curve=curve_of_closed_loop(
+            min(figure.per_second, 1000 / HOST_MILLISECONDS),
+            figure.latency_milliseconds + HOST_MILLISECONDS,
+            batch=figure.candidate.batch,
+        ),
+        origin=Origin.PUBLISHED if is_published else Origin.ESTIMATED,
         basis=figure.evidence,
         interval=interval,
         caveats=(NOT_RUN, "latency under load estimated by a queueing formula"),
@@ -308,18 +311,15 @@ def _published_cpu(inputs: OfferInputs, name: str, cores: int) -> tuple[Evidence
 
 def _scaled_cores(inputs: OfferInputs, name: str, cores: int) -> tuple[Evidence, ...]:
     """An estimate from the nearest measured number of cores of the same class."""
-    measured = [one for one in inputs.evidence if one.hardware_class == name and one.tokens_per_request is None]
+    measured = [one for one in inputs.known if one.hardware_class == name and one.tokens_per_request is None]
     if not measured:
         return ()
     source = min(measured, key=lambda one: (abs(math.log(cores / one.cores)), one.cores))
-    factor = cores / source.cores
-    # Fewer cores run a long text more slowly as well; more cores are not counted to make it faster.
-    curve = wider(source.curve, factor) if factor > 1 else source.curve.faster(factor)
     return (
         replace(
             source,
             cores=cores,
-            curve=curve,
+            curve=_with_cores(source, cores),
             origin=Origin.ESTIMATED,
             basis=f"in proportion to the cores, from {source.cores} measured ({source.basis})",
             interval=source.interval.times(Interval.around(MOST_SCALED)),
@@ -327,33 +327,33 @@ def _scaled_cores(inputs: OfferInputs, name: str, cores: int) -> tuple[Evidence,
     )
 
 
-def _scaled_class(inputs: OfferInputs, name: str, cores: int) -> tuple[Evidence, ...]:
-    """An estimate from the class that was measured, by the arithmetic of a core."""
-    peak = CORE_PEAKS.get(name)
-    sources = [one for one in inputs.evidence if one.hardware_class in CORE_PEAKS and one.tokens_per_request is None]
-    if peak is None or not sources:
-        return ()
-    source = min(sources, key=lambda one: (abs(math.log(cores / one.cores)), one.cores))
-    ratio = peak.ratio_to(CORE_PEAKS[source.hardware_class])
-    # The middle of a ratio is its geometric mean.
-    middle = math.sqrt(ratio.low * ratio.high)
+def _with_cores(source: Evidence, cores: int) -> CapacityCurve:
+    """Fewer cores run a long text more slowly as well; more cores are not counted to make it faster."""
     factor = cores / source.cores
-    curve = wider(source.curve, factor) if factor > 1 else source.curve.faster(factor)
-    interval = source.interval.times(Interval(ratio.low / middle, ratio.high / middle))
-    if factor != 1:
-        interval = interval.times(Interval.around(MOST_SCALED))
-    return (
-        replace(
-            source,
-            hardware_class=name,
-            cores=cores,
-            plan=f"as on {source.hardware_class}",
-            curve=curve.faster(middle),
-            origin=Origin.ESTIMATED,
-            basis=f"from {counted(source.cores, 'core')} of {source.hardware_class}, "
-            f"{ratio.low:.2g} to {ratio.high:.2g} times "
-            "as fast by the int8 and fp32 arithmetic of a core",
-            interval=interval,
-            caveats=(),
-        ),
-    )
+    return wider(source.curve, factor) if factor > 1 else source.curve.faster(factor)
+
+
+def _scaled_class(inputs: OfferInputs, name: str, cores: int) -> tuple[Evidence, ...]:
+    """The estimate with the narrowest interval from another class that was measured."""
+    found = []
+    for source in inputs.known:
+        ratio = class_ratio(name, source.hardware_class, inputs.tokens, inputs.loads)
+        if ratio is None or source.tokens_per_request is not None:
+            continue
+        interval = source.interval.times(ratio.interval)
+        if cores != source.cores:
+            interval = interval.times(Interval.around(MOST_SCALED))
+        found.append(
+            replace(
+                source,
+                hardware_class=name,
+                cores=cores,
+                plan=f"as on {source.hardware_class}",
+                curve=_with_cores(source, cores).faster(ratio.middle),
+                origin=Origin.ESTIMATED,
+                basis=f"from {counted(source.cores, 'core')} of {source.hardware_class}, "
+                f"{ratio.basis} ({source.basis})",
+                interval=interval,
+            )
+        )
+    return (min(found, key=lambda one: one.interval.high / one.interval.low),) if found else ()

@@ -108,6 +108,10 @@ def cost_interval(row: OfferRow) -> tuple[float, float]:
     return min(found), max(found)
 
 
+MOST_NAMED = 3
+"""More classes than this with the same caveat are counted, not named."""
+
+
 def caveats(comparison: HardwareComparison) -> tuple[str, ...]:
     """What limits the figures, by class, each once."""
     found: dict[str, list[str]] = {}
@@ -116,7 +120,10 @@ def caveats(comparison: HardwareComparison) -> tuple[str, ...]:
             classes = found.setdefault(text, [])
             if row.offer.hardware_class not in classes:
                 classes.append(row.offer.hardware_class)
-    return tuple(f"{', '.join(classes)}: {text}" for text, classes in found.items())
+    return tuple(
+        f"{', '.join(classes) if len(classes) <= MOST_NAMED else f'{len(classes)} classes'}: {text}"
+        for text, classes in found.items()
+    )
 
 
 def _load_json(comparison: HardwareComparison) -> dict[str, Any]:
@@ -146,6 +153,7 @@ def as_dict(comparison: HardwareComparison) -> dict[str, Any]:
         "load": _load_json(comparison),
         "currency": comparison.currency,
         "chosen": next((index for index, row in enumerate(comparison.rows) if row is comparison.best), None),
+        "likely": next((index for index, row in enumerate(comparison.rows) if row.is_likely), None),
         "nearest": comparison.nearest,
         "notes": list(comparison.notes),
         "caveats": list(caveats(comparison)),
@@ -200,19 +208,30 @@ def headline(comparison: HardwareComparison) -> str:
     """The outcome in a sentence."""
     load, best = comparison.load, comparison.best
     asked = f"{load.mean:g} requests/s, {load.peak:g} at the peak, p95 within {load.p95_milliseconds:g} ms"
-    if best is None or best.sizing is None or best.node is None or best.evidence is None:
+    if best is None:
         known = any(row.sizing is not None and not row.offer.not_chosen for row in comparison.rows)
-        outcome = "Nothing meets the objective" if known else "No class can be chosen"
-        return f"{outcome} ({asked}); {comparison.nearest}"
-    sizing = best.sizing
+        outcome = "Nothing surely meets the objective" if comparison.likely else "Nothing meets the objective"
+        return f"{outcome if known else 'No class can be chosen'} ({asked}); {comparison.nearest}"
+    return f"{_bought(best, comparison.currency)} ({asked})"
+
+
+def likely_text(comparison: HardwareComparison) -> str:
+    """The likely row in a sentence, and the command that decides; empty without one."""
+    row = comparison.likely
+    return "" if row is None else f"{_bought(row, comparison.currency)}; {row.why.removeprefix('likely: ')}"
+
+
+def _bought(row: OfferRow, currency: str) -> str:
+    assert row.sizing is not None  # noqa: S101 - chosen and likely rows have figures
+    assert row.node is not None  # noqa: S101
+    assert row.evidence is not None  # noqa: S101
+    sizing, sign = row.sizing, currency_sign(currency)
     replicas = _span(str(sizing.replicas_mean), str(sizing.replicas_peak))
-    count = math.ceil(sizing.replicas_peak / best.node.replicas)
-    sign = currency_sign(comparison.currency)
-    nodes = "" if best.node.is_share else f" on {count} {best.node.name}"
+    nodes = "" if row.node.is_share else f" on {math.ceil(sizing.replicas_peak / row.node.replicas)} {row.node.name}"
     return (
-        f"{best.name}, {best.evidence.plan} ({origin_text(best)}): "
+        f"{row.name}, {row.evidence.plan} ({origin_text(row)}): "
         f"{counted(replicas, 'replica')}{nodes}, p95 {short(sizing.p95_peak)} ms at the peak, "
-        f"{sign}{sizing.reserved_per_month:,.0f} a month reserved, {sign}{sizing.used_per_month:,.0f} used ({asked})"
+        f"{sign}{sizing.reserved_per_month:,.0f} a month reserved{_range(row)}, {sign}{sizing.used_per_month:,.0f} used"
     )
 
 
@@ -264,9 +283,11 @@ def html_page(comparison: HardwareComparison, *, title: str) -> str:
         "Notes": comparison.notes,
         "Sources": _sources(comparison),
     }
+    likely = likely_text(comparison)
+    sentences = [headline(comparison), *([f"Likely: {likely}"] if likely else [])]
     return document(
         title,
-        header(title, f'<p class="sentence">{escape(headline(comparison))}</p>')
+        header(title, "".join(f'<p class="sentence">{escape(text)}</p>' for text in sentences))
         + card("Cost over latency", chart(comparison), note="Lines are the intervals of the figures.")
         + card("Hardware", table(heads(comparison), rows))
         + "".join(card(name, bullets(texts)) for name, texts in lists.items() if texts),

@@ -11,6 +11,7 @@ RequestError                  error_type, status, field, remedy
 │   └── UnknownModel          404 model_not_found
 ├── MethodNotAllowed          405 method (allow)
 ├── RequestTimeout            408 timeout
+├── OtherVectorSpace          412 other_vector_space
 ├── BodyTooLarge              413 too_large
 ├── UnsupportedMediaType      415 media_type
 ├── HeadersTooLarge           431 headers_too_large
@@ -104,6 +105,13 @@ class RequestTimeout(RequestError):
 
     status = 408
     error_type = "timeout"
+
+
+class OtherVectorSpace(RequestError):
+    """The request expects another vector space than this model's."""
+
+    status = 412
+    error_type = "other_vector_space"
 
 
 class UnsupportedMediaType(RequestError):

@@ -61,11 +61,35 @@ def test_an_estimate_wins_only_if_it_is_cheaper_at_its_slow_end() -> None:
 
     assert found.best is not None
     assert found.best.offer.hardware_class == "icelake"
-    assert found.rows[1].why == "looks cheaper, and is estimated: not at the slow end of its interval; measure it"
+    assert found.likely is found.rows[1]
+    assert found.rows[1].why == (
+        "likely: cheapest in the middle of its interval only. To decide: penstock optimize FILE, on zen4.big, 1 core"
+    )
     cheap = compare([offer("zen4", per_hour=0.2, origin=Origin.ESTIMATED, error=0.5), measured], LOAD).best
     assert cheap is not None
     assert cheap.offer.hardware_class == "zen4"
     assert cheap.why == "cheapest within the objective, even at the slow end of its interval"
+
+
+def test_an_estimate_is_likely_on_the_node_that_is_cheapest_in_the_middle() -> None:
+    nodes = (Node("small", 0.5, 7), Node("large", 3.0, 40))
+    rough = Offer("zen5", 1, (evidence("zen5", origin=Origin.ESTIMATED, error=0.6),), nodes)
+
+    found = compare([rough, offer("icelake", per_hour=1.0)], LOAD, measure="penstock optimize emotion.yaml")
+
+    assert found.likely is not None
+    assert found.likely.node is nodes[0]
+    assert found.likely.why.endswith("To decide: penstock optimize emotion.yaml, on small, 1 core")
+    assert len(found.rows) == 2
+
+
+def test_without_a_sure_choice_the_likely_one_is_named() -> None:
+    rough = offer("zen5", origin=Origin.ESTIMATED, error=0.6)
+
+    found = compare([rough], replace(LOAD, most_replicas=20))
+
+    assert (found.best, found.likely) == (None, found.rows[0])
+    assert found.nearest
 
 
 def test_an_estimate_that_could_be_cheaper_is_named() -> None:
@@ -107,7 +131,7 @@ def test_an_offer_for_comparison_is_never_chosen() -> None:
 
     assert found.best is not None
     assert found.best.offer.hardware_class == "icelake"
-    assert found.rows[0].why == "for comparison: Penstock has no GPU runtime"
+    assert found.rows[1].why == "for comparison: Penstock has no GPU runtime"
 
 
 def test_an_offer_without_figures_states_the_problem() -> None:
@@ -201,7 +225,14 @@ def test_the_choice_is_feasible_and_no_feasible_offer_is_surely_cheaper(
 
     assert len(found.rows) == len(offers)
     assert all(row.why for row in found.rows)
-    best = found.best
+    best, likely = found.best, found.likely
+    if likely is not None:
+        assert likely.is_rough
+        assert likely is not best
+        assert likely.sizing is not None
+        assert best is None or (
+            best.sizing is not None and likely.sizing.reserved_per_month < best.sizing.reserved_per_month
+        )
     if best is None:
         assert found.nearest
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from penstock.artefact_store import DEFAULT_STORE
 from penstock.errors import ArtefactError, SettingError, SpecError, printable
@@ -21,11 +21,10 @@ from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpoin
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.resources.text_fields import parse_quantity
 from penstock.tasks import TaskName
-from penstock_cli.options import FiniteRange, PositiveIntegers, refuse_options
 from penstock_cli.planning.objects import ClusterPlan, load_of_week, read_cluster
-from penstock_cli.screen import console, fact
+from penstock_cli.terminal import FiniteRange, PositiveIntegers, console, fact, refuse_options
 from penstock_optimizer.neuron.published import SHAPES, published_rows, shape_of
-from penstock_planner.compare import HardwareComparison, Load, compare, counted
+from penstock_planner.compare import HardwareComparison, Load, OfferRow, compare, counted
 from penstock_planner.evidence import Evidence, of_file, of_manifest
 from penstock_planner.ledger import DEFAULT_LEDGER, error_text, read_ledger
 from penstock_planner.offers import GPU, OfferInputs, class_of_cpu, offers
@@ -34,13 +33,14 @@ from penstock_planner.page import (
     cells,
     csv_text,
     headline,
-    heads,
     html_page,
     json_text,
     judged,
+    likely_text,
     unjudged,
 )
 from penstock_planner.prices import PriceList, currency_sign, load_prices, shipped_prices
+from penstock_planner.project import project
 
 DEFAULT_CORES = (1, 2, 4)
 DEFAULT_TOKENS = 65
@@ -181,14 +181,16 @@ def command(target: str, **options: Any) -> None:
         base_of(options["verify"])
     ledger = options["ledger"].expanduser()
     load, notes = _load(subject, options)
-    inputs = _inputs(subject, options)
+    inputs = _inputs(subject, options, load)
     if inputs.shape is None and not generates:
         notes.append("the kind of model is not known from its name: give --family for published figures")
     notes += [f"prices: {inputs.prices.summary} ({inputs.prices.source})"]
     notes += filter(None, [error_text(read_ledger(ledger))])
     names = options["classes"] or _default_classes(inputs)
     found = offers(inputs, names, options["cores"], chosen=options["classes"] or ())
-    comparison = compare(found, load, notes=notes, currency=inputs.prices.currency)
+    comparison = compare(
+        found, load, notes=notes, currency=inputs.prices.currency, measure=f"penstock optimize {target}"
+    )
     comparison = replace(comparison, notes=(*_cost_of_tokens(comparison), *comparison.notes))
     if subject.cluster is not None:
         comparison = replace(comparison, notes=(*_present_class(subject, comparison), *comparison.notes))
@@ -221,17 +223,21 @@ _TEXTS: dict[str, Callable[[HardwareComparison], str]] = {
 }
 
 
-def _inputs(subject: PlannedEndpoint, options: dict[str, Any]) -> OfferInputs:
-    family = options["family"]
+def _inputs(subject: PlannedEndpoint, options: dict[str, Any], load: Load) -> OfferInputs:
+    family, spec = options["family"], subject.spec
+    shape = SHAPES[family] if family is not None else shape_of(spec.model)
+    tokens, ours = _bucket(spec), project()
     return OfferInputs(
         classes=HARDWARE_CLASSES if subject.cluster is None else subject.cluster.classes,
         prices=_prices(subject, options["prices"]),
         evidence=_evidence(subject, options["store"], options["measurements"]),
         published=published_rows(),
-        shape=SHAPES[family] if family is not None else shape_of(subject.spec.model),
-        tokens=_bucket(subject.spec),
-        memory_bytes=math.ceil(parse_quantity(memory)) if (memory := subject.spec.pod.memory) is not None else None,
-        caches_bytes=caches.total_bytes if (caches := subject.spec.serving.caches) is not None else 0,
+        shape=shape,
+        tokens=tokens,
+        memory_bytes=math.ceil(parse_quantity(memory)) if (memory := spec.pod.memory) is not None else None,
+        caches_bytes=caches.total_bytes if (caches := spec.serving.caches) is not None else 0,
+        project=ours.evidence(shape.family if shape is not None else "", tokens, spec.model, load.p95_milliseconds),
+        loads=ours.loads,
     )
 
 
@@ -425,16 +431,48 @@ def _present_class(subject: PlannedEndpoint, comparison: HardwareComparison) -> 
     return (text,)
 
 
+MOST_COLUMNS = 100
+"""A wider terminal is not used: lines of that length can be read."""
+
+
 def _print_table(comparison: HardwareComparison) -> None:
+    """The outcome, and of each class the best row: two lines, so that a table fits into 100 columns."""
     fact("plan", headline(comparison))
-    table = Table(*heads(comparison), box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for row in judged(comparison):
-        style = "bold" if row is comparison.best else "" if row.is_feasible else "dim"
-        table.add_row(*map(printable, cells(row)), style=style)
-    console.print(table)
+    if likely := likely_text(comparison):
+        fact("likely", likely)
+    shown = _shown(comparison)
+    money = currency_sign(comparison.currency).strip()
+    reserved, million = f"{money}/month reserved", f"{money}/M"
+    heads = ("class", "cores", "p95 ms", "replicas", "node", reserved, "used", million, "figures")
+    table = [heads, *map(_brief, shown)]
+    widths = [max(len(line[column]) for line in table) for column in range(len(heads))]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in table]
+    width = min(console.width, MOST_COLUMNS)
+    console.print(lines[0].rstrip(), style="dim")
+    for row, line in zip(shown, lines[1:], strict=True):
+        style = "bold" if row is comparison.best else "" if row.is_feasible or row.is_likely else "dim"
+        console.print(printable(line.rstrip()), style=style)
+        plan = row.evidence.plan if row.evidence is not None else ""
+        for text in textwrap.wrap(printable(f"{plan}: {row.why}"), width - 4, break_on_hyphens=False):
+            console.print(f"    {text}", style="dim")
+    left_out = len(judged(comparison)) - len(shown)
+    if left_out:
+        fact("more", f"{counted(left_out, 'row')} with other numbers of cores: --output csv, json or html")
     for text in unjudged(comparison):
         fact("unknown", text)
     for text in caveats(comparison):
         fact("limit", text)
     for text in comparison.notes:
         fact("note", text)
+
+
+def _shown(comparison: HardwareComparison) -> list[OfferRow]:
+    """Of each class the first row, and that of other software."""
+    first = {(row.offer.hardware_class, row.offer.not_chosen): row for row in reversed(judged(comparison))}
+    return [row for row in judged(comparison) if any(row is one for one in first.values())]
+
+
+def _brief(row: OfferRow) -> tuple[str, ...]:
+    name, cores, _, p95, replicas, node, reserved, used, million, *_ = cells(row)
+    origin = row.evidence.origin.value.replace("measured by the project", "the project's") if row.evidence else ""
+    return name, cores, p95, replicas, node, reserved, used, million, origin

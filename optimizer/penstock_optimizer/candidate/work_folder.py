@@ -64,6 +64,8 @@ class ExportedFacts(Frozen):
     fused_nodes: dict[str, int]
     how: str
     parameters: int
+    weights: str
+    """See `Exported.weights`."""
     notes: tuple[str, ...] = ()
     seconds: float
 

@@ -17,18 +17,18 @@ from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.manifest import GRAPH_OUTPUTS, Axes, GraphIO
 from penstock.tasks import Head
 from penstock_optimizer.export.build.graph import fused_nodes
-from penstock_optimizer.export.exported import Exported, open_session
 from penstock_optimizer.export.own_inputs import read_inputs
 from penstock_optimizer.export.own_outputs import Source, are_probabilities, set_outputs, source_of
-from penstock_runtime.batching.collate import collate
+from penstock_optimizer.export.reader import Exported, open_session
 from penstock_runtime.engines.grid import feed
 from penstock_runtime.models.files import copy_within
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.graph import check_data, graph_data
 from penstock_runtime.models.vector_modules import NormalizeModule
-from penstock_runtime.rows import POOLED, Row
+from penstock_runtime.rows import POOLED, Row, collate
 from penstock_runtime.tasks.classification.text_classification import Function
 from penstock_runtime.tasks.embeddings.embedding import width
+from penstock_runtime.tasks.embeddings.space import files_digest
 from penstock_runtime.tokens.tokenizer import Tokenizer
 
 OUTPUTS: dict[Head, dict[str, Axes]] = {**GRAPH_OUTPUTS, Head.MASKED_LM: {"logits": Axes.TOKENS}}
@@ -64,6 +64,8 @@ def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
         copy = Path(place, source.name)
         for file in (source, *data):
             copy_within(folder.path, file, Path(place, file.relative_to(source.parent)))
+        inner = [file.relative_to(source.parent) for file in data]
+        weights = files_digest({"graph": copy, **{str(name): Path(place, name) for name in inner}})
         model = _load(source, copy)
         inputs, is_changed = read_inputs(source, model, folder.config)
         if is_changed:
@@ -86,6 +88,7 @@ def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
         fused_nodes=fused_nodes(model.graph.node),
         how="own-onnx",
         parameters=sum(math.prod(tensor.dims) for tensor in model.graph.initializer),
+        weights=weights,
         notes=_notes(chosen, named, probe.answers),
     )
 

@@ -27,10 +27,11 @@ from penstock.manifest import GraphIO
 from penstock.tasks import Head
 from penstock_optimizer.export.build.graph import SINGLE_FILE_BYTES, fused_nodes
 from penstock_optimizer.export.build.operators import Flavour
-from penstock_optimizer.export.exported import CLASS_ENDINGS, Exported, no_head, open_session
 from penstock_optimizer.export.own_graph import OUTPUTS
+from penstock_optimizer.export.reader import CLASS_ENDINGS, Exported, no_head, open_session
 from penstock_runtime.models.files import read_optional
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.tasks.embeddings.space import tensors_digest
 from penstock_runtime.tokens import Template, Tokenizer
 from penstock_runtime.tokens.backend import uses_type_ids
 
@@ -89,6 +90,7 @@ def export_with_torch(folder: ModelFolder, head: Head, path: Path, flavour: Flav
         fused_nodes=fused_nodes(onnx.load(str(path), load_external_data=False).graph.node),
         how="torch",
         parameters=sum(parameter.numel() for parameter in model.parameters()),
+        weights=tensors_digest({name: one.detach().float().numpy() for name, one in model.named_parameters()}),
     )
 
 

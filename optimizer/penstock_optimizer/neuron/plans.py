@@ -113,17 +113,19 @@ class NeuronFigure:
 def published_figures(
     rows: Iterable[PublishedFigure], generation: NeuronGeneration, granted: int, shape: ModelShape, tokens: int
 ) -> tuple[NeuronFigure, ...]:
-    """Figures of published rows for this family, number of cores and length, the fastest row of each candidate."""
+    """Figures of published rows for this family, number of cores and length. Of a candidate the row of the newest SDK
+    counts, the slower one of two; its interval is from all rows of the candidate."""
     by_candidate: dict[NeuronCandidate, list[PublishedFigure]] = {}
     for row in rows:
         family = shape_of(row.model)
         same = row.hardware_class == generation.value and row.instance_cores == granted and row.tokens == tokens
-        if same and family is not None and family.family == shape.family and row.uses_the_whole_instance:
+        usable = row.uses_the_whole_instance and not row.is_anomalous
+        if same and usable and family is not None and family.family == shape.family:
             key = NeuronCandidate(row.mode, row.cores_per_model, row.batch)
             by_candidate.setdefault(key, []).append(row)
     found = []
     for candidate, same_rows in by_candidate.items():
-        best = max(same_rows, key=lambda row: row.per_second)
+        best = max(same_rows, key=lambda row: (row.release, -row.per_second))
         rates = [row.per_second for row in same_rows]
         found.append(
             NeuronFigure(
@@ -153,6 +155,11 @@ INF2_TIMES = {
 }
 """One core with both cores of the device busy, bf16: weighted least squares over the published rows. They agree with
 the rows within 5 % (bert-base, distilbert) and 10 % (bert-large)."""
+INF2_INTERCEPT, INF2_PER_WEIGHT, INF2_PER_OPERATION = 0.294, 0.522e-9, 0.0290e-9
+"""Milliseconds of one batch of a model without published rows: a + b * block weights + c * operations of the batch. The
+fit has the least relative squared error over the published rows of inf2.xlarge at 128 tokens."""
+INF2_LEFT_OUT_ERROR = 0.21
+"""Largest relative error of the time for a family that is left out of the fit (leave-one-out; -15 % to 21 %)."""
 INF1_DATA_PARALLEL = LinearTime(14.7, 1.61)
 """BERT-base with all four cores of a device busy. Rows differ from it by up to 20 %: batch 8 is slower than a line."""
 INF1_PIPELINES = {4: LinearTime(2.858, 0.582), 16: LinearTime(0.1496, 0.4084)}
@@ -165,7 +172,8 @@ LARGEST_FITTED_BATCH = {NeuronGeneration.INF1: 6, NeuronGeneration.INF2: 16}
 def estimated_figures(
     generation: NeuronGeneration, granted: int, shape: ModelShape, tokens: int
 ) -> tuple[NeuronFigure, ...]:
-    """Figures of the fitted times: the part for each sequence scaled by operations, the constant by weights.
+    """Figures of the fitted times, whose part for each sequence is scaled by operations. On Inf1 the constant is scaled
+    by weights; on Inf2 a model without published rows has the time of `INF2_INTERCEPT` and its neighbours.
 
     Pipelines of other lengths than 4 and 16 cores have no fit and are left out.
     """
@@ -178,8 +186,7 @@ def estimated_figures(
         elif generation is NeuronGeneration.INF1:
             time, fitted = INF1_DATA_PARALLEL, base
         else:
-            time = INF2_TIMES.get(shape.family, INF2_TIMES["bert-base"])
-            fitted = shape if shape.family in INF2_TIMES else base
+            time, fitted = INF2_TIMES.get(shape.family) or _inf2_time(shape), shape
         if time is None or candidate.batch > LARGEST_FITTED_BATCH[generation]:
             continue
         compute = shape.operations(tokens) / fitted.operations(FITTED_TOKENS)
@@ -192,10 +199,21 @@ def estimated_figures(
             NeuronFigure(
                 generation, candidate, granted, copies * candidate.batch / batch_milliseconds * 1000,
                 batch_milliseconds * stages, Basis.ESTIMATED,
-                f"times fitted to published rows of {fitted.family} at {FITTED_TOKENS} tokens, scaled by operations",
+                f"{_fit(generation, shape, fitted)} at {FITTED_TOKENS} tokens, scaled by operations",
             )
         )  # fmt: skip
     return tuple(found)
+
+
+def _inf2_time(shape: ModelShape) -> LinearTime:
+    constant = INF2_INTERCEPT + INF2_PER_WEIGHT * shape.block_weights
+    return LinearTime(constant, INF2_PER_OPERATION * shape.operations(FITTED_TOKENS))
+
+
+def _fit(generation: NeuronGeneration, shape: ModelShape, fitted: ModelShape) -> str:
+    if generation is NeuronGeneration.INF2 and shape.family not in INF2_TIMES:
+        return f"time fitted to all published encoders (leave-one-out error up to {INF2_LEFT_OUT_ERROR:.0%})"
+    return f"times fitted to published rows of {fitted.family}"
 
 
 def _in_flight(cores: int) -> float:

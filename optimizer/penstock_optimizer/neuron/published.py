@@ -59,6 +59,17 @@ class PublishedFigure:
         return found if found is not None else 1000 * self.batch / self.per_second
 
     @property
+    def release(self) -> tuple[int, ...]:
+        """The number of the Neuron SDK that it was measured with, such as (2, 20, 0); empty if it is not stated."""
+        found = re.search(r"SDK ([\d.]+)", self.software)
+        return tuple(map(int, found[1].strip(".").split("."))) if found else ()
+
+    @property
+    def is_anomalous(self) -> bool:
+        """Whether it contradicts all other rows, by its remark."""
+        return "anomalous" in self.remark
+
+    @property
     def uses_the_whole_instance(self) -> bool:
         """False for a row of one core of several: its throughput does not fit the price of the node."""
         return "ONE core" not in self.remark
@@ -112,6 +123,11 @@ class ModelShape:
     weights: int
     embedding_weights: int = 0
     """Weights of the embeddings, which are on the host on Inf1."""
+
+    @property
+    def block_weights(self) -> int:
+        """Weights that one pass reads: 12 H^2 for each layer (Kaplan et al., 2020), also where layers share them."""
+        return 12 * self.layers * self.hidden**2
 
     @property
     def device_weights(self) -> int:

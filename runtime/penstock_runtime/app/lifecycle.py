@@ -82,6 +82,7 @@ async def start_model(server: Server, model: AnyModel) -> AnyPredictor:
     freeze_garbage_collector()
     server.status.limits = {"max_input_tokens": model.max_tokens}
     server.status.labels, server.status.pooling = model.labels, model.pooling
+    server.status.space = model.space
     server.status.truncate = model.truncate
     server.serve_with(predictor, model.plan, model.manifest)
     _watch_device(server, model)
@@ -105,6 +106,7 @@ async def replace_model(server: Server, predictor: AnyPredictor, model: AnyModel
         return False
     server.serve_with(predictor, model.plan, model.manifest)
     if isinstance(model, LoadedModel):
+        server.status.space = model.space
         _watch_device(server, model)
     freeze_garbage_collector()
     return True

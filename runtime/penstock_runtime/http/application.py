@@ -407,6 +407,6 @@ class Application:
         return (
             b"access-control-allow-origin: %b\r\nvary: origin\r\n"
             b"access-control-expose-headers: inference-header-content-length, retry-after, x-compute-time, "
-            b"x-compute-tokens, x-inference-time, x-queue-time, x-request-id, x-tokenization-time, x-truncated\r\n"
-            % allow
+            b"x-compute-tokens, x-inference-time, x-queue-time, x-request-id, x-tokenization-time, x-truncated, "
+            b"x-artefact, x-vector-space\r\n" % allow
         )

@@ -40,6 +40,11 @@ _ACTIVATIONS: Mapping[str, Callable[[Float], Float]] = {
 """By the name of torch's class."""
 
 
+def activation_name(activation: Callable[[Float], Float]) -> str:
+    """The name of torch's class for the activation of a DenseModule."""
+    return next(name for name, known in _ACTIVATIONS.items() if known is activation)
+
+
 class VectorModule(Protocol):
     """One of the modules."""
 

@@ -30,15 +30,18 @@ PATHS = {
 NOT_SERVING = {"ServerReady", "ModelReady"}
 """Calls that answer `ready: false` instead of an error while requests are not accepted."""
 STATUS_CODES = {
-    401: "UNAUTHENTICATED", 404: "NOT_FOUND", 408: "DEADLINE_EXCEEDED", 413: "RESOURCE_EXHAUSTED",
+    401: "UNAUTHENTICATED", 404: "NOT_FOUND", 408: "DEADLINE_EXCEEDED", 412: "FAILED_PRECONDITION",
+    413: "RESOURCE_EXHAUSTED",
     429: "RESOURCE_EXHAUSTED", 499: "CANCELLED", 500: "INTERNAL", 503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED",
 }  # fmt: skip
 """gRPC's status codes by HTTP status; any other is INVALID_ARGUMENT."""
-HEADERS = frozenset({"authorization", "x-request-id", "x-deadline-ms", "traceparent", "tracestate"})
+HEADERS = frozenset(
+    {"authorization", "x-request-id", "x-deadline-ms", "x-expect-vector-space", "traceparent", "tracestate"}
+)
 """Metadata of a call that are headers of the request."""
 TRAILERS = frozenset(
     {"x-compute-time", "x-queue-time", "x-tokenization-time", "x-inference-time", "x-compute-tokens", "x-truncated",
-     "retry-after"}
+     "x-vector-space", "x-artefact", "retry-after"}
 )  # fmt: skip
 """Headers of the response that are metadata of the call."""
 

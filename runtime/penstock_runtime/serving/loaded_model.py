@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import Literal
 
 from penstock.errors import ArtefactError, OtherInstructionSet
 from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, Isa, NeuronGeneration
-from penstock.manifest import GraphIO, Manifest
+from penstock.manifest import MANIFEST_NAME, GraphIO, Manifest
 from penstock.neuron_artefact import CompiledModel
 from penstock.recipe import EngineName, Plan
 from penstock.resources.endpoint_parts.serving import Prompts
 from penstock.tasks import HEAD_OF_TASK, Head
+from penstock.vector_space import ARTEFACT_DIGITS, VectorSpace
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.routed import RoutedEngine
@@ -23,6 +25,7 @@ from penstock_runtime.rows import Pooling
 from penstock_runtime.store.verification import verify_files
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, RequestLimits, Task
 from penstock_runtime.tasks.factory import make_task
+from penstock_runtime.tasks.texts import PromptTexts
 
 Which = Literal["chosen", "baseline"]
 
@@ -59,9 +62,19 @@ class LoadedModel:
     """The model's own pooling, by its files; empty: none."""
     truncate: bool = True
     """Texts that are too long are cut, unless a request has another rule."""
+    space: VectorSpace | None = None
+    """The space of its vectors; None: it has none, or its artefact does not state it."""
+    digest: str = ""
+    """sha256 of the manifest, hexadecimal, which names the artefact in a store."""
     findings: tuple[str, ...] = ()
     """Deviations from the plan, as sentences for the user."""
     closed: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """Space and artefact of its vectors, such as `vs1-7f3a9c0d12ab5e44/3b1fd20c9a71`; empty without a space."""
+        return "" if self.space is None else f"{self.space.id}/{self.digest[:ARTEFACT_DIGITS]}"
+
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def close(self) -> None:
@@ -170,6 +183,10 @@ def load_artefact(
     if manifest.model.head is Head.ENCODER and isinstance(pooling := model_folder.pooling, Pooling):
         model.pooling = str(pooling)
     model.truncate = truncate
+    model.digest = hashlib.sha256((folder / MANIFEST_NAME).read_bytes()).hexdigest()
+    if manifest.vector_space is not None:
+        texts = PromptTexts.of(model_folder, prompts)
+        model.space = manifest.vector_space.served_with(texts.texts, texts.default, longest)
     model.findings = (*findings, *task.tokenizer.findings)
     return model
 

@@ -9,6 +9,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
+from penstock.vector_space import ARTEFACT_HEADER, HEADER
 from penstock_runtime.batching.batcher import BatchObserver, NullObserver
 from penstock_runtime.batching.dispatcher import Dispatcher, RequestResult
 from penstock_runtime.engines.base import DeviceState, EngineFacts, HasDevice
@@ -62,6 +63,10 @@ class Answer(NamedTuple):
     """True for an answer from the cache."""
     cut_at: Sequence[int | None] = ()
     """As `Prepared.cut_at`."""
+    fingerprint: str = ""
+    """Of an answer with vectors: their space and the artefact, see `LoadedModel.fingerprint`; empty if not known."""
+    identity: bytes = b""
+    """The same as headers, with what the request chose of its vectors."""
 
     @property
     def computed_tokens(self) -> int:
@@ -77,6 +82,10 @@ class _ServedModel:
     dispatcher: Dispatcher
     head_in_assemble: bool
     """The task's `assemble` computes a part of the model."""
+    fingerprint: str
+    """See `LoadedModel`."""
+    identity: bytes
+    """See `vector_headers`."""
     number: int
     """Counts replacements: part of the cache keys, since each model has different answers."""
     requests: int = 0
@@ -294,7 +303,9 @@ class Predictor:
         dispatcher = Dispatcher(
             model.engine, model.io, model.plan, model.task.reduce, observer=self._observer, one_core=is_on_one_core()
         )
-        return _ServedModel(model, dispatcher, isinstance(model.task, HeadInAssemble), number)
+        fingerprint = model.fingerprint
+        in_assemble = isinstance(model.task, HeadInAssemble)
+        return _ServedModel(model, dispatcher, in_assemble, fingerprint, vector_headers(fingerprint), number)
 
     async def _compute(self, served: _ServedModel, asked: _Asked) -> tuple[Answer, bool]:
         """The answer of the model, and whether it is large."""
@@ -326,7 +337,10 @@ class Predictor:
             inference_milliseconds=ran.inference_milliseconds + (assembling * 1e3 if served.head_in_assemble else 0.0),
             compute_milliseconds=(tokenised - asked.arrived + assembling) * 1e3 + ran.inference_milliseconds,
         )
-        return Answer(value, timings, prepared.tokens, prepared.truncated, cut_at=prepared.cut_at), is_large
+        answer = Answer(value, timings, prepared.tokens, prepared.truncated, cut_at=prepared.cut_at)
+        if prepared.vectors and served.identity:
+            answer = answer._replace(fingerprint=served.fingerprint, identity=served.identity % prepared.vectors)
+        return answer, is_large
 
     async def _run(self, dispatcher: Dispatcher, rows: Sequence[Row], arrived: float, asked: _Asked) -> RequestResult:
         """Admit rows to the queue, and run them."""
@@ -370,6 +384,12 @@ class Predictor:
         found = None if key is None else cache.get(key)
         self._observer.cache(name, hit=found is not None)
         return found
+
+
+def vector_headers(fingerprint: str) -> bytes:
+    """The headers with the identity of vectors; `%b` takes what a request chose (`Prepared.vectors`)."""
+    space, _, artefact = fingerprint.partition("/")
+    return f"{HEADER}: {space}; %b\r\n{ARTEFACT_HEADER}: {artefact}\r\n".encode() if space else b""
 
 
 def characters(value: Any) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from penstock.manifest import CandidateFacts, Manifest
 from penstock.recipe import Plan, Recipe
 from penstock.tasks import TaskName
+from penstock.vector_space import VectorSpace
 from penstock_runtime.host import CoreGrant, Host
 
 
@@ -80,6 +81,8 @@ class ServerStatus:
     """Labels of the model's head, in the order of its outputs; empty: it has none, or is not loaded."""
     pooling: str = ""
     """The model's own pooling; empty: none, or not loaded."""
+    space: VectorSpace | None = None
+    """The space of the model's vectors; None: it has none, its artefact does not state it, or it is not loaded."""
     truncate: bool = True
     """Texts that are too long are cut, unless a request has another rule."""
     route_prompts: Mapping[str, str] = field(default_factory=dict)

@@ -66,6 +66,8 @@ class Prepared:
     """Memory of each of its tokens."""
     answer_bytes: int = 0
     """Size of the answer as JSON, as far as known; 0 if it is assembled quickly whatever its size."""
+    vectors: bytes = b""
+    """Of vectors: what the request chose of them, as in the header x-vector-space: `d=384; n=1; p=query`."""
     cut_at: Sequence[int | None] = ()
     """For each text how many of its first characters are in its rows, where not all are; empty: not known."""
 

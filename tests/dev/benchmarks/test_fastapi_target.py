@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import yaml
 
 from benchmarks.fastapi_target import DOLLARS, is_reached, plan
 from penstock_planner.compare import HardwareComparison, Sizing
-from penstock_planner.evidence import Origin, of_file
+from penstock_planner.evidence import Origin
 from penstock_planner.offers import NODE_RESERVE
-
-MEASURED = Path(__file__).parents[3] / "dev" / "benchmarks" / "fastapi_target.yaml"
+from penstock_planner.project import project
 
 
 def planned(family: str) -> HardwareComparison:
-    models = yaml.safe_load(MEASURED.read_text(encoding="utf-8"))["models"]
-    (model,) = [one for one in models if one["family"] == family]
-    return plan(family, of_file(yaml.safe_dump({"measurements": model["measurements"]}), name=MEASURED.name))
+    return plan(family, tuple(one for of, one in project().curves if of == family))
 
 
 def test_distilbert_reaches_the_target() -> None:
@@ -47,11 +41,11 @@ def test_bert_base_keeps_rate_and_latency_and_costs_eleven_dollars_more() -> Non
 @pytest.mark.parametrize(
     ("family", "hardware_class", "origin", "middle", "fast"),
     [
-        ("distilbert", "sapphirerapids", Origin.GIVEN, True, True),
+        ("distilbert", "sapphirerapids", Origin.MEASURED_BY_PROJECT, True, True),
         ("distilbert", "icelake", Origin.ESTIMATED, False, True),
         ("distilbert", "zen4-full-cores", Origin.ESTIMATED, False, True),
         ("distilbert", "graviton3", Origin.ESTIMATED, False, True),
-        ("bert-base", "sapphirerapids", Origin.GIVEN, False, False),
+        ("bert-base", "sapphirerapids", Origin.MEASURED_BY_PROJECT, False, False),
         ("bert-base", "icelake", Origin.ESTIMATED, False, True),
         ("bert-base", "zen4-full-cores", Origin.ESTIMATED, False, False),
         ("bert-base", "graviton3", Origin.ESTIMATED, False, False),

@@ -95,7 +95,7 @@ class Exporter:
         (folder / "model.onnx").write_text("graph")
         (folder / "model.onnx.data").write_text("weights")
         graph = str(folder / "model.onnx")
-        facts = ExportedFacts(graph=graph, io=IO, fused_nodes={}, how="builder", parameters=7, seconds=1.0)
+        facts = ExportedFacts(graph=graph, io=IO, fused_nodes={}, how="builder", parameters=7, weights="w", seconds=1.0)
         return facts.model_dump(mode="json")
 
 
@@ -144,7 +144,9 @@ def test_an_export_of_an_earlier_version_is_replaced_completely(runner: ProcessR
     """Earlier versions had the facts in the folder itself, without digests."""
     folder = runner.work.export("fused")
     folder.mkdir(parents=True)
-    facts = ExportedFacts(graph=str(folder / "m.onnx"), io=IO, fused_nodes={}, how="torch", parameters=7, seconds=1.0)
+    facts = ExportedFacts(
+        graph=str(folder / "m.onnx"), io=IO, fused_nodes={}, how="torch", parameters=7, weights="w", seconds=1.0
+    )
     (folder / "facts.json").write_text(facts.model_dump_json())
 
     assert exported(runner, runner.work.path).how == "builder"

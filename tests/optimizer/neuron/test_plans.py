@@ -11,6 +11,10 @@ from penstock.hardware import NeuronGeneration
 from penstock_optimizer.neuron.plans import (
     FITTED_TOKENS,
     INF1_DATA_PARALLEL,
+    INF2_INTERCEPT,
+    INF2_LEFT_OUT_ERROR,
+    INF2_PER_OPERATION,
+    INF2_PER_WEIGHT,
     INF2_TIMES,
     Basis,
     LinearTime,
@@ -24,10 +28,11 @@ from penstock_optimizer.neuron.plans import (
     published_figures,
     rank,
 )
-from penstock_optimizer.neuron.published import SHAPES, Mode, published_rows
+from penstock_optimizer.neuron.published import SHAPES, Mode, published_rows, shape_of
 from penstock_planner.prices import shipped_prices
 from penstock_runtime.engines.neuron.shapes import CONSTANT_TOKENS
 from tests.examples import examples
+from tools.plan_tables import inf2_errors, inf2_fit
 
 BERT = SHAPES["bert-base"]
 BLOG = [row for row in published_rows() if row.source_kind == "aws-blog-2021"]
@@ -188,3 +193,34 @@ def test_buckets_are_the_powers_of_two_in_use_and_the_longest_input() -> None:
 )
 def test_the_engine_divides_batches_by_the_fitted_times(generation: NeuronGeneration, time: LinearTime) -> None:
     assert CONSTANT_TOKENS[generation] == time.constant / time.each * FITTED_TOKENS
+
+
+def test_the_time_of_unpublished_models_is_fitted_to_the_published_rows() -> None:
+    assert inf2_fit() == pytest.approx((INF2_INTERCEPT, INF2_PER_WEIGHT, INF2_PER_OPERATION), rel=0.01)
+    worst = max(abs(error) for errors in inf2_errors().values() for error in errors)
+    assert worst == pytest.approx(INF2_LEFT_OUT_ERROR, abs=0.005)
+
+
+def test_a_smaller_model_is_not_faster_than_the_intercept() -> None:
+    (mini,) = [
+        one for one in estimated_figures(NeuronGeneration.INF2, 2, SHAPES["minilm-l6"], 128) if one.candidate.batch == 1
+    ]
+
+    # Two cores, each with batches of a + b * weights + c * operations.
+    assert INF2_INTERCEPT < mini.latency_milliseconds < 2 * INF2_INTERCEPT
+    assert mini.per_second == pytest.approx(2 / mini.latency_milliseconds * 1000)
+
+
+def test_of_several_publications_the_newest_counts() -> None:
+    figures = published_figures(published_rows(), NeuronGeneration.INF2, 2, SHAPES["bert-base"], 128)
+    by_batch = {one.candidate.batch: one for one in figures}
+    rows = [row for row in published_rows() if row.hardware_class == "inf2" and row.tokens == 128]
+
+    for batch, figure in by_batch.items():
+        same = [
+            row for row in rows
+            if row.batch == batch and row.instance_cores == 2 and (found := shape_of(row.model)) is not None
+            and found.family == "bert-base"
+        ]  # fmt: skip
+        newest = max(row.release for row in same)
+        assert figure.per_second in {row.per_second for row in same if row.release == newest}

@@ -105,12 +105,18 @@ def test_texts_in_contents_are_the_same(endpoint: Endpoint) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             call(request, timeout=60)
 
+        other = [("x-expect-vector-space", "vs1-0123456789abcdef")]
+        del tensor.contents.int_contents[:]
+        with pytest.raises(grpc.RpcError) as refused:
+            call(request, metadata=other, timeout=60)
+
     vector = np.frombuffer(answer.raw_output_contents[0], dtype="<f4")
     expected = httpx.post(f"{endpoint.url}/predict", json={"inputs": "i like you"}).json()
     np.testing.assert_array_equal(vector, np.asarray(expected[0], dtype=np.float32))
     assert {"x-compute-time", "x-compute-tokens"} <= {name for name, _ in finished.trailing_metadata()}
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "inputs[0].contents has int_contents, and texts are expected" in caught.value.details()
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 @pytest.mark.parametrize(

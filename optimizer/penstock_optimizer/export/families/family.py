@@ -13,8 +13,7 @@ import numpy as np
 
 from penstock.errors import UnsupportedModel
 from penstock.tasks import Head
-from penstock_optimizer.export.exported import no_head
-from penstock_optimizer.export.reader import NotBuildable, Reader
+from penstock_optimizer.export.reader import NotBuildable, Reader, no_head
 from penstock_optimizer.export.transformer import (
     Activation,
     Classifier,
@@ -131,6 +130,11 @@ class Family:
     def parameters(self) -> int:
         """How many weights were read so far."""
         return self.reader.weights.parameters
+
+    @property
+    def weights_digest(self) -> str:
+        """Digest of the weights that were read so far."""
+        return self.reader.weights_digest
 
     @property
     def notes(self) -> tuple[str, ...]:

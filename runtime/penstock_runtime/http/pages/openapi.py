@@ -44,6 +44,8 @@ TIMINGS = {
     "x-tokenization-time": "Tokenising, milliseconds.",
     "x-inference-time": "Forward passes that this request took part in, and GLiNER's head, milliseconds.",
     "x-compute-tokens": "Tokens computed for this request, special ones included; 0 when the answer was remembered.",
+    "x-vector-space": "Of vectors: the identifier of their space, then dimensions (d), normalisation (n), prompt (p).",
+    "x-artefact": "Of vectors: the first digits of the digest of the artefact that computed them.",
 }
 """Headers of every answer of the model."""
 

@@ -185,6 +185,8 @@ class Wanted:
     normalize_whole: bool
     """Scale to length 1 before."""
     rule: Truncation
+    label: bytes = b""
+    """See `Prepared.vectors`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +271,12 @@ class FeatureExtraction(PromptedTask):
             normalize=normalize and not by_files,
             normalize_whole=normalize and by_files,
             rule=self._rule.asked(values["truncate"], values["truncation_direction"]),
+            label=vector_label(
+                dimensions or width,
+                normalised=bool(normalize),
+                prompt=values["prompt_name"] or embedding.prompts.default_name,
+                pooling="" if own else str(pooling or "none"),
+            ),
         )
 
     def _pooling_of(self, asked: str | None, prefix: str) -> tuple[bool, AnyPooling | None]:
@@ -290,7 +298,7 @@ class FeatureExtraction(PromptedTask):
         rows, cut = self._embedding.fitter.singles(request.texts, where, request.wanted.rule, request.wanted.pooling)
         if request.wanted.width is not None:
             self._check_answer(request, rows, request.wanted.width)
-        return Prepared(rows=rows, memo=request, truncated=cut)
+        return Prepared(rows=rows, memo=request, truncated=cut, vectors=request.wanted.label)
 
     def _check_answer(self, request: EmbeddingRequest, rows: Sequence[Row], width: int) -> None:
         if request.wanted.pooling is None:
@@ -316,6 +324,20 @@ class FeatureExtraction(PromptedTask):
             return vectors[0][np.newaxis] if len(vectors) == 1 else np.stack(vectors)
         matrices = [matrix[np.newaxis] for matrix in reduced]
         return matrices[0] if request.single else matrices
+
+
+def vector_label(
+    dimensions: int | None = None,
+    *,
+    normalised: bool = False,
+    prompt: str | None = None,
+    pooling: str = "",
+    kind: str = "",
+) -> bytes:
+    """What a request chose of its vectors, see `Prepared.vectors`. `pooling`: empty for the model's own; `kind`: empty
+    for dense vectors."""
+    chosen = {"d": dimensions, "n": int(normalised), "p": prompt, "pooling": pooling, "kind": kind}
+    return "; ".join(f"{name}={value}" for name, value in chosen.items() if value not in {None, ""}).encode()
 
 
 def texts_of(kind: FieldKind, inputs: Any) -> str | list[str] | TokenIds:

@@ -34,6 +34,7 @@ from penstock_runtime.tasks.embeddings.feature_extraction import (
     pieces_of,
     prefixed,
     refuse_others,
+    vector_label,
 )
 from penstock_runtime.tasks.embeddings.sparse_vectors import USUAL_ANSWER_BYTES, SparseVector, formed
 from penstock_runtime.tasks.fields import Either, ListOf, Object, Text, parse_parameters
@@ -171,12 +172,14 @@ class MultiVectors(PromptedTask):
             plain, more = kind.fitter.singles(texts, where, request.rule, template=kind.template)
             rows += [self._row(row, name, kind) for row in plain]
             cut += more
-        size = 0
+        size, label = 0, b""
         if request.ranked is None:
             size = sum(row.length for row in rows) * (request.dimensions or self._width or 1) * NUMBER_BYTES
             self._limits.check_answer(size, "inputs", "Send fewer texts at a time")
+            width, normalised = request.dimensions or self._width, self._model.normalized
+            label = vector_label(width, normalised=normalised, prompt=request.kinds[0], kind="multi_vector")
         memo = replace(request, texts=[], where=[], kinds=[])  # it may stay in the cache
-        return Prepared(rows=rows, memo=memo, truncated=cut, answer_bytes=size)
+        return Prepared(rows=rows, memo=memo, truncated=cut, answer_bytes=size, vectors=label)
 
     def _row(self, row: Row, name: str, kind: TextKind) -> TokenRow:
         expansion, ids, types = self._model.expansion, row.ids, row.type_ids
@@ -375,6 +378,8 @@ class ThreeOutputs(FeatureExtraction):
             size += len(prepared.rows) * (dense if request.form is SparseFormat.DENSE else USUAL_ANSWER_BYTES)
         self._limits.check_answer(size, "inputs", "Send fewer texts at a time, or ask for fewer outputs")
         prepared.memo, prepared.answer_bytes = request, size
+        if request.outputs != (Output.DENSE,):
+            prepared.vectors = vector_label(kind="+".join(request.outputs))
         return prepared
 
     def reduce(self, row: Row, outputs: Outputs) -> ThreeVectors:  # type: ignore[override] # as above

@@ -27,6 +27,7 @@ from penstock_runtime.tasks.embeddings.feature_extraction import (
     prefixed,
     refuse_others,
     texts_of,
+    vector_label,
 )
 from penstock_runtime.tasks.fields import parse_parameters
 from penstock_runtime.tasks.scores import finite
@@ -71,6 +72,8 @@ class SparseRequest:
     """One text, not a list of them."""
     form: SparseFormat
     rule: Truncation
+    label: bytes
+    """See `Prepared.vectors`."""
 
 
 class SparseVectors(PromptedTask):
@@ -103,9 +106,11 @@ class SparseVectors(PromptedTask):
         prefix = self._prompts.text(values["prompt_name"])
         form = SparseFormat(values["sparse_format"] or SparseFormat.PAIRS)
         rule = self._fitter.rule.asked(values["truncate"], values["truncation_direction"])
+        label = vector_label(prompt=values["prompt_name"] or self._prompts.default_name, kind="sparse")
         if isinstance(given, TokenIds):
-            return SparseRequest(pieces_of(given, prefix, self.tokenizer.embedded_size), given.single, form, rule)
-        return SparseRequest(prefixed(given, prefix), isinstance(given, str), form, rule)
+            texts = pieces_of(given, prefix, self.tokenizer.embedded_size)
+            return SparseRequest(texts, given.single, form, rule, label)
+        return SparseRequest(prefixed(given, prefix), isinstance(given, str), form, rule, label)
 
     def prepare(self, request: SparseRequest) -> Prepared:
         """See `Task`."""
@@ -114,7 +119,8 @@ class SparseVectors(PromptedTask):
         if request.form is SparseFormat.DENSE:
             size = len(rows) * self.tokenizer.embedded_size * NUMBER_BYTES
             self._limits.check_answer(size, "inputs", "Send fewer texts at a time, or ask for another sparse_format")
-        return Prepared(rows=rows, memo=request, truncated=cut, answer_bytes=len(rows) * USUAL_ANSWER_BYTES)
+        size = len(rows) * USUAL_ANSWER_BYTES
+        return Prepared(rows=rows, memo=request, truncated=cut, answer_bytes=size, vectors=request.label)
 
     def reduce(self, row: Row, outputs: Outputs) -> SparseVector:  # noqa: ARG002 - of Task
         """See `Task`. InferenceFailed if a weight is not finite."""

@@ -219,7 +219,7 @@ def timing_headers(answer: Answer) -> bytes:
     )
     if answer.truncated:
         lines += b"x-truncated: %d\r\n" % answer.truncated
-    return lines
+    return lines + answer.identity
 
 
 def answer_response(answer: Answer, value: Any) -> Response:

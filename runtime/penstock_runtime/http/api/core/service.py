@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from penstock.resources.core import ModelSource
-from penstock_runtime.errors import InvalidInput, NotReady, UnknownModel
+from penstock.vector_space import EXPECTED
+from penstock_runtime.errors import InvalidInput, NotReady, OtherVectorSpace, UnknownModel
 from penstock_runtime.http.transport.message import Request
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.predictor import Answer
@@ -56,6 +57,26 @@ class PredictorLike(Protocol):
         ...
 
 
+def require_space(expected: str, found: str) -> None:
+    """OtherVectorSpace unless `found`, the identifier of a space or empty, is the one of the header
+    x-expect-vector-space, which may be a whole value of x-vector-space."""
+    wanted = expected.partition(";")[0].strip()
+    if found and wanted == found:
+        return
+    shown = shortened_name(wanted)
+    if not found:
+        raise OtherVectorSpace(
+            f"the request expects the vector space {shown}, and this endpoint's artefact states none",
+            field=EXPECTED,
+            remedy="Optimise the model again with this version of Penstock, or send the request without the header",
+        )
+    raise OtherVectorSpace(
+        f"the request expects the vector space {shown}, and this endpoint's is {found}",
+        field=EXPECTED,
+        remedy="Compare both with `penstock space`; vectors of two spaces do not belong into one index",
+    )
+
+
 class ModelService:
     """The predictor, with the status that clients can read."""
 
@@ -74,6 +95,9 @@ class ModelService:
         if self.status.route_prompts and parameters.get("prompt_name") is None and request.route is not None:
             prompt = self.status.route_prompts.get(request.route.path)
             parameters = parameters if prompt is None else {**parameters, "prompt_name": prompt}
+        expected = request.headers.get(EXPECTED.encode())
+        if expected is not None:
+            require_space(expected.decode("latin-1"), "" if self.status.space is None else self.status.space.id)
         answer = await predictor.predict(
             inputs,
             parameters,
@@ -83,6 +107,9 @@ class ModelService:
             tenant=request.token,
         )
         self.metrics.answered(answer)
+        if expected is not None and answer.fingerprint:
+            # The model may have been replaced meanwhile.
+            require_space(expected.decode("latin-1"), answer.fingerprint.partition("/")[0])
         return answer
 
     async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int) -> T:

@@ -68,6 +68,7 @@ MODEL: JsonSchema = {
         "owned_by": {"type": "string"},
         "name": {"type": "string"},
         "ready": {"type": "boolean"},
+        "vector_space": {"type": "string"},
     },
     "required": ["id", "object", "created", "owned_by", "name", "ready"],
 }

@@ -66,6 +66,8 @@ class OpenAI:
             "model": self._service.status.name,
             "usage": {"prompt_tokens": answer.tokens, "total_tokens": answer.tokens},
         }
+        if answer.fingerprint:
+            value["system_fingerprint"] = answer.fingerprint
         return answer_response(answer, value)
 
     def models(self, _: Request) -> Response:
@@ -81,7 +83,9 @@ class OpenAI:
         # `name`, `ready` and `models` are what KServe's V1 protocol has on the same paths.
         name = self._service.status.name
         opened = {"id": name, "object": "model", "created": self._started, "owned_by": "penstock"}
-        return {**opened, "name": name, "ready": self._service.ready}
+        space = self._service.status.space
+        stated = {} if space is None else {"vector_space": space.id}
+        return {**opened, "name": name, "ready": self._service.ready, **stated}
 
 
 class OpenAIText(GenerationApi):

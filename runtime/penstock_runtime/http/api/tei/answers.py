@@ -64,7 +64,7 @@ _TEI_POOLINGS = {"last": "last-token"}
 
 
 def tei_info(service: ModelService) -> dict[str, Any]:
-    """The fields of `/info` of text-embeddings-inference; those that do not apply here are null."""
+    """The fields of `/info` of text-embeddings-inference, and the vector space; those that do not apply are null."""
     status, settings = service.status, service.settings
     model_id, revision = status.name, None
     if status.manifest is not None and status.manifest.model.source.startswith("hf://"):
@@ -95,4 +95,7 @@ def tei_info(service: ModelService) -> dict[str, Any]:
         "version": __version__,
         "sha": None,
         "docker_label": None,
+        "vector_space": None
+        if status.space is None
+        else {"id": status.space.id, "fields": status.space.model_dump(mode="json")},
     }
