@@ -245,9 +245,7 @@ class GenerationSettings(SettingsGroup):
     )
     generation_cache_bytes: int | None = setting(
         None,
-        "Memory for the keys and values of tokens, in progress and kept. Prompt and continuation of one sequence must "
-        "fit. Not set: 4 GiB, or as much as one sequence of the longest context takes; less if the container's limit "
-        "leaves less beside the weights.",
+        "Memory for the keys and values of tokens. Not set: 4 GiB, or less if the container's limit leaves less.",
         unit="bytes",
         ge=1,
     )

@@ -43,10 +43,12 @@ from penstock_optimizer.export.families.nomic import NomicBert
 from penstock_optimizer.export.families.t5 import MT5, T5, UMT5
 from penstock_optimizer.export.own_graph import take_own_graph
 from penstock_optimizer.export.reader import CLASS_ENDINGS, Exported, NotBuildable, check_head
+from penstock_optimizer.export.static import build_static
 from penstock_optimizer.export.torch_export import export_with_torch
 from penstock_optimizer.export.transformer import LONGEST_CONTEXT, Decoder, MaskFiller, SparseWeights
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sentence import SparsePooling
+from penstock_runtime.models.static_folder import MODEL_TYPE
 
 DECODERS: Mapping[str, type[DecoderFamily]] = {
     "gemma3_text": Gemma3,
@@ -155,6 +157,8 @@ def export(folder: ModelFolder, head: Head, out: Path, *, flavour: Flavour = Fla
         )
     out.mkdir(parents=True, exist_ok=True)
     path = out / GRAPH_NAME
+    if folder.model_type == MODEL_TYPE:
+        return build_static(folder, head, path)
     if not folder.safetensors:
         return _take(take_own_graph, folder, head, path)
     try:

@@ -34,7 +34,7 @@ def read_inputs(source: Path, model: Any, config: Mapping[str, Any]) -> tuple[tu
         names = ", ".join(unknown[:SHOWN]) + (f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else "")
         what = f"wants the inputs {names}" if unknown else "has no input input_ids"
         raise UnsupportedModel(f"{source} {what}", remedy=remedy)
-    for name in set(found) - made:
+    for name in (name for name in INPUTS if name in found):
         kind = found[name].type.tensor_type
         dims = kind.shape.dim
         if kind.elem_type != TensorProto.INT64 or len(dims) != 2 or any(dim.HasField("dim_value") for dim in dims):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.errors import ModelNotFound, PenstockError, UnsafeModel
 from penstock.resources.core import ModelSource, Scheme
-from penstock_runtime.models import gguf_folder
+from penstock_runtime.models import gguf_folder, static_folder
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources.hub import HubFetch
 from penstock_runtime.models.sources.object_source import ObjectFetch, open_source
@@ -67,6 +67,8 @@ def fetch_model(
         on_progress(FetchProgress(str(source), name, 0, size))
         folder = gguf_folder.unpack(folder, cache)
         on_progress(FetchProgress(str(source), name, size, size))
+    elif static_folder.is_static(folder):
+        folder = static_folder.unpack(folder, cache)
     return ModelFolder.open(folder)
 
 

@@ -56,7 +56,8 @@ def translate_folder_errors(folder: Path, *, option: str = OPTION) -> Iterator[N
 
 FOLDER = re.compile(r"onnx|additional_chat_templates|[0-9]+_\w+")
 """Subfolders of a model that may hold files to fetch."""
-_MODULE = re.compile(r"[0-9]+_\w+/(config\.json|model\.safetensors)")
+_MODULE = re.compile(r"[0-9]+_\w+/(config\.json|model\.safetensors|tokenizer\.json)")
+_STATIC = re.compile(r"[0-9]+_StaticEmbedding/model\.safetensors")
 _SHARD = re.compile(r"[\w.-]+\.safetensors")
 
 
@@ -75,7 +76,7 @@ def choose_files(origin: str, names: Iterable[str], *, graph: bool) -> list[str]
     else:
         tensors = []
     own = own_graph(names)
-    if own is None and not tensors:
+    if own is None and not tensors and not any(map(_STATIC.fullmatch, settings)):
         raise missing_weights(origin, names)
     data = re.compile(re.escape(own or "") + r"[._]data[\w.]*")
     graphs = [own, *sorted(name for name in names if data.fullmatch(name))] if own is not None else []

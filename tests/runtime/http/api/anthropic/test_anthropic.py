@@ -172,7 +172,7 @@ def test_errors_have_anthropics_form(endpoint: Endpoint, body: dict[str, Any], w
 
 
 def test_harmless_fields_are_taken(endpoint: Endpoint) -> None:
-    harmless = {
+    harmless: dict[str, Any] = {
         "metadata": {"user_id": "x"}, "service_tier": "auto", "thinking": {"type": "disabled"}, "tools": [],
         "system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],
         "output_config": {"effort": "low"},

@@ -125,7 +125,8 @@ def test_a_call_and_its_result_are_part_of_the_conversation(tmp_path: Path) -> N
 
 
 def test_a_request_without_a_prompt_finds_the_model_loaded(endpoint: Endpoint) -> None:
-    for path, body in {"/api/generate": {}, "/api/chat": {"messages": []}}.items():
+    bodies: dict[str, dict[str, Any]] = {"/api/generate": {}, "/api/chat": {"messages": []}}
+    for path, body in bodies.items():
         answer = ask(endpoint, path, **body).json()
         assert (answer["done"], answer["done_reason"]) == (True, "load")
 
