@@ -45,6 +45,15 @@ class NeuronFence(Frozen):
     """Largest norm of (compiled - fp32) divided by the norm of fp32, over the answer to one input."""
 
 
+class NeuronWorkload(Frozen):
+    """What a pod measures its capacity with."""
+
+    lengths: tuple[int, ...] = Field(min_length=1, max_length=1024)
+    """Tokens of requests, as often as they occur."""
+    p95_objective_milliseconds: float | None = Field(default=None, gt=0)
+    """None: three times the p95 of a nearly idle replica."""
+
+
 class CompiledModel(Frozen):
     """The whole of `neuron.json`. Inputs are int32 [batch, tokens], in the order of `inputs`; outputs are float32, in
     the order of `outputs`, named and split as in the manifest's `GraphIO`."""
@@ -73,6 +82,8 @@ class CompiledModel(Frozen):
     engine keeps the logits of mask tokens (`Axes.MASKS`)."""
     fence: NeuronFence
     """Required: the guard does not run on a device, so that no pod may be ready without this comparison."""
+    workload: NeuronWorkload | None = None
+    """None: of a release before 0.3, which had no measurement in the pod."""
 
     @model_validator(mode="after")
     def _has_each_bucket_once(self) -> CompiledModel:

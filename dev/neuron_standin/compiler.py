@@ -32,9 +32,12 @@ NEURONX_CC: dict[str, Check | None] = {
     "--enable-fast-loading-neuron-binaries": None,
     "--enable-saturate-infinity": None,
     "--disable-mixed-precision-accumulation": None,
+    "--logfile": bool,
     "--verbose": _COUNT,
 }
 """Documented options of neuronx-cc and what their values may be; None: takes no value."""
+LOG = "log-neuron-cc.txt"
+"""In the current folder, where no other file is named."""
 _FAST_MATH = (
     "all none fp32-cast-all fp32-cast-matmult fp32-cast-all-bf16 fp32-cast-matmult-bf16 "
     "fp32-cast-all-fp16 fp32-cast-matmult-fp16 fast-relayout no-fast-relayout"
@@ -86,6 +89,18 @@ def main(arguments: Sequence[str], known: dict[str, Check | None]) -> int:
         print("usage: compile SOURCE --output FILE [OPTION]...", file=sys.stderr)
         return 2
     flags, faults = parse(arguments[4:], known), read_faults()
+    log = Path(flags.values.get("--logfile") or LOG)
+    try:
+        log.write_text(f"{LABEL}: {' '.join(arguments)}\n", encoding="utf-8")
+    except OSError as error:
+        print(f"error: {error.strerror}: {log.absolute()}", file=sys.stderr)
+        return 1
+    if faults.missing_library:
+        what = f"{faults.missing_library}: cannot open shared object file"
+        message = f"walrus_driver: error while loading shared libraries: {what}"
+        log.write_text(f"{message}\n", encoding="utf-8")
+        print(message, file=sys.stderr)
+        return 1
     if flags.error:
         print(f"error: {flags.error}", file=sys.stderr)
         return 1

@@ -27,6 +27,8 @@ class Faults:
     """The compiler ends by SIGKILL, as if the host's memory were exhausted."""
     compiler_segfault: bool = False
     """The process that traces ends by SIGSEGV."""
+    missing_library: str = ""
+    """A shared library that the compiler's programs do not find."""
     compile_seconds: float = 0.0
     """Time of each compilation."""
     bf16_error: float = 0.0

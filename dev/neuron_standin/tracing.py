@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import shutil
@@ -11,13 +12,19 @@ import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._lazy import _get_tensor_id as tensor_id
+from torch._lazy import metrics, ts_backend
 
 from neuron_standin.device import CODE_BYTES, SDK, compiled_module, digest
 from neuron_standin.machine import read_faults
+
+VALUE_READ = "aten::_local_scalar_dense"
+"""Counted by the lazy device when a value of a tensor is read."""
 
 
 def checked_examples(model: Any, examples: Any) -> tuple[torch.Tensor, ...]:
@@ -30,6 +37,32 @@ def checked_examples(model: Any, examples: Any) -> tuple[torch.Tensor, ...]:
     return tensors
 
 
+def constant_inputs(model: Any, tensors: Sequence[torch.Tensor]) -> list[int]:
+    """The inputs that recording the model as torch-xla does makes constants of: torch's own lazy device. The graph has
+    what is computed with tensors; where Python code reads a value (`mask.all()`), what follows has it as it was.
+
+    Of functions, whose weights are elsewhere, none is known."""
+    if not isinstance(model, torch.nn.Module):
+        return []
+    _start_lazy()
+    copied = copy.deepcopy(model).to("lazy")
+    inputs = [tensor.to("lazy") for tensor in tensors]
+    metrics.reset()
+    with torch.no_grad():
+        answer = copied(*inputs)
+    outputs = list(answer.values()) if isinstance(answer, dict) else [answer]
+    outputs = list(answer) if isinstance(answer, list | tuple) else outputs
+    used, _ = torch._C._lazy_ts_backend._get_tensors_ts_device_data_node(outputs)  # noqa: SLF001 - no public name
+    if VALUE_READ not in metrics.counter_names():
+        return []
+    return [index for index, tensor in enumerate(inputs) if tensor_id(tensor) not in used]
+
+
+@cache
+def _start_lazy() -> None:
+    ts_backend.init()
+
+
 def traced_program(model: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, list[str] | int]:
     """The program with tuples as outputs, and the form of the outputs (names of a dict, a number, 0: one tensor).
 
@@ -37,6 +70,7 @@ def traced_program(model: Callable[..., Any], tensors: Sequence[torch.Tensor]) -
     """
     with torch.no_grad():
         sample = model(*tensors)
+    baked = {index: tensors[index] for index in constant_inputs(model, tensors)}
     kinds = list(sample) if isinstance(sample, dict) else 0 if isinstance(sample, torch.Tensor) else len(sample)
 
     class AsTuple(torch.nn.Module):
@@ -45,7 +79,7 @@ def traced_program(model: Callable[..., Any], tensors: Sequence[torch.Tensor]) -
             self.model = model if isinstance(model, torch.nn.Module) else None
 
         def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            answer = model(*inputs)
+            answer = model(*(baked.get(index, tensor) for index, tensor in enumerate(inputs)))
             if isinstance(answer, dict):
                 return tuple(answer.values())
             return (answer,) if isinstance(answer, torch.Tensor) else tuple(answer)

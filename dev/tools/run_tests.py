@@ -2,8 +2,9 @@
 
 The first phase runs what needs no cluster with nodes, in several processes. In the second, the tests on such a cluster
 run one at a time, because its nodes own the machine's cores, and before them those that wait for a process of low
-priority. Both wait for half of their time. Tests that only compute, and whose results depend on no clock, run at the
-same time with idle priority (SCHED_IDLE): they get no processor time that anything else wants.
+priority. Both wait for half of their time. Tests that only compute run beside them with idle priority (SCHED_IDLE):
+they get no processor time that anything else wants. Those that never look at a clock begin with the first phase, where
+they may get little for minutes; those with time limits begin with the second.
 
 At the end, the failed tests of up to MAX_REPEATED files of a part run once more, alone. If they pass, the run is
 unstable, which is an error, too (docs/decisions/test-bed.md). A test that is skipped for a reason that is not listed is
@@ -30,38 +31,41 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FULL_CLUSTER_TESTS = ("tests/endtoend_cluster", "tests/dev/testbed")
-COMPUTING_TESTS = (
-    "tests/bench/test_baseline.py",
+PURE_TESTS = (
     "tests/bench/test_bodies.py",
-    "tests/charts/test_rendering.py",
-    "tests/contracts/test_extras.py",
-    "tests/dev/neuron_standin/test_compiler.py",
-    "tests/dev/neuron_standin/test_device.py",
     "tests/golden",
-    "tests/neuron",
     "tests/operator/decide",
     "tests/simulator",
     "tests/planner",
     "tests/report",
     "tests/optimizer/export",
-    "tests/optimizer/quantise/decoder/test_families.py",
-    "tests/optimizer/export/families/test_gguf.py",
+    "tests/optimizer/quantise",
+    "tests/runtime/models/test_parity.py",
+    "tests/runtime/tasks",
+    "tests/runtime/tokens",
+)
+"""They compute, and neither they nor what they call look at a clock."""
+LIMITED_TESTS = (
+    "tests/bench/test_baseline.py",
+    "tests/charts/test_rendering.py",
+    "tests/contracts/test_extras.py",
+    "tests/dev/neuron_standin/test_compiler.py",
+    "tests/dev/neuron_standin/test_device.py",
+    "tests/neuron",
     "tests/optimizer/guard",
     "tests/optimizer/targets/test_neuron.py",
     "tests/optimizer/neuron",
     "tests/optimizer/pod",
-    "tests/optimizer/quantise",
     "tests/optimizer/end_to_end/test_broken_servers.py",
     "tests/optimizer/end_to_end/test_newer_families.py",
     "tests/optimizer/end_to_end/test_optimise.py",
     "tests/optimizer/end_to_end/test_sparse_vectors.py",
     "tests/runtime/engines",
     "tests/runtime/generation",
-    "tests/runtime/models/test_parity.py",
     "tests/runtime/serving",
-    "tests/runtime/tasks",
-    "tests/runtime/tokens",
 )
+"""They compute as well, with a time budget or with processes that have to answer in time."""
+COMPUTING_TESTS = (*PURE_TESTS, *LIMITED_TESTS)
 """Among them all files that import PyTorch or transformers: each process of the first phase would take seconds and a
 gigabyte for these while it collects tests."""
 
@@ -227,22 +231,23 @@ def each_file_alone(workers: str) -> int:
 
 def run_parts(workers: str, caches: Path) -> tuple[Part, ...]:
     """Run the parts. `caches`: an empty folder."""
-    parallel = Part(
-        "parallel tests",
-        caches / "parallel",
-        *("-m", "not extended and not full_cluster", "-n", workers, *BY_FILE),
-        *(f"--ignore={path}" for path in (*COMPUTING_TESTS, *LOW_PRIORITY_TESTS)),
-    )
-    parallel.finish()
-    computing = Part(
-        "computing tests",
-        caches / "computing",
-        *("-m", "not extended", "-n", str(os.cpu_count()), *BY_FILE),
-        *COMPUTING_TESTS,
-        prefix=("chrt", "--idle", "0"),
-        background=True,
-    )
+    background: list[Part] = []
+
+    def start(name: str, tests: tuple[str, ...], *options: str) -> None:
+        words = ("-m", "not extended", "-n", str(os.cpu_count()), *BY_FILE, *options, *tests)
+        background.append(Part(name, caches / name, *words, prefix=("chrt", "--idle", "0"), background=True))
+
     try:
+        # pytest's limit for a test is one for a process that gets processor time.
+        start("pure tests", PURE_TESTS, "-o", "timeout=3600")
+        parallel = Part(
+            "parallel tests",
+            caches / "parallel",
+            *("-m", "not extended and not full_cluster", "-n", workers, *BY_FILE),
+            *(f"--ignore={path}" for path in (*COMPUTING_TESTS, *LOW_PRIORITY_TESTS)),
+        )
+        parallel.finish()
+        start("computing tests", LIMITED_TESTS)
         low_priority = Part("low-priority tests", caches / "low-priority", "-m", "not extended", *LOW_PRIORITY_TESTS)
         low_priority.finish()
         clusters = Part(
@@ -252,10 +257,12 @@ def run_parts(workers: str, caches: Path) -> tuple[Part, ...]:
             *FULL_CLUSTER_TESTS,
         )
         clusters.finish()
-        computing.finish()
+        for part in background:
+            part.finish()
     finally:
-        computing.stop()
-    return parallel, low_priority, clusters, computing
+        for part in background:
+            part.stop()
+    return parallel, low_priority, clusters, *background
 
 
 if __name__ == "__main__":

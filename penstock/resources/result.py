@@ -15,7 +15,7 @@ from penstock.capacity import CapacityCurve, CapacityPoint, TokenCurve, TokenPoi
 from penstock.hardware import CpuIdentity, Isa
 from penstock.manifest import CandidateFacts, LatencyPoint, Manifest, Outcome, served_latency
 from penstock.recipe import Batching, EngineName, Plan, Precision
-from penstock.resources.base import Facts
+from penstock.resources.base import NO_SCHEMA_DEFAULT, Facts
 from penstock.resources.text_fields import Digest, Uri
 
 ShortText = Annotated[str, Field(max_length=256)]
@@ -103,6 +103,37 @@ class CapacityFacts(Facts):
     tokens_per_request: float | None = Field(
         default=None, gt=0, description="Mean of the tokens computed for a request, special ones included."
     )
+    provisional: bool = Field(
+        default=False,
+        description="true: of published figures for models of this size. A pod measures it before it is ready.",
+        json_schema_extra=NO_SCHEMA_DEFAULT,
+    )
+
+    @classmethod
+    def of(cls, curve: CapacityCurve, *, provisional: bool = False) -> Self:
+        """The facts of a curve."""
+        points = sorted(curve.points, key=lambda point: point.arrivals_per_second)
+        rate = curve.requests_per_second
+        return cls(
+            requests_per_second=None if rate is None else _rounded(rate),
+            p95_objective_milliseconds=curve.p95_objective_milliseconds,
+            tokens_per_request=None if curve.tokens_per_request is None else _rounded(curve.tokens_per_request),
+            points=tuple(
+                RateFacts(
+                    requests_per_second=_rounded(point.arrivals_per_second),
+                    completed_per_second=_rounded(point.completed_per_second),
+                    p95_milliseconds=_rounded(point.p95_milliseconds),
+                    refused_share=_rounded(point.refused_share),
+                )
+                for point in points[:16]
+            ),
+            provisional=provisional,
+        )
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the points were measured."""
+        return bool(self.points) and not self.provisional
 
     @property
     def curve(self) -> CapacityCurve:
@@ -250,12 +281,15 @@ class Result(Facts):
         chosen = _candidate(manifest, Outcome.CHOSEN) or _candidate(manifest, Outcome.REFERENCE)
         short = manifest.chosen.plan.short
         short_recipe = short.recipe if short is not None else None
+        provisional = bool(manifest.provisional_capacity.points) and not manifest.capacity.points
         return cls(
             plan=PlanFacts.of(manifest.chosen.plan),
             accuracy=_accuracy(chosen),
             latency=_latency(served_latency(manifest.chosen.plan, manifest.candidates), manifest.speed_up),
             speed_up=_rounded(math.exp(sum(map(math.log, speeds)) / len(speeds))) if speeds else None,
-            capacity=_capacity(manifest.capacity),
+            capacity=CapacityFacts.of(
+                manifest.provisional_capacity if provisional else manifest.capacity, provisional=provisional
+            ),
             token_capacity=_token_capacity(manifest.token_capacity),
             cpu=CpuFacts.of(manifest.cpu),
             cores=manifest.cores,
@@ -319,25 +353,6 @@ def _latency(points: Sequence[LatencyPoint], speed_up: dict[int, float]) -> tupl
             speed_up=_rounded(speed_up[point.tokens]) if point.tokens in speed_up else None,
         )
         for point in points[:32]
-    )
-
-
-def _capacity(curve: CapacityCurve) -> CapacityFacts:
-    points = sorted(curve.points, key=lambda point: point.arrivals_per_second)
-    rate = curve.requests_per_second
-    return CapacityFacts(
-        requests_per_second=None if rate is None else _rounded(rate),
-        p95_objective_milliseconds=curve.p95_objective_milliseconds,
-        tokens_per_request=None if curve.tokens_per_request is None else _rounded(curve.tokens_per_request),
-        points=tuple(
-            RateFacts(
-                requests_per_second=_rounded(point.arrivals_per_second),
-                completed_per_second=_rounded(point.completed_per_second),
-                p95_milliseconds=_rounded(point.p95_milliseconds),
-                refused_share=_rounded(point.refused_share),
-            )
-            for point in points[:16]
-        ),
     )
 
 

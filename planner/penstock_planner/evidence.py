@@ -218,7 +218,7 @@ def of_result(result: Result, hardware_class: str, *, name: str) -> Evidence | N
     """The evidence in the status of an OptimizedModel; None if it has no capacity curve."""
     measured = result.token_capacity.curve if result.token_capacity is not None else TokenCurve()
     curve, tokens, limits = _measured(result.capacity.curve, measured)
-    if not curve.points:
+    if not curve.points or result.capacity.provisional:
         return None
     return Evidence(
         hardware_class=hardware_class,

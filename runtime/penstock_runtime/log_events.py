@@ -74,6 +74,17 @@ SERVER_EVENTS = (
         "Look it up in the troubleshooting guide of the Neuron runtime, if an error of the server follows.",
     ),
     LogEvent(
+        "CapacityMeasured",
+        "info",
+        "Before it is ready, the pod has measured what a replica takes: the operator scales by that.",
+    ),
+    LogEvent(
+        "CapacityUnmeasured",
+        "warning",
+        "The pod is ready without having measured its capacity: the operator scales by published figures.",
+        "Delete the pod, which measures it again at its next start; `reason` has the cause.",
+    ),
+    LogEvent(
         "NeuronCoreFailed",
         "error",
         "A NeuronCore failed and gets no more runs; the server goes on with the others. `object` names the copies of "

@@ -8,7 +8,7 @@ import pytest
 
 import penstock
 from tests.contracts.tracked import ROOT, sources, tracked
-from tools.run_tests import COMPUTING_TESTS, FULL_CLUSTER_TESTS
+from tools.run_tests import COMPUTING_TESTS, FULL_CLUSTER_TESTS, PURE_TESTS
 
 LONGEST_MODULE = 520
 """CONTRIBUTING.md asks for about 500 lines."""
@@ -47,6 +47,16 @@ def test_tests_that_run_at_the_same_time_as_clusters_start_none(place: str) -> N
 
     assert tests
     assert [path for path in tests if re.search(r"\b(control_plane|kubectl)\b", path.read_text())] == []
+
+
+def test_tests_that_may_get_no_processor_time_for_minutes_look_at_no_clock() -> None:
+    clock = re.compile(
+        r"\btime\.(monotonic|perf_counter|sleep|time)\(|\btimeout=|\basyncio\.sleep|end_to_end\.optimising"
+    )
+    tests = [path for place in PURE_TESTS for path in tracked(place if place.endswith(".py") else f"{place}/**.py")]
+
+    assert tests
+    assert [path for path in tests if clock.search(path.read_text())] == []
 
 
 def test_only_files_of_the_second_phase_import_pytorch_while_they_are_collected() -> None:

@@ -31,6 +31,8 @@ INTERPRETER = {
     "OMP_NUM_THREADS": "1",
 }
 """`extraEnv` of the chart."""
+RUN_SECONDS = 0.1
+"""Of a device: two NeuronCores answer 20 requests/s, whatever the CPUs of the machine do."""
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -94,7 +96,7 @@ def _link(source: str | Path, target: str | Path) -> None:
 def devices(node: Node, folder: Path, sources: Path) -> Configuration:
     """One device of Inf2 on a node. `folder`: for the description of the devices; `sources`: what has `python`."""
     state = folder / "state"
-    write_machine(folder / "machine.json", state, "inf2")
+    write_machine(folder / "machine.json", state, "inf2", faults={"run_seconds": RUN_SECONDS})
     description = (folder / "machine.json").read_text(encoding="utf-8").replace(str(state), f"{MACHINE}/state")
     (folder / "machine.json").write_text(description, encoding="utf-8")
     folder.chmod(0o755)

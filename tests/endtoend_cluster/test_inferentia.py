@@ -1,6 +1,6 @@
 """An endpoint on Inferentia, from `kubectl apply` to `kubectl delete`, with a device plugin for tests and the stand-in
-for the Neuron SDK: a compile job, pods that own a device each, requests, scaling from one replica to two, one, none and
-one, deletion.
+for the Neuron SDK: a compile job, pods that own a device each, the measurement of their capacity, requests, scaling by
+load from one replica to two and back, by hand to none and one, deletion.
 
 Times and answers are those of the stand-in. Not yet run on a device.
 """
@@ -19,7 +19,7 @@ from penstock.resources.shipped_classes import HARDWARE_CLASSES, INSTANCE_TYPE
 from penstock_operator.facts.names import NAME, OPTIMIZED_MODEL, OPTIMIZER
 from testbed.device_plugin import running_device_plugin
 from testbed.kubectl import Kubectl
-from tests.endtoend_cluster.inferentia import devices, write_interpreter
+from tests.endtoend_cluster.inferentia import RUN_SECONDS, devices, write_interpreter
 from tests.endtoend_cluster.installation import Endpoint, Installation, Json, is_ready
 from tests.endtoend_cluster.load import constant_load, until_answered
 from tests.endtoend_cluster.test_life import until_gone
@@ -69,19 +69,34 @@ def uid(pod: Json) -> str:
     return str(pod["metadata"]["uid"])
 
 
+def until_replicas(one: Endpoint, count: int, *, without: Collection[str] = ()) -> list[Json]:
+    """Until it has this number of pods that are not ending, all of them ready. `without`: pods that may not be among
+    them."""
+    found: list[Json] = []
+
+    def is_scaled(_: Json) -> bool:
+        found[:] = one.pods()
+        settled = len(found) == count and all(map(is_ready, found))
+        return settled and not set(map(uid, found)) & set(without)
+
+    one.until(is_scaled, f"scaled to {count}", seconds=600)
+    return found
+
+
 def test_an_endpoint_is_compiled_without_a_device_and_each_of_its_pods_owns_one(
     endpoint: Callable[[str], Endpoint], neuron_nodes: list[str], file_sources: Path, shared_kubectl: Kubectl
 ) -> None:
     one = endpoint("inferentia")
-    one.apply(
-        model=f"file://{file_sources}/model",
-        task="feature-extraction",
-        hardwareClass="inf2-of-tests",
-        cores=2,
-        workload={"sequenceLengths": [12]},
-        serving={"maxInputTokens": 24},
-        optimization={"budgetSeconds": 600},
-    )
+    spec: Json = {
+        "model": f"file://{file_sources}/model",
+        "task": "feature-extraction",
+        "hardwareClass": "inf2-of-tests",
+        "cores": 2,
+        "workload": {"sequenceLengths": [12]},
+        "serving": {"maxInputTokens": 24},
+        "optimization": {"budgetSeconds": 600},
+    }
+    one.apply(**spec)
     one.until(lambda body: bool(body.get("status", {}).get("optimizedModel")), "known")
 
     body = one.until_optimised(seconds=1200)
@@ -97,35 +112,35 @@ def test_an_endpoint_is_compiled_without_a_device_and_each_of_its_pods_owns_one(
     answer = until_answered(one.address(), seconds=300)
     assert (answer.status, len(answer.vector)) == (200, HIDDEN)
 
-    def scale(replicas: int, *, without: Collection[str] = ()) -> list[Json]:
-        """Scale it, and wait until it has this number of pods that are not ending, all of them ready. `without`: pods
-        that may not be among them."""
-        shared_kubectl("scale", f"modelendpoint/{one.name}", f"--replicas={replicas}")
-        found: list[Json] = []
+    # The first pod has measured what a replica takes, before it was ready.
+    def is_measured(_: Json) -> bool:
+        model = shared_kubectl.get("optimizedmodel", body["status"]["optimizedModel"])
+        capacity = model["status"]["result"]["capacity"]
+        return not capacity.get("provisional") and 5 < capacity.get("requestsPerSecond", 0) < 2 / RUN_SECONDS * 1.1
 
-        def is_scaled(_: Json) -> bool:
-            found[:] = one.pods()
-            settled = len(found) == replicas and all(map(is_ready, found))
-            return settled and not set(map(uid, found)) & set(without)
+    one.until(is_measured, "measured", seconds=120)
 
-        one.until(is_scaled, f"scaled to {replicas}", seconds=600)
-        return found
-
-    # A second replica takes the device of the other node; requests go on.
-    with constant_load(one.address(), per_second=4) as load:
-        load.more(5)
-        both = scale(2)
-        load.more(20)
-        (left,) = scale(1)
-        load.more(10)
-    assert load.failures == []
+    # More load than a replica takes: a second one takes the device of the other node. Less load: it goes again.
+    one.apply(**spec, scaling={"mode": "Internal", "minReplicas": 1, "maxReplicas": 2, "scaleDownWindowSeconds": 30})
+    with constant_load(one.address(), per_second=1) as few:
+        few.more(5)
+        with ExitStack() as stack:
+            many = [stack.enter_context(constant_load(one.address(), per_second=20)) for _ in range(4)]
+            both = until_replicas(one, 2)
+            many[0].more(20)
+        (left,) = until_replicas(one, 1)
+        few.more(5)
+    assert [failure for load in (few, *many) for failure in load.failures] == []
+    assert one.condition("CurveCurrent")["reason"] in {"AsMeasured", "SlowerThanMeasured"}
     assert {other["spec"]["nodeName"] for other in both} == set(neuron_nodes)
     assert uid(pod) in set(map(uid, both))
     assert uid(left) in set(map(uid, both))
+    one.apply(**spec)
 
     # The device is released, and taken again by another pod.
-    scale(0)
-    scale(1, without=set(map(uid, both)))
+    for replicas in (0, 1):
+        shared_kubectl("scale", f"modelendpoint/{one.name}", f"--replicas={replicas}")
+        until_replicas(one, replicas, without=set(map(uid, both)))
     again = until_answered(one.address(), seconds=300)
     assert again.vector == pytest.approx(answer.vector, abs=1e-5)
 

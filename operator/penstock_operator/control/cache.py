@@ -50,7 +50,7 @@ from penstock_operator.control.index_keys import (
     texts_source,
 )
 from penstock_operator.endpoint.objects.exposure import hosts_of, may_use, moment_of
-from penstock_operator.endpoint.optimization.model import OWNERS, wanted_name
+from penstock_operator.endpoint.optimization.model import OWNERS, has_measured_capacity, wanted_name
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint, neuron_target, read_endpoint
 from penstock_operator.facts.installation import PlanSettings
@@ -146,6 +146,14 @@ class ClusterCache:
         """Store the report of a runtime pod, or why it could not be read."""
         if self.reports.put(uid, report):
             self._publish_report(pod)
+
+    def capacity_is_known(self, pod: ObjectKey) -> bool:
+        """Whether the capacity of the artefact that this runtime pod serves was measured."""
+        facts = self.pods.facts(pod)
+        entry = None if facts is None else self.models.get(ObjectKey(pod.namespace, facts.optimized_model))
+        if facts is None or entry is None:
+            return False
+        return has_measured_capacity(entry.facts.value.get("status") or {}, facts.artefact)
 
     def put_job_report(self, pod: ObjectKey, uid: str, report: JobReport) -> None:
         """Store the progress of a job's pod."""

@@ -8,6 +8,7 @@ their progress with.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -32,6 +33,8 @@ BACKOFF = Backoff(first_seconds=0.5, limit_seconds=10.0)
 """A pod that warms up does not listen yet: that takes seconds, sometimes a minute."""
 AGAIN_SECONDS = 600.0
 """A pod is read again after this time: a kubelet restarted with other settings may move it to other CPUs."""
+MEASURING_SECONDS = 2.0
+"""Interval between the reads of a pod that measures its capacity, or is about to."""
 logger = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
@@ -87,7 +90,8 @@ class _PodReader(ABC):
 
 
 class PodInfoReader(_PodReader):
-    """Keeps the reports of the cache up to date: reads `/info` of each runtime pod once, and again after changes."""
+    """Keeps the reports of the cache up to date: reads `/info` of each runtime pod once, and again after changes
+    and while it measures its capacity."""
 
     def __init__(
         self, cache: ClusterCache, *, timeout_seconds: float, concurrency: int, port: int = INTERNAL_PORT
@@ -121,7 +125,17 @@ class PodInfoReader(_PodReader):
         PROBES.labels("ok" if report is not None else "failed").inc()
         if self._cache.pods.facts(key) is not None:
             self._cache.put_report(key, pod.uid, (report, problem))
-        return report is None, AGAIN_SECONDS
+        measuring = report is not None and report.measures_capacity
+        if measuring and self._cache.capacity_is_known(key):
+            await self._tell_capacity_known(session, pod)
+        return report is None, MEASURING_SECONDS if measuring else AGAIN_SECONDS
+
+    async def _tell_capacity_known(self, session: aiohttp.ClientSession, pod: PodFacts) -> None:
+        """Another pod has measured the artefact: this one need not wait for its own measurement. It is sent again with
+        the next read if this fails."""
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+            async with session.post(f"{_address(pod, self._port)}/capacity/known", allow_redirects=False):
+                pass
 
     async def _ask(self, session: aiohttp.ClientSession, pod: PodFacts) -> tuple[HostReport | None, str]:
         answer, problem = await _read_from_pod(
@@ -142,8 +156,7 @@ async def _read_from_pod(
     max_bytes: int,
 ) -> tuple[Found | None, str]:
     """What `parse` makes of the JSON that the pod answers, or None and why it could not be read."""
-    host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
-    url = f"http://{host}:{port}{path}"
+    url = f"{_address(pod, port)}{path}"
     try:
         async with session.get(url, allow_redirects=False) as response:
             if response.status != 200:
@@ -164,6 +177,10 @@ async def _read_from_pod(
             extra=log_event("PodReadDefect", object=pod.name, reason=error),
         )
         return None, f"{url} cannot be read: {type(error).__name__}"
+
+
+def _address(pod: PodFacts, port: int) -> str:
+    return f"http://{f'[{pod.ip}]' if ':' in pod.ip else pod.ip}:{port}"
 
 
 def _serves(indexes: tuple[Index, ...]) -> bool:

@@ -410,7 +410,7 @@ def _metrics_available(metrics: Metrics, state: State, settings: ScalingSettings
 
 def _curve_current(service: Service | None, state: State, settings: ScalingSettings) -> DecisionCondition:
     if service is None:
-        return DecisionCondition(status=False, reason="NoCurve", message="no capacity was measured: optimise again")
+        return DecisionCondition(status=False, reason="NoCurve", message="no capacity was measured")
     if state.slowdown >= settings.stale_slowdown:
         message = (
             f"replicas are {state.slowdown:.2f} times slower than their measured curve: other lengths of texts, other "

@@ -36,8 +36,10 @@ from penstock_operator.endpoint.optimization.model import (
     optimized_model_object,
     pinned_model,
     read_state,
+    status_of,
     wanted_spec,
     with_conditions,
+    with_measured_capacity,
 )
 from penstock_operator.endpoint.optimization.runs import ended_jobs, next_run, run_part, superfluous_jobs
 from penstock_operator.endpoint.pods.judging import PinVerdict, PodProblem, judge_pinning, pod_problems
@@ -234,6 +236,10 @@ def _models(
     present = None if served is None else _assess(served, endpoint, observed)
     if wanted is not None and present is not None and present.name == wanted.name:
         present = wanted
+    elif served is not None and present is not None and present.ready:
+        # Pinned, or of an older spec: nothing else writes its status.
+        measured = present.status.result != status_of(served).result
+        part = replace(part, writes=(*part.writes, *((present.write,) if measured else ())))
     elif served is not None and present is not None and present.running and (wanted is not None or pinned is not None):
         # Its fp32 graph serves, of an older spec or pinned; the result of its job is not wanted.
         part = replace(part, delete=(*part.delete, *ended_jobs(served, endpoint, observed)))
@@ -290,7 +296,7 @@ def _assess(
             line=line,
             namespace=namespace,
         )
-    return with_conditions(state, facts, observed.now)
+    return with_conditions(with_measured_capacity(state, observed.pods), facts, observed.now)
 
 
 class _Quota(NamedTuple):

@@ -1,4 +1,5 @@
-"""The conditions CoresPinned and ObjectiveMet, which depend on what pods report; and the p95 and speed-up as text."""
+"""The conditions CoresPinned, ObjectiveMet and CurveCurrent, by measurements and reports of pods; p95 and speed-up as
+text."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from penstock_operator.endpoint.pods.judging import PinVerdict
 from penstock_operator.endpoint.serving import ServingChoice
 from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.findings import Finding, no, sentence, stopped, unknown, yes
+from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import Reason
 
 NOT_MEASURED = "The capacity of this plan was not measured: the time budget was too short."
@@ -74,6 +76,8 @@ def objective(
     if endpoint.spec.task is TaskName.TEXT_GENERATION:
         return _token_objective(wishes, serving.result.token_capacity)
     capacity = serving.result.capacity
+    if capacity.provisional:
+        return unknown(Reason.NOT_MEASURED, "The capacity is provisional: see the condition CurveCurrent.")
     rate = capacity.requests_per_second
     if capacity.p95_objective_milliseconds is None or (rate is None and not capacity.points):
         return unknown(Reason.NOT_MEASURED, NOT_MEASURED)
@@ -121,9 +125,66 @@ def _token_objective(wishes: Objective, capacity: TokenCapacityFacts | None) -> 
     return yes(Reason.MEASURED, sentence(keeps))
 
 
+def curve_known(found: Finding, serving: ServingChoice | None, pods: Sequence[RuntimePod]) -> Finding:
+    """The condition CurveCurrent, where the capacity of a replica is unknown or provisional: why, and what makes it
+    known. `found`: the condition by the latency of the traffic."""
+    if found.reason == Reason.NO_CURVE:
+        return no(Reason.NO_CURVE, f"{_why_no_curve(serving, pods)} Until then the number of replicas stays as it is.")
+    if serving is not None and serving.measured is not None and serving.measured.capacity.provisional:
+        return no(Reason.PROVISIONAL, _provisional(serving, pods))
+    return found
+
+
+def _why_no_curve(serving: ServingChoice | None, pods: Sequence[RuntimePod]) -> str:
+    """Why the capacity of a replica is not known, and what makes it known."""
+    if serving is None or (serving.known and serving.baseline):
+        return "The fp32 model serves, which is not measured. The result of the optimisation will be."
+    if serving.target is not None and serving.optimized_model:
+        return f"No pod has measured the capacity of a replica yet. {_next_measurement(pods)}"
+    result, name = serving.measured, serving.optimized_model
+    if result is None:
+        return (
+            "No OptimizedModel of this namespace has measurements of the artefact that serves. Write mode: Auto in "
+            "spec.optimization to have the model measured here, or scale it by hand (scaling.mode: External)."
+        )
+    if result.capacity.points or result.token_capacity is not None:
+        return (
+            "The replica kept up with none of the rates that were measured, so that no rate per replica is known. Give "
+            "it more cores, a smaller model, or shorter inputs (serving.maxInputTokens)."
+        )
+    return (
+        "The time budget of the optimisation ended before the capacity was measured. Raise "
+        "spec.optimization.budgetSeconds, which starts another run; to try again with the same: kubectl delete "
+        f"optimizedmodel {name}."
+    )
+
+
+def _provisional(serving: ServingChoice, pods: Sequence[RuntimePod]) -> str:
+    rate = serving.measured.requests_per_second if serving.measured is not None else None
+    figure = "" if rate is None else f" ({rate:.4g} requests/s for one replica)"
+    return (
+        f"The capacity is provisional: from the slow end of published figures for models of this size{figure}. "
+        f"{_next_measurement(pods)}"
+    )
+
+
+def _next_measurement(pods: Sequence[RuntimePod]) -> str:
+    """How the capacity on Inferentia will be measured, by the reports of the pods."""
+    if any(pod.report is not None and pod.report.measures_capacity for pod in pods):
+        return "A pod measures it now, before it is ready."
+    failed = [(pod.pod.name, pod.report.capacity_problem) for pod in pods if pod.report and pod.report.capacity_problem]
+    if failed:
+        name, problem = failed[0]
+        return (
+            f"The pod {name} could not measure it: {stopped(problem)} Its next start tries again: kubectl delete pod "
+            f"{name}."
+        )
+    return "The next pod that starts measures it before it is ready."
+
+
 def p95_text(result: Result | None, headroom: float) -> str:
     """The p95 at the planned load of a replica, such as `14 ms`; empty when not measured."""
-    if result is None or result.pinned is False:
+    if result is None or result.pinned is False or result.capacity.provisional:
         return ""
     point = _planned_point(result.capacity, headroom)
     if point is None:

@@ -44,6 +44,8 @@ class ServingChoice:
     measured: Result | None = None
     """As `result`, and of a pinned artefact too, where it may have been measured for another spec: for its memory, and
     the bounds of its latency histogram."""
+    stated_p95_milliseconds: float | None = None
+    """The p95 objective that its optimisation was given; None: none, or it is pinned."""
     baseline: bool = False
     """It is the fp32 graph, and the search has not ended."""
     kept: str = ""
@@ -127,6 +129,8 @@ def _why_worse(new: OptimizationState, old: OptimizationState) -> str:
     alike = now_on is before_on and (now_on is not None or found.cpu.isa is present.cpu.isa)
     if _without_toolchain(new.spec) != _without_toolchain(old.spec) or not alike:
         return ""
+    if found.capacity.provisional or present.capacity.provisional:
+        return ""
     for unit, now, before in (
         ("requests/s", found.capacity.requests_per_second, present.capacity.requests_per_second),
         ("tokens/s", _tokens_per_second(found), _tokens_per_second(present)),
@@ -152,7 +156,7 @@ def _of(
 ) -> ServingChoice | None:
     if artefact is None or (model.spec.toolchain.target is not None and artefact == model.status.baseline):
         return None  # the fp32 graph computes on CPUs, and pods with devices have few
-    result = _measured(model.status, artefact)
+    result, latency = _measured(model.status, artefact), model.spec.objective.latency
     return ServingChoice(
         artefact=artefact,
         digest=artefact.digest,
@@ -166,6 +170,7 @@ def _of(
         target=model.spec.toolchain.target,
         result=result,
         measured=result,
+        stated_p95_milliseconds=None if latency is None else latency.p95_milliseconds,
         baseline=model.status.artefact is None or artefact.digest != model.status.artefact.digest,
         kept=kept,
         same_spec=same_spec,

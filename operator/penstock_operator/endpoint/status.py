@@ -41,7 +41,7 @@ from penstock_operator.endpoint.replica_count import (
     metrics_available,
     scaling_status,
 )
-from penstock_operator.endpoint.reported import cores_pinned, objective, p95_text, speed_text
+from penstock_operator.endpoint.reported import cores_pinned, curve_known, objective, p95_text, speed_text
 from penstock_operator.endpoint.serving import ServingChoice
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint, hardware_class
@@ -125,6 +125,9 @@ def conditions_of(state: EndpointState) -> dict[str, Finding]:
     stated = aims.latency is not None or aims.throughput is not None or aims.is_for_tokens
     if stated or any(verdict.wrong_cpu for verdict in state.verdicts):
         met = objective(endpoint, serving, pinned, state.verdicts)
+    curve = curve_current(endpoint, observed.scale)
+    if observed.scale is not None:
+        curve = curve_known(curve, serving, state.pods)
     found: dict[str, Finding] = {
         ConditionType.ACCEPTED: state.acceptance,
         ConditionType.MODEL_RESOLVED: model_resolved(endpoint, state.wanted),
@@ -140,7 +143,7 @@ def conditions_of(state: EndpointState) -> dict[str, Finding]:
             held=gateway.answers(endpoint, observed.gateway) if endpoint.wants_gateway else None,
         ),
         ConditionType.OBJECTIVE_MET: met,
-        ConditionType.CURVE_CURRENT: curve_current(endpoint, observed.scale),
+        ConditionType.CURVE_CURRENT: curve,
         ConditionType.METRICS_AVAILABLE: metrics_available(observed, endpoint),
         ConditionType.PROGRESSING: progressing(
             endpoint,
@@ -244,6 +247,7 @@ NORMAL = {
     Reason.SCALING,
     Reason.SETTLED,
     Reason.NO_CURVE,
+    Reason.PROVISIONAL,
 }
 """Reasons of false conditions that are not a problem: their Events have the type Normal."""
 WITHOUT_EVENTS = {
@@ -444,7 +448,8 @@ def _with_cost(state: EndpointState, shown: PlanStatus | None, replicas: int) ->
         return shown
     price = hardware.price
     per_hour = price.per_core_hour * serving.cores
-    rate = serving.result.requests_per_second if serving.result is not None else None
+    result = serving.result
+    rate = None if result is None or result.capacity.provisional else result.requests_per_second
     planned = (rate or 0.0) * state.endpoint.spec.scaling.headroom
     return shown.model_copy(
         update={

@@ -8,7 +8,9 @@ from typing import Annotated, Any, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from penstock.resources.result import CapacityFacts
 from penstock.resources.text_fields import is_quantity, parse_quantity
+from penstock_operator.facts.findings import clipped
 from penstock_operator.facts.names import (
     ARTEFACT,
     ATTEMPT,
@@ -151,6 +153,12 @@ class HostReport:
     """Summary of the served plan."""
     tokens: int | None = None
     """Number of bearer tokens that it accepts; None: requests need none."""
+    capacity: CapacityFacts | None = None
+    """What a replica takes, as this one measured it before it was ready; None: it did not."""
+    measures_capacity: bool = False
+    """It measures that now, or is about to."""
+    capacity_problem: str = ""
+    """Why it did not measure it."""
 
     @classmethod
     def from_info(cls, info: object) -> HostReport | None:
@@ -165,7 +173,7 @@ class HostReport:
         host, artefact = found.host, found.artefact or _Artefact()
         if host is None or not host.model_fields_set:
             return None
-        cores = host.cores or _Cores()
+        cores, capacity = host.cores or _Cores(), found.capacity or _Capacity()
         return cls(
             cpus=host.cpus_allowed,
             quota=host.quota,
@@ -176,6 +184,9 @@ class HostReport:
             measured_on=artefact.cpu or {},
             plan=(found.plan or _Plan()).summary,
             tokens=(found.access or _Access()).tokens,
+            capacity=capacity.facts,
+            measures_capacity=capacity.state in {"pending", "measuring"},
+            capacity_problem=clipped(capacity.message, 256) if capacity.state == "failed" else "",
         )
 
 
@@ -215,7 +226,14 @@ class _Access(_Part):
     tokens: int | None = Field(default=None, ge=0)
 
 
+class _Capacity(_Part):
+    state: str = ""
+    message: str = ""
+    facts: CapacityFacts | None = None
+
+
 class _Info(_Part):
+    capacity: _Capacity | None = None
     host: _Host | None = None
     access: _Access | None = None
     artefact: _Artefact | None = None

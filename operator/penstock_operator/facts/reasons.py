@@ -85,6 +85,7 @@ class Reason(StrEnum):
     POD_FAILED = "PodFailed"
     POD_SETTING_NOT_ALLOWED = "PodSettingNotAllowed"
     PODS_REFUSED = "PodsRefused"
+    PROVISIONAL = "Provisional"
     PUBLISHED = "Published"
     QUOTA_EXCEEDED = "QuotaExceeded"
     READ = "Read"

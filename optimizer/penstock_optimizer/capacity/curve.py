@@ -68,9 +68,11 @@ def serve_replica(
     cpus: Sequence[int],
     log: Path,
     max_tokens: int | None = None,
+    probes: Path | None = None,
     start_seconds: float,
 ) -> Iterator[ReplicaServer]:
-    """Serve an artefact on these CPUs within the context; CapacityFailed when it does not start in time."""
+    """Serve an artefact on these CPUs within the context; CapacityFailed when it does not start in time. `probes`: a
+    file to write the vectors of the probe texts to, of a model that has such."""
     if start_seconds < LEAST_START_SECONDS:
         raise CapacityFailed(NO_TIME, remedy="Allow more time")
     command = [*python_module("penstock_optimizer.capacity.curve"), str(artefact), "--cores", str(cores)]
@@ -78,6 +80,8 @@ def serve_replica(
         command += ["--cpus", ",".join(map(str, cpus))]
     if max_tokens is not None:
         command += ["--max-tokens", str(max_tokens)]
+    if probes is not None:
+        command += ["--probes", str(probes)]
     with log.open("ab") as file:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file)
     assert process.stdout is not None  # noqa: S101 - both are pipes
@@ -122,14 +126,17 @@ def _read_first_line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
     return line
 
 
-async def serve(artefact: Path, *, cores: int, max_tokens: int | None) -> None:
+async def serve(artefact: Path, *, cores: int, max_tokens: int | None, probes: Path | None) -> None:
     """Load the artefact, listen, print the port, and serve."""
     # Imported here: the process that measures needs none of it.
+    import numpy as np
+
     from penstock_runtime.app.lifecycle import AnyModel, start_model
     from penstock_runtime.app.server import Server, request_limits
     from penstock_runtime.host import read_host
     from penstock_runtime.serving.generation_model import load_generation_artefact
-    from penstock_runtime.serving.loaded_model import load_artefact
+    from penstock_runtime.serving.loaded_model import LoadedModel, load_artefact
+    from penstock_runtime.serving.probes import probe_vectors
     from penstock_runtime.serving.status import ServerStatus
     from penstock_runtime.settings import Settings
 
@@ -147,6 +154,10 @@ async def serve(artefact: Path, *, cores: int, max_tokens: int | None) -> None:
     server = Server(ServerStatus("capacity", task), settings)
     await server.start()
     await start_model(server, model)
+    if probes is not None and isinstance(model, LoadedModel):
+        vectors = await asyncio.to_thread(probe_vectors, model)
+        if vectors is not None:
+            np.save(probes, vectors, allow_pickle=False)
     sys.stdout.write(json.dumps({"port": server.port}) + "\n")
     sys.stdout.flush()
     reader = asyncio.StreamReader()
@@ -168,10 +179,11 @@ def main() -> None:
     parser.add_argument("--cores", type=int, required=True)
     parser.add_argument("--cpus", default="")
     parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--probes", type=Path)
     options = parser.parse_args()
     if options.cpus:
         pin_process(int(cpu) for cpu in options.cpus.split(","))
-    uvloop.run(serve(options.artefact, cores=options.cores, max_tokens=options.max_tokens))
+    uvloop.run(serve(options.artefact, cores=options.cores, max_tokens=options.max_tokens, probes=options.probes))
 
 
 if __name__ == "__main__":

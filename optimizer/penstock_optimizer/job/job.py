@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from penstock import __version__
@@ -403,12 +404,13 @@ def write_artefact(
     *,
     folder: ModelFolder,
     graphs: Mapping[Recipe, Path],
+    more: Mapping[str, Path] = MappingProxyType({}),
 ) -> Manifest:
     """Write the artefact folder `target` atomically: an older one is replaced only by a complete one.
 
     The caller holds a lock, so that one process writes at a time; drafts of killed writers are deleted. `manifest`:
     without its files; their digests are added. `graphs`: the graphs to serve; other files in a graph's folder (external
-    weights) are copied too.
+    weights) are copied too. `more`: further files by name.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_drafts(target)
@@ -420,6 +422,8 @@ def write_artefact(
             copy_within(folder.path, path, draft / path.relative_to(folder.path))
         if folder.tokenizer.name != TOKENIZER:
             (draft / TOKENIZER).write_bytes(convert(folder.path, folder.config))
+        for name, path in more.items():
+            _copy(path, draft / name)
         for name, contents in folder.artefact_files.items():
             (draft / name).write_bytes(contents)
         for recipe, graph in graphs.items():

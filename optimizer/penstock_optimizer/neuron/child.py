@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import os
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -30,7 +31,12 @@ LEAST_ON_DEVICE = 0.8
 """Inf1: least share of the operations that must be compiled. Only embeddings and the shape of the mask stay out."""
 LAST_INF2 = (2, 9)
 """Last release of torch-neuronx for Inf2: later packages of this name are another product, for Trn2 and Trn3."""
+LAST_TRANSFORMERS = (4, 57)
+"""Later releases leave a mask out of the recorded graph: their Python code reads its values, and computes without it
+where they are all 1."""
 LONGEST_ERROR = 400
+LOG = "log-neuron-cc.txt"
+LOG_CHARACTERS = 4000
 PRODUCTS = ("linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "__matmul__")
 
 
@@ -66,6 +72,14 @@ class Child:
                 f"torch-neuronx {found['torch-neuronx']} does not support Inf2: from 2.10 on the package of this "
                 "name is for Trn2 and Trn3 only",
                 "Install torch-neuronx==2.9.0.2.15.32035 and neuronx-cc==2.26.6360.0 (Neuron SDK 2.31.1)",
+                "HostError",
+            )
+        release = tuple(int(part) for part in found["transformers"].split(".")[:2] if part)
+        if release > LAST_TRANSFORMERS:
+            raise CompilationRefused(
+                f"transformers {found['transformers']} leaves the attention mask out of what is compiled: padding "
+                "would change the answers",
+                "Install transformers==4.57.* (Inf1: 4.19.*) for the interpreter that compiles",
                 "HostError",
             )
         missing = [name for name, version in found.items() if not version]
@@ -128,12 +142,13 @@ class Child:
         import torch
 
         begin = time.monotonic()
-        example = tuple(torch.ones((batch, tokens), dtype=torch.int32) for _ in self._wrapper.inputs)
+        example = tuple(_example(name, batch, tokens) for name in self._wrapper.inputs)
         plain = torch.jit.trace(self._wrapper, example, check_trace=False)
         _require_finite(plain)
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            compiled = (_trace_inf2 if target == "inf2" else _trace_inf1)(self._wrapper, example, flags)
+            with _compiler_folder() as folder:
+                compiled = (_trace_inf2 if target == "inf2" else _trace_inf1)(self._wrapper, example, flags, folder)
         operations, on_host = _operations(plain.inlined_graph), _operations(compiled.inlined_graph)
         if "neuron::forward" not in str(compiled.inlined_graph):
             # The package for Inf1 then only warns.
@@ -255,16 +270,47 @@ def _operations(graph: Any) -> int:
     return sum(node.kind().startswith("aten::") for node in graph.nodes())
 
 
-def _trace_inf2(wrapper: Any, example: Any, flags: list[str]) -> Any:
+def _example(name: str, batch: int, tokens: int) -> Any:
+    """An input to record the graph with. The last row has padding, as rows of a served batch have."""
+    import torch
+
+    example = torch.ones((batch, tokens), dtype=torch.int32)
+    if name == "attention_mask" and tokens > 1:
+        example[-1, tokens - tokens // 2 :] = 0
+    return example
+
+
+@contextlib.contextmanager
+def _compiler_folder() -> Any:
+    """A folder for the files of the compiler, which is the current one meanwhile: compilers write their logs into it,
+    and that of a job is not writable. After an error, the end of the logs goes to this process's log."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="penstock-neuron-cc-") as folder:
+        os.chdir(folder)
+        try:
+            yield folder
+        except BaseException:
+            for log in sorted(Path(folder).rglob("log-neuron-cc*.txt")):
+                print(log.read_text("utf-8", "replace")[-LOG_CHARACTERS:], file=sys.stderr)
+            raise
+        finally:
+            os.chdir(before)
+
+
+def _trace_inf2(wrapper: Any, example: Any, flags: list[str], folder: str) -> Any:
     import torch_neuronx
 
-    return torch_neuronx.trace(wrapper, example, compiler_args=flags, cpu_backend=True)
+    # The folder of the compiler has gigabytes, and its log goes into the current one unless it is named.
+    arguments = [*flags, "--logfile", f"{folder}/{LOG}"]
+    return torch_neuronx.trace(
+        wrapper, example, compiler_args=arguments, compiler_workdir=f"{folder}/work", cpu_backend=True
+    )
 
 
-def _trace_inf1(wrapper: Any, example: Any, flags: list[str]) -> Any:
+def _trace_inf1(wrapper: Any, example: Any, flags: list[str], folder: str) -> Any:
     import torch_neuron
 
-    return torch_neuron.trace(wrapper, example, compiler_args=flags)
+    return torch_neuron.trace(wrapper, example, compiler_args=flags, compiler_workdir=f"{folder}/work")
 
 
 def _answer(child: Child, line: bytes) -> dict[str, Any]:

@@ -6,8 +6,8 @@
     write       the artefact
 
 The host needs no device. So the guard judges the arithmetic of the compiler's arguments, and not the compiled
-model: the pod compares that with fp32 answers of the artefact (`fence.npz`) before it is ready. Capacity is not
-measured.
+model: the pod compares that with fp32 answers of the artefact (`fence.npz`) before it is ready. The
+first pod measures the capacity, too; until then the manifest has a provisional one, of published figures.
 
 There is no fp32 artefact to serve in the meantime: pods of these classes cost a device each and have few CPUs, so that
 pods which answer from the CPU would cost most and answer last. Pods start with the compiled model.
@@ -21,10 +21,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from penstock.capacity import CapacityCurve
 from penstock.errors import NoCandidateWithinBudget, OptimizationError, OutOfMemory
 from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.manifest import Axes, CandidateFacts, Outcome, ReasonCode, ServedModel
-from penstock.neuron_artefact import NEURON_FILE, CompiledModel, NeuronBucket, NeuronFence
+from penstock.neuron_artefact import NEURON_FILE, CompiledModel, NeuronBucket, NeuronFence, NeuronWorkload
 from penstock.recipe import LARGEST_PADDING_SHARE, Batching, Plan, Precision, Recipe
 from penstock.resources.endpoint import NoCandidate, OptimizationMode
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
@@ -37,6 +38,7 @@ from penstock_optimizer.job.progress import OnProgressEvent, ProgressReporter, S
 from penstock_optimizer.neuron import choice
 from penstock_optimizer.neuron.choice import NeuronChoice
 from penstock_optimizer.neuron.plans import buckets
+from penstock_optimizer.neuron.provisional import provisional_curve
 from penstock_optimizer.neuron.published import published_rows, shape_of
 from penstock_optimizer.neuron.session import Session, SourceModel
 from penstock_optimizer.search.recipes import REFERENCE
@@ -56,6 +58,8 @@ COMPILER_TIMES_WEIGHTS = 4.0
 """Memory that must be free for one compilation: this, and this many times the fp32 weights. Not measured: chosen so
 that BERT-large needs 7 GB of the 32 GB that the SDK's documents recommend."""
 SAMPLE_LENGTHS = 400
+CAPACITY_BODIES = 200
+"""Lengths of requests that a pod measures its capacity with."""
 FENCE_FILE = "fence.npz"
 FENCE_ROWS = 4
 FENCE_MARGIN = 3.0
@@ -65,6 +69,10 @@ MOST_FENCE_ERROR = 0.5
 GUARD_ON_CPU = (
     "The guard judged the arithmetic that the compiler was asked for, on the CPU. Pods compare the device's answers "
     "with fp32 before they are ready."
+)
+UNMEASURED = (
+    "latency and capacity were not measured. The first pod measures its capacity before it is ready; until then "
+    "published figures of models of this size stand in for it."
 )
 GOES_ON = f"{RAISE_BUDGET}: the next run goes on from here"
 
@@ -163,8 +171,17 @@ class NeuronTarget(Target):
             findings=self._findings(chosen, shapes, cut_short=cut_short),
             cut_short=cut_short,
             caveat=NOT_RUN,
-            fields={"vector_space": self._job.vector_space(self._exported.weights)},
+            fields={
+                "provisional_capacity": self._provisional(chosen),
+                "vector_space": self._job.vector_space(self._exported.weights),
+            },
         )
+
+    def _provisional(self, chosen: NeuronChoice) -> CapacityCurve:
+        figure, latency = chosen.figure, self._job.spec.objective.latency
+        if figure is None:
+            return CapacityCurve()
+        return provisional_curve(figure, p95_objective=None if latency is None else latency.p95_milliseconds)
 
     def _compiled(self, model: SourceModel) -> None:
         for recipe in self._recipes:
@@ -335,7 +352,7 @@ class NeuronTarget(Target):
     def _description(
         self, model: SourceModel, recipe: Recipe, chosen: NeuronChoice, shapes: Sequence[NeuronBucket], limit: float
     ) -> CompiledModel:
-        packages = dict(self._tools.packages)
+        packages, latency = dict(self._tools.packages), self._job.spec.objective.latency
         return CompiledModel(
             target=self._target,
             sdk=choice.sdk_release(self._target, packages),
@@ -350,14 +367,15 @@ class NeuronTarget(Target):
             buckets=tuple(shapes),
             chosen_token=model.mask_token,
             fence=NeuronFence(file=FENCE_FILE, max_relative_error=limit),
+            workload=NeuronWorkload(
+                lengths=tuple(self._job.mix.sample(CAPACITY_BODIES, seed=0)),
+                p95_objective_milliseconds=None if latency is None else latency.p95_milliseconds,
+            ),
         )
 
     def _findings(self, chosen: NeuronChoice, shapes: Sequence[NeuronBucket], *, cut_short: bool) -> list[str]:
         target = self._target.value
-        found = [
-            f"Compiled for {target} and {NOT_RUN}: latency and capacity were not measured.",
-            GUARD_ON_CPU,
-        ]
+        found = [f"Compiled for {target} and {NOT_RUN}: {UNMEASURED}", GUARD_ON_CPU]
         if self._target is NeuronGeneration.INF1:
             found.append(f"{INF1_UNSUPPORTED}.")
         figure = chosen.figure

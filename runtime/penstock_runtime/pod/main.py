@@ -3,7 +3,8 @@
     listen               /healthz answers, /readyz gives the reason why it is not ready
     fetch and verify     by digest, from the store into the cache; or a folder of this machine
     check                instruction set, cores
-    load, warm up        then /readyz answers with 200
+    load, warm up        then /readyz answers with 200; a model for Inferentia is measured before that, where its
+                         process is `penstock_optimizer.capacity`
     SIGTERM              drain
 
 An error that ends the process is written to the log and the termination message, and decides the exit code.
@@ -19,7 +20,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,8 +43,8 @@ from penstock_runtime.models.sources.transfer import FetchProgress, OnProgress
 from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.remote import Retries
 from penstock_runtime.serving.generation_model import load_generation_artefact
-from penstock_runtime.serving.loaded_model import is_on_device, load_artefact
-from penstock_runtime.serving.status import ServerStatus
+from penstock_runtime.serving.loaded_model import LoadedModel, is_on_device, load_artefact
+from penstock_runtime.serving.status import CapacityReport, CapacityState, ServerStatus
 from penstock_runtime.settings import SETTINGS, Settings
 from penstock_runtime.store import open_store
 from penstock_runtime.store.daemon_thread import in_daemon_thread
@@ -60,10 +61,16 @@ class _Ended(Exception):
     """The server has ended while the artefact was being fetched."""
 
 
-class PodServing:
-    """One serving pod."""
+MeasureCapacity = Callable[[Server, LoadedModel, Path], Awaitable[None]]
+"""Measures the capacity of a replica of a loaded model, from the artefact in a folder, and writes it into the status of
+the server, which is not ready yet. Raises nothing: the server is ready without it, too."""
 
-    def __init__(self, variables: PodVariables, settings: Settings) -> None:
+
+class PodServing:
+    """One serving pod. `measure`: for models on devices, which the optimisation could not measure."""
+
+    def __init__(self, variables: PodVariables, settings: Settings, measure: MeasureCapacity | None = None) -> None:
+        self._measure = measure
         self._variables = variables
         self._settings = settings
         self._host = read_host()
@@ -87,6 +94,7 @@ class PodServing:
         if cores is not None and NeuronVariables.of(os.environ).neuron_target is None:
             # Fail before anything else if the machine has too few cores.
             status.grant = self._grant(cores)
+        status.capacity = None if self._measure is None else CapacityReport()
         self.server = Server(status, self._settings)
         await self.server.start()
         try:
@@ -135,6 +143,9 @@ class PodServing:
         model = await in_daemon_thread(partial(self._load, folder, grant))
         for finding in model.findings:
             logger.warning("model: %s", finding, extra=log_event("ModelFinding", object=status.name))
+        if self._measure is not None and isinstance(model, LoadedModel) and on_device:
+            await self._measure(server, model, folder)
+            self._log_capacity(status)
         await start_model(server, model)
         seconds = time.monotonic() - self._begun
         logger.info(
@@ -143,6 +154,24 @@ class PodServing:
             seconds,
             extra=log_event("ModelServed", object=status.name),
         )
+
+    def _log_capacity(self, status: ServerStatus) -> None:
+        report = status.capacity
+        if report is not None and report.facts is not None:
+            rate = report.facts.requests_per_second
+            logger.info(
+                "capacity: %s requests/s with p95 within %.4g ms, by %d points",
+                "no" if rate is None else f"{rate:.4g}",
+                report.facts.p95_objective_milliseconds or 0.0,
+                len(report.facts.points),
+                extra=log_event("CapacityMeasured", object=status.name),
+            )
+        elif report is not None and report.state is CapacityState.FAILED:
+            logger.warning(
+                "the capacity was not measured: %s",
+                report.message,
+                extra=log_event("CapacityUnmeasured", object=status.name, reason=report.message),
+            )
 
     # Run in threads
 
@@ -281,8 +310,9 @@ def check_cpu_count(grant: CoreGrant, host: Host, threads_per_core: int | None) 
     return replace(grant, pinned=False, findings=(*grant.findings, finding))
 
 
-def main() -> None:
-    """Serve until a signal. Exit codes: 0; 1, an error that must be corrected; 75, an error that may pass."""
+def main(measure: MeasureCapacity | None = None) -> None:
+    """Serve until a signal. Exit codes: 0; 1, an error that must be corrected; 75, an error that may pass. `measure`:
+    as in `PodServing`."""
     configure_logs("info")
     # The tokenizers' own thread pool would compete with the engine for its cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -294,7 +324,7 @@ def main() -> None:
         settings = Settings.load(os.environ, others=[*variables.names(), *NeuronVariables.names()])
         configure_logs(settings.log.log_level)
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        code = 1 if runner.run(PodServing(variables, settings).run()) else 0
+        code = 1 if runner.run(PodServing(variables, settings, measure).run()) else 0
     except Exception as error:
         if isinstance(error, PenstockError):
             logger.error("the pod cannot serve: %s", error, extra=log_event("PodFailed", object=name, reason=error))  # noqa: TRY400 - complete without a traceback

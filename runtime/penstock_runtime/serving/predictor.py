@@ -19,6 +19,7 @@ from penstock_runtime.rows import Row
 from penstock_runtime.serving.admission import Admission, Entry, Waiting, client_of
 from penstock_runtime.serving.cache import BoundedCache, content_key, memory_size
 from penstock_runtime.serving.loaded_model import LoadedModel
+from penstock_runtime.serving.probes import check_probes
 from penstock_runtime.serving.tokenizing import LONG_CHARACTERS, TokenizerThread
 from penstock_runtime.serving.warmup import warm_up
 from penstock_runtime.settings import CacheSettings, QueueSettings
@@ -132,7 +133,10 @@ class Predictor:
         *,
         queue: QueueSettings = DEFAULT_QUEUE,
         caches: CacheSettings = DEFAULT_CACHES,
+        owns_model: bool = True,
     ) -> None:
+        """`owns_model`: whether `drain` frees the model."""
+        self._owns_model = owns_model
         self._admission = Admission(queue)
         self._observer = observer or NullObserver()
         self._swapping = asyncio.Lock()
@@ -232,7 +236,7 @@ class Predictor:
         this returns; no request fails.
 
         NotReady when draining; InferenceFailed if the model does not run, CorruptModel if its outputs are not finite
-        numbers: the old one stays.
+        numbers, ArtefactError as `check_probes`: the old one stays.
         """
         async with self._swapping:
             if self._draining:
@@ -255,7 +259,7 @@ class Predictor:
         self._draining = True
         async with self._swapping:
             if not self._served.model.closed:
-                await _close(self._served)
+                await _close(self._served, frees=self._owns_model)
                 self._tokenizer_thread.close()
 
     def queue_depth(self) -> tuple[int, int]:
@@ -432,14 +436,16 @@ def _cache(max_bytes: int) -> BoundedCache[Any] | None:
 
 
 async def _warm_up(served: _ServedModel) -> None:
+    await asyncio.to_thread(check_probes, served.model)
     for tokens, seconds in await asyncio.to_thread(warm_up, served.model):
         served.dispatcher.batcher.add_measurement(tokens, seconds)
 
 
-async def _close(served: _ServedModel) -> None:
+async def _close(served: _ServedModel, *, frees: bool = True) -> None:
     """Wait for the requests in progress, then stop the streams and free the model."""
     while served.requests:
         served.idle = asyncio.Event()
         await served.idle.wait()
     await served.dispatcher.close()
-    await asyncio.to_thread(served.model.close)
+    if frees:
+        await asyncio.to_thread(served.model.close)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 
 from penstock.manifest import CandidateFacts, Manifest
 from penstock.recipe import Plan, Recipe
+from penstock.resources.result import CapacityFacts
 from penstock.tasks import TaskName
 from penstock.vector_space import VectorSpace
 from penstock_runtime.host import CoreGrant, Host
@@ -47,6 +49,40 @@ class OptimizationProgress:
         }
 
 
+class CapacityState(StrEnum):
+    """Of the measurement of a replica's capacity before the server is ready."""
+
+    PENDING = "pending"
+    """It is measured once the model is loaded, unless another replica has measured it."""
+    MEASURING = "measuring"
+    MEASURED = "measured"
+    KNOWN = "known"
+    """Another replica has measured it."""
+    FAILED = "failed"
+    """The server is ready without it."""
+
+
+@dataclass(slots=True, eq=False)
+class CapacityReport:
+    """The capacity of this replica, where a pod measures it."""
+
+    state: CapacityState = CapacityState.PENDING
+    message: str = ""
+    """Why it failed, or what limits the figures."""
+    facts: CapacityFacts | None = None
+    known: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by `POST /capacity/known`."""
+
+    def fail(self, why: str) -> None:
+        """The capacity was not measured, for this reason."""
+        self.state, self.message = CapacityState.FAILED, why
+
+    def as_json(self) -> dict[str, Any]:
+        """As `/info` shows it."""
+        facts = None if self.facts is None else self.facts.to_object()
+        return {"state": self.state.value, "message": self.message, "facts": facts}
+
+
 @dataclass(slots=True)
 class ServerStatus:
     """Mutable; used from the event loop's thread only."""
@@ -69,6 +105,8 @@ class ServerStatus:
     """The running optimisation."""
     optimization_error: str = ""
     """The error of the last optimisation."""
+    capacity: CapacityReport | None = None
+    """None: the capacity is not measured here."""
     host: Host | None = None
     """The machine, as read at the start."""
     grant: CoreGrant | None = None

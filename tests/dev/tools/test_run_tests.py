@@ -17,14 +17,16 @@ ROOT = Path(__file__).parents[3]
 PYTEST = """
 import sys
 part = {"not extended and not full_cluster": "parallel", "not extended and full_cluster": "clusters"}.get(sys.argv[4])
-part = part or ("computing" if "-n" in sys.argv else "low-priority")
+part = part or ("pure" if "timeout=3600" in sys.argv else "computing" if "-n" in sys.argv else "low-priority")
 print(f"=== output of {part} ===")
 sys.exit(part in FAILING)
 """
 """A program that takes pytest's arguments, prints which part it is, and fails for those in FAILING."""
 
 
-@pytest.mark.parametrize("failing", [(), ("parallel",), ("computing",), ("parallel", "clusters")], ids=" ".join)
+@pytest.mark.parametrize(
+    "failing", [(), ("parallel",), ("pure",), ("computing",), ("parallel", "clusters")], ids=" ".join
+)
 def test_every_part_runs_and_counts(
     failing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -35,12 +37,8 @@ def test_every_part_runs_and_counts(
 
     lines = capfd.readouterr().out.splitlines()
     assert status == (FAILED if failing else 0)
-    assert [line.split()[-2] for line in lines if line.startswith("===")] == [
-        "parallel",
-        "low-priority",
-        "clusters",
-        "computing",
-    ]
+    shown = [line.split()[-2] for line in lines if line.startswith("===")]
+    assert shown == ["parallel", "low-priority", "clusters", "pure", "computing"]
     assert all(f"{name.rstrip('s')} tests" in lines[-1] for name in failing)
 
 

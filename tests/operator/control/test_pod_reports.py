@@ -16,6 +16,8 @@ from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control import pod_reports as module
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.control.pod_reports import PodInfoReader, TextsReader
+from penstock_operator.facts import names
+from penstock_operator.facts.names import Json
 from penstock_operator.facts.pods import HostReport
 from penstock_operator.settings import Settings
 from testbed.ports import some_free_ports
@@ -35,6 +37,13 @@ class Pod:
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
         self.asked = 0
+        self.informed = 0
+
+    async def known(self, request: web.Request) -> web.StreamResponse:
+        """`POST /capacity/known`."""
+        self.informed += 1
+        self.answers = [INFO]
+        return web.Response(text="ok")
 
     async def info(self, request: web.Request) -> web.StreamResponse:
         self.asked += 1
@@ -56,6 +65,7 @@ async def serving(pods: dict[str, Pod]) -> AsyncIterator[int]:
     for address, pod in pods.items():
         app = web.Application()
         app.router.add_get("/info", pod.info)
+        app.router.add_post("/capacity/known", pod.known)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, address, port).start()
@@ -67,8 +77,10 @@ async def serving(pods: dict[str, Pod]) -> AsyncIterator[int]:
             await runner.cleanup()
 
 
-def probed(pods: dict[str, Pod], until: Callable[[ClusterCache], bool], *, timeout: float = 30.0) -> ClusterCache:
-    """The cache once `until` holds."""
+def probed(
+    pods: dict[str, Pod], until: Callable[[ClusterCache], bool], *, timeout: float = 30.0, model: Json | None = None
+) -> ClusterCache:
+    """The cache once `until` holds. `model`: the status of the OptimizedModel of the pods."""
 
     async def scenario() -> ClusterCache:
         cache = ClusterCache(Settings().plan_settings())
@@ -80,8 +92,14 @@ def probed(pods: dict[str, Pod], until: Callable[[ClusterCache], bool], *, timeo
             cache.endpoints.put(objects.endpoint("e"))
             cache.deployments.put(objects.deployment("e"))
             cache.replica_sets.put(objects.replica_set("e"))
+            if model is not None:
+                cache.models.put(objects.optimized_model("m", status=model))
             for number, address in enumerate(pods):
-                cache.pods.put(objects.runtime_pod(f"p{number}", "e", ip=address, node="n"))
+                pod = objects.runtime_pod(f"p{number}", "e", ip=address, node="n")
+                if model is not None:
+                    pod["metadata"]["labels"][names.OPTIMIZED_MODEL] = "m"
+                    pod["metadata"]["annotations"] = {names.ARTEFACT: model["artefact"]["digest"]}
+                cache.pods.put(pod)
             async with asyncio.timeout(60):
                 await reached.wait()
             task.cancel()
@@ -129,6 +147,24 @@ def test_a_pod_without_a_report_is_asked_again_and_the_reason_is_kept_meanwhile(
     probed({"127.0.0.1": Pod(bad, INFO)}, until, timeout=0.05 if bad == "hang" else 30.0)
 
     assert why in problems[0]
+
+
+@pytest.mark.parametrize(("provisional", "informed"), [(False, 1), (True, 0)])
+def test_a_pod_that_measures_what_another_one_has_measured_is_informed(
+    *, provisional: bool, informed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MEASURING_SECONDS", 0.01)
+    pod = Pod({**INFO, "capacity": {"state": "measuring"}})
+    capacity = {"points": [{"requestsPerSecond": 9}], "provisional": provisional}
+    status = {"artefact": {"digest": "sha256:" + "a" * 64}, "result": {"capacity": capacity}}
+
+    def until(cache: ClusterCache) -> bool:
+        found = report(cache)[0]
+        return found is not None and (provisional or not found.measures_capacity)
+
+    probed({"127.0.0.1": pod}, until, model=status)
+
+    assert pod.informed == informed
 
 
 def test_a_pod_that_hangs_does_not_keep_the_others_waiting() -> None:

@@ -14,14 +14,17 @@ from penstock.resources.optimized_model import RESULT_FORMAT
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_operator.endpoint.objects.deployment import Drain
 from penstock_operator.endpoint.plan import ReconcilePlan
+from penstock_operator.facts.findings import no
+from penstock_operator.facts.names import ARTEFACT
 from penstock_operator.facts.reasons import Reason
+from penstock_operator.facts.scaling import DesiredScale
 from penstock_operator.inferentia_settings import InferentiaSettings
 from penstock_optimizer.pod.pod_job import JobVariables
 from penstock_runtime.engines.neuron.device_errors import DeviceFailure, start_error
 from penstock_runtime.engines.neuron.variables import NeuronVariables
 from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.settings import SETTINGS as RUNTIME_SETTINGS
-from tests.operator.endpoint.kube import RESULT, Json, Kube, container, hardware_class
+from tests.operator.endpoint.kube import RESULT, Json, Kube, container, hardware_class, result
 from tests.operator.endpoint.objects.test_deployment import container_of, env_of, job_of
 
 GIB = 1024
@@ -295,3 +298,144 @@ def test_settings_name_the_images_and_the_size_of_compile_jobs() -> None:
     assert made.legacy_optimizer_image.startswith("localhost/penstock-optimizer-neuron-legacy:")
     assert made.compile_cpus >= 4
     assert Fraction(made.compile_seconds) >= 3600
+
+
+PROVISIONAL: Json = {
+    "requestsPerSecond": 200.0,
+    "p95ObjectiveMilliseconds": 20.0,
+    "provisional": True,
+    "points": [
+        {"requestsPerSecond": 100.0, "completedPerSecond": 100.0, "p95Milliseconds": 9.0},
+        {"requestsPerSecond": 200.0, "completedPerSecond": 200.0, "p95Milliseconds": 19.0},
+    ],
+}
+MEASURED: Json = {
+    "requestsPerSecond": 90.0,
+    "p95ObjectiveMilliseconds": 20.0,
+    "points": [
+        {"requestsPerSecond": 50.0, "completedPerSecond": 50.0, "p95Milliseconds": 9.0},
+        {"requestsPerSecond": 90.0, "completedPerSecond": 90.0, "p95Milliseconds": 18.0},
+    ],
+}
+
+
+def serving_provisionally(**spec: Any) -> Kube:
+    """An endpoint whose pods serve a compiled model that no device has measured."""
+    kube = on("inf2", 2, **spec)
+    kube.reconcile()
+    kube.job_succeeds(result(capacity=PROVISIONAL, pinned=None))
+    kube.reconcile()
+    kube.pods_serve()
+    return kube
+
+
+def report_capacity(kube: Kube, **capacity: Any) -> None:
+    for body in kube.infos.values():
+        body["capacity"] = {"state": "measured", "message": "", "facts": None, **capacity}
+
+
+def decided(kube: Kube, reason: str) -> None:
+    """The autoscaler has decided, with this reason of the condition CurveCurrent."""
+    kube.scale = DesiredScale(1, curve=no(reason, "x"))
+
+
+def capacity_in_status(kube: Kube) -> Json:
+    name = kube.endpoint["status"]["optimizedModel"]
+    found: Json = kube.objects["OptimizedModel", name]["status"]["result"]["capacity"]
+    return found
+
+
+def test_pods_of_a_compiled_model_measure_their_capacity_before_they_are_ready() -> None:
+    assert container_of(on("inf2", 2).optimised().deployment)["command"][-1] == "penstock_optimizer.capacity"
+    assert container_of(Kube().optimised().deployment)["command"][-1] == "penstock_runtime.pod"
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_what_a_pod_measures_replaces_the_provisional_capacity_without_a_rollout(*, stated: bool) -> None:
+    kube = serving_provisionally(**({"objective": {"latency": {"p95Milliseconds": 20.0}}} if stated else {}))
+    decided(kube, "AsMeasured")
+    before = kube.reconcile()
+    template = kube.template_hash
+    assert capacity_in_status(kube)["provisional"] is True
+    status, reason, message = condition(before, "CurveCurrent")
+    assert (status, reason) == ("False", Reason.PROVISIONAL)
+    assert "the slow end of published figures for models of this size (200 requests/s for one replica)" in message
+    assert before.status["p95"] == ""
+    if stated:
+        assert condition(before, "ObjectiveMet")[:2] == ("Unknown", Reason.NOT_MEASURED)
+
+    report_capacity(kube, facts={**MEASURED, "p95ObjectiveMilliseconds": 21.5})
+    after = kube.reconcile()
+    found = capacity_in_status(kube)
+    assert (found["requestsPerSecond"], found["p95ObjectiveMilliseconds"]) == (90.0, 21.5)
+    assert not found.get("provisional")
+    assert condition(kube.reconcile(), "CurveCurrent")[1] == "AsMeasured"
+    assert kube.template_hash == template
+    assert after.status["p95"] == "9.0 ms"
+    # A later pod does not replace it.
+    report_capacity(kube, facts={**MEASURED, "requestsPerSecond": 1.0})
+    kube.reconcile()
+    assert capacity_in_status(kube)["requestsPerSecond"] == 90.0
+
+
+@pytest.mark.parametrize(
+    ("artefact", "facts"),
+    [("sha256:" + "0" * 64, MEASURED), (None, PROVISIONAL), (None, {**MEASURED, "points": []})],
+)
+def test_other_reports_leave_the_provisional_capacity(artefact: str | None, facts: Json) -> None:
+    kube = serving_provisionally()
+    report_capacity(kube, facts=facts)
+    if artefact is not None:
+        for name in kube.infos:
+            kube.pods[name]["metadata"]["annotations"][ARTEFACT] = artefact
+    kube.reconcile()
+    assert capacity_in_status(kube)["requestsPerSecond"] == 200.0
+
+
+def test_a_pod_on_cpus_does_not_replace_what_its_job_measured() -> None:
+    kube = Kube().optimised()
+    report_capacity(kube, facts=MEASURED)
+    kube.reconcile()
+    assert capacity_in_status(kube)["requestsPerSecond"] == 88.0
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        ({"state": "measuring"}, "A pod measures it now, before it is ready."),
+        ({"state": "failed", "message": "no\x1b time"}, "could not measure it: no  time. Its next start tries again"),
+        ({"state": "known"}, "The next pod that starts measures it before it is ready."),
+    ],
+)
+def test_a_capacity_that_is_not_known_comes_with_what_makes_it_known(report: Json, words: str) -> None:
+    kube = on("inf2", 2)
+    kube.reconcile()
+    kube.job_succeeds(result(capacity={}))
+    kube.reconcile()
+    kube.pods_serve()
+    report_capacity(kube, **report)
+    decided(kube, "NoCurve")
+    status, reason, message = condition(kube.reconcile(), "CurveCurrent")
+    assert (status, reason) == ("False", Reason.NO_CURVE)
+    assert message.startswith("No pod has measured the capacity of a replica yet.")
+    assert words in message
+    assert message.endswith("Until then the number of replicas stays as it is.")
+
+
+@pytest.mark.parametrize(
+    ("capacity", "words"),
+    [
+        ({}, "Raise spec.optimization.budgetSeconds, which starts another run; to try again with the same: kubectl"),
+        ({"points": [{"requestsPerSecond": 9, "completedPerSecond": 1, "p95Milliseconds": 9}]}, "kept up with none"),
+    ],
+)
+def test_on_cpus_it_does_as_well(capacity: Json, words: str) -> None:
+    kube = Kube()
+    kube.reconcile()
+    kube.job_runs(baseline=True)
+    decided(kube, "NoCurve")
+    assert "The fp32 model serves, which is not measured." in condition(kube.reconcile(), "CurveCurrent")[2]
+    kube.job_succeeds(result(capacity=capacity))
+    kube.reconcile()
+    kube.pods_serve()
+    assert words in condition(kube.reconcile(), "CurveCurrent")[2]

@@ -46,6 +46,9 @@ CERTIFICATE = "/var/run/penstock/tls"
 """The Secret of `spec.tls` is mounted at this path."""
 CACHE = "/var/lib/penstock/cache"
 """The artefact is downloaded to this path: an emptyDir of the pod."""
+SERVING_POD = "penstock_runtime.pod"
+MEASURING_POD = "penstock_optimizer.capacity"
+"""The same with a measurement of its capacity before it is ready: on Inferentia, where the job had no device."""
 MIN_READY_SECONDS = 2
 """A new pod that crashes immediately must not replace an old one."""
 PROGRESS_DEADLINE_SECONDS = 900
@@ -132,9 +135,11 @@ def template(
     values = _environment(endpoint, serving, hardware)
     if settings.whole_store.scheme is not StoreScheme.FILE:
         values |= identity_variables(pod.service_account_name)
+    # What no OptimizedModel records need not be measured.
+    measures = hardware.neuron is not None and bool(serving.optimized_model)
     container: Json = {
         "image": settings.runtime_image_for(hardware.target),
-        "command": [*PYTHON, "penstock_runtime.pod"],
+        "command": [*PYTHON, MEASURING_POD if measures else SERVING_POD],
         "env": environment(settings, store.env, values, secrets=store.secrets),
         "ports": [
             {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
@@ -251,9 +256,12 @@ def _objective_milliseconds(endpoint: ParsedEndpoint, serving: ServingChoice) ->
         tokens = serving.measured.token_capacity if serving.measured is not None else None
         measured = None if tokens is None else tokens.first_token_objective_milliseconds
         return measured or endpoint.spec.objective.first_token_milliseconds
+    latency = endpoint.spec.objective.latency
+    if serving.target is not None:
+        # A pod measures the capacity later: the limit of that curve must not change the template.
+        return serving.stated_p95_milliseconds or (None if latency is None else latency.p95_milliseconds)
     if serving.measured is not None and serving.measured.capacity.p95_objective_milliseconds is not None:
         return serving.measured.capacity.p95_objective_milliseconds
-    latency = endpoint.spec.objective.latency
     return None if latency is None else latency.p95_milliseconds
 
 

@@ -37,6 +37,7 @@ from penstock_operator.facts.names import (
     Json,
     model_labels,
 )
+from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.workloads import ModelUser, OptimizedModelFacts
 from penstock_operator.limits.concurrency import SlotDecision
@@ -237,6 +238,31 @@ def failure_text(state: OptimizationState) -> str:
 def digests(status: Json) -> tuple[str, ...]:
     """The artefacts in the status of an OptimizedModel: the result and the fp32 graph; empty for none."""
     return tuple(str((status.get(name) or {}).get("digest") or "") for name in ("artefact", "baseline"))
+
+
+def has_measured_capacity(status: Json, digest: str) -> bool:
+    """Whether the status of an OptimizedModel has a measured capacity of this artefact, which is its result."""
+    capacity = (status.get("result") or {}).get("capacity") or {}
+    return digests(status)[0] == digest and bool(capacity.get("points")) and not capacity.get("provisional")
+
+
+def with_measured_capacity(state: OptimizationState, pods: Iterable[RuntimePod]) -> OptimizationState:
+    """The state with the capacity that one of its pods measured; unchanged where that is known, or none has.
+
+    Only of models for Inferentia: the job of others measures it, and its figures stay."""
+    status = state.status
+    if state.spec.toolchain.target is None or status.result is None or status.artefact is None:
+        return state
+    if status.result.capacity.is_measured:
+        return state
+    digest = status.artefact.digest
+    reports = (pod.report for pod in pods if (pod.pod.optimized_model, pod.pod.artefact) == (state.name, digest))
+    found = (report.capacity for report in reports if report is not None and report.capacity is not None)
+    capacity = next((one for one in found if one.is_measured), None)
+    if capacity is None:
+        return state
+    result = status.result.model_copy(update={"capacity": capacity})
+    return replace(state, status=status.model_copy(update={"result": result}))
 
 
 def artefact_uri(status: Json, digest: str) -> str:

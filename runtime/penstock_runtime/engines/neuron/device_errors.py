@@ -67,7 +67,11 @@ _NAMES = {
     "NRT_RESOURCE": DeviceFailure.DEVICE_MEMORY,
 }
 _NAME = re.compile(r"\bNRT_[A-Z_]+")
-_CODE = re.compile(r"(?:\b(?:status|err|code)\s*[:=]?\s*|\bNRT_[A-Z_]+\s*\(\s*)(\d{1,4})\b", re.IGNORECASE)
+_CODE = re.compile(
+    r"(?:(?<!exit )(?<!exit-)(?<!return )\b(?:status|err|code)\s*[:=]?\s*|\bNRT_[A-Z_]+\s*\(\s*)(\d{1,4})\b",
+    re.IGNORECASE,
+)
+"""Not the exit code of a process."""
 
 
 DETAIL_CHARACTERS = 400

@@ -41,6 +41,14 @@ class NeuronVariables(Variables):
         unit="s",
         ge=0,
     )
+    neuron_capacity_seconds: float = setting(
+        75.0,
+        "How long a pod may measure the capacity of a replica before it is ready, if no other pod has measured the "
+        "artefact. 0: it is not measured.",
+        unit="s",
+        ge=0,
+        le=600,
+    )
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self:

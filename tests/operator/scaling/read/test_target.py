@@ -8,15 +8,17 @@ from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.limits.quotas import Allocation, Amount
 from penstock_operator.scaling.read.target import ScalingTarget, ScalingTargets
+from tests.operator.decide.cases import Replay, traffic
 from tests.operator.endpoint.kube import RESULT, SETTINGS, Kube, result, token_result
+from tests.operator.endpoint.test_inferentia import MEASURED, PROVISIONAL, on, report_capacity
 
 
-def target_of(kube: Kube) -> ScalingTarget | None:
-    """The target from caches that have the endpoint, the OptimizedModel `earlier` and the Deployment."""
+def target_of(kube: Kube, model: str = "earlier") -> ScalingTarget | None:
+    """The target from caches that have the endpoint, this OptimizedModel and the Deployment."""
     cache = ClusterCache(SETTINGS)
     for store, value in (
         (cache.endpoints, kube.endpoint),
-        (cache.models, kube.objects["OptimizedModel", "earlier"]),
+        (cache.models, kube.objects["OptimizedModel", model]),
         (cache.deployments, kube.deployment),
     ):
         store.put({**value, "metadata": {**value["metadata"], "namespace": "a", "resourceVersion": "1"}})
@@ -89,3 +91,29 @@ def test_the_autoscaler_decides_within_what_the_quota_gave_the_endpoint() -> Non
         found.append((target.settings.max_replicas, target.settings.limited_by_quota))
 
     assert found == [(4, False), (4, False), (2, True), (1, True)]
+
+
+def test_an_endpoint_on_inferentia_scales_by_the_provisional_capacity_and_then_by_what_its_pod_measured() -> None:
+    """From one replica to two and back: as on CPUs, from the status of its OptimizedModel to the decision."""
+    kube = on("inf2", 2, scaling={"mode": "Internal", "minReplicas": 1, "maxReplicas": 4})
+    kube.reconcile()
+    kube.job_succeeds(result(capacity=PROVISIONAL, pinned=None))
+    kube.reconcile()
+    kube.pods_serve()
+
+    def replayed() -> Replay:
+        target = target_of(kube, kube.endpoint["status"]["optimizedModel"])
+        assert target is not None
+        assert target.service is not None
+        return Replay(target.settings, target.service)
+
+    # One replica takes 200 requests/s by published figures, and 90 as measured.
+    assert max(replayed().play(traffic(120, p95=9), 600)) == 1
+    report_capacity(kube, facts=MEASURED)
+    kube.reconcile()
+    replay = replayed()
+    assert replay.play(traffic(20, p95=9), 600)[-1] == 1
+    assert replay.play(traffic(120, p95=9), 600)[-1] == 2
+    assert replay.play(traffic(20, p95=9), 1800)[-1] == 1
+    # The guard: answers are late although the curve predicts that they are not.
+    assert replay.play(traffic(40, p95=900, good=0.02), 600)[-1] > 1

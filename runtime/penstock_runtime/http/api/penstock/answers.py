@@ -57,6 +57,8 @@ def info(service: ModelService) -> dict[str, Any]:
         if service.predictor is None
         else {name: fact for name, fact in service.predictor.facts().items() if name not in {"task", "plan"}},
     }
+    if status.capacity is not None:
+        value["capacity"] = status.capacity.as_json()
     if status.optimization_error:
         value["optimization_error"] = status.optimization_error
     if status.phase is ServerPhase.LOADING:

@@ -85,6 +85,12 @@ class Operation:
         """`/info`: model, plan, machine, and the results of the optimisation."""
         return json_response({**self._tei_info(self._service), **info(self._service)})
 
+    def capacity_known(self, _: Request) -> Response:
+        """`POST /capacity/known`: another replica has measured the capacity, and this one is ready without that."""
+        if self._service.status.capacity is not None:
+            self._service.status.capacity.known.set()
+        return Response(b"ok\n", content_type=PLAIN)
+
 
 def routes(
     service: ModelService, limits: RequestLimits, tei_info: Callable[[ModelService], dict[str, Any]]
@@ -124,4 +130,10 @@ def routes(
             "GET", "/info", operation.info, "What is served, how, on what, with which evidence", OPERATION,
             internal=Internal.ONLY, response={"type": "object"},
         ),
+        *((
+            Route(
+                "POST", "/capacity/known", operation.capacity_known, "The capacity need not be measured", OPERATION,
+                public=True, internal=Internal.ONLY, content_type="text/plain", response=text,
+            ),
+        ) if service.status.capacity is not None else ()),
     )  # fmt: skip
