@@ -49,11 +49,11 @@ def anthropic() -> list[Any]:
 
     def conversation(url: str) -> Any:
         used = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "paris"}}
-        told = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "sun"}]}
-        messages = [*MESSAGES, {"role": "assistant", "content": [used]}, {"role": "user", "content": [told]}]
+        result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "sun"}]}
+        messages = [*MESSAGES, {"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
         tools: Any = [{"name": "weather", "input_schema": SCHEMA}]
         return create(
-            url, messages=messages, tools=tools, system=[{"type": "text", "text": "Be kind"}]
+            url, messages=messages, tools=tools, extra_body=GREEDY, system=[{"type": "text", "text": "Be kind"}]
         ).usage.output_tokens
 
     def counted(url: str) -> int:

@@ -19,6 +19,7 @@ from penstock_runtime.engines.load import block_bytes, load_step_engine, pool_bl
 from penstock_runtime.generation.grammar import Grammars
 from penstock_runtime.host import Host
 from penstock_runtime.models.files import read_optional
+from penstock_runtime.models.settings_table import ignored_settings
 from penstock_runtime.rows import StepRow
 from penstock_runtime.serving.loaded_model import Which, check_isa, fit_plan, is_on_device
 from penstock_runtime.store.verification import verify_files
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 GENERATION_CONFIG = "generation_config.json"
 WARM_UP_TOKENS = 32
 WARM_UP_ROWS = 8
-SAMPLING_DEFAULTS = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+SAMPLING_DEFAULTS = (
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "stop_strings",
+    "min_new_tokens",
+)  # fmt: skip
 """Fields of generation_config.json that are defaults of requests."""
 
 
@@ -176,7 +180,8 @@ def load_generation_artefact(
     except BaseException:
         engine.close()
         raise
-    model.plan, model.manifest, model.findings = plan, manifest, (*findings, *model.tokenizer.findings)
+    model.plan, model.manifest = plan, manifest
+    model.findings = (*findings, *model.tokenizer.findings, *ignored_settings(folder))
     recipe, company, compared = plan.recipe, _same_in_company(manifest, plan), _invariance(manifest, plan)
     # The native engine computes each row on its own, and the guard has found no difference.
     model.facts = {

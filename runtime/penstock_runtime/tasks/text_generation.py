@@ -192,6 +192,7 @@ def parse_request(
         stop=(stops,) if isinstance(stops, str) else tuple(stops),
         include_stop=True,
         end_tokens=end_tokens,
+        min_tokens=values.get("min_new_tokens") or 0,
     )
     return PipelineRequest(inputs, prompts, (job,) * values["num_return_sequences"], values["return_full_text"])
 

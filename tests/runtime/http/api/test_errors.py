@@ -158,8 +158,8 @@ class TestRoutes:
         text = f"{value['message']}" if isinstance(value, dict) else f"{value}. {answer.json()['remedy']}"
         assert message in text
         assert (
-            "POST to /, /decode, /embed, /embed_all, /embed_sparse, /invocations, /predict, /rerank, /similarity, "
-            "/tokenize, /v1/embeddings" in text
+            "POST to /, /api/embed, /api/embeddings, /api/show, /decode, /embed, /embed_all, /embed_sparse, "
+            "/invocations, /predict, /rerank, /similarity, /tokenize, /v1/embeddings" in text
         )
 
     @pytest.mark.parametrize(

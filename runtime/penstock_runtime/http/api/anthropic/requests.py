@@ -126,8 +126,8 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
             elif block["type"] not in THOUGHTS:
                 texts.append(block)
         if texts or calls or not content:
-            told = {"role": message["role"], "content": _text(texts, where)}
-            found.append(message_of({**told, "tool_calls": calls} if calls else told, f"messages[{index}]"))
+            taken = {"role": message["role"], "content": _text(texts, where)}
+            found.append(message_of({**taken, "tool_calls": calls} if calls else taken, f"messages[{index}]"))
     if not found:
         raise InvalidInput("messages have no content", field="messages", remedy="Send a message with a text")
     return found

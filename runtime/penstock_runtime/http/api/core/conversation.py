@@ -184,7 +184,9 @@ def job_of(
     defaults = {name: value for name, value in model.defaults.items() if name in names}
     values = {**defaults, **{name: body[name] for name in names if body.get(name) is not None}}
     values["logit_bias"] = _biases(body.get("logit_bias") or {}, model.engine.vocabulary)
-    stop, seed = body.get("stop") or (), body["seed"]
+    seed = body["seed"]
+    # The model's own ones count as well: its answers go on without an end otherwise.
+    stops = [text for one in (body.get("stop"), model.defaults.get("stop_strings")) for text in _texts(one)]
     ends = frozenset() if body.get("ignore_eos") else model.end_tokens
     return JobRequest(
         prompt=(),
@@ -193,11 +195,15 @@ def job_of(
         sampling=sampling(
             values, seed=None if seed in {None, RANDOM_SEED} else seed & LARGEST_SEED, top_logprobs=top_logprobs
         ),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=tuple(stops),
         include_stop=bool(body.get("include_stop_str_in_output")),
         end_tokens=ends | set(body.get("stop_token_ids") or ()),
-        min_tokens=body.get("min_tokens") or 0,
+        min_tokens=body.get("min_tokens") or model.defaults.get("min_new_tokens") or 0,
     )
+
+
+def _texts(stop: str | Sequence[str] | None) -> Sequence[str]:
+    return [stop] if isinstance(stop, str) else stop or ()
 
 
 def text_format(kind: str, schema: Any, field: str, schema_field: str) -> GrammarText | None:

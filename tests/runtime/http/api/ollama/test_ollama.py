@@ -120,8 +120,8 @@ def test_a_call_and_its_result_are_part_of_the_conversation(tmp_path: Path) -> N
         {"role": "tool", "content": "sun", "tool_name": "weather"},
     ]
     with serving_generation(small_generation_model(tmp_path, template=TOOL_TEMPLATE)) as running:
-        told = ask(running, "/api/chat", messages=messages, options={"num_predict": 2}, stream=False).json()
-    assert told["prompt_eval_count"] == len('user: Helloassistant: {"city": "Oslo"}tool: sun')
+        answer = ask(running, "/api/chat", messages=messages, options={"num_predict": 2}, stream=False).json()
+    assert answer["prompt_eval_count"] == len('user: Helloassistant: {"city": "Oslo"}tool: sun')
 
 
 def test_a_request_without_a_prompt_finds_the_model_loaded(endpoint: Endpoint) -> None:
