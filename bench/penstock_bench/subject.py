@@ -76,10 +76,19 @@ class DescribedVerdict(_Part):
     reason: str
 
 
+class DescribedCores(_Part):
+    """The server's cores."""
+
+    granted: int
+    cpus: tuple[int, ...] = ()
+    """Logical."""
+
+
 class DescribedHost(_Part):
     """The server's machine."""
 
     cpu: CpuIdentity
+    cores: DescribedCores | None = None
 
 
 class DescribedPredictor(_Part):

@@ -140,6 +140,7 @@ COMMANDS = {
     "optimize": "Make the artefact only: model, evidence, report.",
     "bench": "Measure an endpoint: cores x lengths x batches.",
     "plan": "Compare hardware for an endpoint: latency, replicas, cost.",
+    "ledger": "List and remove the predictions of plans that were measured.",
     "simulate": "Replay load against autoscalers: ours, HPA, KEDA, Knative's.",
     "status": "Show the endpoints of a cluster.",
     "why": "Explain why an endpoint of a cluster is not ready.",
@@ -151,7 +152,11 @@ COMMANDS = {
 }
 """Command -> description. Each is `command` of the module of the same name. The descriptions are here so that
 `penstock --help` imports none of these modules, and no engine."""
-FOLDERS = {**dict.fromkeys(("status", "why", "top", "report", "convert"), "cluster."), "plan": "planning."}
+FOLDERS = {
+    **dict.fromkeys(("status", "why", "top", "report", "convert"), "cluster."),
+    "plan": "planning.",
+    "ledger": "planning.",
+}
 """Commands with their modules in a folder."""
 HEAVY = frozenset({"serve", "optimize", "bench"})
 """Commands that run models."""

@@ -34,9 +34,9 @@ OUTPUT = "the folder"
     "--trace",
     "traces",
     multiple=True,
-    metavar="NAME|CSV",
-    help=f"A built-in trace ({', '.join(BUILT_IN_TRACES)}) or a CSV file with seconds,requests_per_second; "
-    "may be repeated.  [default: all built-in ones]",
+    metavar="NAME|FILE",
+    help=f"A built-in trace ({', '.join(BUILT_IN_TRACES)}), a CSV file with seconds,requests_per_second, times of "
+    "requests, or JSON of a range query of Prometheus; may be repeated.  [default: all built-in ones]",
 )
 @click.option(
     "--policy",
@@ -160,7 +160,7 @@ def _experiment(artefact: Path | None, options: dict[str, Any]) -> Experiment:
     from penstock_simulator.compare import Experiment, pooled
     from penstock_simulator.fleet import MODEL, FleetSettings, reference_curve
     from penstock_simulator.policies import Limits
-    from penstock_simulator.traces import from_csv
+    from penstock_simulator.traces import from_file
 
     if options["min_replicas"] > options["max_replicas"]:
         raise SettingError(
@@ -193,7 +193,7 @@ def _experiment(artefact: Path | None, options: dict[str, Any]) -> Experiment:
         service=service,
         model=_model(curve, tokens) if artefact is not None else MODEL,
         traces=tuple(
-            name if name in BUILT_IN_TRACES else from_csv(Path(name)) for name in options["traces"] or BUILT_IN_TRACES
+            name if name in BUILT_IN_TRACES else from_file(Path(name)) for name in options["traces"] or BUILT_IN_TRACES
         ),
         policies=tuple(map(PolicyKind, options["policies"])) or tuple(PolicyKind),
         limits=Limits(options["min_replicas"], options["max_replicas"]),

@@ -20,6 +20,7 @@ from benchmarks.ours import store
 from benchmarks.program import Program
 from penstock.errors import SettingError
 from penstock.manifest import Manifest
+from penstock.prices import PriceList, shipped_prices
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.tasks import TaskName
@@ -29,7 +30,6 @@ from penstock_planner.compare import HardwareComparison, Load, compare
 from penstock_planner.evidence import Evidence, of_manifest
 from penstock_planner.offers import OfferInputs, class_of_cpu, offers
 from penstock_planner.page import cells, headline, judged
-from penstock_planner.prices import PriceList, shipped_prices
 from penstock_planner.project import project
 from penstock_runtime.host import read_host
 

@@ -2,9 +2,9 @@
 
 The first phase runs what needs no cluster with nodes, in several processes. In the second, the tests on such a cluster
 run one at a time, because its nodes own the machine's cores, and before them those that wait for a process of low
-priority. Both wait for half of their time. Tests that only compute run beside them with idle priority (SCHED_IDLE):
-they get no processor time that anything else wants. Those that never look at a clock begin with the first phase, where
-they may get little for minutes; those with time limits begin with the second.
+priority. Both wait for half of their time. Tests that only compute run at the same time with idle priority
+(SCHED_IDLE): they get no processor time that anything else wants. Those that never look at a clock begin with the first
+phase, where they may get little for minutes; those with time limits begin with the second.
 
 At the end, the failed tests of up to MAX_REPEATED files of a part run once more, alone. If they pass, the run is
 unstable, which is an error, too (docs/decisions/test-bed.md). A test that is skipped for a reason that is not listed is

@@ -238,7 +238,8 @@ class Neuron(Spec):
 
 
 class Price(Spec):
-    """The price of a node, for the cost of a million requests. Penstock looks up no prices."""
+    """The price of a core, for the cost of a million requests. Without it the instance type of the nodes counts, if one
+    of the shipped lists has it (penstock.prices)."""
 
     per_core_hour: float = Field(ge=0, le=1_000_000, description="The price of one core (or NeuronCore) for an hour.")
     currency: str = Field(default="USD", min_length=3, max_length=3, description="Such as USD.")

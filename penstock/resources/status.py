@@ -125,7 +125,8 @@ class PlanStatus(Facts):
         default=None,
         ge=0,
         description="Cost of a million requests at the objective: of a replica that serves its measured rate less the "
-        "reserve (scaling.headroom), at the price of the HardwareClass.",
+        "reserve (scaling.headroom), at the price of the HardwareClass, else at the on-demand price of its nodes' "
+        "instance type in the shipped lists.",
     )
     cost_per_month: float | None = Field(
         default=None, ge=0, description="Cost of the present replicas for a month of 730 hours, at the same price."

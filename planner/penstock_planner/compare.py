@@ -57,6 +57,10 @@ class Node:
     """Replicas of the offer that fit on one."""
     is_share: bool = False
     """The price is of a replica, not of a node: nodes are shared with other workloads."""
+    spot_per_hour: float | None = None
+    """The price of a spot node; None: not known."""
+    committed_per_hour: float | None = None
+    """The price with a commitment; None: not known."""
 
     def reserved_per_hour(self, replicas: int) -> float:
         """Whole nodes for this many replicas."""
@@ -134,6 +138,41 @@ class OfferRow:
 
 
 @dataclass(frozen=True)
+class Traced:
+    """A row under a trace of requests, by the simulator of the autoscaler."""
+
+    row: OfferRow
+    late_share: float
+    """Of requests: answered after the objective, or not at all."""
+    replica_hours: float
+    hours: float
+    """Of the trace."""
+    by_hour: tuple[float, ...]
+    """Mean replicas in each hour."""
+    most_replicas: int
+
+    def per_month(self, per_hour: float | None) -> float | None:
+        """The cost of a month of such days, of the share of nodes that the replicas take."""
+        node = self.row.node
+        if per_hour is None or node is None:
+            return None
+        return per_month(per_hour / node.replicas * self.replica_hours / self.hours)
+
+    @property
+    def costs(self) -> dict[str, float | None]:
+        """Of a month, by kind of price: on demand and spot for the replicas of each hour, with a commitment for whole
+        nodes of the most replicas all month; None where there is no price."""
+        node = self.row.node
+        committed = node.committed_per_hour if node is not None else None
+        whole = math.ceil(self.most_replicas / node.replicas) if node is not None else 0
+        return {
+            "on_demand": self.per_month(node.per_hour if node is not None else None),
+            "spot": self.per_month(node.spot_per_hour if node is not None else None),
+            "reserved": None if committed is None else per_month(committed * whole),
+        }
+
+
+@dataclass(frozen=True)
 class HardwareComparison:
     """All offers: the chosen one, the likely one, then by cost."""
 
@@ -146,6 +185,8 @@ class HardwareComparison:
     """Of all costs."""
     measure: str = "penstock optimize FILE"
     """The command that measures a class, on a node of it."""
+    traced: tuple[Traced, ...] = ()
+    """Rows under the trace of `--trace`."""
 
     @property
     def best(self) -> OfferRow | None:

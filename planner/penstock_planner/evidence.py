@@ -124,7 +124,11 @@ def curve_of_closed_loop(per_second: float, latency_milliseconds: float, *, batc
         W = T/2c * u^(sqrt(2(c+1)) - 1) / (1 - u)
 
     at the utilisation u. Waiting times are taken to be exponential, so that their p95 is three times the mean, which is
-    added to the whole published latency. ValueError unless the throughput and the latency are positive.
+    added to the whole published latency. From the rate c/T on, partly filled batches occupy all servers although the
+    throughput is not reached: a request then also waits for the next begin of a batch, T/2c on average (Bailey, 1954:
+    service in batches of up to `batch`), for the share 1 - 1/batch.
+
+    ValueError unless the throughput and the latency are positive.
     """
     if per_second <= 0 or latency_milliseconds <= 0:
         raise ValueError("throughput and latency must be positive")
@@ -132,7 +136,8 @@ def curve_of_closed_loop(per_second: float, latency_milliseconds: float, *, batc
     exponent = math.sqrt(2 * (servers + 1)) - 1
     points = []
     for used in UTILISATIONS:
-        wait = latency_milliseconds / (2 * servers) * used**exponent / (1 - used)
+        filled = min(1.0, used * batch) ** exponent * (1 - 1 / batch)
+        wait = latency_milliseconds / (2 * servers) * (used**exponent / (1 - used) + filled)
         p95 = latency_milliseconds + P95_OF_EXPONENTIAL * wait
         points.append(
             CapacityPoint(

@@ -13,14 +13,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.capacity import CapacityCurve, measured_pod_bytes
+from penstock.capacity import CapacityCurve, measured_pod_bytes, unmeasured_pod_bytes
 from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, CpuIdentity, NeuronGeneration
+from penstock.prices import InstancePrice, PriceList
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock_optimizer.neuron.plans import Basis, NeuronFigure, figures_for
 from penstock_optimizer.neuron.published import Mode, ModelShape, PublishedFigure, shape_of
 from penstock_planner.compare import Node, Offer, counted
 from penstock_planner.evidence import CLOSED_LOOP_ERROR, Evidence, Interval, Origin, curve_of_closed_loop, wider
-from penstock_planner.prices import InstancePrice, PriceList
 from penstock_planner.processors import LEAST_WIDTH, LoadRates, class_ratio
 
 GPU = "gpu-"
@@ -161,7 +161,8 @@ def _offer(inputs: OfferInputs, name: str, spec: HardwareClassSpec | None, cores
             remedy="Set price.perCoreHour of the class, or add instance types to --prices",
         )
     evidence = _evidence(inputs, name, spec, cores)
-    memory = 0 if is_gpu else _memory_bytes(inputs, evidence)
+    is_cpu = not is_gpu and (spec is None or spec.neuron is None)
+    memory = _memory_bytes(inputs, evidence) if is_cpu or inputs.memory_bytes is not None else 0
     holding = _holding(inputs.prices, name, nodes, memory)
     needs = f"a replica needs {memory / 2**30:.3g} GiB of memory"
     if not holding:
@@ -183,11 +184,14 @@ def _offer(inputs: OfferInputs, name: str, spec: HardwareClassSpec | None, cores
 
 
 def _memory_bytes(inputs: OfferInputs, evidence: Sequence[Evidence]) -> int:
-    """Memory of a replica, as the operator requests it; 0: not known."""
+    """Memory of a replica, as the operator requests it; 0: not known. A model that was not measured has its fp32
+    weights, which are served until the optimisation has ended."""
     if inputs.memory_bytes is not None:
         return inputs.memory_bytes
     measured = [one.resident_bytes for one in evidence if one.resident_bytes]
-    return measured_pod_bytes(max(measured)) + inputs.caches_bytes if measured else 0
+    if measured:
+        return measured_pod_bytes(max(measured)) + inputs.caches_bytes
+    return unmeasured_pod_bytes(4 * inputs.shape.weights) + inputs.caches_bytes if inputs.shape is not None else 0
 
 
 def _holding(prices: PriceList, name: str, nodes: Sequence[Node], memory: int) -> tuple[Node, ...]:
@@ -210,7 +214,12 @@ def _nodes(prices: PriceList, name: str, spec: HardwareClassSpec | None, cores: 
     for instance, price in prices.classes.get(name, {}).items():
         fitting = _replicas_on(price, name, spec, cores)
         if fitting > 0:
-            found.append(Node(instance, price.per_hour, fitting))
+            found.append(
+                Node(
+                    instance, price.per_hour, fitting,
+                    spot_per_hour=price.spot_per_hour, committed_per_hour=price.reserved_per_hour,
+                )
+            )  # fmt: skip
     return tuple(found)
 
 

@@ -10,9 +10,9 @@ from html import escape
 from typing import Any
 
 from penstock.hardware import NOT_RUN
+from penstock.prices import currency_sign
 from penstock_planner.compare import HardwareComparison, OfferRow, Sizing, counted
 from penstock_planner.evidence import as_json
-from penstock_planner.prices import currency_sign
 from penstock_report.charts import (
     BOTTOM,
     HEIGHT,
@@ -126,6 +126,22 @@ def caveats(comparison: HardwareComparison) -> tuple[str, ...]:
     )
 
 
+def traced_texts(comparison: HardwareComparison) -> tuple[str, ...]:
+    """A sentence for each row under the trace."""
+    sign, found = currency_sign(comparison.currency), []
+    for one in comparison.traced:
+        named = {"on_demand": "on demand", "spot": "spot", "reserved": "reserved for the most"}
+        costs = ", ".join(f"{sign}{cost:,.0f} {named[kind]}" for kind, cost in one.costs.items() if cost is not None)
+        by_hour = " ".join(f"{mean:.1f}".removesuffix(".0") for mean in one.by_hour)
+        end = " (in the middle)" if one.row.is_likely else " (at the slow end)" if one.row.is_rough else ""
+        found.append(
+            f"{one.row.name}{end}: {one.late_share:.2%} late, {one.replica_hours:,.1f} replica-hours in "
+            f"{one.hours:,.3g} h, at most {counted(one.most_replicas, 'replica')}; a month: {costs}\n"
+            f"replicas by hour: {by_hour}"
+        )
+    return tuple(found)
+
+
 def _load_json(comparison: HardwareComparison) -> dict[str, Any]:
     load = comparison.load
     return {
@@ -157,6 +173,18 @@ def as_dict(comparison: HardwareComparison) -> dict[str, Any]:
         "nearest": comparison.nearest,
         "notes": list(comparison.notes),
         "caveats": list(caveats(comparison)),
+        "trace": [
+            {
+                "hardware_class": one.row.offer.hardware_class,
+                "cores": one.row.offer.cores,
+                "late_share": _rounded(one.late_share),
+                "replica_hours": _rounded(one.replica_hours),
+                "replicas_by_hour": [round(mean, 2) for mean in one.by_hour],
+                "most_replicas": one.most_replicas,
+                "per_month": {kind: _rounded(cost) for kind, cost in one.costs.items()},
+            }
+            for one in comparison.traced
+        ],
         "rows": [
             {
                 "hardware_class": row.offer.hardware_class,
@@ -207,7 +235,8 @@ def csv_text(comparison: HardwareComparison) -> str:
 def headline(comparison: HardwareComparison) -> str:
     """The outcome in a sentence."""
     load, best = comparison.load, comparison.best
-    asked = f"{load.mean:g} requests/s, {load.peak:g} at the peak, p95 within {load.p95_milliseconds:g} ms"
+    rates = f"{round(load.mean, 2):g} requests/s, {round(load.peak, 2):g} at the peak"
+    asked = f"{rates}, p95 within {load.p95_milliseconds:g} ms"
     if best is None:
         known = any(row.sizing is not None and not row.offer.not_chosen for row in comparison.rows)
         outcome = "Nothing surely meets the objective" if comparison.likely else "Nothing meets the objective"
@@ -278,6 +307,7 @@ def html_page(comparison: HardwareComparison, *, title: str) -> str:
     """The comparison as a page."""
     rows = (_table_row(comparison, row) for row in judged(comparison))
     lists = {
+        "Under the trace": traced_texts(comparison),
         "Without figures": unjudged(comparison),
         "Limits of the figures": caveats(comparison),
         "Notes": comparison.notes,

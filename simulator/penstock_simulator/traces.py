@@ -8,8 +8,10 @@ that changes direction more often reacts to noise or to itself.
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +22,10 @@ from penstock_simulator.choices import BUILT_IN_TRACES
 
 WARM_UP_SECONDS = 600
 """Before each trace its first load lasts for this long, uncounted: every policy starts where it would stand."""
+MOST_BYTES = 256 * 2**20
+"""Of a file: the times of some twelve million requests."""
+BIN_SECONDS = 60
+"""Single requests are counted in minutes: the simulator draws arrivals at random from rates."""
 COLUMNS = ("seconds", "requests_per_second")
 """Of a file, in the order in which they stand where no header names them."""
 LONGEST_SECONDS = 31 * 24 * 3600
@@ -136,6 +142,88 @@ def built_in(name: str, requests_per_second: float, seed: int) -> Trace:
     return Trace(name, description, loads * requests_per_second, changes)
 
 
+def from_file(path: Path) -> Trace:
+    """The trace in a file: requests by their times, one in a line (seconds, or ISO 8601); the answer of Prometheus to a
+    range query of a rate (JSON); or `from_csv`. SettingError for another file.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open(encoding="utf-8-sig") as file:
+            first = next((line.strip() for line in file if line.strip()), "")
+    except (OSError, UnicodeDecodeError):
+        return from_csv(path)  # its error names what is wrong
+    if size > MOST_BYTES:
+        raise SettingError(
+            f"{path} has {size:,} bytes, and {MOST_BYTES:,} are read",
+            field="--trace",
+            remedy="Give rates by time (seconds,requests_per_second) instead of single requests",
+        )
+    if first.startswith("{"):
+        return _of_rates(path, _of_prometheus(path))
+    return from_csv(path) if "," in first else _of_rates(path, _of_times(path))
+
+
+def _of_rates(path: Path, rows: list[tuple[float, float]]) -> Trace:
+    """Rates that last until the next time; the last row ends the trace."""
+    if len(rows) < 2:
+        raise _no_trace(path, "no two times")
+    _check_size(path, rows)
+    begin = rows[0][0]
+    rates: list[float] = []
+    for (_, rate), (until, _) in pairwise(rows):
+        rates += [rate] * (round(until - begin) - len(rates))
+    levels = np.array(rates)
+    return Trace(path.stem, f"from {path.name}", levels, turns(levels))
+
+
+def _no_trace(path: Path, problem: str) -> SettingError:
+    return SettingError(
+        f"{path} is no trace: {problem}",
+        field="--trace",
+        remedy="Give times of requests, one in a line, lines of seconds,requests_per_second, or the answer of "
+        "Prometheus to /api/v1/query_range",
+    )
+
+
+def _of_times(path: Path) -> list[tuple[float, float]]:
+    """Requests per second in each minute of the times in a file; the rest of the last minute is left out."""
+    times = []
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig", errors="replace").splitlines(), 1):
+        text = line.strip()
+        if not text:
+            continue
+        try:
+            times.append(float(text) if _is_number(text) else datetime.fromisoformat(text).timestamp())
+        except (ValueError, OverflowError):
+            if times:
+                raise _no_trace(path, f"line {number}, {text[:40]!r}, is no time") from None
+    if not times:
+        raise _no_trace(path, "it has no times")
+    begin, end = min(times), max(times)
+    if end - begin > LONGEST_SECONDS:
+        raise _no_trace(path, f"its times are {end - begin:,.6g} seconds apart")
+    minutes = int((end - begin) // BIN_SECONDS)
+    counts = np.bincount(((np.array(times) - begin) // BIN_SECONDS).astype(np.int64), minlength=minutes + 1)
+    rates = [(begin + BIN_SECONDS * minute, float(counts[minute]) / BIN_SECONDS) for minute in range(minutes)]
+    return [*rates, (begin + BIN_SECONDS * minutes, 0.0)]
+
+
+def _of_prometheus(path: Path) -> list[tuple[float, float]]:
+    """The sum of all series of a range query, at the times that any has; the last step is as long as the one before."""
+    try:
+        series = json.loads(path.read_text(encoding="utf-8-sig"))["data"]["result"]
+        totals: dict[float, float] = {}
+        for one in series:
+            for at, value in one["values"]:
+                rate = float(value)
+                if np.isfinite(rate):
+                    totals[float(at)] = totals.get(float(at), 0.0) + max(rate, 0.0)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _no_trace(path, f"not the answer to a range query ({type(error).__name__}: {error})") from error
+    rows = sorted(totals.items())
+    return [*rows, (2 * rows[-1][0] - rows[-2][0], 0.0)] if len(rows) > 1 else rows
+
+
 def from_csv(path: Path) -> Trace:
     """Columns `seconds,requests_per_second`: each rate lasts until the next row's time; the last row ends the trace.
 
@@ -148,13 +236,7 @@ def from_csv(path: Path) -> Trace:
             field="--trace",
             remedy="Write at least two: where the load begins, and where the trace ends",
         )
-    _check_size(path, rows)
-    begin = rows[0][0]
-    rates: list[float] = []
-    for (_, rate), (until, _) in pairwise(rows):
-        rates += [rate] * (round(until - begin) - len(rates))
-    levels = np.array(rates)
-    return Trace(path.stem, f"from {path.name}", levels, turns(levels))
+    return _of_rates(path, rows)
 
 
 def _check_size(path: Path, rows: list[tuple[float, float]]) -> None:

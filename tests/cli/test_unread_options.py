@@ -16,9 +16,11 @@ ALWAYS: dict[str, str] = {
     "serve": "cores optimize verbose",
     "optimize": "store models cores budget_seconds as_json neuron_target",
     "bench": "family lengths batches seconds rounds patience_seconds output fresh seed",
-    "plan": "rate peak p95_milliseconds classes cores prices measurements family output verify ledger",
+    "plan": "rate peak p95_milliseconds classes cores prices measurements family output verify ledger write",
     "simulate": "traces policies p95_milliseconds min_replicas max_replicas start_up_seconds scrape_interval dispatch "
     "seeds price workers output",
+    "ledger": "ledger remove",
+    "space": "against auth_token as_json",
     "status": "all_namespaces context",
     "top": "all_namespaces context",
     "why": "namespace context",
@@ -45,6 +47,7 @@ REFUSED: list[tuple[str, str, str, list[str], str]] = [
     )),
     ("plan", "store", "--store=x", ["a-name"], "a FILE"),
     ("plan", "prometheus", "--prometheus=http://x", ["a-name", "--rate=1"], "the load of an endpoint"),
+    ("plan", "trace", "--trace=x", ["FILE", "--rate=1"], "a load that --rate does not give"),
     *(("plan", name, flag, ["FILE", "--rate=1"], "--verify") for name, flag in (
         ("verify_replicas", "--verify-replicas=2"), ("verify_seconds", "--verify-seconds=2"),
         ("auth_token", "--auth-token=x"),

@@ -41,7 +41,7 @@ class Slow:
             self._busy -= 1
         return Answer([[float(len(inputs)), float(busy)]], Timings(0, 0, 0, 0), tokens=3, truncated=0)
 
-    async def with_tokenizer(self, work: Callable[[Any], Any], size: int) -> Any:
+    async def with_tokenizer(self, work: Callable[[Any], Any], size: int, client: str) -> Any:
         raise NotImplementedError
 
     async def drain(self) -> None:

@@ -246,6 +246,19 @@ def test_the_choice_is_feasible_and_no_feasible_offer_is_surely_cheaper(
 
 
 @settings(max_examples=examples(100))
+@given(st.floats(1, 1e5), st.floats(0.1, 1000), st.integers(2, 64))
+def test_partly_filled_batches_are_never_faster_than_full_ones(rate: float, latency: float, batch: int) -> None:
+    # The same queue, if every batch were full: `batch` times fewer arrivals of whole batches.
+    full = curve_of_closed_loop(rate / batch, latency)
+    real = curve_of_closed_loop(rate, latency, batch=batch)
+
+    for one, other in zip(full.points, real.points, strict=True):
+        assert other.arrivals_per_second == pytest.approx(one.arrivals_per_second * batch)
+        assert other.p95_milliseconds >= one.p95_milliseconds
+        assert other.p95_milliseconds <= one.p95_milliseconds + 1.5 * latency
+
+
+@settings(max_examples=examples(100))
 @given(st.floats(1, 1e5), st.floats(0.1, 1000), st.integers(1, 64))
 def test_the_curve_of_a_closed_loop_rises_and_begins_at_its_latency(rate: float, latency: float, batch: int) -> None:
     curve = curve_of_closed_loop(rate, latency, batch=batch)

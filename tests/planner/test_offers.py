@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, CpuIdentity, Isa
+from penstock.prices import shipped_prices
 from penstock.resources.hardware_class import HardwareClassSpec, Price
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_optimizer.neuron.published import SHAPES, published_rows
 from penstock_planner.compare import Load, Offer, compare
 from penstock_planner.evidence import Evidence, Origin
 from penstock_planner.offers import HOST_MILLISECONDS, OfferInputs, class_of_cpu, offers
-from penstock_planner.prices import shipped_prices
 from penstock_planner.project import project
 from tests.examples import examples
 from tests.planner.cases import CURVE, evidence
@@ -78,6 +78,16 @@ def test_a_node_holds_as_many_replicas_as_it_has_memory_for(
     left_out = [text for text in found.caveats if "left out" in text]
     assert left_out == ([] if "c6i.xlarge" in expected else left_out[:1])
     assert all("GiB of memory: c6i.xlarge" in text for text in left_out)
+
+
+def test_a_model_that_was_not_measured_has_the_memory_of_its_weights() -> None:
+    large = replace(inputs(evidence("icelake", 1), family="bert-large"), caches_bytes=12 * GIB)
+
+    (found,) = offers(large, ["icelake"], [1])
+
+    # 335 M weights of 4 bytes, 2.5 times, 512 MiB, and the caches: 15.6 GiB.
+    assert {node.name: node.replicas for node in found.nodes} == {"c6i.4xlarge": 1, "c6i.8xlarge": 4}
+    assert any("a replica needs 15.6 GiB of memory" in text for text in found.caveats)
 
 
 def test_an_estimate_for_other_cores_needs_the_same_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from penstock_simulator.traces import (
     Trace,
     built_in,
     from_csv,
+    from_file,
 )
 
 
@@ -163,3 +165,49 @@ def test_a_missing_or_binary_file_is_an_error_of_the_setting(tmp_path: Path) -> 
         from_csv(tmp_path / "none.csv")
     with pytest.raises(SettingError, match="is not UTF-8 text"):
         from_csv(tmp_path / "binary.csv")
+
+
+def test_times_of_requests_are_counted_in_minutes(tmp_path: Path) -> None:
+    path = tmp_path / "requests.txt"
+    path.write_text("\n".join(["time", *(str(1000 + second / 2) for second in range(480)), "", "1240.0"]))
+
+    trace = from_file(path)
+
+    assert trace.seconds == 240
+    assert trace.rates.tolist() == [2.0] * 240
+
+
+def test_times_may_be_written_for_people(tmp_path: Path) -> None:
+    path = tmp_path / "requests.txt"
+    path.write_text("\n".join(f"2026-11-28T10:{second // 60:02}:{second % 60:02}+00:00" for second in range(301)))
+
+    assert from_file(path).rates.tolist() == [1.0] * 300
+
+
+def test_a_range_query_of_prometheus_is_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "day.json"
+    series = [{"values": [[0, "2"], [60, "4"]]}, {"values": [[60, "1"], [0, "NaN"]]}]
+    path.write_text(json.dumps({"status": "success", "data": {"result": series}}))
+
+    assert from_file(path).rates.tolist() == [2.0] * 60 + [5.0] * 60
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "not the answer to a range query"),
+        ('{"data": {"result": []}}', "no two times"),
+        ('{"data": {"result": [{"values": [[0, "x"]]}]}}', "not the answer to a range query"),
+        ("1\n2\nnever\n", "line 3, 'never', is no time"),
+        ("name\n", "it has no times"),
+        ("1\n1e300\n", "seconds apart"),
+        ("1\n2\n", "no two times"),
+        ("", "it has no times"),
+    ],
+)
+def test_what_is_no_trace_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "x"
+    path.write_text(text)
+
+    with pytest.raises(SettingError, match=problem):
+        from_file(path)

@@ -17,16 +17,18 @@ from penstock.artefact_store import DEFAULT_STORE
 from penstock.errors import ArtefactError, SettingError, SpecError, printable
 from penstock.hardware import CpuIdentity
 from penstock.manifest import MANIFEST_NAME, Manifest
+from penstock.prices import CLOUDS, PriceList, currency_sign, load_prices, shipped_prices
 from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpointSpec
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.resources.text_fields import parse_quantity
 from penstock.tasks import TaskName
+from penstock_cli.planning.manifest import chosen_endpoint, write_endpoint
 from penstock_cli.planning.objects import ClusterPlan, load_of_week, read_cluster
 from penstock_cli.terminal import FiniteRange, PositiveIntegers, console, fact, refuse_options
 from penstock_optimizer.neuron.published import SHAPES, published_rows, shape_of
 from penstock_planner.compare import HardwareComparison, Load, OfferRow, compare, counted
 from penstock_planner.evidence import Evidence, of_file, of_manifest
-from penstock_planner.ledger import DEFAULT_LEDGER, error_text, read_ledger
+from penstock_planner.ledger import DEFAULT_LEDGER, error_text, read_ledger, widened
 from penstock_planner.offers import GPU, OfferInputs, class_of_cpu, offers
 from penstock_planner.page import (
     caveats,
@@ -37,12 +39,14 @@ from penstock_planner.page import (
     json_text,
     judged,
     likely_text,
+    traced_texts,
     unjudged,
 )
-from penstock_planner.prices import PriceList, currency_sign, load_prices, shipped_prices
 from penstock_planner.project import project
 
 DEFAULT_CORES = (1, 2, 4)
+START_UP_SECONDS = 40.0
+"""Of a replica under `--trace`: the default of `penstock simulate`."""
 DEFAULT_TOKENS = 65
 """Mean length of the default workload: log-normal, median 44, p95 186."""
 
@@ -99,13 +103,24 @@ class PlannedEndpoint:
 )
 @click.option(
     "--prices",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="YAML file of prices, instead of the shipped one.",
+    metavar="CLOUD|FILE",
+    help="aws, gcp or azure for a shipped list, or a YAML file. Default: aws.",
 )
 @click.option(
     "--measurements",
     type=click.Path(dir_okay=False, path_type=Path),
     help="YAML file with further measurements, such as of GPUs.",
+)
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Requests over time, for the load and for a simulation of each candidate: times of requests, one in a line; "
+    "lines of seconds,requests_per_second; or JSON of a range query of Prometheus.",
+)
+@click.option(
+    "--write",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="New file for the ModelEndpoint with the chosen class, cores and replicas.",
 )
 @click.option("--family", type=click.Choice(sorted(SHAPES)), help="Kind of model, if its name does not show it.")
 @click.option(
@@ -159,41 +174,46 @@ def command(target: str, **options: Any) -> None:
     Replicas are those that the autoscaler would ask for. Reserved cost is of whole nodes for the peak, used cost of the
     share of nodes that the mean load takes. Each figure is measured, published or estimated, with its interval.
     """
-    if is_file(target):
-        refuse_options(OF_A_CLUSTER, "the NAME of an endpoint")
-    else:
-        refuse_options(OF_A_FILE, "a FILE")
-    if not options["verify"]:
-        refuse_options(OF_VERIFY, "--verify")
-    if options["rate"] is not None:
-        refuse_options(["prometheus"], "the load of an endpoint, which --rate replaces")
+    _refuse_unread(target, options)
     subject = _subject(target, options["namespace"], options["context"])
     generates = subject.spec.task is TaskName.TEXT_GENERATION
-    if options["verify"] and generates:
-        raise SettingError(
-            "the p95 of text generation is that of the time to the first token, which --verify does not measure",
-            field="--verify",
-            remedy="Leave it out, and compare with the metric penstock_first_token_seconds of the running endpoint",
-        )
+    if generates:
+        _refuse_of_encoders(options)
     if options["verify"]:
         from penstock_cli.planning.verification import base_of
 
         base_of(options["verify"])
     ledger = options["ledger"].expanduser()
+    trace = None
+    if options["trace"] is not None:
+        from penstock_cli.planning.trace import read_trace
+
+        trace, mean, peak = read_trace(options["trace"])
+        options |= {"rate": mean, "peak": options["peak"] or peak}
     load, notes = _load(subject, options)
     inputs = _inputs(subject, options, load)
     if inputs.shape is None and not generates:
         notes.append("the kind of model is not known from its name: give --family for published figures")
     notes += [f"prices: {inputs.prices.summary} ({inputs.prices.source})"]
-    notes += filter(None, [error_text(read_ledger(ledger))])
+    past = read_ledger(ledger)
+    notes += filter(None, [error_text(past, subject.spec.model)])
     names = options["classes"] or _default_classes(inputs)
-    found = offers(inputs, names, options["cores"], chosen=options["classes"] or ())
+    found = [
+        replace(offer, evidence=tuple(widened(one, past, subject.spec.model) for one in offer.evidence))
+        for offer in offers(inputs, names, options["cores"], chosen=options["classes"] or ())
+    ]
     comparison = compare(
         found, load, notes=notes, currency=inputs.prices.currency, measure=f"penstock optimize {target}"
     )
     comparison = replace(comparison, notes=(*_cost_of_tokens(comparison), *comparison.notes))
     if subject.cluster is not None:
         comparison = replace(comparison, notes=(*_present_class(subject, comparison), *comparison.notes))
+    if trace is not None:
+        from penstock_cli.planning.trace import traced
+
+        comparison = replace(comparison, traced=traced(comparison, trace, start_up_seconds=START_UP_SECONDS))
+    if options["write"] is not None:
+        write_endpoint(options["write"], chosen_endpoint(comparison, subject.name, subject.spec))
     output = options["output"]
     if output == "table":
         _print_table(comparison)
@@ -205,7 +225,7 @@ def command(target: str, **options: Any) -> None:
         entry = verify_plan(
             comparison, subject.spec, url=options["verify"], token=options["auth_token"],
             replicas=options["verify_replicas"], seconds=options["verify_seconds"], classes=inputs.classes,
-            ledger=ledger, quiet=output != "table",
+            stated=names[0] if len(options["classes"] or ()) == 1 else None, ledger=ledger, quiet=output != "table",
         )  # fmt: skip
         if output != "table":
             # Standard output has the plan alone, which a program may read.
@@ -214,6 +234,35 @@ def command(target: str, **options: Any) -> None:
                 f"{entry.measured_p95_milliseconds:.3g} ms; kept in {ledger}",
                 err=True,
             )
+
+
+def _refuse_unread(target: str, options: dict[str, Any]) -> None:
+    if is_file(target):
+        refuse_options(OF_A_CLUSTER, "the NAME of an endpoint")
+    else:
+        refuse_options(OF_A_FILE, "a FILE")
+    if not options["verify"]:
+        refuse_options(OF_VERIFY, "--verify")
+    if options["rate"] is not None or options["trace"] is not None:
+        refuse_options(["prometheus"], "the load of an endpoint, which --rate or --trace replaces")
+    if options["rate"] is not None:
+        refuse_options(["trace"], "a load that --rate does not give")
+
+
+def _refuse_of_encoders(options: dict[str, Any]) -> None:
+    """SettingError for what is not possible with text generation."""
+    if options["verify"]:
+        raise SettingError(
+            "the p95 of text generation is that of the time to the first token, which --verify does not measure",
+            field="--verify",
+            remedy="Leave it out, and compare with the metric penstock_first_token_seconds of the running endpoint",
+        )
+    if options["trace"] is not None:
+        raise SettingError(
+            "--trace simulates encoders: a request of text generation keeps its replica for many steps",
+            field="--trace",
+            remedy="Give --rate and --peak, or replay the trace with penstock simulate ARTEFACT --trace",
+        )
 
 
 _TEXTS: dict[str, Callable[[HardwareComparison], str]] = {
@@ -241,11 +290,11 @@ def _inputs(subject: PlannedEndpoint, options: dict[str, Any], load: Load) -> Of
     )
 
 
-def _prices(subject: PlannedEndpoint, given: Path | None) -> PriceList:
+def _prices(subject: PlannedEndpoint, given: str | None) -> PriceList:
     """The list that was given, or the shipped one. The shipped one has no part in the plan of an endpoint whose class
     has a price in another currency."""
     if given is not None:
-        return load_prices(given)
+        return shipped_prices(given) if given in CLOUDS else load_prices(Path(given))
     shipped = shipped_prices()
     own = None if subject.cluster is None else subject.cluster.classes.get(subject.spec.hardware_class)
     if own is None or own.price is None or own.price.currency == shipped.currency:
@@ -455,6 +504,8 @@ def _print_table(comparison: HardwareComparison) -> None:
         plan = row.evidence.plan if row.evidence is not None else ""
         for text in textwrap.wrap(printable(f"{plan}: {row.why}"), width - 4, break_on_hyphens=False):
             console.print(f"    {text}", style="dim")
+    for text in traced_texts(comparison):
+        fact("trace", text)
     left_out = len(judged(comparison)) - len(shown)
     if left_out:
         fact("more", f"{counted(left_out, 'row')} with other numbers of cores: --output csv, json or html")

@@ -34,6 +34,7 @@ from penstock_operator.endpoint.optimization.model import (
     OptimizationState,
 )
 from penstock_operator.endpoint.pods.judging import PinVerdict, PodProblem, pod_reports
+from penstock_operator.endpoint.pods.placement import price_of_nodes
 from penstock_operator.endpoint.replica_count import (
     DECIDED,
     ReplicaTarget,
@@ -444,9 +445,11 @@ def _with_cost(state: EndpointState, shown: PlanStatus | None, replicas: int) ->
     if serving is None or shown is None or shown.digest != serving.digest:
         return shown
     hardware = hardware_class(serving.hardware_class, state.observed.hardware_classes)
-    if isinstance(hardware, Finding) or hardware.price is None:
+    if isinstance(hardware, Finding):
         return shown
-    price = hardware.price
+    price = hardware.price or price_of_nodes(hardware, state.observed.nodes)
+    if price is None:
+        return shown
     per_hour = price.per_core_hour * serving.cores
     result = serving.result
     rate = None if result is None or result.capacity.provisional else result.requests_per_second

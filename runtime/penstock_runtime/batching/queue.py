@@ -25,13 +25,13 @@ and a loaded one finds rows to batch in its queue.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
-from statistics import median
 from typing import Any, NamedTuple
 
 from penstock.recipe import Batching, Plan
+from penstock_runtime.admission import FairShares
 from penstock_runtime.engines.base import EngineFacts
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.errors import DeadlineExceeded
@@ -50,9 +50,6 @@ SHARED_SECONDS = 1.0
 
 _MAX_REMOVED = 64
 """Removed rows stay in the heaps until they are at the top, or until there are this many more than waiting rows."""
-
-_MOST_KEPT = 1024
-"""Clients that are remembered. For one more, the half with the least time is forgotten."""
 
 
 @dataclass(slots=True, eq=False)
@@ -152,34 +149,6 @@ def _as_planned(plan: Plan, facts: EngineFacts | None) -> BatchPolicy:
         facts.grid if facts is not None else None,
         plan.wide_from_tokens if facts is not None and facts.divides_batches else None,
     )
-
-
-class FairShares:
-    """Equal shares of a resource among clients, by cost: start-time fair queueing, on a virtual time of all clients.
-
-    The client with the least time is next. A client that had nothing to do starts at the time of the others: it gets no
-    credit for that, and pays no debt for a resource that it had alone.
-    """
-
-    def __init__(self) -> None:
-        self._now = 0.0
-        self._times: dict[str, float] = {}
-
-    def next(self, clients: Iterable[str]) -> str:
-        """The client to be served next; ValueError if there are none. Among equals the first one."""
-        chosen = min(clients, key=self._time)
-        self._now = self._time(chosen)
-        return chosen
-
-    def charge(self, client: str, cost: float) -> None:
-        """A client has been served work of this cost."""
-        self._times[client] = self._time(client) + cost
-        if len(self._times) > _MOST_KEPT:
-            self._now = max(self._now, median(self._times.values()))
-            self._times = {name: time for name, time in self._times.items() if time > self._now}
-
-    def _time(self, client: str) -> float:
-        return max(self._now, self._times.get(client, 0.0))
 
 
 _HeapEntry = tuple[float, int, QueuedRow]

@@ -209,25 +209,14 @@ class StepEngine(Protocol):
     blocks each of them uses.
     """
 
-    @property
-    def vocabulary(self) -> int:
-        """The number of logits for each token."""
-        ...
-
-    @property
-    def context(self) -> int:
-        """The largest number of tokens of a sequence."""
-        ...
-
-    @property
-    def block_size(self) -> int:
-        """Tokens in a block of the cache."""
-        ...
-
-    @property
-    def blocks(self) -> int:
-        """Blocks in the pool."""
-        ...
+    vocabulary: int
+    """The number of logits for each token."""
+    context: int
+    """The largest number of tokens of a sequence."""
+    block_size: int
+    """Tokens in a block of the cache."""
+    blocks: int
+    """Blocks in the pool."""
 
     def step(self, rows: Sequence[StepRow]) -> NDArray[np.float32]:
         """Compute one step. Returns float32 [sum of row.logits, vocabulary], in the order of the rows."""

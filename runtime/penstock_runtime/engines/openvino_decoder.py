@@ -56,31 +56,11 @@ class OpenVinoStepEngine:
 
     def __init__(self, request: Any, facts: DecoderFacts, caches: dict[str, Any], blocks: int) -> None:
         self._request = request
-        self._facts = facts
+        self.vocabulary, self.context = facts.vocabulary, facts.context
+        self.block_size, self.blocks = BLOCK_SIZE, blocks
         self._caches = caches
-        self._blocks = blocks
         for name, tensor in caches.items():
             request.set_tensor(name, tensor)
-
-    @property
-    def vocabulary(self) -> int:
-        """See `StepEngine`."""
-        return self._facts.vocabulary
-
-    @property
-    def context(self) -> int:
-        """See `StepEngine`."""
-        return self._facts.context
-
-    @property
-    def block_size(self) -> int:
-        """See `StepEngine`."""
-        return BLOCK_SIZE
-
-    @property
-    def blocks(self) -> int:
-        """See `StepEngine`."""
-        return self._blocks
 
     def step(self, rows: Sequence[StepRow]) -> NDArray[np.float32]:
         """See `StepEngine`. InferenceFailed if the library fails."""

@@ -20,10 +20,11 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock_runtime.admission import FairLine
 from penstock_runtime.errors import InvalidInput, Overloaded
-from penstock_runtime.fair_line import ClientSlots
 from penstock_runtime.generation.tool_calls import WRITTEN_AS
 from penstock_runtime.host.forks import ForkServer, exchange
+from penstock_runtime.settings import QueueSettings
 
 LONGEST_GRAMMAR = 100_000
 """Characters of a schema or an expression."""
@@ -158,7 +159,7 @@ class Grammars:
         self._vocabulary = vocabulary
         ends = ",".join(str(token) for token in sorted(end_tokens))
         self._parent = ForkServer(PROGRAM, [str(vocabulary), ends], tokenizer_json)
-        self._slots = ClientSlots(1, most_waiting=MOST_WAITING)
+        self._slots = FairLine(1, QueueSettings(max_queue_rows=MOST_WAITING), "the preparation of a grammar")
         self._in_use: Counter[str] = Counter()
         # A grammar may be dropped in any thread, also while this one counts.
         self._lock = threading.RLock()

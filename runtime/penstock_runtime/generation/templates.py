@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import CorruptModel
+from penstock_runtime.admission import FairLine
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.fair_line import ClientSlots
 from penstock_runtime.generation.tool_calls import ToolForm, tool_form
 from penstock_runtime.host.forks import ForkServer, exchange
 from penstock_runtime.models.files import read_text
 from penstock_runtime.models.folder import TEMPLATE_FILE, TOOL_TEMPLATE_FILE
+from penstock_runtime.settings import QueueSettings
 
 if TYPE_CHECKING:
     from jinja2.nodes import Node
@@ -72,7 +73,7 @@ class ChatTemplate:
         self.source = source
         self.tool_source = source if for_tools is None else for_tools
         self._special_tokens = dict(special_tokens or {})
-        self._slots = ClientSlots(1, most_waiting=MOST_WAITING)
+        self._slots = FairLine(1, QueueSettings(max_queue_rows=MOST_WAITING), "the chat template")
         self._links: list[socket.socket] = []
         """Of its process: one between two conversations, if it was started."""
         weakref.finalize(self, _close, self._links)

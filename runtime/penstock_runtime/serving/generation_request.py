@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from penstock_runtime.admission import Entry
 from penstock_runtime.errors import RequestError
+from penstock_runtime.generation.grammar import Grammar
 from penstock_runtime.generation.loop import Delta, FinishReason, GenerationJob, GenerationLoop, JobRequest
 from penstock_runtime.generation.sampling import SampledToken
-from penstock_runtime.serving.admission import Entry
 from penstock_runtime.serving.generation_model import GenerationModel
 
 
@@ -84,10 +85,12 @@ class Generation:
             PromptInProgress(self, tokens, self.continuations[index * count : (index + 1) * count])
             for index, tokens in enumerate(prompts)
         ]
+        self.requests: list[list[JobRequest]] = []
+        """What `start` submits: for each prompt its continuations."""
         self._jobs: dict[GenerationJob, tuple[PromptInProgress, Continuation]] = {}
         self._pending: list[tuple[Continuation, Delta]] = []
         self._changed = asyncio.Event()
-        self._closed = False
+        self._closed = self._refused = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -153,11 +156,19 @@ class Generation:
                 self._served.loop.cancel(job)
             self._queue.ended(self, self._served)
 
-    def start(self, prompt: PromptInProgress, requests: Sequence[JobRequest]) -> None:
-        """Submit the first continuation of a prompt; the others follow when it has computed the prompt, which they then
-        share."""
-        first, *prompt.later = zip(prompt.continuations, requests, strict=True)
-        self._submit(prompt, *first)
+    def start(self, grammar: Grammar | None = None) -> None:
+        """Submit the first continuation of each prompt; the others follow when it has computed the prompt, which they
+        then share. `grammar`: of all texts."""
+        if self._closed or self._refused:
+            return
+        try:
+            for prompt, requests in zip(self.prompts, self.requests, strict=True):
+                given = [replace(one, grammar=grammar) for one in requests] if grammar is not None else requests
+                first, *prompt.later = zip(prompt.continuations, given, strict=True)
+                self._submit(prompt, *first)
+        except BaseException:
+            self.close()
+            raise
 
     def _submit(self, prompt: PromptInProgress, one: Continuation, request: JobRequest) -> None:
         job = self._served.loop.submit(request)
@@ -187,6 +198,7 @@ class Generation:
 
     def refuse(self, error: RequestError) -> None:
         """End it with an error, which `read` raises; none of its prompts waits any longer."""
+        self._refused = True
         for prompt in self.prompts:
             self._queue.started(prompt)
         for job in self._jobs:

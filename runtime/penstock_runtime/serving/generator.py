@@ -14,6 +14,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
+from penstock_runtime.admission import Admission, Entry, Waiting, client_of
 from penstock_runtime.errors import InvalidInput, NotReady, PromptTooLong, RequestError
 from penstock_runtime.generation.loop import (
     Delta,
@@ -25,11 +26,10 @@ from penstock_runtime.generation.loop import (
 )
 from penstock_runtime.generation.scheduler import Step
 from penstock_runtime.generation.templates import Conversation
-from penstock_runtime.serving.admission import Admission, Entry, Waiting, client_of
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.serving.generation_request import Generation, PromptInProgress, ServedLoop
 from penstock_runtime.serving.predictor import Answer, Timings
-from penstock_runtime.serving.tokenizing import TokenizerThread
+from penstock_runtime.serving.tokenizing import TokenizerThread, about_tokens
 from penstock_runtime.settings import GenerationSettings, QueueSettings
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, RequestLimits
 from penstock_runtime.tasks.text_generation import Prompt, parse_request, pipeline_answer, require_template
@@ -93,7 +93,13 @@ class Generator:
         """The largest number of tokens of prompt and continuation together."""
         return self._served.loop.longest
 
-    def generate(
+    def generate(self, prompts: Sequence[Sequence[int]], requests: Sequence[JobRequest], **given: Any) -> Generation:
+        """Start a request. Arguments and errors as for `admit`."""
+        generation = self.admit(prompts, requests, **given)
+        generation.start()
+        return generation
+
+    def admit(
         self,
         prompts: Sequence[Sequence[int]],
         requests: Sequence[JobRequest],
@@ -102,9 +108,9 @@ class Generator:
         deadline_seconds: float | None = None,
         arrived: float | None = None,
     ) -> Generation:
-        """Start a request: for each of the prompts a continuation for each of `requests`, whose prompts, limits and
-        deadlines are set here. `field`: of the prompts, for errors. `arrived`: when the request came, `perf_counter`
-        seconds; None: now.
+        """Admit a request, which is to be started: for each of the prompts a continuation for each of `requests`, whose
+        prompts, limits and deadlines are set here. `field`: of the prompts, for errors. `arrived`: when the request
+        came, `perf_counter` seconds; None: now.
 
         PromptTooLong if a prompt and its continuation can never fit; InvalidInput for more continuations than one
         request may have; errors of `Admission.admit`; NotReady when draining.
@@ -134,32 +140,25 @@ class Generator:
         entry.work = generation = Generation(self, served, sizes, len(requests), entry)
         # When the first continuation has started, so has the request: its deadline does not apply to later ones.
         begins = generation.continuations[0]
+        generation.requests = [
+            [
+                replace(
+                    request,
+                    prompt=tokens,
+                    max_tokens=limit,
+                    # With a seed a prompt has the answers that it has alone.
+                    choice=one.choice if request.sampling.is_default_seed else choice,
+                    deadline=deadline if one is begins else math.inf,
+                    prompt_logprobs=None if choice else request.prompt_logprobs,
+                )
+                for choice, (one, request, limit) in enumerate(zip(prompt.continuations, requests, most, strict=True))
+            ]
+            for prompt, tokens, most in zip(generation.prompts, prompts, limits, strict=True)
+        ]
         served.requests += 1
         for prompt in generation.prompts:
             self._waiting[prompt] = None
             self._waiting_tokens += prompt.waiting_tokens
-        try:
-            for prompt, tokens, most in zip(generation.prompts, prompts, limits, strict=True):
-                generation.start(
-                    prompt,
-                    [
-                        replace(
-                            request,
-                            prompt=tokens,
-                            max_tokens=limit,
-                            # With a seed a prompt has the answers that it has alone.
-                            choice=one.choice if request.sampling.is_default_seed else choice,
-                            deadline=deadline if one is begins else math.inf,
-                            prompt_logprobs=None if choice else request.prompt_logprobs,
-                        )
-                        for choice, (one, request, limit) in enumerate(
-                            zip(prompt.continuations, requests, most, strict=True)
-                        )
-                    ],
-                )
-        except BaseException:
-            generation.close()
-            raise
         return generation
 
     def _limit(self, prompt: int, request: JobRequest, path: str) -> int:
@@ -227,8 +226,14 @@ class Generator:
         return Answer(pipeline_answer(request, texts), timings(arrived, tokenised), tokens, 0)
 
     async def tokens(self, prompts: Sequence[Prompt | Conversation], client: str = "") -> list[list[int]]:
-        """The tokens of prompts. Overloaded if too many wait; InvalidInput if the model's template refuses one."""
+        """The tokens of prompts. Overloaded if too many wait, also before the texts are tokenised; InvalidInput if the
+        model's template refuses one."""
         model = self.model
+        about = sum(
+            about_tokens(one.messages if isinstance(one, Conversation) else one.text, self.longest) for one in prompts
+        )
+        rate = self._served.loop.state.prompt_tokens_per_second
+        self._admission.check(client, Waiting(*self.queue_depth()), rate, tokens=max(1, about))
         texts = [
             Prompt(await require_template(model.template, "messages").prompt(one, client), special=False)
             if isinstance(one, Conversation)
@@ -241,9 +246,10 @@ class Generator:
 
         return await self._tokenizer_thread.run(work, sum(len(prompt.text) for prompt in texts), client)
 
-    async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int) -> T:
-        """What `work` makes of the model's tokenizer and texts of `size` characters. Overloaded."""
-        return await self._tokenizer_thread.run(partial(work, self.model.tokenizer), size)
+    async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int, client: str) -> T:
+        """What `work` makes of the model's tokenizer and texts of `size` characters. Overloaded. `client`: see
+        `admission.client_of`."""
+        return await self._tokenizer_thread.run(partial(work, self.model.tokenizer), size, client)
 
     async def replace(self, model: GenerationModel) -> None:
         """Answer new requests with another model. The old one finishes its streams, and is closed before this returns.

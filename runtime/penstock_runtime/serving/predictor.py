@@ -10,17 +10,17 @@ from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.vector_space import ARTEFACT_HEADER, HEADER
+from penstock_runtime.admission import Admission, Entry, Waiting, client_of
 from penstock_runtime.batching.batcher import BatchObserver, NullObserver
 from penstock_runtime.batching.dispatcher import Dispatcher, RequestResult
 from penstock_runtime.engines.base import DeviceState, EngineFacts, HasDevice
 from penstock_runtime.errors import NotReady
 from penstock_runtime.host import is_on_one_core
 from penstock_runtime.rows import Row
-from penstock_runtime.serving.admission import Admission, Entry, Waiting, client_of
 from penstock_runtime.serving.cache import BoundedCache, content_key, memory_size
 from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.probes import check_probes
-from penstock_runtime.serving.tokenizing import LONG_CHARACTERS, TokenizerThread
+from penstock_runtime.serving.tokenizing import LONG_CHARACTERS, TokenizerThread, about_tokens
 from penstock_runtime.serving.warmup import warm_up
 from penstock_runtime.settings import CacheSettings, QueueSettings
 from penstock_runtime.tasks.base import HeadInAssemble, Prepared
@@ -369,6 +369,11 @@ class Predictor:
         if size <= LONG_CHARACTERS:
             prepared = served.model.task.prepare(request)
         else:
+            # Refuse what the queue has no room for before its texts are tokenised.
+            batcher = served.dispatcher.batcher
+            about = about_tokens((inputs, parameters), served.model.max_tokens)
+            waiting = Waiting(*batcher.depth)
+            self._admission.check(asked.client, waiting, batcher.tokens_per_second, tokens=about)
             work = partial(served.model.task.prepare, request)
             prepared = await self._tokenizer_thread.run(work, size, asked.client)
         if key is not None and self._prepared is not None:
@@ -377,12 +382,13 @@ class Predictor:
             self._prepared.put(key, prepared, held)
         return prepared
 
-    async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int) -> T:
-        """What `work` makes of the model's tokenizer and texts of `size` characters. NotReady, Overloaded."""
+    async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int, client: str) -> T:
+        """What `work` makes of the model's tokenizer and texts of `size` characters. NotReady, Overloaded. `client`:
+        see `admission.client_of`."""
         if self._draining:
             raise NotReady("the server is shutting down", remedy="Try again: another replica will answer")
         tokenizer = self._served.model.task.tokenizer
-        return await self._tokenizer_thread.run(partial(work, tokenizer), size)
+        return await self._tokenizer_thread.run(partial(work, tokenizer), size, client)
 
     def _look_up(self, name: str, cache: BoundedCache[Any], key: bytes | None) -> Any:
         found = None if key is None else cache.get(key)

@@ -106,6 +106,27 @@ def test_the_plan_has_its_cost_where_the_class_has_a_price() -> None:
     assert (plan["costPerMonth"], plan["currency"]) == (62.05, "USD")
 
 
+def node(instance_type: str, of: str = "icelake") -> dict[str, object]:
+    labels = {"node.kubernetes.io/instance-type": instance_type, "penstock.dev/class": of}
+    return {"metadata": {"name": instance_type, "labels": labels}}
+
+
+def test_without_a_price_the_instance_type_of_the_classs_nodes_gives_the_cost() -> None:
+    kube = Kube().optimised()
+    # The dearest of the class's own nodes counts: 0.17 an hour for one of two cores, not 0.34 for three of four.
+    kube.nodes = [node("c6i.xlarge"), node("c6i.2xlarge"), node("c7i.8xlarge", "other"), node("m1.small"), {}]
+    plan = kube.reconcile().status["plan"]
+    assert plan["costPerMonth"] == pytest.approx(2 * 0.17 * 730, rel=1e-3)
+    assert plan["currency"] == "USD"
+    assert plan["costPerMillion"] == pytest.approx(0.34 / (88 * 0.75 * 3600) * 1e6, rel=1e-3)
+    kube.nodes = [node("c7i.8xlarge", "other"), node("m1.small")]
+    assert "costPerMillion" not in kube.reconcile().status["plan"]
+    # The price of the class counts before.
+    kube.nodes = [node("c6i.xlarge")]
+    kube.classes["icelake"]["spec"]["price"] = {"perCoreHour": 0.0425}
+    assert kube.reconcile().status["plan"]["costPerMonth"] == 62.05
+
+
 def test_the_fp32_graph_has_a_cost_of_a_month_and_none_of_requests() -> None:
     kube = Kube()
     kube.classes["icelake"]["spec"]["price"] = {"perCoreHour": 0.0425}

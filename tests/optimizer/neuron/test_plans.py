@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.capacity import per_million
 from penstock.hardware import NeuronGeneration
+from penstock.prices import shipped_prices
 from penstock_optimizer.neuron.plans import (
     FITTED_TOKENS,
     INF1_DATA_PARALLEL,
@@ -29,7 +30,6 @@ from penstock_optimizer.neuron.plans import (
     rank,
 )
 from penstock_optimizer.neuron.published import SHAPES, Mode, published_rows, shape_of
-from penstock_planner.prices import shipped_prices
 from penstock_runtime.engines.neuron.shapes import CONSTANT_TOKENS
 from tests.examples import examples
 from tools.plan_tables import inf2_errors, inf2_fit

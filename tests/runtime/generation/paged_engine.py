@@ -24,7 +24,7 @@ class PagedEngine:
     def __init__(
         self, *, vocabulary: int = 40, context: int = 64, block_size: int = 4, blocks: int = 32, seed: int = 0
     ) -> None:
-        self._vocabulary, self._context, self._block_size, self._blocks = vocabulary, context, block_size, blocks
+        self.vocabulary, self.context, self.block_size, self.blocks = vocabulary, context, block_size, blocks
         random = np.random.default_rng(seed)
         self._embedding = random.normal(size=(vocabulary, WIDTH))
         self._position = random.normal(size=(context, WIDTH)) * 0.5
@@ -39,22 +39,6 @@ class PagedEngine:
         """If set, each step waits for it."""
         self.fail: Exception | None = None
 
-    @property
-    def vocabulary(self) -> int:
-        return self._vocabulary
-
-    @property
-    def context(self) -> int:
-        return self._context
-
-    @property
-    def block_size(self) -> int:
-        return self._block_size
-
-    @property
-    def blocks(self) -> int:
-        return self._blocks
-
     def step(self, rows: Sequence[StepRow]) -> NDArray[np.float32]:
         assert not self.closed
         if self.gate is not None:
@@ -66,10 +50,10 @@ class PagedEngine:
         logits = []
         for row in rows:
             end = row.position + len(row.tokens)
-            assert len(row.blocks) == -(-end // self._block_size)
+            assert len(row.blocks) == -(-end // self.block_size)
             assert len(set(row.blocks.tolist())) == len(row.blocks)
-            assert end <= self._context
-            places = (row.blocks[:, None] * self._block_size + np.arange(self._block_size)).reshape(-1)[:end]
+            assert end <= self.context
+            places = (row.blocks[:, None] * self.block_size + np.arange(self.block_size)).reshape(-1)[:end]
             for position, token in zip(range(row.position, end), row.tokens.tolist(), strict=True):
                 assert int(places[position]) not in written, "two rows write to one place"
                 written.add(int(places[position]))
@@ -77,7 +61,7 @@ class PagedEngine:
                 if end - position <= row.logits:
                     logits.append(hidden @ self._head)
         if not logits:
-            return np.zeros((0, self._vocabulary), dtype=np.float32)
+            return np.zeros((0, self.vocabulary), dtype=np.float32)
         return np.asarray(logits, dtype=np.float32)
 
     def _token(self, token: int, position: int, places: NDArray[np.intp]) -> NDArray[np.float64]:

@@ -161,7 +161,7 @@ class Model:
             self.task.assemble(prepared, reduced), TIMINGS, prepared.tokens, prepared.truncated, cut_at=prepared.cut_at
         )
 
-    async def with_tokenizer(self, work: Callable[[Any], Any], size: int) -> Any:
+    async def with_tokenizer(self, work: Callable[[Any], Any], size: int, client: str) -> Any:
         return work(self.task.tokenizer)
 
     async def drain(self) -> None:
@@ -302,7 +302,7 @@ class Gate:
         self._count("answered", 1)
         return Answer([np.array([0.5], np.float32)], TIMINGS, tokens=3, truncated=0)
 
-    async def with_tokenizer(self, work: Callable[[Any], Any], size: int) -> Any:
+    async def with_tokenizer(self, work: Callable[[Any], Any], size: int, client: str) -> Any:
         raise NotImplementedError
 
     async def drain(self) -> None:

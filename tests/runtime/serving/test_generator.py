@@ -26,6 +26,7 @@ from penstock_runtime.serving.generator import Generator, NullLoopObserver
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import QueueSettings
+from penstock_runtime.tasks.text_generation import Prompt
 from tests.runtime.generation.paged_engine import PagedEngine
 from tests.runtime.generation.small_model import small_engine, small_generation_model, write_generation_folder
 
@@ -179,6 +180,57 @@ def test_a_full_queue_refuses_the_newest_request_of_the_client_with_the_most(tmp
         assert len(await tokens(few)) == 8
         for one in many[:2]:
             assert len(await tokens(one)) == 8
+        await generator.drain()
+
+    run(test)
+
+
+def test_a_prompt_is_refused_before_it_is_tokenised_where_the_queue_has_no_room_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        engine = small_engine()
+        engine.gate = threading.Semaphore(0)
+        generator = Generator(small_generation_model(tmp_path, engine), queue=QueueSettings(max_queue_tokens=40))
+        waiting = generator.generate([PROMPT * 2], [replace(job(), client="heavy")])
+        tokenised: list[str] = []
+
+        def encode(text: str, *, with_special_tokens: bool) -> list[int]:
+            tokenised.append(text)
+            return [int(with_special_tokens)]
+
+        monkeypatch.setattr(generator.model, "encode_prompt", encode)
+        with pytest.raises(Overloaded):
+            await generator.tokens([Prompt("x" * 60, special=False)], "heavy")
+        assert not tokenised
+        assert await generator.tokens([Prompt("x" * 8, special=False)], "heavy") == [[0]]
+        engine.gate.release(1000)
+        await tokens(waiting)
+        await generator.drain()
+
+    run(test)
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_request_that_gives_way_before_it_starts_does_not_start(tmp_path: Path, *, closes: bool) -> None:
+    async def test() -> None:
+        engine = small_engine()
+        engine.gate = threading.Semaphore(0)
+        generator = Generator(small_generation_model(tmp_path, engine), queue=QueueSettings(max_queue_rows=2))
+        running = generator.generate([PROMPT], [replace(job(), client="many")])
+        admitted = generator.admit([PROMPT], [replace(job(), client="many")])
+        assert generator.queue_depth() == (2, 2 * len(PROMPT))
+        if closes:
+            admitted.close()
+        few = generator.generate([PROMPT], [replace(job(), client="few")])
+        admitted.start()
+        if not closes:
+            with pytest.raises(Overloaded):
+                await admitted.read_all()
+        assert generator.queue_depth()[0] == 2
+        engine.gate.release(1000)
+        assert [len(await tokens(one)) for one in (running, few)] == [8, 8]
+        assert generator.queue_depth() == (0, 0)
         await generator.drain()
 
     run(test)

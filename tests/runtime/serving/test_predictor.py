@@ -181,6 +181,28 @@ def test_a_full_queue_refuses_before_the_text_is_tokenised() -> None:
     asyncio.run(main())
 
 
+def test_a_long_text_is_refused_before_it_is_tokenised_where_the_queue_has_no_room_for_it() -> None:
+    async def main() -> None:
+        engine, task = EchoEngine(), SumTask()
+        predictor = Predictor(small_model(engine, task), queue=QueueSettings(max_queue_tokens=40))
+        engine.gate.clear()
+        running = asyncio.create_task(predictor.predict([1], {}, client="heavy"))
+        await begun(engine)
+        waiting = asyncio.create_task(predictor.predict([20], {}, client="heavy"))
+        await asyncio.sleep(0)
+        before = len(task.prepared_in)
+        long = ["x" * LONG_CHARACTERS] * 8
+        for _ in range(3):
+            with pytest.raises(Overloaded):
+                await predictor.predict(long, {}, client="heavy")
+        assert len(task.prepared_in) == before
+        engine.gate.set()
+        await soon(asyncio.gather(running, waiting))
+        await predictor.drain()
+
+    asyncio.run(main())
+
+
 def test_a_request_larger_than_the_queue_is_refused_permanently() -> None:
     async def main() -> None:
         predictor = Predictor(small_model(), queue=QueueSettings(max_queue_rows=3))
@@ -343,12 +365,12 @@ def test_texts_that_wait_to_be_tokenised_are_bounded() -> None:
     async def main() -> None:
         task = Slow()
         predictor = Predictor(small_model(task=task), queue=QueueSettings(max_queue_tokens=2 * LONG_CHARACTERS // 4))
-        first = asyncio.create_task(predictor.predict("x" * (LONG_CHARACTERS + 1), {}))
+        accepted = [asyncio.create_task(predictor.predict("x" * (LONG_CHARACTERS + 1), {})) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="1 sequences with 1001 tokens wait"):
+        with pytest.raises(Overloaded, match="1 requests wait for the tokenizer"):
             await predictor.predict("x" * (LONG_CHARACTERS + 1), {})
         task.gate.set()
-        assert (await soon(first)).tokens > 0
+        assert all(answer.tokens > 0 for answer in await soon(asyncio.gather(*accepted)))
         await predictor.drain()
 
     asyncio.run(main())

@@ -17,6 +17,7 @@ import pytest
 from penstock.manifest import Axes, GraphIO
 from penstock.recipe import Batching, EngineName, Plan, Precision, Recipe
 from penstock.tasks import TaskName
+from penstock_runtime.admission import Entry, FairLine
 from penstock_runtime.engines.base import EngineFacts, Streams, Threads
 from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.models.folder import ModelFolder
@@ -110,6 +111,32 @@ def test_the_compute_time_covers_tokenization_and_inference(task: Task) -> None:
     times = {name: float(headers[f"x-{name}-time"]) for name in ("compute", "tokenization", "inference", "queue")}
     assert times["compute"] >= times["tokenization"] + times["inference"] > 0
     assert headers["x-compute-tokens"] == "8"
+
+
+def test_routes_of_the_tokenizer_share_it_by_bearer_token_else_by_address(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients: list[str] = []
+    wait = FairLine.wait
+
+    async def recorded(line: FairLine, client: str, cost: int = 1) -> Entry:
+        clients.append(client)
+        return await wait(line, client, cost)
+
+    monkeypatch.setattr(FairLine, "wait", recorded)
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(f"secret-of-{name}")
+    bodies = {"/tokenize": {"inputs": "a text " * 1000}, "/decode": {"ids": [[1] * 1001]}}
+    with serving_engine(task, Arithmetic(), auth_token_folder=str(tmp_path)) as endpoint:
+        for name in ("one", "two"):
+            for path, body in bodies.items():
+                headers = {"authorization": f"Bearer secret-of-{name}"}
+                assert httpx.post(endpoint.url + path, json=body, headers=headers).status_code == 200
+    with serving_engine(task, Arithmetic()) as endpoint:
+        for path, body in bodies.items():
+            assert httpx.post(endpoint.url + path, json=body).status_code == 200
+
+    assert clients == ["token one"] * 2 + ["token two"] * 2 + ["127.0.0.1"] * 2
 
 
 def test_a_model_is_replaced_without_one_failed_request(task: Task) -> None:

@@ -61,10 +61,28 @@ def test_texts_of_a_request_that_was_cancelled_are_not_tokenised() -> None:
     assert asyncio.run(main()) == ["first", "last"]
 
 
+def test_a_request_that_is_cancelled_while_the_thread_works_on_it_keeps_the_thread_until_then() -> None:
+    async def main() -> list[str]:
+        bench = Bench()
+        cancelled = bench.start("cancelled")
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+        heavy, light = bench.start("heavy", 10 * LONG), bench.start("light")
+        await asyncio.sleep(0)
+        later = bench.start("light")
+        bench.gate.set()
+        await asyncio.wait_for(asyncio.gather(heavy, light, later), 60)
+        bench.thread.close()
+        return bench.worked
+
+    assert asyncio.run(main()) == ["cancelled", "heavy", "light", "light"]
+
+
 def test_when_too_much_waits_the_client_with_the_most_gives_way() -> None:
     async def main() -> list[str | BaseException]:
         bench = Bench(max_queue_rows=3)
-        many = [bench.start("many") for _ in range(3)]
+        many = [bench.start("many") for _ in range(4)]
         await asyncio.sleep(0)
         few = bench.start("few")
         await asyncio.sleep(0)
@@ -77,7 +95,7 @@ def test_when_too_much_waits_the_client_with_the_most_gives_way() -> None:
 
     found = asyncio.run(main())
 
-    assert [isinstance(one, Overloaded) for one in found] == [False, False, True, False]
+    assert [isinstance(one, Overloaded) for one in found] == [False, False, False, True, False]
 
 
 def test_an_error_is_that_of_its_job_and_a_short_text_needs_no_thread() -> None:

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Self
 
+from penstock.prices import instance_price
 from penstock.resources.endpoint_parts.pod import Pod
 from penstock.resources.hardware_class import (
     NEURON_RESOURCES,
     HardwareClassSpec,
     LabelRequirement,
     NodeTerm,
+    Price,
     SelectorOperator,
     TaintEffect,
     Toleration,
@@ -168,6 +170,32 @@ def mismatch(needs: PodRequirements, node: NodeFacts) -> NodeMismatch | None:
         if wanted > 0 and "/" in resource and not node.allocatable.get(resource):
             return NodeMismatch(node.name, "advertised", resource)
     return _closed(needs, node) or _scarce(needs, node)
+
+
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+NODE_RESERVE = 1
+"""Physical cores of each node that no replica gets, as in `penstock plan`."""
+
+
+def price_of_nodes(hardware: HardwareClassSpec, nodes: Iterable[Mapping[str, Any]]) -> Price | None:
+    """The on-demand price of a core of the dearest of the class's nodes, by their instance types in the shipped lists;
+    None if none of them has a known type."""
+    found: list[tuple[float, str]] = []
+    for value in nodes:
+        labels = (value.get("metadata") or {}).get("labels") or {}
+        known = instance_price(str(labels.get(INSTANCE_TYPE, "")))
+        if known is None or _outside(hardware.node_selector_terms, labels) is not None:
+            continue
+        prices, node = known
+        cores = node.cpus // hardware.threads_per_core - NODE_RESERVE
+        if hardware.neuron is not None:
+            cores = node.devices * hardware.neuron.cores_per_device
+        if cores > 0:
+            found.append((node.per_hour / cores, prices.currency))
+    if not found:
+        return None
+    per_core, currency = max(found)
+    return Price(per_core_hour=per_core, currency=currency)
 
 
 def tolerated(taint: Taint, tolerations: Sequence[Toleration]) -> bool:

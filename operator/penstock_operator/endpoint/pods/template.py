@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.artefact_store import StoreScheme, StoreUri
-from penstock.capacity import PROCESS, measured_pod_bytes
+from penstock.capacity import PROCESS, measured_pod_bytes, unmeasured_pod_bytes
 from penstock.resources.endpoint import Caches
 from penstock.resources.endpoint_parts.pod import Pod
 from penstock.resources.hardware_class import HardwareClassSpec, SelectorOperator
@@ -24,8 +24,6 @@ from penstock_operator.facts.names import CONTAINER, Json
 
 MEBIBYTE = 2**20
 ROUND_TO = 64 * MEBIBYTE
-COPIES = 2.5
-"""Factor on the file size of an unmeasured artefact: the engine's weights, its repacked copy, the activations."""
 NEURON_PROCESS = 3072 * MEBIBYTE
 """Memory of the host for the process that owns the NeuronCores: published metrics of one encoder on one core show 2 to
 3 GB. The files of the artefact, which it loads, are counted besides."""
@@ -64,7 +62,7 @@ def runtime_memory(
     if result is not None and result.resident_bytes:
         return measured_pod_bytes(result.resident_bytes) + kept
     if artefact is not None and artefact.bytes:
-        return max(in_bytes(settings.runtime_memory) // 2, int(artefact.bytes * COPIES) + PROCESS) + kept
+        return max(in_bytes(settings.runtime_memory) // 2, unmeasured_pod_bytes(artefact.bytes)) + kept
     return in_bytes(settings.runtime_memory) + kept
 
 

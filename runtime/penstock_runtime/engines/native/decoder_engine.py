@@ -47,8 +47,8 @@ class NativeStepEngine:
     ) -> None:
         """Copy the weights. ArtefactError if the library rejects the parts, MemoryError if there is no memory."""
         self._library = load_library()
-        self._facts = facts
-        self._blocks = blocks
+        self.vocabulary, self.context = facts.vocabulary, facts.context
+        self.block_size, self.blocks = BLOCK_SIZE, blocks
         self._width = (file.parts.head or file.parts.embeddings).outputs
         # The arrays that the structure points to are used until the library has copied them.
         parts = _c_decoder(file)
@@ -60,26 +60,6 @@ class NativeStepEngine:
             if status.value == RunStatus.NO_MEMORY:
                 raise MemoryError("no memory for a native decoder's weights and cache, or no thread can be started")
             raise ArtefactError("the native decoder's parts do not fit together", remedy="Run penstock optimize again")
-
-    @property
-    def vocabulary(self) -> int:
-        """See `StepEngine`."""
-        return self._facts.vocabulary
-
-    @property
-    def context(self) -> int:
-        """See `StepEngine`."""
-        return self._facts.context
-
-    @property
-    def block_size(self) -> int:
-        """See `StepEngine`."""
-        return BLOCK_SIZE
-
-    @property
-    def blocks(self) -> int:
-        """See `StepEngine`."""
-        return self._blocks
 
     def step(self, rows: Sequence[StepRow]) -> NDArray[np.float32]:
         """See `StepEngine`. InferenceFailed if the library fails."""
@@ -103,8 +83,7 @@ class NativeStepEngine:
                 "exist",
                 remedy="Report it with the model and the prompt",
             )
-        vocabulary = self._facts.vocabulary
-        return logits if self._width == vocabulary else np.ascontiguousarray(logits[:, :vocabulary])
+        return logits if self._width == self.vocabulary else np.ascontiguousarray(logits[:, : self.vocabulary])
 
     def close(self) -> None:
         """See `StepEngine`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.tasks import TaskName
+from penstock_runtime.admission import client_of
 from penstock_runtime.errors import PromptTooLong, UnsupportedOption
 from penstock_runtime.http.api.anthropic.answers import ANSWER, MessageEvents, MessageWriter
 from penstock_runtime.http.api.anthropic.requests import BODY, COUNTED, UNSUPPORTED, form_of, tools_and_conversation
@@ -12,7 +13,6 @@ from penstock_runtime.http.api.core.generation import GenerationApi, generator_o
 from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.http.api.core.unknown_fields import UnknownFields
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
-from penstock_runtime.serving.admission import client_of
 from penstock_runtime.tasks.text_generation import refuse_unsupported, require_template
 
 TAG = "Anthropic"

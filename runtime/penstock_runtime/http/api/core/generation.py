@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
+from penstock_runtime.admission import client_of
 from penstock_runtime.errors import NotReady, RequestError
 from penstock_runtime.generation.detokeniser import token_bytes
 from penstock_runtime.generation.grammar import GrammarText
@@ -19,7 +20,6 @@ from penstock_runtime.generation.tool_calls import CallPart, ToolCallFinder
 from penstock_runtime.http.api.core.bodies import answer_response, dumps
 from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.http.transport.message import EVENT_STREAM, Request, Response, StreamingResponse
-from penstock_runtime.serving.admission import client_of
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.serving.generation_request import Continuation, Generation
 from penstock_runtime.serving.generator import Generator, timings
@@ -78,11 +78,15 @@ class GenerationApi:
         encoded = iter(await generator.tokens(texts, client))
         tokens = [next(encoded) if isinstance(prompt, Prompt | Conversation) else prompt for prompt in prompts]
         tokenised = perf_counter()
-        if form is not None:
-            job = replace(job, grammar=await generator.model.grammars.prepare(form, client))
         jobs = [replace(job, tenant=request.token, client=client)] * count
         deadline = self._service.deadline_seconds(request)
-        generation = generator.generate(tokens, jobs, field=field, deadline_seconds=deadline, arrived=arrived)
+        grammars = generator.model.grammars
+        generation = generator.admit(tokens, jobs, field=field, deadline_seconds=deadline, arrived=arrived)
+        try:
+            generation.start(None if form is None else await grammars.prepare(form, client))
+        except BaseException:
+            generation.close()
+            raise
         return StartedGeneration(generation, tokens, arrived, tokenised)
 
     async def _answer(self, started: StartedGeneration, value: Callable[[Sequence[Continuation]], Any]) -> Response:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from penstock.resources.core import ModelSource
 from penstock.vector_space import EXPECTED
+from penstock_runtime.admission import client_of
 from penstock_runtime.errors import InvalidInput, NotReady, OtherVectorSpace, UnknownModel
 from penstock_runtime.http.transport.message import Request
 from penstock_runtime.serving.metrics import ServerMetrics
@@ -40,8 +41,9 @@ class PredictorLike(Protocol):
         token."""
         ...
 
-    async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int) -> T:
-        """What `work` makes of the model's tokenizer and texts of `size` characters; or a RequestError."""
+    async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int, client: str) -> T:
+        """What `work` makes of the model's tokenizer and texts of `size` characters; or a RequestError. `client`: see
+        `admission.client_of`."""
         ...
 
     async def drain(self) -> None:
@@ -112,11 +114,11 @@ class ModelService:
             require_space(expected.decode("latin-1"), answer.fingerprint.partition("/")[0])
         return answer
 
-    async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int) -> T:
+    async def with_tokenizer(self, request: Request, work: Callable[[Tokenizer], T], size: int) -> T:
         """`Predictor.with_tokenizer`. NotReady while the model loads."""
         if self.predictor is None:
             raise NotReady(self.status.message, retry_after_seconds=5)
-        return await self.predictor.with_tokenizer(work, size)
+        return await self.predictor.with_tokenizer(work, size, client_of(request.token, request.client))
 
     def deadline_seconds(self, request: Request) -> float:
         """The client's deadline if shorter than the setting's; InvalidInput if it is not a positive number."""

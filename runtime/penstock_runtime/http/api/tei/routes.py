@@ -112,7 +112,7 @@ class Tei:
             )
         texts = [body["inputs"]] if isinstance(body["inputs"], str) else body["inputs"]
         work = partial(tokens_of, texts, body["add_special_tokens"], self._limits)
-        return json_response(await self._service.with_tokenizer(work, characters(texts)))
+        return json_response(await self._service.with_tokenizer(request, work, characters(texts)))
 
     async def decode(self, request: Request) -> Response:
         """`/decode`: the text of each list of token ids."""
@@ -122,7 +122,7 @@ class Tei:
         def work(tokenizer: Tokenizer) -> list[str]:
             return tokenizer.decode(rows, skip_special=body["skip_special_tokens"])
 
-        return json_response(await self._service.with_tokenizer(work, 4 * sum(map(len, rows))))
+        return json_response(await self._service.with_tokenizer(request, work, 4 * sum(map(len, rows))))
 
     def info(self, _: Request) -> Response:
         """`/info` of the port for requests, if there is an internal port."""

@@ -7,6 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from penstock_runtime.generation.grammar import Grammar, Grammars, GrammarText
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.http.api.core.unknown_fields import MOST_LOGGED, UnknownFields
 from penstock_runtime.http.api.openai.answers import AnswerStream, CompletionAnswer
@@ -916,3 +918,28 @@ def test_the_limit_of_a_drain_ends_streams_with_a_reason(tmp_path: Path) -> None
     assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "not_ready"
     assert rest[-1] == "data: [DONE]"
     assert endpoint.cut == [0]
+
+
+def test_a_request_is_admitted_before_its_grammar_is_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[str] = []
+    prepare = Grammars.prepare
+
+    async def recorded(grammars: Grammars, text: GrammarText, client: str) -> Grammar:
+        prepared.append(client)
+        return await prepare(grammars, text, client)
+
+    monkeypatch.setattr(Grammars, "prepare", recorded)
+    engine = small_engine()
+    engine.gate = threading.Semaphore(0)
+    body = {"prompt": "Hello", "max_tokens": 4, "guided_regex": "[a-z]+"}
+    with serving_generation(small_generation_model(tmp_path, engine), max_rows=1, max_queue_rows=1) as endpoint:
+        with ThreadPoolExecutor() as pool:
+            first = pool.submit(post, endpoint, "/v1/completions", body)
+            until(lambda: len(prepared) == 1)
+            refused = post(endpoint, "/v1/completions", body)
+            engine.gate.release(1000)
+        assert first.result().status_code == 200
+        assert post(endpoint, "/v1/completions", body).status_code == 200
+
+    assert refused.status_code == 429
+    assert len(prepared) == 2

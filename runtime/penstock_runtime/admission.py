@@ -14,15 +14,21 @@ The servers of all kinds of models admit their requests here, whichever protocol
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple, Protocol
 
 from penstock_runtime.errors import InvalidInput, Overloaded, RequestError
 from penstock_runtime.settings import QueueSettings
 
 MOST_SECONDS_TO_RETRY = 60
+_MOST_KEPT = 1024
+"""Clients that `FairShares` remembers. For one more, the half with the least time is forgotten."""
 
 
 class Waiting(NamedTuple):
@@ -102,8 +108,10 @@ def retry_after_seconds(tokens: int, tokens_per_second: float) -> int:
 class Admission:
     """The requests of one queue."""
 
-    def __init__(self, limits: QueueSettings) -> None:
+    def __init__(self, limits: QueueSettings, work: str = "") -> None:
+        """`work`: what the requests wait for, for errors; empty: the model."""
         self.limits = limits
+        self._work = work
         self._entries: dict[tuple[int, str], dict[Entry, None]] = {}
         """By priority class and client, oldest first."""
         self._tokens: dict[str, int] = {}
@@ -113,10 +121,13 @@ class Admission:
         """When a request must have started. `seconds`: the limit of the request itself; None: the setting's."""
         return arrived + (self.limits.deadline_seconds if seconds is None else seconds)
 
-    def check(self, client: str, waiting: Waiting, tokens_per_second: float) -> None:
-        """Overloaded if a request of this client would be refused, however short it is. For before its texts are
-        tokenised."""
-        if not fits(self.limits, 1, 1, waiting) and max(self._tokens.values(), default=0) <= self._share(client, 1):
+    def check(self, client: str, waiting: Waiting, tokens_per_second: float, tokens: int = 1) -> None:
+        """Overloaded if a request of this client would be refused. For before its texts are tokenised: `tokens` are as
+        many as it has at least, as far as that is known."""
+        least = min(tokens, self.limits.max_queue_tokens)
+        if not fits(self.limits, 1, least, waiting) and max(self._tokens.values(), default=0) <= self._share(
+            client, least
+        ):
             raise self._overloaded(waiting, tokens_per_second)
 
     def admit(
@@ -170,8 +181,128 @@ class Admission:
         return None
 
     def _overloaded(self, waiting: Waiting, tokens_per_second: float) -> Overloaded:
+        if self._work:
+            return Overloaded(f"{waiting.rows} requests wait for {self._work} already")
         return Overloaded(
             f"{waiting.rows} sequences with {waiting.tokens} tokens wait already, and at most "
             f"{self.limits.max_queue_rows} with {self.limits.max_queue_tokens} may",
             retry_after_seconds=retry_after_seconds(waiting.tokens, tokens_per_second),
         )
+
+
+class FairShares:
+    """Equal shares of a resource among clients, by cost: start-time fair queueing, on a virtual time of all clients.
+
+    The client with the least time is next. A client that had nothing to do starts at the time of the others: it gets no
+    credit for that, and pays no debt for a resource that it had alone.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._times: dict[str, float] = {}
+
+    def next(self, clients: Iterable[str]) -> str:
+        """The client to be served next; ValueError if there are none. Among equals the first one."""
+        chosen = min(clients, key=self._time)
+        self._now = self._time(chosen)
+        return chosen
+
+    def charge(self, client: str, cost: float) -> None:
+        """A client has been served work of this cost."""
+        self._times[client] = self._time(client) + cost
+        if len(self._times) > _MOST_KEPT:
+            self._now = max(self._now, median(self._times.values()))
+            self._times = {name: time for name, time in self._times.items() if time > self._now}
+
+    def _time(self, client: str) -> float:
+        return max(self._now, self._times.get(client, 0.0))
+
+
+class FairLine:
+    """Slots for work that few callers may do at a time: the next one is for the client that has had the least of it.
+    For one event loop."""
+
+    def __init__(self, slots: int, limits: QueueSettings, work: str) -> None:
+        """`limits`: of what waits. `work`: for errors, such as `the chat template`."""
+        self._free = slots
+        self._admission = Admission(limits, work)
+        self._shares = FairShares()
+        self._waiting: dict[str, deque[_Waiter]] = {}
+        self._rows = self._tokens = 0
+
+    @asynccontextmanager
+    async def slot(self, client: str, cost: int = 1) -> AsyncIterator[None]:
+        """A slot for the block. Errors as `wait`."""
+        entry = await self.wait(client, cost)
+        try:
+            yield
+        finally:
+            self.release(entry)
+
+    async def wait(self, client: str, cost: int = 1) -> Entry:
+        """Wait for a slot, which is given back with `release`. `client`: see `client_of`.
+
+        Overloaded if too much waits, and none of a client with more.
+        """
+        entry = Entry(client, 1, cost, math.inf)
+        self._admission.admit(entry, lambda: Waiting(self._rows, self._tokens), 0.0)
+        if self._free:
+            self._free -= 1
+            self._shares.charge(self._shares.next([client]), cost)
+            return entry
+        entry.work = waiter = _Waiter(self, entry)
+        self._waiting.setdefault(client, deque()).append(waiter)
+        self._rows += 1
+        self._tokens += cost
+        try:
+            await waiter.given
+        except BaseException:
+            if waiter.has_slot:  # and was cancelled at the same time
+                self.release(entry)
+            else:
+                self.remove(waiter)
+                self._admission.release(entry)
+            raise
+        return entry
+
+    def release(self, entry: Entry) -> None:
+        """Give the slot of a caller to the next one."""
+        self._admission.release(entry)
+        if not self._waiting:
+            self._free += 1
+            return
+        client = self._shares.next(self._waiting)
+        waiter = self._waiting[client][0]
+        self.remove(waiter)
+        self._shares.charge(client, waiter.entry.tokens)
+        waiter.has_slot = True
+        if not waiter.given.done():  # otherwise it is cancelled, and gives the slot back
+            waiter.given.set_result(None)
+
+    def remove(self, waiter: _Waiter) -> None:
+        """Take a caller out of the line, if it is still in it."""
+        waiters = self._waiting.get(waiter.entry.client)
+        if waiters is None or waiter not in waiters:
+            return
+        waiters.remove(waiter)
+        if not waiters:
+            del self._waiting[waiter.entry.client]
+        self._rows -= 1
+        self._tokens -= waiter.entry.tokens
+
+
+class _Waiter:
+    """A caller in a line."""
+
+    def __init__(self, line: FairLine, entry: Entry) -> None:
+        self.entry = entry
+        self.given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.has_slot = False
+        self._line = line
+
+    def is_waiting(self) -> bool:
+        return not self.has_slot and not self.given.done()
+
+    def refuse(self, error: RequestError) -> None:
+        self._line.remove(self)
+        self.given.set_exception(error)

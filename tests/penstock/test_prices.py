@@ -8,24 +8,38 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SettingError
+from penstock.prices import CLOUDS, instance_price, load_prices, read_prices, shipped_prices
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
-from penstock_planner.prices import load_prices, read_prices, shipped_prices
 
 
-def test_the_shipped_list_has_a_date_a_region_and_a_source() -> None:
-    prices = shipped_prices()
+@pytest.mark.parametrize(
+    ("cloud", "date", "region"),
+    [("aws", "2026-07-20", "us-east-1"), ("gcp", "2026-08-03", "us-central1"), ("azure", "2026-06-18", "eastus")],
+)
+def test_each_shipped_list_has_a_date_a_region_and_a_source(cloud: str, date: str, region: str) -> None:
+    prices = shipped_prices(cloud)
 
-    assert prices.date >= dt.date(2026, 7, 20)
-    assert (prices.region, prices.currency) == ("us-east-1", "USD")
-    assert "karpenter-provider-aws" in prices.source
+    assert prices.date == dt.date.fromisoformat(date)
+    assert (prices.region, prices.currency) == (region, "USD")
+    assert f"karpenter-provider-{cloud}" in prices.source
 
 
-def test_each_shipped_price_is_of_a_shipped_class_or_a_gpu() -> None:
-    unknown = [
-        name for name in shipped_prices().classes if name not in HARDWARE_CLASSES and not name.startswith("gpu-")
-    ]
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_each_shipped_price_is_of_a_shipped_class_or_a_gpu(cloud: str) -> None:
+    names = [name for name in shipped_prices(cloud).classes if not name.startswith("gpu-")]
 
-    assert unknown == []
+    assert [name for name in names if name not in HARDWARE_CLASSES] == []
+    for name in names:
+        for node in shipped_prices(cloud).classes[name].values():
+            assert node.spot_per_hour is None or 0 < node.spot_per_hour < node.per_hour
+
+
+def test_the_price_of_an_instance_type_is_found_in_any_list() -> None:
+    for name, region, cost in (("c7i.xlarge", "us-east-1", 0.1785), ("Standard_D4s_v6", "eastus", 0.202)):
+        found = instance_price(name)
+        assert found is not None
+        assert (found[0].region, found[1].per_hour) == (region, cost)
+    assert instance_price("m1.small") is None
 
 
 def test_instances_of_inferentia_have_their_devices() -> None:

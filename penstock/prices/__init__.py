@@ -1,6 +1,8 @@
 """Prices of nodes by hardware class and instance type.
 
-The shipped list is `prices.yaml` in this package: dated, with its source. A file of the same form replaces it.
+The shipped lists are YAML files in this package, one for each cloud: dated, with their source. A file of the same form
+replaces them. `penstock plan` compares by them, and where a class has no price the operator computes the cost of its
+endpoints by them.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.errors import SettingError
 
+CLOUDS = ("aws", "gcp", "azure")
+"""Names of the shipped lists."""
+
 
 def currency_sign(currency: str) -> str:
     """The sign before an amount: `$` for USD, else the code and a space, such as `EUR `."""
@@ -28,7 +33,11 @@ class InstancePrice(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
     per_hour: float = Field(alias="perHour", ge=0)
-    """The price of the whole node for an hour."""
+    """The price of the whole node for an hour, on demand."""
+    spot_per_hour: float | None = Field(default=None, alias="spotPerHour", ge=0)
+    """The same of a node that the cloud may take back; None: not known."""
+    reserved_per_hour: float | None = Field(default=None, alias="reservedPerHour", ge=0)
+    """The same with a commitment (reserved instances, savings plans, committed use); None: not known."""
     cpus: int = Field(ge=1)
     """Logical CPUs, as Kubernetes counts them."""
     memory_gib: float = Field(default=0.0, alias="memoryGiB", ge=0)
@@ -85,7 +94,17 @@ def load_prices(path: Path) -> PriceList:
 
 
 @cache
-def shipped_prices() -> PriceList:
-    """The list in this package."""
-    text = resources.files("penstock_planner").joinpath("prices.yaml").read_text(encoding="utf-8")
-    return read_prices(text, name="prices.yaml")
+def shipped_prices(cloud: str = CLOUDS[0]) -> PriceList:
+    """The list of a cloud of `CLOUDS`."""
+    name = f"{cloud}.yaml"
+    return read_prices(resources.files("penstock.prices").joinpath(name).read_text(encoding="utf-8"), name=name)
+
+
+def instance_price(instance_type: str) -> tuple[PriceList, InstancePrice] | None:
+    """The on-demand price of an instance type of any cloud, and its list; None for one that no list has."""
+    for cloud in CLOUDS:
+        prices = shipped_prices(cloud)
+        for nodes in prices.classes.values():
+            if instance_type in nodes:
+                return prices, nodes[instance_type]
+    return None

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_runtime.errors import InvalidInput, Overloaded, RequestError
-from penstock_runtime.serving.admission import (
+from penstock_runtime.admission import (
     Admission,
     Entry,
     Waiting,
@@ -19,6 +18,7 @@ from penstock_runtime.serving.admission import (
     fits,
     retry_after_seconds,
 )
+from penstock_runtime.errors import InvalidInput, Overloaded, RequestError
 from penstock_runtime.serving.predictor import Predictor
 from penstock_runtime.settings import QueueSettings
 from tests.runtime.batching.echo import EchoEngine
