@@ -48,6 +48,8 @@ TIMINGS = {
     "x-artefact": "Of vectors: the first digits of the digest of the artefact that computed them.",
 }
 """Headers of every answer of the model."""
+OF_VECTORS = ("x-vector-space", "x-artefact")
+"""Those of answers with vectors alone."""
 
 ERROR: JsonSchema = {
     "type": "object",
@@ -188,8 +190,10 @@ def _responses(route: Route, *, wants_token: bool) -> dict[str, Any]:
         success["headers"] = {
             header: {
                 "description": text,
-                "required": not route.streams,
-                "schema": {"type": "integer" if header.endswith("tokens") else "number", "minimum": 0},
+                "required": not route.streams and header not in OF_VECTORS,
+                "schema": {"type": "string"}
+                if header in OF_VECTORS
+                else {"type": "integer" if header.endswith("tokens") else "number", "minimum": 0},
             }
             for header, text in TIMINGS.items()
         }
