@@ -114,11 +114,12 @@ ARG NEURON_COMPILER_PACKAGES="torch==2.9.* torch-neuronx==2.9.0.2.15.32035 neuro
 RUN --mount=type=bind,from=machine,target=/mnt \
     sh /usr/bin/neuron-install python3 ${NEURON_COMPILER_PACKAGES}
 
-# The Neuron runtime (libnrt.so), a Debian package of AWS: torch-neuronx does not bring it.
+# The Neuron runtime (libnrt.so), a Debian package of AWS: torch-neuronx does not bring it, and its import needs it, also
+# where it only compiles. The versions are the pair of SDK 2.31.1 (n2-manifest.json of aws-neuron/aws-neuron-sdk).
 FROM python AS neuron-library
 ARG NEURON_APT="https://apt.repos.neuron.amazonaws.com noble main"
 ARG NEURON_APT_KEY=https://apt.repos.neuron.amazonaws.com/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB
-ARG NEURON_LIBRARY_PACKAGES="aws-neuronx-runtime-lib=2.33.* aws-neuronx-collectives"
+ARG NEURON_LIBRARY_PACKAGES="aws-neuronx-runtime-lib=2.33.* aws-neuronx-collectives=2.33.*"
 ADD --chmod=0644 ${NEURON_APT_KEY} /etc/apt/keyrings/neuron.asc
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
     echo "deb [signed-by=/etc/apt/keyrings/neuron.asc] ${NEURON_APT}" >/etc/apt/sources.list.d/neuron.list \
@@ -261,8 +262,15 @@ COPY --from=code /opt/penstock-code /opt/penstock-code
 LABEL org.opencontainers.image.title="penstock-optimizer-torch" \
       org.opencontainers.image.description="penstock-optimizer with PyTorch, for architectures that have no builder of ours."
 
+# libxml2: walrus_driver of neuronx-cc is linked to it, and pip does not bring it (huggingface/optimum-neuron#698).
 FROM optimizer AS optimizer-neuron
-ENV PENSTOCK_NEURON_PYTHON=/opt/neuron/bin/python
+USER 0:0
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
+    sh /media/apt-install libxml2
+USER 65532:65532
+ENV PENSTOCK_NEURON_PYTHON=/opt/neuron/bin/python \
+    LD_LIBRARY_PATH=/opt/aws/neuron/lib
+COPY --from=neuron-library /opt/aws/neuron /opt/aws/neuron
 COPY --from=neuron-optimizer-packages /opt/neuron /opt/neuron
 LABEL org.opencontainers.image.title="penstock-optimizer-neuron" \
       org.opencontainers.image.description="penstock-optimizer that compiles for AWS Inferentia (Inf2); not yet run on a device."

@@ -15,6 +15,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 DIGITS = 16
+SPACE_PATTERN = r"^vs1-[0-9a-f]{16}$"
+"""Of an identifier."""
 ARTEFACT_DIGITS = 12
 """Of an artefact's digest, next to the identifier of its space."""
 HEADER = "x-vector-space"

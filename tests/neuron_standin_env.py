@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,9 +75,11 @@ class StandIn:
 
 def run_program(text: str, environment: dict[str, str], *arguments: str) -> Any:
     """Run a Python program; returns what its last line of output is as JSON. AssertionError when it fails."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", text, *arguments],
-        env=environment, capture_output=True, text=True, timeout=SECONDS, check=False,
-    )  # fmt: skip
+    # The compiler writes its log into the current folder.
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", text, *arguments],
+            cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False,
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

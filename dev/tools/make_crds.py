@@ -145,6 +145,7 @@ DEFINITIONS = (
             Column("Task", ".spec.task", priority=1),
             Column("URL", ".status.publicUrl", priority=1),
             Column("Artefact", ".status.plan.digest", priority=1),
+            Column("Space", ".status.vectorSpaces[*]", priority=1),
             Column("Message", '.status.conditions[?(@.type=="Ready")].message', priority=1),
             _AGE,
         ),

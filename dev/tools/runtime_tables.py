@@ -16,9 +16,9 @@ from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.http.pages.openapi import TIMINGS, sentence
 from penstock_runtime.http.route_table import routes
 from penstock_runtime.http.transport.message import Route
-from penstock_runtime.models.settings_table import settings_table as settings_of_models
 from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.serving.metrics import ServerMetrics
+from penstock_runtime.serving.model_settings import settings_table as settings_of_models
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import SETTINGS, Settings, Variables
 from penstock_runtime.tasks.base import DEFAULT_LIMITS

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from penstock.resources.base import Facts
 from penstock.resources.text_fields import Digest
+from penstock.vector_space import SPACE_PATTERN
 
 ShortText = Annotated[str, Field(max_length=256)]
 LongText = Annotated[str, Field(max_length=4096)]
@@ -207,6 +208,12 @@ class EndpointStatus(Facts):
     replicas: int | None = Field(default=None, ge=0, description="Number of pods.")
     ready_replicas: int | None = Field(default=None, ge=0, description="Number of ready pods.")
     selector: str = Field(default="", max_length=1024, description="The labels of the pods, for the scale subresource.")
+    vector_spaces: tuple[Annotated[str, Field(max_length=20, pattern=SPACE_PATTERN)], ...] = Field(
+        default=(),
+        max_length=8,
+        description="The vector space of the ready pods, as on their answers; of the last ones while none is ready. "
+        "Two while a rollout changes it.",
+    )
     url: str = Field(default="", max_length=512, description="URL inside the cluster.")
     public_url: str = Field(
         default="", max_length=1024, description="URL from outside the cluster, if the endpoint is exposed."

@@ -9,6 +9,7 @@ Not yet run on a device.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -77,6 +78,50 @@ print(json.dumps({
     "no_cores": error_of(lambda: placed(0, 0).__enter__()),
     "too_many": error_of(lambda: placed(0, 1000).__enter__()),
 }))
+"""
+TRANSFORMERS = """
+import os
+import torch_neuronx
+from transformers import BertConfig, BertModel
+
+torch.manual_seed(3)
+config = BertConfig(num_hidden_layers=2, hidden_size=64, num_attention_heads=2, intermediate_size=96, vocab_size=64)
+config._attn_implementation = "eager"
+bert = BertModel(config, add_pooling_layer=False).eval()
+
+class Wrapper(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bert = bert
+
+    def forward(self, ids, mask):
+        return (self.bert(input_ids=ids, attention_mask=mask, return_dict=False)[0],)
+
+wrapper = Wrapper().eval()
+padded = mask.clone()
+padded[-1, 8:] = 0
+os.chdir("/")
+folder = sys.argv[2]
+flags = ["--target", "inf2", "--model-type", "transformer", "--auto-cast", "none", "--logfile", f"{folder}/cc.txt"]
+torch_neuronx.trace(
+    wrapper, (ids, padded), compiler_args=flags, compiler_workdir=f"{folder}/work", cpu_backend=True
+).save(sys.argv[1])
+answers = []
+with torch.no_grad():
+    for given in (mask, padded, 1 - padded.flip(0) + padded * 0):
+        given[:, 0] = 1
+        answers.append([given.tolist(), wrapper(ids, given)[0].tolist()])
+print(json.dumps({"log": os.path.isfile(f"{folder}/cc.txt"), "answers": answers}))
+"""
+MASKS = """
+import torch_neuronx
+found = []
+compiled = torch.jit.load(sys.argv[1])
+for given, expected in json.loads(open(sys.argv[2]).read()):
+    given, expected = torch.tensor(given, dtype=torch.int32), torch.tensor(expected)
+    answer = compiled(ids, given)[0]
+    found.append(float(((answer - expected) * given.unsqueeze(-1)).norm() / expected.norm()))
+print(json.dumps(found))
 """
 HOLD = """
 import torch_neuronx
@@ -152,3 +197,18 @@ def test_cores_belong_to_one_process_until_it_ends(
         process.kill()
     assert '"running"' not in refused.stdout  # an exception, or the end of the process
     assert "not available" in refused.stderr
+
+
+def test_a_model_of_transformers_takes_the_mask_as_an_input_and_compiles_in_a_folder_that_is_not_writable(
+    environments: tuple[dict[str, str], dict[str, str]], tmp_path: Path
+) -> None:
+    """The folder is `/`, as in a job; the log is where the arguments name it. The example has padding."""
+    compiled, answers = tmp_path / "bert.pt", tmp_path / "answers.json"
+    facts = run_program(COMMON + TRANSFORMERS, environments[0], str(compiled), str(tmp_path))
+    answers.write_text(json.dumps(facts["answers"]))
+
+    differences = run_program(COMMON + MASKS, environments[1], str(compiled), str(answers))
+
+    assert facts["log"]
+    assert len(differences) == 3
+    assert max(differences) < 0.02

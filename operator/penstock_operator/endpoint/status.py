@@ -318,9 +318,19 @@ def endpoint_status(state: EndpointState, findings: Mapping[str, Finding], befor
             observed.now,
         ),
         canary=state.canary.status,
+        vector_spaces=vector_spaces(state.pods, before.vector_spaces),
         pods=pod_reports(state.pods, state.verdicts, state.problems) if state.pods else (),
         history=history(before, shown, observed.now),
     )
+
+
+MOST_SPACES = 8
+
+
+def vector_spaces(pods: Sequence[RuntimePod], before: tuple[str, ...]) -> tuple[str, ...]:
+    """The spaces of the ready pods, or those `before` while no ready pod has reported."""
+    reported = [entry.report.space for entry in pods if entry.pod.ready and entry.report is not None]
+    return tuple(sorted({space for space in reported if space})[:MOST_SPACES]) if reported else before
 
 
 def _model_of_spec(state: EndpointState) -> str:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.resources.result import CapacityFacts
 from penstock.resources.text_fields import is_quantity, parse_quantity
+from penstock.vector_space import SPACE_PATTERN
 from penstock_operator.facts.findings import clipped
 from penstock_operator.facts.names import (
     ARTEFACT,
@@ -153,6 +154,8 @@ class HostReport:
     """Summary of the served plan."""
     tokens: int | None = None
     """Number of bearer tokens that it accepts; None: requests need none."""
+    space: str = ""
+    """The identifier of its vector space; empty: it states none."""
     capacity: CapacityFacts | None = None
     """What a replica takes, as this one measured it before it was ready; None: it did not."""
     measures_capacity: bool = False
@@ -184,6 +187,7 @@ class HostReport:
             measured_on=artefact.cpu or {},
             plan=(found.plan or _Plan()).summary,
             tokens=(found.access or _Access()).tokens,
+            space=(found.vector_space or _Space()).id,
             capacity=capacity.facts,
             measures_capacity=capacity.state in {"pending", "measuring"},
             capacity_problem=clipped(capacity.message, 256) if capacity.state == "failed" else "",
@@ -232,7 +236,12 @@ class _Capacity(_Part):
     facts: CapacityFacts | None = None
 
 
+class _Space(_Part):
+    id: str = Field(default="", pattern=SPACE_PATTERN)
+
+
 class _Info(_Part):
+    vector_space: _Space | None = None
     capacity: _Capacity | None = None
     host: _Host | None = None
     access: _Access | None = None

@@ -22,7 +22,7 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +31,9 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from penstock.manifest import MANIFEST_NAME, CandidateFacts, Frozen, GraphIO
+from penstock.manifest import MANIFEST_NAME, SCHEMA_VERSION, CandidateFacts, Frozen, GraphIO
 from penstock.recipe import Recipe
+from penstock.resources.endpoint import ModelEndpointSpec
 from penstock_optimizer.guard.judge import ObservedAnswer
 from penstock_runtime.host.disk import lock_file, translate_write_errors
 
@@ -53,6 +54,23 @@ def digests(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and (name := path.relative_to(folder).as_posix()) not in {MANIFEST_NAME, REPORT_NAME}
     }
+
+
+def result_key(spec: ModelEndpointSpec, model_digest: str, parts: Mapping[str, Any]) -> str:
+    """sha256, hexadecimal, over all that decides the result of an optimisation. `parts`: what else does."""
+    optimization = spec.optimization
+    shared = {
+        "schema": SCHEMA_VERSION,
+        "model": model_digest,
+        "task": spec.task.value,
+        "mode": optimization.mode.value,
+        "accuracy": optimization.accuracy.model_dump(mode="json"),
+        "when_no_candidate": optimization.when_no_candidate.value,
+        "objective": spec.objective.model_dump(mode="json"),
+        "workload": spec.workload.model_dump(mode="json"),
+        "max_input_tokens": spec.serving.max_input_tokens,
+    }
+    return hashlib.sha256(json.dumps({**shared, **parts}, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 class ExportedFacts(Frozen):

@@ -48,7 +48,7 @@ from penstock_optimizer.export.torch_export import export_with_torch
 from penstock_optimizer.export.transformer import LONGEST_CONTEXT, Decoder, MaskFiller, SparseWeights
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sentence import SparsePooling
-from penstock_runtime.models.static_folder import MODEL_TYPE
+from penstock_runtime.models.sources.static_folder import MODEL_TYPE
 
 DECODERS: Mapping[str, type[DecoderFamily]] = {
     "gemma3_text": Gemma3,

@@ -10,7 +10,7 @@ from penstock.tasks import Head
 from penstock_optimizer.export.build.graph import Graph
 from penstock_optimizer.export.reader import Exported, Weights, no_head
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.static_folder import IGNORED_TOKEN, TABLE
+from penstock_runtime.models.sources.static_folder import IGNORED_TOKEN, TABLE
 from penstock_runtime.tasks.embeddings.space import tensors_digest
 
 ROWS = ("batch", "tokens")

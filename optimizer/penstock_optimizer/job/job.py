@@ -7,9 +7,7 @@ written as a whole or not at all.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.metadata
-import json
 import logging
 import shutil
 import tempfile
@@ -25,7 +23,7 @@ from penstock import __version__
 from penstock.errors import ArtefactError, SpecError
 from penstock.hardware import Isa, NeuronGeneration
 from penstock.logs import log_event
-from penstock.manifest import MANIFEST_NAME, SCHEMA_VERSION, CandidateFacts, Manifest, ModelFacts, ServedModel
+from penstock.manifest import MANIFEST_NAME, CandidateFacts, Manifest, ModelFacts, ServedModel
 from penstock.recipe import GENERATION_PRECISIONS, EngineName, Recipe
 from penstock.resources.core import Scheme
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec, OptimizationMode
@@ -33,7 +31,7 @@ from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.tasks import TaskName
 from penstock.vector_space import VectorSpace
 from penstock_optimizer.candidate.runner import CandidateContext
-from penstock_optimizer.candidate.work_folder import REPORT_NAME, WorkFolder, digests
+from penstock_optimizer.candidate.work_folder import REPORT_NAME, WorkFolder, digests, result_key
 from penstock_optimizer.export import check_decoder, read_decoder
 from penstock_optimizer.guard.judge import unused_budgets
 from penstock_optimizer.load.workload import LengthMix, mix_of_texts, sends_texts
@@ -87,22 +85,13 @@ def optimization_key(spec: ModelEndpointSpec, *, model_digest: str, isa: Isa, co
     is_generation = spec.task is TaskName.TEXT_GENERATION
     precisions = [one for one in optimization.precisions if is_generation or one not in GENERATION_PRECISIONS]
     parts = {
-        "schema": SCHEMA_VERSION,
-        "model": model_digest,
-        "task": spec.task.value,
         "isa": isa.value,
         "cores": cores,
-        "mode": optimization.mode.value,
         "engines": sorted(engine.value for engine in optimization.engines if engine is not EngineName.NEURON),
         "precisions": sorted(precision.value for precision in precisions),
-        "accuracy": optimization.accuracy.model_dump(mode="json"),
-        "when_no_candidate": optimization.when_no_candidate.value,
-        "objective": spec.objective.model_dump(mode="json"),
-        "workload": spec.workload.model_dump(mode="json"),
-        "max_input_tokens": spec.serving.max_input_tokens,
         "toolchain": tools,
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return result_key(spec, model_digest, parts)
 
 
 logger = logging.getLogger("penstock.optimize")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -11,10 +9,10 @@ from typing import Any
 
 from penstock.errors import UnsupportedModel
 from penstock.hardware import NeuronGeneration
-from penstock.manifest import SCHEMA_VERSION
 from penstock.neuron_artefact import NeuronBucket
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.resources.endpoint import ModelEndpointSpec, Objective
+from penstock_optimizer.candidate.work_folder import result_key
 from penstock_optimizer.neuron.plans import (
     NeuronCandidate,
     NeuronFigure,
@@ -202,19 +200,10 @@ def neuron_key(
 ) -> str:
     """sha256, hexadecimal, of all that decides the result. The CPU of the compiling host is not part of it."""
     parts = {
-        "schema": SCHEMA_VERSION,
-        "model": digest,
-        "task": spec.task.value,
         "target": target.value,
         "packages": dict(packages),
         "cores": cores,
         "flags": [compiler_flags(target, recipe) for recipe in RECIPES[target]],
-        "mode": spec.optimization.mode.value,
         "precisions": sorted(precision.value for precision in spec.optimization.precisions),
-        "accuracy": spec.optimization.accuracy.model_dump(mode="json"),
-        "when_no_candidate": spec.optimization.when_no_candidate.value,
-        "objective": spec.objective.model_dump(mode="json"),
-        "workload": spec.workload.model_dump(mode="json"),
-        "max_input_tokens": spec.serving.max_input_tokens,
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return result_key(spec, digest, parts)

@@ -19,9 +19,9 @@ from penstock_runtime.engines.load import block_bytes, load_step_engine, pool_bl
 from penstock_runtime.generation.grammar import Grammars
 from penstock_runtime.host import Host
 from penstock_runtime.models.files import read_optional
-from penstock_runtime.models.settings_table import ignored_settings
 from penstock_runtime.rows import StepRow
 from penstock_runtime.serving.loaded_model import Which, check_isa, fit_plan, is_on_device
+from penstock_runtime.serving.model_settings import ignored_settings
 from penstock_runtime.store.verification import verify_files
 from penstock_runtime.tokens import Tokenizer
 from penstock_runtime.tokens.backend import component

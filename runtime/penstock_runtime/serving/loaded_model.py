@@ -23,8 +23,8 @@ from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.host import Host, require_memory
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.settings_table import ignored_settings
 from penstock_runtime.rows import Float, Pooling
+from penstock_runtime.serving.model_settings import ignored_settings
 from penstock_runtime.store.verification import verify_files
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, RequestLimits, Task
 from penstock_runtime.tasks.factory import make_task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -64,3 +65,37 @@ def test_the_packages_are_installed_into_their_own_environment_from_the_named_in
     indexes = [words[at + 1] for at, word in enumerate(words) if word == "--extra-index-url"]
     assert indexes == ["https://one.example", "https://two.example"]
     assert words[-2:] == ["torch==2.9.*", "numpy<2"]
+
+
+def test_programs_that_lack_a_library_are_named(tmp_path: Path) -> None:
+    script, programs = ROOT / "dev/images/inside/missing-libraries", tmp_path / "programs"
+    programs.mkdir()
+    source = tmp_path / "source.c"
+    source.write_text("int other(void); int main(void) { return other(); }\n")
+    library = tmp_path / "libabsent.so.2"
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    subprocess.run([compiler, "-shared", "-o", library, "-xc", "-"], input=b"int other(void) { return 0; }", check=True)
+    subprocess.run([compiler, "-o", programs / "driver", source, library], check=True)
+
+    def missing() -> tuple[int, str]:
+        done = subprocess.run(["sh", script, programs], check=False, capture_output=True, text=True)
+        return done.returncode, done.stdout
+
+    assert missing() == (0, "")
+    library.unlink()
+    status, found = missing()
+    assert status == 1
+    assert found.startswith(f"{programs / 'driver'}: ")
+    assert "libabsent.so.2" in found
+
+
+def test_the_image_that_compiles_has_what_the_compiler_and_its_packages_are_linked_to() -> None:
+    stage = next(block for block in DOCKERFILE.split("\nFROM ") if " AS optimizer-neuron\n" in block)
+
+    assert "apt-install libxml2" in stage
+    assert "COPY --from=neuron-library /opt/aws/neuron /opt/aws/neuron" in stage
+    assert "LD_LIBRARY_PATH=/opt/aws/neuron/lib" in stage
+    (pair,) = re.findall(r'NEURON_LIBRARY_PACKAGES="(.*)"', DOCKERFILE)
+    assert all("=" in package for package in pair.split())

@@ -31,8 +31,9 @@ def _compile(standin: StandIn, *options: str, **faults: object) -> subprocess.Co
     source.write_text("graph", encoding="utf-8")
     command = ["neuron-cc", "compile", str(source), "--output", str(standin.folder / "neff"), *options]
     return subprocess.run(
-        command, env=standin.environment(faults=faults), capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+        command, cwd=standin.folder, env=standin.environment(faults=faults), capture_output=True, text=True,
+        timeout=SECONDS, check=False,
+    )  # fmt: skip
 
 
 def test_the_executable_compiles_refuses_pipelines_and_is_killed_as_asked(tmp_path: Path) -> None:
@@ -45,3 +46,17 @@ def test_the_executable_compiles_refuses_pipelines_and_is_killed_as_asked(tmp_pa
     assert "neuroncore-pipeline-cores (8) may not be suitable for this network" in refused.stderr
     assert _compile(standin, "--neuroncore-pipeline-cores", "4", refuse_pipeline_cores=[8]).returncode == 0
     assert _compile(standin, compiler_killed=True).returncode == -9
+
+
+def test_the_executable_fails_without_a_library_or_a_folder_for_its_log(tmp_path: Path) -> None:
+    standin = StandIn.make(tmp_path, "inf1")
+
+    linked = _compile(standin, missing_library="libxml2.so.2")
+    assert linked.returncode == 1
+    assert "libxml2.so.2: cannot open shared object file" in linked.stderr
+    assert "libxml2.so.2" in (standin.folder / "log-neuron-cc.txt").read_text("utf-8")
+    (standin.folder / "log-neuron-cc.txt").unlink()
+    (standin.folder / "log-neuron-cc.txt").mkdir()  # no user can write to it
+    refused = _compile(standin)
+    assert refused.returncode == 1
+    assert "log-neuron-cc.txt" in refused.stderr

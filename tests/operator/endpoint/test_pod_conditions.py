@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.resources.job_summary import Failure
+from penstock_operator.endpoint.status import vector_spaces
 from penstock_operator.facts.findings import no
 from penstock_operator.facts.names import Ref
-from penstock_operator.facts.pods import Neighbour
+from penstock_operator.facts.pods import HostReport, Neighbour, PodFacts, RuntimePod
 from penstock_operator.facts.scaling import DesiredScale
 from tests.operator.endpoint.kube import ZEN3, Json, Kube, condition, container, info, result, token_result
 
@@ -504,3 +505,23 @@ def test_a_class_that_no_longer_fits_the_cores_of_what_serves_leaves_its_pods() 
     made = kube.reconcile()
     assert kube.template_hash == template
     assert condition(made, "Available")[0] == "True"
+
+
+A, B = "vs1-00000000000000aa", "vs1-00000000000000bb"
+
+
+@pytest.mark.parametrize(
+    ("pods", "shown"),
+    [
+        ([(True, A), (True, A)], (A,)),
+        ([(True, B), (True, A)], (A, B)),
+        ([(True, A), (False, B)], (A,)),
+        ([(False, B)], (B, A)),
+        ([], (B, A)),
+        ([(True, "")], ()),
+    ],
+)
+def test_the_vector_spaces_are_those_of_the_ready_pods(pods: list[tuple[bool, str]], shown: tuple[str, ...]) -> None:
+    found = [RuntimePod(PodFacts("p", ready=ready), HostReport(space=space)) for ready, space in pods]
+
+    assert vector_spaces(found, before=(B, A)) == shown

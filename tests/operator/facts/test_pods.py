@@ -77,6 +77,15 @@ def test_a_report_has_the_cpus_of_a_pod() -> None:
         HostReport.from_info({"host": {"cpus_allowed": 3}})
 
 
+def test_a_report_has_the_vector_space_in_its_form_only() -> None:
+    space = {"id": "vs1-7f3a9c0d12ab5e44", "fields": {"weights": "0" * 64}}
+    report = HostReport.from_info(info((4, 5)) | {"vector_space": space})
+    assert report is not None
+    assert report.space == "vs1-7f3a9c0d12ab5e44"
+    with pytest.raises(Unreadable, match=r"vector_space\.id"):
+        HostReport.from_info(info((4, 5)) | {"vector_space": {"id": "\x1b[2J"}})
+
+
 @given(st.sets(st.integers(min_value=0, max_value=300)))
 def test_cpu_numbers_are_written_as_the_kernel_does(cpus: set[int]) -> None:
     text = cpu_list(cpus)

@@ -43,6 +43,8 @@ def test_it_is_python_3_9_and_imports_nothing_of_ours() -> None:
         ({"torch-neuronx": "2.10.0.1"}, "torch-neuronx 2.10.0.1 does not support Inf2"),
         ({"torch-neuronx": "2.14.0.3"}, "torch-neuronx 2.14.0.3 does not support Inf2"),
         ({"torch-neuronx": ""}, "compiling for inf2 needs torch-neuronx"),
+        ({"transformers": "5.0.0"}, "transformers 5.0.0 leaves the attention mask out of what is compiled"),
+        ({"transformers": "4.58.1"}, "transformers 4.58.1 leaves the attention mask out of what is compiled"),
     ],
 )
 def test_packages_for_other_devices_are_refused(
@@ -142,3 +144,34 @@ def test_graphs_have_no_constant_that_is_infinite_in_16_bits(masked_model: tuple
 
     with pytest.raises(CompilationRefused, match="masks with -inf"):
         program._require_finite(torch.jit.trace(Infinite(), example, check_trace=False))
+
+
+def test_the_example_has_padding_in_the_mask_alone() -> None:
+    example = {name: program._example(name, 2, 8) for name in ("input_ids", "attention_mask", "token_type_ids")}
+
+    assert example["attention_mask"].tolist() == [[1] * 8, [1] * 4 + [0] * 4]
+    assert all(bool((one == 1).all()) for name, one in example.items() if name != "attention_mask")
+    # A lone row has some, too, and a lone token none.
+    assert program._example("attention_mask", 1, 3).tolist() == [[1, 1, 0]]
+    assert program._example("attention_mask", 1, 1).tolist() == [[1]]
+
+
+def test_the_compiler_has_a_folder_of_its_own_and_its_log_is_kept_after_an_error(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folders = []
+
+    def compile_in_vain() -> None:
+        with program._compiler_folder() as folder:
+            folders.append(Path(folder).resolve())
+            Path("log-neuron-cc.txt").write_text("why it failed")
+            assert Path.cwd() == folders[0]
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        compile_in_vain()
+
+    assert Path.cwd() == tmp_path
+    assert not folders[0].exists()
+    assert "why it failed" in capfd.readouterr().err

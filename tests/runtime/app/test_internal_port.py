@@ -49,7 +49,7 @@ def test_monitoring_is_on_the_internal_port_only_and_probes_are_on_both() -> Non
 
     # Clients of text-embeddings-inference read it; the rest of the internal port's is not theirs.
     assert public_facts == {name: facts[name] for name in public_facts}
-    assert set(public_facts) == TEI_INFO
+    assert set(public_facts) == {*TEI_INFO, "vector_space"}
     assert {"host", "artefact", "access", "limits"} <= facts.keys()
     assert refused["error"] == "/metrics is served on the internal port only"
     assert "--internal-port" in refused["remedy"]

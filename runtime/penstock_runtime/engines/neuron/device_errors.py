@@ -49,7 +49,8 @@ _TEXTS = (
     (re.compile(r"Could not find VNC id", re.IGNORECASE), DeviceFailure.TOO_FEW_CORES),
     (re.compile(r"device mempool \[\d+:\d+\] total", re.IGNORECASE), DeviceFailure.DEVICE_MEMORY),
 )
-"""Lines of the runtime, as in its troubleshooting guide."""
+"""Lines of the runtime, as in its troubleshooting guide. The guide has the one about `device mempool` and the one about
+`VNC id` from the log of the system, where this process does not look; their exceptions have codes (4, 9)."""
 _CODES = {
     4: DeviceFailure.DEVICE_MEMORY,
     5: DeviceFailure.TIMED_OUT,
@@ -117,7 +118,7 @@ def start_error(failure: DeviceFailure, details: str, *, visible: str) -> Pensto
         case DeviceFailure.CORES_TAKEN:
             return DeviceUnavailable(
                 f"the NeuronCores are taken by another process ({cores}): {details}",
-                remedy="End the process that has them (`neuron-ls` shows it), or give this one other cores",
+                remedy="End the process that has them (`neuron-ls` on the node shows it), or give this one other cores",
             )
         case DeviceFailure.NO_DEVICE | DeviceFailure.NOT_OPENED:
             return HostError(

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from penstock.errors import ModelNotFound, PenstockError, UnsafeModel
 from penstock.resources.core import ModelSource, Scheme
-from penstock_runtime.models import gguf_folder, static_folder
+from penstock_runtime.models import gguf_folder
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.sources import static_folder
 from penstock_runtime.models.sources.hub import HubFetch
 from penstock_runtime.models.sources.object_source import ObjectFetch, open_source
 from penstock_runtime.models.sources.transfer import (

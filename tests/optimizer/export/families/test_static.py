@@ -21,7 +21,7 @@ from penstock_optimizer.export.reader import open_session
 from penstock_runtime.engines.grid import feed
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources.fetch import fetch_model
-from penstock_runtime.models.static_folder import is_static
+from penstock_runtime.models.sources.static_folder import is_static
 from penstock_runtime.rows import Batch, Outputs, run_rows
 from penstock_runtime.tasks.factory import make_task
 

@@ -228,6 +228,7 @@ def compile_kinds(standin: Standin, folder: Path, wanted: Iterable[tuple[str, in
     environment = standin.variables(devices=False, NEURON_PLATFORM_TARGET_OVERRIDE="inf2")
     done = subprocess.run(
         [sys.executable, "-c", COMPILE, json.dumps(given), standin.generation],
+        cwd=folder,
         env={**os.environ, **environment},
         check=False,
         capture_output=True,

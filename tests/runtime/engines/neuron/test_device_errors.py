@@ -116,3 +116,11 @@ def test_errors_of_a_start_may_pass_only_where_waiting_helps(
     assert type(error) is kind
     assert error.temporary is temporary
     assert words in error.message
+
+
+@pytest.mark.parametrize(
+    "text", ["exit code 5", "the process ended with exit status 9", "return code 10", "exit-code: 4"]
+)
+def test_exit_codes_of_processes_are_no_codes_of_the_runtime(text: str) -> None:
+    assert failure_in(text) is None
+    assert failure_of(text, []) is DeviceFailure.OTHER

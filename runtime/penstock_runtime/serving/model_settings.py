@@ -26,7 +26,7 @@ class Treatment(StrEnum):
 
 
 @dataclass(frozen=True)
-class Setting:
+class ModelSetting:
     """A setting, or several of one kind."""
 
     file: str
@@ -37,19 +37,19 @@ class Setting:
     """Of ignored ones: the values, besides null, that change nothing."""
 
 
-def _ignored(field: str, *harmless: Any, file: str = GENERATION, meaning: str = "") -> Setting:
-    return Setting(file, (field,), Treatment.IGNORED, meaning, harmless)
+def _ignored(field: str, *harmless: Any, file: str = GENERATION, meaning: str = "") -> ModelSetting:
+    return ModelSetting(file, (field,), Treatment.IGNORED, meaning, harmless)
 
 
-def _read(file: str, meaning: str, *fields: str) -> Setting:
-    return Setting(file, fields, Treatment.READ, meaning)
+def _read(file: str, meaning: str, *fields: str) -> ModelSetting:
+    return ModelSetting(file, fields, Treatment.READ, meaning)
 
 
-def _refused(file: str, meaning: str, *fields: str) -> Setting:
-    return Setting(file, fields, Treatment.REFUSED, meaning)
+def _refused(file: str, meaning: str, *fields: str) -> ModelSetting:
+    return ModelSetting(file, fields, Treatment.REFUSED, meaning)
 
 
-SETTINGS: tuple[Setting, ...] = (
+SETTINGS: tuple[ModelSetting, ...] = (
     _read(CONFIG, "labels, also as numbers; without them their number", "id2label", "label2id", "num_labels"),
     _read(CONFIG, "the function from logits to scores", "problem_type"),
     _read(CONFIG, "the function of a cross-encoder", "sentence_transformers", "sbert_ce_default_activation_function"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_runtime.models.settings_table import SETTINGS, Setting, Treatment, ignored_settings
+from penstock_runtime.serving.model_settings import SETTINGS, ModelSetting, Treatment, ignored_settings
 
 ROOT = Path(__file__).parents[3]
 FOLDER, SPECIALS = "tests/runtime/models/test_folder.py", "tests/runtime/tokens/test_specials.py"
@@ -63,7 +63,7 @@ def test_each_row_has_a_test() -> None:
 
 
 @pytest.mark.parametrize("setting", IGNORED, ids=lambda one: one.fields[0])
-def test_an_ignored_setting_is_named_if_it_would_change_an_answer(setting: Setting, tmp_path: Path) -> None:
+def test_an_ignored_setting_is_named_if_it_would_change_an_answer(setting: ModelSetting, tmp_path: Path) -> None:
     (field,) = setting.fields
     assert ignored_settings(tmp_path) == ()
     for value in (None, [], {}, *setting.harmless):
