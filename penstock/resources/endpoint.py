@@ -364,9 +364,7 @@ class EndpointCore(Spec):
     )
     task: TaskName = Field(description="The task, by its Hugging Face name.")
     hardware_class: DnsLabel = Field(
-        default="any",
-        description="Name of a HardwareClass. `any`: every node.",
-        json_schema_extra=CLUSTER,
+        default="any", description="Name of a HardwareClass. `any`: every node.", json_schema_extra=CLUSTER
     )
     cores: int = Field(
         default=1, ge=1, le=256, description="Physical cores of one replica; NeuronCores on a class that has them."

@@ -262,8 +262,7 @@ class HardwareClassSpec(Spec):
     )
     threads_per_core: int = Field(default=1, ge=1, le=8, description="CPUs of one physical core: 2 where SMT is on.")
     isa: Isa | None = Field(
-        default=None,
-        description="The instruction set of every node of the class; the pods check it. None: any.",
+        default=None, description="The instruction set of every node of the class; the pods check it. None: any."
     )
     processors: tuple[Processors, ...] = Field(
         default=(), max_length=16, description="The processors of the class; the pods check it. Empty: any."

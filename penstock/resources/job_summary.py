@@ -125,8 +125,7 @@ class Summary(Facts):
         except ValueError as error:
             last = message.strip().splitlines()[-1:] or ["nothing"]
             raise ArtefactError(
-                f"the job left no summary but: {cut(last[0], 300)}",
-                remedy="Look into the log of the job's pod",
+                f"the job left no summary but: {cut(last[0], 300)}", remedy="Look into the log of the job's pod"
             ) from error
 
     def _json(self) -> str:
@@ -139,10 +138,7 @@ class Summary(Facts):
                 yield self.model_copy(update={"result": result})
         if self.failure is not None:
             for message, remedy in ((1000, 500), (400, 200), (150, 60)):
-                shorter = {
-                    "message": cut(self.failure.message, message),
-                    "remedy": cut(self.failure.remedy, remedy),
-                }
+                shorter = {"message": cut(self.failure.message, message), "remedy": cut(self.failure.remedy, remedy)}
                 yield self.model_copy(update={"failure": self.failure.model_copy(update=shorter)})
 
 

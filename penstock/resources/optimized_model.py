@@ -66,8 +66,7 @@ class OptimizedModelSpec(EndpointCore):
     """Everything that the optimisation depends on. Immutable: another spec is another OptimizedModel."""
 
     texts_digest: Digest | None = Field(
-        default=None,
-        description="Digest of the texts of workload.textsFrom: other texts are another optimisation.",
+        default=None, description="Digest of the texts of workload.textsFrom: other texts are another optimisation."
     )
     toolchain: Toolchain
 

@@ -122,10 +122,7 @@ def _threads(*, several: bool) -> LabelRequirement:
 _ON_DEDICATED_POOLS = Toleration(key=DEDICATED, operator=TolerationOperator.EXISTS)
 _ON_NEURON_POOLS = Toleration(key=NEURON_DEVICE, operator=TolerationOperator.EXISTS, effect=TaintEffect.NO_SCHEDULE)
 _ON_ARM_POOLS = Toleration(
-    key="kubernetes.io/arch",
-    operator=TolerationOperator.EQUAL,
-    value="arm64",
-    effect=TaintEffect.NO_SCHEDULE,
+    key="kubernetes.io/arch", operator=TolerationOperator.EQUAL, value="arm64", effect=TaintEffect.NO_SCHEDULE
 )
 _ICE_LAKE = Processors(vendor=_INTEL, family=6, models=(106, 108))
 _CASCADE_LAKE = Processors(vendor=_INTEL, family=6, models=(85,))
@@ -227,10 +224,7 @@ HARDWARE_CLASSES: dict[str, HardwareClassSpec] = {
     "zen5": HardwareClassSpec(
         description="AMD EPYC of the 5th generation (Zen 5) with two threads a core: AVX-512 with VNNI and bf16.",
         architecture=Architecture.AMD64,
-        node_selector_terms=(
-            _gke("c4d"),
-            _nfd(_AMD, 26, _ZEN5.models, _flag("AVX512BF16"), _threads(several=True)),
-        ),
+        node_selector_terms=(_gke("c4d"), _nfd(_AMD, 26, _ZEN5.models, _flag("AVX512BF16"), _threads(several=True))),
         tolerations=(_ON_DEDICATED_POOLS,),
         threads_per_core=2,
         isa=Isa.AVX512_BF16,

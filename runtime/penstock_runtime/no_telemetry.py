@@ -9,10 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-REFUSALS = {
-    "ORT_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-}
+REFUSALS = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 """Environment variables that ONNX Runtime and huggingface_hub obey; child processes inherit them."""
 REPORTER = "openvino_telemetry"
 """OpenVINO sends through this package, and has a stub in case it is not installed."""

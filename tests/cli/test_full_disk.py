@@ -78,21 +78,10 @@ def test_the_error_names_the_full_disk_and_with_more_space_it_resumes(
 def test_a_limit_on_file_size_is_reported_as_a_full_disk(tiny: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     file = write_endpoint(tmp_path / "tiny.yaml", tiny)
-    port = ("--port", "0", "--no-optimize")
+    words = ("serve", file, "--store", store, "--port", "0", "--no-optimize")
 
     done = subprocess.run(
-        [
-            "prlimit",
-            "--fsize=500000",
-            sys.executable,
-            "-m",
-            "penstock_cli.main",
-            "serve",
-            file,
-            "--store",
-            store,
-            *port,
-        ],
+        ["prlimit", "--fsize=500000", sys.executable, "-m", "penstock_cli.main", *words],
         env=clean_environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,

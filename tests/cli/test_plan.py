@@ -397,14 +397,19 @@ def test_a_server_with_keys_is_verified_and_measured(
 
 
 def test_a_server_of_another_class_is_refused(
-    emotion: Path, words: list[str], artefact: Path, tmp_path: Path, machine: dict[str, Any]
+    words: list[str], artefact: Path, tmp_path: Path, machine: dict[str, Any]
 ) -> None:
     other = "graviton4" if own_class() != "graviton4" else "icelake"
+    # Not even where the endpoint names the class.
+    asked = write_endpoint(
+        tmp_path / "e.yaml", "hf://a/distilbert@main", task="text-classification", objective=OBJECTIVE,
+        hardwareClass=other,
+    )  # fmt: skip
     measured = tmp_path / "other.yaml"
     measured.write_text(MEASURED.replace("icelake", other))
     with real_server(artefact) as url:
         done = invoke(
-            "plan", emotion, "--rate", "30", "--classes", other, *words[:-1], measured, "--verify", url,
+            "plan", asked, "--rate", "30", "--classes", other, *words[:-1], measured, "--verify", url,
             environment={"PENSTOCK_AUTH_TOKEN": TOKEN},
         )  # fmt: skip
 

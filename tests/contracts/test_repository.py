@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,13 @@ def test_modules_are_within_the_size_limit() -> None:
     long = {name: lines for name, lines in lengths.items() if lines > LONGEST_MODULE}
 
     assert long == {}
+
+
+def test_every_module_of_the_product_is_linted() -> None:
+    ruff = Path(sys.executable).with_name("ruff")
+    shown = subprocess.run([ruff, "check", "--show-files", ROOT], capture_output=True, text=True, check=True).stdout
+
+    assert [str(path) for path in sources() if str(path) not in shown.splitlines()] == []
 
 
 def test_no_module_has_a_catch_all_name() -> None:

@@ -7,15 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from penstock.capacity import (
-    KEEPS_UP,
-    CapacityCurve,
-    CapacityPoint,
-    TokenCurve,
-    TokenPoint,
-    per_million,
-    per_month,
-)
+from penstock.capacity import KEEPS_UP, CapacityCurve, CapacityPoint, TokenCurve, TokenPoint, per_million, per_month
 from tests.examples import examples
 
 
@@ -134,11 +126,7 @@ def tokens(clients: int, rate: float, *, first: float = 10, following: float = 5
     [
         ([], None, ""),
         ([tokens(1, 20, first=500)], None, "one client alone does not get the first token within 400 ms and each "),
-        (
-            [tokens(1, 20)],
-            1,
-            "20 tokens/s for 1 client with the first token within 400 ms and each further one",
-        ),
+        ([tokens(1, 20)], 1, "20 tokens/s for 1 client with the first token within 400 ms and each further one"),
         ([tokens(2, 30), tokens(1, 20), tokens(4, 60, first=401)], 2, "30 tokens/s for 2 clients with the first token"),
         ([tokens(1, 20), tokens(2, 30, following=101), tokens(4, 60)], 1, "20 tokens/s for 1 client with"),
         ([tokens(1, 20), tokens(2, 40), tokens(4, 39)], 2, "40 tokens/s for 2 clients with"),

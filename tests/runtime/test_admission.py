@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_runtime.admission import (
-    Admission,
-    Entry,
-    Waiting,
-    check_size,
-    client_of,
-    fits,
-    retry_after_seconds,
-)
+from penstock_runtime.admission import Admission, Entry, Waiting, check_size, client_of, fits, retry_after_seconds
 from penstock_runtime.errors import InvalidInput, Overloaded, RequestError
 from penstock_runtime.serving.predictor import Predictor
 from penstock_runtime.settings import QueueSettings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ from typing import Any
 import click
 
 from penstock.artefact_store import DEFAULT_STORE
-from penstock.errors import ArtefactError, SettingError, SpecError, printable
+from penstock.errors import ArtefactError, SettingError, SpecError
 from penstock.hardware import CpuIdentity
 from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock.prices import CLOUDS, PriceList, currency_sign, load_prices, shipped_prices
@@ -24,23 +23,17 @@ from penstock.resources.text_fields import parse_quantity
 from penstock.tasks import TaskName
 from penstock_cli.planning.manifest import chosen_endpoint, write_endpoint
 from penstock_cli.planning.objects import ClusterPlan, load_of_week, read_cluster
-from penstock_cli.terminal import FiniteRange, PositiveIntegers, console, fact, refuse_options
+from penstock_cli.planning.table import print_table
+from penstock_cli.terminal import FiniteRange, PositiveIntegers, refuse_options
 from penstock_optimizer.neuron.published import SHAPES, published_rows, shape_of
-from penstock_planner.compare import HardwareComparison, Load, OfferRow, compare, counted
+from penstock_planner.compare import HardwareComparison, Load, compare, counted
 from penstock_planner.evidence import Evidence, of_file, of_manifest
 from penstock_planner.ledger import DEFAULT_LEDGER, error_text, read_ledger, widened
 from penstock_planner.offers import GPU, OfferInputs, class_of_cpu, offers
 from penstock_planner.page import (
-    caveats,
-    cells,
     csv_text,
-    headline,
     html_page,
     json_text,
-    judged,
-    likely_text,
-    traced_texts,
-    unjudged,
 )
 from penstock_planner.project import project
 
@@ -194,7 +187,8 @@ def command(target: str, **options: Any) -> None:
     inputs = _inputs(subject, options, load)
     if inputs.shape is None and not generates:
         notes.append("the kind of model is not known from its name: give --family for published figures")
-    notes += [f"prices: {inputs.prices.summary} ({inputs.prices.source})"]
+    source = f" ({inputs.prices.source})" if inputs.prices.source else ""
+    notes += [f"prices: {inputs.prices.summary}{source}"]
     past = read_ledger(ledger)
     notes += filter(None, [error_text(past, subject.spec.model)])
     names = options["classes"] or _default_classes(inputs)
@@ -216,7 +210,7 @@ def command(target: str, **options: Any) -> None:
         write_endpoint(options["write"], chosen_endpoint(comparison, subject.name, subject.spec))
     output = options["output"]
     if output == "table":
-        _print_table(comparison)
+        print_table(comparison)
     else:
         click.echo(_TEXTS[output](comparison), nl=False)
     if options["verify"]:
@@ -478,52 +472,3 @@ def _present_class(subject: PlannedEndpoint, comparison: HardwareComparison) -> 
         f"reserved ({sign}{saved:,.0f} less)"
     )
     return (text,)
-
-
-MOST_COLUMNS = 100
-"""A wider terminal is not used: lines of that length can be read."""
-
-
-def _print_table(comparison: HardwareComparison) -> None:
-    """The outcome, and of each class the best row: two lines, so that a table fits into 100 columns."""
-    fact("plan", headline(comparison))
-    if likely := likely_text(comparison):
-        fact("likely", likely)
-    shown = _shown(comparison)
-    money = currency_sign(comparison.currency).strip()
-    reserved, million = f"{money}/month reserved", f"{money}/M"
-    heads = ("class", "cores", "p95 ms", "replicas", "node", reserved, "used", million, "figures")
-    table = [heads, *map(_brief, shown)]
-    widths = [max(len(line[column]) for line in table) for column in range(len(heads))]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in table]
-    width = min(console.width, MOST_COLUMNS)
-    console.print(lines[0].rstrip(), style="dim")
-    for row, line in zip(shown, lines[1:], strict=True):
-        style = "bold" if row is comparison.best else "" if row.is_feasible or row.is_likely else "dim"
-        console.print(printable(line.rstrip()), style=style)
-        plan = row.evidence.plan if row.evidence is not None else ""
-        for text in textwrap.wrap(printable(f"{plan}: {row.why}"), width - 4, break_on_hyphens=False):
-            console.print(f"    {text}", style="dim")
-    for text in traced_texts(comparison):
-        fact("trace", text)
-    left_out = len(judged(comparison)) - len(shown)
-    if left_out:
-        fact("more", f"{counted(left_out, 'row')} with other numbers of cores: --output csv, json or html")
-    for text in unjudged(comparison):
-        fact("unknown", text)
-    for text in caveats(comparison):
-        fact("limit", text)
-    for text in comparison.notes:
-        fact("note", text)
-
-
-def _shown(comparison: HardwareComparison) -> list[OfferRow]:
-    """Of each class the first row, and that of other software."""
-    first = {(row.offer.hardware_class, row.offer.not_chosen): row for row in reversed(judged(comparison))}
-    return [row for row in judged(comparison) if any(row is one for one in first.values())]
-
-
-def _brief(row: OfferRow) -> tuple[str, ...]:
-    name, cores, _, p95, replicas, node, reserved, used, million, *_ = cells(row)
-    origin = row.evidence.origin.value.replace("measured by the project", "the project's") if row.evidence else ""
-    return name, cores, p95, replicas, node, reserved, used, million, origin

@@ -31,6 +31,8 @@ EVERYDAY_MAXIMUM = 512
 """Longest text, tokens: the limit of most encoders."""
 
 
+ANY_CLASS = "any"
+"""Of measurements on a processor that belongs to no class."""
 LAG_LIMIT = 0.25
 """Of the measured p95: with a client that is later than that, the client was measured."""
 
@@ -149,12 +151,13 @@ def _row_of(
     own = classes.get(spec.hardware_class)
     host = info.host if info is not None else None
     if own is not None and own.neuron is not None:
-        name, cpu = spec.hardware_class, "Inferentia"  # the CPU of the host is not what computes
+        names, cpu = [spec.hardware_class], "Inferentia"  # the CPU of the host is not what computes
     elif host is not None:
         cpu = f"{host.cpu.vendor} family {host.cpu.family} model {host.cpu.model}, {host.cpu.isa.value}"
-        name = class_of_cpu(classes, host.cpu) or spec.hardware_class
+        allowed = own is not None and not own.objection(host.cpu, name=spec.hardware_class)
+        names = [class_of_cpu(classes, host.cpu) or ANY_CLASS, *([spec.hardware_class] if allowed else [])]
     elif stated is not None:
-        name, cpu = stated, f"stated: {stated}"
+        names, cpu = [stated], f"stated: {stated}"
     else:
         raise SettingError(
             f"the server at {base} does not state its processor",
@@ -163,15 +166,15 @@ def _row_of(
         )
     cores = host.cores.granted if host is not None and host.cores is not None else spec.cores
     rows = [row for row in comparison.rows if row.sizing is not None and not row.offer.not_chosen]
-    same = [row for row in rows if processor_of(row.offer.hardware_class) == processor_of(name)]
+    same = [row for name in names for row in rows if processor_of(row.offer.hardware_class) == processor_of(name)]
     found = next((row for row in same if row.offer.cores == cores), None)
     if found is None:
         known = ", ".join(dict.fromkeys(row.name for row in same or rows)) or "none"
         raise SettingError(
-            f"the server at {base} is of another class than the plan: {name}, {counted(cores, 'core')} ({cpu}), and "
-            f"the plan has figures of {known}",
+            f"the server at {base} is of another class than the plan: {names[0]}, {counted(cores, 'core')} ({cpu}), "
+            f"and the plan has figures of {known}",
             field="--verify",
-            remedy=f"Verify a server of a class of the plan, or plan with --classes {name} --cores {cores}",
+            remedy=f"Verify a server of a class of the plan, or plan with --classes {names[0]} --cores {cores}",
         )
     return found, cpu
 

@@ -457,7 +457,9 @@ def _with_cost(state: EndpointState, shown: PlanStatus | None, replicas: int) ->
     hardware = hardware_class(serving.hardware_class, state.observed.hardware_classes)
     if isinstance(hardware, Finding):
         return shown
-    price = hardware.price or price_of_nodes(hardware, state.observed.nodes)
+    price = hardware.price
+    if price is None and state.observed.nodes:
+        price = price_of_nodes(hardware, state.observed.nodes)
     if price is None:
         return shown
     per_hour = price.per_core_hour * serving.cores

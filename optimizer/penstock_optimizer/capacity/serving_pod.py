@@ -22,12 +22,7 @@ from penstock.errors import PenstockError
 from penstock.manifest import Manifest
 from penstock.neuron_artefact import CompiledModel, NeuronWorkload
 from penstock.resources.result import CapacityFacts
-from penstock_optimizer.capacity.curve import (
-    LEAST_START_SECONDS,
-    CapacityMeasurement,
-    ReplicaServer,
-    measure_capacity,
-)
+from penstock_optimizer.capacity.curve import LEAST_START_SECONDS, CapacityMeasurement, ReplicaServer, measure_capacity
 from penstock_optimizer.load.workload import LengthMix, predict_bodies
 from penstock_runtime.app.server import Server
 from penstock_runtime.engines.neuron.variables import NeuronVariables

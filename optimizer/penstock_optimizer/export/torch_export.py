@@ -282,10 +282,7 @@ def _export_trace(answers: _Answers, path: Path) -> None:
     _write(answers, path, dynamic_axes=axes, opset_version=OPSET_OF_TRACE, dynamo=False)
 
 
-_EXPORTERS: Mapping[str, Callable[[_Answers, Path], None]] = {
-    "torch.export": _export_program,
-    "tracing": _export_trace,
-}
+_EXPORTERS: Mapping[str, Callable[[_Answers, Path], None]] = {"torch.export": _export_program, "tracing": _export_trace}
 
 
 def fuse(path: Path, config: Any, check: Callable[[Path], None], *, large: bool) -> None:

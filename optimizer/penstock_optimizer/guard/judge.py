@@ -364,10 +364,7 @@ def _ranking(case: _Case) -> tuple[Metric, ...]:
         order = sorted(first)
         taus.append(agreement.kendall_tau([first[i] for i in order], [second[i] for i in order]))
         top.append(_same_top([first[i] for i in order], [second[i] for i in order]))
-    return (
-        _share("top1_agreement", top, case.agreement),
-        _mean("kendall_tau", taus, MIN_TAU),
-    )
+    return (_share("top1_agreement", top, case.agreement), _mean("kendall_tau", taus, MIN_TAU))
 
 
 def _spans(case: _Case) -> tuple[Metric, ...]:

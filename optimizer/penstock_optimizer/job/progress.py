@@ -121,11 +121,7 @@ class ProgressReporter:
 
     def step(self, step: SearchStep) -> None:
         """A plan was tried."""
-        facts = {
-            "plan": step.challenger.model_dump(mode="json"),
-            "promoted": step.promoted,
-            "reason": step.reason,
-        }
+        facts = {"plan": step.challenger.model_dump(mode="json"), "promoted": step.promoted, "reason": step.reason}
         self.advance(Stage.PLANS, f"{step.challenger.summary}: {step.reason}", facts=facts)
 
     def planned(self, plan: Plan, candidates: Sequence[CandidateFacts]) -> None:

@@ -191,12 +191,7 @@ _SINGLE_TEXT = frozenset(
 
 
 def predict_bodies(
-    task: TaskName,
-    tokenizer: Tokenizer,
-    lengths: Sequence[int],
-    *,
-    mask_token: str | None = None,
-    seed: int = 0,
+    task: TaskName, tokenizer: Tokenizer, lengths: Sequence[int], *, mask_token: str | None = None, seed: int = 0
 ) -> tuple[RequestBody, ...]:
     """One body for each length, grouped by it. For pairs it is the length of the pair.
 

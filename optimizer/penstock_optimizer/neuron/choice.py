@@ -29,10 +29,7 @@ MATMULT = "fp32-cast-matmult"
 BF16 = Recipe(engine=EngineName.NEURON, precision=Precision.BF16)
 BF16_PRODUCTS = Recipe(engine=EngineName.NEURON, precision=Precision.BF16, options=(MATMULT,))
 FP32 = Recipe(engine=EngineName.NEURON, precision=Precision.FP32)
-RECIPES = {
-    NeuronGeneration.INF2: (BF16, FP32),
-    NeuronGeneration.INF1: (BF16, BF16_PRODUCTS, FP32),
-}
+RECIPES = {NeuronGeneration.INF2: (BF16, FP32), NeuronGeneration.INF1: (BF16, BF16_PRODUCTS, FP32)}
 """In the order that they are tried: the first that the guard accepts is compiled."""
 _FAST_MATH = {BF16: "all", BF16_PRODUCTS: MATMULT, FP32: "none"}
 USUAL_TOKENS = 512
@@ -139,13 +136,7 @@ def choose(
         )
     wanted = _in_order(compiled, candidate.batch, lengths)
     return NeuronChoice(
-        target,
-        cores,
-        each,
-        (*order, 1) if each > 1 else (),
-        wanted[:fitting],
-        best,
-        dropped=len(wanted[fitting:]),
+        target, cores, each, (*order, 1) if each > 1 else (), wanted[:fitting], best, dropped=len(wanted[fitting:])
     )
 
 

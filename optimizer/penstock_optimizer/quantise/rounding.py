@@ -64,12 +64,7 @@ class QuantisedWeight:
 
 
 def quantise_weight(
-    weight: Float,
-    *,
-    per_channel: bool,
-    limit_pairs: bool = False,
-    bits: int = BITS,
-    samples: Float | None = None,
+    weight: Float, *, per_channel: bool, limit_pairs: bool = False, bits: int = BITS, samples: Float | None = None
 ) -> QuantisedWeight:
     """A weight [in, out] on the grid -127..127 times a scale, symmetric.
 

@@ -394,12 +394,7 @@ def agreement_chart(series: Sequence[Series], *, metric: str, budget: float | No
         ticks = log_ticks(y.low, y.high, most=6)
     parts = [y_axis(y, ticks, f"{metric.replace('_', ' ')} to fp32", label=_one_minus)]
     parts.append(
-        x_axis(
-            x,
-            linear_ticks(x.low, x.high, most=8),
-            "times as fast as fp32",
-            label=lambda value: f"{short(value)}×",
-        )
+        x_axis(x, linear_ticks(x.low, x.high, most=8), "times as fast as fp32", label=lambda value: f"{short(value)}×")
     )
     if budget is not None and budget < 1:
         at = y(1 - budget)
@@ -429,10 +424,7 @@ def capacity_chart(curve: CapacityCurve) -> str:
     highest = max(min(max(values), ceiling), limit or 0.0)
     x = linear_scale(0, max(point.arrivals_per_second for point in points) * 1.04, LEFT, WIDTH - RIGHT)
     y = log_scale([min(values), highest], HEIGHT - BOTTOM, TOP, margin=0.08)
-    parts = [
-        y_axis(y, log_ticks(y.low, y.high), "ms"),
-        x_axis(x, linear_ticks(x.low, x.high), "requests/s"),
-    ]
+    parts = [y_axis(y, log_ticks(y.low, y.high), "ms"), x_axis(x, linear_ticks(x.low, x.high), "requests/s")]
     if limit is not None:
         at = y(limit)
         parts.append(

@@ -149,11 +149,7 @@ class DecoderTarget(Target):
                 return None
 
         curve = measure_tokens(
-            measure,
-            self._requests,
-            objective,
-            seconds_left=lambda: end - self.budget.spent,
-            on_point=self._report,
+            measure, self._requests, objective, seconds_left=lambda: end - self.budget.spent, on_point=self._report
         )
         self.events.advance(Stage.CAPACITY, curve.summary or "not measured")
         missed = () if doubts and not curve.points else tuple(of_token_curve(curve, objective))

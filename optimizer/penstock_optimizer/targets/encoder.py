@@ -37,13 +37,7 @@ from penstock_optimizer.search.goal import Goal
 from penstock_optimizer.search.recipes import REFERENCE, by_gain, candidate_recipes
 from penstock_optimizer.search.space import PlanLimits, WideFrom, expected_milliseconds, first_plan
 from penstock_optimizer.targets.plan_search import PlanSearch, is_exhaustive
-from penstock_optimizer.targets.screening import (
-    LEAST_SECONDS,
-    ROUNDS,
-    CandidateRun,
-    Screening,
-    max_open_processes,
-)
+from penstock_optimizer.targets.screening import LEAST_SECONDS, ROUNDS, CandidateRun, Screening, max_open_processes
 from penstock_optimizer.targets.target import (
     EXPORT_SECONDS,
     RAISE_BUDGET,

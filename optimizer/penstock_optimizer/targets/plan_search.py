@@ -74,10 +74,7 @@ class PlanSearch:
         timed = self.screening.timed()
         reference = next((one for one in timed if one.recipe == self.screening.reference.recipe), None)
         if reference is None:
-            raise OptimizationError(
-                "the fp32 graph could not be measured within the time budget",
-                remedy=RAISE_BUDGET,
-            )
+            raise OptimizationError("the fp32 graph could not be measured within the time budget", remedy=RAISE_BUDGET)
         recipes = finalists([one for one in timed if one is not reference], reference, self.expected)
         if not self.may_serve(reference.recipe) and len(recipes) > 1:
             recipes.remove(reference.recipe)
@@ -89,13 +86,7 @@ class PlanSearch:
             time_left = self.budget.plans_deadline()
             if not time_left():
                 return self._unmeasured([one for one in timed if one.recipe in recipes])
-            climb = HillClimb(
-                self.goal,
-                self._measure,
-                trials=trials,
-                time_left=time_left,
-                on_step=self.on_step,
-            )
+            climb = HillClimb(self.goal, self._measure, trials=trials, time_left=time_left, on_step=self.on_step)
             router = RouteFinder(self, climb, keep_open=recipes)
             try:
                 return climb.search(starts, lambda plan: self.limits(plan.recipe), routes=router.routes)

@@ -241,11 +241,7 @@ class Screening:
         run.session = session = self._runner.open(run.recipe)
         run.built = built = session.build(timeout_seconds=self._limit(reference=reference))
         run.facts = run.facts.model_copy(
-            update={
-                "fused_nodes": built.fused_nodes,
-                "build_seconds": built.seconds,
-                "size_bytes": built.size_bytes,
-            }
+            update={"fused_nodes": built.fused_nodes, "build_seconds": built.seconds, "size_bytes": built.size_bytes}
         )
         self._measure_quickly(run, self._limit(reference=reference))
         run.facts = run.facts.model_copy(update={"latency": latency_points(run.milliseconds)})

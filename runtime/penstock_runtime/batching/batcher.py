@@ -18,13 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from penstock.logs import log_event
 from penstock.manifest import GraphIO
 from penstock.recipe import Plan
-from penstock_runtime.batching.queue import (
-    BatchPolicy,
-    QueuedRow,
-    RowQueue,
-    TakenBatch,
-    TokenRate,
-)
+from penstock_runtime.batching.queue import BatchPolicy, QueuedRow, RowQueue, TakenBatch, TokenRate
 from penstock_runtime.engines.base import Engine, Parallelism, RunsRows, run_of
 from penstock_runtime.errors import InferenceFailed, RequestError, deadline_exceeded
 from penstock_runtime.rows import Outputs, Row, collate, run_rows, split

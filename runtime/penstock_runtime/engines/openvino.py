@@ -162,13 +162,7 @@ class _Requests:
 
 
 def load(
-    path: Path,
-    io: GraphIO,
-    recipe: Recipe,
-    threads: Threads,
-    *,
-    wide: bool = False,
-    max_tokens: int | None = None,
+    path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: bool = False, max_tokens: int | None = None
 ) -> OpenVinoEngine:
     """See `load_engine`."""
     if not path.is_file():

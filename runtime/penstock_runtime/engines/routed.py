@@ -26,11 +26,7 @@ class RoutedEngine:
     def facts(self) -> EngineFacts:
         """The facts of the engine for long rows, with the other engine's in `short`; weight copies are added up."""
         long, short = self._long.facts, self._short.facts
-        return replace(
-            long,
-            weight_copies=long.weight_copies + short.weight_copies,
-            short=short,
-        )
+        return replace(long, weight_copies=long.weight_copies + short.weight_copies, short=short)
 
     def run(self, batch: Batch) -> Outputs:
         """See `Engine`."""

@@ -208,7 +208,5 @@ def read_throttling(root: Path = Path("/")) -> Throttling | None:
     # Version 1 counts nanoseconds, version 2 microseconds.
     seconds = values.get("throttled_usec", 0) / 1e6 if groups.version == 2 else values.get("throttled_time", 0) / 1e9
     return Throttling(
-        periods=values["nr_periods"],
-        throttled_periods=values.get("nr_throttled", 0),
-        throttled_seconds=seconds,
+        periods=values["nr_periods"], throttled_periods=values.get("nr_throttled", 0), throttled_seconds=seconds
     )

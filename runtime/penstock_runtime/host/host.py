@@ -54,12 +54,7 @@ class Host:
         With a smaller quota there are fewer, at least one, and a finding reports it.
         """
         return grant_cores(
-            asked,
-            cores=self.cores,
-            online=self.online,
-            allowed=self.allowed,
-            cpuset=self.cpuset,
-            quota=self.quota,
+            asked, cores=self.cores, online=self.online, allowed=self.allowed, cpuset=self.cpuset, quota=self.quota
         )
 
 

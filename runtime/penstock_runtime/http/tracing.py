@@ -89,11 +89,7 @@ class RequestTraces:
         if tokens is not None:
             attributes["penstock.tokens"] = int(tokens[1])
         span = self._tracer.start_span(
-            name,
-            context=self._propagator.extract(carrier),
-            kind=self._server,
-            attributes=attributes,
-            start_time=begin,
+            name, context=self._propagator.extract(carrier), kind=self._server, attributes=attributes, start_time=begin
         )
         if status >= 500:
             span.set_status(self._error)

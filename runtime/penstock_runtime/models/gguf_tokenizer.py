@@ -70,13 +70,7 @@ def byte_level(
 
 
 def sentence_pieces(
-    vocabulary: Vocabulary,
-    scores: Sequence[float],
-    unknown: int,
-    *,
-    prefix: bool,
-    first: int | None,
-    last: int | None,
+    vocabulary: Vocabulary, scores: Sequence[float], unknown: int, *, prefix: bool, first: int | None, last: int | None
 ) -> dict[str, Any]:
     """BPE of sentencepiece with bytes for characters that the vocabulary lacks, as of Llama 2 and Mistral.
 

@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.artefact_store import NAMESPACE_PATTERN, NAMESPACES, Digest, StoreScheme, StoreUri
-from penstock.errors import (
-    ArtefactNotFound,
-    PenstockError,
-    StoreAccessDenied,
-    StoreError,
-    StoreUnavailable,
-)
+from penstock.errors import ArtefactNotFound, PenstockError, StoreAccessDenied, StoreError, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME
 from penstock_runtime.remote import (
     Bucket,

@@ -229,11 +229,7 @@ def _add_symbols(backend: Any, model: SentencePiece) -> None:
 def _merged(scored: Vocabulary, model: SentencePiece, *, byte_fallback: bool) -> Any:
     ids = {piece: index for index, (piece, _) in enumerate(scored)}
     return models.BPE(
-        ids,
-        merges_of(scored, ids),
-        unk_token=model.unknown_piece,
-        fuse_unk=True,
-        byte_fallback=byte_fallback,
+        ids, merges_of(scored, ids), unk_token=model.unknown_piece, fuse_unk=True, byte_fallback=byte_fallback
     )
 
 

@@ -18,24 +18,15 @@ from images.content import copy_sources
 from images.emulation import own_architecture
 from images.errors import ToolMissing
 from images.machine import Machine
-from images.target import target_named
+from images.target import USUAL, target_named
+
+pytestmark = pytest.mark.extended
 
 CANARY = "canary.invalid"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        # Each is built completely, with the compiler's stage: a minute and a half of CPU.
-        pytest.param("operator", marks=pytest.mark.extended),
-        pytest.param("runtime", marks=pytest.mark.extended),
-        pytest.param("gateway", marks=pytest.mark.extended),
-        pytest.param("optimizer", marks=pytest.mark.extended),
-        pytest.param("optimizer-demo", marks=pytest.mark.extended),
-    ],
-)
-@pytest.mark.timeout(2400)  # two complete builds
+@pytest.mark.parametrize("name", USUAL)
+@pytest.mark.timeout(2400)  # two complete builds, with the compiler's stage
 def test_a_second_build_by_another_machine_gives_the_same_layers(
     archive: Callable[[str], Archive], images: Builder, tmp_path: Path, name: str
 ) -> None:
@@ -62,7 +53,6 @@ def test_a_second_build_by_another_machine_gives_the_same_layers(
     assert second.configuration == first.configuration
 
 
-@pytest.mark.extended
 def test_a_base_is_the_same_whatever_the_permissions_of_its_folder(images: Builder) -> None:
     require_tools()
     digests = set()

@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock_optimizer.candidate.drive import (
-    Forced,
-    continue_greedily,
-    forced_logits,
-    measure_prompts,
-    measure_speed,
-)
+from penstock_optimizer.candidate.drive import Forced, continue_greedily, forced_logits, measure_prompts, measure_speed
 from tests.runtime.generation.paged_engine import PagedEngine
 
 

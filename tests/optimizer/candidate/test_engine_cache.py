@@ -166,10 +166,7 @@ def test_short_rows_are_measured_as_long_as_the_endpoint_takes_them() -> None:
 def test_an_endpoint_too_short_for_any_judging_request_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     model = write_small_bert(tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
-    labels = {
-        "architectures": ["BertForSequenceClassification"],
-        "id2label": {"0": "contradiction", "1": "entailment"},
-    }
+    labels = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "contradiction", "1": "entailment"}}
     (model / "config.json").write_text(json.dumps({**config, **labels}))
     candidate = Candidate()
     about = CandidateContext(model=str(model), task=TaskName.ZERO_SHOT_CLASSIFICATION, max_tokens=8, cores=1)

@@ -37,10 +37,7 @@ def sign(artefact: Path) -> Path:
 
 
 def refusal(artefact: Path, log: Path) -> str:
-    with (
-        pytest.raises(ReplicaBroken) as refused,
-        serve_replica(artefact, cores=1, cpus=(), log=log, start_seconds=120),
-    ):
+    with pytest.raises(ReplicaBroken) as refused, serve_replica(artefact, cores=1, cpus=(), log=log, start_seconds=120):
         pass
     return f"{refused.value.message} {log.read_text()}"
 

@@ -34,11 +34,7 @@ def rows(*lengths: int, seed: int = 7, pad_id: int = PAD_ID) -> Arrays:
     ids = np.where(generator.random(shape) < 0.2, MASK_ID, ids)
     ids[0, 1:3] = MASK_ID
     types = (np.arange(shape[1]) >= np.array(lengths)[:, None] // 2).astype(np.int64)
-    return {
-        "input_ids": np.where(mask == 1, ids, pad_id),
-        "attention_mask": mask,
-        "token_type_ids": types * mask,
-    }
+    return {"input_ids": np.where(mask == 1, ids, pad_id), "attention_mask": mask, "token_type_ids": types * mask}
 
 
 def torch_outputs(made: Made, batch: Arrays, io: GraphIO) -> Arrays:

@@ -44,12 +44,7 @@ SPECIAL_TOKENS: Mapping[str, Any] = {
     "eos_token_id": 3,
 }
 """Within the vocabulary, for families whose defaults are not."""
-MODERN: Mapping[str, Any] = {
-    **SMALL,
-    "num_hidden_layers": 4,
-    "local_attention": 8,
-    **SPECIAL_TOKENS,
-}
+MODERN: Mapping[str, Any] = {**SMALL, "num_hidden_layers": 4, "local_attention": 8, **SPECIAL_TOKENS}
 """Its second and third layers attend to four tokens on each side, the others to all."""
 DEBERTA: Mapping[str, Any] = {
     **SMALL,

@@ -94,10 +94,7 @@ def test_every_activation_equals_transformers(name: str, tmp_path: Path) -> None
         ),
         pytest.param("DebertaV2Config", Head.ENCODER, {"norm_rel_ebd": "none"}, id="distances without a norm"),
         pytest.param(
-            "DebertaV2Config",
-            Head.SPAN,
-            {"position_biased_input": True, "type_vocab_size": 2},
-            id="tables of both",
+            "DebertaV2Config", Head.SPAN, {"position_biased_input": True, "type_vocab_size": 2}, id="tables of both"
         ),
         pytest.param("DebertaV2Config", Head.ENCODER, {"type_vocab_size": 1}, id="one type, no positions"),
         pytest.param("DebertaV2Config", Head.MASKED_LM, {"embedding_size": 16}, id="narrow embeddings of DeBERTa"),

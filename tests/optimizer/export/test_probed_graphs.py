@@ -211,8 +211,7 @@ class TestPooledOutputs:
 
     def test_vectors_of_tokens_are_preferred_and_that_is_stated(self, tmp_path: Path) -> None:
         path = model(
-            tmp_path / "model",
-            {"sentence_embedding": "pooler_output", "token_embeddings": "last_hidden_state"},
+            tmp_path / "model", {"sentence_embedding": "pooler_output", "token_embeddings": "last_hidden_state"}
         )
 
         found = exported(path)

@@ -198,11 +198,7 @@ def test_a_masked_language_model_whose_tokenizer_has_no_mask_is_refused(tmp_path
         ("ModernBertConfig", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "positions are scaled (yarn)"),
         ("ModernBertConfig", {"max_position_embeddings": 10**9}, "1000000000 positions"),
         ("MPNetConfig", {"relative_attention_num_buckets": 16}, "16 distance buckets"),
-        (
-            "BertConfig",
-            {"model_type": "no-such-type", "architectures": ["NoSuchModel"]},
-            "model_type is no-such-type",
-        ),
+        ("BertConfig", {"model_type": "no-such-type", "architectures": ["NoSuchModel"]}, "model_type is no-such-type"),
     ],
 )
 def test_an_unsupported_architecture_requires_torch(

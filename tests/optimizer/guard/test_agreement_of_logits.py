@@ -48,10 +48,7 @@ def test_the_divergence_is_that_of_the_definition() -> None:
     assert (found.surprise[0], found.reference_surprise[0]) == pytest.approx((np.log(4), np.log(2)))
 
 
-@pytest.mark.parametrize(
-    ("noise", "named"),
-    [(3.0, "mean_divergence"), (0.35, "same_best_token")],
-)
+@pytest.mark.parametrize(("noise", "named"), [(3.0, "mean_divergence"), (0.35, "same_best_token")])
 def test_noise_is_rejected_with_the_name_of_the_first_metric_over_its_budget(noise: float, named: str) -> None:
     expected = logits(400)
     actual = expected + RANDOM.standard_normal(expected.shape).astype(np.float32) * np.float32(noise)

@@ -70,10 +70,7 @@ def recipe(*options: str, precision: Precision = Precision.INT8_STATIC) -> Recip
     return Recipe(engine=EngineName.ONNXRUNTIME, precision=precision, options=tuple(sorted(options)))
 
 
-RECIPES = {
-    "limited": recipe("per-channel", "smooth", "reduced-range"),
-    "full": recipe("per-channel", "smooth"),
-}
+RECIPES = {"limited": recipe("per-channel", "smooth", "reduced-range"), "full": recipe("per-channel", "smooth")}
 
 
 def run(graphs: list[Path], rows: list[Row], folder: Path, *emulator: str) -> dict[str, list[Float]]:

@@ -12,9 +12,7 @@ from penstock_optimizer.quantise.rounding import LARGEST, PAIR, Int8, grid, quan
 from penstock_runtime.rows import Float
 
 weights = hnp.arrays(
-    np.float32,
-    hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=9),
-    elements=st.floats(-8, 8, width=32),
+    np.float32, hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=9), elements=st.floats(-8, 8, width=32)
 )
 
 

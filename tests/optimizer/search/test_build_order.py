@@ -33,18 +33,8 @@ def names(isa: Isa) -> list[str]:
                 "native-int6",
             ],
         ),
-        (
-            Isa.AVX512_VNNI,
-            ["native-int8", "openvino-int8", "onnxruntime-int8"],
-        ),
-        (
-            Isa.AVX2,
-            [
-                "onnxruntime-int8-dynamic-per-channel",
-                "native-int8",
-                "onnxruntime-int8",
-            ],
-        ),
+        (Isa.AVX512_VNNI, ["native-int8", "openvino-int8", "onnxruntime-int8"]),
+        (Isa.AVX2, ["onnxruntime-int8-dynamic-per-channel", "native-int8", "onnxruntime-int8"]),
     ],
 )
 def test_a_recipe_built_in_a_second_comes_before_one_that_takes_twenty(isa: Isa, first: list[str]) -> None:

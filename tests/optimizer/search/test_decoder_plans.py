@@ -39,8 +39,7 @@ def test_every_recipe_has_a_form_of_weights_and_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("isa", "absent"),
-    [(Isa.AVX2, {"bf16", "rowwise"}), (Isa.AVX512_VNNI, {"bf16"}), (Isa.NEON, {"bf16"})],
+    ("isa", "absent"), [(Isa.AVX2, {"bf16", "rowwise"}), (Isa.AVX512_VNNI, {"bf16"}), (Isa.NEON, {"bf16"})]
 )
 def test_what_a_processor_lacks_is_left_out_with_the_reason(isa: Isa, absent: set[str]) -> None:
     recipes, skipped = candidates(isa, Optimization())
@@ -76,11 +75,7 @@ def test_the_objective_decides_between_one_client_and_many(objective: Objective,
     assert best([SLOW_SHARED, FAST_SHARED], objective).recipe == expected
 
 
-@given(
-    st.lists(st.tuples(*[st.floats(1, 1000)] * 3), min_size=1, max_size=8),
-    st.floats(1, 1000),
-    st.floats(1, 1000),
-)
+@given(st.lists(st.tuples(*[st.floats(1, 1000)] * 3), min_size=1, max_size=8), st.floats(1, 1000), st.floats(1, 1000))
 def test_a_plan_within_the_time_limits_is_preferred_to_one_that_is_not(
     speeds: list[tuple[float, float, float]], first: float, following: float
 ) -> None:

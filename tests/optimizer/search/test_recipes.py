@@ -105,10 +105,7 @@ def test_openvino_is_not_quantised_where_that_is_slower(isa: Isa) -> None:
 def test_recipes_that_the_endpoint_excludes_are_skipped_with_the_name_of_the_field() -> None:
     found = candidate_recipes(Isa.AMX, (EngineName.ONNXRUNTIME,), (Precision.INT8_STATIC,))
 
-    assert [recipe.name for recipe in found.recipes] == [
-        "onnxruntime-fp32",
-        "onnxruntime-int8",
-    ]
+    assert [recipe.name for recipe in found.recipes] == ["onnxruntime-fp32", "onnxruntime-int8"]
     reasons = {skipped.recipe.name: skipped.reason for skipped in found.skipped}
     assert reasons["openvino-fp32"] == "optimization.engines leaves openvino out"
     assert reasons["onnxruntime-int8-dynamic-plain"] == "optimization.precisions leaves int8-dynamic out"

@@ -230,9 +230,7 @@ def test_for_pure_throughput_only_throughput_decides() -> None:
 def test_a_search_without_the_reference_keeps_its_route() -> None:
     start = first_plan(STATIC, LIMITS, wide_from=WideFrom(64, 64))
     result = HillClimb(LATENCY, model()).search(
-        [start],
-        lambda _: LIMITS,
-        routes=lambda plan: [with_route(plan, INT8, LIMITS, longest_tokens=16)],
+        [start], lambda _: LIMITS, routes=lambda plan: [with_route(plan, INT8, LIMITS, longest_tokens=16)]
     )
 
     assert result.plan.recipe == STATIC

@@ -7,12 +7,7 @@ import signal
 import time
 
 from penstock.recipe import Precision
-from penstock_optimizer.candidate.decoder import (
-    BuiltGraph,
-    DecoderCandidate,
-    JudgedAnswers,
-    MeasuredSpeed,
-)
+from penstock_optimizer.candidate.decoder import BuiltGraph, DecoderCandidate, JudgedAnswers, MeasuredSpeed
 
 
 def end_by(number: signal.Signals) -> None:

@@ -102,13 +102,7 @@ def test_a_search_is_not_exhaustive_if_it_did_not_begin_or_a_larger_budget_gives
     assert is_exhaustive(result, Budget(seconds)) is enough
 
 
-@pytest.mark.parametrize(
-    "scripts",
-    [
-        {INT8: Script(speed=1.01)},
-        {FP32: Script(slow_looks=2), INT8: Script(speed=3.0)},
-    ],
-)
+@pytest.mark.parametrize("scripts", [{INT8: Script(speed=1.01)}, {FP32: Script(slow_looks=2), INT8: Script(speed=3.0)}])
 def test_without_time_for_plans_fp32_stays_unless_the_gain_is_beyond_the_noise(
     tmp_path: Path, scripts: dict[Recipe, Script]
 ) -> None:
@@ -176,10 +170,7 @@ def test_a_finalist_that_dies_on_a_plan_is_restarted(tmp_path: Path) -> None:
 
 
 def test_an_incumbent_that_dies_repeatedly_fails_and_the_next_one_wins(tmp_path: Path) -> None:
-    scripts = {
-        INT8: Script(speed=2.2, fails={"sample": crash(9)}, fails_after=3),
-        STATIC: Script(speed=1.9),
-    }
+    scripts = {INT8: Script(speed=2.2, fails={"sample": crash(9)}, fails_after=3), STATIC: Script(speed=1.9)}
     result, screening, _, _ = plan_search(tmp_path, scripts)
 
     assert result.plan.recipe == STATIC
@@ -246,10 +237,7 @@ def test_a_spent_budget_gives_the_fp32_plan_unless_another_was_measured_to_be_be
 
 # Routes by length
 
-SHORT_ROWS = {
-    STATIC: Script(speed=2.0),
-    INT8: Script(speed=1.2, short_speed=2.6, batching=Batching.EQUAL_LENGTH),
-}
+SHORT_ROWS = {STATIC: Script(speed=2.0), INT8: Script(speed=1.2, short_speed=2.6, batching=Batching.EQUAL_LENGTH)}
 """STATIC is faster from 32 tokens on, INT8 up to 16; over the workload INT8 is too slow for the plan search."""
 
 
@@ -271,10 +259,7 @@ def test_a_recipe_that_is_fastest_at_short_lengths_serves_short_rows(tmp_path: P
     assert speed_up(by_recipe[FP32], plan, by_recipe) == pytest.approx({8: 2.6, 16: 2.6, 32: 2, 128: 2, 512: 2})
 
 
-LONG_ROWS = {
-    STATIC: Script(speed=1.6),
-    INT8: Script(speed=1.2, short_speed=4.0),
-}
+LONG_ROWS = {STATIC: Script(speed=1.6), INT8: Script(speed=1.2, short_speed=4.0)}
 """INT8 is so much faster up to 16 tokens that it is the best over the workload; STATIC is faster from 32 on."""
 
 

@@ -67,10 +67,7 @@ def test_sources_are_parsed(text: str, scheme: Scheme, location: str, revision: 
         ("s3a://bucket/x", "Did you mean s3://bucket/x?"),
         ("pkgs://package/x", "Did you mean pkg://package/x?"),
         ("ftp://server/x", "Known forms: "),
-        (
-            "https://huggingface.co/org/name/blob/main/a/x.gguf",
-            "Did you mean hf://org/name/a/x.gguf@main?",
-        ),
+        ("https://huggingface.co/org/name/blob/main/a/x.gguf", "Did you mean hf://org/name/a/x.gguf@main?"),
         ("hf://org/name/../x.gguf", "Write hf://organisation/name@revision"),
         ("hf://org/name//x.gguf", "Write hf://organisation/name@revision"),
         ("hf://org/name/extra", "Write hf://organisation/name@revision"),

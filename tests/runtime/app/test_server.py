@@ -117,9 +117,7 @@ def test_the_kernel_holds_as_many_connections_as_are_configured() -> None:
     assert backlog == 173
 
 
-def test_the_log_has_the_loading_of_the_model_before_its_readiness(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_log_has_the_loading_of_the_model_before_its_readiness(caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate()
     with caplog.at_level(logging.INFO, "penstock.server"), serving(None) as endpoint:
         in_loop(endpoint, endpoint.server.serve_with, gate, PLAN)

@@ -54,13 +54,7 @@ class EchoEngine:
     def facts(self) -> EngineFacts:
         threads = Threads(self.streams, 1)
         return EngineFacts(
-            "echo",
-            "1",
-            threads,
-            "f32",
-            grid=self.grid,
-            divides_batches=self.divides_batches,
-            in_flight=self.in_flight,
+            "echo", "1", threads, "f32", grid=self.grid, divides_batches=self.divides_batches, in_flight=self.in_flight
         )
 
     def run(self, batch: Batch) -> Outputs:

@@ -80,14 +80,7 @@ def working(
     one_core: bool = False,
 ) -> Iterator[Bench]:
     """`tokens_per_second`: of each stream, as the warm-up has measured; so slow that no row is brief."""
-    batcher = Batcher(
-        engine,
-        IO,
-        served,
-        reduce,
-        observer=observer or Seen(),
-        one_core=one_core,
-    )
+    batcher = Batcher(engine, IO, served, reduce, observer=observer or Seen(), one_core=one_core)
     batcher.add_measurement(int(tokens_per_second), 1.0)
     try:
         yield Bench(batcher)
@@ -208,12 +201,7 @@ def test_a_lone_long_row_gets_all_cores() -> None:
 
 @pytest.mark.parametrize(
     ("wide_from", "wide_alone", "here", "through_a_worker"),
-    [
-        (64, 16, [16, 64], [64]),
-        (64, None, [64], [64]),
-        (None, 16, [16, 64], []),
-        (None, None, [], []),
-    ],
+    [(64, 16, [16, 64], [64]), (64, None, [64], [64]), (None, 16, [16, 64], []), (None, None, [], [])],
 )
 def test_a_row_of_a_client_that_is_alone_gets_all_cores_from_a_length_of_its_own(
     wide_from: int | None, wide_alone: int | None, here: list[int], through_a_worker: list[int]

@@ -45,11 +45,7 @@ def together(count, work):
 def measure(recipe: Recipe, code: str, *, seconds: float = 200) -> dict[str, Any]:
     """Run code that prints one JSON object."""
     path, io = graph(recipe)
-    given = {
-        "path": str(path),
-        "io": io.model_dump(mode="json"),
-        "recipe": recipe.model_dump(mode="json"),
-    }
+    given = {"path": str(path), "io": io.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")}
     done = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning", "-c", PRELUDE + code, json.dumps(given)],
         check=False,

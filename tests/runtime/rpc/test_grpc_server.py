@@ -284,8 +284,7 @@ def test_a_server_that_loads_is_alive_and_not_ready() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peer", "address"),
-    [("ipv4:10.0.0.1:47", "10.0.0.1"), ("ipv6:%5B::1%5D:47", "::1"), ("unix:/tmp/x", ""), ("", "")],
+    ("peer", "address"), [("ipv4:10.0.0.1:47", "10.0.0.1"), ("ipv6:%5B::1%5D:47", "::1"), ("unix:/tmp/x", ""), ("", "")]
 )
 def test_the_address_of_a_peer(peer: str, address: str) -> None:
     assert address_of(peer) == address

@@ -597,10 +597,7 @@ class TestCommand:
         words = (f"--keep={text}" for text in keep)
         collected = self.run("--store", store.uri, "collect", *words, "--older-than-seconds", -60)
 
-        assert {(entry["namespace"], entry["digest"]) for entry in collected} == {
-            ("b", str(first)),
-            ("b", str(second)),
-        }
+        assert {(entry["namespace"], entry["digest"]) for entry in collected} == {("b", str(first)), ("b", str(second))}
         assert len(store.entries()) == 2, "artefacts of versions without stores of namespaces"
         collected = self.run("--store", store.uri, "collect", f"--keep={second}", "--older-than-seconds", -60)
         assert {(entry.get("namespace"), entry["digest"]) for entry in collected} == {

@@ -181,10 +181,7 @@ def test_texts_that_are_too_long_are_refused_if_truncation_is_off(name: TaskName
     }.get(name, long)
     parameters = GOOD[name][1]
     where = {SIMILARITY: "inputs.sentences[1]", RANKING: "inputs.texts[1]"}.get(name, "inputs")
-    for runner, options in (
-        (ask(name, built, truncate=False), {}),
-        (ask(name, built), {"truncate": False}),
-    ):
+    for runner, options in ((ask(name, built, truncate=False), {}), (ask(name, built), {"truncate": False})):
         with pytest.raises(InvalidInput, match=r"has (more than )?[0-9]+ tokens; this model takes 48") as refused:
             runner(inputs, **parameters, **options)
         assert refused.value.field == where

@@ -15,9 +15,7 @@ from penstock_runtime.tasks.extraction.spans import AnswerSpan, best_spans, merg
 from penstock_runtime.tasks.scores import descending, finite, highest, sigmoid, softmax
 
 LOGITS = arrays.arrays(
-    np.float32,
-    st.tuples(st.integers(1, 5), st.integers(1, 9)),
-    elements=st.floats(-1000, 1000, width=32),
+    np.float32, st.tuples(st.integers(1, 5), st.integers(1, 9)), elements=st.floats(-1000, 1000, width=32)
 )
 ROW = arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-5, 5, width=32))
 

@@ -18,10 +18,7 @@ MORE = (
     "😀 emoji 🎉 and 👩‍👩‍👧 families, café naïve coöperate.",
 )
 
-TRAINING = [
-    *MORE * 4,
-    *(f"{person} {act} {place}." for person in PEOPLE for act in ACTS for place in PLACES),
-]
+TRAINING = [*MORE * 4, *(f"{person} {act} {place}." for person in PEOPLE for act in ACTS for place in PLACES)]
 """What the tokenizers of the tests are trained on."""
 
 HARD: dict[str, str] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_optimizer.export.transformer import DistanceVectors
 from penstock_optimizer.export.build.graph import Graph
+from penstock_optimizer.export.transformer import DistanceVectors
 
 
 class DistanceScores:

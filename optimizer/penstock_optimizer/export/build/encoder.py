@@ -8,16 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+
+import numpy as np
 from onnx import TensorProto
+
 from penstock.manifest import GRAPH_OUTPUTS, GraphIO
 from penstock.tasks import Head
 from penstock_optimizer.export.build.distance_scores import DistanceScores
+from penstock_optimizer.export.build.graph import Graph
+from penstock_optimizer.export.build.operators import MASKED_SCORE, Context, Flavour, Fused, Operators, Plain
+from penstock_optimizer.export.build.sparse import WEIGHTS, write_weights
+from penstock_optimizer.export.reader import NotBuildable
 from penstock_optimizer.export.transformer import (
+    EVERY_TOKEN,
+    AttentionRange,
     Classifier,
     Convolution,
     CrossAttention,
     DecoderHalf,
     Dense,
+    DistanceBias,
     Embeddings,
     Encoder,
     Last,
@@ -25,20 +35,14 @@ from penstock_optimizer.export.transformer import (
     MaskFiller,
     Pooled,
     Positions,
+    Slopes,
     SparseWeights,
     TokenClassifier,
     Top,
     Transform,
 )
-from penstock_optimizer.export.build.graph import Graph
-from penstock_optimizer.export.build.operators import Context, Flavour, Fused, Operators, Plain
-from penstock_optimizer.export.reader import NotBuildable
-from penstock_optimizer.export.build.sparse import WEIGHTS, write_weights
 from penstock_runtime.rows import Float
-import numpy as np
-from onnx import TensorProto
-from penstock_optimizer.export.transformer import EVERY_TOKEN, AttentionRange, DistanceBias, Slopes
-from penstock_optimizer.export.build.operators import MASKED_SCORE, Context, Operators
+
 
 class Contexts:
     """The context of every attention range, written once for all layers that have it."""

@@ -19,8 +19,8 @@ import numpy as np
 from onnx import TensorProto
 
 from penstock_optimizer.export.build.distance_scores import DistanceScores
-from penstock_optimizer.export.transformer import Activation, AnyNorm, Dense, Layer, RootMeanSquareNorm, Rotary
 from penstock_optimizer.export.build.graph import MICROSOFT, Graph
+from penstock_optimizer.export.transformer import Activation, AnyNorm, Dense, Layer, RootMeanSquareNorm, Rotary
 
 QUICK_GELU_SLOPE = 1.702
 

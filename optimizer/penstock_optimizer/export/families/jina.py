@@ -23,15 +23,7 @@ from penstock.errors import CorruptModel
 from penstock_optimizer.export.families.family import DEFAULTS, ClassifierNames, Family, MaskNames, parts
 from penstock_optimizer.export.reader import NotBuildable, Reader, Tensors
 from penstock_optimizer.export.rotary import rotary
-from penstock_optimizer.export.transformer import (
-    Activation,
-    AttentionRange,
-    Encoder,
-    Layer,
-    Positions,
-    Rotary,
-    Slopes,
-)
+from penstock_optimizer.export.transformer import Activation, AttentionRange, Encoder, Layer, Positions, Rotary, Slopes
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sentence import ADAPTERS
 from penstock_runtime.rows import Float

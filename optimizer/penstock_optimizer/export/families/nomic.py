@@ -13,23 +13,10 @@ from penstock.tasks import Head
 from penstock_optimizer.export.families.family import DEFAULTS, ClassifierNames, Family, MaskNames, parts
 from penstock_optimizer.export.reader import NotBuildable
 from penstock_optimizer.export.rotary import check_unscaled, positive, rotary, table
-from penstock_optimizer.export.transformer import (
-    Activation,
-    Dense,
-    Encoder,
-    Layer,
-    MaskFiller,
-    Rotary,
-    Top,
-    Transform,
-)
+from penstock_optimizer.export.transformer import Activation, Dense, Encoder, Layer, MaskFiller, Rotary, Top, Transform
 from penstock_runtime.models.folder import ModelFolder
 
-GATED: Mapping[str, Activation] = {
-    "swiglu": Activation.SILU,
-    "geglu": Activation.GELU,
-    "glu": Activation.SIGMOID,
-}
+GATED: Mapping[str, Activation] = {"swiglu": Activation.SILU, "geglu": Activation.GELU, "glu": Activation.SIGMOID}
 """`activation_function` of the authors' layout."""
 MULTIPLE = 256
 """The authors' code makes the inner width a multiple of it."""

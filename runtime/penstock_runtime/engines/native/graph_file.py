@@ -157,10 +157,7 @@ def expected_tensors(step: GraphStep) -> dict[str, tuple[str, tuple[int, ...], b
                 "factors": ("float32", (step.inputs,), True),
             }
         case "linear32":
-            return {
-                "weights": ("float32", (step.outputs, step.inputs), False),
-                "bias": ("float32", wide, False),
-            }
+            return {"weights": ("float32", (step.outputs, step.inputs), False), "bias": ("float32", wide, False)}
         case "attention" if step.inputs:
             vectors = ("float32", (step.heads, step.inputs, step.outputs // max(step.heads, 1)), True)
             rows = ("int16", (2 * step.positions - 1,), False)

@@ -99,11 +99,7 @@ class SingleRow:
         self._values: Float = np.empty(width, np.float32)
         self._line: Float = self._values[: output.width]
         self._record = CJob(
-            model=model,
-            mask=self._mask.buffer_info()[0],
-            result=self._values.ctypes.data,
-            floats=width,
-            rows=1,
+            model=model, mask=self._mask.buffer_info()[0], result=self._values.ctypes.data, floats=width, rows=1
         )
         self._reference = ctypes.byref(self._record)
 

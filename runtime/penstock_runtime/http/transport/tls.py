@@ -185,11 +185,7 @@ class TlsTransport(asyncio.Transport):
     """The transport of a connection over TLS: encrypts, and leaves all else to the socket's transport."""
 
     def __init__(
-        self,
-        inner: asyncio.Transport,
-        session: ssl.SSLObject,
-        outgoing: ssl.MemoryBIO,
-        read_rest: Callable[[], None],
+        self, inner: asyncio.Transport, session: ssl.SSLObject, outgoing: ssl.MemoryBIO, read_rest: Callable[[], None]
     ) -> None:
         """`read_rest` passes on data that was decrypted too late for a connection that had paused."""
         super().__init__()

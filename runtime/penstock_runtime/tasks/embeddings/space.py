@@ -29,12 +29,7 @@ class _Hash(Protocol):
 
 
 def read_space(
-    folder: ModelFolder,
-    tokenizer: Tokenizer,
-    *,
-    weights: str,
-    max_tokens: int,
-    prompts: PromptTexts,
+    folder: ModelFolder, tokenizer: Tokenizer, *, weights: str, max_tokens: int, prompts: PromptTexts
 ) -> VectorSpace:
     """The space of a model that gives vectors. `weights`: see `VectorSpace.weights`. Errors of the model's files as of
     the folder's properties."""

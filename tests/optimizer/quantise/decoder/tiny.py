@@ -54,10 +54,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20}},
     ),
     "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
-    "qwen2 with windows": (
-        "Qwen2Config",
-        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
-    ),
+    "qwen2 with windows": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3": ("Qwen3Config", {"head_dim": 16}),
     "qwen3 with one key head, windows and biases": (
         "Qwen3Config",

@@ -63,14 +63,7 @@ def product(
 
 @KERNELS
 @settings(max_examples=40)
-@given(
-    lines=LINES,
-    inputs=WIDTHS,
-    outputs=WIDTHS,
-    seed=SEEDS,
-    threads=st.integers(1, 4),
-    bits=BITS,
-)
+@given(lines=LINES, inputs=WIDTHS, outputs=WIDTHS, seed=SEEDS, threads=st.integers(1, 4), bits=BITS)
 def test_an_8_bit_product_of_numbers_on_the_grid_is_exact_however_few_bits_weights_need(
     *, kernels: Kernels, lines: int, inputs: int, outputs: int, seed: int, threads: int, bits: int
 ) -> None:

@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ArtefactError, DeviceUnavailable, HostError
-from penstock_runtime.engines.neuron.device_errors import (
-    DeviceFailure,
-    detail_of,
-    failure_in,
-    failure_of,
-    start_error,
-)
+from penstock_runtime.engines.neuron.device_errors import DeviceFailure, detail_of, failure_in, failure_of, start_error
 
 
 @pytest.mark.parametrize(

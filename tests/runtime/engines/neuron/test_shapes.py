@@ -126,8 +126,7 @@ def test_padding_has_the_padding_token_and_no_attention_and_empty_rows_have_one_
 
 
 @given(
-    rows=st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=16), min_size=1, max_size=8),
-    pad=st.integers(0, 5),
+    rows=st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=16), min_size=1, max_size=8), pad=st.integers(0, 5)
 )
 def test_the_real_tokens_of_a_batch_are_in_its_runs_in_order(rows: list[list[int]], pad: int) -> None:
     model = compiled((1, 16), (4, 16), pad=pad)

@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import HostError, SettingError
-from penstock_runtime.engines.neuron.variables import (
-    NeuronVariables,
-    child_environment,
-    granted_cores,
-    visible_cores,
-)
+from penstock_runtime.engines.neuron.variables import NeuronVariables, child_environment, granted_cores, visible_cores
 
 
 @pytest.mark.parametrize(
@@ -34,8 +29,7 @@ def test_any_other_text_is_refused_by_name(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "visible", "cores"),
-    [(None, "", 4), ("2", "", 2), (None, "0-1", 2), ("2", "4,5", 2), (None, "8", 1)],
+    ("setting", "visible", "cores"), [(None, "", 4), ("2", "", 2), (None, "0-1", 2), ("2", "4,5", 2), (None, "8", 1)]
 )
 def test_the_granted_cores_are_those_that_are_visible_then_the_setting_then_the_plan(
     setting: str | None, visible: str, cores: int

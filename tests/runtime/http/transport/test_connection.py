@@ -454,10 +454,7 @@ class TestDeadlines:
 
     @pytest.mark.parametrize(
         ("sent", "setting"),
-        [
-            (b"GET /healthz HT", "header_timeout_seconds"),
-            (post("/predict", GOOD)[:-4], "body_timeout_seconds"),
-        ],
+        [(b"GET /healthz HT", "header_timeout_seconds"), (post("/predict", GOOD)[:-4], "body_timeout_seconds")],
         ids=["headers", "body"],
     )
     def test_an_incomplete_request_gets_a_timeout_error(self, sent: bytes, setting: str) -> None:
@@ -594,10 +591,7 @@ class TestAnswersThatAreNotRead:
             until(lambda: not listener.connections)
 
     def test_an_unread_answer_is_cut_off_in_time_while_the_server_drains(self) -> None:
-        with (
-            serving(Gate(), drain_limit_seconds=60.0, write_timeout_seconds=0.1) as endpoint,
-            self.connect(endpoint),
-        ):
+        with serving(Gate(), drain_limit_seconds=60.0, write_timeout_seconds=0.1) as endpoint, self.connect(endpoint):
             endpoint.stop()
             endpoint.thread.join(50)
 

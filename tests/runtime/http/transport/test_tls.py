@@ -75,10 +75,7 @@ def serial_of_new_connections(endpoint: Endpoint, context: ssl.SSLContext) -> in
 
 class TestRequests:
     def test_a_client_that_trusts_the_authority_is_answered(self, secret: Path, authority: Authority) -> None:
-        with (
-            https(secret) as (endpoint, _),
-            httpx.Client(verify=authority.client(), base_url=endpoint.url) as client,
-        ):
+        with https(secret) as (endpoint, _), httpx.Client(verify=authority.client(), base_url=endpoint.url) as client:
             answers = [client.post("/predict", json={"inputs": "x" * length}) for length in (1, 50_000, 500_000)]
             page = client.get("/")
 
@@ -133,10 +130,7 @@ class TestRequests:
         assert b"0.5" in found[0]
 
     def test_a_refused_body_is_explained_before_the_connection_ends(self, secret: Path, authority: Authority) -> None:
-        with (
-            https(secret, max_body_bytes=2000) as (endpoint, _),
-            connect(endpoint, authority.client()) as client,
-        ):
+        with https(secret, max_body_bytes=2000) as (endpoint, _), connect(endpoint, authority.client()) as client:
             client.sendall(post("/predict", b"x" * 100_000))
             answer = read_answer(client)
             end = client.recv(1)
@@ -278,10 +272,7 @@ class TestHostileClients:
             until(lambda: listener.held_bytes == 0)
 
     def test_a_client_that_reads_nothing_is_cut_off(self, secret: Path, authority: Authority) -> None:
-        with (
-            https(secret, write_timeout_seconds=0.5) as (endpoint, _),
-            connect(endpoint, authority.client()) as client,
-        ):
+        with https(secret, write_timeout_seconds=0.5) as (endpoint, _), connect(endpoint, authority.client()) as client:
             sender = threading.Thread(target=_send_all, args=(client, PAGES))
             sender.start()
             until(lambda: not open_connections(endpoint))

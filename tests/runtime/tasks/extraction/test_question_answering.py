@@ -106,10 +106,7 @@ def test_answers_are_parts_of_the_context_sorted_by_descending_score(
 ) -> None:
     ask = built(NAME, family).task(NAME)
     answer = ask(
-        {"question": "Who?", "context": context},
-        top_k=top_k,
-        align_to_words=align,
-        handle_impossible_answer=impossible,
+        {"question": "Who?", "context": context}, top_k=top_k, align_to_words=align, handle_impossible_answer=impossible
     )
     answers = answer if isinstance(answer, list) else [answer]
     assert 1 <= len(answers) <= top_k

@@ -23,11 +23,7 @@ RESULTS: JsonSchema = {
                 "properties": {
                     "index": {"type": "integer"},
                     "relevance_score": {"type": "number"},
-                    "document": {
-                        "type": "object",
-                        "properties": {"text": {"type": "string"}},
-                        "required": ["text"],
-                    },
+                    "document": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
                 },
                 "required": ["index", "relevance_score"],
             },

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock_runtime.http.api.core.bodies import (
-    dumps,
-    timing_headers,
-)
+from penstock_runtime.http.api.core.bodies import dumps, timing_headers
 from penstock_runtime.http.api.kserve.requests import HEADER_LENGTH, Inference
 from penstock_runtime.http.api.kserve.signatures import Signature
 from penstock_runtime.http.transport.message import Response

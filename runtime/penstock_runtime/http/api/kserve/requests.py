@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.http.api.core.bodies import (
-    missing_field,
-    not_an_object,
-    parse_json,
-    read_json,
-    refuse_compressed,
-)
+from penstock_runtime.http.api.core.bodies import missing_field, not_an_object, parse_json, read_json, refuse_compressed
 from penstock_runtime.http.api.kserve.signatures import Signature
 from penstock_runtime.http.api.kserve.tensors import LARGEST, MOST_DIMENSIONS, TensorSpec, read_texts
 from penstock_runtime.http.transport.message import Request

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from penstock.tasks import TaskName
-from penstock_runtime.http.api.core.bodies import (
-    PLAIN,
-    Envelope,
-    answer_response,
-    read_json,
-)
+from penstock_runtime.http.api.core.bodies import PLAIN, Envelope, answer_response, read_json
 from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.http.api.tei.routes import Tei
 from penstock_runtime.http.transport.message import Request, Response, Route

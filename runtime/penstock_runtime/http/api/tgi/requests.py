@@ -8,13 +8,7 @@ from typing import Any
 from penstock_runtime.errors import UnsupportedOption
 from penstock_runtime.generation.grammar import GrammarText, json_schema, regular_expression
 from penstock_runtime.tasks.fields import Boolean, Integer, Object, Others, Text
-from penstock_runtime.tasks.text_generation import (
-    MOST_LOGPROBS,
-    PENALTIES,
-    SAMPLING,
-    STOPS,
-    TOKENS,
-)
+from penstock_runtime.tasks.text_generation import MOST_LOGPROBS, PENALTIES, SAMPLING, STOPS, TOKENS
 
 DEFAULT_TOKENS = 100
 SAMPLES = ("temperature", "top_k", "top_p", "min_p")

@@ -15,13 +15,7 @@ from penstock_runtime.http.api.tgi.answers import Asked, TokenEvents
 from penstock_runtime.http.api.tgi.requests import BODY, DEFAULT_TOKENS, PARAMETERS, SAMPLES, UNSUPPORTED
 from penstock_runtime.http.transport.message import Request, Response, Route
 from penstock_runtime.tasks.fields import JsonSchema
-from penstock_runtime.tasks.text_generation import (
-    PENALTIES,
-    SAMPLING,
-    Prompt,
-    refuse_unsupported,
-    sampling,
-)
+from penstock_runtime.tasks.text_generation import PENALTIES, SAMPLING, Prompt, refuse_unsupported, sampling
 
 TAG = "text-generation-inference"
 TASKS = frozenset({TaskName.TEXT_GENERATION})

@@ -48,12 +48,7 @@ def vllm_answer(service: ModelService, request: Request, answer: Answer) -> Resp
         scores = sorted(found, key=lambda one: order.get(str(one["label"]), len(order)))
         probabilities = [one["score"] for one in scores]
         data.append(
-            {
-                "index": index,
-                "label": str(found[0]["label"]),
-                "probs": probabilities,
-                "num_classes": len(probabilities),
-            }
+            {"index": index, "label": str(found[0]["label"]), "probs": probabilities, "num_classes": len(probabilities)}
         )
     value = {
         "id": f"classify-{request.identifier.decode('ascii')}",
