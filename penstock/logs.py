@@ -75,9 +75,6 @@ class JsonFormatter(logging.Formatter):
             **fields(record),
             "message": record.getMessage(),
         }
-        if endpoint := OBJECT.get():
-            # The earlier name of `object`, deprecated: the release after 0.2 removes it.
-            line["endpoint"] = endpoint
         if record.exc_info and record.exc_info[1] is not None:
             line["error"] = "".join(traceback.format_exception(record.exc_info[1]))
         return json_line(line)

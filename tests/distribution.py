@@ -22,7 +22,7 @@ CONTROL_PLANE_GROUPS = (
         "tests/operator/control/test_garbage_collection.py",
         "tests/operator/control/test_reconcile.py",
         "tests/operator/control/test_restore.py",
-        "tests/operator/control/test_turns.py",
+        "tests/operator/control/test_concurrency_limits.py",
         "tests/operator/endpoint/test_api_server.py",
         "tests/operator/test_protected_endpoint.py",
     ),

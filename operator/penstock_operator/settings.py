@@ -229,16 +229,16 @@ class JobSettings(SettingsGroup):
     )
     max_concurrent_optimizations: int = setting(
         1,
-        "Optimisation jobs that run at the same time in the whole cluster; the others wait, and namespaces take "
-        "turns. A job whose pod does not run after 300 s no longer keeps others waiting.",
+        "Optimisation jobs that run at the same time in the whole cluster; the others wait, and each namespace "
+        "gets one slot in a round. A job whose pod does not run after 300 s no longer keeps others waiting.",
         unit="jobs",
         ge=1,
     )
     max_concurrent_rollouts: int = setting(
         1,
         "Endpoints whose serving pods are replaced at the same time in the whole cluster; the others wait, and scale "
-        "with their old pods meanwhile. Namespaces take turns. A rollout without progress for 900 s no longer keeps "
-        "others waiting. New endpoints do not wait.",
+        "with their old pods meanwhile. Each namespace gets one slot in a round. A rollout without progress for 900 s "
+        "no longer keeps others waiting. New endpoints do not wait.",
         unit="endpoints",
         ge=1,
     )

@@ -77,7 +77,7 @@ CASES: dict[str, tuple[Series, Series]] = {
             'penstock_operator_endpoints{ready="True",reason="Serving"}': "2x60",
         },
     ),
-    "PenstockTurnsWait": (
+    "PenstockSlotsExhausted": (
         {'penstock_operator_endpoints{ready="False",reason="RolloutQueued"}': "2x800"},
         {'penstock_operator_endpoints{ready="False",reason="RolloutQueued"}': "2x700 0x100"},
     ),
@@ -138,7 +138,7 @@ LEADS: Series = {'penstock_operator_leader{pod="leads"}': "1x800"}
 
 def unit_test(alert: str, series: Series, *, fires: bool) -> Manifest:
     """A test of promtool, at the end of the series."""
-    minutes = 800 if alert == "PenstockTurnsWait" else 60
+    minutes = 800 if alert == "PenstockSlotsExhausted" else 60
     present = series if alert == "PenstockOperatorDown" else {**LEADS, **series}
     return {
         "interval": "1m",
@@ -263,7 +263,7 @@ def test_alerts_are_off_by_default_and_single_ones_can_be_left_out(chart: Helm) 
 
     assert names() == set()
     assert names(enabled=True) == RULES.keys()
-    assert names(enabled=True, disabled=["PenstockTurnsWait"]) == RULES.keys() - {"PenstockTurnsWait"}
+    assert names(enabled=True, disabled=["PenstockSlotsExhausted"]) == RULES.keys() - {"PenstockSlotsExhausted"}
     rule = of_kind(chart.template({"alerts": {"enabled": True, "labels": {"release": "prom"}}}), "PrometheusRule")
     assert rule["metadata"]["labels"]["release"] == "prom"
     assert "runbook_url" not in str(rule)

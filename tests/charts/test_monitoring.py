@@ -132,7 +132,11 @@ VALUE_SETS: dict[str, Manifest] = {
     },
     "monitoring and KEDA": {
         "podMonitor": {"enabled": True, "labels": {"release": "prom"}},
-        "alerts": {"enabled": True, "runbookUrl": "https://docs.example/alerts", "disabled": ["PenstockTurnsWait"]},
+        "alerts": {
+            "enabled": True,
+            "runbookUrl": "https://docs.example/alerts",
+            "disabled": ["PenstockSlotsExhausted"],
+        },
         "keda": {"enabled": True},
         "prometheus": {"secretNames": ["thanos"], "allowedHosts": ["*.monitoring.svc"]},
         "networkPolicy": {"scrapeFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]},

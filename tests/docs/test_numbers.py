@@ -96,7 +96,7 @@ STATED = {
         f"if they take at most {batcher.ONE_CORE_SECONDS * 1000:g} ms together",
         f"Batches of fewer than {batcher.BRIEF_RUN_TOKENS} tokens",
     ),
-    "decisions/turns.md": (
+    "decisions/concurrency-limits.md": (
         f"a running pod within {waiting.START_SECONDS:g} s",
         f"progress within {PROGRESS_DEADLINE_SECONDS} s",
         f"before it gives a slot, for {waiting.LEADER_SECONDS:g} s at most",

@@ -66,13 +66,6 @@ def test_the_object_is_the_one_that_is_worked_on_unless_the_line_names_one() -> 
     assert named["object"] == "ns/job"
 
 
-def test_the_earlier_key_of_the_object_is_still_there() -> None:
-    with working_on("ns/name"):
-        value = json.loads(JsonFormatter().format(record("failed")))
-
-    assert value["endpoint"] == value["object"] == "ns/name"
-
-
 def test_the_reason_of_an_error_is_its_class() -> None:
     error = StoreUnavailable("the store does not answer")
 

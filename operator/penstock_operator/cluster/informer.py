@@ -1,11 +1,13 @@
-"""Keeps a store up to date: lists a kind, then watches it, and lists again when the watch has a gap."""
+"""Fills stores from the API server: lists a kind (`list_kind`); keeps it up to date by a watch (`Informer`), and lists
+again when the watch has a gap. Kopf watches Penstock's own kinds (`control/handlers.py`)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from penstock.logs import log_event
 from penstock_operator.cluster.api import ClusterPort, Json
@@ -17,6 +19,31 @@ BACKOFF = Backoff(first_seconds=0.2, limit_seconds=20.0)
 
 Facts = TypeVar("Facts")
 logger = logging.getLogger(__name__)
+
+
+async def list_kind(
+    port: ClusterPort,
+    store: Store[Any],
+    namespace: str = "",
+    *,
+    labels: str = "",
+    put: Callable[[Json], bool] | None = None,
+    on_page: Callable[[], None] = lambda: None,
+) -> tuple[int, int]:
+    """List a kind, in one namespace or in all, into its store. Returns the version of the list, and how many objects
+    differed. `put`: stores an object, in place of the store's; `on_page`: called for each page."""
+    seen: set[ObjectKey] = set()
+    version = differences = 0
+    async for page in port.pages(store.kind, namespace, labels=labels):
+        on_page()
+        version = int(page.resource_version or 0)
+        for value in page.items:
+            # The items of a list lack them.
+            value.setdefault("apiVersion", store.kind.api_version)
+            value.setdefault("kind", store.kind.name)
+            differences += (put or store.put)(value)
+            seen.add(key_of(value))
+    return version, differences + store.retain(seen, version=version, namespace=namespace)
 
 
 class Informer(Generic[Facts]):
@@ -106,7 +133,7 @@ class Informer(Generic[Facts]):
         """The API server does not serve the kind."""
         WATCH_RESTARTS.labels(self.store.kind.name, "notfound").inc()
         # The API server answered, so it is not silent.
-        self._last_contact = time.monotonic()
+        self._contact()
         self._version = 0
         if not self._optional:
             self._log_failure(error)
@@ -123,15 +150,9 @@ class Informer(Generic[Facts]):
         self.synced.set()
 
     async def _list(self) -> int:
-        seen: set[ObjectKey] = set()
-        version = 0
-        async for page in self._port.pages(self.store.kind, self.namespace, labels=self._labels):
-            self._last_contact = time.monotonic()
-            version = int(page.resource_version or 0)
-            for value in page.items:
-                self._put(value)
-                seen.add(key_of(value))
-        self.store.retain(seen, version=version, namespace=self.namespace)
+        version, _ = await list_kind(
+            self._port, self.store, self.namespace, labels=self._labels, put=self._put, on_page=self._contact
+        )
         return version
 
     async def _watch(self) -> None:
@@ -140,17 +161,20 @@ class Informer(Generic[Facts]):
             self.store.kind, self.namespace, labels=self._labels, resource_version=str(self._version)
         )
         async for change in stream:
-            self._last_contact = time.monotonic()
+            self._contact()
             self._version = max(self._version, version_of(change.object))
             if change.type == "DELETED":
                 self.store.remove(key_of(change.object), version=version_of(change.object))
             elif change.type in {"ADDED", "MODIFIED"}:
                 self._put(change.object)
 
-    def _put(self, value: Json) -> None:
+    def _contact(self) -> None:
+        self._last_contact = time.monotonic()
+
+    def _put(self, value: Json) -> bool:
         """Store an object. One that cannot be read must not keep other objects from being watched."""
         try:
-            self.store.put(value)
+            return self.store.put(value)
         except Exception as error:
             key = key_of(value)
             OBJECTS_SKIPPED.labels(self.store.kind.name).inc()
@@ -160,3 +184,4 @@ class Informer(Generic[Facts]):
                 key,
                 extra=log_event("ObjectSkipped", object=str(key), reason=error),
             )
+            return False

@@ -60,7 +60,7 @@ from penstock_operator.facts.routes import HostClaim, RouteFacts
 from penstock_operator.facts.scaling import CanaryReport, DesiredScale, ScalerFacts
 from penstock_operator.facts.workloads import DeploymentFacts, ModelUser, OptimizedModelFacts, ReplicaSetFacts
 from penstock_operator.limits.quota_use import QuotaUse
-from penstock_operator.limits.waiting import Turns, open_job
+from penstock_operator.limits.waiting import Slots, open_job
 
 MANAGED_SELECTOR = f"{MANAGED_BY}={MANAGER}"
 """Label selector of the operator's objects: no other pods are ever listed."""
@@ -122,7 +122,7 @@ class ClusterCache:
         self.conflicting: dict[ObjectKey, frozenset[Ref]] = {}
         """By endpoint: objects with the operator's names that it did not create."""
         work = (self.endpoints, self.models, self.jobs, self.pods)
-        self.turns = Turns(settings, *work, deployments=self.deployments, replica_sets=self.replica_sets)
+        self.slots = Slots(settings, *work, deployments=self.deployments, replica_sets=self.replica_sets)
         self._report_listeners: list[Callable[[tuple[Index, ...]], None]] = []
         self.endpoints.listen(self._on_endpoint)
 
@@ -133,7 +133,7 @@ class ClusterCache:
         self.conflicting.pop(change.key, None)
         self.scales.pop(change.key, None)
         self.canaries.pop(change.key, None)
-        self.turns.forget(change.key)
+        self.slots.forget(change.key)
 
     def _is_ours(self, key: ObjectKey) -> bool:
         return key.namespace not in self.settings.ignored_namespaces
@@ -347,7 +347,7 @@ class ClusterCache:
             names.add(deployment.optimized_model)
         names.discard("")
         models = [self.model(ObjectKey(key.namespace, name)) for name in sorted(names)]
-        optimizations, rollouts = self.turns.lines(now := datetime.now(UTC))
+        optimizations, rollouts = self.slots.lines(now := datetime.now(UTC))
         pods = tuple(self._runtime_pod(pod) for pod in self.runtime_pods(key))
         return EndpointSnapshot(
             endpoint=value,

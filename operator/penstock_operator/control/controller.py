@@ -13,7 +13,8 @@ from penstock.errors import PenstockError
 from penstock.logs import OBJECT, log_event
 from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import ClusterError, Conflict, NotLeading
-from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, StoreChange, key_of
+from penstock_operator.cluster.informer import list_kind
+from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, StoreChange
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.control.queue import Priority, TimeSlices, WorkProgress, WorkQueue
 from penstock_operator.control.reconcile import Reconciler, ReconcileRequest, jittered
@@ -62,7 +63,7 @@ class Controller:
         cache.text_sources.listen(self._on_texts)
         for store in cache.made:
             store.listen(self._on_scaled_object if store is cache.scaled_objects else self._on_made)
-        cache.turns.listen(self._on_free_place)
+        cache.slots.listen(self._on_free_slot)
         cache.scaled_objects.listen_served(lambda: self._add_all(("keda",)))
         cache.http_routes.listen_served(lambda: self._add_all(("http route",)))
         cache.listen_reports(self._on_indexes)
@@ -74,7 +75,7 @@ class Controller:
         """
         await self._list()
         self._cache.endpoints_listed = True
-        self._cache.turns.begin(set(self._cache.endpoints), datetime.now(UTC))
+        self._cache.slots.begin(set(self._cache.endpoints), datetime.now(UTC))
         for key in self._cache.models:
             if not self._cache.users(*key):
                 self.queue.add(ReconcileRequest("OptimizedModel", key), Priority.ROUTINE)
@@ -127,23 +128,11 @@ class Controller:
     async def _list(self) -> int:
         """List Penstock's own kinds into the caches. Returns how many objects differed."""
         # Endpoints last: their plans need the other kinds.
-        stores: tuple[Store[Any], ...] = (self._cache.classes, self._cache.models, self._cache.endpoints)
-        return sum([await self._list_kind(store) for store in stores])
-
-    async def _list_kind(self, store: Store[Any]) -> int:
         differences = 0
-        for namespace in self._namespaces if store.kind.namespaced else ("",):
-            seen: set[ObjectKey] = set()
-            version = 0
-            async for page in self._port.pages(store.kind, namespace):
-                version = int(page.resource_version or 0)
-                for value in page.items:
-                    # The items of a list lack them.
-                    value.setdefault("apiVersion", store.kind.api_version)
-                    value.setdefault("kind", store.kind.name)
-                    differences += store.put(value)
-                    seen.add(key_of(value))
-            differences += store.retain(seen, version=version, namespace=namespace)
+        for store in (self._cache.classes, self._cache.models, self._cache.endpoints):
+            for namespace in self._namespaces if store.kind.namespaced else ("",):
+                _, found = await list_kind(self._port, store, namespace)
+                differences += found
         return differences
 
     async def _work(self) -> None:
@@ -237,7 +226,7 @@ class Controller:
     def _on_made(self, change: StoreChange[Any]) -> None:
         self._on_indexes(change.indexes)
 
-    def _on_free_place(self, waiting: set[ObjectKey]) -> None:
+    def _on_free_slot(self, waiting: set[ObjectKey]) -> None:
         for key in waiting:
             self.queue.add(ReconcileRequest("ModelEndpoint", key), self._priority)
 

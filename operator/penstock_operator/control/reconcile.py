@@ -105,9 +105,9 @@ class Reconciler:
             again = await self._reconcile_endpoint(request.key)
         except BaseException:
             # No other endpoint must wait for one that cannot be reconciled.
-            self._cache.turns.carried_out(request.key, failed=True)
+            self._cache.slots.carried_out(request.key, failed=True)
             raise
-        self._cache.turns.carried_out(request.key)
+        self._cache.slots.carried_out(request.key)
         return again
 
     async def _reconcile_endpoint(self, key: ObjectKey) -> float | None:
@@ -152,15 +152,15 @@ class Reconciler:
         self, key: ObjectKey
     ) -> tuple[StoreEntry[PackedObject] | None, EndpointSnapshot | None, ReconcilePlan]:
         """The plan and its input, all of one moment: nothing is awaited here."""
-        self._cache.turns.plans(key)
+        self._cache.slots.plans(key)
         entry, observed = self._cache.endpoints.get(key), self._cache.observe(key)
         if entry is None or observed is None or "deletionTimestamp" in observed.endpoint["metadata"]:
-            self._cache.turns.planned(key, None, None)
+            self._cache.slots.planned(key, None, None)
             return None, None, ReconcilePlan()
         planned = plan(observed)
         if self._cache.settings.quotas:
             self._cache.quotas.put(key, entry.uid, planned.allocation)
-        self._cache.turns.planned(key, planned.optimization, planned.rollout)
+        self._cache.slots.planned(key, planned.optimization, planned.rollout)
         return entry, observed, planned
 
     def _is_new(self, key: ObjectKey, value: Json) -> bool:
@@ -226,13 +226,13 @@ class Reconciler:
             except (Refused, Forbidden, NotFound) as error:
                 problem = problem or error
                 refused[value["kind"]] = datetime.now(UTC)
-        turns = self._cache.turns
+        slots = self._cache.slots
         for name, line, decision in (
-            (JOB.name, turns.optimizations, planned.optimization),
-            (DEPLOYMENT.name, turns.rollouts, planned.rollout),
+            (JOB.name, slots.optimizations, planned.optimization),
+            (DEPLOYMENT.name, slots.rollouts, planned.rollout),
         ):
             if name in refused:
-                turns.answered(line, decision, refused[name])
+                slots.answered(line, decision, refused[name])
         deployment = self._stores[DEPLOYMENT].get(key)
         if planned.scaled is not None and deployment is not None:
             try:

@@ -1,5 +1,4 @@
-"""Decides how many replicas an endpoint needs, its demand over the measured capacity of a replica, and whether a canary
-goes on. Pure.
+"""Decides how many replicas an endpoint needs: its demand over the measured capacity of a replica. Pure.
 
     measurement  readings of pods, three-state metrics (Value, Idle, Unknown), shares of histograms
     service      the capacity of replicas, and the load in requests of the measured workload
@@ -7,7 +6,6 @@ goes on. Pure.
     memory       the state between two decisions and its updates: shrink window, holds, start-up times, slow-down
     replicas     all of these -> a number of replicas
     explain      the sentence with the inputs of a decision
-    canary       counts of two plans -> whether a canary goes on, passes or is rejected
 
 A library without IO and clock: time is an argument. Of Kubernetes it knows only the number of replicas.
 """

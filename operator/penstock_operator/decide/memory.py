@@ -27,6 +27,8 @@ CLOCK_SLACK_SECONDS = 2.0
 """The clocks of two leaders may differ by this much."""
 BEYOND = 1.1
 """A window that would just have been long enough is made longer by this factor."""
+ENOUGH = 1.25
+"""Up to this many times the replicas before a scale-down, noise may be the reason that more are needed after it."""
 FORGET_SECONDS = 3600.0
 """After this long without a scale-down that was too early, the learnt window factor halves."""
 LONGEST_START_UP_SECONDS = 900.0
@@ -190,15 +192,18 @@ def with_hold(state: State, until: float, reason: str) -> State:
     return state.model_copy(update={"hold_until": until, "hold_reason": reason})
 
 
-def scaled_up(state: State, settings: ScalingSettings, now: float, *, above: int) -> State:
-    """The state after a step up from `above` replicas: growing back makes the window longer.
+def scaled_up(state: State, settings: ScalingSettings, now: float, *, above: int, needed: int = 0) -> State:
+    """The state after a step up from `above` replicas: growing back makes the window longer. `needed`: for the demand
+    at this moment. If the number before the scale-down would not have been enough, the load has a new level: the
+    scale-down was not too early.
 
     The new window is as long as would have kept these replicas, unless the longest window is too short for that; at
     least twice as long as before, and four times outside a surge: without a change of level, noise caused the step.
     A step up from zero never counts: an endpoint that may go to zero is meant to, and to come back for any request.
     """
     update: dict[str, object] = {"grown_at": now, "unsettled_at": now, "late_since": None}
-    if state.shrinking_since is not None and state.shrunk_from is not None and 0 < above < state.shrunk_from:
+    before = state.shrunk_from or 0
+    if state.shrinking_since is not None and 0 < above < before and needed <= math.ceil(ENOUGH * before):
         window = window_seconds(state, settings)
         enough = (now - state.shrinking_since + window) * BEYOND
         longest = settings.shrink_window_seconds * settings.longest_window_factor

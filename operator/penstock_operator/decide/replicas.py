@@ -121,6 +121,14 @@ class _Inputs:
         assert self.service is not None and self.demand is not None  # noqa: S101, PT018 - checked by the caller
         return self.replicas_for(self.rate_to_plan(self.demand), backlog=self.demand.backlog)
 
+    def needed_now(self) -> int:
+        """Replicas for the present demand, without forecast and backlog; 0: it is not known."""
+        if self.service is None or self.demand is None:
+            return 0
+        return self.replicas_for(
+            with_reserve(self.demand.now, self.settings.headroom, self.service.capacity(self.slowdown))
+        )
+
     def predicted_p95(self) -> float | None:
         """p95 in milliseconds by the curve at the current demand and replicas."""
         slow = known(self.seen.metrics.arrivals_slow)
@@ -340,7 +348,7 @@ def _unknown_metric(metrics: Metrics, settings: ScalingSettings) -> str:
 def _after_choice(inputs: _Inputs, state: State, choice: _Choice) -> State:
     settings, now, before = inputs.settings, inputs.now, inputs.seen.replicas
     if choice.replicas > before:
-        state = memory.scaled_up(state, settings, now, above=before)
+        state = memory.scaled_up(state, settings, now, above=before, needed=inputs.needed_now())
         if choice.cause is Cause.GUARD:
             # No rate requires this replica, so the window would not contain it.
             state = memory.with_peak(state, settings, now, choice.replicas)

@@ -224,8 +224,8 @@ def optimized(
     goes_on = " What serves goes on serving." if serving is not None else ""
     if wanted.failed and status.failure is not None:
         return no(status.failure.reason, failure_text(wanted) + goes_on)
-    if wanted.turn is not None and wanted.queued:
-        return no(Reason.OPTIMIZATION_QUEUED, queue_text(wanted.turn) + goes_on)
+    if wanted.slot is not None and wanted.queued:
+        return no(Reason.OPTIMIZATION_QUEUED, queue_text(wanted.slot) + goes_on)
     if status.retry_after is not None:
         return no(Reason.WAITING_TO_RETRY, failure_text(wanted) + goes_on)
     if spec.suspend:
@@ -346,19 +346,19 @@ def progressing(
     pods: Sequence[RuntimePod],
     problems: Sequence[PodProblem],
     room: str,
-    turn: SlotDecision | None = None,
+    slot: SlotDecision | None = None,
     canary: Finding | None = None,
 ) -> Finding:
     """The condition Progressing: a rollout or a change of the replica count is under way, or waits for a reason.
 
     `desired_template`: the hash of the desired pod template; empty: the present one stays. `room`: the requests of
-    a new pod, such as `2 free CPUs`. `turn`: whether the rollout has a slot; None: none needs one.
+    a new pod, such as `2 free CPUs`. `slot`: whether the rollout has a slot; None: none needs one.
     `canary`: the state of its canary; None: it has none.
     """
     if deployment is None or endpoint.spec.suspend:
         return no(Reason.SETTLED, "No rollout is under way.")
-    if turn is not None and not turn.allowed:
-        waits = turn.waits_for("rollout", "maxConcurrentRollouts")
+    if slot is not None and not slot.allowed:
+        waits = slot.waits_for("rollout", "maxConcurrentRollouts")
         return no(Reason.ROLLOUT_QUEUED, f"A new plan is to roll out. {waits} The present pods serve on.")
     if canary is not None:
         return canary

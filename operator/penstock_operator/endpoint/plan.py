@@ -205,7 +205,7 @@ def _sum(
             *scaling_events(before.scaling, after.scaling, count, suspended=endpoint.spec.suspend),
         ),
         allocation=allocation,
-        optimization=None if state.wanted is None else state.wanted.turn,
+        optimization=None if state.wanted is None else state.wanted.slot,
         rollout=objects.rollout.decision,
         requeue_seconds=min(chain.from_iterable(part.requeue for part in parts), default=None),
     )

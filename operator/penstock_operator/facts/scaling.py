@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from penstock_operator.decide.canary import CanaryOutcome, CanaryReason
 from penstock_operator.facts.findings import Finding
 from penstock_operator.facts.names import (
     Object,
@@ -92,6 +92,28 @@ class DesiredScale:
     """How many times slower the replicas are than their capacity curve."""
     memory: str = ""
     """The autoscaler's state that a new leader continues from."""
+
+
+class CanaryOutcome(StrEnum):
+    """The next step of a rollout with a canary."""
+
+    CONTINUE = "Continue"
+    PASS = "Pass"  # noqa: S105 - no password
+    REJECT = "Reject"
+
+
+class CanaryReason(StrEnum):
+    """Why a canary passed or was rejected."""
+
+    NOT_WORSE = "NotWorse"
+    FEW_REQUESTS = "FewRequests"
+    """It passed: few requests came, and they show nothing worse."""
+    MORE_ERRORS = "MoreErrors"
+    SLOWER = "Slower"
+    NO_METRICS = "NoMetrics"
+    """The pods of one of the plans could not be read."""
+    POD_FAILS = "PodFails"
+    """A new pod crashed, or none became ready."""
 
 
 @dataclass(frozen=True)

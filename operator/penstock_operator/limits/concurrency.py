@@ -78,7 +78,7 @@ class SlotDecision:
         if not self.ahead:
             return f"It is the next one in the line: {rule}."
         line = f"more than {SHOWN}" if self.ahead > SHOWN else str(self.ahead)
-        return f"It waits for its turn, with {line} before it: {rule}."
+        return f"It waits for a slot, with {line} before it: {rule}."
 
 
 def in_rounds(rows: Iterable[Iterable[Ask]]) -> Iterator[Ask]:
@@ -86,10 +86,10 @@ def in_rounds(rows: Iterable[Iterable[Ask]]) -> Iterator[Ask]:
     return (ask for asks in zip_longest(*rows) for ask in asks if ask is not None)
 
 
-def waits_since(first: Ask, turns: Mapping[str, datetime]) -> tuple[datetime, str]:
+def waits_since(first: Ask, last_slots: Mapping[str, datetime]) -> tuple[datetime, str]:
     """The order of a namespace in each round, by its first request and when namespaces last got a slot."""
     namespace = first.subject.namespace
-    return max(first.since, turns.get(namespace, first.since)), namespace
+    return max(first.since, last_slots.get(namespace, first.since)), namespace
 
 
 @dataclass(frozen=True)
@@ -100,15 +100,15 @@ class Line:
     active: frozenset[SlotKey] = frozenset()
     """The subjects that have a slot."""
     waiting: tuple[Ask, ...] = ()
-    """The waiting requests in their order, as far as `turn` needs them. They may include the present request."""
-    turns: Mapping[str, datetime] = field(default_factory=dict)
+    """The waiting requests in their order, as far as `slot` needs them. They may include the present request."""
+    last_slots: Mapping[str, datetime] = field(default_factory=dict)
     """When a namespace last got a slot."""
     refused: Mapping[SlotKey, datetime] = field(default_factory=dict)
     """When the API server last refused their Job or Deployment."""
     ready: bool = True
     """Whether all endpoints have been planned: otherwise the line may not be complete."""
 
-    def turn(self, subject: SlotKey, since: datetime, *, anew: bool = False) -> SlotDecision:
+    def slot(self, subject: SlotKey, since: datetime, *, anew: bool = False) -> SlotDecision:
         """Whether it may start now. `since`: when it began to wait. `anew`: it gives back the slot that it has."""
         if subject in self.active and not anew:
             return SlotDecision(allowed=True, limit=self.limit)
@@ -117,8 +117,8 @@ class Line:
         for one in self.waiting:
             if one.subject != subject and one.subject not in self.active:
                 insort(rows.setdefault(one.subject.namespace, []), one)
-        order = sorted(rows.values(), key=lambda row: waits_since(row[0], self.turns))
-        ahead = next(place for place, one in enumerate(in_rounds(order)) if one is ask)
+        order = sorted(rows.values(), key=lambda row: waits_since(row[0], self.last_slots))
+        ahead = next(position for position, one in enumerate(in_rounds(order)) if one is ask)
         free = self.limit - len(self.active - {subject})
         allowed = self.ready and ahead < free
         return SlotDecision(allowed=allowed, ahead=min(ahead, SHOWN + 1), limit=self.limit, ask=ask, ready=self.ready)

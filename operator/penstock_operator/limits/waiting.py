@@ -60,32 +60,32 @@ class WaitingList:
         """Of each namespace, in order."""
         self._order: list[tuple[datetime, str]] = []
         """The namespaces of these in the order of rounds."""
-        self._turns: dict[str, datetime] = {}
-        self._granted: dict[SlotKey, SlotKey] = {}
+        self._last_slots: dict[str, datetime] = {}
+        self._allocated: dict[SlotKey, SlotKey] = {}
         self._refused: dict[SlotKey, datetime] = {}
 
-    def put(self, endpoint: SlotKey, turn: SlotDecision | None) -> None:
+    def put(self, endpoint: SlotKey, slot: SlotDecision | None) -> None:
         """Replace the endpoint's request by the request of its new plan; None: it has none.
 
         An allowed one has a slot at once and until `finish`: its Job or Deployment is not in the caches yet.
         """
         self.finish(endpoint)
         self._leave(endpoint)
-        if turn is None or turn.ask is None:
+        if slot is None or slot.ask is None:
             return
-        subject = turn.ask.subject
-        if turn.allowed:
-            self._granted[endpoint] = subject
+        subject = slot.ask.subject
+        if slot.allowed:
+            self._allocated[endpoint] = subject
             return
         # Of several endpoints with the same subject, the last plan has the newest facts.
         endpoints = self._waiting[subject].endpoints if subject in self._waiting else set()
         endpoints.add(endpoint)
         self._asks[endpoint] = subject
-        self._replace(subject, _Waiting(turn.ask, endpoints))
+        self._replace(subject, _Waiting(slot.ask, endpoints))
 
     def finish(self, endpoint: SlotKey) -> None:
         """The plan of this endpoint was carried out, or was not."""
-        self._granted.pop(endpoint, None)
+        self._allocated.pop(endpoint, None)
 
     def answered(self, subject: SlotKey, refused: datetime | None = None) -> None:
         """The API server accepted the Job or Deployment, or refused it at this time, so that it has no slot."""
@@ -93,34 +93,34 @@ class WaitingList:
             self._refused.pop(subject, None)
         else:
             self._refused[subject] = refused
-            self._granted = {endpoint: one for endpoint, one in self._granted.items() if one != subject}
-            self.had_turn(subject.namespace, refused)
+            self._allocated = {endpoint: one for endpoint, one in self._allocated.items() if one != subject}
+            self.got_slot(subject.namespace, refused)
 
-    def had_turn(self, namespace: str, when: datetime) -> None:
+    def got_slot(self, namespace: str, when: datetime) -> None:
         """A subject of the namespace got a slot at this time."""
-        if when > self._turns.get(namespace, EPOCH):
+        if when > self._last_slots.get(namespace, EPOCH):
             self._unorder(namespace)
-            self._turns[namespace] = when
+            self._last_slots[namespace] = when
             self._reorder(namespace)
 
     def forget(self, namespace: str) -> None:
         """The namespace has no endpoint left."""
         self._unorder(namespace)
-        self._turns.pop(namespace, None)
+        self._last_slots.pop(namespace, None)
         self._reorder(namespace)
 
     def __len__(self) -> int:
         """The number of subjects that wait, or have a slot since their last plan."""
-        return len(self._waiting) + len(self._granted)
+        return len(self._waiting) + len(self._allocated)
 
     def line(self, limit: int, active: Iterable[SlotKey], *, ready: bool = True) -> Line:
         """The line now. `active`: the subjects that have a slot by the cluster's objects."""
-        places = frozenset((*active, *self._granted.values()))
+        used = frozenset((*active, *self._allocated.values()))
         # Twice as many as matter: a request may leave the first position of its namespace for a later one, or take it.
-        most = 2 * (SHOWN + 3 + max(limit - len(places), 0))
+        most = 2 * (SHOWN + 3 + max(limit - len(used), 0))
         # Their Jobs and Deployments are not in the caches yet.
-        turns = {**self._turns, **{one.namespace: NOW for one in self._granted.values()}}
-        return Line(limit, places, tuple(self._first(most, places)), turns, dict(self._refused), ready=ready)
+        last_slots = {**self._last_slots, **{one.namespace: NOW for one in self._allocated.values()}}
+        return Line(limit, used, tuple(self._first(most, used)), last_slots, dict(self._refused), ready=ready)
 
     def next(self, count: int, *, refused: bool) -> Iterator[SlotKey]:
         """The endpoints of the first `count` that wait, with or without those that were refused, which also try again
@@ -130,13 +130,13 @@ class WaitingList:
         for ask in islice(chosen, count):
             yield from self._waiting[ask.subject].endpoints
 
-    def _first(self, count: int, places: AbstractSet[SlotKey] = frozenset()) -> Iterator[Ask]:
-        """The first `count` waiting requests in their order, without the subjects in `places`."""
+    def _first(self, count: int, used: AbstractSet[SlotKey] = frozenset()) -> Iterator[Ask]:
+        """The first `count` waiting requests in their order, without the subjects in `used`."""
         if not self._order:
             return iter(())
-        namespaces = islice(self._order, count + len(self._waiting.keys() & places))
+        namespaces = islice(self._order, count + len(self._waiting.keys() & used))
         rows = (self._rows[namespace] for _, namespace in namespaces)
-        return islice((ask for ask in in_rounds(rows) if ask.subject not in places), count)
+        return islice((ask for ask in in_rounds(rows) if ask.subject not in used), count)
 
     def _leave(self, endpoint: SlotKey) -> None:
         subject = self._asks.pop(endpoint, None)
@@ -161,12 +161,12 @@ class WaitingList:
     def _unorder(self, namespace: str) -> None:
         """Take the namespace out of the order before its requests or its last slot change."""
         if namespace in self._rows:
-            del self._order[bisect_left(self._order, waits_since(self._rows[namespace][0], self._turns))]
+            del self._order[bisect_left(self._order, waits_since(self._rows[namespace][0], self._last_slots))]
 
     def _reorder(self, namespace: str) -> None:
         """Put it back after the change."""
         if self._rows.get(namespace):
-            insort(self._order, waits_since(self._rows[namespace][0], self._turns))
+            insort(self._order, waits_since(self._rows[namespace][0], self._last_slots))
         else:
             self._rows.pop(namespace, None)
 
@@ -191,7 +191,7 @@ def open_job(value: Json) -> Iterator[Index]:
         yield OPEN
 
 
-class Turns:
+class Slots:
     """The lines for optimisations and rollouts of one process of the operator."""
 
     def __init__(
@@ -247,7 +247,7 @@ class Turns:
         if not self._endpoints.has(("namespace", key.namespace)):
             for line in (self.optimizations, self.rollouts):
                 line.forget(key.namespace)
-        self._place_is_free()
+        self._slot_is_free()
 
     def carried_out(self, key: ObjectKey, *, failed: bool = False) -> None:
         """The plan was carried out, and the caches have what it created; `failed`: it ended with an error, and the
@@ -297,15 +297,15 @@ class Turns:
         job = None if change.new is None else change.new.facts
         # Jobs that collect artefacts have no number.
         if job is not None and job.attempt and job.created is not None:
-            self.optimizations.had_turn(change.key.namespace, job.created)
+            self.optimizations.got_slot(change.key.namespace, job.created)
         if change.old is not None and OPEN in change.old.index and (change.new is None or OPEN not in change.new.index):
-            self._place_is_free()
+            self._slot_is_free()
 
     def _on_deployment(self, change: StoreChange[DeploymentFacts]) -> None:
         began = None if change.new is None else change.new.facts.rollout_began
         if began is not None:
             # Anyone may write the annotation.
-            self.rollouts.had_turn(change.key.namespace, min(began, datetime.now(UTC)))
+            self.rollouts.got_slot(change.key.namespace, min(began, datetime.now(UTC)))
         self._on_rollout(change)
 
     def _on_rollout(self, change: StoreChange[Any]) -> None:
@@ -318,7 +318,7 @@ class Turns:
                 self._rolling.add(key)
             elif key in self._rolling:
                 self._rolling.discard(key)
-                self._place_is_free()
+                self._slot_is_free()
 
     def _rolls(self, key: ObjectKey, now: datetime | None = None, *, known: bool = True) -> bool:
         """Whether a rollout or a canary of the endpoint uses a slot; without `now`, whether it ever may. Only
@@ -339,7 +339,7 @@ class Turns:
         if change.new is None:
             self.optimizations.answered(SlotKey(*change.key))
 
-    def _place_is_free(self) -> None:
+    def _slot_is_free(self) -> None:
         self._wake(SHOWN, refused=True)
 
     def _wake(self, more: int, *, refused: bool) -> None:

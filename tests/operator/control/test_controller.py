@@ -143,7 +143,7 @@ def test_deleting_an_endpoint_that_waits_for_its_turn_queues_those_behind_it() -
             cache.endpoints.put(objects.endpoint(name))
             ask = Ask(datetime(2026, 11, 21, tzinfo=UTC), SlotKey("a", name))
             rollout = SlotDecision(allowed=False, ask=ask)
-            cache.turns.planned(ObjectKey("a", name), None, rollout)
+            cache.slots.planned(ObjectKey("a", name), None, rollout)
 
     assert looked_at(wait, lambda w: w.endpoints.remove(ObjectKey("a", "first"))) == ["second"]
 

@@ -372,10 +372,10 @@ def test_a_refused_rollout_goes_to_the_end_of_the_line_although_its_gateway_is_a
     value = {"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": {}}}
     both = tuple({**value, "metadata": metadata(name, 1)} for name in ("emotion", "emotion-gateway"))
     now = datetime.now(UTC)
-    turn = SlotDecision(allowed=True, ask=Ask(now, SlotKey("a", "emotion")))
-    asyncio.run(reconciler._act(ObjectKey("a", "emotion"), ReconcilePlan(apply=both, rollout=turn), {}, {}))
+    slot = SlotDecision(allowed=True, ask=Ask(now, SlotKey("a", "emotion")))
+    asyncio.run(reconciler._act(ObjectKey("a", "emotion"), ReconcilePlan(apply=both, rollout=slot), {}, {}))
 
-    assert set(cache.turns.lines(now)[1].refused) == {SlotKey("a", "emotion")}
+    assert set(cache.slots.lines(now)[1].refused) == {SlotKey("a", "emotion")}
 
 
 @pytest.mark.parametrize(("there", "expected"), [("serves", {"t": "old"}), ("another", {"t": "new"})])

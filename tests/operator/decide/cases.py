@@ -94,8 +94,8 @@ class Replay:
 
 def flips(numbers: Sequence[int]) -> int:
     """How often a series changed between growing and shrinking."""
-    turns = [(b > a) - (b < a) for a, b in pairwise(numbers) if a != b]
-    return sum(1 for a, b in pairwise(turns) if a != b)
+    directions = [(b > a) - (b < a) for a, b in pairwise(numbers) if a != b]
+    return sum(1 for a, b in pairwise(directions) if a != b)
 
 
 def without(metrics: Metrics, **changes: object) -> Metrics:

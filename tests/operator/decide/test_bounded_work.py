@@ -32,8 +32,8 @@ from penstock_operator.decide import (
     replicas_for_load,
     restore_handover,
 )
-from penstock_operator.decide.canary import CanaryTrial, PlanCounter, PlanCounts, tail
 from penstock_operator.decide.measurement import PodReading
+from penstock_operator.endpoint.objects.canary import CanaryTrial, PlanCounter, PlanCounts, tail
 from penstock_operator.scaling.read.gateways import parse_demand, parse_gateway_metrics
 from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.queries import (
@@ -43,7 +43,7 @@ from penstock_operator.scaling.read.queries import (
     QueryFailure,
     Vector,
     Windows,
-    judged,
+    metrics_of,
     queries,
 )
 from penstock_operator.scaling.read.scrape import (
@@ -218,7 +218,9 @@ def test_answers_of_a_prometheus(numbers: list[float | str], evaluated_at: float
     }
 
     def step() -> None:
-        found = judged(answers, pods, windows, PrometheusQueries(), evaluated_at=evaluated_at, objective_seconds=0.02)
+        found = metrics_of(
+            answers, pods, windows, PrometheusQueries(), evaluated_at=evaluated_at, objective_seconds=0.02
+        )
         decide(ScalingSettings(), service(), Observation(1, 1, found), State(), START)
 
     takes_at_most(DECISION, step)

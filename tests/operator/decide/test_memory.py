@@ -34,15 +34,24 @@ from tests.operator.decide.test_properties import steps
 
 
 @pytest.mark.parametrize(
-    ("below", "above", "longer"), [(3, 2, True), (2, 1, True), (1, 0, False), (3, 0, False), (3, 3, False)]
+    ("below", "above", "needed", "longer"),
+    [
+        (3, 2, 3, True),
+        (2, 1, 2, True),
+        (1, 0, 1, False),  # from zero
+        (3, 0, 3, False),
+        (3, 3, 4, False),  # nothing was taken back
+        (3, 2, 4, True),  # by noise
+        (3, 2, 5, False),  # a new level: three would not have been enough
+    ],
 )
-def test_scaling_up_again_makes_the_window_longer_but_scaling_up_from_zero_does_not(
-    below: int, above: int, longer: bool
+def test_scaling_up_makes_the_window_longer_only_if_the_removed_replicas_would_have_been_enough(
+    below: int, above: int, needed: int, longer: bool
 ) -> None:
     chosen = ScalingSettings(shrink_window_seconds=120)
     state = scaled_down(State(), 1000.0, below=below, served=True)
 
-    after = scaled_up(state, chosen, 1060.0, above=above)
+    after = scaled_up(state, chosen, 1060.0, above=above, needed=needed)
 
     assert (window_seconds(after, chosen) > window_seconds(State(), chosen)) is longer
 

@@ -67,7 +67,7 @@ def edit(kube: Kube, dice: random.Random) -> None:
         {"optimization": {"mode": "Pinned", "artefact": digest(dice.choice(LETTERS))}},
         {"optimization": {"mode": dice.choice(["Auto", "Disabled"]), "serveWhileOptimizing": dice.random() < 0.7}},
         {"optimization": {"whenNoCandidate": "Fail"}},
-        {"pod": {"labels": {"turn": str(dice.randrange(9))}}},
+        {"pod": {"labels": {"changed": str(dice.randrange(9))}}},
         {"exposure": {"host": f"{dice.choice('xyz')}.example.com", "ingress": {}}},
         {"exposure": {"host": "x.example.com", "httpRoute": {"parentRefs": [{"name": "public"}]}}},
         {"exposure": None},

@@ -1,4 +1,4 @@
-"""Turns: limits over the cluster, the order of the line, and that nothing keeps the others waiting for ever."""
+"""Concurrency limits over the cluster, the order of the line, and that nothing keeps the others waiting for ever."""
 
 from __future__ import annotations
 
@@ -40,34 +40,32 @@ def at(seconds: float) -> datetime:
         (Line(1, waiting=(Ask(at(1), A), Ask(at(1), B))), 1, True, 0),
         (Line(2, waiting=(Ask(at(0), B),)), 1, True, 1),
         (Line(2, frozenset({C}), waiting=(Ask(at(0), B),)), 1, False, 1),
-        # One that has a place does not wait.
+        # One that has a slot does not wait.
         (Line(2, frozenset({B}), waiting=(Ask(at(0), B),)), 1, True, 0),
         (Line(1, waiting=(Ask(at(1), B),), refused={A: at(2)}), 0, False, 1),
         (Line(1, ready=False), 0, False, 0),
-        # Other namespaces: the time of the last turn counts if it is later.
+        # Other namespaces: the time of the last slot counts if it is later.
         (Line(1, waiting=(Ask(at(0), OTHER),)), 1, False, 1),
-        (Line(1, waiting=(Ask(at(0), OTHER),), turns={"other": at(2)}), 1, True, 0),
-        (Line(1, waiting=(Ask(at(0), OTHER),), turns={"other": at(2), "team": at(3)}), 1, False, 1),
-        (Line(1, waiting=(Ask(at(0), OTHER),), turns={"team": at(0.5)}), 1, False, 1),
+        (Line(1, waiting=(Ask(at(0), OTHER),), last_slots={"other": at(2)}), 1, True, 0),
+        (Line(1, waiting=(Ask(at(0), OTHER),), last_slots={"other": at(2), "team": at(3)}), 1, False, 1),
+        (Line(1, waiting=(Ask(at(0), OTHER),), last_slots={"team": at(0.5)}), 1, False, 1),
         # The second one of a namespace comes after the first ones of all.
         (Line(1, waiting=(Ask(at(0), B), Ask(at(9), OTHER))), 1, False, 2),
         (Line(1, waiting=(Ask(at(0), OTHER), Ask(at(0.5), SECOND))), 1, False, 1),
     ],
 )
-def test_a_turn_is_given_to_the_first_while_a_place_is_free(
-    line: Line, since: float, allowed: bool, ahead: int
-) -> None:
-    turn = line.turn(A, at(since))
+def test_a_slot_is_given_to_the_first_while_a_slot_is_free(line: Line, since: float, allowed: bool, ahead: int) -> None:
+    slot = line.slot(A, at(since))
 
-    assert (turn.allowed, turn.ahead) == (allowed, ahead)
+    assert (slot.allowed, slot.ahead) == (allowed, ahead)
 
 
 def test_asking_anew_gives_the_own_place_to_those_that_wait() -> None:
     line = Line(1, frozenset({A}), waiting=(Ask(at(0), B),))
 
-    assert line.turn(A, at(1)).allowed
-    assert not line.turn(A, at(1), anew=True).allowed
-    assert Line(1, frozenset({A})).turn(A, at(1), anew=True).allowed
+    assert line.slot(A, at(1)).allowed
+    assert not line.slot(A, at(1), anew=True).allowed
+    assert Line(1, frozenset({A})).slot(A, at(1), anew=True).allowed
 
 
 def test_the_message_counts_those_before_and_names_none_of_them() -> None:
@@ -75,7 +73,7 @@ def test_the_message_counts_those_before_and_names_none_of_them() -> None:
 
     def message(count: int, limit: int = 1) -> str:
         return (
-            Line(limit, frozenset({C}), waiting[:count]).turn(A, at(99)).waits_for("rollout", "maxConcurrentRollouts")
+            Line(limit, frozenset({C}), waiting[:count]).slot(A, at(99)).waits_for("rollout", "maxConcurrentRollouts")
         )
 
     rule = "at most one rollout may run at a time in this cluster (maxConcurrentRollouts)."
@@ -83,7 +81,7 @@ def test_the_message_counts_those_before_and_names_none_of_them() -> None:
     assert "with 3 before it: at most 2 rollouts may run at a time" in message(3, 2)
     assert f"with more than {SHOWN} before it" in message(SHOWN + 5)
     assert "secret" not in message(4)
-    new = Line(1, ready=False).turn(A, at(0))
+    new = Line(1, ready=False).slot(A, at(0))
     assert "has just started" in new.waits_for("rollout", "maxConcurrentRollouts")
     assert new.requeue_seconds == 2
 
@@ -125,8 +123,8 @@ def test_a_rollout_has_a_place_while_old_pods_are_replaced_and_it_is_not_stuck(
 
 
 @dataclass
-class Turns:
-    """Those that wait and those that have a place, in virtual time. Plans come in any order."""
+class Slots:
+    """Those that wait and those that have a slot, in virtual time. Plans come in any order."""
 
     limit: int
     line: WaitingList = field(default_factory=WaitingList)
@@ -141,25 +139,25 @@ class Turns:
             self.waits[subject] = at(self.seconds)
 
     def plan(self, subject: SlotKey) -> SlotDecision:
-        """One plan of a subject that waits. If it is its turn, its job is created."""
-        turn = self.line.line(self.limit, self.running).turn(subject, self.waits[subject])
-        self.line.put(subject, turn)
+        """One plan of a subject that waits. If it gets a slot, its job is created."""
+        slot = self.line.line(self.limit, self.running).slot(subject, self.waits[subject])
+        self.line.put(subject, slot)
         assert len(self.line.line(self.limit, self.running).active) <= self.limit
-        if turn.allowed:
+        if slot.allowed:
             self.begin(subject)
         self.line.finish(subject)
-        return turn
+        return slot
 
     def begin(self, subject: SlotKey) -> None:
         self.seconds += 1
         self.line.answered(subject)
-        self.line.had_turn(subject.namespace, at(self.seconds))
+        self.line.got_slot(subject.namespace, at(self.seconds))
         del self.waits[subject]
         self.running.append(subject)
         self.served.append(subject)
 
     def plan_all(self, dice: random.Random) -> None:
-        """Plan until all that wait have planned, and no turn is left to give."""
+        """Plan until all that wait have planned, and no slot is left to give."""
         for subject in (*self.waits, *self.waits):
             if subject in self.waits:
                 self.plan(subject)
@@ -170,18 +168,18 @@ class Turns:
         self.running.remove(dice.choice(sorted(self.running)))
 
 
-def test_a_namespace_with_one_endpoint_waits_for_one_turn_of_one_with_a_hundred() -> None:
-    dice, turns = random.Random(0), Turns(1)
-    turns.arrive(*(SlotKey("many", f"{number:03}") for number in range(100)))
-    turns.plan_all(dice)
-    turns.arrive(SlotKey("few", "a"), SlotKey("few", "b"), SlotKey("one", "a"))
-    while turns.waits:
-        turns.ends(dice)
-        turns.plan_all(dice)
+def test_a_namespace_with_one_endpoint_waits_for_one_slot_of_one_with_a_hundred() -> None:
+    dice, slots = random.Random(0), Slots(1)
+    slots.arrive(*(SlotKey("many", f"{number:03}") for number in range(100)))
+    slots.plan_all(dice)
+    slots.arrive(SlotKey("few", "a"), SlotKey("few", "b"), SlotKey("one", "a"))
+    while slots.waits:
+        slots.ends(dice)
+        slots.plan_all(dice)
 
-    assert [f"{one.namespace} {one.name}" for one in turns.served[:8]] == [
+    assert [f"{one.namespace} {one.name}" for one in slots.served[:8]] == [
         "many 000",
-        "many 001",  # its namespace waits since the first turn, which was before the others came
+        "many 001",  # its namespace waits since the first slot, which was before the others came
         "few a",
         "one a",
         "many 002",
@@ -189,42 +187,42 @@ def test_a_namespace_with_one_endpoint_waits_for_one_turn_of_one_with_a_hundred(
         "many 003",
         "many 004",
     ]
-    assert len(turns.served) == 103
+    assert len(slots.served) == 103
 
 
-def test_a_new_leader_goes_on_with_the_namespace_whose_turn_it_is() -> None:
-    """It knows the last turns by the jobs and Deployments: without them the oldest of all would be first."""
+def test_a_new_leader_goes_on_with_the_namespace_that_waits_longest() -> None:
+    """It knows the last slots by the jobs and Deployments: without them the oldest of all would be first."""
     old, new = (Ask(at(number), SlotKey("many", str(number))) for number in range(2))
     other = Ask(at(5), SlotKey("one", "a"))
     line = WaitingList()
-    line.had_turn("many", at(9))
+    line.got_slot("many", at(9))
     for ask in (old, new, other):
         line.put(ask.subject, SlotDecision(allowed=False, ask=ask))
 
     assert line.line(1, []).waiting == (other, old, new)
     assert [endpoint.namespace for endpoint in line.next(1, refused=True)] == ["one"]
-    # An older Job that is listed later is not the last turn.
-    line.had_turn("many", at(2))
+    # An older Job that is listed later is not the last slot.
+    line.got_slot("many", at(2))
     assert line.line(1, []).waiting == (other, old, new)
     line.forget("many")
     assert line.line(1, []).waiting == (old, other, new)
 
 
-def test_a_turn_that_is_being_carried_out_is_the_last_one_of_its_namespace() -> None:
+def test_a_slot_of_a_plan_that_is_being_carried_out_is_the_last_one_of_its_namespace() -> None:
     first, second, other = SlotKey("many", "a"), SlotKey("many", "b"), SlotKey("one", "a")
     line = WaitingList()
     for number, subject in enumerate((first, second, other)):
         line.put(subject, SlotDecision(allowed=False, ask=Ask(at(number), subject)))
-    line.put(first, line.line(2, []).turn(first, at(0)))
+    line.put(first, line.line(2, []).slot(first, at(0)))
 
-    assert not line.line(2, []).turn(second, at(1)).allowed
-    assert line.line(2, []).turn(other, at(2)).allowed
-    # It failed: the namespace keeps its place.
+    assert not line.line(2, []).slot(second, at(1)).allowed
+    assert line.line(2, []).slot(other, at(2)).allowed
+    # It failed: the namespace keeps its position.
     line.finish(first)
-    assert line.line(1, []).turn(second, at(1)).allowed
+    assert line.line(1, []).slot(second, at(1)).allowed
 
 
-def test_a_refused_job_was_the_turn_of_its_namespace() -> None:
+def test_a_refused_job_used_a_slot_of_its_namespace() -> None:
     """A quota that refuses all jobs of a namespace would otherwise keep the others waiting until each was tried."""
     first, second, other = SlotKey("full", "a"), SlotKey("full", "b"), SlotKey("one", "a")
     line = WaitingList()
@@ -232,8 +230,8 @@ def test_a_refused_job_was_the_turn_of_its_namespace() -> None:
         line.put(subject, SlotDecision(allowed=False, ask=Ask(at(number), subject)))
     line.answered(first, at(9))
 
-    assert not line.line(1, []).turn(second, at(0)).allowed
-    assert line.line(1, []).turn(other, at(1)).allowed
+    assert not line.line(1, []).slot(second, at(0)).allowed
+    assert line.line(1, []).slot(other, at(1)).allowed
 
 
 def test_endpoints_that_share_an_optimized_model_wait_as_one() -> None:
@@ -243,16 +241,16 @@ def test_endpoints_that_share_an_optimized_model_wait_as_one() -> None:
     for name in names:
         line.put(name, ask)
 
-    assert line.line(1, [C]).turn(A, at(1)).ahead == 1
+    assert line.line(1, [C]).slot(A, at(1)).ahead == 1
     assert len(line) == 1
     assert set(line.next(1, refused=True)) == set(names)
     line.put(names[0], None)
-    assert line.line(1, [C]).turn(A, at(1)).ahead == 1
+    assert line.line(1, [C]).slot(A, at(1)).ahead == 1
     # Its job runs; the other endpoints have not been planned since.
-    assert line.line(2, [model]).turn(A, at(1)).allowed
+    assert line.line(2, [model]).slot(A, at(1)).allowed
     for name in names:
         line.put(name, None)
-    assert line.line(1, [C]).turn(A, at(1)).ahead == 0
+    assert line.line(1, [C]).slot(A, at(1)).ahead == 0
     assert len(line) == 0
     assert set(line.next(9, refused=True)) == set()
 
@@ -262,29 +260,29 @@ ARRIVALS = st.lists(st.sampled_from(["many", "few", "one", "ends", "plans"]), ma
 
 @settings(max_examples=examples(300), deadline=None)
 @given(life=ARRIVALS, limit=st.integers(1, 4), seed=st.integers(0, 2**32))
-def test_a_subject_waits_for_one_turn_of_each_other_namespace_for_each_of_its_own(
+def test_a_subject_waits_for_one_slot_of_each_other_namespace_for_each_of_its_own(
     life: list[str], limit: int, seed: int
 ) -> None:
-    dice, turns = random.Random(seed), Turns(limit)
+    dice, slots = random.Random(seed), Slots(limit)
     began: dict[SlotKey, tuple[int, int]] = {}
     for number, happening in enumerate([*life, *["plans", "ends"] * len(life)]):
-        if happening == "ends" and turns.running:
-            turns.ends(dice)
+        if happening == "ends" and slots.running:
+            slots.ends(dice)
         elif happening == "plans":
-            turns.plan_all(dice)
+            slots.plan_all(dice)
         elif happening not in {"ends", "plans"}:
             subject = SlotKey(happening, f"{number:03}")
-            before = sum(1 for one in turns.waits if one.namespace == happening)
-            turns.arrive(subject)
-            began[subject] = len(turns.served), before
-            turns.plan(subject)
+            before = sum(1 for one in slots.waits if one.namespace == happening)
+            slots.arrive(subject)
+            began[subject] = len(slots.served), before
+            slots.plan(subject)
 
-    assert set(turns.served) == set(began), "some never had their turn"
+    assert set(slots.served) == set(began), "some never got a slot"
     for subject, (since, before) in began.items():
-        until = turns.served.index(subject)
+        until = slots.served.index(subject)
         for other in {"many", "few", "one"} - {subject.namespace}:
-            assert sum(1 for one in turns.served[since:until] if one.namespace == other) <= before + 1
-        own = [one for one in turns.served if one.namespace == subject.namespace]
+            assert sum(1 for one in slots.served[since:until] if one.namespace == other) <= before + 1
+        own = [one for one in slots.served if one.namespace == subject.namespace]
         assert own == sorted(own), "the oldest of a namespace comes first"
 
 
@@ -295,28 +293,28 @@ def test_a_subject_waits_for_one_turn_of_each_other_namespace_for_each_of_its_ow
     seed=st.integers(0, 2**32),
 )
 def test_as_many_are_served_first_as_the_status_counts(namespaces: list[int], limit: int, seed: int) -> None:
-    dice, turns = random.Random(seed), Turns(limit)
-    turns.arrive(*(SlotKey("before", str(number)) for number in range(limit)))
-    turns.plan_all(dice)
-    turns.arrive(*(SlotKey(str(number), f"{place:03}") for place, number in enumerate(namespaces)))
-    served = len(turns.served)
-    while turns.waits:
-        for subject in dice.sample(sorted(turns.waits), len(turns.waits)):
-            turns.plan(subject)
-        shown = {subject: turns.plan(subject).ahead for subject in list(turns.waits)}
-        turns.ends(dice)
-        turns.plan_all(dice)
-        (now,) = turns.served[served:]
+    dice, slots = random.Random(seed), Slots(limit)
+    slots.arrive(*(SlotKey("before", str(number)) for number in range(limit)))
+    slots.plan_all(dice)
+    slots.arrive(*(SlotKey(str(number), f"{position:03}") for position, number in enumerate(namespaces)))
+    served = len(slots.served)
+    while slots.waits:
+        for subject in dice.sample(sorted(slots.waits), len(slots.waits)):
+            slots.plan(subject)
+        shown = {subject: slots.plan(subject).ahead for subject in list(slots.waits)}
+        slots.ends(dice)
+        slots.plan_all(dice)
+        (now,) = slots.served[served:]
         served += 1
         assert shown[now] == 0
-        for subject in turns.waits:
-            assert turns.plan(subject).ahead == min(shown[subject] - 1, SHOWN + 1) or shown[subject] > SHOWN
+        for subject in slots.waits:
+            assert slots.plan(subject).ahead == min(shown[subject] - 1, SHOWN + 1) or shown[subject] > SHOWN
 
 
 @settings(max_examples=examples(200), deadline=None)
 @given(data=st.data(), limit=st.integers(1, 3))
 def test_the_line_finds_the_place_that_all_that_wait_give(data: st.DataObject, limit: int) -> None:
-    """The line has the first ones only; here the place is found among all."""
+    """The line has the first ones only; here the position is found among all."""
     dice = random.Random(data.draw(st.integers(0, 2**32)))
     line, asks, last = WaitingList(), dict[SlotKey, Ask](), dict[str, datetime]()
     several = data.draw(st.integers(1, 40))
@@ -327,11 +325,11 @@ def test_the_line_finds_the_place_that_all_that_wait_give(data: st.DataObject, l
         asks[subject] = ask
         if dice.random() < 0.1:
             last[subject.namespace] = max(at(dice.randrange(30)), last.get(subject.namespace, at(-1)))
-            line.had_turn(subject.namespace, last[subject.namespace])
+            line.got_slot(subject.namespace, last[subject.namespace])
     active = {one for one in asks if dice.random() < 0.05}
     subject = SlotKey(str(dice.randrange(several)), str(dice.randrange(50)))
     ask = Ask(at(dice.randrange(30)), subject)
-    turn = line.line(limit, active - {subject}).turn(subject, ask.since)
+    slot = line.line(limit, active - {subject}).slot(subject, ask.since)
 
     rows: dict[str, list[Ask]] = {}
     for one in sorted({**asks, subject: ask}.values()):
@@ -344,8 +342,8 @@ def test_the_line_finds_the_place_that_all_that_wait_give(data: st.DataObject, l
         return row.index(one), max(row[0].since, last.get(namespace, row[0].since)), namespace
 
     found = [one for row in rows.values() for one in row if order(one) < order(ask)]
-    assert turn.ahead == min(len(found), SHOWN + 1)
-    assert turn.allowed is (len(found) < limit - len(active - {subject}))
+    assert slot.ahead == min(len(found), SHOWN + 1)
+    assert slot.allowed is (len(found) < limit - len(active - {subject}))
 
 
 @pytest.mark.parametrize("namespaces", [1, 50, 5000])
@@ -357,48 +355,48 @@ def test_a_line_of_thousands_is_cut_to_what_a_plan_needs(namespaces: int) -> Non
 
     full = line.line(1, [C])
     assert len(full.waiting) < 3 * SHOWN
-    assert full.turn(A, at(9999)).ahead == min(namespaces, SHOWN + 1)
+    assert full.slot(A, at(9999)).ahead == min(namespaces, SHOWN + 1)
     last = SlotKey("n0", "last")
-    assert [line.line(limit, [C]).turn(last, at(9999)).allowed for limit in (5001, 5002)] == [False, True]
+    assert [line.line(limit, [C]).slot(last, at(9999)).allowed for limit in (5001, 5002)] == [False, True]
 
 
 def simulate(seed: int, limit: int, count: int) -> None:
     """A leader plans endpoints in any order, some are refused, some never run; each event is checked."""
     dice = random.Random(seed)
-    turns = Turns(limit)
-    turns.waits = {SlotKey("ab"[number % 2], str(number)): at(dice.randrange(5)) for number in range(count)}
-    turns.seconds = 10
+    slots = Slots(limit)
+    slots.waits = {SlotKey("ab"[number % 2], str(number)): at(dice.randrange(5)) for number in range(count)}
+    slots.seconds = 10
     for _ in range(count * 60):
-        if not turns.waits and not turns.running:
+        if not slots.waits and not slots.running:
             break
-        turns.seconds += 1
-        if turns.running and dice.random() < 0.3:
-            turns.ends(dice)
-        if not turns.waits:
+        slots.seconds += 1
+        if slots.running and dice.random() < 0.3:
+            slots.ends(dice)
+        if not slots.waits:
             continue
-        subject = dice.choice(sorted(turns.waits))
-        turn = turns.line.line(limit, turns.running).turn(subject, turns.waits[subject])
-        turns.line.put(subject, turn)
-        assert len(turns.line.line(limit, turns.running).active) <= limit
-        if turn.allowed and dice.random() < 0.2:
-            turns.line.answered(subject, at(turns.seconds))
-        elif turn.allowed:
-            turns.begin(subject)
-        turns.line.finish(subject)
+        subject = dice.choice(sorted(slots.waits))
+        slot = slots.line.line(limit, slots.running).slot(subject, slots.waits[subject])
+        slots.line.put(subject, slot)
+        assert len(slots.line.line(limit, slots.running).active) <= limit
+        if slot.allowed and dice.random() < 0.2:
+            slots.line.answered(subject, at(slots.seconds))
+        elif slot.allowed:
+            slots.begin(subject)
+        slots.line.finish(subject)
         if dice.random() < 0.1:
-            turns.line.put(subject, None)  # its reconcile failed
-    assert not turns.waits, f"{len(turns.waits)} of {count} never had their turn"
-    assert len(turns.served) == count
+            slots.line.put(subject, None)  # its reconcile failed
+    assert not slots.waits, f"{len(slots.waits)} of {count} never got a slot"
+    assert len(slots.served) == count
 
 
 @settings(max_examples=examples(200), deadline=None)
 @given(seed=st.integers(0, 2**32), limit=st.integers(1, 4), count=st.integers(1, 12))
-def test_the_limit_holds_and_all_have_their_turn_although_some_are_refused(seed: int, limit: int, count: int) -> None:
+def test_the_limit_holds_and_all_get_a_slot_although_some_are_refused(seed: int, limit: int, count: int) -> None:
     simulate(seed, limit, count)
 
 
 class LimitedKube(Kube):
-    """A cluster whose plans wait for their turn."""
+    """A cluster whose plans wait for slots."""
 
     optimizations = Line(1)
     rollouts = Line(1)
@@ -426,7 +424,7 @@ def condition(kube: Kube, kind: str) -> Json:
 BUSY = Line(1, frozenset({SlotKey("other", "x")}))
 
 
-def test_an_optimisation_waits_for_its_turn_with_a_reason() -> None:
+def test_an_optimisation_waits_for_a_slot_with_a_reason() -> None:
     kube = LimitedKube()
     kube.optimizations = BUSY
     made = kube.reconcile()
@@ -493,7 +491,7 @@ def test_a_rollout_waits_as_a_paused_deployment_that_still_scales() -> None:
     kube = LimitedKube(replicas=1)
     old = serving(kube)
     kube.rollouts = BUSY
-    kube.edit(pod={"labels": {"turn": "1"}})
+    kube.edit(pod={"labels": {"changed": "1"}})
     kube.reconcile()
 
     assert kube.deployment["spec"]["paused"] is True
@@ -520,7 +518,7 @@ def test_a_rollout_that_is_changed_goes_on_for_a_while_and_then_gives_way_to_oth
     kube = LimitedKube(replicas=1)
     serving(kube)
     kube.rollouts = Line(1)
-    kube.edit(pod={"labels": {"turn": "1"}})
+    kube.edit(pod={"labels": {"changed": "1"}})
     kube.reconcile()
     kube.rollouts = replace(BUSY, active=frozenset({SlotKey("a", "emotion")}), waiting=(Ask(BEGIN, B),))
     kube.reconcile()
@@ -528,28 +526,28 @@ def test_a_rollout_that_is_changed_goes_on_for_a_while_and_then_gives_way_to_oth
 
     # Its additional pod keeps a core, which the next endpoint in the line may need.
     kube.pass_by(899)
-    kube.edit(pod={"labels": {"turn": "2"}})
+    kube.edit(pod={"labels": {"changed": "2"}})
     kube.reconcile()
     assert "paused" not in kube.deployment["spec"]
     kube.pass_by(1)
-    kube.edit(pod={"labels": {"turn": "3"}})
+    kube.edit(pod={"labels": {"changed": "3"}})
     kube.reconcile()
     assert kube.deployment["spec"]["paused"] is True
-    # Its next turn is a new one.
+    # Its next slot is a new one.
     kube.rollouts = Line(1)
     kube.reconcile()
     kube.rollouts = replace(BUSY, active=frozenset({SlotKey("a", "emotion")}), waiting=(Ask(BEGIN, B),))
     kube.pass_by(600)
-    kube.edit(pod={"labels": {"turn": "4"}})
+    kube.edit(pod={"labels": {"changed": "4"}})
     kube.reconcile()
     assert "paused" not in kube.deployment["spec"]
 
 
-def test_a_waiting_rollout_that_is_taken_back_needs_no_turn() -> None:
+def test_a_waiting_rollout_that_is_taken_back_needs_no_slot() -> None:
     kube = LimitedKube(replicas=1)
     old = serving(kube)
     kube.rollouts = BUSY
-    kube.edit(pod={"labels": {"turn": "1"}})
+    kube.edit(pod={"labels": {"changed": "1"}})
     kube.reconcile()
     kube.edit(pod={})
     made = kube.reconcile()
@@ -564,7 +562,7 @@ def test_an_endpoint_without_pods_replaces_none_and_does_not_wait() -> None:
     old = serving(kube)
     kube.replica_set(old, wanted=0)
     kube.rollouts = BUSY
-    kube.edit(pod={"labels": {"turn": "1"}})
+    kube.edit(pod={"labels": {"changed": "1"}})
     kube.reconcile()
 
     assert kube.template_hash != old
@@ -576,7 +574,7 @@ def test_an_annotation_of_another_form_is_no_time(text: str) -> None:
     kube = LimitedKube(replicas=1)
     serving(kube)
     kube.rollouts = BUSY
-    kube.edit(pod={"labels": {"turn": "1"}})
+    kube.edit(pod={"labels": {"changed": "1"}})
     kube.reconcile()
     kube.deployment["metadata"]["annotations"]["penstock.dev/rollout-waits-since"] = text
     kube.deployment["metadata"]["annotations"]["penstock.dev/rollout-began"] = text

@@ -22,7 +22,7 @@ def cache() -> ClusterCache:
 
 
 def lines(of: ClusterCache, now: datetime = NOW) -> tuple[Line, Line]:
-    return of.turns.lines(now)
+    return of.slots.lines(now)
 
 
 def ended(job: Json, kind: str = "Complete") -> Json:
@@ -33,13 +33,13 @@ def that_waits(name: str) -> SlotDecision:
     return SlotDecision(allowed=False, ask=Ask(CREATED, SlotKey("a", name)))
 
 
-def test_a_job_has_a_place_until_it_ends_and_its_end_plans_those_that_wait() -> None:
+def test_a_job_has_a_slot_until_it_ends_and_its_end_plans_those_that_wait() -> None:
     found = cache()
     woken: list[set[ObjectKey]] = []
-    found.turns.listen(woken.append)
+    found.slots.listen(woken.append)
     found.models.put(objects.optimized_model("m"))
     found.jobs.put(objects.job("m"))
-    found.turns.planned(ObjectKey("a", "waits"), that_waits("w"), None)
+    found.slots.planned(ObjectKey("a", "waits"), that_waits("w"), None)
 
     assert lines(found)[0].active == {SlotKey("a", "m")}
     assert woken == []
@@ -48,7 +48,7 @@ def test_a_job_has_a_place_until_it_ends_and_its_end_plans_those_that_wait() -> 
     assert woken == [{ObjectKey("a", "waits")}]
 
 
-def test_a_job_that_nothing_runs_loses_its_place_and_gets_it_again_when_it_runs() -> None:
+def test_a_job_that_nothing_runs_loses_its_slot_and_gets_it_again_when_it_runs() -> None:
     found = cache()
     found.models.put(objects.optimized_model("m"))
     found.jobs.put(objects.job("m"))
@@ -60,7 +60,7 @@ def test_a_job_that_nothing_runs_loses_its_place_and_gets_it_again_when_it_runs(
     assert lines(found, late)[0].active == {SlotKey("a", "m")}
 
 
-def test_a_job_that_a_user_created_with_the_operators_labels_has_no_place() -> None:
+def test_a_job_that_a_user_created_with_the_operators_labels_has_no_slot() -> None:
     found = cache()
     found.models.put(objects.optimized_model("m"))
     job = objects.job("m")
@@ -83,10 +83,10 @@ def replica_set(template: str, replicas: int, version: int) -> Json:
     return value
 
 
-def test_a_rollout_has_a_place_from_the_new_template_until_the_old_pods_are_gone() -> None:
+def test_a_rollout_has_a_slot_from_the_new_template_until_the_old_pods_are_gone() -> None:
     found = cache()
     woken: list[set[ObjectKey]] = []
-    found.turns.listen(woken.append)
+    found.slots.listen(woken.append)
 
     def rolling() -> bool:
         return lines(found)[1].active == {SlotKey("a", "e")}
@@ -105,7 +105,7 @@ def test_a_rollout_has_a_place_from_the_new_template_until_the_old_pods_are_gone
     assert len(woken) == 1
 
 
-def test_a_rollout_of_which_a_new_leader_learns_before_its_endpoint_has_a_place() -> None:
+def test_a_rollout_of_which_a_new_leader_learns_before_its_endpoint_has_a_slot() -> None:
     found = cache()
     found.deployments.put(deployment("new", 1))
     found.replica_sets.put(replica_set("old", 1, 2))
@@ -114,7 +114,7 @@ def test_a_rollout_of_which_a_new_leader_learns_before_its_endpoint_has_a_place(
     assert lines(found)[1].active == {SlotKey("a", "e")}
 
 
-def test_a_deployment_with_the_name_of_a_canary_has_a_place_only_if_it_is_the_endpoints_own() -> None:
+def test_a_deployment_with_the_name_of_a_canary_has_a_slot_only_if_it_is_the_endpoints_own() -> None:
     found = cache()
     for name in ("e", "e-canary"):
         found.endpoints.put(objects.endpoint(name))
@@ -145,7 +145,7 @@ def test_a_canary_that_takes_hours_or_is_changed_all_the_time_keeps_others_waiti
 
     assert lines(found, CREATED + timedelta(seconds=CANARY_SECONDS))[1].active == {SlotKey("a", "e")}
     assert lines(found, CREATED + timedelta(seconds=CANARY_SECONDS + 1))[1].active == frozenset()
-    # Its rollout has a place again: it has passed.
+    # Its rollout has a slot again: it has passed.
     found.deployments.put(
         {
             **present,
@@ -157,7 +157,7 @@ def test_a_canary_that_takes_hours_or_is_changed_all_the_time_keeps_others_waiti
     assert lines(found, CREATED + timedelta(seconds=2 * CANARY_SECONDS))[1].active == {SlotKey("a", "e")}
 
 
-def test_a_rollout_that_a_user_created_with_the_operators_labels_has_no_place() -> None:
+def test_a_rollout_that_a_user_created_with_the_operators_labels_has_no_slot() -> None:
     found = cache()
     found.endpoints.put(objects.endpoint("e"))
     forged = deployment("new", 1)
@@ -171,12 +171,12 @@ def test_a_rollout_that_a_user_created_with_the_operators_labels_has_no_place() 
 def test_an_endpoint_that_is_gone_keeps_no_other_waiting_and_is_forgotten() -> None:
     found = cache()
     woken: list[set[ObjectKey]] = []
-    found.turns.listen(woken.append)
+    found.slots.listen(woken.append)
     for name in ("gone", "stays"):
         found.endpoints.put(objects.endpoint(name))
         ask = SlotDecision(allowed=False, ask=Ask(CREATED, SlotKey("a", name)))
-        found.turns.planned(ObjectKey("a", name), that_waits(f"model-{name}"), ask)
-    found.turns.answered(found.turns.rollouts, SlotDecision(allowed=True, ask=ask.ask), NOW)
+        found.slots.planned(ObjectKey("a", name), that_waits(f"model-{name}"), ask)
+    found.slots.answered(found.slots.rollouts, SlotDecision(allowed=True, ask=ask.ask), NOW)
     woken.clear()
     found.endpoints.remove(ObjectKey("a", "gone"))
 
@@ -194,7 +194,7 @@ def test_a_refused_job_of_a_deleted_optimized_model_is_forgotten() -> None:
     found = cache()
     found.models.put(objects.optimized_model("m"))
     asked = SlotDecision(allowed=True, ask=Ask(CREATED, SlotKey("a", "m")))
-    found.turns.answered(found.turns.optimizations, asked, NOW)
+    found.slots.answered(found.slots.optimizations, asked, NOW)
     assert set(lines(found)[0].refused) == {SlotKey("a", "m")}
     found.models.remove(ObjectKey("a", "m"))
     assert lines(found)[0].refused == {}
@@ -203,38 +203,38 @@ def test_a_refused_job_of_a_deleted_optimized_model_is_forgotten() -> None:
 def test_a_new_leader_waits_for_the_plans_of_all_endpoints_but_not_for_ever() -> None:
     found = cache()
     keys = {ObjectKey("a", "e1"), ObjectKey("a", "e2")}
-    found.turns.begin(set(keys), NOW)
+    found.slots.begin(set(keys), NOW)
 
     assert not lines(found)[0].ready
     assert lines(found, NOW + timedelta(seconds=LEADER_SECONDS + 1))[0].ready
     for key in keys:
-        found.turns.plans(key)
+        found.slots.plans(key)
     assert lines(found)[0].ready
 
 
-def test_a_place_that_is_given_counts_until_its_plan_is_carried_out() -> None:
+def test_a_slot_that_is_given_counts_until_its_plan_is_carried_out() -> None:
     found = cache()
     key = ObjectKey("a", "e")
     ask = Ask(CREATED, SlotKey("a", "m"))
-    found.turns.planned(key, SlotDecision(allowed=True, ask=ask), None)
+    found.slots.planned(key, SlotDecision(allowed=True, ask=ask), None)
 
     assert lines(found)[0].active == {ask.subject}
-    found.turns.carried_out(key)
+    found.slots.carried_out(key)
     assert lines(found)[0].active == frozenset()
 
 
-def test_after_a_refused_job_the_next_one_is_tried_at_once_and_the_refused_one_when_a_place_is_free() -> None:
+def test_after_a_refused_job_the_next_one_is_tried_at_once_and_the_refused_one_when_a_slot_is_free() -> None:
     found = cache()
     woken: list[set[ObjectKey]] = []
-    found.turns.listen(woken.append)
+    found.slots.listen(woken.append)
     asked = SlotDecision(allowed=True, ask=Ask(CREATED, SlotKey("a", "refused")))
-    found.turns.planned(ObjectKey("a", "refused"), asked, None)
-    found.turns.answered(found.turns.optimizations, asked, NOW)
+    found.slots.planned(ObjectKey("a", "refused"), asked, None)
+    found.slots.answered(found.slots.optimizations, asked, NOW)
     assert woken == [set()]
     assert lines(found)[0].active == frozenset()
     for name in ("refused", "other", "third"):
-        found.turns.planned(ObjectKey("a", name), that_waits(name), None)
-    found.turns.answered(found.turns.optimizations, asked, NOW)
+        found.slots.planned(ObjectKey("a", name), that_waits(name), None)
+    found.slots.answered(found.slots.optimizations, asked, NOW)
     assert woken[1:] == [{ObjectKey("a", "other")}]
     found.jobs.put(objects.job("m"))
     found.jobs.put(ended(objects.job("m", version=2)))
@@ -244,39 +244,39 @@ def test_after_a_refused_job_the_next_one_is_tried_at_once_and_the_refused_one_w
 def test_a_refused_job_goes_to_the_end_of_the_line_and_a_failed_reconcile_leaves_it() -> None:
     found = cache()
     for name in ("refused", "other"):
-        found.turns.planned(ObjectKey("a", name), that_waits(name), None)
+        found.slots.planned(ObjectKey("a", name), that_waits(name), None)
     asked = SlotDecision(allowed=True, ask=Ask(CREATED, SlotKey("a", "refused")))
-    found.turns.answered(found.turns.optimizations, asked, NOW)
+    found.slots.answered(found.slots.optimizations, asked, NOW)
 
     line, _ = lines(found)
-    assert not line.turn(SlotKey("a", "refused"), CREATED).allowed
-    found.turns.carried_out(ObjectKey("a", "other"), failed=True)
+    assert not line.slot(SlotKey("a", "refused"), CREATED).allowed
+    found.slots.carried_out(ObjectKey("a", "other"), failed=True)
     line, _ = lines(found)
-    assert line.turn(SlotKey("a", "refused"), CREATED).allowed
-    found.turns.answered(found.turns.optimizations, asked, None)
+    assert line.slot(SlotKey("a", "refused"), CREATED).allowed
+    found.slots.answered(found.slots.optimizations, asked, None)
     assert lines(found)[0].refused == {}
 
 
-def test_the_last_turn_of_a_namespace_is_that_of_its_newest_job() -> None:
+def test_the_last_slot_of_a_namespace_is_that_of_its_newest_job() -> None:
     found = cache()
-    assert lines(found)[0].turns == {}
+    assert lines(found)[0].last_slots == {}
     found.jobs.put(objects.job("m"))
-    assert lines(found)[0].turns == {"a": CREATED}
+    assert lines(found)[0].last_slots == {"a": CREATED}
     older = objects.job("n", version=2)
     older["metadata"]["creationTimestamp"] = "2026-11-21T18:00:00Z"
     found.jobs.put(older)
     found.jobs.put(ended(objects.job("m", version=3)))
-    assert lines(found)[0].turns == {"a": CREATED}
-    assert lines(found)[1].turns == {}
+    assert lines(found)[0].last_slots == {"a": CREATED}
+    assert lines(found)[1].last_slots == {}
 
 
-def test_a_job_that_collects_artefacts_is_no_turn() -> None:
+def test_a_job_that_collects_artefacts_gets_no_slot() -> None:
     found = cache()
     collects = objects.job("m")
     del collects["metadata"]["labels"]["penstock.dev/attempt"]
     found.jobs.put(collects)
 
-    assert lines(found)[0].turns == {}
+    assert lines(found)[0].last_slots == {}
 
 
 def test_the_last_rollout_of_a_namespace_is_that_of_its_deployments_and_not_in_the_future() -> None:
@@ -285,32 +285,32 @@ def test_the_last_rollout_of_a_namespace_is_that_of_its_deployments_and_not_in_t
     present = deployment("new", 1)
     present["metadata"]["annotations"] = {ROLLOUT_BEGAN: "2026-11-21T19:00:00Z"}
     found.deployments.put(present)
-    assert lines(found)[1].turns == {"a": CREATED}
+    assert lines(found)[1].last_slots == {"a": CREATED}
 
     later = deployment("newer", 2)
     later["metadata"]["annotations"] = {ROLLOUT_BEGAN: "9999-01-01T00:00:00Z"}
     found.deployments.put(later)
-    assert CREATED < lines(found)[1].turns["a"] <= datetime.now(UTC)
+    assert CREATED < lines(found)[1].last_slots["a"] <= datetime.now(UTC)
 
 
-def test_the_turns_of_a_namespace_without_endpoints_are_forgotten() -> None:
+def test_the_last_slot_of_a_namespace_without_endpoints_is_forgotten() -> None:
     found = cache()
     for name in ("one", "two"):
         found.endpoints.put(objects.endpoint(name))
     found.jobs.put(objects.job("m"))
     found.endpoints.remove(ObjectKey("a", "one"))
-    assert lines(found)[0].turns == {"a": CREATED}
+    assert lines(found)[0].last_slots == {"a": CREATED}
     found.endpoints.remove(ObjectKey("a", "two"))
-    assert lines(found)[0].turns == {}
+    assert lines(found)[0].last_slots == {}
 
 
-def test_a_second_plan_of_the_same_reconcile_asks_again_and_keeps_the_place() -> None:
+def test_a_second_plan_of_the_same_reconcile_asks_again_and_keeps_the_slot() -> None:
     """The first one found an object of another owner. The job of neither is in the caches yet."""
     found = cache()
     key, model = ObjectKey("a", "e"), SlotKey("a", "m")
     for _ in range(2):
-        found.turns.plans(key)
-        turn = lines(found)[0].turn(model, CREATED)
-        assert turn.ask is not None
-        found.turns.planned(key, turn, None)
+        found.slots.plans(key)
+        slot = lines(found)[0].slot(model, CREATED)
+        assert slot.ask is not None
+        found.slots.planned(key, slot, None)
         assert lines(found)[0].active == {model}

@@ -84,25 +84,25 @@ def rollout_decision(endpoint: ParsedEndpoint, observed: EndpointSnapshot, templ
     since = present.waits_since if present.paused else None
     began = present.rollout_began
     is_recent = began is not None and observed.now - began < timedelta(seconds=PROGRESS_DEADLINE_SECONDS)
-    return line.turn(SlotKey(endpoint.namespace, endpoint.name), since or observed.now, anew=not is_recent)
+    return line.slot(SlotKey(endpoint.namespace, endpoint.name), since or observed.now, anew=not is_recent)
 
 
-def noting_start(desired: Json, present: DeploymentFacts | None, turn: SlotDecision | None, now: datetime) -> Json:
+def noting_start(desired: Json, present: DeploymentFacts | None, slot: SlotDecision | None, now: datetime) -> Json:
     """The Deployment with the time when its rollout got a slot: now, if this plan gives it."""
-    has_turn = turn is not None and turn.allowed and turn.ask is not None
-    began = now if has_turn else None if present is None else present.rollout_began
+    has_slot = slot is not None and slot.allowed and slot.ask is not None
+    began = now if has_slot else None if present is None else present.rollout_began
     if began is None:
         return desired
     annotations = {**desired["metadata"].get("annotations", {}), ROLLOUT_BEGAN: timestamp(began)}
     return {**desired, "metadata": {**desired["metadata"], "annotations": annotations}}
 
 
-def paused(desired: Json, turn: SlotDecision | None = None) -> Json:
+def paused(desired: Json, slot: SlotDecision | None = None) -> Json:
     """The Deployment with a new template that waits for a slot, or for a canary. Kubernetes scales the present pods
     meanwhile."""
     annotations = dict(desired["metadata"].get("annotations", {}))
-    if turn is not None:
-        annotations[ROLLOUT_SINCE] = "" if turn.ask is None else timestamp(turn.ask.since)
+    if slot is not None:
+        annotations[ROLLOUT_SINCE] = "" if slot.ask is None else timestamp(slot.ask.since)
     return {
         **desired,
         "metadata": {**desired["metadata"], "annotations": annotations},

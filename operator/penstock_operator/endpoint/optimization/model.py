@@ -93,13 +93,13 @@ class OptimizationState:
     """The run that is under way."""
     due: datetime | None = None
     """When the next run could begin first; None: it does not begin."""
-    turn: SlotDecision | None = None
+    slot: SlotDecision | None = None
     """Whether the run that is to begin has a slot; None: none begins, or there is no limit."""
 
     @property
     def queued(self) -> bool:
         """Whether the next run waits for a slot."""
-        return self.turn is not None and not self.turn.allowed
+        return self.slot is not None and not self.slot.allowed
 
     @property
     def ready(self) -> bool:
@@ -190,8 +190,8 @@ def _ready_condition(state: OptimizationState) -> tuple[ConditionStatus, str, st
         return ConditionStatus.TRUE, Reason.PUBLISHED, f"{sentence(plan)} The artefact is in the store."
     if status.failure is not None and status.phase is Phase.FAILED:
         return ConditionStatus.FALSE, status.failure.reason, failure_text(state)
-    if state.turn is not None and state.queued:
-        return ConditionStatus.FALSE, Reason.OPTIMIZATION_QUEUED, queue_text(state.turn)
+    if state.slot is not None and state.queued:
+        return ConditionStatus.FALSE, Reason.OPTIMIZATION_QUEUED, queue_text(state.slot)
     if status.failure is not None and status.retry_after is not None:
         return ConditionStatus.FALSE, Reason.WAITING_TO_RETRY, failure_text(state)
     if state.running is not None and state.running.unschedulable:
@@ -213,9 +213,9 @@ def _ready_condition(state: OptimizationState) -> tuple[ConditionStatus, str, st
     return ConditionStatus.FALSE, Reason.PENDING, job
 
 
-def queue_text(turn: SlotDecision) -> str:
+def queue_text(slot: SlotDecision) -> str:
     """Why the next run waits."""
-    return turn.waits_for("optimisation", "maxConcurrentOptimizations")
+    return slot.waits_for("optimisation", "maxConcurrentOptimizations")
 
 
 def failure_text(state: OptimizationState) -> str:

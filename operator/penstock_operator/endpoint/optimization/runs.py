@@ -70,10 +70,10 @@ def next_run(
     if suspended and state.start:
         state = replace(initial, status=before.model_copy(update=pending))
     elif state.start and line is not None:
-        turn = line.turn(SlotKey(namespace, facts.name), state.due or facts.created or now)
-        state = replace(state, turn=turn)
-        if not turn.allowed:
-            state = _queued(state, before, turn)
+        slot = line.slot(SlotKey(namespace, facts.name), state.due or facts.created or now)
+        state = replace(state, slot=slot)
+        if not slot.allowed:
+            state = _queued(state, before, slot)
     return state
 
 
@@ -120,14 +120,14 @@ def _started(wanted: OptimizationState) -> tuple[Event, ...]:
     return (Event("Normal", Reason.OPTIMIZATION_STARTED, f"The job {wanted.status.job} is created{which}."),)
 
 
-def _queued(state: OptimizationState, before: OptimizedModelStatus, turn: SlotDecision) -> OptimizationState:
+def _queued(state: OptimizationState, before: OptimizedModelStatus, slot: SlotDecision) -> OptimizationState:
     """The state in which the run that was to begin waits. The next plan finds the same run and the same time."""
     update: dict[str, Any] = {"attempts": before.attempts, "job": before.job}
     if state.due is not None:
         last = state.start - 1
         update = {"attempts": last, "job": job_name(state.name, last), "retry_after": timestamp(state.due)}
     status = state.status.model_copy(update=update)
-    return replace(state, status=status, start=0, running=None, requeue_seconds=turn.requeue_seconds, turn=turn)
+    return replace(state, status=status, start=0, running=None, requeue_seconds=slot.requeue_seconds, slot=slot)
 
 
 def _from_job(

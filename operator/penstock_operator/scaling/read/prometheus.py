@@ -30,7 +30,7 @@ from penstock_operator.scaling.read.queries import (
     QueryFailure,
     Vector,
     Windows,
-    judged,
+    metrics_of,
     queries,
     read,
 )
@@ -188,7 +188,7 @@ class PrometheusClient:
         now = clock.elements[0].value if clock.elements else float("nan")
         asked = queries(place, windows, source.queries)
         answers = await asyncio.gather(*(self._ask(source, query, now) for query in asked.values()))
-        return judged(
+        return metrics_of(
             dict(zip(asked, answers, strict=True)),
             place,
             windows,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from string import Template
 from typing import Any
 
@@ -104,7 +104,8 @@ def _literal(name: str) -> str:
 
 
 def queries(place: EndpointPods, windows: Windows, own: PrometheusQueries) -> dict[str, str]:
-    """PromQL by the field of `Answers`. Queries that `own` overrides are the user's."""
+    """PromQL by the name of its answer: `scraped_at` (by pod, the time of its last scrape), those of `Metrics`, and
+    `buckets` (answers/s up to each bound of the latency). Queries that `own` overrides are the user's."""
     pods, fast, slow = selector(place), f"{windows.fast:.0f}s", f"{windows.slow:.0f}s"
     codes = "|".join(sorted(UNANSWERED_CODES))
     # The scrape itself is in flight while it is counted.
@@ -168,73 +169,55 @@ class QueryFailure:
 Answer = Vector | QueryFailure
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """The answers to one round of queries, all evaluated at the same time."""
-
-    evaluated_at: float
-    """Evaluation time by Prometheus' clock (`time()`), seconds since the epoch."""
-    scraped_at: Answer
-    """`timestamp(up{...} == 1)`: by pod, the time of its last successful scrape."""
-    arrivals_fast: Answer
-    """`sum(rate(requests_total[fast])) + sum(deriv(in_flight[fast]))`."""
-    arrivals_slow: Answer
-    in_flight: Answer
-    """`sum(in_flight)`."""
-    buckets: Answer
-    """`sum by (le) (rate(request_seconds_bucket[slow]))`, of text generation the time to the first token."""
-    tokens_per_request: Answer = Vector()
-    """Tokens of an answered request, as `Metrics` has it; NaN without answers."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScrapeTargets:
-    """The pods to expect in the answers, and the windows of the queries."""
-
-    ready: tuple[str, ...]
-    """Names of the ready pods, from the API server."""
-    scrape_interval_seconds: float
-    objective_seconds: float
-    fast_seconds: float
-    slow_seconds: float
-    pod_label: str = "pod"
-
-
-def metrics_of(answers: Answers, targets: ScrapeTargets) -> Metrics:
-    """The metrics of one round of queries."""
-    scraped = answers.scraped_at
-    if isinstance(scraped, QueryFailure):
-        return Metrics.unknown(scraped.reason)
-    fresh, problem = _fresh(scraped, answers.evaluated_at, targets)
-    if not fresh and targets.ready:
+def metrics_of(
+    answers: Mapping[str, Answer],
+    place: EndpointPods,
+    windows: Windows,
+    own: PrometheusQueries,
+    *,
+    evaluated_at: float,
+    objective_seconds: float,
+) -> Metrics:
+    """The metrics from the answers to `queries`, all evaluated at one time by Prometheus' clock."""
+    fresh, problem, ready = set(place.ready), "", place.ready
+    if "scraped_at" in answers:
+        scraped = answers["scraped_at"]
+        if isinstance(scraped, QueryFailure):
+            return Metrics.unknown(scraped.reason)
+        fresh, problem = _fresh(scraped, evaluated_at, windows)
+    # Otherwise the targets of a user's query are unknown: its answer counts as complete.
+    if not fresh and ready:
         return Metrics.unknown(problem)
-    coverage = len(fresh & set(targets.ready)) / len(targets.ready) if targets.ready else 1.0
-    in_flight = _single(answers.in_flight, "requests in flight")
+    coverage = len(fresh & set(ready)) / len(ready) if ready else 1.0
+    in_flight = _single(answers["in_flight"], "requests in flight")
     # A zero counts only if all targets have it.
     quiet = coverage == 1 and isinstance(in_flight, Value) and in_flight.value == 0
-    buckets = bucket_rates(answers.buckets)
+    slow = _rate(answers["arrivals_slow"], "request rate", quiet=quiet)
+    if own.good_latency_ratio is not None:
+        good = _share(answers["good_share"], quiet=isinstance(slow, Idle))
+        p95 = _p95(good, objective_seconds * 1000)
+    else:
+        buckets = bucket_rates(answers["buckets"])
+        good = of_answers(good_share(buckets, objective_seconds), quiet=quiet)
+        p95 = of_answers(quantile(buckets, 0.95), quiet=quiet, scale=1000)
+    # Idle where it is not known: a request then counts as one of the measured workload.
+    tokens = _single(answers.get("tokens_per_request", Vector()), "tokens of a request")
     return Metrics(
-        arrivals_fast=_rate(answers.arrivals_fast, "request rate", quiet=quiet),
-        arrivals_slow=_rate(answers.arrivals_slow, "request rate", quiet=quiet),
+        arrivals_fast=_rate(answers["arrivals_fast"], "request rate", quiet=quiet),
+        arrivals_slow=slow,
         in_flight=in_flight,
-        good_share=of_answers(good_share(buckets, targets.objective_seconds), quiet=quiet),
-        p95_milliseconds=of_answers(quantile(buckets, 0.95), quiet=quiet, scale=1000),
+        good_share=good,
+        p95_milliseconds=p95,
         coverage=coverage,
-        fast_seconds=targets.fast_seconds,
-        slow_seconds=targets.slow_seconds,
-        tokens_per_request=_tokens_per_request(answers.tokens_per_request),
+        fast_seconds=windows.fast,
+        slow_seconds=windows.slow,
+        tokens_per_request=tokens if isinstance(tokens, Value) else Idle(),
     )
 
 
-def _tokens_per_request(answer: Answer) -> Measurement:
-    """Idle where it is not known: a request then counts as one of the measured workload."""
-    found = _single(answer, "tokens of a request")
-    return found if isinstance(found, Value) else Idle()
-
-
-def _fresh(scraped: Vector, evaluated_at: float, targets: ScrapeTargets) -> tuple[set[str], str]:
+def _fresh(scraped: Vector, evaluated_at: float, windows: Windows) -> tuple[set[str], str]:
     """Names of the pods with a fresh scrape, and the reason if there are none."""
-    stale = STALE_INTERVALS * targets.scrape_interval_seconds
+    stale = STALE_INTERVALS * windows.scrape_interval
     fresh: set[str] = set()
     problem = "prometheus knows no target of this endpoint that is up"
     for element in scraped.elements:
@@ -246,7 +229,7 @@ def _fresh(scraped: Vector, evaluated_at: float, targets: ScrapeTargets) -> tupl
         elif age > stale:
             problem = f"the newest samples are {age:.0f} s old"
         else:
-            fresh.add(element.labels.get(targets.pod_label, ""))
+            fresh.add(element.labels.get("pod", ""))
     return fresh, problem
 
 
@@ -300,44 +283,6 @@ def bucket_rates(answer: Answer) -> Buckets | str:
         highest = max(highest, value)
         buckets.append((bound, highest))
     return tuple(buckets)
-
-
-def judged(
-    answers: Mapping[str, Answer],
-    place: EndpointPods,
-    windows: Windows,
-    own: PrometheusQueries,
-    *,
-    evaluated_at: float,
-    objective_seconds: float,
-) -> Metrics:
-    """The metrics from the answers to `queries`."""
-    scraped = answers.get("scraped_at")
-    if scraped is None:
-        # The targets of a user's query are unknown: treat its answer as complete.
-        scraped = Vector(tuple(Element({"pod": name}, evaluated_at) for name in place.ready))
-    found = metrics_of(
-        Answers(
-            evaluated_at=evaluated_at,
-            scraped_at=scraped,
-            arrivals_fast=answers["arrivals_fast"],
-            arrivals_slow=answers["arrivals_slow"],
-            in_flight=answers["in_flight"],
-            buckets=answers.get("buckets", Vector()),
-            tokens_per_request=answers.get("tokens_per_request", Vector()),
-        ),
-        ScrapeTargets(
-            ready=place.ready,
-            scrape_interval_seconds=windows.scrape_interval,
-            objective_seconds=objective_seconds,
-            fast_seconds=windows.fast,
-            slow_seconds=windows.slow,
-        ),
-    )
-    if own.good_latency_ratio is None:
-        return found
-    good = _share(answers["good_share"], quiet=isinstance(found.arrivals_slow, Idle))
-    return replace(found, good_share=good, p95_milliseconds=_p95(good, objective_seconds * 1000))
 
 
 def _share(answer: Answer, *, quiet: bool) -> Measurement:

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from penstock_operator.decide.canary import CanaryOutcome, CanaryReason
 from penstock_operator.endpoint.objects.rollout import with_template_of
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.facts import names
 from penstock_operator.facts.names import Ref
-from penstock_operator.facts.scaling import CanaryReport
+from penstock_operator.facts.scaling import CanaryOutcome, CanaryReason, CanaryReport
 from penstock_operator.limits.concurrency import Line, SlotKey
 from tests.operator.endpoint.kube import OTHER, Json, Kube, condition, container, result
 from tests.operator.endpoint.objects.test_gateway import gateway_up

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock_operator.decide.canary import PlanCounter
+from penstock_operator.endpoint.objects.canary import PlanCounter
 from penstock_operator.scaling.read.scrape import UnreadableMetrics, parse_metrics
 from tests.operator.scaling.pods import ServingPod
 

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.resources.endpoint_parts.scaling import PrometheusQueries
 from penstock_operator.decide import Idle, Metrics, Unknown, Value
+from penstock_operator.decide.measurement import good_share, quantile
 from penstock_operator.scaling.read.queries import (
     Answer,
     Element,
@@ -17,7 +18,8 @@ from penstock_operator.scaling.read.queries import (
     QueryFailure,
     Vector,
     Windows,
-    judged,
+    bucket_rates,
+    metrics_of,
     queries,
     read,
     selector,
@@ -41,6 +43,10 @@ def buckets(good: float, all_: float) -> Vector:
     return Vector((Element({"le": "0.02"}, good), Element({"le": "+Inf"}, all_)))
 
 
+def histogram(*cells: tuple[str, float]) -> Vector:
+    return Vector(tuple(Element({"le": bound}, value) for bound, value in cells))
+
+
 def answers(**changed: Answer) -> dict[str, Answer]:
     everything: dict[str, Answer] = {
         "scraped_at": scraped(3, 9),
@@ -53,7 +59,7 @@ def answers(**changed: Answer) -> dict[str, Answer]:
 
 
 def found(**changed: Answer) -> Metrics:
-    return judged(answers(**changed), PLACE, WINDOWS, OWN, evaluated_at=NOW, objective_seconds=0.02)
+    return metrics_of(answers(**changed), PLACE, WINDOWS, OWN, evaluated_at=NOW, objective_seconds=0.02)
 
 
 def matches(place: EndpointPods, pod: str) -> bool:
@@ -136,32 +142,119 @@ def test_a_dollar_in_a_custom_regular_expression_is_kept() -> None:
     assert queries(PLACE, WINDOWS, own)["arrivals_fast"] == 'sum(x{pod=~"emotion-.*$"})'
 
 
-def test_answers_with_values_become_known_metrics() -> None:
-    metrics = found()
-    assert (metrics.arrivals_fast, metrics.arrivals_slow) == (Value(120.0), Value(110.0))
-    assert (metrics.good_share, metrics.coverage) == (Value(0.97), 1.0)
+QUIET = {"arrivals_fast": one(0), "arrivals_slow": one(0), "in_flight": one(0), "buckets": buckets(0, 0)}
+
+
+def test_finite_values_of_current_targets_are_known() -> None:
+    metrics = found(buckets=histogram(("+Inf", 40), ("0.02", 38), ("0.01", 20), ("0.05", 40)))
+
+    assert (metrics.arrivals_fast, metrics.arrivals_slow, metrics.in_flight) == (Value(120), Value(110), Value(2))
+    assert metrics.good_share == Value(0.95)
+    assert isinstance(metrics.p95_milliseconds, Value)
+    assert metrics.p95_milliseconds.value == pytest.approx(20)
+    assert (metrics.coverage, metrics.fast_seconds, metrics.slow_seconds) == (1, 60, 120)
+
+
+@pytest.mark.parametrize("rate", [0, math.nan])
+def test_zero_of_all_targets_is_idle(rate: float) -> None:
+    metrics = found(**{**QUIET, "arrivals_fast": one(rate)})
+
+    assert metrics.arrivals_fast == metrics.arrivals_slow == metrics.good_share == metrics.p95_milliseconds == Idle()
+    assert metrics.in_flight == Value(0)
+
+
+@pytest.mark.parametrize("others", [{}, QUIET])
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (QueryFailure("prometheus answered 503"), "prometheus answered 503"),
+        (Vector(), "prometheus gave no series for the request rate instead of one"),
+        (Vector((Element({}, 1), Element({}, 2))), "prometheus gave 2 series for the request rate instead of one"),
+        (one(math.inf), "prometheus gave inf for the request rate"),
+        (one(-math.inf), "prometheus gave -inf for the request rate"),
+    ],
+)
+def test_an_answer_without_a_number_is_unknown_with_its_reason(
+    others: dict[str, Answer], answer: Answer, reason: str
+) -> None:
+    assert found(**{**others, "arrivals_fast": answer}).arrivals_fast == Unknown(reason)
+
+
+def test_a_rate_that_is_no_number_is_unknown_with_traffic_and_one_below_zero_is_zero() -> None:
+    assert found(arrivals_fast=one(math.nan)).arrivals_fast == Unknown("prometheus gave nan for the request rate")
+    assert found(arrivals_fast=one(-2)).arrivals_fast == Value(0)
 
 
 @pytest.mark.parametrize(
-    ("changed", "why"),
+    ("targets", "reason"),
     [
-        ({"arrivals_fast": QueryFailure("prometheus answered 503")}, "answered 503"),
-        ({"arrivals_fast": Vector()}, "no series"),
-        ({"arrivals_fast": one(float("nan"))}, ""),
-        ({"scraped_at": Vector()}, "knows no target"),
-        ({"scraped_at": scraped(300, 300)}, "300 s old"),
+        (QueryFailure("prometheus answered 503"), "prometheus answered 503"),
+        (Vector(), "prometheus knows no target of this endpoint that is up"),
+        (scraped(200, 200), "the newest samples are 200 s old"),
+        (scraped(-40), "the newest samples are 40 s in the future: a clock is wrong"),
+        (scraped(math.nan), "prometheus gave no time for its scrapes"),
     ],
 )
-def test_an_outage_is_unknown_and_not_zero(changed: dict[str, Answer], why: str) -> None:
-    fast = found(**changed).arrivals_fast
-    assert isinstance(fast, Unknown)
-    assert why in fast.reason
+def test_targets_that_are_down_or_stale_make_everything_unknown(targets: Answer, reason: str) -> None:
+    metrics = found(**{**QUIET, "scraped_at": targets})
+
+    assert metrics.arrivals_fast == metrics.in_flight == metrics.p95_milliseconds == Unknown(reason)
+    assert metrics.coverage == 0
 
 
-def test_zero_rates_are_idle() -> None:
-    metrics = found(arrivals_fast=one(0.0), arrivals_slow=one(0.0), in_flight=one(0.0), buckets=buckets(0.0, 0.0))
-    assert isinstance(metrics.arrivals_fast, Idle)
-    assert isinstance(metrics.p95_milliseconds, Idle)
+def test_a_partial_scrape_shows_in_the_coverage_and_is_never_idle() -> None:
+    metrics = found(**{**QUIET, "scraped_at": scraped(3, 100)})
+
+    assert metrics.coverage == 0.5
+    assert metrics.arrivals_fast == Value(0)
+    assert isinstance(metrics.p95_milliseconds, Unknown)
+
+
+def test_only_ready_pods_count_as_coverage_and_without_any_nothing_is_missing() -> None:
+    """Prometheus also scrapes surge pods and terminating pods; at zero replicas the gateway's figures alone count."""
+    surge = Vector((*scraped(1).elements, Element({"pod": "surge"}, NOW - 1)))
+    assert found(scraped_at=surge).coverage == 0.5
+    place = EndpointPods("team-a", "emotion", ())
+    given = answers(scraped_at=Vector())
+    metrics = metrics_of(given, place, WINDOWS, OWN, evaluated_at=NOW, objective_seconds=0.02)
+    assert (metrics.arrivals_fast, metrics.coverage) == (Value(120), 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (QueryFailure("timed out"), "timed out"),
+        (Vector(), "prometheus gave no latency histogram"),
+        (histogram(("0.02", 3)), "prometheus gave no latency histogram"),
+        (one(3), "the latency histogram has a series without a bound (le)"),
+        (histogram(("x", 3)), "the latency histogram has a series without a bound (le)"),
+        (histogram(("0.02", math.nan), ("+Inf", 1)), "prometheus gave nan for the latency histogram"),
+    ],
+)
+def test_a_broken_histogram_is_an_error_message(answer: Answer, reason: str) -> None:
+    assert bucket_rates(answer) == reason
+    assert quantile(bucket_rates(answer), 0.95) == reason
+    assert good_share(bucket_rates(answer), 0.02) == reason
+
+
+def test_a_quantile_is_linear_within_its_bucket_and_stops_at_the_last_bound() -> None:
+    buckets = bucket_rates(histogram(("0.1", 50), ("0.2", 90), ("+Inf", 100)))
+
+    assert quantile(buckets, 0.5) == pytest.approx(0.1)
+    assert quantile(buckets, 0.7) == pytest.approx(0.15)
+    assert quantile(buckets, 0.95) == 0.2
+    assert quantile(((math.inf, 5.0),), 0.5) == "no request was answered in the window"
+
+
+def test_buckets_of_different_scrapes_are_made_monotonic() -> None:
+    assert bucket_rates(histogram(("0.1", 50), ("0.2", 49.9), ("+Inf", 60))) == ((0.1, 50), (0.2, 50), (math.inf, 60))
+
+
+def test_the_good_share_needs_a_bucket_bound_on_the_objective() -> None:
+    buckets = bucket_rates(histogram(("0.1", 50), ("+Inf", 100)))
+
+    assert good_share(buckets, 0.1) == 0.5
+    assert good_share(buckets, 0.07) == "the latency histogram has no bound on the objective"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +273,7 @@ def test_a_users_share_query_gives_the_side_of_the_objective_of_the_p95(
     own = PrometheusQueries(good_latency_ratio="x")
     given = answers(good_share=answer)
     del given["buckets"]
-    metrics = judged(given, PLACE, WINDOWS, own, evaluated_at=NOW, objective_seconds=0.02)
+    metrics = metrics_of(given, PLACE, WINDOWS, own, evaluated_at=NOW, objective_seconds=0.02)
     assert metrics.good_share == share
     assert metrics.p95_milliseconds == (p95 if p95 is not None else share)
 

@@ -14,15 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_operator.decide import canary
-from penstock_operator.decide.canary import (
+from penstock_operator.decide.measurement import PodReading
+from penstock_operator.endpoint.objects import canary
+from penstock_operator.endpoint.objects.canary import (
     EXACT_DEVIATION,
     LEAST_REQUESTS,
     LEVEL,
     LONGEST,
     LOOKS,
-    CanaryOutcome,
-    CanaryReason,
     CanaryTrial,
     PlanCounter,
     PlanCounts,
@@ -31,7 +30,7 @@ from penstock_operator.decide.canary import (
     slow_bound,
     tail,
 )
-from penstock_operator.decide.measurement import PodReading
+from penstock_operator.facts.scaling import CanaryOutcome, CanaryReason
 from tests.examples import examples
 
 CONTINUE, PASS, REJECT = CanaryOutcome.CONTINUE, CanaryOutcome.PASS, CanaryOutcome.REJECT

@@ -1,4 +1,4 @@
-"""The limits on a real API server: one optimisation and one rollout at a time, in turns of namespaces."""
+"""The limits on a real API server: one optimisation and one rollout at a time, namespace after namespace."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_one_optimisation_and_one_rollout_at_a_time_the_oldest_first(nodeless: C
     install_crds(nodeless)
     kind = {"apiVersion": "penstock.dev/v1alpha1", "kind": "HardwareClass", "metadata": {"name": "any"}, "spec": {}}
     nodeless.kubectl.apply(kind)
-    settings = Settings.load({"PENSTOCK_OPERATOR_ALLOWED_LABELS": "turn"})
+    settings = Settings.load({"PENSTOCK_OPERATOR_ALLOWED_LABELS": "changed"})
 
     async def scenario(kubectl: Kubectl) -> None:
         async with running(nodeless.kubeconfig, kubectl.namespace, settings=settings) as operator:
@@ -83,7 +83,7 @@ def test_one_optimisation_and_one_rollout_at_a_time_the_oldest_first(nodeless: C
             # Both have one pod, which nothing runs; their rollouts do not end by themselves.
             assert paused(kubectl) == [False, False]
             for name in NAMES:
-                await asyncio.to_thread(kubectl.apply, endpoint(name, turn="2"))
+                await asyncio.to_thread(kubectl.apply, endpoint(name, changed="2"))
                 assert await operator.rest()
             assert paused(kubectl) == [False, True]
             assert reasons(kubectl, "Progressing")[1] == "RolloutQueued"
@@ -99,13 +99,13 @@ def test_one_optimisation_and_one_rollout_at_a_time_the_oldest_first(nodeless: C
             (before,) = (
                 one
                 for one in kubectl.items("replicasets", "penstock.dev/endpoint=first")
-                if "turn" not in one["spec"]["template"]["metadata"]["labels"]
+                if "changed" not in one["spec"]["template"]["metadata"]["labels"]
             )
             await asyncio.to_thread(kubectl, "delete", "replicaset", before["metadata"]["name"])
             assert await operator.rest()
             assert paused(kubectl) == [False, False]
 
-    with nodeless.temporary_namespace("turns") as namespace:
+    with nodeless.temporary_namespace("limits") as namespace:
         asyncio.run(scenario(nodeless.kubectl.within(namespace)))
 
 
@@ -118,7 +118,7 @@ def test_an_endpoint_does_not_wait_for_all_of_another_namespace_although_the_lea
     def unfinished(kubectl: Kubectl) -> bool:
         return any(not job["status"].get("succeeded") for job in kubectl.items("jobs"))
 
-    def has_turn(kubectl: Kubectl, name: str) -> bool:
+    def has_slot(kubectl: Kubectl, name: str) -> bool:
         conditions = kubectl.get("modelendpoint", name)["status"]["conditions"]
         reason = next(str(one["reason"]) for one in conditions if one["type"] == "Optimized")
         return reason != "OptimizationQueued"
@@ -130,17 +130,17 @@ def test_an_endpoint_does_not_wait_for_all_of_another_namespace_although_the_lea
                 assert await operator.rest()
             await asyncio.to_thread(one.apply, endpoint("x"))
             assert await operator.rest()
-            assert [has_turn(many, name) for name in ("a", "b", "c")] == [True, False, False]
-            assert not has_turn(one, "x")
+            assert [has_slot(many, name) for name in ("a", "b", "c")] == [True, False, False]
+            assert not has_slot(one, "x")
             await finish_job(many, operator)
         async with running(nodeless.kubeconfig, one.namespace, many.namespace, settings=Settings.load({})) as operator:
             assert await operator.rest()
-            # b, or x if it was applied in the second in which a had its turn.
+            # b, or x if it was applied in the second in which a got its slot.
             (second,) = [kubectl for kubectl in (one, many) if unfinished(kubectl)]
             await finish_job(second, operator)
-            assert has_turn(many, "b")
-            assert has_turn(one, "x")
-            assert not has_turn(many, "c")
+            assert has_slot(many, "b")
+            assert has_slot(one, "x")
+            assert not has_slot(many, "c")
 
     with nodeless.temporary_namespace("alone") as alone, nodeless.temporary_namespace("many") as many:
         asyncio.run(scenario(nodeless.kubectl.within(alone), nodeless.kubectl.within(many)))
