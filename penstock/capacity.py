@@ -198,18 +198,14 @@ HOURS_PER_MONTH = 730.0
 """Hours of an average month, as cloud providers count them: 8,760 / 12."""
 
 
-COPIES = 2.5
-"""Factor on the file size of an unmeasured artefact: the engine's weights, its repacked copy, the activations."""
-
-
-def unmeasured_pod_bytes(artefact_bytes: int) -> int:
-    """Memory of a pod with an artefact of this size, before its memory was measured."""
-    return int(artefact_bytes * COPIES) + PROCESS
-
-
 def measured_pod_bytes(resident_bytes: int) -> int:
     """Memory of a pod with a process that had this resident memory under load."""
     return int(resident_bytes * ABOVE_MEASURED) + PROCESS // 2
+
+
+def unmeasured_pod_bytes(artefact_bytes: int) -> int:
+    """The same of an artefact of this size that was not measured: the weights, a repacked copy, the activations."""
+    return int(artefact_bytes * 2.5) + PROCESS
 
 
 def per_month(per_hour: float) -> float:

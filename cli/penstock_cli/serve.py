@@ -233,7 +233,14 @@ class ServeSession:
         host = self._host.with_present_memory()
         if Manifest.load(artefact).task is TaskName.TEXT_GENERATION:
             generation = await in_daemon_thread(
-                partial(load_generation_artefact, artefact, which, host, cores=grant.cores)
+                partial(
+                    load_generation_artefact,
+                    artefact,
+                    which,
+                    host,
+                    cores=grant.cores,
+                    cache_bytes=self._settings.generation.generation_cache_bytes,
+                )
             )
             for finding in generation.findings:
                 fact("note", finding)

@@ -18,6 +18,7 @@ from penstock_runtime.http.route_table import routes
 from penstock_runtime.http.transport.message import Route
 from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.serving.metrics import ServerMetrics
+from penstock_runtime.serving.model_settings import settings_table as settings_of_models
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import SETTINGS, Settings, Variables
 from penstock_runtime.tasks.base import DEFAULT_LIMITS
@@ -132,6 +133,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "routes": ("docs/reference/http.md", routes_table),
     "timings": ("docs/reference/http.md", timings_table),
     "errors": ("docs/reference/http.md", errors_table),
+    "settings of models": ("docs/reference/models.md", settings_of_models),
     **tasks_manual.PARTS,
     **client_tables.PARTS,
 }

@@ -123,12 +123,9 @@ class PlanStatus(Facts):
     optimized_model: str = Field(default="", max_length=253, description="The OptimizedModel that it is the result of.")
     baseline: bool = Field(default=False, description="true while the fp32 graph is served.")
     cost_per_million: float | None = Field(
-        default=None,
-        ge=0,
-        description="Cost of a million requests at the objective: of a replica that serves its measured rate less the "
-        "reserve (scaling.headroom), at the price of the HardwareClass, else at the on-demand price of its nodes' "
-        "instance type in the shipped lists.",
-    )
+        default=None, ge=0, description="Cost of a million requests at the measured rate less the reserve "
+        "(scaling.headroom), at the price of the HardwareClass or of its nodes' instance type."
+    )  # fmt: skip
     cost_per_month: float | None = Field(
         default=None, ge=0, description="Cost of the present replicas for a month of 730 hours, at the same price."
     )

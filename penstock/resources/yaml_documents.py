@@ -10,6 +10,7 @@ go-yaml v2, and `number` follows its resolve.go (v2.4.2; compared with kubectl 1
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -87,7 +88,8 @@ def read_documents(text: str, origin: str) -> list[Any]:
     if len(text) > LONGEST_TEXT:
         raise SpecError(f"{origin} is longer than {LONGEST_TEXT:,} characters", remedy="Keep to one ModelEndpoint")
     try:
-        documents = list(_documents(text, origin))
+        documents = _json(text)
+        documents = list(_documents(text, origin)) if documents is None else documents
     except SpecError:
         raise
     except yaml.MarkedYAMLError as error:
@@ -98,6 +100,24 @@ def read_documents(text: str, origin: str) -> list[Any]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SpecError(f"{origin} is not YAML that can be read: {reason}", remedy="Check scalars and tags") from error
     return [plain(document, origin) for document in documents if document is not None]
+
+
+def _json(text: str) -> list[Any] | None:
+    """The document of a text that is JSON, which kubectl does not read as YAML: escapes of surrogates are pairs there.
+    None for other texts; errors in JSON are found as YAML, with their lines."""
+    if not text.lstrip().startswith("{"):
+        return None
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError
+        return found
+
+    try:
+        return [json.loads(text, object_pairs_hook=unique, parse_int=number)]
+    except (ValueError, RecursionError):
+        return None
 
 
 def _documents(text: str, origin: str) -> Iterator[Any]:

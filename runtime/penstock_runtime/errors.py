@@ -8,6 +8,7 @@ RequestError                  error_type, status, field, remedy
 ├── UnsupportedOption         400 unsupported_option
 ├── Unauthorized              401 unauthorized
 ├── UnsupportedRoute          404 not_found
+│   └── UnknownModel          404 model_not_found
 ├── MethodNotAllowed          405 method (allow)
 ├── RequestTimeout            408 timeout
 ├── OtherVectorSpace          412 other_vector_space
@@ -132,6 +133,12 @@ class UnsupportedRoute(RequestError):
 
     status = 404
     error_type = "not_found"
+
+
+class UnknownModel(UnsupportedRoute):
+    """The request names another model than the endpoint's."""
+
+    error_type = "model_not_found"
 
 
 class Overloaded(RequestError):

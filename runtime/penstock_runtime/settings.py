@@ -207,9 +207,8 @@ class CacheSettings(SettingsGroup):
 
     answer_cache_bytes: int = setting(
         0,
-        "Memory for whole answers by content hash, for each bearer token on its own; 0 turns it off. Counted as "
-        "objects: one of two labels takes 1.3 KB, one of 28 takes 8.4 KB, a vector of 384 numbers 2.4 KB. Off by "
-        "default: it hides the model's speed, and texts stay in memory.",
+        "Memory for whole answers by content hash, for each bearer token on its own; 0 turns it off. An answer of two "
+        "labels takes 1.3 KB, a vector of 384 numbers 2.4 KB. Off by default: texts stay in memory.",
         unit="bytes",
         ge=0,
     )
@@ -229,8 +228,7 @@ class GenerationSettings(SettingsGroup):
 
     max_sequences: int = setting(
         64,
-        "Sequences that generate at the same time; others wait. Each one more makes every step a little slower, and "
-        "all together faster.",
+        "Sequences that generate at the same time; others wait. Each one more makes every step a little slower.",
         unit="sequences",
         ge=1,
         le=4096,
@@ -238,10 +236,12 @@ class GenerationSettings(SettingsGroup):
     target_gap_milliseconds: float = setting(
         50.0,
         "Prompts are computed in chunks, next to the tokens of running streams. The chunks are as large as this time "
-        "between two tokens of a stream allows, by the measured speed; a smaller target delays the first tokens of "
-        "other requests.",
+        "between two tokens of a stream allows; a smaller target delays the first tokens of other requests.",
         unit="ms",
         gt=0,
+    )
+    generation_cache_bytes: int | None = setting(
+        None, "Memory for keys and values of tokens. Not set: 4 GiB, or what the limit leaves.", unit="bytes", ge=1
     )
     prefix_reuse: bool = setting(
         True,

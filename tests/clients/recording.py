@@ -32,7 +32,10 @@ from tests.tasks import COMMON_TASKS
 FOLDER = Path(__file__).parent
 FROM_SOURCE = FOLDER / "from_source.json"
 KEPT_HEADERS = ("content-type", "accept", "authorization", "user-agent", "inference-header-content-length")
-VOLATILE = ("id", "item_id", "call_id", "created", "created_at", "model_version")
+VOLATILE = (
+    "id", "item_id", "call_id", "created", "created_at", "model_version", "modified_at", "total_duration",
+    "prompt_eval_duration", "eval_duration",
+)  # fmt: skip
 """Fields of answers that differ between two runs."""
 
 
@@ -59,6 +62,7 @@ GROUPS = (
     Group("search", "requirements_search.txt", ("calls.py", "calls_search", "CLIENTS")),
     Group("opensearch", "requirements_search.txt", ("calls.py", "calls_search", "OPENSEARCH")),
     Group("sagemaker", "requirements_sagemaker.txt", ("calls.py", "calls_applications", "SAGEMAKER")),
+    Group("local", "requirements_local.txt", ("calls.py", "calls_local", "CLIENTS")),
     Group("javascript", "package.json", ("calls.mjs",)),
 )
 
@@ -129,6 +133,9 @@ def parsed(content_type: str, body: bytes) -> Any:
     """The answer as it is kept; None for a binary one."""
     if content_type.startswith("text/event-stream"):
         return {"stream": streamed_text(body)}
+    if content_type.startswith("application/x-ndjson"):
+        lines = [json.loads(line) for line in body.splitlines()]
+        return {"stream": "".join(one.get("response") or one.get("message", {}).get("content", "") for one in lines)}
     return without_volatile(json.loads(body)) if content_type.startswith("application/json") else None
 
 
@@ -144,6 +151,8 @@ def _event_text(event: Mapping[str, Any]) -> str:
         return str(event["token"]["text"])
     if event.get("type", "").endswith("output_text.delta"):  # responses
         return str(event["delta"])
+    if event.get("type") == "content_block_delta":  # Anthropic
+        return str(event["delta"].get("text") or event["delta"].get("partial_json", ""))
     return "".join(
         text
         for one in event.get("choices", ())

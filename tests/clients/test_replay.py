@@ -11,11 +11,12 @@ from tests.clients.recording import FROM_SOURCE, GROUPS, Recorder, Sent, load, p
 
 REQUESTS = [sent for file in (*(group.recorded for group in GROUPS), FROM_SOURCE) for sent in load(file)]
 CLIENTS = {
-    "@ai-sdk/openai-compatible (JavaScript)", "chromadb", "cohere", "dify", "haystack-ai", "huggingface-api-haystack",
-    "huggingface_hub", "instructor", "kserve", "lancedb", "langchain-cohere", "langchain-openai", "litellm",
-    "llama-index-embeddings-openai-like", "llama-index-embeddings-text-embeddings-inference",
-    "llama-index-llms-openai-like", "open-webui", "openai", "openai (JavaScript)", "openai-agents", "opensearch-py",
-    "pydantic-ai-slim", "qdrant-client", "ragflow", "sagemaker-core", "semantic-router", "sqlite-vec", "tritonclient",
+    "@ai-sdk/openai-compatible (JavaScript)", "anthropic", "chromadb", "cohere", "dify", "haystack-ai",
+    "huggingface-api-haystack", "huggingface_hub", "instructor", "kserve", "lancedb", "langchain-cohere",
+    "langchain-openai", "litellm", "llama-index-embeddings-openai-like",
+    "llama-index-embeddings-text-embeddings-inference", "llama-index-llms-openai-like", "ollama", "open-webui",
+    "openai", "openai (JavaScript)", "openai-agents", "opensearch-py", "pydantic-ai-slim", "qdrant-client", "ragflow",
+    "sagemaker-core", "semantic-router", "sqlite-vec", "tritonclient",
 }  # fmt: skip
 
 

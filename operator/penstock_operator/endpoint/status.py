@@ -457,9 +457,8 @@ def _with_cost(state: EndpointState, shown: PlanStatus | None, replicas: int) ->
     hardware = hardware_class(serving.hardware_class, state.observed.hardware_classes)
     if isinstance(hardware, Finding):
         return shown
-    price = hardware.price
-    if price is None and state.observed.nodes:
-        price = price_of_nodes(hardware, state.observed.nodes)
+    nodes = state.observed.nodes
+    price = hardware.price or (price_of_nodes(hardware, nodes) if nodes else None)
     if price is None:
         return shown
     per_hour = price.per_core_hour * serving.cores

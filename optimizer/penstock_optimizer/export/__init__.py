@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
 from penstock.manifest import GRAPH_OUTPUTS
@@ -42,10 +43,12 @@ from penstock_optimizer.export.families.nomic import NomicBert
 from penstock_optimizer.export.families.t5 import MT5, T5, UMT5
 from penstock_optimizer.export.own_graph import take_own_graph
 from penstock_optimizer.export.reader import CLASS_ENDINGS, Exported, NotBuildable, check_head
+from penstock_optimizer.export.static import build_static
 from penstock_optimizer.export.torch_export import export_with_torch
 from penstock_optimizer.export.transformer import LONGEST_CONTEXT, Decoder, MaskFiller, SparseWeights
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sentence import SparsePooling
+from penstock_runtime.models.sources.static_folder import MODEL_TYPE
 
 DECODERS: Mapping[str, type[DecoderFamily]] = {
     "gemma3_text": Gemma3,
@@ -102,18 +105,25 @@ def family_of(folder: ModelFolder) -> type[Family] | None:
     return FAMILIES.get(folder.model_type)
 
 
+def check_decoder(origin: Path | str, config: Mapping[str, Any]) -> type[DecoderFamily]:
+    """The family of a model for text generation, by its config.json; UnsupportedModel names those that there are."""
+    model_type = str(config.get("model_type") or "unknown")
+    family = DECODERS.get(model_type)
+    if family is None:
+        raise UnsupportedModel(
+            f"{origin} is of the type {model_type}, which text-generation does not serve",
+            remedy=f"Use a model of one of the types {', '.join(sorted(DECODERS))}",
+        )
+    return family
+
+
 def read_decoder(folder: ModelFolder) -> Decoder:
     """The decoder of a model folder; weights are memory-mapped where they are float32.
 
     UnsupportedModel for other families and for variants that are not computed here, with the list of the families;
     CorruptModel names the file and the field or tensor.
     """
-    family = DECODERS.get(folder.model_type)
-    if family is None:
-        raise UnsupportedModel(
-            f"{folder.path} is of the type {folder.model_type or 'unknown'}, which text-generation does not serve",
-            remedy=f"Use a model of one of the types {', '.join(sorted(DECODERS))}",
-        )
+    family = check_decoder(folder.path, folder.config)
     try:
         return family(folder, LONGEST_CONTEXT).decoder()
     except NotBuildable as error:
@@ -147,6 +157,8 @@ def export(folder: ModelFolder, head: Head, out: Path, *, flavour: Flavour = Fla
         )
     out.mkdir(parents=True, exist_ok=True)
     path = out / GRAPH_NAME
+    if folder.model_type == MODEL_TYPE:
+        return build_static(folder, head, path)
     if not folder.safetensors:
         return _take(take_own_graph, folder, head, path)
     try:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto
 
 from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.manifest import GRAPH_OUTPUTS, Axes, GraphIO
 from penstock.tasks import Head
 from penstock_optimizer.export.build.graph import fused_nodes
+from penstock_optimizer.export.own_inputs import read_inputs
 from penstock_optimizer.export.own_outputs import Source, are_probabilities, set_outputs, source_of
 from penstock_optimizer.export.reader import Exported, open_session
 from penstock_runtime.engines.grid import feed
@@ -31,7 +31,6 @@ from penstock_runtime.tasks.embeddings.embedding import width
 from penstock_runtime.tasks.embeddings.space import files_digest
 from penstock_runtime.tokens.tokenizer import Tokenizer
 
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OUTPUTS: dict[Head, dict[str, Axes]] = {**GRAPH_OUTPUTS, Head.MASKED_LM: {"logits": Axes.TOKENS}}
 """The outputs of such graphs: as ours, but with every token of a masked language model."""
 RANKS = {Head.ENCODER: 3, Head.SEQUENCE: 2, Head.TOKEN: 3, Head.SPAN: 2, Head.MASKED_LM: 3}
@@ -68,13 +67,15 @@ def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
         inner = [file.relative_to(source.parent) for file in data]
         weights = files_digest({"graph": copy, **{str(name): Path(place, name) for name in inner}})
         model = _load(source, copy)
-        inputs = _inputs(source, model)
+        inputs, is_changed = read_inputs(source, model, folder.config)
+        if is_changed:
+            copy.write_bytes(model.SerializeToString())
         probe = _Probe(source, copy, inputs, Tokenizer.load(folder))
         named, axes = _outputs(folder, head, probe.answers)
         chosen = {ours: _logits(folder, head, model, probe, theirs) for ours, theirs in named.items()}
         if problem := probe.problem_in_batches(list(named.values()), exact=not _is_quantised(model)):
             raise _rows_depend(folder, problem, pooled=POOLED in named, answers=probe.answers)
-        as_ours = all(taken == Source(ours, is_float32=True) for ours, taken in chosen.items())
+        as_ours = not is_changed and all(taken == Source(ours, is_float32=True) for ours, taken in chosen.items())
         if as_ours and not data:
             copy.replace(path)
         else:
@@ -97,21 +98,6 @@ def _load(source: Path, copy: Path) -> Any:
         return onnx.load(str(copy), load_external_data=False)
     except Exception as error:  # protobuf's errors have no common class that is public
         raise CorruptModel(f"{source} is not an ONNX model: {error}", remedy="Fetch the model again") from error
-
-
-def _inputs(source: Path, model: Any) -> tuple[str, ...]:
-    weights = {tensor.name for tensor in model.graph.initializer}
-    found = {value.name: value.type.tensor_type for value in model.graph.input if value.name not in weights}
-    unknown = sorted(set(found) - set(INPUTS))
-    remedy = f"Export it with the inputs {', '.join(INPUTS)} (int64), or put the safetensors weights next to it"
-    if unknown or "input_ids" not in found:
-        what = f"wants the inputs {', '.join(unknown)}" if unknown else "has no input input_ids"
-        raise UnsupportedModel(f"{source} {what}", remedy=remedy)
-    for name, kind in found.items():
-        dims = kind.shape.dim
-        if kind.elem_type != TensorProto.INT64 or len(dims) != 2 or any(dim.HasField("dim_value") for dim in dims):
-            raise UnsupportedModel(f"{source}: input {name} is not int64 [batch, tokens] with free axes", remedy=remedy)
-    return tuple(name for name in INPUTS if name in found)
 
 
 Answers = dict[str, NDArray[Any]]
@@ -226,6 +212,7 @@ def _notes(chosen: dict[str, Source], named: dict[str, str], answers: Answers) -
     (first, *_), others = named.values(), [name for name in answers if name not in named.values()]
     if POOLED in named:
         found.append(f"The vector of a text is the output {first} of the ONNX file; vectors of tokens are not served")
+    others = [name for name in others if not name.startswith("present")]  # keys and values for a cache
     if others:
         found.append(f"Of the outputs of the ONNX file {' and '.join(named.values())} is used, not {', '.join(others)}")
     functions = {str(source.function) for source in chosen.values() if source.function is not None}

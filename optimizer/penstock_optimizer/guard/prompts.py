@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock_optimizer.guard.gate import own_corpus, split
-from penstock_runtime.generation.templates import ChatTemplate, special_tokens, template_source
+from penstock_runtime.generation.templates import read_template
 from penstock_runtime.models.files import read_optional
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tokens import Tokenizer
@@ -17,7 +17,6 @@ REQUESTS = (
     "Translate into French: {}",
     "List three facts about this: {}",
 )
-TEMPLATE_FILE = "chat_template.jinja"
 
 
 def judging_prompts(folder: ModelFolder, own_texts: Sequence[str], count: int) -> list[list[int]]:
@@ -27,10 +26,7 @@ def judging_prompts(folder: ModelFolder, own_texts: Sequence[str], count: int) -
     questions = [question for theme in judging.themes for question in theme.questions]
     texts = [*own_texts, *_mixed(questions, judging.singles())]
     tokenizer = Tokenizer.load(folder).backend
-    settings = read_optional(folder.path, "tokenizer_config.json")
-    separate = folder.path / TEMPLATE_FILE
-    source = template_source(settings, separate.read_text(encoding="utf-8") if separate.is_file() else None)
-    template = None if source is None else ChatTemplate(source, special_tokens(settings))
+    template = read_template(folder.path, read_optional(folder.path, "tokenizer_config.json"))
     prompts = []
     for index, text in enumerate(texts):
         if template is None:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from penstock.tasks import TaskName
 from penstock.vector_space import VectorSpace
 from penstock_optimizer.candidate.runner import CandidateContext
 from penstock_optimizer.candidate.work_folder import REPORT_NAME, WorkFolder, digests, result_key
-from penstock_optimizer.export import read_decoder
+from penstock_optimizer.export import check_decoder, read_decoder
 from penstock_optimizer.guard.judge import unused_budgets
 from penstock_optimizer.load.workload import LengthMix, mix_of_texts, sends_texts
 from penstock_optimizer.neuron.choice import longest_row, neuron_key
@@ -43,8 +43,8 @@ from penstock_runtime.host.disk import lock_file
 from penstock_runtime.models.files import copy_within
 from penstock_runtime.models.folder import TOKENIZER, ModelFolder
 from penstock_runtime.models.sources.fetch import fetch_model
+from penstock_runtime.models.sources.transfer import OnConfig, ignore_config, ignore_progress
 from penstock_runtime.models.sources.transfer import OnProgress as OnTransfer
-from penstock_runtime.models.sources.transfer import ignore_progress
 from penstock_runtime.store.verification import verify_files
 from penstock_runtime.tasks.embeddings.space import VECTOR_TASKS, read_space
 from penstock_runtime.tasks.factory import head_of, make_task
@@ -145,7 +145,8 @@ class Job:
             _require_neuron(spec, neuron.target)
         host = host or read_host()
         grant = host.usable_cores(spec.cores if neuron is None else None)
-        folder = fetch_model(spec.source, cache=models, token=token, on_progress=on_transfer)
+        check = config_check(spec)
+        folder = fetch_model(spec.source, cache=models, token=token, on_progress=on_transfer, check=check)
         if spec.source.scheme in REMOTE and folder.onnx is None and not _is_built(folder):
             # Weights alone would need torch: the model's own graph, if it has one, is faster to export.
             folder = fetch_model(spec.source, cache=models, token=token, on_progress=on_transfer, graph=True)
@@ -364,6 +365,11 @@ def _require_neuron(spec: ModelEndpointSpec, target: NeuronGeneration) -> None:
             remedy="Take a class of CPUs for it",
         )
     HARDWARE_CLASSES[target.value].devices(spec.cores)
+
+
+def config_check(spec: ModelEndpointSpec) -> OnConfig:
+    """The check of config.json that needs no weights, for `fetch_model`: these may have gigabytes."""
+    return partial(check_decoder, str(spec.source)) if spec.task is TaskName.TEXT_GENERATION else ignore_config
 
 
 def _is_built(folder: ModelFolder) -> bool:

@@ -46,6 +46,7 @@ from penstock.resources.optimized_model import OptimizedModelSpec, texts_digest,
 from penstock.resources.problems import spec_error
 from penstock.resources.result import ArtefactReference
 from penstock.settings import hugging_face_token, setting
+from penstock_optimizer.job.job import config_check
 from penstock_optimizer.job.progress import ProgressEvent, transfer_message
 from penstock_optimizer.optimise import optimise, prepare
 from penstock_runtime.host import read_host
@@ -232,7 +233,8 @@ class PodJob:
         token = hugging_face_token(os.environ)
         source = endpoint.spec.source
         events.stage("download", f"looking for {source}")
-        fetch_model(source, cache=models, token=token, on_progress=events.transfer("download", "fetching"))
+        on_transfer = events.transfer("download", "fetching")
+        fetch_model(source, cache=models, token=token, on_progress=on_transfer, check=config_check(endpoint.spec))
         events.stage("export", "writing the fp32 graph")
         if neuron is None:
             self._publish_baseline(endpoint, store, models, token)

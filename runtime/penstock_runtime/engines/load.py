@@ -84,11 +84,23 @@ def block_bytes(facts: DecoderFacts, recipe: Recipe) -> int:
 
 
 def pool_blocks(
-    facts: DecoderFacts, *, block_size: int, block_bytes: int, weights_bytes: int, memory: int | None
+    facts: DecoderFacts,
+    *,
+    block_size: int,
+    block_bytes: int,
+    weights_bytes: int,
+    memory: int | None,
+    cache_bytes: int | None = None,
 ) -> int:
-    """Cache blocks for a model with a graph of `weights_bytes`. HostError when there is no room for one."""
+    """Cache blocks for a model with a graph of `weights_bytes`. `cache_bytes`: the setting, if there is one. HostError
+    when there is no room for a block."""
     longest = math.ceil(facts.context / block_size)
-    most = max(MOST_POOL_BYTES // block_bytes, longest)
+    most = max(MOST_POOL_BYTES // block_bytes, longest) if cache_bytes is None else cache_bytes // block_bytes
+    if most < 1:
+        raise HostError(
+            f"{cache_bytes} bytes do not suffice for a block of the cache, which takes {block_bytes}",
+            remedy="Raise --generation-cache-bytes (PENSTOCK_GENERATION_CACHE_BYTES), or leave it out",
+        )
     if memory is None:
         return most
     left = memory - int(weights_bytes * LOADING_FACTOR) - WORKING_BYTES

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from penstock_runtime.admission import FairLine
 from penstock_runtime.errors import InvalidInput, Overloaded
+from penstock_runtime.generation.tool_calls import WRITTEN_AS
 from penstock_runtime.host.forks import ForkServer, exchange
 from penstock_runtime.settings import QueueSettings
 
@@ -35,8 +36,6 @@ MOST_GRAMMARS, MOST_PER_CLIENT = 64, 16
 """Grammars in use, each a process of some megabytes."""
 MOST_WAITING = 64
 """Grammars that wait for their preparation: one is prepared at a time."""
-WHITESPACE = r"[ \n]{0,16}"
-"""Small models otherwise fill the answer with spaces, which JSON allows anywhere."""
 PROGRAM = "penstock_runtime.generation.grammar_process"
 ENDED = "the process of a grammar has ended"
 TOO_COMPLEX = "it takes too much time or memory to prepare"
@@ -206,7 +205,8 @@ def json_schema(schema: Any, field: str) -> GrammarText:
     text = json.dumps(schema)
     _check_length(text, field)
     try:
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
+        written: Any = dict(WRITTEN_AS)
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(text, defaults=written)
     except ValueError as error:
         raise _invalid(field, str(error)) from None
     return GrammarText(grammar, field)

@@ -24,7 +24,13 @@ from penstock_runtime.errors import InferenceFailed, NotReady, RequestError, dea
 from penstock_runtime.generation import scheduler
 from penstock_runtime.generation.detokeniser import Detokeniser, StopStrings
 from penstock_runtime.generation.grammar import Grammar, GrammarState
-from penstock_runtime.generation.sampling import SampledToken, SamplingParameters, TokenHistory, sample
+from penstock_runtime.generation.sampling import (
+    SampledToken,
+    SamplingParameters,
+    TokenHistory,
+    sample,
+    with_probabilities,
+)
 from penstock_runtime.generation.scheduler import DEFAULT_SEQUENCES, ChunkBudget, Scheduler, Step
 
 logger = logging.getLogger("penstock.generation")
@@ -69,6 +75,12 @@ class JobRequest:
     """It is dropped unless it has started by then, `perf_counter` seconds."""
     is_default_limit: bool = False
     """`max_tokens` is a default: fewer if not as many fit."""
+    min_tokens: int = 0
+    """Until then no end token is chosen, and no stop string ends the text."""
+    prompt_logprobs: int | None = None
+    """The number of most probable tokens to report for each token of the prompt; None: no probabilities at all."""
+    is_prompt_only: bool = False
+    """Nothing is generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +91,14 @@ class Delta:
     """May be empty: a character or a possible stop string is not complete."""
     token: SampledToken | None = None
     finish: FinishReason | None = None
+    stop: str = ""
+    """The stop string that ended it."""
     error: RequestError | None = None
     """The job ended without a finish reason."""
     reused_tokens: int = 0
     """Tokens of the prompt that were in the cache."""
+    prompt: tuple[SampledToken, ...] = ()
+    """With the first token: those of the prompt but its first one, with their probabilities."""
 
 
 @dataclass(eq=False, slots=True)
@@ -99,6 +115,8 @@ class GenerationJob:
     last_token: float = 0.0
     """When the last token was sampled, `perf_counter` seconds; 0 before the first."""
     generated: int = 0
+    scored: list[SampledToken] = field(default_factory=list)
+    """Tokens of the prompt from its second one on, with their probabilities."""
 
 
 class LoopObserver(Protocol):
@@ -176,7 +194,14 @@ class GenerationLoop:
         with self._number_lock:
             number = next(self._numbers)
         limit = len(request.prompt) + request.max_tokens
-        sequence = scheduler.Sequence(number, list(request.prompt), limit, request.tenant, request.client)
+        sequence = scheduler.Sequence(
+            number,
+            list(request.prompt),
+            limit,
+            request.tenant,
+            request.client,
+            scores_prompt=request.prompt_logprobs is not None,
+        )
         stops = StopStrings(request.stop, include=request.include_stop)
         grammar = None if request.grammar is None else request.grammar.start()
         history = TokenHistory(request.prompt)
@@ -263,7 +288,14 @@ class GenerationLoop:
             )
             self._fail([self._jobs[row.sequence] for row in step.rows], _failed())
             return
-        sampled = [self._sample(self._jobs[one], logits[index]) for index, one in enumerate(step.sampled)]
+        sampled, end = [], 0
+        for row in step.rows:
+            begin, end = end, end + row.logits
+            job = self._jobs[row.sequence]
+            if row.sequence.scores_prompt:
+                self._score(job, row.sequence.computed, logits[begin:end])
+            if row.samples:
+                sampled.append(self._sample(job, logits[end - 1]))
         self._scheduler.commit(step, [one.token if isinstance(one, SampledToken) else NO_TOKEN for one in sampled])
         seconds = perf_counter() - began
         self._budget.observe(step.prompt_tokens, generating, seconds)
@@ -277,6 +309,14 @@ class GenerationLoop:
             elif not self._add_or_log(job, token):
                 self._fail([job], _failed())
 
+    @staticmethod
+    def _score(job: GenerationJob, position: int, logits: NDArray[np.float32]) -> None:
+        """Add the probabilities of tokens of the prompt: `logits` of the tokens from `position` on."""
+        count = job.request.prompt_logprobs or 0
+        # The first ones are known if the sequence gave up its blocks and is computed again.
+        for index in range(len(job.scored), min(position + len(logits), len(job.request.prompt) - 1)):
+            job.scored.append(with_probabilities(logits[index - position], job.request.prompt[index + 1], count))
+
     def _sample(self, job: GenerationJob, logits: NDArray[np.float32]) -> SampledToken | RequestError:
         """The next token of a job; an error if it has none, which concerns no other job."""
         request = job.request
@@ -285,6 +325,8 @@ class GenerationLoop:
             return _failed()
         try:
             allowed = None if job.grammar is None else job.grammar.allowed()
+            if job.generated < request.min_tokens:
+                allowed = _without(request.end_tokens, len(logits), allowed)
             return sample(logits, request.sampling, job.history, job.generated, request.choice, allowed=allowed)
         except RequestError as error:  # of its grammar
             return error
@@ -314,10 +356,16 @@ class GenerationLoop:
         job.history.add(token.token)
         finish: FinishReason | None = None
         text = ""
+        if request.is_prompt_only:
+            self._remove(job)
+            self._events.append((job, Delta(finish=FinishReason.LENGTH, prompt=tuple(job.scored))))
+            return
         if token.token in request.end_tokens:
             finish = FinishReason.END_TOKEN
         else:
-            text = job.stops.push(job.detokeniser.push(token.token))
+            text = job.detokeniser.push(token.token)
+            # A stop string has its effect in later text only.
+            text = job.stops.push(text) if job.generated > request.min_tokens else text
             if job.stops.found is not None:
                 finish = FinishReason.STOP_STRING
             elif job.grammar is not None and job.grammar.accept(token.token):
@@ -329,8 +377,9 @@ class GenerationLoop:
             if job.stops.found is not None and finish is not FinishReason.END_TOKEN:
                 finish = FinishReason.STOP_STRING
             self._remove(job)
-        reused = job.sequence.reused if is_first else 0
-        self._events.append((job, Delta(text, token, finish, reused_tokens=reused)))
+        reused, scored = (job.sequence.reused, tuple(job.scored)) if is_first else (0, ())
+        stop = job.stops.found or ""
+        self._events.append((job, Delta(text, token, finish, stop, reused_tokens=reused, prompt=scored)))
 
     def _flush(self) -> None:
         pool = self._scheduler.pool
@@ -345,6 +394,13 @@ class GenerationLoop:
         if self._events:
             events, self._events = self._events, []
             self._publish(events)
+
+
+def _without(tokens: frozenset[int], size: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
+    """A mask without these tokens; `allowed` if it has no others."""
+    mask = np.ones(size, np.bool_) if allowed is None else allowed.copy()
+    mask[[token for token in tokens if token < size]] = False
+    return mask if mask.any() else allowed
 
 
 def _failed() -> InferenceFailed:

@@ -128,7 +128,7 @@ def sample(
         token = token if tokens is None else int(tokens[token])
     if parameters.top_logprobs is None:
         return SampledToken(token)
-    return _with_probabilities(logits, token, parameters.top_logprobs)
+    return with_probabilities(logits, token, parameters.top_logprobs)
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -202,7 +202,8 @@ def _pick(weights: Logits, number: float) -> int:
     return min(index, len(weights) - 1)
 
 
-def _with_probabilities(logits: Logits, token: int, count: int) -> SampledToken:
+def with_probabilities(logits: Logits, token: int, count: int) -> SampledToken:
+    """A token with the logarithm of its probability, and the `count` most probable tokens."""
     highest = float(logits.max())
     total = highest + float(np.log(np.exp(logits - np.float32(highest)).sum(dtype=np.float64)))
     top: tuple[tuple[int, float], ...] = ()

@@ -27,6 +27,8 @@ from penstock_runtime.rows import StepRow
 
 DEFAULT_SEQUENCES = 64
 DEFAULT_BUDGET = 512
+MOST_SCORED = 64
+"""Tokens of a row with the logits of each, which may be 150,000 numbers."""
 
 
 @dataclass(eq=False, slots=True)
@@ -56,6 +58,8 @@ class Sequence:
     started: bool = False
     """It has been scheduled at least once."""
     preemptions: int = 0
+    scores_prompt: bool = False
+    """The logits of all tokens of the prompt are needed: none of it is taken from the cache."""
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
@@ -79,6 +83,13 @@ class PlannedRow:
     """Tokens to compute, from `sequence.computed` on."""
     samples: bool
     """The row ends with the sequence's last token, so that its logits give the next one."""
+
+    @property
+    def logits(self) -> int:
+        """The number of its last tokens of which the logits are needed."""
+        if self.sequence.scores_prompt and self.sequence.computed < self.sequence.prompt_tokens:
+            return self.count
+        return int(self.samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +126,7 @@ def _engine_row(row: PlannedRow, block_size: int) -> StepRow:
     start, end = sequence.computed, sequence.computed + row.count
     blocks = sequence.blocks[: -(-end // block_size)]
     return StepRow(
-        np.array(sequence.tokens[start:end], dtype=np.int32), start, np.array(blocks, dtype=np.int32), int(row.samples)
+        np.array(sequence.tokens[start:end], dtype=np.int32), start, np.array(blocks, dtype=np.int32), row.logits
     )
 
 
@@ -187,7 +198,7 @@ class Scheduler:
                 sequence.tokens.append(next(sampled))
 
     def _add_chunk(self, rows: list[PlannedRow], sequence: Sequence, left: int) -> int:
-        count = min(left, sequence.missing)
+        count = min(left, sequence.missing, MOST_SCORED if sequence.scores_prompt else left)
         rows.append(PlannedRow(sequence, count, samples=count == sequence.missing))
         return count
 
@@ -231,7 +242,7 @@ class Scheduler:
         sequence = min(self.waiting, key=lambda one: (shares[one.client], not one.started, one.number))
         size = self.block_size
         hashes: list[bytes] = []
-        if self._reuse:
+        if self._reuse and not sequence.scores_prompt:
             # The last token is always computed: its logits are needed.
             hashes = block_hashes(sequence.tokens[: len(sequence.tokens) - 1], size, sequence.tenant)
         matched = self.pool.match(hashes)

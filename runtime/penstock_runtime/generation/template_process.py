@@ -4,9 +4,9 @@ A template comes with a model, and its work may grow with the square of the mess
 
     python -m penstock_runtime.generation.template_process CONTROL
 
-A fork gets messages of JSON: first the template, `[source, special tokens]`, then conversations, `Conversation` as an
-object. It answers each conversation with `{"text": …}`, or `{"error": …, "remedy": …}` for one that the template
-refuses.
+A fork gets messages of JSON: first the template, `[source, special tokens, source for tools]`, then conversations,
+`Conversation` as an object. It answers each conversation with `{"text": …}`, or `{"error": …, "remedy": …}` for one
+that the template refuses.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ def main() -> None:
 
 
 def _render(link: Link) -> None:
-    source, special_tokens = json.loads(link.message())
-    template = ChatTemplate(source, special_tokens)
+    template = ChatTemplate(*json.loads(link.message()))
     while True:
         conversation = json.loads(link.message())
         answer: dict[str, Any]

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import CorruptModel
@@ -22,6 +23,8 @@ from penstock_runtime.admission import FairLine
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.generation.tool_calls import ToolForm, tool_form
 from penstock_runtime.host.forks import ForkServer, exchange
+from penstock_runtime.models.files import read_text
+from penstock_runtime.models.folder import TEMPLATE_FILE, TOOL_TEMPLATE_FILE
 from penstock_runtime.settings import QueueSettings
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ LONGEST_RENDERED = 16 * 2**20
 """Characters. No context is longer; a template that loops would fill the memory."""
 
 
+CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Follows the text of a message that is continued, while the template runs; the same as in transformers."""
 RENDER_SECONDS = 10.0
 """Longest wait for a process, which may compute for `template_process.CPU_SECONDS`."""
 MOST_WAITING = 256
@@ -49,23 +54,33 @@ class Conversation:
     tools: Sequence[Mapping[str, Any]] | None = None
     variables: Mapping[str, Any] | None = None
     """Further ones, which a template may know (`enable_thinking`)."""
+    opens_answer: bool = True
+    """The prompt ends with the beginning of an answer (`add_generation_prompt`)."""
+    continues: bool = False
+    """The prompt ends with the text of the last message, which the answer continues (`continue_final_message`)."""
 
 
 class ChatTemplate:
-    """One template with the special tokens of its model."""
+    """The template of a model, with its special tokens."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """`special_tokens`: such as `bos_token`. CorruptModel if the template has a syntax error."""
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str] | None = None, for_tools: str | None = None
+    ) -> None:
+        """`special_tokens`: such as `bos_token`. `for_tools`: the template of conversations with tools; None: the same.
+        CorruptModel if a template has a syntax error."""
         from jinja2 import TemplateSyntaxError
 
         self.source = source
+        self.tool_source = source if for_tools is None else for_tools
         self._special_tokens = dict(special_tokens or {})
         self._slots = FairLine(1, QueueSettings(max_queue_rows=MOST_WAITING), "the chat template")
         self._links: list[socket.socket] = []
         """Of its process: one between two conversations, if it was started."""
         weakref.finalize(self, _close, self._links)
         try:
-            self._template = _environment().from_string(source)
+            environment = _environment()
+            self._template = environment.from_string(source)
+            self._tool_template = self._template if for_tools is None else environment.from_string(for_tools)
         except TemplateSyntaxError as error:
             raise CorruptModel(
                 f"the chat template has an error in line {error.lineno}: {error.message}",
@@ -75,7 +90,7 @@ class ChatTemplate:
     @cached_property
     def tool_form(self) -> ToolForm | None:
         """How the model writes calls of tools; None if its template does not know tools."""
-        return tool_form(self.source)
+        return tool_form(self.tool_source)
 
     async def prompt(self, conversation: Conversation, client: str) -> str:
         """The prompt of a conversation, rendered in a process with limits. Clients take turns.
@@ -87,7 +102,7 @@ class ChatTemplate:
             messages = [_json(asdict(conversation))]
             if not self._links:
                 self._links.append(await asyncio.to_thread(_PROGRAM.fork))
-                messages.insert(0, _json([self.source, self._special_tokens]))
+                messages.insert(0, _json([self.source, self._special_tokens, self.tool_source]))
             link = self._links.pop()
             try:
                 answer = json.loads(await exchange(link, *messages, seconds=RENDER_SECONDS))
@@ -111,28 +126,32 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        opens_answer: bool = True,
+        continues: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation, rendered without limits of time and memory.
+        """The prompt of a `Conversation`, rendered without limits of time and memory.
 
         InvalidInput if the template refuses the messages: with its own words, if it has any.
         """
         from jinja2 import TemplateError
         from jinja2.exceptions import SecurityError
 
+        if continues:
+            last = messages[-1]
+            messages = [*messages[:-1], {**last, "content": f"{last['content']}{CONTINUED}"}]
         context: dict[str, Any] = {
             **self._special_tokens,
             **(variables or {}),
             "messages": messages,
             "tools": tools,
             "documents": None,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": opens_answer and not continues,
         }
         pieces: list[str] = []
         size = 0
         try:
-            for piece in self._template.generate(context):
+            for piece in (self._template if tools is None else self._tool_template).generate(context):
                 pieces.append(piece)
                 size += len(piece)
                 if size > LONGEST_RENDERED:
@@ -154,6 +173,16 @@ class ChatTemplate:
                 remedy="Send messages in the order and with the roles that this model was trained with",
             ) from error
         text = "".join(pieces)
+        if continues:
+            # As transformers: a template that removes white space around a message removes it here as well.
+            text, mark, after = text.rpartition(CONTINUED.strip())
+            if not mark:
+                raise InvalidInput(
+                    "the model's chat template leaves out the last message, so that it cannot be continued",
+                    field="messages",
+                    remedy="End with a message of the user",
+                )
+            text = text if after.startswith(" ") else text.rstrip()
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -227,19 +256,25 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)  # noqa: DTZ005
 
 
-def template_source(tokenizer_config: Mapping[str, Any], separate: str | None = None) -> str | None:
-    """The source of the default template; None if there is none. `separate`: content of chat_template.jinja, which
-    has precedence.
+def read_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate | None:
+    """The chat template of a model folder; None if there is none. CorruptModel for one that cannot be read."""
+    sources = _template_sources(folder, tokenizer_config)
+    source = sources.get("default")
+    return None if source is None else ChatTemplate(source, special_tokens(tokenizer_config), sources.get("tool_use"))
 
-    Older files have a list of named templates, of which `default` is taken.
-    """
-    if separate is not None:
-        return separate
-    found = tokenizer_config.get("chat_template")
-    if isinstance(found, list):
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-        found = named.get("default")
-    return found if isinstance(found, str) else None
+
+def _template_sources(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """The templates `default` and `tool_use`, as transformers finds them: with files for templates, those of
+    tokenizer_config.json do not count, where they are a text, or a list or an object of named ones."""
+    files = {"default": folder / TEMPLATE_FILE, "tool_use": folder / TOOL_TEMPLATE_FILE}
+    found = {name: file for name, file in files.items() if file.is_file()}
+    if found:
+        return {name: read_text(folder, file) for name, file in found.items()}
+    value = tokenizer_config.get("chat_template")
+    if isinstance(value, list):
+        value = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
+    named = value if isinstance(value, dict) else {"default": value}
+    return {name: str(named[name]) for name in files if isinstance(named.get(name), str)}
 
 
 def special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

@@ -15,8 +15,13 @@ from penstock_runtime.generation.detokeniser import StopStrings
 BEGIN, END = "<tool_call>", "</tool_call>"
 LIST_TOKEN = "[TOOL_CALLS]"  # noqa: S105 - not a password
 """Before a list of calls, in Mistral's templates."""
-WRITTEN_AS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON of arguments as templates write it: with one space after commas and colons."""
+WRITTEN_AS: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as templates write it, in arguments and in answers by a schema: with one space after commas and colons. Small
+models otherwise fill an answer with white space, which JSON allows anywhere."""
+HALF_CALL = re.compile(r'\s*(?:\[\s*)?(?:\{\s*(?:"(?:n(?:a(?:m(?:e(?:"\s*(?::.*)?)?)?)?)?)?)?)?', re.DOTALL)
+"""What an answer that was cut can be the beginning of a call with."""
+NAMED = re.compile(r'\s*(?:\[\s*)?\{\s*"name"\s*:(?!.*\}\s*\]?\s*$)', re.DOTALL)
+"""A call that is not complete: no brace ends it."""
 BEGINNING = re.compile(
     r'\s*(?:\[\s*)?\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.DOTALL
 )
@@ -82,7 +87,7 @@ def calls_grammar(
     rules = [f"call: {' | '.join(names)}"]
     for name, tool in zip(names, tools, strict=True):
         begin = f'{{"name": {json.dumps(tool["name"], ensure_ascii=False)}, "{field}": '
-        schema = {"type": "object", **(tool.get("parameters") or {}), "x-guidance": WRITTEN_AS}
+        schema = {"type": "object", **(tool.get("parameters") or {}), "x-guidance": dict(WRITTEN_AS)}
         rules.append(f'{name}: {json.dumps(begin, ensure_ascii=False)} %json {json.dumps(schema)} "}}"')
     if form is ToolForm.TAGGED:
         start = 'start: tagged ("\\n" tagged)*' if several else "start: tagged"
@@ -133,14 +138,17 @@ class ToolCallFinder:
         """The text, and the pieces of calls, that are certain with this piece."""
         return self._tagged(piece) if self._form is ToolForm.TAGGED else self._whole(piece)
 
-    def finish(self) -> tuple[str, list[CallPart]]:
-        """The text that was held back, at the end of the answer: a call without its end tag counts."""
+    def finish(self, *, is_cut: bool = False) -> tuple[str, list[CallPart]]:
+        """The text that was held back, at the end of the answer: a call without its end tag counts, and half a call is
+        no text. `is_cut`: the answer ended at a limit of tokens."""
         if not self._is_inside and self._form is ToolForm.TAGGED:
-            return self._tag.finish(), []
+            tag = self._tag.finish()
+            return "" if is_cut else tag, []
         held = self._held
         self.is_cut = self.is_open
         parts, is_call = self._end_call(held)
-        return ("" if is_call else BEGIN + held if self._is_inside else held), parts
+        is_half = self._is_inside or (is_cut and HALF_CALL.fullmatch(held)) or NAMED.match(held)
+        return ("" if is_call or is_half else held), parts
 
     def _whole(self, piece: str) -> tuple[str, list[CallPart]]:
         if self._is_text:

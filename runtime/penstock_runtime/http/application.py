@@ -45,6 +45,10 @@ UNKNOWN = "(unknown)"
 """The route label of requests without a route: paths of clients must not become label values."""
 OWN_HEADERS = b"authorization, content-type, x-deadline-ms, x-request-id"
 """Request headers that pages may send, if the browser names none."""
+BELOW_OPENAI = "/openai"
+"""Where KServe's runtime for Hugging Face models has OpenAI's API."""
+WITHOUT_VERSION = frozenset({"/embeddings", "/models", "/completions", "/chat/completions"})
+"""Paths of OpenAI's API as text-embeddings-inference, infinity and llama.cpp have them."""
 LONGEST_SHOWN_PATH = 100
 """Characters."""
 HEADER_NAMES = re.compile(rb"[A-Za-z0-9_-]+( *, *[A-Za-z0-9_-]+)*")
@@ -85,7 +89,8 @@ class Router:
                 return methods, {name: unquote(value) for name, value in match.groupdict().items()}
         if len(path) > 1 and path.endswith("/"):
             return self.methods(path.rstrip("/") or "/")
-        return {}, {}
+        usual = usual_path(path)
+        return ({}, {}) if usual == path else self.methods(usual)
 
     def resolve(self, request: Request) -> None:
         """Set the request's route and parameters.
@@ -114,7 +119,7 @@ class Router:
                 remedy="Ask that port (--internal-port, PENSTOCK_INTERNAL_PORT) from inside the cluster or the host",
             )
         remedy = f"POST to {', '.join(posts)}; /docs describes them"
-        tasks = self._elsewhere.get(path)
+        tasks = self._elsewhere.get(usual_path(path))
         if tasks is not None:
             wanted = " or ".join(sorted(tasks))
             return UnsupportedRoute(f"{path} is for {wanted}, and this endpoint does {self.task.value}", remedy=remedy)
@@ -124,6 +129,13 @@ class Router:
         close = closest(path, (route.path for route in self.routes), cutoff=0.75)
         hint = f"; did you mean {close}?" if close else ""
         return UnsupportedRoute(f"there is no {path}{hint}", remedy=remedy)
+
+
+def usual_path(path: str) -> str:
+    """The path of OpenAI's API for one that other servers have it below; others as they are."""
+    if path.startswith(f"{BELOW_OPENAI}/v1/"):
+        return path.removeprefix(BELOW_OPENAI)
+    return f"/v1{path}" if path in WITHOUT_VERSION else path
 
 
 def allowed(methods: Mapping[str, Route]) -> tuple[str, ...]:
@@ -367,6 +379,7 @@ class Application:
     @staticmethod
     def _error_format(path: str) -> ErrorFormat:
         """For paths without a route: clients of OpenAI use paths below /v1."""
+        path = usual_path(path)
         return ErrorFormat.OPENAI if path.startswith("/v1/") and path != "/v1/rerank" else ErrorFormat.PENSTOCK
 
     def _options(self, request: Request) -> Response:

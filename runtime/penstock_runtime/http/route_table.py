@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from penstock_runtime.http.api.anthropic import routes as anthropic
 from penstock_runtime.http.api.cohere import routes as cohere
 from penstock_runtime.http.api.cohere.answers import RESULTS
 from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.http.api.kserve import routes as kserve
+from penstock_runtime.http.api.ollama import routes as ollama
 from penstock_runtime.http.api.openai import routes as openai
 from penstock_runtime.http.api.openai_responses import routes as openai_responses
 from penstock_runtime.http.api.penstock import routes as penstock
@@ -37,6 +39,8 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
         *kserve.routes(service, limits),  # before OpenAI's, where /v1/models/{model} matches its path as well
         *openai.routes(service, limits),
         *openai_responses.routes(service),
+        *anthropic.routes(service),
+        *ollama.routes(service, limits),
         *cohere.routes(of_cohere),
         *vllm.routes(service, limits),
         *documents.table(),

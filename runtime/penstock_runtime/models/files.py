@@ -105,16 +105,17 @@ def _read_json(folder: Path, path: Path) -> Any:
         raise CorruptModel(f"{path} is not JSON in UTF-8: {error}", remedy="Fetch the model again") from error
 
 
-def check_text(folder: Path, path: Path) -> None:
-    """CorruptModel if the file is not text in UTF-8, but an archive, for example."""
+def read_text(folder: Path, path: Path) -> str:
+    """The text of a file; CorruptModel if it is not text in UTF-8, but an archive, for example."""
     with open_within(folder, path) as file:
         content = file.read()
     try:
-        is_text = "\0" not in content.decode("utf-8")
+        text = content.decode("utf-8")
     except UnicodeDecodeError:
-        is_text = False
-    if not is_text:
+        text = "\0"
+    if "\0" in text:
         raise CorruptModel(f"{path} is not text in UTF-8", remedy="Fetch the model again, or remove the file")
+    return text
 
 
 def positive_number(path: Path, values: dict[str, Any], key: str) -> int | None:
@@ -202,6 +203,7 @@ WITHOUT_ITS_CODE: Mapping[str, str] = {
     "gte": ".*",
     "new": ".*",
     "nomic_bert": ".*",
+    "phi3": r"(microsoft/[\w.-]+--)?modeling_phi3\.Phi3\w+",
     "xlm-roberta": r"(jinaai/[\w.-]+--)?(modeling_xlm_roberta|modeling_lora)\.XLMRoberta\w+",
     "qwen2": r"(Alibaba-NLP/gte-Qwen2-.*--)?modeling_qwen\.Qwen2\w+",
 }

@@ -19,12 +19,12 @@ from penstock_runtime.models.files import (
     GRAPHS,
     check_code,
     check_links,
-    check_text,
     missing_weights,
     open_within,
     own_graph,
     read_object,
     read_optional,
+    read_text,
     remote_code_classes,
 )
 from penstock_runtime.models.gliner import (
@@ -67,7 +67,8 @@ SLOW_TEXT_FILES = ("vocab.txt", "vocab.json", "merges.txt")
 SLOW_FILES = (*SLOW_TEXT_FILES, "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
 """Files of tokenizers without a tokenizer.json, which is then made of them (`tokens.convert`). Artefacts have that
 instead."""
-GENERATION_FILES = ("generation_config.json", "chat_template.jinja")
+TEMPLATE_FILE, TOOL_TEMPLATE_FILE = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
+GENERATION_FILES = ("generation_config.json", TEMPLATE_FILE, TOOL_TEMPLATE_FILE)
 """Defaults of requests, and the form of conversations, of models that generate text."""
 MODEL_FILES = ("config.json", "modules.json", SETTINGS, *GENERATION_FILES, *HEAD_FILES, SETTINGS_FILE, HEAD_FILE)
 """Together with the tokenizer's files, the weights and the modules' `config.json`, all files that affect an answer."""
@@ -116,7 +117,7 @@ class ModelFolder:
             folder._check_weights()
             for name in SLOW_TEXT_FILES:
                 if (path / name).is_file():
-                    check_text(path, path / name)
+                    read_text(path, path / name)
         for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
             read_optional(path, name)
         _ = folder.labels, folder.max_tokens, folder._sentence

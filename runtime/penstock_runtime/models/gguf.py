@@ -245,6 +245,54 @@ def _q6_k(raw: Bytes) -> Float:
     return expanded
 
 
+_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+"""Of IQ4_NL and IQ4_XS, whose numbers of 4 bits are not at equal distances."""
+
+
+def _iq4_nl(raw: Bytes) -> Float:
+    blocks = raw.reshape(-1, 18)
+    return (_half(blocks, 0) * _LEVELS[_nibbles(blocks[:, 2:])]).reshape(-1)
+
+
+def _iq4_xs(raw: Bytes) -> Float:
+    blocks = raw.reshape(-1, 136)
+    high = blocks[:, 2:4].copy().view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    low = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8) & 15).reshape(-1, 8)
+    scales = _half(blocks, 0) * ((low | high << 4).astype(np.float32) - 32)
+    packed = blocks[:, 8:].reshape(-1, 8, 16)
+    values = _LEVELS[np.concatenate([packed & 15, packed >> 4], axis=2)]
+    expanded: Float = (scales[:, :, None] * values).reshape(-1)
+    return expanded
+
+
+def _q2_k(raw: Bytes) -> Float:
+    blocks = raw.reshape(-1, 84)
+    parts = blocks[:, :16, None]
+    values = _quarters(blocks[:, 16:80])
+    scales = _half(blocks, 80)[:, :, None] * (parts & 15).astype(np.float32)
+    minima = _half(blocks, 82)[:, :, None] * (parts >> 4).astype(np.float32)
+    expanded: Float = (scales * values.astype(np.float32) - minima).reshape(-1)
+    return expanded
+
+
+def _q3_k(raw: Bytes) -> Float:
+    blocks = raw.reshape(-1, 110)
+    low = (blocks[:, 96:104].reshape(-1, 1, 8) >> np.array([[0], [4]], np.uint8) & 15).reshape(-1, 16)
+    high = (blocks[:, 104:108].reshape(-1, 1, 4) >> np.array([[0], [2], [4], [6]], np.uint8) & 3).reshape(-1, 16)
+    scales = _half(blocks, 108) * ((low | high << 4).astype(np.float32) - 32)
+    third = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[None, :, None] & 1).reshape(-1, 16, 16)
+    values = _quarters(blocks[:, 32:96]).astype(np.float32) - 4 * (1 - third.astype(np.float32))
+    expanded: Float = (scales[:, :, None] * values).reshape(-1)
+    return expanded
+
+
+def _quarters(packed: Bytes) -> Bytes:
+    """[blocks, 64] -> numbers of 2 bits, [blocks, 16, 16]: of each half, all lowest bits first."""
+    shifts = np.array([0, 2, 4, 6], np.uint8)[None, None, :, None]
+    values: Bytes = np.bitwise_and(packed.reshape(-1, 2, 1, 32) >> shifts, np.uint8(3)).reshape(-1, 16, 16)
+    return values
+
+
 def _bfloat(raw: Bytes) -> Float:
     widened: Float = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
     return widened
@@ -258,21 +306,33 @@ _FORMATS: Mapping[int, _Format] = {
     6: _Format(32, 22, _q5_0),
     7: _Format(32, 24, _q5_1),
     8: _Format(32, 34, _q8_0),
+    10: _Format(256, 84, _q2_k),
+    11: _Format(256, 110, _q3_k),
     12: _Format(256, 144, _q4_k),
     13: _Format(256, 176, _q5_k),
     14: _Format(256, 210, _q6_k),
+    20: _Format(32, 18, _iq4_nl),
+    23: _Format(256, 136, _iq4_xs),
     30: _Format(1, 2, _bfloat),
 }
-"""ggml's number of a type: F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16."""
+"""The types that are read, by ggml's numbers."""
+TYPES: Mapping[int, str] = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
+    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+}  # fmt: skip
+"""ggml's names of its numbers."""
 
 
 def _size(path: Path, name: str, tensor: GgufTensor) -> int:
     """Bytes of a tensor."""
     form = _FORMATS.get(tensor.kind)
     if form is None:
+        kind = TYPES.get(tensor.kind, f"number {tensor.kind}")
         raise UnsupportedModel(
-            f"{path}: the tensor {name} has ggml's type {tensor.kind}, which is not read here",
-            remedy="Use a file in F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K",
+            f"{path}: the tensor {name} has the type {kind} of ggml, which is not read here",
+            remedy=f"Use a file in one of {', '.join(TYPES[kind] for kind in _FORMATS)}",
         )
     if tensor.shape[-1] % form.numbers:
         raise _corrupt(path, f"rows of {tensor.shape[-1]} numbers of the tensor {name} are not whole blocks")

@@ -28,18 +28,25 @@ def position_limit(path: Path, config: Mapping[str, Any]) -> int | None:
     origin = path / "config.json"
     keys = ("max_position_embeddings", "n_positions")
     rows = next((n for key in keys if (n := positive_number(origin, dict(config), key)) is not None), None)
-    model_type = str(config.get("model_type"))
-    if rows is None or model_type not in OFFSET_FROM_PADDING:
-        return rows
-    # MPNet ignores pad_token_id here: its code uses the constant 1.
-    padding = 1 if model_type == "mpnet" else config.get("pad_token_id", 1)
-    usable = rows - (padding + 1) if isinstance(padding, int) else 0
+    if rows is None:
+        return None
+    usable = rows - first_position(config)
     if usable < 1:
         raise CorruptModel(
-            f"{origin}: {rows} positions and pad_token_id {padding!r} leave no position for a token",
+            f"{origin}: {rows} positions and pad_token_id {config.get('pad_token_id')!r} leave no position for a token",
             remedy="Fetch the model again",
         )
     return usable
+
+
+def first_position(config: Mapping[str, Any]) -> int:
+    """The position of the first token."""
+    model_type = str(config.get("model_type"))
+    if model_type not in OFFSET_FROM_PADDING:
+        return 0
+    # MPNet ignores pad_token_id here: its code uses the constant 1.
+    padding = 1 if model_type == "mpnet" else config.get("pad_token_id", 1)
+    return padding + 1 if isinstance(padding, int) else NO_LIMIT
 
 
 def tokenizer_limit(path: Path) -> int | None:

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
 from penstock_runtime.models.files import LFS_POINTER, check_pointer, is_inner, open_within, read_object
@@ -133,6 +134,23 @@ _STORED: Mapping[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),  # the upper half of a float32
 }
+
+
+_INTEGERS: Mapping[str, np.dtype[Any]] = {
+    "I8": np.dtype("i1"), "I16": np.dtype("<i2"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8"), "U8": np.dtype("u1"),
+    "U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "U64": np.dtype("<u8"),
+}  # fmt: skip
+
+
+def read_array(folder: Path, info: TensorInfo, name: str) -> NDArray[Any]:
+    """A tensor of whole numbers as it is; others as `read_float32`."""
+    stored = _INTEGERS.get(info.dtype)
+    if stored is None or info.parameters == 0:
+        return read_float32(folder, info, name)
+    with open_within(folder, info.file) as file:
+        raw = np.memmap(file, dtype=stored, mode="r", offset=info.start, shape=(info.parameters,))
+    array: NDArray[Any] = raw.view(np.ndarray).reshape(info.shape)
+    return array
 
 
 def read_float32(folder: Path, info: TensorInfo, name: str) -> Float:

@@ -213,7 +213,14 @@ class PodServing:
     def _load(self, folder: Path, grant: CoreGrant) -> AnyModel:
         variables = self._variables
         if Manifest.load(folder).task is TaskName.TEXT_GENERATION:
-            return load_generation_artefact(folder, "chosen", self._host, cores=grant.cores, any_isa=True)
+            return load_generation_artefact(
+                folder,
+                "chosen",
+                self._host,
+                cores=grant.cores,
+                any_isa=True,
+                cache_bytes=self._settings.generation.generation_cache_bytes,
+            )
         return load_artefact(
             folder,
             "chosen",

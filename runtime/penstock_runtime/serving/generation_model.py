@@ -21,6 +21,7 @@ from penstock_runtime.host import Host
 from penstock_runtime.models.files import read_optional
 from penstock_runtime.rows import StepRow
 from penstock_runtime.serving.loaded_model import Which, check_isa, fit_plan, is_on_device
+from penstock_runtime.serving.model_settings import ignored_settings
 from penstock_runtime.store.verification import verify_files
 from penstock_runtime.tokens import Tokenizer
 from penstock_runtime.tokens.backend import component
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from penstock_runtime.generation.templates import ChatTemplate
 
 GENERATION_CONFIG = "generation_config.json"
-TEMPLATE_FILE = "chat_template.jinja"
 WARM_UP_TOKENS = 32
 WARM_UP_ROWS = 8
-SAMPLING_DEFAULTS = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+SAMPLING_DEFAULTS = (
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "stop_strings",
+    "min_new_tokens",
+)  # fmt: skip
 """Fields of generation_config.json that are defaults of requests."""
 
 
@@ -87,37 +90,38 @@ class GenerationModel:
 
 
 def read_generation_model(path: Path, engine: StepEngine) -> GenerationModel:
-    """The model in a folder with tokenizer.json, and if it has them, config.json, tokenizer_config.json,
-    chat_template.jinja and generation_config.json.
+    """The model in a folder with tokenizer.json, and if it has them, config.json, tokenizer_config.json, chat templates
+    and generation_config.json.
 
     CorruptModel for files that cannot be read.
     """
     # Imports jinja2, which servers of other tasks do not need.
-    from penstock_runtime.generation.templates import ChatTemplate, special_tokens, template_source
+    from penstock_runtime.generation.templates import read_template, special_tokens
 
     config = read_optional(path, "config.json") or {}
     settings = read_optional(path, "tokenizer_config.json") or {}
     generation = read_optional(path, GENERATION_CONFIG) or {}
     tokenizer = Tokenizer.open(path, path / "tokenizer.json", config)
-    separate = path / TEMPLATE_FILE
-    source = template_source(settings, separate.read_text(encoding="utf-8") if separate.is_file() else None)
-    specials = special_tokens(settings)
     return GenerationModel(
         engine,
         tokenizer,
-        None if source is None else ChatTemplate(source, specials),
-        _end_tokens(tokenizer, generation, config, specials),
+        read_template(path, settings),
+        _end_tokens(tokenizer, generation, config, special_tokens(settings)),
         {name: generation[name] for name in SAMPLING_DEFAULTS if generation.get(name) is not None},
     )
 
 
 def open_generation_engine(
-    folder: Path, cores: int | None = None, memory: int | None = None, which: Which = "chosen"
+    folder: Path,
+    cores: int | None = None,
+    memory: int | None = None,
+    which: Which = "chosen",
+    cache_bytes: int | None = None,
 ) -> StepEngine:
     """Load the graph of an artefact's plan for `cores` cores (None: the plan's).
 
     `memory`: bytes that weights and pool may take, for example what is left of the container's limit; None: without a
-    limit. The pool of cache blocks gets what remains after the weights, within bounds.
+    limit. The pool of cache blocks gets what remains after the weights, within bounds, and at most `cache_bytes`.
 
     ArtefactError: a file is missing or altered, the artefact is of another task, or the graph does not load. HostError:
     the memory does not suffice for the weights and one block.
@@ -139,12 +143,19 @@ def open_generation_engine(
         block_bytes=block_bytes(manifest.decoder, plan.recipe),
         weights_bytes=files,
         memory=memory,
+        cache_bytes=cache_bytes,
     )
     return load_step_engine(graph, manifest.decoder, plan.recipe, plan.streams * plan.threads_per_stream, blocks=blocks)
 
 
 def load_generation_artefact(
-    folder: Path, which: Which, host: Host, *, cores: int | None = None, any_isa: bool = False
+    folder: Path,
+    which: Which,
+    host: Host,
+    *,
+    cores: int | None = None,
+    any_isa: bool = False,
+    cache_bytes: int | None = None,
 ) -> GenerationModel:
     """Load one of the two models of an artefact for text-generation, with as much cache as the memory allows.
 
@@ -162,14 +173,15 @@ def load_generation_artefact(
     plan, findings = fit_plan(served.plan, cores)
     memory = host.memory
     is_known = memory.total != 0 or memory.limit is not None
-    engine = open_generation_engine(folder, cores, memory.available if is_known else None, which)
+    engine = open_generation_engine(folder, cores, memory.available if is_known else None, which, cache_bytes)
     try:
         model = read_generation_model(folder, engine)
         warm_up(engine)
     except BaseException:
         engine.close()
         raise
-    model.plan, model.manifest, model.findings = plan, manifest, (*findings, *model.tokenizer.findings)
+    model.plan, model.manifest = plan, manifest
+    model.findings = (*findings, *model.tokenizer.findings, *ignored_settings(folder))
     recipe, company, compared = plan.recipe, _same_in_company(manifest, plan), _invariance(manifest, plan)
     # The native engine computes each row on its own, and the guard has found no difference.
     model.facts = {

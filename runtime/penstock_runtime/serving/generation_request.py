@@ -26,7 +26,11 @@ class Continuation:
     choice: int
     text: str = ""
     tokens: list[SampledToken] = field(default_factory=list)
+    prompt: tuple[SampledToken, ...] = ()
+    """The prompt's tokens from the second one on, with their probabilities, if they were wanted."""
     finish: FinishReason | None = None
+    stop: str = ""
+    """The stop string that ended it."""
     new: list[Delta] = field(default_factory=list)
     """What `Generation.read` returned last."""
 
@@ -128,7 +132,9 @@ class Generation:
             one.text += delta.text
             if delta.token is not None:
                 one.tokens.append(delta.token)
+            one.prompt = delta.prompt or one.prompt
             one.finish = delta.finish or one.finish
+            one.stop = delta.stop or one.stop
             if delta.error is not None:
                 raise delta.error
         return list(changed.values())

@@ -149,6 +149,7 @@ class Generator:
                     # With a seed a prompt has the answers that it has alone.
                     choice=one.choice if request.sampling.is_default_seed else choice,
                     deadline=deadline if one is begins else math.inf,
+                    prompt_logprobs=None if choice else request.prompt_logprobs,
                 )
                 for choice, (one, request, limit) in enumerate(zip(prompt.continuations, requests, most, strict=True))
             ]

@@ -24,6 +24,7 @@ from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.host import Host, require_memory
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float, Pooling
+from penstock_runtime.serving.model_settings import ignored_settings
 from penstock_runtime.store.verification import verify_files
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, RequestLimits, Task
 from penstock_runtime.tasks.factory import make_task
@@ -193,7 +194,7 @@ def load_artefact(
     if manifest.vector_space is not None:
         texts = PromptTexts.of(model_folder, prompts)
         model.space = manifest.vector_space.served_with(texts.texts, texts.default, longest)
-    model.findings = (*findings, *task.tokenizer.findings)
+    model.findings = (*findings, *task.tokenizer.findings, *ignored_settings(folder))
     return model
 
 

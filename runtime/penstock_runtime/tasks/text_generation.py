@@ -83,6 +83,7 @@ _PARAMETERS: dict[str, tuple[FieldKind, Any]] = {
     "stop_strings": (Either((Text(), STOPS)), None),
     "num_return_sequences": (Integer(1, MOST_CHOICES), 1),
     "return_full_text": (Boolean(), True),
+    "continue_final_message": (Boolean(), None),
 }
 PARAMETERS = Object(
     {},
@@ -100,6 +101,7 @@ PARAMETERS = Object(
         "seed": "The same seed gives the same continuation.",
         "num_return_sequences": "The number of continuations.",
         "return_full_text": "The prompt is part of generated_text.",
+        "continue_final_message": "Go on with the text of the last message. Default: true if that is the assistant's.",
     },
 )
 MESSAGE = Object({"role": Text(), "content": Text()}, others=Others.KEPT, words="a message")
@@ -177,7 +179,10 @@ def parse_request(
         prompts = tuple(Prompt(text, special=True) for text in parsed)
     else:
         require_template(template, "inputs")
-        prompts = (Conversation(parsed),)
+        continues = given["continue_final_message"]
+        prompts = (
+            Conversation(parsed, continues=parsed[-1]["role"] == "assistant" if continues is None else continues),
+        )
     stops = values.get("stop_strings") or ()
     job = JobRequest(
         prompt=(),
@@ -187,6 +192,7 @@ def parse_request(
         stop=(stops,) if isinstance(stops, str) else tuple(stops),
         include_stop=True,
         end_tokens=end_tokens,
+        min_tokens=values.get("min_new_tokens") or 0,
     )
     return PipelineRequest(inputs, prompts, (job,) * values["num_return_sequences"], values["return_full_text"])
 
@@ -211,7 +217,7 @@ def sampling(values: Mapping[str, Any], *, seed: int | None, top_logprobs: int |
     return SamplingParameters(
         temperature=temperature,
         top_p=values.get("top_p", 1.0),
-        top_k=values.get("top_k", 0),
+        top_k=max(values.get("top_k", 0), 0),
         min_p=values.get("min_p", 0.0),
         repetition_penalty=values.get("repetition_penalty", 1.0),
         presence_penalty=values.get("presence_penalty") or 0.0,
@@ -241,8 +247,12 @@ def pipeline_answer(request: PipelineRequest, texts: Sequence[Sequence[str]]) ->
 
     def one(prompt: Prompt | Conversation, text: str) -> dict[str, Any]:
         if isinstance(prompt, Conversation):
-            message = {"role": "assistant", "content": text}
-            return {"generated_text": [*request.inputs, message] if request.full_text else text}
+            if not request.full_text:
+                return {"generated_text": text}
+            if not prompt.continues:
+                return {"generated_text": [*request.inputs, {"role": "assistant", "content": text}]}
+            *before, last = request.inputs
+            return {"generated_text": [*before, {"role": last["role"], "content": last["content"] + text}]}
         return {"generated_text": prompt.text + text if request.full_text else text}
 
     answers = [[one(prompt, text) for text in of] for prompt, of in zip(request.prompts, texts, strict=True)]

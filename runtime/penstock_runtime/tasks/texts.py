@@ -144,7 +144,12 @@ PROMPT_NOTES = {
     "(config_sentence_transformers.json). Default: the endpoint's for this route, or its default; else the model's "
     "default prompt, mostly none."
 }
-ROUTE_ALIASES = {"/": "/predict", "/v2/models/{name}/versions/{version}/infer": "/v2/models/{name}/infer"}
+ROUTE_ALIASES = {
+    "/": "/predict",
+    "/v2/models/{name}/versions/{version}/infer": "/v2/models/{name}/infer",
+    "/api/embed": "/embed",
+    "/api/embeddings": "/embed",
+}
 """Routes that take their default prompt from another route."""
 
 

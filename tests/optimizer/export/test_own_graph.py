@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
 from penstock.manifest import Axes
 from penstock.tasks import Head
-from penstock_optimizer.export import Flavour, export, own_graph
+from penstock_optimizer.export import Flavour, export, own_graph, own_inputs
 from penstock_optimizer.export.reader import open_session
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.graph import graph_data
@@ -85,6 +85,41 @@ def test_outputs_with_other_names_are_renamed(head: Head, names: dict[str, str],
     exported = export(made.folder, head, tmp_path / "out")
 
     assert_equals_torch(exported, made, rows(4, 17, 9))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("config_class", ["BertConfig", "RobertaConfig"])
+@pytest.mark.parametrize("head", [Head.ENCODER, Head.SEQUENCE])
+def test_positions_and_an_empty_cache_are_made_of_the_ids(head: Head, config_class: str, tmp_path: Path) -> None:
+    """As exports of optimum and onnx-community want them, for decoders also keys and values of earlier tokens."""
+    made = with_own_graph(tmp_path, head, config_class=config_class)
+
+    def want_positions(model: onnx.ModelProto) -> None:
+        graph = model.graph
+        table = next(
+            node.input[0]
+            for node in graph.node
+            if node.op_type in {"Gather", "Slice"} and "position" in node.input[0].lower()
+        )
+        taken = next(node for node in graph.node if table in node.input)
+        taken.CopyFrom(helper.make_node("Gather", [table, "position_ids"], list(taken.output)))
+        int64, float32 = TensorProto.INT64, TensorProto.FLOAT
+        graph.input.append(helper.make_tensor_value_info("position_ids", int64, ["batch", "tokens"]))
+        key = "past_key_values.0.key"
+        graph.input.append(helper.make_tensor_value_info(key, float32, ["batch", 2, "past", 4]))
+        graph.input.append(helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]))
+        graph.node.append(helper.make_node("Identity", [key], ["present.0.key"]))
+        graph.node.append(helper.make_node("Identity", ["use_cache_branch"], ["present.branch"]))
+        graph.output.append(helper.make_tensor_value_info("present.0.key", float32, ["batch", 2, "past", 4]))
+        graph.output.append(helper.make_tensor_value_info("present.branch", TensorProto.BOOL, [1]))
+
+    edit(made, want_positions)
+
+    exported = export(made.folder, head, tmp_path / "out")
+
+    assert exported.io.inputs == tuple(name for name in own_inputs.INPUTS if name in exported.io.inputs)
+    assert "position_ids" not in exported.io.inputs
+    assert_equals_torch(exported, made, rows(13), rows(4, 17, 9))
 
 
 @pytest.mark.parity
@@ -217,9 +252,9 @@ def test_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 def test_unknown_inputs_are_named(tmp_path: Path) -> None:
     made = with_own_graph(tmp_path, Head.ENCODER)
-    edit(made, lambda model: rename(model, {"token_type_ids": "position_ids"}))
+    edit(made, lambda model: rename(model, {"token_type_ids": "segment_ids"}))
 
-    with pytest.raises(UnsupportedModel, match="wants the inputs position_ids") as caught:
+    with pytest.raises(UnsupportedModel, match="wants the inputs segment_ids") as caught:
         export(made.folder, Head.ENCODER, tmp_path / "out")
     assert "input_ids, attention_mask, token_type_ids" in caught.value.remedy
 

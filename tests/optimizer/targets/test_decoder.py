@@ -262,8 +262,12 @@ def test_the_pool_takes_what_the_memory_leaves(folders: tuple[Path, Path, Path])
     small = open_generation_engine(folders[0], memory=300 * 2**20)
     large = open_generation_engine(folders[0], memory=600 * 2**20)
     assert 1 <= small.blocks < large.blocks
-    for engine in (small, large):
+    bounded = open_generation_engine(folders[0], memory=600 * 2**20, cache_bytes=2**20)
+    assert 1 <= bounded.blocks < small.blocks
+    for engine in (small, large, bounded):
         engine.close()
+    with pytest.raises(HostError, match="10 bytes do not suffice for a block of the cache"):
+        open_generation_engine(folders[0], memory=600 * 2**20, cache_bytes=10)
 
 
 def test_too_little_memory_is_an_error_that_states_what_is_needed(folders: tuple[Path, Path, Path]) -> None:

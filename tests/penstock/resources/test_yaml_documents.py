@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -48,6 +49,32 @@ def test_the_error_about_a_wrong_tag_has_its_line(text: str) -> None:
         SpecError, match=r"^a.yaml, line 2, column 4: not YAML: '.*' is no (whole number|number|boolean)"
     ):
         read_documents(f"b: 1\na: {text}", "a.yaml")
+
+
+@pytest.mark.parametrize("escaped", [True, False])
+def test_json_is_read_as_json(escaped: bool) -> None:
+    value = {"a": "\U0001f642 \t /", "b": [1, 2.0, 1e30, True], "c": {"d": "1"}}
+    text = json.dumps(value, ensure_ascii=escaped, indent=2)
+
+    assert read_documents(f"\n{text}\n", "a.json") == [value]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1,\n "a": 2}', "a.json, line 2: a is there twice"),
+        ('{"a": "\\ud83d"}', "a: half of a character"),
+        ('{"a": NaN}', "a: nan is no number in JSON"),
+        ('{"a": 1e999}', "a: inf is no number in JSON"),
+        ('{"a": 1,,}', "a.json, line 1"),
+        ('{"a": ' + "[" * 5000 + "]" * 5000 + "}", "a.json"),
+    ],
+)
+def test_an_error_in_json_is_named(text: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_documents(text, "a.json")
+
+    assert message in str(caught.value)
 
 
 ENDPOINT = """

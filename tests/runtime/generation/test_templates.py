@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.errors import CorruptModel
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.generation.templates import ChatTemplate, Conversation, special_tokens, template_source
+from penstock_runtime.generation.templates import ChatTemplate, Conversation, read_template, special_tokens
 
 USER = [{"role": "user", "content": "Hello <b>&amp;</b> \n there"}]
 CHAT = [
@@ -140,9 +141,9 @@ def test_a_conversation_is_rendered_as_by_transformers(name: str, generates: boo
             )
         except (TemplateError, TypeError):
             with pytest.raises(InvalidInput):
-                ours.render(messages, tools=tools, add_generation_prompt=generates, variables=variables)
+                ours.render(messages, tools=tools, opens_answer=generates, variables=variables)
             continue
-        assert ours.render(messages, tools=tools, add_generation_prompt=generates, variables=variables) == theirs
+        assert ours.render(messages, tools=tools, opens_answer=generates, variables=variables) == theirs
         compared += 1
     assert compared >= 2
 
@@ -182,19 +183,67 @@ def test_a_syntax_error_is_an_error_of_the_model() -> None:
         ChatTemplate("{{ 1 }}\n{% endfor %}")
 
 
+FILE, FOR_TOOLS = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
+NAMED = [{"name": "x", "template": "c"}, {"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+
+
 @pytest.mark.parametrize(
-    ("config", "separate", "expected"),
+    ("found", "files", "expected"),
     [
-        ({"chat_template": "a"}, None, "a"),
-        ({"chat_template": "a"}, "b", "b"),
-        ({"chat_template": [{"name": "x", "template": "c"}, {"name": "default", "template": "d"}]}, None, "d"),
-        ({"chat_template": [{"name": "x", "template": "c"}]}, None, None),
-        ({"chat_template": 5}, None, None),
-        ({}, None, None),
+        ("a", {}, ("a", "a")),
+        ("a", {FILE: "b"}, ("b", "b")),
+        (NAMED, {}, ("d", "t")),
+        (NAMED[:2], {}, ("d", "d")),
+        ({"default": "d", "tool_use": "t"}, {}, ("d", "t")),
+        (NAMED, {FILE: "b"}, ("b", "b")),
+        (None, {FILE: "b", FOR_TOOLS: "u"}, ("b", "u")),
+        (NAMED[:1], {}, None),
+        (5, {}, None),
+        (None, {}, None),
     ],
 )
-def test_the_default_template_is_taken(config: dict[str, Any], separate: str | None, expected: str | None) -> None:
-    assert template_source(config, separate) == expected
+def test_templates_are_found_where_transformers_finds_them(
+    found: Any, files: dict[str, str], expected: tuple[str, str] | None, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+
+    template = read_template(tmp_path, {"chat_template": found})
+
+    assert (None if template is None else (template.source, template.tool_source)) == expected
+    if template is not None and expected is not None:
+        assert (template.render(USER), template.render(USER, tools=TOOLS)) == expected
+
+
+def test_a_template_that_is_no_text_is_an_error_of_the_model(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"\xff")
+
+    with pytest.raises(CorruptModel, match="is not text in UTF-8"):
+        read_template(tmp_path, {})
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", list(TEMPLATES))
+@pytest.mark.parametrize("text", ["The answer", " The answer ", "a\n"])
+def test_a_message_is_continued_as_by_transformers(name: str, text: str) -> None:
+    from jinja2 import TemplateError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    source = TEMPLATES[name]
+    messages = [*USER, {"role": "assistant", "content": text}]
+    try:
+        (theirs,), _ = render_jinja_template([messages], None, None, source, continue_final_message=True, **SPECIAL)
+    except (TemplateError, ValueError):
+        with pytest.raises(InvalidInput):
+            ChatTemplate(source, SPECIAL).render(messages, continues=True)
+        return
+    assert ChatTemplate(source, SPECIAL).render(messages, continues=True) == theirs
+
+
+def test_a_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+    with pytest.raises(InvalidInput, match="leaves out the last message"):
+        ChatTemplate("{{ messages[0].content }}").render([*USER, {"role": "assistant", "content": "x"}], continues=True)
 
 
 def test_special_tokens_are_texts_or_objects() -> None:

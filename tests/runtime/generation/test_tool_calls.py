@@ -48,7 +48,10 @@ def found(form: ToolForm, text: str, size: int) -> tuple[str, list[ToolCall]]:
         (ToolForm.TAGGED, CALL.removesuffix("</tool_call>"), "", [RAIN]),
         (ToolForm.TAGGED, "a < b and <tool", "a < b and <tool", []),
         (ToolForm.TAGGED, "<tool_call>no JSON</tool_call>", "<tool_call>no JSON</tool_call>", []),
-        (ToolForm.TAGGED, "<tool_call>cut", "<tool_call>cut", []),
+        (ToolForm.TAGGED, "Well.<tool_call>half", "Well.", []),
+        (ToolForm.TAGGED, 'Well.<tool_call>{"name": "weather", "argum', "Well.", []),
+        (ToolForm.WHOLE, '{"name": "weather", "param', "", []),
+        (ToolForm.LIST, '[{"name": "wea', "", []),
         (
             ToolForm.TAGGED,
             '<tool_call>{"arguments": {}, "name": "time"}</tool_call><tool_call>[{"name": "a", "arguments": "{}"}]',
@@ -73,6 +76,25 @@ def test_text_and_calls_are_separated(
     form: ToolForm, text: str, content: str, calls: list[ToolCall], size: int
 ) -> None:
     assert found(form, text, size) == (content, calls)
+
+
+FULL = {
+    ToolForm.TAGGED: f"Well.{CALL}",
+    ToolForm.WHOLE: '{"name": "weather", "parameters": {"city": "Köln"}}',
+    ToolForm.LIST: '[{"name": "weather", "arguments": {"city": "Köln"}}]',
+}
+
+
+@pytest.mark.parametrize("form", ToolForm)
+def test_of_a_call_that_was_cut_anywhere_nothing_is_text(form: ToolForm) -> None:
+    text = FULL[form]
+    for end in range(len(text)):
+        finder = ToolCallFinder(form)
+        content, parts = finder.push(text[:end])
+        rest, last = finder.finish(is_cut=True)
+        assert "Well.".startswith(content + rest), text[:end]
+        for call in joined(parts + last):
+            assert '{"city": "Köln"}'.startswith(call.arguments), text[:end]
 
 
 @settings(deadline=None)

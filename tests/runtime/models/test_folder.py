@@ -524,6 +524,14 @@ class TestSafety:
         with pytest.raises(UnsafeModel, match=r"wants code of the model's own \(auto_map: "):
             ModelFolder.open(model_folder(tmp_path, auto_map=table))
 
+    @pytest.mark.parametrize("prefix", ["", "microsoft/Phi-3.5-mini-instruct--"])
+    def test_code_that_a_served_family_does_not_need_is_ignored(self, prefix: str, tmp_path: Path) -> None:
+        table = {
+            "AutoConfig": f"{prefix}configuration_phi3.Phi3Config",
+            "AutoModelForCausalLM": f"{prefix}modeling_phi3.Phi3ForCausalLM",
+        }
+        assert ModelFolder.open(model_folder(tmp_path, model_type="phi3", auto_map=table)).safetensors
+
     def test_with_a_graph_of_its_own_only_that_is_offered(self, tmp_path: Path) -> None:
         """Its safetensors may need code that is not run here, whatever its model_type is."""
         folder = model_folder(tmp_path, auto_map={"AutoModel": "modeling_x.XModel"})

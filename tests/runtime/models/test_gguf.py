@@ -29,8 +29,10 @@ from penstock_runtime.models.sources.fetch import fetch_model
 from tests.runtime.models.gguf_files import HEADS, HIDDEN, KEY_HEADS, TEMPLATE, Pieces, write_gguf, written
 from tests.runtime.tasks.texts import TRAINING
 
+KINDS = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS"
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+
+@pytest.mark.parametrize("kind", KINDS.split())
 def test_tensors_are_expanded_to_the_numbers_that_the_gguf_package_gives(kind: str, tmp_path: Path) -> None:
     form = GGMLQuantizationType[kind]
     numbers, size = gguf.GGML_QUANT_SIZES[form]

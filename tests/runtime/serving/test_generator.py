@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -19,7 +20,7 @@ from penstock_runtime.errors import InferenceFailed, NotReady, Overloaded, Promp
 from penstock_runtime.generation.loop import FinishReason, JobRequest
 from penstock_runtime.generation.sampling import SamplingParameters
 from penstock_runtime.generation.scheduler import Step
-from penstock_runtime.serving.generation_model import warm_up
+from penstock_runtime.serving.generation_model import read_generation_model, warm_up
 from penstock_runtime.serving.generation_request import Generation
 from penstock_runtime.serving.generator import Generator, NullLoopObserver
 from penstock_runtime.serving.metrics import ServerMetrics
@@ -344,6 +345,33 @@ def test_the_defaults_of_the_models_files_apply(tmp_path: Path) -> None:
         first, second = [(await generator.predict("Once", {})).value for _ in range(2)]
         assert first == second
         await generator.drain()
+
+    run(test)
+
+
+def test_an_end_token_is_read_where_transformers_reads_it(tmp_path: Path) -> None:
+    folder = write_generation_folder(tmp_path)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 258, "eos_token_id": 10}))
+    assert read_generation_model(folder, small_engine()).end_tokens == {10, 257}
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 11}))
+    assert read_generation_model(folder, small_engine()).end_tokens == {11, 257}
+
+
+def test_an_answer_ends_as_the_models_files_say(tmp_path: Path) -> None:
+    async def texts(folder: str, **settings: Any) -> tuple[str, int]:
+        model = small_generation_model(tmp_path / folder, **settings)
+        generator = Generator(model)
+        answer = await generator.predict("Once", {"do_sample": False, "max_new_tokens": 12, "return_full_text": False})
+        await generator.drain()
+        return answer.value[0]["generated_text"], answer.tokens - 4
+
+    async def test() -> None:
+        free, count = await texts("free")
+        assert count == 12
+        stopped, _ = await texts("stop", stop_strings=[free[2]])
+        assert stopped == free[: free.index(free[2]) + 1]
+        later, least = await texts("least", stop_strings=free[2], min_new_tokens=9)
+        assert (later[:3], least >= 9) == (free[:3], True)
 
     run(test)
 

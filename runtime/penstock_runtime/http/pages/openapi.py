@@ -10,6 +10,7 @@ from penstock import __version__
 from penstock.tasks import TaskName
 from penstock_runtime import errors
 from penstock_runtime.errors import RequestError
+from penstock_runtime.http.api.core.bodies import status_of
 from penstock_runtime.http.transport.message import ErrorFormat, Route
 from penstock_runtime.tasks.fields import JsonSchema
 
@@ -47,6 +48,8 @@ TIMINGS = {
     "x-artefact": "Of vectors: the first digits of the digest of the artefact that computed them.",
 }
 """Headers of every answer of the model."""
+OF_VECTORS = ("x-vector-space", "x-artefact")
+"""Those of answers with vectors alone."""
 
 ERROR: JsonSchema = {
     "type": "object",
@@ -77,6 +80,25 @@ OPENAI_ERROR: JsonSchema = {
 }
 
 
+ANTHROPIC_ERROR: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["type", "message"],
+        },
+    },
+    "required": ["type", "error"],
+}
+ERROR_SCHEMAS = {
+    ErrorFormat.PENSTOCK: ("Error", ERROR),
+    ErrorFormat.OPENAI: ("OpenAIError", OPENAI_ERROR),
+    ErrorFormat.ANTHROPIC: ("AnthropicError", ANTHROPIC_ERROR),
+}
+
+
 def document(routes: Iterable[Route], *, name: str, task: TaskName, wants_token: bool) -> dict[str, Any]:
     """The whole document, OpenAPI 3.1."""
     paths: dict[str, dict[str, Any]] = {}
@@ -87,7 +109,7 @@ def document(routes: Iterable[Route], *, name: str, task: TaskName, wants_token:
         paths.setdefault(route.path, {}).setdefault(
             route.method.lower(), _operation(route, name, wants_token=wants_token)
         )
-    components: dict[str, Any] = {"schemas": {"Error": ERROR, "OpenAIError": OPENAI_ERROR}}
+    components: dict[str, Any] = {"schemas": dict(ERROR_SCHEMAS.values())}
     if wants_token:
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     return {
@@ -112,7 +134,7 @@ def error_types(route: Route, *, wants_token: bool) -> list[type[RequestError]]:
         found += OF_INFERENCE
     if wants_token and not route.public:
         found.append(errors.Unauthorized)
-    return sorted(set(found), key=lambda error: (error.status, error.error_type))
+    return sorted(set(found), key=lambda error: (status_of(error, route.error_format), error.error_type))
 
 
 def _operation(route: Route, name: str, *, wants_token: bool) -> dict[str, Any]:
@@ -168,15 +190,17 @@ def _responses(route: Route, *, wants_token: bool) -> dict[str, Any]:
         success["headers"] = {
             header: {
                 "description": text,
-                "required": not route.streams,
-                "schema": {"type": "integer" if header.endswith("tokens") else "number", "minimum": 0},
+                "required": not route.streams and header not in OF_VECTORS,
+                "schema": {"type": "string"}
+                if header in OF_VECTORS
+                else {"type": "integer" if header.endswith("tokens") else "number", "minimum": 0},
             }
             for header, text in TIMINGS.items()
         }
     responses: dict[str, Any] = {"200": success}
-    reference = "OpenAIError" if route.error_format is ErrorFormat.OPENAI else "Error"
+    reference, _ = ERROR_SCHEMAS[route.error_format]
     for error in error_types(route, wants_token=wants_token):
-        status = str(error.status)
+        status = str(status_of(error, route.error_format))
         text = f"{error.error_type}: {sentence(error)}"
         if status in responses:
             responses[status]["description"] += f" {text}"

@@ -277,13 +277,13 @@ EVENT_STREAM = b"text/event-stream"
 
 
 class StreamingResponse(Response):
-    """A response with a body that is made while it is sent: server-sent events."""
+    """A response with a body that is made while it is sent: server-sent events, or lines."""
 
     __slots__ = ("stream",)
 
-    def __init__(self, stream: ByteStream) -> None:
+    def __init__(self, stream: ByteStream, content_type: bytes = EVENT_STREAM) -> None:
         # Proxies such as nginx would otherwise collect the events.
-        super().__init__(content_type=EVENT_STREAM, headers=b"cache-control: no-cache\r\nx-accel-buffering: no\r\n")
+        super().__init__(content_type=content_type, headers=b"cache-control: no-cache\r\nx-accel-buffering: no\r\n")
         self.stream = stream
 
 
@@ -325,6 +325,8 @@ class ErrorFormat(StrEnum):
     """{"error", "error_type", "field"?, "remedy"?}; clients of TEI and v2 read it as well."""
     OPENAI = "openai"
     """{"error": {"message", "type", "param", "code"}}"""
+    ANTHROPIC = "anthropic"
+    """{"type": "error", "error": {"type", "message"}}"""
 
 
 class Internal(StrEnum):

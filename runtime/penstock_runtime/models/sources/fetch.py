@@ -11,9 +11,16 @@ from penstock.errors import ModelNotFound, PenstockError, UnsafeModel
 from penstock.resources.core import ModelSource, Scheme
 from penstock_runtime.models import gguf_folder
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.sources import static_folder
 from penstock_runtime.models.sources.hub import HubFetch
 from penstock_runtime.models.sources.object_source import ObjectFetch, open_source
-from penstock_runtime.models.sources.transfer import FetchProgress, OnProgress, ignore_progress
+from penstock_runtime.models.sources.transfer import (
+    FetchProgress,
+    OnConfig,
+    OnProgress,
+    ignore_config,
+    ignore_progress,
+)
 from penstock_runtime.remote import DEFAULT_RETRIES, Retries
 
 PVC_ROOT_VARIABLE = "PENSTOCK_PVC_ROOT"
@@ -31,12 +38,14 @@ def fetch_model(
     on_progress: OnProgress = ignore_progress,
     graph: bool = False,
     retries: Retries = DEFAULT_RETRIES,
+    check: OnConfig = ignore_config,
 ) -> ModelFolder:
     """Fetch a model, or find it locally, and check it.
 
     `cache` stores downloads and may be shared by processes; local sources are not copied. `token` is for the hub.
     `graph` True fetches the model's ONNX file even if there are safetensors (by default only one of the two).
-    `on_progress` is called, from several threads, with the progress and with a note before each retry.
+    `on_progress` is called, from several threads, with the progress and with a note before each retry. `check` is
+    called with a remote model's config.json before its weights are fetched, and may refuse it.
     Raises ModelNotFound, ModelAccessDenied, MissingPackage; ModelUnavailable (temporary) after `retries`; and the
     errors of `ModelFolder.open`.
     """
@@ -49,16 +58,18 @@ def fetch_model(
         case Scheme.PVC:
             folder = _claim_folder(source, Path(os.environ.get(PVC_ROOT_VARIABLE) or DEFAULT_PVC_ROOT))
         case Scheme.HF:
-            folder = HubFetch(source, cache, token, graph=graph, retries=retries, report=on_progress).run()
+            folder = HubFetch(source, cache, token, graph=graph, retries=retries, report=on_progress, check=check).run()
         case Scheme.S3 | Scheme.GS | Scheme.AZ:
             folder = ObjectFetch(
-                source, open_source(source), cache, graph=graph, retries=retries, report=on_progress
+                source, open_source(source), cache, graph=graph, retries=retries, report=on_progress, check=check
             ).run()
     if _is_gguf(folder):
         name, size = folder.name, folder.stat().st_size
         on_progress(FetchProgress(str(source), name, 0, size))
         folder = gguf_folder.unpack(folder, cache)
         on_progress(FetchProgress(str(source), name, size, size))
+    elif static_folder.is_static(folder):
+        folder = static_folder.unpack(folder, cache)
     return ModelFolder.open(folder)
 
 

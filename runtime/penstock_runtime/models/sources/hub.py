@@ -36,8 +36,10 @@ from penstock_runtime.models.files import check_code, own_graph, read_object, re
 from penstock_runtime.models.sources.transfer import (
     OPTION,
     FetchProgress,
+    OnConfig,
     OnProgress,
     choose_files,
+    ignore_config,
     translate_folder_errors,
 )
 from penstock_runtime.remote import Retries
@@ -72,6 +74,7 @@ class HubFetch:
     graph: bool
     retries: Retries
     report: OnProgress
+    check: OnConfig = ignore_config
 
     def run(self) -> Path:
         """Fetch and return the snapshot's folder, or the one file that the source names. Without a connection to the
@@ -117,6 +120,7 @@ class HubFetch:
             folder = self._file(listing, "config.json").parent
             config = read_object(folder, "config.json")
             check_code(str(self.source), config, has_graph=own_graph(listing.sizes) is not None)
+            self.check(config)
             if remote_code_classes(config):
                 names = choose_files(str(self.source), listing.sizes, graph=True)
         total, done = sum(listing.sizes[name] for name in names), 0

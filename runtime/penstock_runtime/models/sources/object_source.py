@@ -31,8 +31,10 @@ from penstock_runtime.models.files import check_code, own_graph, remote_code_cla
 from penstock_runtime.models.sources.transfer import (
     FOLDER,
     FetchProgress,
+    OnConfig,
     OnProgress,
     choose_files,
+    ignore_config,
     translate_folder_errors,
 )
 from penstock_runtime.remote import (
@@ -59,6 +61,7 @@ class ObjectFetch:
     graph: bool
     retries: Retries
     report: OnProgress
+    check: OnConfig = ignore_config
 
     def run(self) -> Path:
         """Fetch and return the folder. ModelUnavailable if the objects keep changing during the fetch, HostError if the
@@ -118,6 +121,7 @@ class ObjectFetch:
         if "config.json" in objects:
             config = self.retries.run(self._config)
             check_code(str(self.source), config, has_graph=own_graph(objects) is not None)
+            self.check(config)
             graph = graph or bool(remote_code_classes(config))
         return {name: objects[name] for name in choose_files(str(self.source), objects, graph=graph)}
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from penstock_runtime.host.disk import translate_write_errors
 from penstock_runtime.models.files import missing_weights, own_graph
@@ -35,6 +36,13 @@ def ignore_progress(_: FetchProgress) -> None:
     """The callback of callers that need no progress."""
 
 
+OnConfig = Callable[[Mapping[str, Any]], object]
+
+
+def ignore_config(_: Mapping[str, Any]) -> None:
+    """The check of callers that take any model."""
+
+
 OPTION = "--models or PENSTOCK_MODELS"
 """The settings that choose the models folder, for error messages."""
 
@@ -46,9 +54,10 @@ def translate_folder_errors(folder: Path, *, option: str = OPTION) -> Iterator[N
         yield
 
 
-FOLDER = re.compile(r"onnx|[0-9]+_\w+")
+FOLDER = re.compile(r"onnx|additional_chat_templates|[0-9]+_\w+")
 """Subfolders of a model that may hold files to fetch."""
-_MODULE = re.compile(r"[0-9]+_\w+/(config\.json|model\.safetensors)")
+_MODULE = re.compile(r"[0-9]+_\w+/(config\.json|model\.safetensors|tokenizer\.json)")
+_STATIC = re.compile(r"[0-9]+_StaticEmbedding/model\.safetensors")
 _SHARD = re.compile(r"[\w.-]+\.safetensors")
 
 
@@ -67,7 +76,7 @@ def choose_files(origin: str, names: Iterable[str], *, graph: bool) -> list[str]
     else:
         tensors = []
     own = own_graph(names)
-    if own is None and not tensors:
+    if own is None and not tensors and not any(map(_STATIC.fullmatch, settings)):
         raise missing_weights(origin, names)
     data = re.compile(re.escape(own or "") + r"[._]data[\w.]*")
     graphs = [own, *sorted(name for name in names if data.fullmatch(name))] if own is not None else []

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.tasks import TaskName
+from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float, Outputs, Row
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits
 from penstock_runtime.tasks.fields import (
+    Boolean,
     Choice,
     Either,
     FieldKind,
@@ -66,12 +68,14 @@ PARAMETERS = Object(
     optional={
         "top_k": (Integer(1, 1_000_000), None),
         "function_to_apply": (Choice(tuple(str(function) for function in Function)), None),
+        "raw_scores": (Boolean(), None),
         **TRUNCATION,
     },
     notes={
         "top_k": "Only this many labels, the best first. Default: all.",
         "function_to_apply": "What turns logits into scores. Default: none for regression, sigmoid for one label or "
         "several true at once, else softmax.",
+        "raw_scores": "true: logits, as function_to_apply none; of text-embeddings-inference.",
         **TRUNCATION_NOTES,
     },
 )
@@ -82,16 +86,28 @@ EXAMPLES = (
     {"inputs": "I like you. I love you."},
     {"inputs": {"text": "A man plays.", "text_pair": "A person is playing."}, "parameters": {"top_k": 1}},
     {"inputs": ["one text", "another"], "parameters": {"function_to_apply": "sigmoid"}},
+    {"inputs": [["a text"], ["a text", "and its pair"]], "parameters": {"raw_scores": True}},
 )
 
 
 def inputs(limits: RequestLimits) -> FieldKind:
-    """A text, a pair, or a list of these."""
+    """A text, a pair, or a list of these; in a list also lists of a text or a pair, as text-embeddings-inference takes
+    a batch."""
     pair = Object(
         required={"text": Text()}, optional={"text_pair": (Text(), None)}, words="an object with text and text_pair"
     )
     one = Either((Text(), pair))
-    return Either((*one.kinds, ListOf(one, limits.items, words="a list of these")))
+    entry = Either((*one.kinds, ListOf(Text(), 2, words="a list of a text, or of two that are a pair")))
+    return Either((*one.kinds, ListOf(entry, limits.items, words="a list of these")))
+
+
+def _texts(item: str | list[str] | Mapping[str, str | None]) -> tuple[str, str | None]:
+    """The text and its pair, of a checked input."""
+    if isinstance(item, str):
+        return item, None
+    if isinstance(item, list):
+        return item[0], item[1] if len(item) > 1 else None
+    return str(item["text"]), item["text_pair"]
 
 
 def request_schema(limits: RequestLimits = DEFAULT_LIMITS) -> JsonSchema:
@@ -155,11 +171,18 @@ class TextClassification:
         given = self._inputs.parse(inputs, "inputs")
         items = given if isinstance(given, list) else [given]
         function = values["function_to_apply"]
+        if values["raw_scores"] is not None and function is not None:
+            raise InvalidInput(
+                "raw_scores and function_to_apply both say how scores are made",
+                field="parameters.raw_scores",
+                remedy="Send only one of them",
+            )
+        function = Function.NONE if values["raw_scores"] else function
         labels = min(values["top_k"] or len(self._labels), len(self._labels))
         answer_bytes = len(items) * labels * (LABEL_BYTES + self._longest_label)
         self._limits.check_answer(answer_bytes, "inputs", "Send fewer texts at a time, or a smaller parameters.top_k")
         return TextClassificationRequest(
-            texts=[(item, None) if isinstance(item, str) else (item["text"], item["text_pair"]) for item in items],
+            texts=[_texts(item) for item in items],
             where=[f"inputs[{index}]" for index in range(len(items))] if isinstance(given, list) else ["inputs"],
             top_k=values["top_k"],
             function=self._function if function is None else Function(function),

@@ -1,8 +1,8 @@
 """zero-shot-classification: scores of the caller's labels for a text, by a model of entailment.
 
 Each label becomes a hypothesis in a separate row. The answer has the shape of transformers' pipeline,
-`{sequence, labels, scores}`, which huggingface_hub's client parses up to version 0.x; `output_format: list` gives
-`[{label, score}]`, which its version 1 parses, but does not request.
+`{sequence, labels, scores}`; `output_format: list` gives `[{label, score}]`, as the hosted API of Hugging Face answers
+today.
 """
 
 from __future__ import annotations

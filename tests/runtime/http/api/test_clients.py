@@ -95,6 +95,22 @@ class TestHuggingFace:
 
         assert {one.label for one in labels} == {"urgent", "phone"}
 
+    @pytest.mark.parametrize("given", [{}, {"output_format": "list"}, {"output_format": None}])
+    def test_zero_shot_classification_gives_its_clients_a_list(
+        self, endpoint_of: EndpointOf, given: dict[str, Any]
+    ) -> None:
+        url = f"{endpoint_of(TaskName.ZERO_SHOT_CLASSIFICATION).url}/predict"
+        parameters = {"candidate_labels": ["urgent", "phone"], **given}
+        client = {"user-agent": "unknown/None; hf_hub/1.33.0; python/3.11.7"}
+        for inputs in ("i have a problem", ["i have a problem", "phone"]):
+            body = {"inputs": inputs, "parameters": parameters}
+            plain = {"inputs": inputs, "parameters": {**parameters, "output_format": "list"}}
+            answer = httpx.post(url, json=body, headers=client)
+            assert answer.status_code == 200
+            assert answer.json() == httpx.post(url, json=plain).json()
+        asked = {"inputs": "phone", "parameters": {**parameters, "output_format": "pipeline"}}
+        assert set(httpx.post(url, json=asked, headers=client).json()) == {"sequence", "labels", "scores"}
+
 
 class TestOpenAI:
     """OpenAI's own package."""
@@ -141,7 +157,7 @@ class TestOpenAI:
     def test_an_error_names_the_parameter(self, endpoint_of: EndpointOf) -> None:
         client = self.client(endpoint_of(TaskName.FEATURE_EXTRACTION))
 
-        with client, pytest.raises(openai.UnprocessableEntityError) as caught:
+        with client, pytest.raises(openai.BadRequestError) as caught:
             client.embeddings.create(model="emotion", input="i like you", dimensions=WIDTH + 1)
 
         assert caught.value.param == "dimensions"

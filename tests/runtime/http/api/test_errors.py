@@ -158,8 +158,8 @@ class TestRoutes:
         text = f"{value['message']}" if isinstance(value, dict) else f"{value}. {answer.json()['remedy']}"
         assert message in text
         assert (
-            "POST to /, /decode, /embed, /embed_all, /embed_sparse, /invocations, /predict, /rerank, /similarity, "
-            "/tokenize, /v1/embeddings" in text
+            "POST to /, /api/embed, /api/embeddings, /api/show, /decode, /embed, /embed_all, /embed_sparse, "
+            "/invocations, /predict, /rerank, /similarity, /tokenize, /v1/embeddings" in text
         )
 
     @pytest.mark.parametrize(
@@ -184,10 +184,24 @@ class TestRoutes:
     def test_a_trailing_slash_is_ignored(self, client: httpx.Client) -> None:
         assert client.post("/predict/", json={"inputs": "x"}).status_code == 200
 
+    @pytest.mark.parametrize("path", ["/openai/v1/embeddings", "/embeddings", "/openai/v1/embeddings/"])
+    def test_openais_api_is_also_where_other_servers_have_it(self, client: httpx.Client, path: str) -> None:
+        expected = client.post("/v1/embeddings", json={"input": "x"}).json()["data"]
+
+        assert client.post(path, json={"input": "x"}).json()["data"] == expected
+        assert client.post(path, json={}).json()["error"]["param"] == "input"
+        assert client.get("/openai/v1/models").json() == client.get("/models").json() == client.get("/v1/models").json()
+
+    def test_a_path_of_another_server_for_another_task_names_the_task(self, client: httpx.Client) -> None:
+        for path in ("/openai/v1/chat/completions", "/chat/completions"):
+            refused = client.post(path, json={})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found")
+            assert "is for text-generation" in refused.json()["error"]["message"]
+
     def test_openai_routes_have_openai_errors(self, client: httpx.Client) -> None:
         answer = client.post("/v1/embeddings", json={"inpt": "x"})
 
-        assert answer.status_code == 422
+        assert answer.status_code == 400
         assert answer.json() == {
             "error": {
                 "message": "body.inpt: there is no such field. Did you mean 'input'?",
@@ -261,7 +275,7 @@ def test_the_remedy_for_a_long_text_has_the_field_of_the_shape_that_was_used(
     with serving(Model(made, HEAD_OF_TASK[task], labels=2, vocabulary=folder.config["vocab_size"]), task) as endpoint:
         answer = httpx.post(endpoint.url + path, json=body)
 
-    assert answer.status_code == 422
+    assert answer.status_code == (400 if path == "/v1/embeddings" else 422)
     assert "Send a shorter text" in answer.text
     assert remedy in answer.text
     assert ("truncate" in answer.text) is bool(remedy)

@@ -22,8 +22,11 @@ from penstock.errors import (
     ModelUnavailable,
     PenstockError,
     UnsafeModel,
+    UnsupportedModel,
 )
 from penstock.resources.core import ModelSource
+from penstock.resources.endpoint import ModelEndpoint
+from penstock_optimizer.job.job import config_check
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import hub as hub_module
 from penstock_runtime.models.sources.fetch import fetch_model
@@ -45,6 +48,12 @@ from tests.runtime.models.hub_server import Hub, running_hub
 huggingface_hub = pytest.importorskip("huggingface_hub")
 constants = pytest.importorskip("huggingface_hub.constants")
 
+ENDPOINT = """
+apiVersion: penstock.dev/v1alpha1
+kind: ModelEndpoint
+metadata: {name: chat}
+spec: {model: 'hf://org/model@main', task: text-generation, cores: 1}
+"""
 SOURCE = ModelSource.parse("hf://org/model")
 
 
@@ -131,6 +140,16 @@ def test_code_of_the_models_own_is_refused_before_the_weights_are_fetched(
     hub.add("org/model", model_folder(tmp_path / "original", auto_map={"AutoModel": "m.M"}))
     with pytest.raises(UnsafeModel, match="code of the model's own"):
         fetch(tmp_path / "cache", waits)
+    assert hub.fetched() == ["config.json"]
+
+
+def test_a_family_that_is_not_served_is_refused_before_the_weights_are_fetched(
+    hub: Hub, tmp_path: Path, waits: Waits
+) -> None:
+    hub.add("org/model", model_folder(tmp_path / "original", model_type="mamba"))
+    spec = ModelEndpoint.from_yaml(ENDPOINT).spec
+    with pytest.raises(UnsupportedModel, match=r"^hf://org/model@main is of the type mamba, which text-generation"):
+        fetch_model(SOURCE, cache=tmp_path / "cache", retries=waits.retries, check=config_check(spec))
     assert hub.fetched() == ["config.json"]
 
 

@@ -6,7 +6,7 @@ import fcntl
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,12 +22,13 @@ from penstock.errors import (
     ModelNotFound,
     ModelUnavailable,
     UnsafeModel,
+    UnsupportedModel,
 )
 from penstock.resources.core import ModelSource
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import object_source
 from penstock_runtime.models.sources.object_source import ObjectFetch, object_error, open_source
-from penstock_runtime.models.sources.transfer import FetchProgress, ignore_progress
+from penstock_runtime.models.sources.transfer import FetchProgress, ignore_config, ignore_progress
 from penstock_runtime.remote import Bucket, Retries
 from penstock_runtime.rows import Pooling
 from tests.runtime.models.folders import bare_folder, model_folder, sentence_folder, write_onnx, write_pickle
@@ -53,7 +54,8 @@ class Store(MemoryStore):  # type: ignore[misc]
     def fetch(self, cache: Path, retries: Retries = ONCE, **options: Any) -> ModelFolder:
         report = options.get("report", ignore_progress)
         bucket = Bucket(self, "model")
-        fetch = ObjectFetch(self.source, bucket, cache, options.get("graph", False), retries, report)
+        check = options.get("check", ignore_config)
+        fetch = ObjectFetch(self.source, bucket, cache, options.get("graph", False), retries, report, check)
         return ModelFolder.open(fetch.run())
 
     def get(self, path: str, **options: Any) -> Any:
@@ -256,6 +258,16 @@ def test_code_of_the_models_own_is_refused_before_the_weights(store: Store, tmp_
     store.upload(model_folder(tmp_path / "original", auto_map={"AutoModel": "m.M"}))
     with pytest.raises(UnsafeModel, match="code of the model's own"):
         store.fetch(tmp_path / "cache")
+    assert {name for name, _ in store.reads} == {"config.json"}
+
+
+def test_a_config_may_be_refused_before_the_weights(store: Store, tmp_path: Path) -> None:
+    def check(config: Mapping[str, Any]) -> None:
+        raise UnsupportedModel(f"no {config['model_type']}", remedy="Use another one")
+
+    store.upload(model_folder(tmp_path / "original", model_type="mamba"))
+    with pytest.raises(UnsupportedModel, match="no mamba"):
+        store.fetch(tmp_path / "cache", check=check)
     assert {name for name, _ in store.reads} == {"config.json"}
 
 

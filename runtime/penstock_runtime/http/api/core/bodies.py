@@ -40,6 +40,15 @@ LOOKED_AT = 100
 JSON = frozenset({"application/json"})
 PLAIN = b"text/plain; charset=utf-8"
 JSON_REMEDY = "Send JSON with the header content-type: application/json"
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's error types by status; other 4xx are `invalid_request_error`, 5xx `api_error`."""
 OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 """OpenAI's error types by status; other 4xx are `invalid_request_error`, 5xx `server_error`."""
 
@@ -218,14 +227,23 @@ def answer_response(answer: Answer, value: Any) -> Response:
     return Response(dumps(value), headers=timing_headers(answer))
 
 
+def status_of(error: RequestError | type[RequestError], error_format: ErrorFormat) -> int:
+    """The status of an error. OpenAI, Anthropic and their clients have 400 for what is 422 elsewhere."""
+    is_own = error_format is ErrorFormat.PENSTOCK
+    return 400 if not is_own and error.status == InvalidInput.status else error.status
+
+
 def error_response(error: RequestError, error_format: ErrorFormat) -> Response:
     """The response for an error, in the format of the route."""
-    if error_format is ErrorFormat.OPENAI:
-        message = f"{error.message}. {error.remedy}" if error.remedy else error.message
-        kind = OPENAI_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-        value: dict[str, Any] = {
-            "error": {"message": message, "type": kind, "param": error.field or None, "code": error.error_type}
-        }
+    status = status_of(error, error_format)
+    message = f"{error.message}. {error.remedy}" if error.remedy else error.message
+    value: dict[str, Any]
+    if error_format is ErrorFormat.ANTHROPIC:
+        kind = ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+        value = {"type": "error", "error": {"type": kind, "message": message}}
+    elif error_format is ErrorFormat.OPENAI:
+        kind = OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        value = {"error": {"message": message, "type": kind, "param": error.field or None, "code": error.error_type}}
     else:
         value = {"error": error.message, "error_type": error.error_type}
         if error.field:
@@ -239,7 +257,7 @@ def error_response(error: RequestError, error_format: ErrorFormat) -> Response:
         headers = b"allow: %b\r\n" % ", ".join(error.allow).encode()
     elif isinstance(error, Unauthorized):
         headers = b'www-authenticate: Bearer realm="penstock"\r\n'
-    return json_response(value, status=error.status, headers=headers)
+    return json_response(value, status=status, headers=headers)
 
 
 OPTIONS = ("use_cache", "wait_for_model", "use_gpu", "dont_load_model")
@@ -253,7 +271,7 @@ class Envelope:
     schema: JsonSchema
     """The task's schema: inputs and parameters."""
     top_level_parameters: bool = False
-    """Parameters may also be on the level of `inputs`: the official client puts them there for feature-extraction."""
+    """Parameters may also be on the level of `inputs`."""
 
     @cached_property
     def parameters(self) -> frozenset[str]:

@@ -25,6 +25,7 @@ from penstock_runtime.tasks.fields import (
     Text,
 )
 from penstock_runtime.tasks.text_generation import (
+    LARGEST_SEED,
     MESSAGES_LIMIT,
     PENALTIES,
     SAMPLING,
@@ -33,13 +34,15 @@ from penstock_runtime.tasks.text_generation import (
 )
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-PARTS = ListOf(Object({"type": Text()}, others=Others.KEPT), MESSAGES_LIMIT, words="a list of parts")
+PARTS = ListOf(Object({"type": Text()}, others=Others.KEPT), MESSAGES_LIMIT, at_least=0, words="a list of parts")
 CHAT_MESSAGE = Object(
     {"role": Choice(ROLES)}, {"content": (Either((AnyText(), PARTS)), None)}, others=Others.KEPT, words="a message"
 )
 MOST_TOOLS = 128
 MOST_BIASES = 1024
 """Each is added in each step."""
+RANDOM_SEED = -1
+"""As no seed, in vLLM's API."""
 LONGEST_ID = 10
 """Digits of a token id."""
 ANY = Object({}, others=Others.KEPT)
@@ -181,15 +184,26 @@ def job_of(
     defaults = {name: value for name, value in model.defaults.items() if name in names}
     values = {**defaults, **{name: body[name] for name in names if body.get(name) is not None}}
     values["logit_bias"] = _biases(body.get("logit_bias") or {}, model.engine.vocabulary)
-    stop = body.get("stop") or ()
+    seed = body["seed"]
+    # The model's own ones count as well: its answers go on without an end otherwise.
+    stops = [text for one in (body.get("stop"), model.defaults.get("stop_strings")) for text in _texts(one)]
+    ends = frozenset() if body.get("ignore_eos") else model.end_tokens
     return JobRequest(
         prompt=(),
         max_tokens=max_tokens or default_tokens,
         is_default_limit=max_tokens == 0,
-        sampling=sampling(values, seed=body["seed"], top_logprobs=top_logprobs),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        end_tokens=model.end_tokens,
+        sampling=sampling(
+            values, seed=None if seed in {None, RANDOM_SEED} else seed & LARGEST_SEED, top_logprobs=top_logprobs
+        ),
+        stop=tuple(stops),
+        include_stop=bool(body.get("include_stop_str_in_output")),
+        end_tokens=ends | set(body.get("stop_token_ids") or ()),
+        min_tokens=body.get("min_tokens") or model.defaults.get("min_new_tokens") or 0,
     )
+
+
+def _texts(stop: str | Sequence[str] | None) -> Sequence[str]:
+    return [stop] if isinstance(stop, str) else stop or ()
 
 
 def text_format(kind: str, schema: Any, field: str, schema_field: str) -> GrammarText | None:

@@ -13,12 +13,13 @@ from penstock_runtime.admission import client_of
 from penstock_runtime.errors import NotReady, RequestError
 from penstock_runtime.generation.detokeniser import token_bytes
 from penstock_runtime.generation.grammar import GrammarText
-from penstock_runtime.generation.loop import Delta, JobRequest
+from penstock_runtime.generation.loop import Delta, FinishReason, JobRequest
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.generation.templates import Conversation
+from penstock_runtime.generation.tool_calls import CallPart, ToolCallFinder
 from penstock_runtime.http.api.core.bodies import answer_response, dumps
 from penstock_runtime.http.api.core.service import ModelService
-from penstock_runtime.http.transport.message import Request, Response, StreamingResponse
+from penstock_runtime.http.transport.message import EVENT_STREAM, Request, Response, StreamingResponse
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.serving.generation_request import Continuation, Generation
 from penstock_runtime.serving.generator import Generator, timings
@@ -46,6 +47,8 @@ class StartedGeneration:
     """A request in progress."""
 
     generation: Generation
+    tokens: Sequence[Sequence[int]]
+    """Of each prompt."""
     arrived: float
     tokenised: float
 
@@ -84,7 +87,7 @@ class GenerationApi:
         except BaseException:
             generation.close()
             raise
-        return StartedGeneration(generation, arrived, tokenised)
+        return StartedGeneration(generation, tokens, arrived, tokenised)
 
     async def _answer(self, started: StartedGeneration, value: Callable[[Sequence[Continuation]], Any]) -> Response:
         """The response when all continuations have ended."""
@@ -92,7 +95,9 @@ class GenerationApi:
         answer = self._count(started)
         return answer_response(answer, value(continuations))
 
-    async def _stream(self, started: StartedGeneration, stream: EventStream) -> Response:
+    async def _stream(
+        self, started: StartedGeneration, stream: EventStream, content_type: bytes = EVENT_STREAM
+    ) -> Response:
         """The response as events. Waits for the first tokens, so that a refusal still has its status."""
         try:
             await stream.begin()
@@ -100,7 +105,7 @@ class GenerationApi:
             stream.close()
             raise
         stream.on_end = lambda: self._count(started)
-        return StreamingResponse(stream)
+        return StreamingResponse(stream, content_type)
 
     def _count(self, started: StartedGeneration) -> Answer:
         generation = started.generation
@@ -190,6 +195,17 @@ class TokenWriter:
         """A token, and the most probable alternatives."""
         top = [self.entry(token, logprob) for token, logprob in sampled.top]
         return {**self.entry(sampled.token, sampled.logprob), "top_logprobs": top}
+
+
+def separate(finder: ToolCallFinder | None, text: str, finish: FinishReason | None) -> tuple[str, list[CallPart]]:
+    """The text and the pieces of calls in new text of an answer; `finish`: why it ended with it, if it did."""
+    if finder is None:
+        return text, []
+    text, parts = finder.push(text)
+    if finish is not None:
+        rest, last = finder.finish(is_cut=finish is FinishReason.LENGTH)
+        text, parts = text + rest, parts + last
+    return text, parts
 
 
 def new_tokens(deltas: Sequence[Delta]) -> list[SampledToken]:

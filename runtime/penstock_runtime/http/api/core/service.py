@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
+from penstock.resources.core import ModelSource
 from penstock.vector_space import EXPECTED
 from penstock_runtime.admission import client_of
-from penstock_runtime.errors import InvalidInput, NotReady, OtherVectorSpace, UnsupportedRoute
+from penstock_runtime.errors import InvalidInput, NotReady, OtherVectorSpace, UnknownModel
 from penstock_runtime.http.transport.message import Request
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.predictor import Answer
@@ -17,6 +18,10 @@ from penstock_runtime.tasks.fields import shortened_name
 from penstock_runtime.tokens import Tokenizer
 
 T = TypeVar("T")
+
+PLACEHOLDERS = frozenset({"", "-", "any", "default", "dummy", "local", "model", "none", "tgi", "x"})
+"""What clients of servers with one model send as its name: huggingface_hub dummy, text-generation-inference tgi, SGLang
+default."""
 
 
 class PredictorLike(Protocol):
@@ -133,13 +138,25 @@ class ModelService:
             )
         return min(limit, milliseconds / 1000)
 
-    def require_name(self, name: str) -> None:
-        """UnsupportedRoute unless `name` is the endpoint's."""
+    def require_name(self, name: str, field: str = "") -> None:
+        """UnknownModel unless `name` is the endpoint's. `field`: where the request has it."""
         if name != self.status.name:
-            raise UnsupportedRoute(
+            raise UnknownModel(
                 f"there is no model {shortened_name(name)!r} here",
+                field=field,
                 remedy=f"This endpoint's model is {self.status.name!r}",
             )
+
+    def require_model(self, name: str | None) -> None:
+        """UnknownModel if the field `model` of a request names another model: neither the endpoint, nor the repository
+        that its model is from. Placeholders of clients and no name are accepted."""
+        if name is None or name in PLACEHOLDERS:
+            return
+        source = None if self.status.manifest is None else self.status.manifest.model.source
+        if source is not None and source.startswith("hf://"):
+            source = ModelSource.parse(source).repository
+        if name != source:
+            self.require_name(name, "model")
 
     def require_ready(self) -> None:
         """NotReady unless new requests are accepted."""

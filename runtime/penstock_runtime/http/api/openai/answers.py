@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from penstock_runtime.http.api.core.generation import (
     TokenWriter,
     event,
     new_tokens,
+    separate,
     usage,
 )
 from penstock_runtime.http.transport.message import ErrorFormat
@@ -106,13 +108,21 @@ class ChatAnswer:
     chunk_kind = "chat.completion.chunk"
 
     def __init__(
-        self, model: GenerationModel, frame: Frame, *, with_logprobs: bool, tools: ToolForm | None = None
+        self,
+        model: GenerationModel,
+        frame: Frame,
+        *,
+        with_logprobs: bool,
+        tools: ToolForm | None = None,
+        is_named: bool = False,
     ) -> None:
-        """`tools`: the form of calls to look for in the text; None: it is text."""
+        """`tools`: the form of calls to look for in the text; None: it is text. `is_named`: the request has chosen one,
+        which OpenAI answers with the reason `stop`."""
         self._tokens = TokenWriter(model)
         self._frame = frame
         self._with_logprobs = with_logprobs
         self._tools = tools
+        self._called = "stop" if is_named else "tool_calls"
         self._finders: dict[int, ToolCallFinder] = {}
 
     def whole(self, frame: Frame, ended: Sequence[Continuation], generation: Generation) -> dict[str, Any]:
@@ -138,14 +148,9 @@ class ChatAnswer:
 
     def _separate(self, one: Continuation, text: str) -> tuple[str, list[CallPart]]:
         """Text and pieces of calls of new text."""
-        if self._tools is None:
-            return text, []
-        finder = self._finders.setdefault(one.choice, ToolCallFinder(self._tools))
-        text, parts = finder.push(text)
-        if one.finish is not None:
-            rest, last = finder.finish()
-            text, parts = text + rest, parts + last
-        return text, parts
+        if self._tools is not None:
+            self._finders.setdefault(one.choice, ToolCallFinder(self._tools))
+        return separate(self._finders.get(one.choice), text, one.finish)
 
     def _call(self, one: Continuation, number: int, call: ToolCall) -> dict[str, Any]:
         identifier = f"call_{self._frame.identifier.removeprefix('chatcmpl-')}_{one.choice}_{number}"
@@ -162,7 +167,7 @@ class ChatAnswer:
 
     def _finish(self, one: Continuation) -> str | None:
         finder = self._finders.get(one.choice)
-        return "tool_calls" if finder is not None and finder.found and not finder.is_cut else _finish(one)
+        return self._called if finder is not None and finder.found and not finder.is_cut else _finish(one)
 
     def opening(self, choice: int) -> dict[str, Any] | None:
         """The first part of a choice in a stream; None: there is none."""
@@ -190,14 +195,34 @@ class ChatAnswer:
         return {"content": [self._tokens.with_top(one) for one in tokens], "refusal": None}
 
 
+@dataclass(frozen=True)
+class EchoedPrompts:
+    """The prompts of a request that answers begin with."""
+
+    generation: Generation
+    texts: Sequence[str]
+    tokens: Sequence[Sequence[int]]
+
+    def of(self, one: Continuation) -> tuple[str, list[SampledToken]]:
+        """The prompt's text and tokens, with their probabilities if they were wanted."""
+        count = len(self.generation.continuations) // len(self.texts)
+        index = one.choice // count
+        # Further answers to a prompt do not compute it again.
+        scored = self.generation.continuations[index * count].prompt
+        return self.texts[index], [SampledToken(self.tokens[index][0]), *scored]
+
+
 class CompletionAnswer:
     """Answers of `/v1/completions`."""
 
     whole_kind = chunk_kind = "text_completion"
 
-    def __init__(self, model: GenerationModel, *, with_logprobs: bool) -> None:
+    def __init__(self, model: GenerationModel, *, with_logprobs: bool, echoed: EchoedPrompts | None = None) -> None:
+        """`echoed`: the prompts, if answers begin with them."""
         self._tokens = TokenWriter(model)
+        self._specials = model.special_tokens
         self._with_logprobs = with_logprobs
+        self._echoed = echoed
         self._offsets: dict[int, int] = {}
 
     def whole(self, frame: Frame, ended: Sequence[Continuation], generation: Generation) -> dict[str, Any]:
@@ -213,7 +238,7 @@ class CompletionAnswer:
     def part(self, one: Continuation) -> dict[str, Any] | None:
         """The new part of a choice, in a stream; None: nothing."""
         tokens = new_tokens(one.new)
-        if not one.new_text and not (self._with_logprobs and tokens):
+        if not one.new_text and not (self._with_logprobs and tokens) and not self._is_echoed(one):
             return None
         return self._choice(one, one.new_text, tokens, None)
 
@@ -224,21 +249,29 @@ class CompletionAnswer:
     def _choice(
         self, one: Continuation, text: str, tokens: Sequence[SampledToken], finish: str | None
     ) -> dict[str, Any]:
+        if self._echoed is not None and self._is_echoed(one):
+            prompt, scored = self._echoed.of(one)
+            text, tokens = prompt + text, [*scored, *tokens]
         logprobs = self._logprobs(one, tokens) if self._with_logprobs else None
+        self._offsets.setdefault(one.choice, 0)
         return {"index": one.choice, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+    def _is_echoed(self, one: Continuation) -> bool:
+        """The next part begins with the prompt."""
+        return self._echoed is not None and one.choice not in self._offsets
 
     def _logprobs(self, one: Continuation, tokens: Sequence[SampledToken]) -> dict[str, Any]:
         texts = [self._tokens.text(each.token) for each in tokens]
         offset = self._offsets.get(one.choice, 0)
         offsets = []
-        for text in texts:
+        for text, each in zip(texts, tokens, strict=True):
             offsets.append(offset)
-            offset += len(text)
+            offset += 0 if each.token in self._specials else len(text)
         self._offsets[one.choice] = offset
         return {
             "tokens": texts,
             "token_logprobs": [each.logprob for each in tokens],
-            "top_logprobs": [self._by_text(each.top) for each in tokens],
+            "top_logprobs": [None if each.logprob is None else self._by_text(each.top) for each in tokens],
             "text_offset": offsets,
         }
 

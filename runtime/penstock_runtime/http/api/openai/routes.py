@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from penstock.tasks import TaskName
@@ -19,6 +20,7 @@ from penstock_runtime.http.api.openai.answers import (
     AnswerStream,
     ChatAnswer,
     CompletionAnswer,
+    EchoedPrompts,
     answer_schema,
     embeddings,
 )
@@ -35,7 +37,7 @@ from penstock_runtime.http.transport.message import ErrorFormat, Request, Respon
 from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.embeddings.feature_extraction import AUTO
 from penstock_runtime.tasks.fields import Object
-from penstock_runtime.tasks.text_generation import refuse_unsupported, require_template
+from penstock_runtime.tasks.text_generation import Prompt, refuse_unsupported, require_template
 
 TAG = "OpenAI"
 TASKS = frozenset({TaskName.TEXT_GENERATION})
@@ -101,21 +103,38 @@ class OpenAIText(GenerationApi):
         body = checked(CHAT_BODY, raw)
         self._unknown_of_chat.look(raw)
         refuse_unsupported(raw, UNSUPPORTED)
+        self._service.require_model(body["model"])
         model = generator_of(self._service).model
         messages = [message_of(one, f"messages[{index}]") for index, one in enumerate(body["messages"])]
         variables = body["chat_template_kwargs"] or {}
         require_template(model.template, "messages")
         tools = tools_of(body["tools"], body["tool_choice"], model, several=body["parallel_tool_calls"])
-        conversation = Conversation(messages, None if tools is None else tools.offered, variables)
+        continues = body["continue_final_message"]
+        if continues and body["add_generation_prompt"]:
+            raise InvalidInput(
+                "continue_final_message and add_generation_prompt are both true",
+                field="add_generation_prompt",
+                remedy="Send only one of them",
+            )
+        opens_answer = body["add_generation_prompt"] is not False and not continues
+        conversation = Conversation(
+            messages, None if tools is None else tools.offered, variables, opens_answer, continues
+        )
         top = (body["top_logprobs"] or 0) if body["logprobs"] else None
-        if body["top_logprobs"] is not None and not body["logprobs"]:
+        if body["top_logprobs"] and not body["logprobs"]:
             raise InvalidInput("top_logprobs needs logprobs", field="top_logprobs", remedy="Send logprobs: true")
         form = form_of(body) if tools is None or tools.grammar is None else tools.grammar
         tokens = body["max_completion_tokens"] or body["max_tokens"] or 0
         job = job_of(body, model, tokens, top, default_tokens=0)
         started = await self._start(request, [conversation], job, body["n"], field="messages", form=form)
         frame = frame_of(self._service, "chatcmpl-", request, model)
-        writer = ChatAnswer(model, frame, with_logprobs=top is not None, tools=None if tools is None else tools.form)
+        writer = ChatAnswer(
+            model,
+            frame,
+            with_logprobs=top is not None,
+            tools=None if tools is None else tools.form,
+            is_named=isinstance(body["tool_choice"], dict),
+        )
         if body["stream"]:
             stream = AnswerStream(started.generation, frame, writer, body["stream_options"])
             return await self._stream(started, stream)
@@ -127,12 +146,35 @@ class OpenAIText(GenerationApi):
         body = checked(self._completion, raw)
         self._unknown_of_completions.look(raw)
         refuse_unsupported(raw, UNSUPPORTED)
+        self._service.require_model(body["model"])
         model = generator_of(self._service).model
-        prompts = prompts_of(body["prompt"], model)
+        prompts = prompts_of(body["prompt"], model, special=body["add_special_tokens"])
         job = job_of(body, model, body["max_tokens"] or 0, body["logprobs"], default_tokens=DEFAULT_COMPLETION_TOKENS)
+        if body["echo"]:
+            is_only = body["max_tokens"] == 0
+            job = replace(
+                job,
+                prompt_logprobs=body["logprobs"],
+                is_prompt_only=is_only,
+                max_tokens=1 if is_only else job.max_tokens,
+                is_default_limit=job.is_default_limit or is_only,
+            )
+        elif body["max_tokens"] == 0:
+            raise InvalidInput(
+                "max_tokens is 0, and without echo there is nothing to answer",
+                field="max_tokens",
+                remedy="Send a larger number, or echo: true",
+            )
         started = await self._start(request, prompts, job, body["n"], field="prompt", form=form_of(body))
         frame = frame_of(self._service, "cmpl-", request, model)
-        writer = CompletionAnswer(model, with_logprobs=body["logprobs"] is not None)
+        echoed = None
+        if body["echo"]:
+            texts = [
+                one.text if isinstance(one, Prompt) else model.decode(ids)
+                for one, ids in zip(prompts, started.tokens, strict=True)
+            ]
+            echoed = EchoedPrompts(started.generation, texts, started.tokens)
+        writer = CompletionAnswer(model, with_logprobs=body["logprobs"] is not None, echoed=echoed)
         if body["stream"]:
             stream = AnswerStream(started.generation, frame, writer, body["stream_options"])
             return await self._stream(started, stream)

@@ -9,7 +9,7 @@ from penstock_runtime.errors import RequestError
 from penstock_runtime.generation.loop import FinishReason, JobRequest
 from penstock_runtime.generation.tool_calls import CallPart, ToolCallFinder, ToolForm
 from penstock_runtime.http.api.core.bodies import dumps
-from penstock_runtime.http.api.core.generation import EventStream, TokenWriter, new_tokens
+from penstock_runtime.http.api.core.generation import EventStream, TokenWriter, new_tokens, separate
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.serving.generation_request import Continuation, Generation
 from penstock_runtime.tasks.fields import JsonSchema
@@ -80,12 +80,7 @@ class ResponseWriter:
 
     def push(self, one: Continuation, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
         """Add text to the output; the events that announce it."""
-        parts: list[CallPart] = []
-        if self._finder is not None:
-            text, parts = self._finder.push(text)
-            if one.finish is not None:
-                rest, last = self._finder.finish()
-                text, parts = text + rest, parts + last
+        text, parts = separate(self._finder, text, one.finish)
         events: list[Event] = []
         if text or (logprobs and not parts):
             events += self._add_text(text, logprobs)

@@ -29,7 +29,7 @@ STREAM_OPTIONS = Object({}, {"include_obfuscation": (Boolean(), False)})
 BODY = Object(
     {"input": Either((Text(), ListOf(ITEM, MESSAGES_LIMIT, words="a list of messages")))},
     {
-        "model": (Text("the name of a model"), None),
+        "model": (AnyText(), None),
         "instructions": (AnyText(), None),
         "max_output_tokens": (Integer(1, MOST_TOKENS), None),
         **SAMPLING,
@@ -47,7 +47,8 @@ BODY = Object(
         "prompt_cache_key": (AnyText(), None),
     },
     notes={
-        "model": "Not used: an endpoint has one model.",
+        "model": "The endpoint, the repository that its model is from, or a placeholder; another one is answered with "
+        "404.",
         "input": "A text, or messages and calls of tools with their outputs.",
         "instructions": "A system message before the input.",
         "max_output_tokens": "Tokens to generate; default: as many as fit.",

@@ -30,6 +30,7 @@ class Responses(GenerationApi):
             refuse_unsupported(raw, UNSUPPORTED)
             raw = {name: value for name, value in raw.items() if name not in UNSUPPORTED}
         body = checked(BODY, raw)
+        self._service.require_model(body["model"])
         model = generator_of(self._service).model
         require_template(model.template, "input")
         functions = [function_of(one) for one in body["tools"] or ()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from penstock.tasks import TaskName
@@ -27,6 +27,9 @@ OPERATION = "Operation"
 GENERATION_ERRORS = (PromptTooLong, UnsupportedOption)
 HUB = re.compile(rb"\bhf_hub/(\d+)\.(\d+)")
 """The version in the user-agent of huggingface_hub's client."""
+TOP_LEVEL = frozenset({TaskName.FEATURE_EXTRACTION, TaskName.TEXT_CLASSIFICATION})
+"""Tasks with parameters next to `inputs`: huggingface_hub sends them there for the first one,
+text-embeddings-inference's clients for the second."""
 HUB_OF_LISTS = (1, 2)
 """From this version on, huggingface_hub expects labels of zero-shot-classification as a list of {label, score}; older
 ones the object of transformers' pipeline, with `labels` and `scores`."""
@@ -38,27 +41,21 @@ class Predict:
     def __init__(self, service: ModelService, limits: RequestLimits) -> None:
         self._service = service
         task = service.status.task
-        self.envelope = Envelope(request_schema(task, limits), top_level_parameters=task is TaskName.FEATURE_EXTRACTION)
+        self.envelope = Envelope(request_schema(task, limits), top_level_parameters=task in TOP_LEVEL)
 
     async def predict(self, request: Request) -> Response:
         """The output of the transformers pipeline, which Hugging Face's clients parse."""
         inputs, parameters = self.envelope.open(read_json(request))
-        answer = await self._service.predict(request, inputs, parameters)
-        value = answer.value
         if self._service.status.task is TaskName.ZERO_SHOT_CLASSIFICATION and expects_lists(request):
-            value = _pairs(value) if isinstance(value, dict) else [_pairs(one) for one in value]
-        return answer_response(answer, value)
+            parameters = {"output_format": "list"} | {name: one for name, one in parameters.items() if one is not None}
+        answer = await self._service.predict(request, inputs, parameters)
+        return answer_response(answer, answer.value)
 
 
 def expects_lists(request: Request) -> bool:
     """The client is a huggingface_hub that expects lists of labels."""
     found = HUB.search(request.headers.get(b"user-agent", b""))
     return found is not None and (int(found[1][:9]), int(found[2][:9])) >= HUB_OF_LISTS
-
-
-def _pairs(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    scores = zip(answer["labels"], answer["scores"], strict=True)
-    return [{"label": label, "score": score} for label, score in scores]
 
 
 class Operation:

@@ -99,6 +99,45 @@ def pooled(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield endpoint
 
 
+class TestPredict:
+    """The route of text-embeddings-inference for classifiers."""
+
+    def test_a_batch_is_lists_of_texts_and_of_pairs(self, endpoint_of: EndpointOf) -> None:
+        url = f"{endpoint_of(TaskName.TEXT_CLASSIFICATION).url}/predict"
+
+        def ask(inputs: Any, **more: Any) -> Any:
+            return httpx.post(url, json={"inputs": inputs, **more}).json()
+
+        pair = {"text": "like", "text_pair": "love"}
+        assert ask([["like"], ["love"]]) == ask(["like", "love"]) == [ask("like")[0], ask("love")[0]]
+        assert ask([["like", "love"], ["love"]]) == [ask(pair)[0], ask("love")[0]]
+        assert ask([["like", "love"]]) == ask(pair) != ask(["like", "love"])[:1]
+
+    def test_parameters_are_next_to_the_inputs(self, endpoint_of: EndpointOf) -> None:
+        url = f"{endpoint_of(TaskName.TEXT_CLASSIFICATION).url}/predict"
+        given = {"raw_scores": True, "truncate": True, "truncation_direction": "Right"}
+        answer = httpx.post(url, json={"inputs": "like", **given})
+        logits = {"inputs": "like", "parameters": {"function_to_apply": "none"}}
+        assert answer.json() == httpx.post(url, json=logits).json()
+        usual = httpx.post(url, json={"inputs": "like"}).json()
+        assert httpx.post(url, json={"inputs": "like", "raw_scores": False}).json() == usual
+
+    @pytest.mark.parametrize(
+        ("body", "field"),
+        [
+            ({"inputs": [[]]}, "inputs[0]"),
+            ({"inputs": [["a", "b", "c"]]}, "inputs[0]"),
+            ({"inputs": [["a", 1]]}, "inputs[0][1]"),
+            ({"inputs": [["a"], "b", [["c"]]]}, "inputs[2][0]"),
+            ({"inputs": "a", "raw_scores": True, "function_to_apply": "none"}, "parameters.raw_scores"),
+            ({"inputs": "a", "raw_score": True}, "raw_score"),
+        ],
+    )
+    def test_errors_name_the_field(self, endpoint_of: EndpointOf, body: Any, field: str) -> None:
+        answer = httpx.post(f"{endpoint_of(TaskName.TEXT_CLASSIFICATION).url}/predict", json=body)
+        assert (answer.status_code, answer.json()["field"]) == (422, field)
+
+
 class TestPooledGraph:
     def test_routes_for_one_vector_give_it(self, pooled: Endpoint, endpoint_of: EndpointOf) -> None:
         by_tokens = endpoint_of(TaskName.FEATURE_EXTRACTION).url
@@ -199,7 +238,7 @@ class TestTokenVectors:
     @pytest.mark.parametrize(("path", "field"), [("/embed", "inputs"), ("/v1/embeddings", "input")])
     def test_routes_for_one_vector_refuse_with_the_reason(self, path: str, field: str, token_vectors: Endpoint) -> None:
         answer = httpx.post(token_vectors.url + path, json={field: "a text"})
-        assert answer.status_code == 422
+        assert answer.status_code == (400 if path.startswith("/v1") else 422)
         assert "a vector for each token (ColBERT)" in answer.text
         assert "/embed_all" in answer.text
 
@@ -283,7 +322,7 @@ class TestSparseVectors:
     ) -> None:
         answer = httpx.post(sparse.url + path, json=body)
 
-        assert answer.status_code == 422
+        assert answer.status_code == (400 if path.startswith("/v1") else 422)
         assert "this model gives sparse vectors" in answer.text
         assert "/embed_sparse" in answer.text
 
