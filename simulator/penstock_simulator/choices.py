@@ -15,6 +15,10 @@ class PolicyKind(StrEnum):
     HPA_P95 = "hpa-p95"
     HPA_IN_FLIGHT = "hpa-in-flight"
     KEDA = "keda"
+    """With the rate of two minutes, as its documents have it."""
+    KEDA_RECENT = "keda-recent"
+    """With the shortest rate that the scrapes allow."""
+    KEDA_IN_FLIGHT = "keda-in-flight"
     KPA = "kpa"
 
 

@@ -9,7 +9,8 @@ Each policy has one knob that trades replicas for late requests (a target, or he
   `calcPlainMetricReplicas` and `GetExternalMetricReplicas`.
 - KEDA: a Prometheus trigger `sum(rate(requests_total[2m]))` with `threshold`, everything else by default. From one
   replica on, the HPA that KEDA makes reads the query's value every 15 s (`AverageValue`); KEDA itself, every 30 s,
-  only takes the step between none and one, down after a cool-down of 300 s. Sources: keda.sh, "Prometheus" scaler and
+  only takes the step between none and one, down after a cool-down of 300 s. So with a rate of 30 s, or of two scrapes
+  where those are further apart; and with `sum(requests_in_flight)`. Sources: keda.sh, "Prometheus" scaler and
   "ScaledObject specification"; kedacore/keda pkg/scalers/prometheus_scaler.go, `ExecutePromQuery` (`ignoreNullValues`).
 - Knative's KPA on concurrency: every 2 s; stable window 60 s, panic window 6 s, panic from twice the ready pods' worth
   on; up by at most 1000 times, down by at most half. Its metric comes from queue proxies each second, independent of
@@ -168,22 +169,28 @@ class HpaOnInFlight(Hpa):
 POLLING_SECONDS = 30
 COOLDOWN_SECONDS = 300.0
 WINDOW_SECONDS = 120.0
+LEAST_WINDOW_SECONDS = 30.0
 
 
 class Keda(Hpa):
-    """Request rate over a threshold per replica."""
+    """The sum of a query over a threshold per replica: requests/s of `window` seconds; None: requests in flight."""
 
-    def __init__(self, limits: Limits, *, threshold: float) -> None:
+    def __init__(self, limits: Limits, *, threshold: float, window: float | None = WINDOW_SECONDS) -> None:
         super().__init__(limits)
         self.threshold = threshold
+        self.window = window
         self._active_at = 0.0
+
+    def _load(self, view: View) -> float:
+        """The answer to the query. An empty vector is 0 by default (ignoreNullValues)."""
+        scraper, now = view.scraper, view.now
+        if self.window is None:
+            return scraper.in_flight_total() or 0.0
+        return (scraper.answers_per_second(self.window, now) or 0.0) + scraper.refused_per_second(self.window, now)
 
     def decide(self, view: View) -> int | None:
         """KEDA's step at none, the HPA's answer from one on."""
-        scraper, now = view.scraper, view.now
-        answered = scraper.answers_per_second(WINDOW_SECONDS, now)
-        # An empty vector is 0 by default (ignoreNullValues).
-        rate = (answered or 0.0) + scraper.refused_per_second(WINDOW_SECONDS, now)
+        now, rate = view.now, self._load(view)
         if rate > 0:
             self._active_at = now
         current = view.fleet.replicas
@@ -348,6 +355,9 @@ def _in_flight(endpoint: Endpoint) -> float:
     return endpoint.service.rate * (endpoint.model.mean_service_seconds + endpoint.model.fixed_seconds)
 
 
+KEDA_THRESHOLDS = (
+    0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.1,
+)  # fmt: skip
 POLICIES: dict[PolicyKind, PolicyFacts] = {
     PolicyKind.PENSTOCK: PolicyFacts(
         "Penstock",
@@ -383,8 +393,24 @@ POLICIES: dict[PolicyKind, PolicyFacts] = {
     PolicyKind.KEDA: PolicyFacts(
         "KEDA on the request rate",
         "threshold, share of a replica's rate at its limit",
-        (0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.1),
+        KEDA_THRESHOLDS,
         lambda endpoint, knob: Keda(endpoint.limits, threshold=knob * endpoint.service.rate),
+    ),
+    PolicyKind.KEDA_RECENT: PolicyFacts(
+        "KEDA on the latest request rate",
+        "threshold, share of a replica's rate at its limit",
+        KEDA_THRESHOLDS,
+        lambda endpoint, knob: Keda(
+            endpoint.limits,
+            threshold=knob * endpoint.service.rate,
+            window=max(LEAST_WINDOW_SECONDS, 2.0 * endpoint.scrape_interval),
+        ),
+    ),
+    PolicyKind.KEDA_IN_FLIGHT: PolicyFacts(
+        "KEDA on requests in flight",
+        "threshold, share of a replica at its limit",
+        (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.78, 0.85, 0.93, 1.0, 1.15, 1.3, 1.5, 1.7, 2.1, 2.5),
+        lambda endpoint, knob: Keda(endpoint.limits, threshold=knob * _in_flight(endpoint), window=None),
     ),
     PolicyKind.KPA: PolicyFacts(
         "Knative KPA",

@@ -43,6 +43,9 @@ async def measure_before_ready(server: Server, model: LoadedModel, folder: Path)
     seconds = NeuronVariables.of(os.environ).neuron_capacity_seconds
     if report is None or seconds < LEAST_START_SECONDS:
         return
+    if report.known.is_set():
+        report.state = CapacityState.KNOWN
+        return
     begin = time.monotonic()
     status.message = f"the capacity of a replica is measured, in up to {seconds:.0f} s"
     report.state = CapacityState.MEASURING

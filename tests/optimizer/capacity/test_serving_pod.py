@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from penstock.resources.result import CapacityFacts
 from penstock.tasks import TaskName
 from penstock_operator.facts.pods import HostReport
+from penstock_optimizer.capacity.serving_pod import measure_before_ready
+from penstock_runtime.app.server import Server
+from penstock_runtime.serving.loaded_model import LoadedModel
+from penstock_runtime.serving.status import CapacityReport, ServerStatus
 from tests.runtime.engines.neuron.small import Standin, compile_kinds, install_standin, write_artefact, write_compiled
 from tests.runtime.http.serving import write_folder
 from tests.runtime.models.s3_server import free_port
@@ -68,6 +74,15 @@ class Serving:
         found = HostReport.from_info(json.loads(self.ask("/info")[1]))
         assert found is not None
         return found
+
+
+def test_a_pod_that_learns_it_while_the_model_loads_does_not_begin() -> None:
+    server = SimpleNamespace(status=ServerStatus("model", TaskName.FEATURE_EXTRACTION, capacity=CapacityReport()))
+    server.status.capacity.known.set()
+
+    asyncio.run(measure_before_ready(cast("Server", server), cast("LoadedModel", None), Path("nowhere")))
+
+    assert server.status.capacity.as_json() == {"state": "known", "message": "", "facts": None}
 
 
 def measuring(pod: Pod) -> None:
