@@ -29,8 +29,6 @@ RECORD = 1.02
 """... by more than this factor."""
 SIGNIFICANT = 2.0
 """Standard deviations: a larger difference is a change and not chance."""
-RISE = 1.25
-"""A surge starts below the requested capacity too: at this factor over the average, beyond the started capacity."""
 FALLING = 1.5
 """The load is falling once it is this many times the significant difference below its longer average..."""
 FALLING_SHARE = 0.12
@@ -69,8 +67,6 @@ class Capacity:
     requested: float
     """All replicas that are requested. Below this the headroom absorbs chance, and demand is an average; a rate that is
     significantly above it counts at once."""
-    started: float
-    """The replicas that have started."""
     in_flight_seconds: float
     """A request that is answered within the objective is in flight for no longer."""
     start_up_seconds: float
@@ -173,8 +169,7 @@ def _follow(
     before, surge = state.level, state.surge
     if before is None or state.at is None:
         return rate, None
-    # With `requested` alone, replicas requested for a slow rise of the average would hide the jump that causes it.
-    if significant > max(capacity.requested, before) or significant > max(capacity.started, RISE * before):
+    if significant > max(capacity.requested, before):
         level = rate
         surge = surge or Surge(since=state.at, from_rate=before, highest=before, highest_at=now)
     else:

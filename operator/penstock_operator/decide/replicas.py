@@ -168,7 +168,6 @@ def _inputs(settings: ScalingSettings, service: Service | None, seen: Observatio
         capacity = Capacity(
             one=service.capacity(slowdown),
             requested=service.total(max(seen.replicas, 1), slowdown=slowdown),
-            started=service.total(max(min(seen.ready, seen.replicas), 1), slowdown=slowdown),
             in_flight_seconds=service.longest_in_flight_seconds,
             start_up_seconds=start_up_seconds,
         )
@@ -212,9 +211,6 @@ def _after_observation(inputs: _Inputs, state: State, demand: Demand, service: S
     settings, seen, now = inputs.settings, inputs.seen, inputs.now
     fast = known(seen.metrics.arrivals_fast)
     rate = demand.now if fast is None else proven(fast * seen.metrics.scale, seen.metrics.fast_seconds)
-    if seen.ready and rate >= service.total(seen.ready, slowdown=inputs.slowdown):
-        until = now + settings.panic_hold_seconds
-        state = memory.with_hold(state, until, "demand has just been over the capacity of the replicas there are")
     calm = demand.surge is None and demand.backlog < 1 and rate < service.total(seen.ready)
     since = now if state.calm_since is None else state.calm_since
     state = state.model_copy(update={"calm_since": since if calm else None})

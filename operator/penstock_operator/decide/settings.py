@@ -81,11 +81,6 @@ class ScalingSettings(BaseModel):
     shrink_interval_seconds: float = Field(default=60, ge=0, description="Least time between two steps down.")
     grow_factor: float = Field(default=4, ge=1, description="One step up is at most to this many times the replicas...")
     grow_least: int = Field(default=4, ge=1, description="... or by this many, whichever is more.")
-    panic_hold_seconds: float = Field(
-        default=60,
-        ge=0,
-        description="No scale-down for this long after demand was over the capacity of the ready replicas.",
-    )
     good_share_target: float = Field(
         default=0.95, gt=0, lt=1, description="Share of answers within the objective that a p95 objective means."
     )
