@@ -1,7 +1,7 @@
 """Holds the lease in a separate thread with its own event loop and connections.
 
 A renewal must be in time even while the operator's loop is busy with thousands of endpoints. A thread that renews while
-the operator hangs would be as bad: it checks whether the operator's loop still turns, and releases the lease when it
+the operator hangs would be as bad: it checks whether the operator's loop still runs, and releases the lease when it
 has not for too long.
 """
 
@@ -20,8 +20,8 @@ from typing import Any, Self, TypeVar
 from penstock.logs import log_event
 from penstock_operator.leader.lease import Leadership
 
-TURN_SECONDS = 1.0
-"""Interval at which the operator's loop reports that it turns."""
+REPORT_SECONDS = 1.0
+"""Interval at which the operator's loop reports that it runs."""
 
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
@@ -38,17 +38,17 @@ class Election:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`leadership` is opened and closed in the thread. `hung_seconds`: the lease is released when the operator's
-        loop has not turned for this time."""
+        loop has not reported for this time."""
         self._open = leadership
         self._hung_seconds = hung_seconds
         self._clock = clock
-        self._turned = clock()
-        self._began = self._turned
+        self._seen_at = clock()
+        self._began = self._seen_at
         self._opened: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event, Leadership]] = Future()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self._leadership: Leadership | None = None
         self._holding: asyncio.Task[None] | None = None
-        self._turning: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
 
     @property
     def held(self) -> bool:
@@ -69,14 +69,14 @@ class Election:
         self._thread.start()
         opened = await asyncio.wrap_future(self._opened)
         self._leadership = opened[2]
-        self._turning = asyncio.create_task(self._turn())
+        self._reporting = asyncio.create_task(self._report())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._turning is not None:
-            self._turning.cancel()
+        if self._reporting is not None:
+            self._reporting.cancel()
         if self._leadership is not None:
             loop, end, _ = self._opened.result()
             try:
@@ -98,10 +98,10 @@ class Election:
         loop, _, _ = self._opened.result()
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
-    async def _turn(self) -> None:
+    async def _report(self) -> None:
         while True:
-            self._turned = self._clock()
-            await asyncio.sleep(TURN_SECONDS)
+            self._seen_at = self._clock()
+            await asyncio.sleep(REPORT_SECONDS)
 
     # From here on: in the thread.
 
@@ -124,8 +124,8 @@ class Election:
         self._holding = asyncio.create_task(self._leadership.hold())
         try:
             while not self._holding.done():
-                await asyncio.wait({self._holding}, timeout=TURN_SECONDS)
-                seconds = self._clock() - self._turned
+                await asyncio.wait({self._holding}, timeout=REPORT_SECONDS)
+                seconds = self._clock() - self._seen_at
                 if seconds > self._hung_seconds:
                     logger.error(
                         "the event loop has been blocked for %.0f s: releasing the lease",

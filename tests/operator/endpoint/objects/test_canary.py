@@ -367,7 +367,7 @@ def test_a_canary_waits_until_all_pods_of_the_gateway_are_of_the_present_version
     assert kube.canary["spec"]["replicas"] == 1
 
 
-def test_a_canary_begins_in_its_turn_and_its_rollout_needs_no_other() -> None:
+def test_a_canary_waits_for_a_slot_and_its_rollout_needs_no_other() -> None:
     kube = CanaryKube()
     busy = Line(1, frozenset({SlotKey("b", "other")}))
     observed, kube.observed = kube.observed, lambda: replace_line(observed(), busy)  # type: ignore[method-assign]

@@ -35,7 +35,7 @@ from tests.runtime.http.serving import Endpoint, serving, write_folder, write_sp
 from tests.runtime.pod.pods import Pod
 
 SECONDS = 120
-VARYING = frozenset({"id", "created"})
+VARYING = frozenset({"id", "created", "modified_at"})
 """Fields of answers that differ from request to request."""
 
 
