@@ -40,6 +40,7 @@ DEFAULTS = {
     "token_cache_bytes": 0,
     "max_sequences": 64,
     "target_gap_milliseconds": 50.0,
+    "generation_cache_bytes": None,
     "prefix_reuse": True,
     "drain_delay_seconds": 0.0,
     "drain_idle_seconds": 0.5,
