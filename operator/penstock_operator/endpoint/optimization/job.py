@@ -18,6 +18,7 @@ from penstock_operator.endpoint.pods.template import (
     PYTHON,
     TMP,
     environment,
+    in_bytes,
     job_memory,
     pod_spec,
     resources,
@@ -160,14 +161,16 @@ def _pod(
     store = store_access(settings, settings.store_of(endpoint.namespace), writes=True)
     spec_volume: Json = {"name": "spec", "projected": {"sources": _inputs(spec)}}
     spec_mount: Json = {"name": "spec", "mountPath": SPEC_FOLDER, "readOnly": True}
-    work_volume, work_mount = scratch("work", WORK)
-    tmp_volume, tmp_mount = scratch("tmp", TMP)
+    disk = in_bytes(settings.job_disk)
+    work_volume, work_mount = scratch("work", WORK, disk)
+    tmp_volume, tmp_mount = scratch("tmp", TMP, disk)
     volumes, mounts, model_values = _model_volume(spec.source, settings)
     values = {
         **model_values,
         **identity_variables(endpoint.spec.pod.service_account_name),
         "PENSTOCK_SPEC": f"{SPEC_FOLDER}/{SPEC_KEY}",
         "PENSTOCK_WORK": WORK,
+        "PENSTOCK_MODEL_MAX_BYTES": str(disk // 2),
         "PENSTOCK_PROGRESS_HOST": "0.0.0.0",
         "PENSTOCK_PROGRESS_PORT": str(INTERNAL_PORT),
         "HOME": WORK,
@@ -185,7 +188,7 @@ def _pod(
         "image": settings.optimizer_image_for(target),
         "command": [*PYTHON, "penstock_optimizer.pod"],
         "env": environment(settings, store.env, values, secrets=secrets),
-        "resources": resources(host.hardware, host.cores, host.memory_bytes),
+        "resources": resources(host.hardware, host.cores, host.memory_bytes, disk),
         "ports": [{"name": "progress", "containerPort": INTERNAL_PORT, "protocol": "TCP"}],
         "volumeMounts": [*store.mounts, spec_mount, work_mount, tmp_mount, *mounts],
     }

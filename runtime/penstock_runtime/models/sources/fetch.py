@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from penstock.errors import ModelNotFound, PenstockError, UnsafeModel
@@ -13,7 +14,7 @@ from penstock_runtime.models import gguf_folder
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources.hub import HubFetch
 from penstock_runtime.models.sources.object_source import ObjectFetch, open_source
-from penstock_runtime.models.sources.transfer import FetchProgress, OnProgress, ignore_progress
+from penstock_runtime.models.sources.transfer import FetchProgress, OnProgress, check_size, ignore_progress
 from penstock_runtime.remote import DEFAULT_RETRIES, Retries
 
 PVC_ROOT_VARIABLE = "PENSTOCK_PVC_ROOT"
@@ -37,8 +38,8 @@ def fetch_model(
     `cache` stores downloads and may be shared by processes; local sources are not copied. `token` is for the hub.
     `graph` True fetches the model's ONNX file even if there are safetensors (by default only one of the two).
     `on_progress` is called, from several threads, with the progress and with a note before each retry.
-    Raises ModelNotFound, ModelAccessDenied, MissingPackage; ModelUnavailable (temporary) after `retries`; and the
-    errors of `ModelFolder.open`.
+    Raises ModelNotFound, ModelAccessDenied, MissingPackage; UnsupportedModel for more than `max_model_bytes`;
+    ModelUnavailable (temporary) after `retries`; and the errors of `ModelFolder.open`.
     """
     retries = _reporting(retries, source, on_progress)
     match source.scheme:
@@ -57,7 +58,7 @@ def fetch_model(
     if _is_gguf(folder):
         name, size = folder.name, folder.stat().st_size
         on_progress(FetchProgress(str(source), name, 0, size))
-        folder = gguf_folder.unpack(folder, cache)
+        folder = gguf_folder.unpack(folder, cache, partial(check_size, str(source), what="tensors as float32"))
         on_progress(FetchProgress(str(source), name, size, size))
     return ModelFolder.open(folder)
 
