@@ -25,6 +25,8 @@ from penstock.tasks import Head, TaskName
 from penstock.vector_space import VectorSpace
 
 MANIFEST_NAME = "manifest.json"
+PROBES_FILE = "probes.npy"
+"""float32 [probe texts, width]."""
 SCHEMA_VERSION = 1
 
 
@@ -313,6 +315,15 @@ class PlanTrial(Frozen):
     """One clause, such as `12 % better by rows/s (noise 3 %)`."""
 
 
+class ProbeFacts(Frozen):
+    """The recorded vectors of probe texts (`probes.npy`), which each replica computes again before it answers."""
+
+    texts: str
+    """sha256 of the texts."""
+    largest_difference: float = Field(ge=0)
+    """Of 1 - cosine, between the vectors of a replica and the recorded ones."""
+
+
 class Manifest(Frozen):
     """The whole of `manifest.json`."""
 
@@ -329,6 +340,8 @@ class Manifest(Frozen):
     """Only of text generation."""
     vector_space: VectorSpace | None = None
     """Only of tasks with embeddings, without the endpoint's prompts; None: made by a version that did not record it."""
+    probes: ProbeFacts | None = None
+    """Only of tasks with one dense vector for each text; None: not recorded."""
     cpu: CpuIdentity
     cores: int = Field(ge=1)
     pinned: bool | None = None

@@ -26,12 +26,12 @@ from penstock.errors import PenstockError
 from penstock.manifest import Frozen
 from penstock_optimizer.candidate.isolation import Worker, WorkerFailed
 from penstock_optimizer.load.client import SWEEP_SECONDS, LoadClient, RequestSource, is_good, status_name
-from penstock_optimizer.load.summary import quantile
-from penstock_optimizer.load.timing import (
+from penstock_optimizer.load.generator import (
     SHORTEST_NANOSECONDS,
     USUAL_NANOSECONDS,
     PreciseTimer,
     ResourceUsage,
+    quantile,
     set_time_slice,
 )
 

@@ -13,7 +13,7 @@ from penstock.tasks import TaskName
 from penstock_bench.cell import CellResult
 from penstock_bench.grid import BenchSetting
 from penstock_bench.judge import TABLE_BATCH, TABLE_CORES, LengthVerdict, SpeedRule, judge_lengths
-from penstock_optimizer.load.summary import LatencySummary, relative_spread
+from penstock_optimizer.load.generator import LatencySummary, relative_spread
 
 
 class Figures(Frozen):

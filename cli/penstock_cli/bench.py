@@ -16,9 +16,8 @@ from penstock_bench.random_models.families import CONFIGURATIONS, family_endpoin
 from penstock_bench.run import BenchProgress, run_bench
 from penstock_cli.cluster.forward import forwarded
 from penstock_cli.cluster.kubectl import ClusterReader
-from penstock_cli.options import FiniteRange, PositiveIntegers, models_option, refuse_options
-from penstock_cli.process import INTERRUPTED
-from penstock_cli.screen import console, fact
+from penstock_cli.main import INTERRUPTED
+from penstock_cli.terminal import FiniteRange, PositiveIntegers, console, fact, models_option, refuse_options
 
 FIELDS = BenchOptions.model_fields
 OF_A_CLUSTER = "modelendpoint/"

@@ -7,20 +7,8 @@ from dataclasses import asdict
 
 import click
 
-from penstock_cli.screen import bytes_text, facts
-from penstock_runtime.host import Host, read_host
-
-
-def describe_cpu(host: Host) -> str:
-    """The processor in one line: name, instruction set class, and whether it has int8 products."""
-    int8 = "native int8 products" if host.cpu.isa.has_int8_dot else "no native int8 products"
-    return f"{host.cpu.model_name} (family {host.cpu.family} model {host.cpu.model}, {host.cpu.isa.value}: {int8})"
-
-
-def describe_memory(host: Host) -> str:
-    """The machine's memory, and the container's limit where that is lower."""
-    limit = host.memory.limit
-    return bytes_text(host.memory.total) + (f", limit {bytes_text(limit)}" if limit is not None else "")
+from penstock_cli.terminal import describe_cpu, describe_memory, facts
+from penstock_runtime.host import read_host
 
 
 @click.command

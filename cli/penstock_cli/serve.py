@@ -31,20 +31,23 @@ from penstock.process import python_module
 from penstock.resources.endpoint import ModelEndpoint, OptimizationMode
 from penstock.settings import hugging_face_token
 from penstock.tasks import TaskName
-from penstock_cli.host import describe_cpu, describe_memory
-from penstock_cli.optimize import target_of
-from penstock_cli.options import (
+from penstock_cli.entry import require_optimizer
+from penstock_cli.optimize import OptimizationView, event_from_json, show_result, target_of
+from penstock_cli.terminal import (
+    TRANSFER_SECONDS,
+    console,
+    describe_cpu,
+    describe_memory,
+    fact,
     models_option,
     read_artefact,
     refuse_options,
+    screen_log,
     setting_options,
     settings_from,
     store_option,
     verbose_option,
 )
-from penstock_cli.packages import require_optimizer
-from penstock_cli.progress import OptimizationView, event_from_json, show_result
-from penstock_cli.screen import TRANSFER_SECONDS, console, fact, screen_log
 from penstock_runtime.app.lifecycle import AnyModel, AnyPredictor, replace_model, serve_while, start_model
 from penstock_runtime.app.server import Server, request_limits
 from penstock_runtime.engines.base import HasDevice

@@ -13,8 +13,7 @@ from rich.table import Table
 
 from penstock.capacity import CapacityCurve, TokenCurve
 from penstock.errors import SettingError
-from penstock_cli.options import FiniteRange, read_artefact, refuse_options
-from penstock_cli.screen import NAME_WIDTH, PLAIN_SECONDS, console, fact
+from penstock_cli.terminal import NAME_WIDTH, PLAIN_SECONDS, FiniteRange, console, fact, read_artefact, refuse_options
 from penstock_runtime.host.disk import prepare_folder, translate_write_errors
 from penstock_simulator.choices import BUILT_IN_TRACES, Dispatch, PolicyKind
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from penstock.errors import PenstockError
 from penstock.manifest import Manifest
 from penstock.vector_space import VectorSpace
-from penstock_cli.screen import facts
+from penstock_cli.terminal import facts
 
 SECONDS = 10.0
 LARGEST_ANSWER = 2**20

@@ -19,7 +19,7 @@ from penstock.recipe import COMPENSATED, EngineName, Precision, Recipe
 from penstock.tasks import Head, TaskName
 from penstock_bench.random_models.families import write_family
 from penstock_optimizer.export import export
-from penstock_optimizer.guard.calibration import calibration_rows, own_corpus, samples, split
+from penstock_optimizer.guard.gate import calibration_rows, own_corpus, samples, split
 from penstock_optimizer.quantise import build
 from penstock_optimizer.search.recipes import candidate_recipes
 from penstock_runtime.models.folder import ModelFolder

@@ -25,7 +25,7 @@ from penstock_bench.cell import CellSpec, Client, Turn, measure_in_turn
 from penstock_bench.floor import Floor, measured_by
 from penstock_bench.grid import place
 from penstock_bench.subject import batch_bodies
-from penstock_optimizer.load.summary import relative_spread
+from penstock_optimizer.load.generator import relative_spread
 from penstock_runtime.host import read_host
 
 AIM_MILLISECONDS = 0.5

@@ -26,16 +26,25 @@ from penstock.recipe import EngineName, Precision, Recipe
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.export import Exported, Flavour, export
-from penstock_optimizer.guard.calibration import calibration_rows, judging_samples, own_corpus, samples, split
-from penstock_optimizer.guard.gate import Reference, arithmetic_of, forward_of, judge_candidate, observe_reference
+from penstock_optimizer.guard.gate import (
+    Reference,
+    arithmetic_of,
+    calibration_rows,
+    forward_of,
+    judge_candidate,
+    judging_samples,
+    observe_reference,
+    own_corpus,
+    samples,
+    split,
+)
 from penstock_optimizer.quantise import build
 from penstock_optimizer.search.recipes import REFERENCE, candidate_recipes
-from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.host import read_host
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.rows import Row
+from penstock_runtime.rows import Row, collate
 from penstock_runtime.tasks import Task, make_task
 
 MODELS = {

@@ -19,8 +19,8 @@ import psutil
 from penstock_operator.decide import Observation, ScalingSettings, Service, Started, State, decide
 from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.scrape import parse_metrics
-from penstock_optimizer.capacity.replica import ReplicaServer, serve_replica
-from penstock_optimizer.load.timing import ResourceUsage, process_tree
+from penstock_optimizer.capacity.curve import ReplicaServer, serve_replica
+from penstock_optimizer.load.generator import ResourceUsage, process_tree
 from penstock_simulator.policies import OWN_SCRAPE_SECONDS
 
 START_SECONDS = 60.0

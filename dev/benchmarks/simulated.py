@@ -28,8 +28,7 @@ from penstock.resources.endpoint import ModelEndpoint
 from penstock.tasks import TaskName
 from penstock_bench.grid import place
 from penstock_operator.decide import ScalingSettings, Service
-from penstock_optimizer.capacity.curve import measure_capacity
-from penstock_optimizer.capacity.replica import serve_replica
+from penstock_optimizer.capacity.curve import measure_capacity, serve_replica
 from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.generator import poisson_arrivals
 from penstock_optimizer.load.workload import predict_bodies

@@ -31,7 +31,7 @@ from benchmarks.program import Program
 from benchmarks.trend import Sample, judge
 from penstock_bench.grid import place
 from penstock_bench.server import serve
-from penstock_cli.options import FiniteRange
+from penstock_cli.terminal import FiniteRange
 from penstock_runtime.host import read_host
 
 SAMPLE_SECONDS = 5.0

@@ -29,8 +29,8 @@ from penstock_bench.cell import CellResult, CellSpec, Client, Turn, measure_in_t
 from penstock_bench.grid import place
 from penstock_bench.results import Figures
 from penstock_bench.subject import batch_bodies
-from penstock_cli.options import FiniteRange
-from penstock_optimizer.load.summary import LatencySummary
+from penstock_cli.terminal import FiniteRange
+from penstock_optimizer.load.generator import LatencySummary
 from penstock_runtime.host import read_host
 
 AIM = 1.5

@@ -10,18 +10,19 @@ then finds the first one's result. The targets (`targets`) fill in the parts tha
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import NoCandidateWithinBudget
-from penstock.manifest import Manifest, Outcome
+from penstock.manifest import PROBES_FILE, CandidateFacts, Manifest, Outcome, ProbeFacts
+from penstock.recipe import Plan
 from penstock.resources.endpoint import ModelEndpoint, NoCandidate, OptimizationMode
 from penstock.tasks import TaskName
 from penstock_optimizer.candidate.work_folder import locked
-from penstock_optimizer.capacity.replica import CapacityFailed, ReplicaBroken, serve_replica
-from penstock_optimizer.job.artefact import write_artefact
-from penstock_optimizer.job.job import Job
+from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken, serve_replica
+from penstock_optimizer.job.job import Job, write_artefact
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressEvent, Stage, ignore_progress
 from penstock_optimizer.targets.target import (
     EXPORT_SECONDS,
@@ -35,6 +36,7 @@ from penstock_optimizer.targets.target import (
 from penstock_runtime.host.disk import translate_full_disk
 from penstock_runtime.models.sources.transfer import OnProgress as OnTransfer
 from penstock_runtime.models.sources.transfer import ignore_progress as no_transfer
+from penstock_runtime.serving.probes import allowed_difference, texts_digest
 
 if TYPE_CHECKING:
     from penstock_optimizer.neuron.session import NeuronToolchain
@@ -191,6 +193,7 @@ class Optimisation:
         if not target.measures_capacity:
             return choice, self._manifest(choice, MeasuredCapacity())
         draft = job.work.path / "draft"
+        self._probes.unlink(missing_ok=True)  # of a choice that broke
         self._write(draft, self._manifest(choice), choice)
         try:
             capacity = self._capacity(draft)
@@ -210,9 +213,15 @@ class Optimisation:
             cpus=job.cpus,
             log=job.work.log("capacity"),
             max_tokens=job.spec.serving.max_input_tokens,
+            probes=self._probes,
             start_seconds=budget.left_for_capacity(),
         ) as server:
             return self._target.capacity(server)
+
+    @property
+    def _probes(self) -> Path:
+        """The vectors of the probe texts, once the server of the choice has written them."""
+        return self._job.work.path / PROBES_FILE
 
     def _require_candidate(self) -> None:
         """With `whenNoCandidate: Fail`, raise an error that lists each candidate, unless one may be served. Candidates
@@ -250,6 +259,9 @@ class Optimisation:
             *(sentences(job.findings()) if capacity else ()),
         ]
         fields = {**choice.fields, **measured.fields}
+        if capacity and self._probes.is_file():
+            cosine = least_cosine(choice.candidates, choice.chosen.plan)
+            fields["probes"] = ProbeFacts(texts=texts_digest(), largest_difference=allowed_difference(cosine))
         if capacity:
             fields["budget_seconds"] = self._budget.seconds
             fields["cut_short"] = choice.cut_short or late(choice.candidates) > 0
@@ -263,4 +275,17 @@ class Optimisation:
         )
 
     def _write(self, folder: Path, manifest: Manifest, choice: ChosenModel) -> Manifest:
-        return write_artefact(folder, manifest, folder=self._job.folder, graphs=choice.graphs)
+        more = {} if manifest.probes is None else {PROBES_FILE: self._probes}
+        return write_artefact(folder, manifest, folder=self._job.folder, graphs=choice.graphs, more=more)
+
+
+def least_cosine(candidates: Sequence[CandidateFacts], plan: Plan) -> float | None:
+    """The lowest cosine to fp32 that the guard has seen of the recipes of a plan; None: it did not compare any."""
+    metrics = [
+        metric.value
+        for one in candidates
+        if one.recipe in plan.recipes and one.verdict is not None
+        for metric in one.verdict.metrics
+        if metric.name == "min_cosine"
+    ]
+    return min(metrics, default=None)

@@ -12,7 +12,7 @@ import pytest
 from penstock_bench.cell import MOST_FAILURES, CellResult, CellSpec, Client, MeasurementFailed, send_cell
 from penstock_bench.server import free_port
 from penstock_optimizer.load.client import RequestBody
-from penstock_optimizer.load.timing import time_slice_nanoseconds
+from penstock_optimizer.load.generator import time_slice_nanoseconds
 from tests.bench.conftest import StartStub
 
 BODIES = (RequestBody(body='{"inputs":"a"}', group=8), RequestBody(body='{"inputs":"b"}', group=16))

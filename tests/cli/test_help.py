@@ -10,7 +10,7 @@ import pytest
 
 from penstock import __version__
 from penstock_cli.main import COMMANDS, cli
-from penstock_cli.options import FiniteRange
+from penstock_cli.terminal import FiniteRange
 from tests.cli.endpoints import invoke, run
 
 HEAVY = {

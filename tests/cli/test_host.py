@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.hardware import CpuIdentity
-from penstock_cli.host import describe_memory
+from penstock_cli.terminal import describe_memory
 from penstock_runtime.host import HostMemory, read_host
 from tests.cli.endpoints import invoke
 

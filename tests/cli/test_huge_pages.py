@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from penstock_cli.process import POLICY, TUNABLE, VARIABLE, environment_with_huge_pages
+from penstock_cli.main import POLICY, TUNABLE, VARIABLE, environment_with_huge_pages
 
 MADVISE = "always [madvise] never"
 
@@ -36,7 +36,7 @@ def test_starting_again_keeps_process_and_arguments() -> None:
     if not POLICY.exists() or "[madvise]" not in POLICY.read_text(encoding="ascii"):
         pytest.skip("this kernel's large pages are not by request")
     program = (
-        "import os, sys; from penstock_cli.process import restart_with_huge_pages; "
+        "import os, sys; from penstock_cli.main import restart_with_huge_pages; "
         "print(os.getpid(), sys.argv[1:], flush=True); restart_with_huge_pages(); print(os.environ[sys.argv[2]])"
     )
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}

@@ -66,7 +66,7 @@ def test_a_closed_pipe_ends_the_command_without_a_message(words: list[str], unbu
 def test_buffered_output_is_written_at_the_end_or_an_error(tmp_path: Path) -> None:
     """`sys.stdout.write` keeps it back."""
     program = (
-        "import sys\nfrom penstock_cli.process import checked_stdout\n"
+        "import sys\nfrom penstock_cli.main import checked_stdout\n"
         "with checked_stdout():\n    sys.stdout.write('äöü')\nprint(' done')"
     )
     environment = {**clean_environment(), "PYTHONUNBUFFERED": "", "PYTHONIOENCODING": "utf-8"}

@@ -10,8 +10,9 @@ import re
 import pytest
 from rich.console import Console
 
-from penstock_cli import progress, screen
-from penstock_cli.progress import OptimizationView, candidates_table, event_from_json, show_result
+from penstock_cli import optimize as progress
+from penstock_cli import terminal as shared
+from penstock_cli.optimize import OptimizationView, candidates_table, event_from_json, show_result
 from penstock_optimizer.job.progress import ProgressEvent, Stage
 from tests.optimizer.report.sample import sample_manifest
 
@@ -23,7 +24,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     monkeypatch.setenv("TERM", "xterm")
     console = Console(file=written, soft_wrap=True, width=200, highlight=False)
     monkeypatch.setattr(progress, "console", console)
-    monkeypatch.setattr(screen, "console", console)
+    monkeypatch.setattr(shared, "console", console)
     return written
 
 
@@ -35,7 +36,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     able = {"TERM": "xterm"}
     console = Console(file=written, soft_wrap=True, width=100, highlight=False, force_terminal=True, _environ=able)
     monkeypatch.setattr(progress, "console", console)
-    monkeypatch.setattr(screen, "console", console)
+    monkeypatch.setattr(shared, "console", console)
     return written
 
 
@@ -159,16 +160,16 @@ def test_a_long_message_is_cut_and_the_count_of_the_bar_stays(terminal: io.Strin
 
 
 def test_a_terminal_wraps_lines_between_words_with_an_indent(terminal: io.StringIO) -> None:
-    screen.fact("note", "one two three four five six seven " * 5 + "/a/path/that-is-never-cut" * 5)
+    shared.fact("note", "one two three four five six seven " * 5 + "/a/path/that-is-never-cut" * 5)
     first, *rest = plain(terminal.getvalue()).splitlines()
 
     assert first.startswith("note       one two")
-    assert all(line.startswith(" " * screen.NAME_WIDTH) for line in rest)
+    assert all(line.startswith(" " * shared.NAME_WIDTH) for line in rest)
     assert rest[-1].strip() == "/a/path/that-is-never-cut" * 5
 
 
 def test_a_log_line_on_a_terminal_has_time_and_message(terminal: io.StringIO) -> None:
     record = logging.LogRecord("penstock", logging.INFO, __file__, 1, "ready: %s", ("requests are answered",), None)
-    screen.ScreenLog().emit(record)
+    shared.ScreenLog().emit(record)
 
     assert re.fullmatch(r"\d\d:\d\d:\d\d   ready: requests are answered\n", plain(terminal.getvalue()))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_cli.options import settings_from
 from penstock_cli.serve import _cache_variables
+from penstock_cli.terminal import settings_from
 from tests.cli.endpoints import write_endpoint
 
 

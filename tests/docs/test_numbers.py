@@ -26,7 +26,7 @@ from penstock_operator.limits import quotas, waiting
 from penstock_operator.scaling.read import scrape
 from penstock_optimizer.candidate.decoder import COMPARED
 from penstock_optimizer.capacity import curve
-from penstock_optimizer.guard import batch_invariance, calibration, gate, judge
+from penstock_optimizer.guard import batch_invariance, gate, judge
 from penstock_optimizer.guard.agreement_of_logits import GenerationBudget
 from penstock_optimizer.neuron.choice import USABLE_SHARE
 from penstock_optimizer.search import climb, goal, space
@@ -44,9 +44,9 @@ def percent(share: float) -> str:
     return f"{share * 100:.2g} %"
 
 
-CORPUS = calibration.own_corpus()
+CORPUS = gate.own_corpus()
 TEXTS = len(CORPUS.texts) + sum(len(theme.sentences) for theme in CORPUS.themes)
-SHORT, MIDDLE, LONG, LONGEST = (percent(share) for _, share in calibration.STRATA)
+SHORT, MIDDLE, LONG, LONGEST = (percent(share) for _, share in gate.STRATA)
 STATED = {
     "explanation/operator.md": (
         f"`/info` and `/metrics` {pod_data.INFO_MAX_BYTES // 1024} KiB",
@@ -59,7 +59,7 @@ STATED = {
     "explanation/guard.md": (
         f"some {round(TEXTS, -1)} texts",
         {18: "eighteen themes"}[len(CORPUS.themes)],
-        f"At most {calibration.JUDGING_SAMPLES} requests judge, {SHORT} of them of up to 8 tokens, {MIDDLE} up to 32",
+        f"At most {gate.JUDGING_SAMPLES} requests judge, {SHORT} of them of up to 8 tokens, {MIDDLE} up to 32",
         f"{LONG} up to 128 and {LONGEST} longer",
         f"within {percent(gate.TOLERANCE)} (relative",
         f"it is {percent(gate.BF16_TOLERANCE)},",

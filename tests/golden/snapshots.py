@@ -19,10 +19,10 @@ import numpy as np
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.export import export
-from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import run_rows
 from penstock_runtime.tasks import make_task
 from tests.golden.cases import CASES, MASKS, MINILM, Case
 from tests.golden.models import KINDS, Kind, write_model

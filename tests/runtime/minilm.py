@@ -20,7 +20,7 @@ from penstock.manifest import GraphIO
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import Head, TaskName
 from penstock_optimizer.export import Exported, Flavour, export
-from penstock_optimizer.export.exported import open_session
+from penstock_optimizer.export.reader import open_session
 from penstock_optimizer.quantise import Built, build
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Row
@@ -43,10 +43,9 @@ EXPORTS = (
 )
 """From a model's folder to the fp32 graph."""
 QUANTISES = (
-    # All but native_*.py: graphs of the native engine are not kept.
+    # Not native: graphs of the native engine are not kept.
     "optimizer/penstock_optimizer/quantise/[!n]*.py",
-    "optimizer/penstock_optimizer/export/graph.py",
-    "runtime/penstock_runtime/batching/collate.py",
+    "optimizer/penstock_optimizer/export/build/graph.py",
     "runtime/penstock_runtime/engines/grid.py",
     "runtime/penstock_runtime/rows.py",
 )

@@ -20,7 +20,7 @@ DECIDED = {*REFUSALS, "CI", "TF_BUILD", "JENKINS_URL"}
     [
         "penstock_runtime.engines.openvino",
         "penstock_runtime.engines.onnxruntime",
-        "penstock_optimizer.export.exported",
+        "penstock_optimizer.export.reader",
         "penstock_optimizer.quantise.openvino",
     ],
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.tasks import Head
 from penstock_bench.subject import everyday_tokenizer
-from penstock_optimizer.export.families import family_of
+from penstock_optimizer.export import family_of
 from penstock_optimizer.export.reader import Tensors, Weights
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.safetensors import pieces

@@ -10,7 +10,7 @@ import click
 
 from penstock.errors import PenstockError
 from penstock_cli.cluster.kubectl import ClusterReader, Json
-from penstock_cli.screen import fact
+from penstock_cli.terminal import fact
 
 CONTAINER = "penstock"
 RUNTIME = "penstock-runtime"

@@ -10,8 +10,7 @@ from rich.table import Table
 
 from penstock.errors import printable
 from penstock_cli.cluster.kubectl import ClusterReader, Json, condition
-from penstock_cli.options import refuse_options
-from penstock_cli.screen import console
+from penstock_cli.terminal import console, refuse_options
 
 COLUMNS = ("NAMESPACE", "NAME", "READY", "REASON", "REPLICAS", "PLAN", "P95", "SPEED-UP")
 

@@ -9,8 +9,7 @@ from rich.table import Table
 
 from penstock.errors import printable
 from penstock_cli.cluster.kubectl import ClusterReader, Json
-from penstock_cli.options import refuse_options
-from penstock_cli.screen import console
+from penstock_cli.terminal import console, refuse_options
 
 COLUMNS = ("NAMESPACE", "NAME", "REPLICAS", "REQUESTS/S", "CAPACITY/S", "USED", "P95", "SLOW-DOWN", "CAUSE")
 

@@ -9,7 +9,7 @@ import click
 
 from penstock.resources.status import ConditionType
 from penstock_cli.cluster.kubectl import ClusterReader, Json, condition
-from penstock_cli.screen import facts
+from penstock_cli.terminal import facts
 
 CHAIN = tuple(kind for kind in ConditionType if kind is not ConditionType.READY)
 """In the order of an endpoint's life."""

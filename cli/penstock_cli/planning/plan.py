@@ -21,9 +21,8 @@ from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpoin
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.resources.text_fields import parse_quantity
 from penstock.tasks import TaskName
-from penstock_cli.options import FiniteRange, PositiveIntegers, refuse_options
 from penstock_cli.planning.objects import ClusterPlan, load_of_week, read_cluster
-from penstock_cli.screen import console, fact
+from penstock_cli.terminal import FiniteRange, PositiveIntegers, console, fact, refuse_options
 from penstock_optimizer.neuron.published import SHAPES, published_rows, shape_of
 from penstock_planner.compare import HardwareComparison, Load, OfferRow, compare, counted
 from penstock_planner.evidence import Evidence, of_file, of_manifest

@@ -13,7 +13,7 @@ from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.status import timestamp
 from penstock_bench.cell import MeasurementFailed
 from penstock_bench.subject import ServerInfo, authorization, everyday_tokenizer, read_info
-from penstock_cli.screen import fact
+from penstock_cli.terminal import fact
 from penstock_operator.decide import Service
 from penstock_optimizer.load.generator import LoadResult, LoadSpec, OpenLoop, run_load
 from penstock_optimizer.load.workload import LengthMix, workload_bodies

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.peers.servers import Shape, Vector
 from penstock_optimizer.guard.judge import MEAN_COSINE, MIN_COSINE, P1_COSINE
-from penstock_optimizer.load.summary import quantile
+from penstock_optimizer.load.generator import quantile
 
 AT_ONCE = 16
 TIMEOUT_SECONDS = 120.0

@@ -13,7 +13,7 @@ import numpy as np
 from penstock.manifest import BatchInvariance, DecoderFacts, Frozen, GenerationSpeed, LatencyPoint, Verdict
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock_optimizer.candidate import drive
-from penstock_optimizer.export.families import read_decoder
+from penstock_optimizer.export import read_decoder
 from penstock_optimizer.guard.agreement_of_logits import GenerationBudget, TextAgreement, compare, judge_texts
 from penstock_optimizer.guard.batch_invariance import Tokens, measure_invariance, requests_of, within
 from penstock_optimizer.quantise.decoder.native_file import write_native

@@ -19,23 +19,22 @@ from penstock.errors import UnsupportedModel
 from penstock.manifest import GraphIO, Verdict
 from penstock.recipe import Plan, Precision, Recipe
 from penstock.tasks import Head
-from penstock_optimizer.candidate import gemm, measure
+from penstock_optimizer.candidate import measure
 from penstock_optimizer.candidate.measure import resident_bytes
 from penstock_optimizer.candidate.runner import CandidateContext
 from penstock_optimizer.candidate.work_folder import BuiltFacts, ExportedFacts, GraphFile, load_observed, save_observed
 from penstock_optimizer.guard import gate
-from penstock_optimizer.guard.calibration import Corpus, calibration_rows, judging_samples, own_corpus, samples, split
+from penstock_optimizer.guard.gate import Corpus, calibration_rows, judging_samples, own_corpus, samples, split
 from penstock_optimizer.guard.judge import SampleRequest
 from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.workload import LengthMix, predict_bodies, workload_bodies
 from penstock_optimizer.search.goal import PlanSample
 from penstock_optimizer.search.space import NEVER_WIDE, WideFrom, short_lengths, wide_thresholds
-from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Engine, EngineFacts, Streams, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.rows import Batch, Outputs, Row
+from penstock_runtime.rows import Batch, Outputs, Row, collate
 from penstock_runtime.serving.loaded_model import LoadedModel, check_same_outputs
 from penstock_runtime.serving.predictor import Predictor
 from penstock_runtime.settings import QueueSettings
@@ -299,11 +298,11 @@ class Candidate:
         """The best rate of matrix products in this precision of any engine here, 10^9 operations a second."""
         wanted = Precision(precision)
         path = Path(folder) / "chain.onnx"
-        gemm.write_chain(path, int8=wanted in gemm.INT8)
+        measure.write_chain(path, int8=wanted in measure.INT8)
         rates = []
-        for recipe in gemm.chain_recipes(wanted):
-            engine = load_engine(path, gemm.IO, recipe, Threads(1, self._context.cores))
-            rates.append(gemm.measure_chain(engine))
+        for recipe in measure.chain_recipes(wanted):
+            engine = load_engine(path, measure.IO, recipe, Threads(1, self._context.cores))
+            rates.append(measure.measure_chain(engine))
             engine.close()
         return max(rates)
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from penstock.capacity import TokenCurve, TokenPoint
 from penstock.errors import UnsupportedModel
 from penstock.resources.endpoint import Objective, Workload
-from penstock_optimizer.capacity.replica import CapacityFailed, ReplicaBroken, ReplicaServer
+from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken, ReplicaServer
 from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.generator import LoadFailed
 from penstock_optimizer.load.streams import StreamSpec, run_streams

@@ -1,30 +1,127 @@
 """From a model folder to the fp32 graph that everything else is made from and judged by.
 
-It is built from the weights, or it is the model's own, or it is exported through torch.
+It is built from the weights, or it is the model's own, or it is exported through torch. `FAMILIES` are the families
+that are read from their weights, by `model_type`: one table for export and for text generation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from penstock.errors import CorruptModel, UnsupportedModel
+from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
 from penstock.manifest import GRAPH_OUTPUTS
 from penstock.tasks import Head
 from penstock_optimizer.export.build.encoder import build
 from penstock_optimizer.export.build.operators import Flavour
 from penstock_optimizer.export.build.sparse import pool_file
-from penstock_optimizer.export.exported import CLASS_ENDINGS, Exported, check_head
-from penstock_optimizer.export.families import FAMILIES, family_of
+from penstock_optimizer.export.families.bart import Bart
+from penstock_optimizer.export.families.bert import (
+    Albert,
+    Bert,
+    Data2VecText,
+    DistilBert,
+    Electra,
+    Ernie,
+    MPNet,
+    Roberta,
+)
+from penstock_optimizer.export.families.deberta import DebertaV2
+from penstock_optimizer.export.families.decoder_family import DecoderFamily
+from penstock_optimizer.export.families.family import Family
+from penstock_optimizer.export.families.gemma import Gemma3
+from penstock_optimizer.export.families.gpt2 import Gpt2
+from penstock_optimizer.export.families.gte import Gte
+from penstock_optimizer.export.families.jina import LAYER, JinaBert, XlmRobertaFlash, XlmRobertaRotary
+from penstock_optimizer.export.families.llama import EuroBert, Llama, Mistral, Phi3, Qwen2, Qwen3
+from penstock_optimizer.export.families.modernbert import ModernBert
+from penstock_optimizer.export.families.nomic import NomicBert
+from penstock_optimizer.export.families.t5 import MT5, T5, UMT5
 from penstock_optimizer.export.own_graph import take_own_graph
-from penstock_optimizer.export.reader import NotBuildable
+from penstock_optimizer.export.reader import CLASS_ENDINGS, Exported, NotBuildable, check_head
 from penstock_optimizer.export.torch_export import export_with_torch
-from penstock_optimizer.export.transformer import MaskFiller, SparseWeights
+from penstock_optimizer.export.transformer import LONGEST_CONTEXT, Decoder, MaskFiller, SparseWeights
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sentence import SparsePooling
+
+DECODERS: Mapping[str, type[DecoderFamily]] = {
+    "gemma3_text": Gemma3,
+    "gpt2": Gpt2,
+    "llama": Llama,
+    "mistral": Mistral,
+    "phi3": Phi3,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
+}
+"""Families that text generation serves as well."""
+FAMILIES: Mapping[str, type[Family]] = {
+    **DECODERS,
+    "albert": Albert,
+    "bart": Bart,
+    "bert": Bert,
+    "camembert": Roberta,
+    "data2vec-text": Data2VecText,
+    "deberta-v2": DebertaV2,
+    "distilbert": DistilBert,
+    "electra": Electra,
+    "ernie": Ernie,
+    "eurobert": EuroBert,
+    "gte": Gte,
+    "modernbert": ModernBert,
+    "mpnet": MPNet,
+    "mt5": MT5,
+    "new": Gte,
+    "nomic_bert": NomicBert,
+    "roberta": Roberta,
+    "t5": T5,
+    "umt5": UMT5,
+    "xlm-roberta": Roberta,
+}
+"""By `model_type` of config.json."""
+
+
+def family_of(folder: ModelFolder) -> type[Family] | None:
+    """The family of a model; None for one that is not known. UnsafeModel for one that its own code is needed for."""
+    if folder.model_type == "xlm-roberta" and any(name.endswith(LAYER) for name in folder.tensors):
+        is_rotary = folder.config.get("position_embedding_type") == XlmRobertaRotary.position_embedding
+        return XlmRobertaRotary if is_rotary else XlmRobertaFlash
+    if folder.model_type == "xlm-roberta" and folder.config.get("auto_map"):
+        if folder.onnx is None:
+            raise UnsafeModel(
+                f"{folder.path}/config.json names code of the model's own (auto_map), whose weights Penstock reads in "
+                f"the layout of jina-embeddings-v3 only: there is no tensor ...{LAYER}",
+                remedy="Code that comes with a model is never run here: export it to ONNX where you trust it and put "
+                "model.onnx into the folder (docs/how-to/convert-a-model.md#remote-code)",
+            )
+        return None
+    if folder.model_type == "bert" and folder.config.get("position_embedding_type") == JinaBert.position_embedding:
+        return JinaBert
+    return FAMILIES.get(folder.model_type)
+
+
+def read_decoder(folder: ModelFolder) -> Decoder:
+    """The decoder of a model folder; weights are memory-mapped where they are float32.
+
+    UnsupportedModel for other families and for variants that are not computed here, with the list of the families;
+    CorruptModel names the file and the field or tensor.
+    """
+    family = DECODERS.get(folder.model_type)
+    if family is None:
+        raise UnsupportedModel(
+            f"{folder.path} is of the type {folder.model_type or 'unknown'}, which text-generation does not serve",
+            remedy=f"Use a model of one of the types {', '.join(sorted(DECODERS))}",
+        )
+    try:
+        return family(folder, LONGEST_CONTEXT).decoder()
+    except NotBuildable as error:
+        raise UnsupportedModel(
+            f"{folder.path} cannot be served for text-generation: {error}",
+            remedy="Use another model of this family (docs/reference/models.md#text-generation)",
+        ) from error
+
 
 __all__ = ["Exported", "Flavour", "export"]
 

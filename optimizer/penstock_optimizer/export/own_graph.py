@@ -18,15 +18,14 @@ from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.manifest import GRAPH_OUTPUTS, Axes, GraphIO
 from penstock.tasks import Head
 from penstock_optimizer.export.build.graph import fused_nodes
-from penstock_optimizer.export.exported import Exported, open_session
 from penstock_optimizer.export.own_outputs import Source, are_probabilities, set_outputs, source_of
-from penstock_runtime.batching.collate import collate
+from penstock_optimizer.export.reader import Exported, open_session
 from penstock_runtime.engines.grid import feed
 from penstock_runtime.models.files import copy_within
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.graph import check_data, graph_data
 from penstock_runtime.models.vector_modules import NormalizeModule
-from penstock_runtime.rows import POOLED, Row
+from penstock_runtime.rows import POOLED, Row, collate
 from penstock_runtime.tasks.classification.text_classification import Function
 from penstock_runtime.tasks.embeddings.embedding import width
 from penstock_runtime.tasks.embeddings.space import files_digest

@@ -27,8 +27,8 @@ from penstock.manifest import GraphIO
 from penstock.tasks import Head
 from penstock_optimizer.export.build.graph import SINGLE_FILE_BYTES, fused_nodes
 from penstock_optimizer.export.build.operators import Flavour
-from penstock_optimizer.export.exported import CLASS_ENDINGS, Exported, no_head, open_session
 from penstock_optimizer.export.own_graph import OUTPUTS
+from penstock_optimizer.export.reader import CLASS_ENDINGS, Exported, no_head, open_session
 from penstock_runtime.models.files import read_optional
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tasks.embeddings.space import tensors_digest

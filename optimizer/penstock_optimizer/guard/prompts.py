@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock_optimizer.guard.calibration import own_corpus, split
+from penstock_optimizer.guard.gate import own_corpus, split
 from penstock_runtime.generation.templates import ChatTemplate, special_tokens, template_source
 from penstock_runtime.models.files import read_optional
 from penstock_runtime.models.folder import ModelFolder

@@ -1,6 +1,7 @@
-"""Resolves what to optimise: the model on disk, the cores, the key of the result and its folders.
+"""Resolves what to optimise (model on disk, cores, key of the result, folders), and writes the artefact.
 
-The same key means the same result, so that a result is looked up rather than made again.
+The same key means the same result, so that a result is looked up rather than made again. An artefact's folder is
+written as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -11,35 +12,38 @@ import importlib.metadata
 import json
 import logging
 import shutil
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from penstock import __version__
 from penstock.errors import ArtefactError, SpecError
 from penstock.hardware import Isa, NeuronGeneration
 from penstock.logs import log_event
-from penstock.manifest import SCHEMA_VERSION, CandidateFacts, Manifest, ModelFacts, ServedModel
-from penstock.recipe import GENERATION_PRECISIONS, EngineName
+from penstock.manifest import MANIFEST_NAME, SCHEMA_VERSION, CandidateFacts, Manifest, ModelFacts, ServedModel
+from penstock.recipe import GENERATION_PRECISIONS, EngineName, Recipe
 from penstock.resources.core import Scheme
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec, OptimizationMode
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.tasks import TaskName
 from penstock.vector_space import VectorSpace
 from penstock_optimizer.candidate.runner import CandidateContext
-from penstock_optimizer.candidate.work_folder import WorkFolder
-from penstock_optimizer.export.families import read_decoder
+from penstock_optimizer.candidate.work_folder import REPORT_NAME, WorkFolder, digests
+from penstock_optimizer.export import read_decoder
 from penstock_optimizer.guard.judge import unused_budgets
-from penstock_optimizer.job.artefact import has_drafts, remove_drafts
 from penstock_optimizer.load.workload import LengthMix, mix_of_texts, sends_texts
 from penstock_optimizer.neuron.choice import longest_row, neuron_key
+from penstock_optimizer.report.view import render_report
 from penstock_runtime.engines.native.library import ABI, library_path
 from penstock_runtime.host import CoreGrant, Host, read_host
 from penstock_runtime.host.disk import lock_file
-from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.files import copy_within
+from penstock_runtime.models.folder import TOKENIZER, ModelFolder
 from penstock_runtime.models.sources.fetch import fetch_model
 from penstock_runtime.models.sources.transfer import OnProgress as OnTransfer
 from penstock_runtime.models.sources.transfer import ignore_progress
@@ -48,6 +52,7 @@ from penstock_runtime.tasks.embeddings.space import VECTOR_TASKS, read_space
 from penstock_runtime.tasks.factory import head_of, make_task
 from penstock_runtime.tasks.texts import PromptTexts
 from penstock_runtime.tokens import Tokenizer
+from penstock_runtime.tokens.convert import convert
 
 if TYPE_CHECKING:
     from penstock_optimizer.neuron.session import NeuronToolchain
@@ -374,6 +379,90 @@ def _require_neuron(spec: ModelEndpointSpec, target: NeuronGeneration) -> None:
 
 def _is_built(folder: ModelFolder) -> bool:
     """True when the graph is built from the weights. Imports the exporter on use: that takes a second."""
-    from penstock_optimizer.export.families import FAMILIES
+    from penstock_optimizer.export import FAMILIES
 
     return folder.model_type in FAMILIES
+
+
+MODEL_FOLDER = "model"
+
+
+def graph_path(recipe: Recipe, graph: Path) -> str:
+    """Path of a recipe's graph in the artefact, such as `model/onnxruntime-fp32/model.onnx`."""
+    return f"{MODEL_FOLDER}/{recipe.slug}/{graph.name}"
+
+
+def write_artefact(
+    target: Path,
+    manifest: Manifest,
+    *,
+    folder: ModelFolder,
+    graphs: Mapping[Recipe, Path],
+    more: Mapping[str, Path] = MappingProxyType({}),
+) -> Manifest:
+    """Write the artefact folder `target` atomically: an older one is replaced only by a complete one.
+
+    The caller holds a lock, so that one process writes at a time; drafts of killed writers are deleted. `manifest`:
+    without its files; their digests are added. `graphs`: the graphs to serve; other files in a graph's folder (external
+    weights) are copied too. `more`: further files by name.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_drafts(target)
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        # mkdtemp makes a folder for its owner only; the server may run as another user.
+        draft.chmod(0o755)
+        for path in folder.settings:
+            copy_within(folder.path, path, draft / path.relative_to(folder.path))
+        if folder.tokenizer.name != TOKENIZER:
+            (draft / TOKENIZER).write_bytes(convert(folder.path, folder.config))
+        for name, path in more.items():
+            _copy(path, draft / name)
+        for name, contents in folder.artefact_files.items():
+            (draft / name).write_bytes(contents)
+        for recipe, graph in graphs.items():
+            for path in sorted(graph.parent.iterdir()):
+                if path.is_file():
+                    _copy(path, draft / MODEL_FOLDER / recipe.slug / path.name)
+        manifest = manifest.model_copy(update={"files": digests(draft)})
+        (draft / REPORT_NAME).write_text(render_report(manifest), encoding="utf-8")
+        (draft / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
+        _replace(draft, target)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return manifest
+
+
+def remove_drafts(target: Path) -> None:
+    """Delete the drafts of killed writers of `target`; each is as large as the artefact. The caller holds the lock."""
+    for path in _drafts(target):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def has_drafts(target: Path) -> bool:
+    """True while a process writes `target`, and after a writer was killed."""
+    return bool(_drafts(target))
+
+
+def _drafts(target: Path) -> list[Path]:
+    """Drafts of `target`, and the artefact that one replaced."""
+    return [path for path in target.parent.iterdir() if path.name.startswith(f".{target.name}-")]
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy contents, not links or modes: an artefact must not depend on its sources. No hard link either: a source
+    overwritten later would change the artefact."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+
+
+def _replace(draft: Path, target: Path) -> None:
+    """Rename the draft to the target. A server with open files of the old one keeps them until it closes them."""
+    if not target.exists():
+        draft.replace(target)
+        return
+    old = draft.with_name(f"{draft.name}-old")
+    target.replace(old)
+    draft.replace(target)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,5 +1,4 @@
 """The load client: what requests look like, when they arrive, and how they are sent and timed.
 
-`workload` makes the requests, `client` sends them, `generator` runs one load in a separate process, `summary` and
-`timing` have percentiles, timers and CPU accounting.
+`workload` makes the requests, `client` sends them, `generator` runs one load in a separate process and sums it up.
 """

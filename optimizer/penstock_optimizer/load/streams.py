@@ -18,8 +18,7 @@ from pydantic import Field
 
 from penstock.manifest import Frozen
 from penstock_optimizer.load.client import LoadClient, RequestSource, is_good
-from penstock_optimizer.load.generator import on_uvloop, run_in_process
-from penstock_optimizer.load.summary import quantile
+from penstock_optimizer.load.generator import on_uvloop, quantile, run_in_process
 
 END_OF_EVENT = b"\n\n"
 FIELD = b"data: "

@@ -19,10 +19,9 @@ from penstock.neuron_artefact import NeuronBucket
 from penstock.tasks import Head
 from penstock_optimizer.candidate.isolation import Worker, WorkerFailed
 from penstock_optimizer.guard.gate import Forward
-from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sentence import SparsePooling
-from penstock_runtime.rows import Batch, Outputs
+from penstock_runtime.rows import Batch, Outputs, run_rows
 
 PROGRAM = Path(__file__).with_name("child.py")
 START_SECONDS = 300.0

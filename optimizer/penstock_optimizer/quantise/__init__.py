@@ -18,10 +18,9 @@ from penstock.errors import OptimizationError
 from penstock.manifest import GraphIO
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock_optimizer.export.build.graph import MICROSOFT
+from penstock_optimizer.quantise.linear import weights_file
 from penstock_optimizer.quantise.native.steps import native_graph
-from penstock_optimizer.quantise.observe import weights_file
-from penstock_optimizer.quantise.quantiser import quantise_graph
-from penstock_optimizer.quantise.writers import IntegerWriter, RowwiseWriter
+from penstock_optimizer.quantise.quantiser import IntegerWriter, RowwiseWriter, quantise_graph
 from penstock_optimizer.search.recipes import OPTIONS
 from penstock_runtime.engines.native import library_path
 from penstock_runtime.engines.native.graph_file import SUFFIX, write

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import openvino as ov
+from onnx import helper
 from openvino import opset13 as opset
 
 from penstock.errors import OptimizationError
 from penstock.manifest import GraphIO
 from penstock.recipe import GROUP_32, Precision, Recipe
-from penstock_optimizer.quantise.observe import weights_file
-from penstock_optimizer.quantise.quantiser import quantise_graph
+from penstock_optimizer.quantise.linear import LinearGraph, weights_file
+from penstock_optimizer.quantise.quantiser import Product, quantise_graph
 from penstock_optimizer.quantise.rounding import SMALLEST_SCALE
-from penstock_optimizer.quantise.writers import QdqWriter
 from penstock_runtime.rows import Row
 
 GROUP_OPTION = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
@@ -140,3 +140,51 @@ def _counts(model: Any) -> dict[str, int]:
         elif kind == "Constant" and node.get_element_type() in {ov.Type.i8, ov.Type.u8}:
             counts[INT8_WEIGHTS] += len(node.get_output_shape(0)) > 1
     return dict(sorted(counts.items()))
+
+
+class QdqWriter:
+    """Standard operators: both sides quantised and dequantised, then multiplied in float. OpenVINO recognises the pairs
+    as quantisation, and multiplies integers. One for each graph: activations that several products read are quantised
+    once.
+
+    For calibrated activations (static styles) and graphs of MatMul and Gemm.
+    """
+
+    opset: ClassVar[int] = 13
+    """DequantizeLinear by channels."""
+
+    def __init__(self) -> None:
+        self._quantised: dict[str, str] = {}
+        self._weights: dict[str, str] = {}
+
+    def write(self, graph: LinearGraph, product: Product) -> tuple[list[Any], list[Any]]:
+        """See `Writer`."""
+        if product.grid is None or product.node.op_type == "Attention":
+            raise ValueError("QdqWriter wants calibrated activations and plain products")
+        front: list[Any] = []
+        if product.source not in self._quantised:
+            name = f"{product.source}/quantised"
+            step = graph.constant(np.asarray(product.grid.step, np.float32), f"{name}.scale")
+            zero = graph.constant(np.asarray(product.grid.zero, np.uint8), f"{name}.zero")
+            self._quantised[product.source] = f"{name}.float"
+            front += [
+                helper.make_node("QuantizeLinear", [product.source, step, zero], [name], name),
+                helper.make_node("DequantizeLinear", [name, step, zero], [f"{name}.float"], f"{name}.float"),
+            ]
+        if product.name not in self._weights:
+            name = self._weights[product.name] = f"{product.name}.float"
+            weight = graph.constant(product.weight.values, product.name)
+            scale = graph.constant(product.weight.scale, f"{product.name}.scale")
+            zero = graph.constant(np.zeros(product.weight.scale.shape, np.int8), f"{product.name}.zero")
+            front.append(helper.make_node("DequantizeLinear", [weight, scale, zero], [name], name, axis=1))
+        return front, self._product(product)
+
+    def _product(self, product: Product) -> list[Any]:
+        inputs = [self._quantised[product.source], self._weights[product.name]]
+        if not product.bias:
+            return [helper.make_node("MatMul", inputs, [product.output], product.node.name)]
+        name = f"{product.output}/product"
+        return [
+            helper.make_node("MatMul", inputs, [name], name),
+            helper.make_node("Add", [name, product.bias], [product.output], product.node.name),
+        ]

@@ -1,10 +1,15 @@
-"""Makes the linear layers of a graph 8-bit: decides the values; a `Writer` has the operators.
+"""Makes the linear layers of a graph 8-bit: decides the values, and writes them in the operators of an engine.
 
 `quantise_graph` observes the activations of a graph, chooses the strength of smoothing, and rewrites the graph.
 
 SmoothQuant shifts the outliers of activations into the weights, which the product does not notice: x W = (x / s) (s W)
 for any positive s per input channel. A channel of x with a large range would coarsen the grid of the whole tensor;
 divided by its s it no longer does, and the weights, which have a scale per output channel, bear it.
+
+`IntegerWriter` uses ONNX Runtime's own operators, each of which does what else takes four. `RowwiseWriter` quantises
+activations token by token at run time, for the native engine. No library has such an operator, so it is an ONNX
+function of standard ones, with which ONNX Runtime computes the same numbers in floating point: so the strength of
+smoothing is chosen. `native.steps` reads it again.
 """
 
 from __future__ import annotations
@@ -13,20 +18,38 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import starmap
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import onnx
-from onnx import helper, version_converter
+from onnx import TensorProto, helper, version_converter
 from threadpoolctl import threadpool_limits
 
 from penstock.errors import OptimizationError
 from penstock.manifest import GraphIO
 from penstock.recipe import COMPENSATED, PER_CHANNEL, REDUCED_RANGE, SMOOTH, Precision, Recipe
-from penstock_optimizer.quantise.linear import Group, LinearGraph
-from penstock_optimizer.quantise.observe import Seen, difference, observe, outputs, save, together
-from penstock_optimizer.quantise.rounding import BITS, QuantisationGrid, QuantisedWeight, grid, quantise_weight
+from penstock_optimizer.export.build.graph import MICROSOFT, OPSET
+from penstock_optimizer.quantise.linear import (
+    Group,
+    LinearGraph,
+    Seen,
+    attributes,
+    difference,
+    observe,
+    outputs,
+    save,
+    together,
+)
+from penstock_optimizer.quantise.rounding import (
+    BITS,
+    SMALLEST_SCALE,
+    QuantisationGrid,
+    QuantisedWeight,
+    grid,
+    quantise_weight,
+)
 from penstock_optimizer.search import recipes
 from penstock_runtime.rows import Float, Row
 
@@ -333,3 +356,126 @@ def _smoothest(style: Style, graph: Path, seen: Mapping[str, Seen], probe: _Prob
         save(linear.model, probe.path)
         best = min(best, (difference(reference, probe.outputs(probe.path)), alpha))
     return replace(style, smoothing=best[1])
+
+
+class IntegerWriter:
+    """One for each graph: activations that several products read are quantised once."""
+
+    opset: ClassVar[int] = 11
+    """DynamicQuantizeLinear."""
+
+    def __init__(self) -> None:
+        self._quantised: dict[str, tuple[str, str, str]] = {}
+
+    def write(self, graph: LinearGraph, product: Product) -> tuple[list[Any], list[Any]]:
+        """See `Writer`."""
+        weight = graph.constant(product.weight.values, product.name)
+        scale = graph.constant(product.weight.scale, f"{product.name}.scale")
+        zero = graph.constant(np.zeros(product.weight.scale.shape, np.int8), f"{product.name}.zero")
+        node = product.node
+        if product.grid is None and product.alone and node.op_type != "Attention":
+            inputs = [product.source, weight, scale, zero, product.bias]
+            return [], [_node("DynamicQuantizeMatMul", inputs, product)]
+        front, (x, x_scale, x_zero) = self._activation(graph, product)
+        if node.op_type == "Attention":
+            mask = node.input[3] if len(node.input) > 3 else ""
+            inputs = [x, weight, product.bias, x_scale, scale, mask, x_zero, zero]
+            return front, [_node("QAttention", inputs, product, **attributes(node))]
+        inputs = [x, weight, x_scale, scale, x_zero, zero, product.bias]
+        return front, [_node("MatMulIntegerToFloat", inputs, product)]
+
+    def _activation(self, graph: LinearGraph, product: Product) -> tuple[list[Any], tuple[str, str, str]]:
+        source = product.source
+        if source in self._quantised:
+            return [], self._quantised[source]
+        name = f"{source}/quantised"
+        names = self._quantised[source] = (name, f"{name}.scale", f"{name}.zero")
+        if product.grid is None:
+            return [helper.make_node("DynamicQuantizeLinear", [source], list(names), name)], names
+        graph.constant(np.asarray(product.grid.step, np.float32), names[1])
+        graph.constant(np.asarray(product.grid.zero, np.uint8), names[2])
+        return [helper.make_node("QuantizeLinear", [source, names[1], names[2]], [name], name)], names
+
+
+def _node(operator: str, inputs: list[str], product: Product, **given: Any) -> Any:
+    while not inputs[-1]:
+        inputs.pop()
+    name = product.node.name
+    return helper.make_node(operator, inputs, [product.output], name, domain=MICROSOFT, **given)
+
+
+DOMAIN = "penstock"
+OPERATOR = "RowwiseLinear"
+"""Inputs: activation [..., in], weight int8 [in, out], scale [out], bias [out]."""
+
+
+class RowwiseWriter:
+    """See `Writer`."""
+
+    opset: ClassVar[int] = 1
+    """Any: the function states the version of its operators."""
+
+    def write(self, graph: LinearGraph, product: Product) -> tuple[list[Any], list[Any]]:
+        """The product; of a fused attention the three products as one, and the rest of the attention."""
+        _declare(graph.model)
+        node, weight = product.node, product.weight
+        outputs = weight.values.shape[1]
+        inputs = [
+            product.source,
+            graph.constant(weight.values, product.name),
+            graph.constant(np.broadcast_to(weight.scale, outputs).copy(), f"{product.name}.scale"),
+            product.bias or graph.constant(np.zeros(outputs, np.float32), f"no bias {outputs}"),
+        ]
+        if node.op_type != "Attention":
+            return [], [helper.make_node(OPERATOR, inputs, [product.output], node.name, domain=DOMAIN)]
+        together = f"{node.name}/together"
+        parts = [f"{node.name}/{part}" for part in ("query", "key", "value")]
+        mask = [node.input[3]] if len(node.input) > 3 else []
+        return [], [
+            helper.make_node(OPERATOR, inputs, [together], together, domain=DOMAIN),
+            helper.make_node("Split", [together], parts, f"{node.name}/Split", axis=-1),
+            helper.make_node(
+                "MultiHeadAttention",
+                [*parts, *([""] if mask else []), *mask],
+                [product.output],
+                node.name,
+                domain=node.domain,
+                **{name: value for name, value in attributes(node).items() if name != "unidirectional"},
+            ),
+        ]
+
+
+def _declare(model: Any) -> None:
+    """Add the function to the model, once."""
+    if any(function.name == OPERATOR for function in model.functions):
+        return
+
+    def constant(name: str, value: float) -> Any:
+        return helper.make_node("Constant", [], [name], value=helper.make_tensor(name, TensorProto.FLOAT, [], [value]))
+
+    nodes = [
+        *starmap(constant, (("nought", 0.0), ("steps", 255.0), ("least", float(SMALLEST_SCALE)))),
+        helper.make_node("ReduceMin", ["x"], ["lowest"], axes=[-1], keepdims=1),
+        helper.make_node("ReduceMax", ["x"], ["highest"], axes=[-1], keepdims=1),
+        helper.make_node("Min", ["lowest", "nought"], ["low"]),
+        helper.make_node("Max", ["highest", "nought"], ["high"]),
+        helper.make_node("Sub", ["high", "low"], ["span"]),
+        helper.make_node("Div", ["span", "steps"], ["raw"]),
+        helper.make_node("Max", ["raw", "least"], ["step"]),
+        helper.make_node("Neg", ["low"], ["depth"]),
+        helper.make_node("Div", ["depth", "step"], ["shift"]),
+        helper.make_node("Round", ["shift"], ["zero"]),
+        helper.make_node("Div", ["x", "step"], ["scaled"]),
+        helper.make_node("Round", ["scaled"], ["rounded"]),
+        helper.make_node("Add", ["rounded", "zero"], ["shifted"]),
+        helper.make_node("Clip", ["shifted", "nought", "steps"], ["stored"]),
+        helper.make_node("Sub", ["stored", "zero"], ["centred"]),
+        helper.make_node("Mul", ["centred", "step"], ["again"]),
+        helper.make_node("Cast", ["w"], ["whole"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["whole", "scale"], ["weight"]),
+        helper.make_node("MatMul", ["again", "weight"], ["product"]),
+        helper.make_node("Add", ["product", "bias"], ["y"]),
+    ]
+    opset = [helper.make_opsetid("", OPSET)]
+    model.functions.append(helper.make_function(DOMAIN, OPERATOR, ["x", "w", "scale", "bias"], ["y"], nodes, opset))
+    model.opset_import.append(helper.make_opsetid(DOMAIN, 1))

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from penstock.manifest import Frozen
 from penstock.resources.endpoint import Objective
-from penstock_optimizer.load.summary import relative_spread
+from penstock_optimizer.load.generator import relative_spread
 
 NEAR_LATENCY = 0.05
 """Latencies this close count as equal, so that throughput decides: 5 % of a few milliseconds matters to no client."""

@@ -19,7 +19,7 @@ from statistics import median
 from typing import NamedTuple, TypeVar
 
 from penstock.recipe import LARGEST_BATCH_TOKENS, LARGEST_PADDING_SHARE, Batching, Plan, Precision, Recipe, ShortRoute
-from penstock_optimizer.load.summary import relative_spread
+from penstock_optimizer.load.generator import relative_spread
 from penstock_optimizer.search.recipes import is_tuned
 
 T = TypeVar("T")

@@ -29,14 +29,13 @@ from penstock_optimizer.candidate.decoder import (
 )
 from penstock_optimizer.candidate.isolation import Worker, WorkerFailed
 from penstock_optimizer.candidate.work_folder import CandidateRecord
-from penstock_optimizer.capacity.replica import CapacityFailed, ReplicaBroken, ReplicaServer
+from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken, ReplicaServer
 from penstock_optimizer.capacity.tokens import StreamingClients, lengths_text, measure_tokens, request_lengths
-from penstock_optimizer.export.families import read_decoder
+from penstock_optimizer.export import read_decoder
 from penstock_optimizer.export.transformer import Decoder
 from penstock_optimizer.guard.agreement_of_logits import GenerationBudget
 from penstock_optimizer.guard.prompts import judging_prompts
-from penstock_optimizer.job.artefact import graph_path
-from penstock_optimizer.job.job import Job
+from penstock_optimizer.job.job import Job, graph_path
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressReporter, Stage
 from penstock_optimizer.quantise.decoder.native_file import why_not_native
 from penstock_optimizer.quantise.decoder.openvino_graph import decoder_facts

@@ -23,14 +23,12 @@ from penstock.manifest import (
 )
 from penstock.recipe import Batching, Plan, Recipe
 from penstock.resources.endpoint import OptimizationMode
-from penstock_optimizer.candidate.gemm import EncoderShape, gemm_shares
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
+from penstock_optimizer.candidate.measure import EncoderShape, gemm_shares
 from penstock_optimizer.candidate.runner import ProcessRunner
 from penstock_optimizer.candidate.work_folder import ExportedFacts
-from penstock_optimizer.capacity.curve import measure_capacity
-from penstock_optimizer.capacity.replica import ReplicaBroken, ReplicaServer
-from penstock_optimizer.job.artefact import graph_path
-from penstock_optimizer.job.job import Job
+from penstock_optimizer.capacity.curve import ReplicaBroken, ReplicaServer, measure_capacity
+from penstock_optimizer.job.job import Job, graph_path
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressReporter, Stage, export_message
 from penstock_optimizer.load.workload import measured_lengths, workload_bodies
 from penstock_optimizer.report.view import why_fp32

@@ -31,9 +31,8 @@ from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.runner import ProcessRunner
 from penstock_optimizer.candidate.work_folder import load_observed
 from penstock_optimizer.guard import gate
-from penstock_optimizer.guard.calibration import judging_samples, own_corpus, samples, split
-from penstock_optimizer.job.artefact import graph_path
-from penstock_optimizer.job.job import Job
+from penstock_optimizer.guard.gate import judging_samples, own_corpus, samples, split
+from penstock_optimizer.job.job import Job, graph_path
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressReporter, Stage, export_message, settled_message
 from penstock_optimizer.neuron import choice
 from penstock_optimizer.neuron.choice import NeuronChoice
@@ -42,10 +41,9 @@ from penstock_optimizer.neuron.published import published_rows, shape_of
 from penstock_optimizer.neuron.session import Session, SourceModel
 from penstock_optimizer.search.recipes import REFERENCE
 from penstock_optimizer.targets.target import RAISE_BUDGET, Budget, ChosenModel, Target
-from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.neuron.fence import Fence, largest_error, write_fence
 from penstock_runtime.host.cgroup import HostMemory
-from penstock_runtime.rows import Row
+from penstock_runtime.rows import Row, collate
 from penstock_runtime.tasks.base import Prepared
 from penstock_runtime.tasks.factory import head_of, make_task
 

@@ -18,7 +18,7 @@ from penstock.recipe import Batching, Recipe
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.runner import CandidateRunner, CandidateSession
 from penstock_optimizer.candidate.work_folder import BuiltFacts, CandidateRecord, WorkFolder, digests
-from penstock_optimizer.load.summary import relative_spread
+from penstock_optimizer.load.generator import relative_spread
 from penstock_optimizer.search.space import MeasuredRecipe, expected_milliseconds, is_dominated
 from penstock_optimizer.targets.target import MAX_REMAINING_SHARE, Budget
 from penstock_runtime.host.disk import full_disk_error, is_full

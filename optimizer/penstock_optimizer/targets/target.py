@@ -13,7 +13,7 @@ from penstock.errors import OptimizationError
 from penstock.manifest import CandidateFacts, Manifest, Outcome, ReasonCode, ServedModel
 from penstock.recipe import Recipe
 from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
-from penstock_optimizer.capacity.replica import ReplicaBroken, ReplicaServer
+from penstock_optimizer.capacity.curve import ReplicaBroken, ReplicaServer
 from penstock_optimizer.job.progress import ProgressReporter, Stage
 
 EXPORT_SECONDS = 600.0
@@ -169,7 +169,7 @@ class Target(ABC):
         self.events.finish(Stage.CANDIDATES)
 
     def capacity(self, server: ReplicaServer) -> MeasuredCapacity:
-        """Measure the capacity of a replica. CapacityFailed and ReplicaBroken as in `capacity.replica`."""
+        """Measure the capacity of a replica. CapacityFailed and ReplicaBroken as in `capacity.curve`."""
         raise RuntimeError(f"{type(self).__name__} measures no capacity of {server}")
 
     def instead(self, choice: ChosenModel, failure: ReplicaBroken) -> ChosenModel | None:

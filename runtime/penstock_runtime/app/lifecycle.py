@@ -62,7 +62,8 @@ async def serve_while(
 async def start_model(server: Server, model: AnyModel) -> AnyPredictor:
     """Warm up the first model and answer with it from then on.
 
-    InferenceFailed if it does not run, CorruptModel if its outputs are not finite numbers.
+    InferenceFailed if it does not run, CorruptModel if its outputs are not finite numbers, ArtefactError if its vectors
+    are not those of the artefact.
     """
     settings = server.settings
     if isinstance(model, GenerationModel):

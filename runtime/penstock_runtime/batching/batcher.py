@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Protocol
 from penstock.logs import log_event
 from penstock.manifest import GraphIO
 from penstock.recipe import Plan
-from penstock_runtime.batching.collate import collate, run_rows, split
 from penstock_runtime.batching.queue import (
     BatchPolicy,
     QueuedRow,
@@ -28,7 +27,7 @@ from penstock_runtime.batching.queue import (
 )
 from penstock_runtime.engines.base import Engine, Parallelism, RunsRows, run_of
 from penstock_runtime.errors import InferenceFailed, RequestError, deadline_exceeded
-from penstock_runtime.rows import Outputs, Row
+from penstock_runtime.rows import Outputs, Row, collate, run_rows, split
 
 logger = logging.getLogger("penstock.batching")
 

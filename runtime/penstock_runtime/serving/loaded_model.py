@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from penstock.errors import ArtefactError, OtherInstructionSet
 from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, Isa, NeuronGeneration
-from penstock.manifest import MANIFEST_NAME, GraphIO, Manifest
+from penstock.manifest import MANIFEST_NAME, PROBES_FILE, GraphIO, Manifest
 from penstock.neuron_artefact import CompiledModel
 from penstock.recipe import EngineName, Plan
 from penstock.resources.endpoint_parts.serving import Prompts
@@ -21,7 +23,7 @@ from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.host import Host, require_memory
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.rows import Pooling
+from penstock_runtime.rows import Float, Pooling
 from penstock_runtime.store.verification import verify_files
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, RequestLimits, Task
 from penstock_runtime.tasks.factory import make_task
@@ -64,6 +66,8 @@ class LoadedModel:
     """Texts that are too long are cut, unless a request has another rule."""
     space: VectorSpace | None = None
     """The space of its vectors; None: it has none, or its artefact does not state it."""
+    probes: Float | None = None
+    """The recorded vectors of the probe texts, see `probes.py`."""
     digest: str = ""
     """sha256 of the manifest, hexadecimal, which names the artefact in a store."""
     findings: tuple[str, ...] = ()
@@ -184,6 +188,8 @@ def load_artefact(
         model.pooling = str(pooling)
     model.truncate = truncate
     model.digest = hashlib.sha256((folder / MANIFEST_NAME).read_bytes()).hexdigest()
+    if manifest.probes is not None:
+        model.probes = np.load(folder / PROBES_FILE, allow_pickle=False)
     if manifest.vector_space is not None:
         texts = PromptTexts.of(model_folder, prompts)
         model.space = manifest.vector_space.served_with(texts.texts, texts.default, longest)

@@ -19,6 +19,7 @@ from penstock_runtime.rows import Row
 from penstock_runtime.serving.admission import Admission, Entry, Waiting, client_of
 from penstock_runtime.serving.cache import BoundedCache, content_key, memory_size
 from penstock_runtime.serving.loaded_model import LoadedModel
+from penstock_runtime.serving.probes import check_probes
 from penstock_runtime.serving.tokenizing import LONG_CHARACTERS, TokenizerThread
 from penstock_runtime.serving.warmup import warm_up
 from penstock_runtime.settings import CacheSettings, QueueSettings
@@ -232,7 +233,7 @@ class Predictor:
         this returns; no request fails.
 
         NotReady when draining; InferenceFailed if the model does not run, CorruptModel if its outputs are not finite
-        numbers: the old one stays.
+        numbers, ArtefactError as `check_probes`: the old one stays.
         """
         async with self._swapping:
             if self._draining:
@@ -432,6 +433,7 @@ def _cache(max_bytes: int) -> BoundedCache[Any] | None:
 
 
 async def _warm_up(served: _ServedModel) -> None:
+    await asyncio.to_thread(check_probes, served.model)
     for tokens, seconds in await asyncio.to_thread(warm_up, served.model):
         served.dispatcher.batcher.add_measurement(tokens, seconds)
 

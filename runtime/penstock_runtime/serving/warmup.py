@@ -11,10 +11,9 @@ import numpy as np
 
 from penstock.errors import CorruptModel
 from penstock.recipe import Batching, Plan
-from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.engines.base import EngineFacts
 from penstock_runtime.engines.grid import ShapeGrid
-from penstock_runtime.rows import Row
+from penstock_runtime.rows import Row, run_rows
 from penstock_runtime.serving.loaded_model import LoadedModel
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)

@@ -11,7 +11,7 @@ import pytest
 
 from images.archive import Archive
 from images.build import Builder
-from penstock_cli.process import INTERRUPTED
+from penstock_cli.main import INTERRUPTED
 from tests.cli.endpoints import write_endpoint, write_tiny
 from tests.dev.images.container import Answer, Engine, engine, ready, volume
 

@@ -21,8 +21,8 @@ from penstock_optimizer.candidate import encoder
 from penstock_optimizer.candidate.encoder import Candidate, EngineCache, shapes
 from penstock_optimizer.candidate.runner import CandidateContext
 from penstock_optimizer.candidate.work_folder import GraphFile
-from penstock_optimizer.guard.calibration import judging_samples
-from penstock_runtime.batching.collate import collate
+from penstock_optimizer.guard.gate import judging_samples
+from penstock_runtime.rows import collate
 from tests.optimizer.end_to_end.small_model import write_small_bert
 from tests.runtime.batching.echo import rows
 from tests.runtime.minilm import OPENVINO_FP32, ORT_DYNAMIC, ORT_FP32, folder, graph
@@ -121,7 +121,7 @@ def test_a_candidate_measures_and_judges_a_plan_with_the_graph_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A quarter of the texts: their number does not matter here.
-    monkeypatch.setattr("penstock_optimizer.guard.calibration.judging_samples", partial(judging_samples, at_most=60))
+    monkeypatch.setattr("penstock_optimizer.guard.gate.judging_samples", partial(judging_samples, at_most=60))
     candidate = Candidate()
     candidate.configure(context(), ORT_FP32.model_dump(mode="json"))
     candidate.use(file(ORT_FP32).model_dump(mode="json"))

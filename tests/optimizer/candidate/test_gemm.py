@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from penstock.tasks import Head
-from penstock_optimizer.candidate.gemm import EncoderShape
+from penstock_optimizer.candidate.measure import EncoderShape
 from penstock_optimizer.export import Flavour, export
 from penstock_runtime.models.folder import ModelFolder
 from tests.optimizer.end_to_end.small_model import write_small_bert

@@ -17,17 +17,19 @@ from hypothesis import strategies as st
 from penstock.manifest import GemmShare
 from penstock.recipe import Precision
 from penstock_optimizer.candidate import measure
-from penstock_optimizer.candidate.gemm import (
+from penstock_optimizer.candidate.measure import (
     IO,
     OPERATIONS,
     ROWS,
     EncoderShape,
+    PredictRequest,
     chain_recipes,
     gemm_shares,
     measure_chain,
+    sample_plan,
+    time_runs,
     write_chain,
 )
-from penstock_optimizer.candidate.measure import PredictRequest, sample_plan, time_runs
 from penstock_optimizer.search.space import wide_thresholds
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine

@@ -11,8 +11,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from penstock_optimizer.capacity import curve as capacity
-from penstock_optimizer.capacity.curve import CapacityMeasurement, measure_capacity
-from penstock_optimizer.capacity.replica import CapacityFailed, ReplicaBroken, ReplicaServer
+from penstock_optimizer.capacity.curve import (
+    CapacityFailed,
+    CapacityMeasurement,
+    ReplicaBroken,
+    ReplicaServer,
+    measure_capacity,
+)
 from penstock_optimizer.load.client import RequestBody
 from tests.optimizer.load.known_server import Answer, ok, serving
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from penstock.capacity import TokenPoint
 from penstock.resources.endpoint import Objective, TokenTime, Workload
 from penstock_optimizer.capacity import tokens
-from penstock_optimizer.capacity.replica import CapacityFailed, ReplicaBroken, ReplicaServer
+from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken, ReplicaServer
 from penstock_optimizer.capacity.tokens import (
     DEFAULT_LENGTHS,
     MOST_CLIENTS,

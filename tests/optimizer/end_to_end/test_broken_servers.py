@@ -9,15 +9,14 @@ import pytest
 from penstock.manifest import Manifest, Outcome
 from penstock.recipe import Batching, EngineName, Precision, Recipe
 from penstock_optimizer.candidate.work_folder import digests
-from penstock_optimizer.capacity.replica import CapacityFailed, ReplicaBroken
+from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken
 from penstock_optimizer.optimise import Optimisation
 from penstock_optimizer.search.climb import SearchResult
 from penstock_optimizer.search.recipes import REFERENCE
 from penstock_optimizer.search.space import PlanLimits, first_plan, with_route
 from penstock_optimizer.targets.plan_search import PlanSearch
-from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.host import read_host
-from penstock_runtime.rows import Row
+from penstock_runtime.rows import Row, run_rows
 from penstock_runtime.serving.loaded_model import load_artefact
 from tests.optimizer.end_to_end.optimising import Made, endpoint
 

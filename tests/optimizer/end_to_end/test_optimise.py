@@ -17,13 +17,13 @@ from penstock.errors import CorruptModel, HostError, ModelNotFound, SpecError, U
 from penstock.manifest import Manifest, Outcome
 from penstock.recipe import Batching, EngineName, Precision, Recipe
 from penstock_optimizer.candidate.work_folder import digests, locked
-from penstock_optimizer.capacity.replica import CapacityFailed, ReplicaBroken, serve_replica
+from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken, serve_replica
 from penstock_optimizer.job.progress import Stage
 from penstock_optimizer.load.workload import LengthMix
 from penstock_optimizer.optimise import optimise, prepare
 from penstock_optimizer.search.recipes import REFERENCE
-from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.host import read_host
+from penstock_runtime.rows import run_rows
 from penstock_runtime.serving.loaded_model import load_artefact
 from tests.optimizer.end_to_end.optimising import QUICK, Made, endpoint
 from tests.optimizer.end_to_end.small_model import HIDDEN

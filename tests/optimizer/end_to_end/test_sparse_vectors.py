@@ -9,8 +9,8 @@ import pytest
 
 from penstock.manifest import Manifest, Outcome
 from penstock.tasks import Head
-from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.host import read_host
+from penstock_runtime.rows import run_rows
 from penstock_runtime.serving.loaded_model import load_artefact
 from tests.optimizer.end_to_end.optimising import Made, endpoint
 from tests.optimizer.end_to_end.small_model import write_small_splade

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock.vector_space import VectorSpace
 from penstock_optimizer.candidate.work_folder import sha256
-from penstock_optimizer.capacity.replica import serve_replica
+from penstock_optimizer.capacity.curve import serve_replica
 from penstock_optimizer.optimise import prepare
 from penstock_runtime.host import read_host
 from penstock_runtime.serving.loaded_model import load_artefact

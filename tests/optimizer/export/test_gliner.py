@@ -19,13 +19,12 @@ from penstock.tasks import TaskName
 from penstock_optimizer.export import export
 from penstock_optimizer.guard.gate import judge_candidate, observe, observe_reference
 from penstock_optimizer.guard.judge import SampleRequest
-from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.gliner import HEAD_FILE
-from penstock_runtime.rows import Outputs, Row
+from penstock_runtime.rows import Outputs, Row, run_rows
 from penstock_runtime.tasks.base import HeadInAssemble
 from penstock_runtime.tasks.extraction.zero_shot_token_classification import spans
 from penstock_runtime.tasks.factory import head_of, make_task

@@ -27,11 +27,11 @@ from penstock.tasks import Head, TaskName
 from penstock_optimizer.export import export
 from penstock_optimizer.guard.gate import judge_candidate, observe, observe_reference
 from penstock_optimizer.guard.judge import SampleRequest
-from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import run_rows
 from penstock_runtime.tasks.base import Task
 from penstock_runtime.tasks.embeddings.feature_extraction import TokenIds
 from penstock_runtime.tasks.factory import head_of, make_task

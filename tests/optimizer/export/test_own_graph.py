@@ -15,7 +15,7 @@ from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
 from penstock.manifest import Axes
 from penstock.tasks import Head
 from penstock_optimizer.export import Flavour, export, own_graph
-from penstock_optimizer.export.exported import open_session
+from penstock_optimizer.export.reader import open_session
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.graph import graph_data
 from tests.optimizer.export.judge import assert_equals_torch, rows

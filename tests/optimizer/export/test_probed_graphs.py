@@ -23,11 +23,11 @@ from penstock.manifest import Axes
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import Head, TaskName
 from penstock_optimizer.export import Exported, export
-from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import run_rows
 from penstock_runtime.tasks import Task, make_task
 from tests.runtime.http.serving import WIDTH, write_folder
 

@@ -20,11 +20,11 @@ from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import Head, TaskName
 from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.guard.gate import observe
-from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import run_rows
 from penstock_runtime.tasks.factory import head_of, make_task
 from tests.optimizer.export.judge import ENGINES, rows
 from tests.optimizer.export.models import FAMILIES, Made, make

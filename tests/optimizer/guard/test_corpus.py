@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_optimizer.guard.calibration import Corpus, Theme, own_corpus, split
+from penstock_optimizer.guard.gate import Corpus, Theme, own_corpus, split
 
 
 def whole(corpus: Corpus) -> set[str]:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.tasks import ENCODER_TASKS, TaskName
-from penstock_optimizer.guard.calibration import JUDGING_SAMPLES, STRATA
-from penstock_optimizer.guard.gate import BF16_TOLERANCE, TOLERANCE
+from penstock_optimizer.guard.gate import BF16_TOLERANCE, JUDGING_SAMPLES, STRATA, TOLERANCE
 from penstock_optimizer.guard.judge import FEW_SAMPLES, TIE
 from tests.optimizer.guard.test_judge import verdict
 

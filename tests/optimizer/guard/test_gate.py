@@ -14,8 +14,18 @@ from penstock.manifest import GraphIO
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.export import export
-from penstock_optimizer.guard.calibration import judging_samples, own_corpus, samples, split
-from penstock_optimizer.guard.gate import Forward, Reference, forward_of, judge_candidate, observe_reference, prepare
+from penstock_optimizer.guard.gate import (
+    Forward,
+    Reference,
+    forward_of,
+    judge_candidate,
+    judging_samples,
+    observe_reference,
+    own_corpus,
+    prepare,
+    samples,
+    split,
+)
 from penstock_optimizer.guard.judge import SampleRequest
 from penstock_optimizer.search.recipes import REFERENCE
 from penstock_runtime.engines.base import Threads

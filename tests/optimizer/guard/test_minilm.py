@@ -15,8 +15,17 @@ from penstock.recipe import EngineName, Precision, Recipe
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import TaskName
 from penstock_optimizer.export import Flavour
-from penstock_optimizer.guard.calibration import calibration_rows, judging_samples, own_corpus, samples, split
-from penstock_optimizer.guard.gate import arithmetic_of, forward_of, judge_candidate, observe_reference
+from penstock_optimizer.guard.gate import (
+    arithmetic_of,
+    calibration_rows,
+    forward_of,
+    judge_candidate,
+    judging_samples,
+    observe_reference,
+    own_corpus,
+    samples,
+    split,
+)
 from penstock_optimizer.search.recipes import REFERENCE, candidate_recipes
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine

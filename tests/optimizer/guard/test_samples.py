@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.tasks import TaskName
-from penstock_optimizer.guard.calibration import (
+from penstock_optimizer.guard.gate import (
     CALIBRATION_ROWS,
     JUDGING_SAMPLES,
     STRATA,
@@ -18,10 +18,10 @@ from penstock_optimizer.guard.calibration import (
     calibration_rows,
     judging_samples,
     own_corpus,
+    prepare,
     samples,
     split,
 )
-from penstock_optimizer.guard.gate import prepare
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tasks import Task, make_task
 from tests.golden.models import Sizes, write_model

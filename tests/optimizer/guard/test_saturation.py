@@ -21,11 +21,10 @@ from penstock.recipe import EngineName, Precision, Recipe
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import TaskName
 from penstock_optimizer.export import Flavour
-from penstock_optimizer.guard.calibration import calibration_rows, judging_samples, own_corpus, samples, split
-from penstock_optimizer.guard.gate import prepare
+from penstock_optimizer.guard.gate import calibration_rows, judging_samples, own_corpus, prepare, samples, split
 from penstock_optimizer.guard.judge import ObservedAnswer, judge
 from penstock_optimizer.quantise import copy_graph
-from penstock_optimizer.quantise.observe import feed
+from penstock_optimizer.quantise.linear import feed
 from penstock_runtime.host import read_host
 from penstock_runtime.rows import Float, Row
 from tests.runtime import minilm

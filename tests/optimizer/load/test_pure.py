@@ -10,8 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.resources.endpoint import Workload
-from penstock_optimizer.load.generator import poisson_arrivals
-from penstock_optimizer.load.summary import LatencySummary, quantile, quantile_interval, relative_spread
+from penstock_optimizer.load.generator import (
+    LatencySummary,
+    poisson_arrivals,
+    quantile,
+    quantile_interval,
+    relative_spread,
+)
 from penstock_optimizer.load.workload import LengthMix, measured_lengths
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from penstock_optimizer.load.timing import (
+from penstock_optimizer.load.generator import (
     SHORTEST_NANOSECONDS,
     USUAL_NANOSECONDS,
     set_time_slice,

@@ -16,9 +16,8 @@ from penstock.manifest import GRAPH_OUTPUTS, Axes, GraphIO
 from penstock.neuron_artefact import NeuronBucket
 from penstock.tasks import Head
 from penstock_optimizer.neuron.session import NeuronToolchain, SourceModel, at_masks, padded, trimmed
-from penstock_runtime.batching.collate import collate
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.rows import Batch, Row
+from penstock_runtime.rows import Batch, Row, collate
 from tests.neuron_standin_env import StandIn
 from tests.optimizer.end_to_end.small_model import write_small_bert
 

@@ -19,8 +19,7 @@ from penstock.manifest import Axes, GraphIO
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.export import Flavour, export
-from penstock_optimizer.guard.calibration import calibration_rows, own_corpus, samples, split
-from penstock_optimizer.guard.gate import forward_of
+from penstock_optimizer.guard.gate import calibration_rows, forward_of, own_corpus, samples, split
 from penstock_optimizer.quantise import Built, build
 from penstock_optimizer.search.recipes import REFERENCE, candidate_recipes
 from penstock_runtime.engines.base import Threads
@@ -330,7 +329,7 @@ def test_the_fp32_graph_is_copied_with_its_external_weights(model_of: ModelOf, t
 def test_a_large_graph_has_external_weights(
     name: str, model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock_optimizer.quantise.observe.LARGE", 1000)
+    monkeypatch.setattr("penstock_optimizer.quantise.linear.LARGE", 1000)
 
     built = model_of(BERT).build(MADE[name], tmp_path)
 

@@ -11,10 +11,9 @@ import numpy as np
 import onnx
 import pytest
 
-from penstock_optimizer.quantise.linear import LinearGraph
-from penstock_optimizer.quantise.observe import difference, observe, outputs
-from penstock_optimizer.quantise.quantiser import Style, Writer, quantise
-from penstock_optimizer.quantise.writers import IntegerWriter, QdqWriter
+from penstock_optimizer.quantise.linear import LinearGraph, difference, observe, outputs
+from penstock_optimizer.quantise.openvino import QdqWriter
+from penstock_optimizer.quantise.quantiser import IntegerWriter, Style, Writer, quantise
 from penstock_runtime.rows import Row
 from tests.optimizer.quantise import graphs
 
@@ -147,7 +146,7 @@ def test_samples_that_do_not_fit_are_taken_in_several_passes(tmp_path: Path, mon
     linear = LinearGraph(graphs.feed_forward())
     scratch = tmp_path / "scratch.onnx"
     whole = observe(linear.model, linear.values, INPUTS, rows(), threads=1, scratch=scratch)
-    monkeypatch.setattr("penstock_optimizer.quantise.observe.PASS_BYTES", 1)
+    monkeypatch.setattr("penstock_optimizer.quantise.linear.PASS_BYTES", 1)
     piecemeal = observe(linear.model, linear.values, INPUTS, rows(), threads=1, scratch=scratch)
 
     assert list(piecemeal) == list(whole)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_optimizer.quantise.observe import Watch, together
+from penstock_optimizer.quantise.linear import Watch, together
 from penstock_runtime.rows import Float
 
 

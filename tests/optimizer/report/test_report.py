@@ -20,8 +20,18 @@ from penstock.manifest import CandidateFacts, Manifest, Outcome, ReasonCode, Ser
 from penstock.recipe import Batching, ShortRoute
 from penstock.resources.result import Result
 from penstock_bench.report import render as render_bench
-from penstock_optimizer.report.charts import agreement_chart, capacity_chart, gemm_chart
-from penstock_optimizer.report.view import headline, length_rows, plan_text, render_report, series, tiles, why
+from penstock_optimizer.report.view import (
+    agreement_chart,
+    capacity_chart,
+    gemm_chart,
+    headline,
+    length_rows,
+    plan_text,
+    render_report,
+    series,
+    tiles,
+    why,
+)
 from penstock_report.charts import latency_chart
 from tests.bench.results_sample import sample_results
 from tests.optimizer.report.sample import FP32, FP32_PLAN, IO, PLAN, latency, sample_manifest

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.manifest import Axes, GraphIO
-from penstock_runtime.batching.collate import collate, run_rows, split
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.rows import POOLED, Pooling, Row
+from penstock_runtime.rows import POOLED, Pooling, Row, collate, run_rows, split
 from tests.runtime.batching.echo import IO, EchoEngine
 
 tokens = st.lists(st.integers(1, 500), min_size=1, max_size=12)

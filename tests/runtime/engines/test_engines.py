@@ -11,12 +11,11 @@ import pytest
 from penstock.errors import ArtefactError
 from penstock.manifest import Axes, GraphIO
 from penstock.recipe import Recipe
-from penstock_runtime.batching.collate import collate, run_rows
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.onnxruntime import fused_nodes
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.rows import Batch, Row
+from penstock_runtime.rows import Batch, Row, collate, run_rows
 from tests.runtime.minilm import (
     OPENVINO_BF16,
     OPENVINO_FP32,

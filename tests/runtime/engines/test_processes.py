@@ -17,7 +17,7 @@ import json, random, sys, threading, time
 from pathlib import Path
 from penstock.manifest import GraphIO
 from penstock.recipe import Recipe
-from penstock_runtime.batching.collate import collate
+from penstock_runtime.rows import collate
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.rows import Row

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from penstock.recipe import Recipe
-from penstock_runtime.batching.collate import collate, run_rows
 from penstock_runtime.engines.base import Parallelism, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.routed import RoutedEngine
+from penstock_runtime.rows import collate, run_rows
 from tests.runtime.batching.echo import EchoEngine, RowEchoEngine, rows
 from tests.runtime.minilm import OPENVINO_FP32, ORT_DYNAMIC, graph, prepared, texts
 

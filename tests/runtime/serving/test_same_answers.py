@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from penstock.recipe import Batching, Plan, Recipe, ShortRoute
-from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
-from penstock_runtime.rows import Float
+from penstock_runtime.rows import Float, run_rows
 from penstock_runtime.serving.loaded_model import load_graph
 from penstock_runtime.serving.predictor import Predictor
 from tests.examples import examples

@@ -17,9 +17,9 @@ from penstock.manifest import GraphIO
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.export import export
-from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
+from penstock_runtime.rows import run_rows
 from penstock_runtime.tasks import Task, make_task
 from tests.runtime.tasks.answers import assert_alike
 from tests.runtime.tasks.conftest import Build

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
-from penstock_runtime.tokens import Tokenizer, words
-from penstock_runtime.tokens.words import LONGEST_TEXTS, WordTable
+from penstock_runtime.tokens import Tokenizer
+from penstock_runtime.tokens import tokenizer as words
+from penstock_runtime.tokens.tokenizer import LONGEST_TEXTS, WordTable
 from tests.examples import examples
 from tests.runtime.tasks.families import BERT, DISTILBERT, MPNET, ROBERTA, XLM_ROBERTA, Family, tokenizer_of
 from tests.runtime.tasks.texts import HARD, LONG, MORE

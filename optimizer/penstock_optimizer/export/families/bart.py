@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import ClassVar
 
 from penstock.tasks import Head
-from penstock_optimizer.export.exported import no_head
 from penstock_optimizer.export.families.family import Family
-from penstock_optimizer.export.reader import NotBuildable
+from penstock_optimizer.export.reader import NotBuildable, no_head
 from penstock_optimizer.export.transformer import (
     Activation,
     AttentionRange,

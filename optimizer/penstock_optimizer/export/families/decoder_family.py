@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from penstock.tasks import Head
-from penstock_optimizer.export.exported import no_head
 from penstock_optimizer.export.families.family import Family
-from penstock_optimizer.export.reader import NotBuildable
+from penstock_optimizer.export.reader import NotBuildable, no_head
 from penstock_optimizer.export.rotary import stated_rotary
 from penstock_optimizer.export.transformer import (
     LONGEST_CONTEXT,

@@ -13,8 +13,7 @@ import numpy as np
 
 from penstock.errors import UnsupportedModel
 from penstock.tasks import Head
-from penstock_optimizer.export.exported import no_head
-from penstock_optimizer.export.reader import NotBuildable, Reader
+from penstock_optimizer.export.reader import NotBuildable, Reader, no_head
 from penstock_optimizer.export.transformer import (
     Activation,
     Classifier,

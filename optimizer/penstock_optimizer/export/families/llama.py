@@ -11,9 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from penstock.tasks import Head
-from penstock_optimizer.export.exported import no_head
 from penstock_optimizer.export.families.decoder_family import FULL, SLIDING, DecoderFamily
-from penstock_optimizer.export.reader import NotBuildable
+from penstock_optimizer.export.reader import NotBuildable, no_head
 from penstock_optimizer.export.transformer import (
     Activation,
     AttentionRange,

@@ -13,28 +13,24 @@ from typing import Any
 import numpy as np
 
 from penstock_optimizer.quantise.linear import attributes
-from penstock_optimizer.quantise.native.attention import AttentionReading
-from penstock_optimizer.quantise.native.distances import DistanceTerms
-from penstock_optimizer.quantise.native.inputs import (
-    Counted,
-    DistanceTable,
-    LastPlace,
-    Mask,
-    ScoreBias,
-    Where,
-    of_inputs,
-)
-from penstock_optimizer.quantise.native.reading import ACTIVATIONS, WIDTH
+from penstock_optimizer.quantise.native.reading import ACTIVATIONS, WIDTH, AttentionReading, DistanceTerms
 from penstock_optimizer.quantise.native.values import (
     BufferPart,
     Column,
+    Counted,
+    DistanceTable,
     GraphValue,
     Heads,
+    LastPlace,
+    Mask,
     MaskedLines,
+    ScoreBias,
     TableSum,
+    Where,
+    of_inputs,
     refusal,
 )
-from penstock_optimizer.quantise.writers import OPERATOR
+from penstock_optimizer.quantise.quantiser import OPERATOR
 from penstock_runtime.engines.native.graph_file import GraphOutput, NativeGraph
 
 

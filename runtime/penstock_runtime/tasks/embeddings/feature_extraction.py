@@ -231,6 +231,13 @@ class FeatureExtraction(PromptedTask):
             return EmbeddingRequest(pieces_of(given, wanted.prefix, size), given.single, wanted)
         return EmbeddingRequest(prefixed(given, wanted.prefix), isinstance(given, str), wanted)
 
+    def plain_request(self, text: str) -> EmbeddingRequest:
+        """For one vector of length 1 of a text alone: whatever the endpoint's prompts, with the model's own pooling."""
+        own, pooling = self._pooling_of(AUTO, "")
+        rule = self._rule.asked(None, None)
+        wanted = Wanted("", pooling, own, None, None, normalize=True, normalize_whole=False, rule=rule)
+        return EmbeddingRequest([text], single=True, wanted=wanted)
+
     def _wanted(self, parameters: Mapping[str, Any]) -> Wanted:
         values = parse_parameters(parameters, PARAMETERS)
         refuse_others(values)

@@ -13,8 +13,8 @@ import transformers
 from penstock.errors import UnsupportedModel
 from penstock.tasks import Head, TaskName
 from penstock_optimizer.export import export
-from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.grid import feed
+from penstock_runtime.rows import collate
 from penstock_runtime.tasks import make_task
 from tests.optimizer.export.judge import ENGINE_OF, Arrays, assert_equals_torch, rows
 from tests.optimizer.export.models import SPECIAL_TOKENS, VOCABULARY, Made, make

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 
-from penstock_optimizer.export.families import read_decoder
+from penstock_optimizer.export import read_decoder
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.gguf_folder import unpack
 from penstock_runtime.rows import Float

@@ -15,8 +15,8 @@ from tokenizers import models, pre_tokenizers, trainers
 from penstock.errors import UnsupportedModel
 from penstock.tasks import Head, TaskName
 from penstock_optimizer.export import export
-from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.grid import feed
+from penstock_runtime.rows import collate
 from penstock_runtime.tasks import make_task
 from penstock_runtime.tasks.classification.text_ranking import AFTER, BEFORE
 from tests.optimizer.export.judge import ENGINE_OF

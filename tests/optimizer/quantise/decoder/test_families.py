@@ -17,8 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.errors import CorruptModel, UnsupportedModel
-from penstock_optimizer.export import families
-from penstock_optimizer.export.families import read_decoder
+from penstock_optimizer.export import DECODERS, read_decoder
 from penstock_optimizer.export.transformer import Decoder
 from penstock_optimizer.quantise.decoder.native_file import write_native
 from penstock_optimizer.quantise.decoder.openvino_graph import decoder_facts, write_graph
@@ -164,7 +163,7 @@ def test_every_family_that_generates_has_a_tiny_model() -> None:
 
     tested = {getattr(transformers, kind).model_type for kind, _ in FAMILIES.values()}
 
-    assert tested == set(families.DECODERS)
+    assert tested == set(DECODERS)
 
 
 def test_a_decoder_that_is_not_causal_is_refused(tmp_path: Path) -> None:

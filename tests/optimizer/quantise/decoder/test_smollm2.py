@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.resources.core import ModelSource
-from penstock_optimizer.export.families import read_decoder
+from penstock_optimizer.export import read_decoder
 from penstock_optimizer.quantise.decoder.openvino_graph import decoder_facts, write_graph
 from penstock_optimizer.quantise.decoder.storage import Storage
 from penstock_runtime.engines.openvino_decoder import EngineOptions, load

@@ -16,11 +16,10 @@ from penstock_bench.random_models.families import CONFIGURATIONS
 from penstock_bench.random_models.writer import write_model
 from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.quantise import build
-from penstock_optimizer.quantise.native.inputs import ScoreBias, distance_table
-from penstock_runtime.batching.collate import collate, split
+from penstock_optimizer.quantise.native.values import ScoreBias, distance_table
 from penstock_runtime.engines.grid import feed
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.rows import Row
+from penstock_runtime.rows import Row, collate, split
 from tests.optimizer.export.models import FAMILIES as ENCODERS
 from tests.optimizer.export.models import make
 from tests.optimizer.export.test_sparse import with_modules

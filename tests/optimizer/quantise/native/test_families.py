@@ -16,13 +16,12 @@ from penstock.manifest import Axes
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import Head
 from penstock_optimizer.export import Flavour, export
-from penstock_optimizer.export.exported import Exported
+from penstock_optimizer.export.reader import Exported
 from penstock_optimizer.quantise import build
-from penstock_runtime.batching.collate import collate, split
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.grid import feed
 from penstock_runtime.engines.load import load_engine
-from penstock_runtime.rows import Float, Row
+from penstock_runtime.rows import Float, Row, collate, split
 from tests.optimizer.export.models import ENCODER_HEADS, FAMILIES, MASK_ID, PAD_ID, SMALL, VOCABULARY, make
 from tests.runtime.engines.native.programs import needs_library
 

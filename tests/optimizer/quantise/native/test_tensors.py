@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_optimizer.export.families.bert import distance_bias
-from penstock_optimizer.quantise.native.inputs import by_distance
-from penstock_optimizer.quantise.native.values import narrow
+from penstock_optimizer.quantise.native.values import by_distance, narrow
 from penstock_runtime.engines.native.graph_file import DISTANCES_SPARE
 
 

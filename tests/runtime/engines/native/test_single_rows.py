@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from penstock.manifest import Axes, GraphIO
-from penstock_runtime.batching.collate import collate, run_rows
 from penstock_runtime.engines.base import Parallelism, RunsRows, Threads, run_of
 from penstock_runtime.engines.native import NativeEngine
 from penstock_runtime.engines.native.graph_file import NativeGraph
 from penstock_runtime.engines.native.library import best_kernels
 from penstock_runtime.engines.native.runs import MAX_SINGLE_ROW_TOKENS
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.rows import Outputs, Pooling, Row
+from penstock_runtime.rows import Outputs, Pooling, Row, collate, run_rows
 from tests.runtime.engines.native import programs
 from tests.runtime.engines.native.programs import needs_library
 from tests.runtime.engines.native.test_native_engine import POSITIONS, WIDTH, WORDS, choosing, encoder, opened

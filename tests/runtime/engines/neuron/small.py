@@ -27,12 +27,11 @@ from penstock.manifest import GRAPH_OUTPUTS, MANIFEST_NAME, GraphIO, Manifest, M
 from penstock.neuron_artefact import CompiledModel, NeuronBucket, NeuronFence
 from penstock.recipe import Batching, EngineName, Plan, Precision, Recipe
 from penstock.tasks import Head, TaskName
-from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import EngineFacts, Streams, Threads
 from penstock_runtime.engines.neuron.fence import write_fence
 from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.host import read_host
-from penstock_runtime.rows import Batch, Float, Outputs, Row
+from penstock_runtime.rows import Batch, Float, Outputs, Row, collate
 from tests.runtime.http.serving import WIDTH, WORDS
 
 ROOT = Path(__file__).parents[4]

@@ -17,14 +17,13 @@ import pytest
 from penstock.errors import ArtefactError, DeviceUnavailable, MissingPackage, PenstockError
 from penstock.manifest import Axes
 from penstock.neuron_artefact import CompiledModel
-from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Engine, HasDevice, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.neuron import NeuronEngine
 from penstock_runtime.engines.neuron.engine import check_packages
 from penstock_runtime.engines.neuron.fence import write_fence
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.rows import Row
+from penstock_runtime.rows import Row, collate
 from tests.runtime.engines.neuron.small import (
     MASK,
     RECIPE,

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from penstock.hardware import NeuronGeneration
 from penstock.neuron_artefact import CompiledModel, NeuronBucket, NeuronFence
-from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.neuron.shapes import (
     CONSTANT_TOKENS,
     BatchPart,
@@ -20,7 +19,7 @@ from penstock_runtime.engines.neuron.shapes import (
     padded_inputs,
     real_tokens,
 )
-from penstock_runtime.rows import Row
+from penstock_runtime.rows import Row, collate
 
 
 def compiled(*shapes: tuple[int, int], target: NeuronGeneration = NeuronGeneration.INF2, pad: int = 0) -> CompiledModel:
