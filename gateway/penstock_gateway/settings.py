@@ -54,9 +54,9 @@ class GatewaySettings:
 
     def __post_init__(self) -> None:
         """Refuse values that HAProxy would refuse or misinterpret."""
-        for name in ("endpoint", "service", "namespace", "host", "canary", "tls_folder"):
+        for name in ("endpoint", "service", "namespace", "host", "canary", "keys_folder", "tls_folder"):
             value = getattr(self, name)
-            if (not value and name not in {"canary", "tls_folder"}) or any(
+            if (not value and name not in {"canary", "keys_folder", "tls_folder"}) or any(
                 character.isspace() or character in "\"'\\#$%" for character in value
             ):
                 raise GatewayError(f"{variable(name)} is {value!r}: it must be a name without spaces or quotes.")

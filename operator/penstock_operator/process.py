@@ -100,11 +100,7 @@ async def _leadership(settings: Settings, *, identity: str) -> AsyncIterator[Lea
     configuration = await load_configuration(settings.cluster.kubeconfig)
     async with KubernetesPort(configuration, timeout_seconds=times.deadline_seconds, retries=NO_RETRIES) as port:
         yield Leadership(
-            port,
-            namespace=settings.operator_namespace,
-            name=settings.leader.lease_name,
-            identity=identity,
-            times=times,
+            port, namespace=settings.operator_namespace, name=settings.leader.lease_name, identity=identity, times=times
         )
 
 
@@ -119,23 +115,15 @@ async def _lead(
     hold: asyncio.Task[None],
 ) -> int:
     async with KubernetesPort(
-        configuration,
-        timeout_seconds=settings.cluster.api_timeout_seconds,
-        may_write=lambda: election.held,
+        configuration, timeout_seconds=settings.cluster.api_timeout_seconds, may_write=lambda: election.held
     ) as port:
         cache = ClusterCache(settings.plan_settings())
         namespaces = settings.cluster.namespaces
         controller = Controller(
-            port,
-            cache,
-            identity=identity,
-            namespaces=namespaces,
-            resync_seconds=settings.work.resync_seconds,
+            port, cache, identity=identity, namespaces=namespaces, resync_seconds=settings.work.resync_seconds
         )
         pod_info = PodInfoReader(
-            cache,
-            timeout_seconds=settings.work.probe_timeout_seconds,
-            concurrency=settings.work.probe_concurrency,
+            cache, timeout_seconds=settings.work.probe_timeout_seconds, concurrency=settings.work.probe_concurrency
         )
         autoscaler = make_autoscaler(port, cache, settings.scaling)
         canaries = make_canary_loop(cache, settings.scaling)
@@ -232,9 +220,7 @@ def make_autoscaler(
             tick=settings.scaling_interval_seconds, prometheus=settings.prometheus_interval_seconds
         ),
         default=OwnPrometheus(
-            settings.prometheus_url,
-            token_file=settings.prometheus_token_file,
-            ca_file=settings.prometheus_ca_file,
+            settings.prometheus_url, token_file=settings.prometheus_token_file, ca_file=settings.prometheus_ca_file
         ),
     )
 

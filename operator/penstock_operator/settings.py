@@ -6,6 +6,7 @@ A setting is a field of one of the groups below. Its name gives the flag (`--sto
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 import uuid
@@ -18,6 +19,7 @@ from pydantic import model_validator
 
 import penstock
 from penstock.errors import SettingError, closest
+from penstock.resources.text_fields import is_quantity, parse_quantity
 from penstock.settings import Setting, SettingsGroup, described, load, setting
 from penstock_operator.endpoint.prometheus_urls import HOST_PATTERN
 from penstock_operator.facts.installation import PlanSettings, StoreVolume
@@ -27,6 +29,7 @@ from penstock_operator.policy_settings import PolicySettings
 
 PREFIX = "PENSTOCK_OPERATOR_"
 DOCUMENT = "docs/reference/operator.md"
+LEAST_DISK = 2 * 2**30
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -63,8 +66,7 @@ class ClusterSettings(SettingsGroup):
     )
 
     gateway_api: bool = setting(
-        False,
-        "The Gateway API is installed: endpoints may have an HTTPRoute (spec.exposure.httpRoute).",
+        False, "The Gateway API is installed: endpoints may have an HTTPRoute (spec.exposure.httpRoute)."
     )
 
     @model_validator(mode="after")
@@ -264,6 +266,25 @@ class JobSettings(SettingsGroup):
         "4Gi", "Memory of an optimisation pod when the endpoint does not set it.", unit="quantity"
     )
     runtime_memory: str = setting("2Gi", "Memory of a serving pod while the model's size is unknown.", unit="quantity")
+    job_disk: str = setting(
+        "64Gi",
+        "Disk of its node that an optimisation pod may use; it is evicted beyond. It requests an eighth. A model may "
+        "take half of it, after a GGUF file was expanded to float32.",
+        unit="quantity",
+    )
+    runtime_disk: str = setting(
+        "8Gi",
+        "Disk of its node that a serving pod may use besides the size of its artefact; it requests an eighth of both.",
+        unit="quantity",
+    )
+
+    @model_validator(mode="after")
+    def _disks(self) -> Self:
+        for name in ("job_disk", "runtime_disk"):
+            text = getattr(self, name)
+            if not is_quantity(text) or parse_quantity(text) < LEAST_DISK:
+                raise ValueError(f"{name} is {text!r}, not a quantity from {LEAST_DISK // 2**30}Gi: write 64Gi")
+        return self
 
 
 class WorkSettings(SettingsGroup):
@@ -324,7 +345,8 @@ class LoadSettings(SettingsGroup):
     prometheus_hosts: tuple[str, ...] = setting(
         (),
         "Hosts of the Prometheus servers that endpoints may name, comma-separated: prometheus.monitoring.svc, "
-        "*.monitoring.svc, each with or without a port. The operator's own is always allowed.",
+        "*.monitoring.svc, each with or without a port; without one: 80, 443, 9090, 9091 and 9443. The "
+        "operator's own is always allowed.",
     )
     prometheus_networks: tuple[str, ...] = setting(
         (),
@@ -461,6 +483,8 @@ class Settings(SettingsGroup):
             unused_grace_seconds=self.jobs.unused_grace_seconds,
             job_memory=self.jobs.job_memory,
             runtime_memory=self.jobs.runtime_memory,
+            job_disk=math.ceil(parse_quantity(self.jobs.job_disk)),
+            runtime_disk=math.ceil(parse_quantity(self.jobs.runtime_disk)),
             resync_seconds=self.work.resync_seconds,
             gateway_api=self.cluster.gateway_api,
             hpa=self.scaling.hpa,

@@ -72,7 +72,7 @@ def add(server: ApiServer, node: NodeFacts) -> None:
 
 
 def pod_of(name: str, hardware: HardwareClassSpec, pod: Pod, cores: int) -> dict[str, Any]:
-    container = {"image": "runtime", "resources": resources(hardware, cores, MEMORY)}
+    container = {"image": "runtime", "resources": resources(hardware, cores, MEMORY, 0)}
     spec = pod_spec(container, hardware=hardware, pod=pod, settings=SETTINGS, volumes=[])
     return {"metadata": {"name": name}, "spec": spec}
 

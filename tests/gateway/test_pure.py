@@ -56,6 +56,7 @@ def test_defaults_are_promised() -> None:
         ({"PENSTOCK_GATEWAY_PORT": "70000"}, "PENSTOCK_GATEWAY_PORT is 70000: it must be within 0 and 65535"),
         ({"PENSTOCK_GATEWAY_CONCURRENCY": "0"}, "PENSTOCK_GATEWAY_CONCURRENCY is 0: it must be within 1 and"),
         ({"PENSTOCK_GATEWAY_ENDPOINT": "a'\n daemon"}, "it must be a name without spaces or quotes"),
+        ({"PENSTOCK_GATEWAY_KEYS_FOLDER": "/keys with 'quotes"}, "it must be a name without spaces or quotes"),
         ({"PENSTOCK_GATEWAY_HOST": "a${x}"}, "it must be a name without spaces or quotes"),
     ],
 )

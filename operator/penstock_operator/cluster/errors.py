@@ -77,7 +77,7 @@ _BY_STATUS: dict[int, type[ClusterError]] = {
     429: Unavailable,
 }
 _REMEDIES: dict[type[ClusterError], str] = {
-    Forbidden: "Grant the operator's service account this verb (the chart's ClusterRole has them all)",
+    Forbidden: "Grant the operator's service account this verb (the chart's ClusterRole has them all)"
 }
 
 

@@ -50,13 +50,7 @@ class Informer(Generic[Facts]):
     """One kind, in one namespace or in all."""
 
     def __init__(
-        self,
-        port: ClusterPort,
-        store: Store[Facts],
-        *,
-        namespace: str = "",
-        labels: str = "",
-        optional: bool = False,
+        self, port: ClusterPort, store: Store[Facts], *, namespace: str = "", labels: str = "", optional: bool = False
     ) -> None:
         """`optional`: the API server need not serve the kind. Then the store is empty and marked as not served, and
         the informer retries until the kind is served."""

@@ -297,8 +297,7 @@ class KubernetesPort:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             API_REQUESTS.labels(verb, label, "none").inc()
             raise Unavailable(
-                f"{what}: {error or type(error).__name__}",
-                remedy="Is the API server up, and reachable from here?",
+                f"{what}: {error or type(error).__name__}", remedy="Is the API server up, and reachable from here?"
             ) from error
         response: aiohttp.ClientResponse = answer.response
         API_REQUESTS.labels(verb, label, str(response.status)).inc()

@@ -23,10 +23,7 @@ from penstock_operator.endpoint.serving import ServingChoice
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint, refusal, refused_store
 from penstock_operator.facts.findings import Finding, no, sentence, stopped, unknown, yes
-from penstock_operator.facts.names import (
-    ENDPOINT,
-    gateway_names,
-)
+from penstock_operator.facts.names import ENDPOINT, gateway_names
 from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.workloads import DeploymentFacts, OptimizedModelFacts

@@ -379,12 +379,7 @@ def _objects(
 
 
 def _scale_only(
-    objects: _Objects,
-    endpoint: ParsedEndpoint,
-    observed: EndpointSnapshot,
-    share: QuotaShare | None,
-    *,
-    accepted: bool,
+    objects: _Objects, endpoint: ParsedEndpoint, observed: EndpointSnapshot, share: QuotaShare | None, *, accepted: bool
 ) -> _Objects:
     """Scale the Deployment although its template is not known or not allowed.
 

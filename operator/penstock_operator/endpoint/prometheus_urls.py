@@ -19,6 +19,9 @@ from penstock_operator.facts.installation import PlanSettings
 DEFAULT_PORTS = {"http": 80, "https": 443}
 HOST_PATTERN = re.compile(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
 """`prometheus.monitoring.svc`, `*.monitoring.svc`, each with or without a port."""
+OPEN_PORTS = frozenset({80, 443, 9090, 9091, 9443})
+"""Ports of an allowed host without one: of the schemes, of Prometheus (9090), and of OpenShift's (9091) and of proxies
+before it (9443)."""
 NAT64 = IPv6Network("64:ff9b::/96")
 POD_IDENTITY = IPv6Address("fd00:ec2::23")
 """AWS's service of credentials for the account of a pod, here of the operator's own. Its IPv4 address is link-local."""
@@ -47,8 +50,8 @@ def url_problem(url: str, settings: PlanSettings) -> str:
     if place == own or any(_matches(place, pattern) for pattern in settings.prometheus_hosts):
         return ""
     return (
-        f"the operator does not query the host {place.host}: name one that its setting prometheus_hosts allows (in the "
-        "chart prometheus.allowedHosts), or leave scaling.metrics.prometheus.url out"
+        f"the operator does not query port {place.port} of the host {place.host}: name one that its setting "
+        "prometheus_hosts allows (in the chart prometheus.allowedHosts), or leave scaling.metrics.prometheus.url out"
     )
 
 
@@ -65,7 +68,7 @@ def _place(url: str) -> _Place | None:
 
 def _matches(place: _Place, pattern: str) -> bool:
     host, _, port = pattern.lower().partition(":")
-    if port and int(port) != place.port:
+    if place.port not in ({int(port)} if port else OPEN_PORTS):
         return False
     return place.host.endswith(host[1:]) if host.startswith("*.") else place.host == host
 

@@ -12,10 +12,7 @@ from datetime import datetime
 from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.findings import Event, Finding
 from penstock_operator.facts.installation import PlanSettings
-from penstock_operator.facts.names import (
-    Json,
-    Ref,
-)
+from penstock_operator.facts.names import Json, Ref
 from penstock_operator.facts.pods import Neighbour, RuntimePod
 from penstock_operator.facts.routes import HostClaim, RouteFacts
 from penstock_operator.facts.scaling import CanaryReport, DesiredScale, ScalerFacts

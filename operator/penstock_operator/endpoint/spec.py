@@ -33,7 +33,19 @@ from penstock_operator.facts.names import (
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.tenants import allowed_sources, is_covered
 
-_WELL_KNOWN_DOMAINS = ("kubernetes.io", "k8s.io")
+_WELL_KNOWN_DOMAINS = (
+    "kubernetes.io", "k8s.io", "x-k8s.io", "karpenter.sh", "openshift.io",
+    # Cloud roles.
+    "azure.workload.identity", "iam.amazonaws.com", "eks.amazonaws.com", "iam.gke.io", "cloud.google.com",
+    # Networks and addresses of a pod.
+    "k8s.v1.cni.cncf.io", "v1.multus-cni.io", "cni.projectcalico.org", "projectcalico.org", "cilium.io", "ovn.org",
+    "vpc.amazonaws.com",
+    # Containers, files and secrets that a webhook adds.
+    "istio.io", "linkerd.io", "consul.hashicorp.com", "vault.hashicorp.com", "dapr.io", "opentelemetry.io",
+    # Seccomp and devices of older runtimes and of CRI-O.
+    "container.apparmor.security.beta.kubernetes.io", "cdi.k8s.io", "io.kubernetes.cri-o", "nvidia.com",
+)  # fmt: skip
+"""Domains that Kubernetes, or what runs on many clusters, reads: `*` alone does not allow their names."""
 _WELL_KNOWN_LABELS = frozenset({"app", "k8s-app", "name", "run", "component", "tier", "release", "aadpodidbinding"})
 """Labels without a domain by which Services or cloud identities often select pods."""
 _SHOWN = 80

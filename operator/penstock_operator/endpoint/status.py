@@ -30,9 +30,7 @@ from penstock_operator.endpoint.conditions import accuracy, available, model_res
 from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.objects.canary import NO_CANARY, CanaryPlan
 from penstock_operator.endpoint.objects.exposure import ExposurePlan
-from penstock_operator.endpoint.optimization.model import (
-    OptimizationState,
-)
+from penstock_operator.endpoint.optimization.model import OptimizationState
 from penstock_operator.endpoint.pods.judging import PinVerdict, PodProblem, pod_reports
 from penstock_operator.endpoint.pods.placement import price_of_nodes
 from penstock_operator.endpoint.replica_count import (
@@ -47,10 +45,7 @@ from penstock_operator.endpoint.serving import ServingChoice
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint, hardware_class
 from penstock_operator.facts.findings import TRUE, UNKNOWN, Event, Finding, clipped, no, unknown, yes
-from penstock_operator.facts.names import (
-    Json,
-    runtime_selector,
-)
+from penstock_operator.facts.names import Json, runtime_selector
 from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.limits.concurrency import SlotDecision
@@ -296,10 +291,7 @@ def endpoint_status(state: EndpointState, findings: Mapping[str, Finding], befor
     return EndpointStatus(
         observed_generation=endpoint.generation,
         conditions=conditions(
-            findings,
-            before=endpoint.status.get("conditions") or (),
-            generation=endpoint.generation,
-            now=observed.now,
+            findings, before=endpoint.status.get("conditions") or (), generation=endpoint.generation, now=observed.now
         ),
         reason=_printed_reason(findings[ConditionType.READY], state.wanted),
         optimized_model=_model_of_spec(state),

@@ -120,6 +120,10 @@ class PlanSettings:
     """Memory of the optimisation pod when the endpoint does not set it."""
     runtime_memory: str = "2Gi"
     """Memory of a runtime pod while the model's size is unknown."""
+    job_disk: int = 64 * 2**30
+    """Bytes. Most disk of its node that an optimisation pod may use. A model may take half of it."""
+    runtime_disk: int = 8 * 2**30
+    """The same of a runtime pod, besides the size of its artefact."""
     resync_seconds: float = 300.0
     """Every endpoint is planned again after this time, even without an event."""
     gateway_image: str = "localhost/penstock-gateway"

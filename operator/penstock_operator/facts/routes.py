@@ -6,11 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from penstock_operator.facts.names import (
-    Object,
-    Owner,
-    moment,
-)
+from penstock_operator.facts.names import Object, Owner, moment
 
 INGRESS = "Ingress"
 HTTP_ROUTE = "HTTPRoute"

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock_operator.facts.findings import Finding
-from penstock_operator.facts.names import (
-    Object,
-)
+from penstock_operator.facts.names import Object
 
 HPA = "HorizontalPodAutoscaler"
 SCALED_OBJECT = "ScaledObject"

@@ -47,10 +47,7 @@ from penstock_operator.facts.scaling import DesiredScale
 from penstock_operator.metrics import SCALING_DECISIONS, SCALING_ERRORS, SCALING_SECONDS
 from penstock_operator.scaling.read.gateways import DemandWatcher, combined
 from penstock_operator.scaling.read.history import History
-from penstock_operator.scaling.read.prometheus import (
-    OwnPrometheus,
-    PrometheusClient,
-)
+from penstock_operator.scaling.read.prometheus import OwnPrometheus, PrometheusClient
 from penstock_operator.scaling.read.queries import EndpointPods, Windows
 from penstock_operator.scaling.read.scrape import PodAddress, PodScraper
 from penstock_operator.scaling.read.sources import PrometheusSources

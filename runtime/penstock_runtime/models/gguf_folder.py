@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -27,10 +28,12 @@ from penstock_runtime.rows import Float
 SUFFIX = ".gguf"
 
 
-def unpack(path: Path, cache: Path) -> Path:
+def unpack(path: Path, cache: Path, check_size: Callable[[int], None] = lambda _: None) -> Path:
     """The folder that holds the model of a GGUF file, written now or before.
 
-    CorruptModel for a damaged file; UnsupportedModel for architectures, tensors and tokenizers that are not read here.
+    `check_size` is called with the bytes of its tensors before they are written, up to eight times those of the file,
+    and raises if they are too many. CorruptModel for a damaged file; UnsupportedModel for architectures, tensors and
+    tokenizers that are not read here.
     """
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -39,6 +42,7 @@ def unpack(path: Path, cache: Path) -> Path:
         return target
     model = _Model(GgufFile.open(path))
     model.check_whole()
+    check_size(sum(4 * math.prod(shape) for shape, _ in model.tensors().values()))
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:

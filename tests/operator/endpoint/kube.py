@@ -129,6 +129,16 @@ def result(**update: Any) -> Result:
     return Result.model_validate({**value, **update})
 
 
+def guaranteed(container: Json) -> Json:
+    """The resources of a container, whose requests are its limits but for the disk."""
+    parts = [
+        {name: amount for name, amount in container["resources"][part].items() if name != "ephemeral-storage"}
+        for part in ("requests", "limits")
+    ]
+    assert parts[0] == parts[1]
+    return parts[1]
+
+
 def token_result(**update: Any) -> Result:
     """Of text generation: 8 clients get 300 tokens/s within the limits."""
     points = [(1, 60, 100), (2, 110, 150), (4, 190, 220), (8, 300, 400), (16, 360, 900)]

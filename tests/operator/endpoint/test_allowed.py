@@ -155,6 +155,29 @@ def test_an_endpoint_that_is_no_longer_allowed_keeps_its_pods_and_gets_no_new_jo
 
 
 @pytest.mark.parametrize(
+    "key",
+    [
+        "azure.workload.identity/use",
+        "iam.amazonaws.com/role",
+        "k8s.v1.cni.cncf.io/networks",
+        "sidecar.istio.io/inject",
+        "vault.hashicorp.com/agent-inject",
+        "karpenter.sh/do-not-disrupt",
+        "container.apparmor.security.beta.kubernetes.io/penstock",
+    ],
+)
+def test_an_asterisk_allows_no_annotation_that_others_read(key: str) -> None:
+    def reason(*annotations: str) -> str:
+        allowed = replace(DEFAULTS, annotations=annotations)
+        kube = Kube(pod={"annotations": {key: "x"}}, settings=replace(SETTINGS, allowed=allowed))
+        kube.reconcile()
+        return str(condition(kube)["reason"])
+
+    assert reason("*") == "PodSettingNotAllowed"
+    assert reason(key) == "Valid"
+
+
+@pytest.mark.parametrize(
     ("name", "patterns", "expected"),
     [
         ("team", ("team",), True),

@@ -24,7 +24,7 @@ from penstock_runtime.engines.neuron.device_errors import DeviceFailure, start_e
 from penstock_runtime.engines.neuron.variables import NeuronVariables
 from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.settings import SETTINGS as RUNTIME_SETTINGS
-from tests.operator.endpoint.kube import RESULT, Json, Kube, container, hardware_class, result
+from tests.operator.endpoint.kube import RESULT, Json, Kube, container, guaranteed, hardware_class, result
 from tests.operator.endpoint.objects.test_deployment import container_of, env_of, job_of
 
 GIB = 1024
@@ -53,8 +53,7 @@ def test_serving_pods_have_devices_and_know_their_cores(name: str, cores: int, i
     kube = on(name, cores).optimised()
     made = container_of(kube.deployment)
     assert made["image"] == f"localhost/penstock-runtime-neuron{image}"
-    assert made["resources"]["limits"]["aws.amazon.com/neuron"] == devices
-    assert made["resources"]["limits"] == made["resources"]["requests"]
+    assert guaranteed(made)["aws.amazon.com/neuron"] == devices
     environment = env_of(kube.deployment)
     assert (environment["PENSTOCK_NEURON_TARGET"], environment["PENSTOCK_NEURON_CORES"]) == (name, str(cores))
     assert not {"PENSTOCK_CORES", "PENSTOCK_THREADS_PER_CORE", "NEURON_RT_VISIBLE_CORES"} & environment.keys()
@@ -69,7 +68,7 @@ def test_a_compile_job_runs_on_a_node_without_devices(name: str, cores: int, ima
     made, pod = container_of(job), pod_of(job)
 
     assert made["image"] == f"localhost/penstock-optimizer-neuron{image}"
-    assert made["resources"]["limits"] == {"cpu": "8", "memory": f"{24 * GIB}Mi"}
+    assert guaranteed(made) == {"cpu": "8", "memory": f"{24 * GIB}Mi"}
     assert env_of(job)["PENSTOCK_NEURON_TARGET"] == name
     (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term == {"matchExpressions": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64"]}]}

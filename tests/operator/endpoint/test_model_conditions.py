@@ -10,7 +10,8 @@ import pytest
 
 from penstock.resources.job_summary import Failure, Summary
 from penstock_operator.endpoint.optimization.runs import backoff
-from tests.operator.endpoint.kube import BASELINE, SETTINGS, Kube, condition, container, reference
+from tests.operator.endpoint.kube import BASELINE, SETTINGS, Kube, condition, container, guaranteed, reference
+from tests.operator.endpoint.objects.test_deployment import container_of, job_of
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,7 @@ def test_each_run_after_running_out_of_memory_has_twice_as_much_up_to_eight_time
     kube.reconcile()
     memories = []
     for _ in range(6):
-        container_of = kube.objects["Job", kube.job]["spec"]["template"]["spec"]["containers"][0]
-        assert container_of["resources"]["requests"] == container_of["resources"]["limits"]
-        memories.append(container_of["resources"]["limits"]["memory"])
+        memories.append(guaranteed(container_of(job_of(kube)))["memory"])
         kube.job_ends("", code=137, reason="OOMKilled")
         kube.reconcile()
         kube.pass_by(3)

@@ -45,6 +45,8 @@ def test_the_operators_own_server_and_hosts_of_the_setting_are_allowed(url: str)
         "http://a.metrics.svc.example",
         "http://thanos.example:10903",
         "http://10.0.0.70",
+        "http://a.metrics.svc:22/x",
+        "http://10.0.0.7:10250",
         "http://169.254.169.254",
     ],
 )

@@ -14,7 +14,7 @@ from penstock_operator.endpoint.plan import ReconcilePlan, plan
 from penstock_operator.facts.pods import Neighbour
 from penstock_operator.facts.scaling import DesiredScale
 from tests.examples import examples
-from tests.operator.endpoint.kube import SETTINGS, ZEN3, Json, Kube, container, digest, info, result
+from tests.operator.endpoint.kube import SETTINGS, ZEN3, Json, Kube, container, digest, guaranteed, info, result
 
 LETTERS = "acdef"
 
@@ -153,8 +153,9 @@ def check(made: ReconcilePlan, *, exposed: bool) -> None:
         assert len(value["metadata"]["name"]) <= 63
         if value["kind"] in {"Deployment", "Job"}:
             for one in value["spec"]["template"]["spec"]["containers"]:
-                assert one["resources"]["requests"] == one["resources"]["limits"]
-                assert one["resources"]["limits"]["cpu"].isdigit()
+                assert guaranteed(one)["cpu"].isdigit()
+            volumes = value["spec"]["template"]["spec"]["volumes"]
+            assert all("sizeLimit" in one["emptyDir"] for one in volumes if "emptyDir" in one)
     assert made.requeue_seconds is None or made.requeue_seconds > 0
 
 

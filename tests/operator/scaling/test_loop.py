@@ -146,7 +146,7 @@ def test_no_request_is_sent_to_a_host_that_is_not_allowed() -> None:
     message = attacked(server, {"url": "http://{server}/admin"}, prometheus_networks=("127.0.0.0/8",))
 
     assert server.paths == []
-    assert "does not query the host 127.0.0.1: name one that its setting prometheus_hosts allows" in message
+    assert "of the host 127.0.0.1: name one that its setting prometheus_hosts allows" in message
 
 
 def test_an_allowed_host_on_loopback_gets_no_request() -> None:

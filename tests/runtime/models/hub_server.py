@@ -11,7 +11,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,6 +30,10 @@ class Repository:
     token: str | None = None
     """The token that may read it; None: no token is needed."""
     gated: bool = False
+    listed: dict[str, int] = field(default_factory=dict)
+    """Sizes in the listing that differ from those of the files."""
+    endless: str = ""
+    """The file that does not end, whatever size is listed and stated."""
 
 
 @dataclass
@@ -115,9 +119,17 @@ class _Handler(BaseHTTPRequestHandler):
         elif match[3] not in repository.files:
             self._error(404, "EntryNotFound")
         else:
-            self._file(repository, repository.files[match[3]], body=body)
+            self._file(repository, repository.files[match[3]], body=body, endless=match[3] == repository.endless)
 
-    def _file(self, repository: Repository, content: bytes, *, body: bool) -> None:
+    def _file(self, repository: Repository, content: bytes, *, body: bool, endless: bool) -> None:
+        if body and endless:
+            self.send_response(200)
+            self.end_headers()
+            self.close_connection = True
+            with suppress(ConnectionError):
+                while True:
+                    self.wfile.write(bytes(65536))
+            return
         headers = {"X-Repo-Commit": repository.commit, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
         span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         start = int(span[1]) if span else 0
@@ -163,5 +175,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _info(name: str, repository: Repository) -> dict[str, object]:
-    siblings = [{"rfilename": path, "size": len(content)} for path, content in repository.files.items()]
+    siblings = [
+        {"rfilename": path, "size": repository.listed.get(path, len(content))}
+        for path, content in repository.files.items()
+    ]
     return {"id": name, "modelId": name, "sha": repository.commit, "siblings": siblings, "tags": [], "private": False}

@@ -323,12 +323,7 @@ def plan_canary(
         went_back = present.template != template and not present.paused and present.owner.uid == endpoint.uid
         back_to = "" if went_back else _serving(present, observed.replica_sets)
         return CanaryPlan(
-            holds=True,
-            back_to=back_to,
-            went_back=went_back,
-            delete=remove,
-            status=before,
-            finding=_rejected(before),
+            holds=True, back_to=back_to, went_back=went_back, delete=remove, status=before, finding=_rejected(before)
         )
     kept = before if before is not None and before.phase is CanaryPhase.PASSED else None
     rolls = present.template == template and not present.paused

@@ -120,8 +120,10 @@ def template(
     if serving.optimized_model:
         labels[OPTIMIZED_MODEL] = serving.optimized_model
     store = artefact_access(serving, endpoint.namespace, settings)
-    cache_volume, cache_mount = scratch("cache", CACHE)
-    tmp_volume, tmp_mount = scratch("tmp", TMP)
+    size = serving.artefact.bytes if serving.artefact is not None else None
+    disk = settings.runtime_disk + (size or 0)
+    cache_volume, cache_mount = scratch("cache", CACHE, disk)
+    tmp_volume, tmp_mount = scratch("tmp", TMP, disk)
     key_volumes, key_mounts = key_volume(endpoint)
     tls_volumes, tls_mounts = tls_volume(endpoint)
     memory = runtime_memory(
@@ -146,7 +148,7 @@ def template(
             {"name": "internal", "containerPort": INTERNAL_PORT, "protocol": "TCP"},
             *([{"name": "grpc", "containerPort": GRPC_PORT, "protocol": "TCP"}] if endpoint.spec.serving.grpc else []),
         ],
-        "resources": resources(hardware, serving.cores, memory),
+        "resources": resources(hardware, serving.cores, memory, disk),
         "volumeMounts": [*store.mounts, cache_mount, tmp_mount, *key_mounts, *tls_mounts],
         **PROBES,
     }

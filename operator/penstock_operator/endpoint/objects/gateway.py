@@ -20,11 +20,13 @@ from penstock_operator.endpoint.objects.deployment import (
 from penstock_operator.endpoint.objects.services import monitors
 from penstock_operator.endpoint.pods.template import (
     CONTAINER_SECURITY,
+    SMALL_DISK,
     TMP,
     environment,
     pod_security,
     quantity,
     scratch,
+    with_disk,
 )
 from penstock_operator.endpoint.snapshot import EndpointSnapshot, Part
 from penstock_operator.endpoint.spec import ParsedEndpoint
@@ -237,11 +239,10 @@ def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
             {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
             {"name": "status", "containerPort": GATEWAY_STATUS_PORT, "protocol": "TCP"},
         ],
-        "resources": {
-            "requests": {"cpu": settings.gateway_cpu, "memory": memory},
-            # No CPU limit: throttling the gateway would delay all requests.
-            "limits": {"memory": memory},
-        },
+        # No CPU limit: throttling the gateway would delay all requests.
+        "resources": with_disk(
+            {"requests": {"cpu": settings.gateway_cpu, "memory": memory}, "limits": {"memory": memory}}, SMALL_DISK
+        ),
         "securityContext": CONTAINER_SECURITY,
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",

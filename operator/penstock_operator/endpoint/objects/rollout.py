@@ -11,13 +11,7 @@ from penstock_operator.endpoint.objects.deployment import PROGRESS_DEADLINE_SECO
 from penstock_operator.endpoint.replica_count import ReplicaTarget
 from penstock_operator.endpoint.snapshot import EndpointSnapshot, Part
 from penstock_operator.endpoint.spec import ParsedEndpoint
-from penstock_operator.facts.names import (
-    CORES,
-    ROLLOUT_BEGAN,
-    ROLLOUT_SINCE,
-    Json,
-    Object,
-)
+from penstock_operator.facts.names import CORES, ROLLOUT_BEGAN, ROLLOUT_SINCE, Json, Object
 from penstock_operator.facts.workloads import DeploymentFacts, replaced
 from penstock_operator.limits.concurrency import SlotDecision, SlotKey
 

@@ -21,12 +21,14 @@ from penstock_operator.endpoint.pods.network import identity_variables, network_
 from penstock_operator.endpoint.pods.template import (
     CONTAINER_SECURITY,
     PYTHON,
+    SMALL_DISK,
     TMP,
     environment,
     pod_security,
     scratch,
     store_access,
     trusting,
+    with_disk,
 )
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import CONTAINER, INSTANCE, MANAGED_BY, MANAGER, NAME, Json
@@ -136,7 +138,7 @@ def job(target: CollectionTarget, period: int, settings: PlanSettings, keep: Seq
         "env": environment(settings, store.env, identity_variables(_account(settings)), secrets=store.secrets),
         "securityContext": CONTAINER_SECURITY,
         # No CPU request: even 1m would keep the node's last whole core from being allocated.
-        "resources": {"requests": {"memory": MEMORY}, "limits": {"memory": MEMORY}},
+        "resources": with_disk({"requests": {"memory": MEMORY}, "limits": {"memory": MEMORY}}, SMALL_DISK),
         "volumeMounts": [*store.mounts, tmp_mount],
     }
     container, volumes = trusting(container, [*store.volumes, tmp_volume], settings)

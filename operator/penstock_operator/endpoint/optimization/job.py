@@ -150,24 +150,23 @@ def job(
 
 
 def _pod(
-    model: OptimizationState,
-    endpoint: ParsedEndpoint,
-    hardware: HardwareClassSpec,
-    settings: PlanSettings,
+    model: OptimizationState, endpoint: ParsedEndpoint, hardware: HardwareClassSpec, settings: PlanSettings
 ) -> Json:
     spec = model.spec
     host = JobHost.of(spec, endpoint.spec.pod, hardware, settings, factor=model.memory_factor)
     store = store_access(settings, settings.store_of(endpoint.namespace), writes=True)
     spec_volume: Json = {"name": "spec", "projected": {"sources": _inputs(spec)}}
     spec_mount: Json = {"name": "spec", "mountPath": SPEC_FOLDER, "readOnly": True}
-    work_volume, work_mount = scratch("work", WORK)
-    tmp_volume, tmp_mount = scratch("tmp", TMP)
+    disk = settings.job_disk
+    work_volume, work_mount = scratch("work", WORK, disk)
+    tmp_volume, tmp_mount = scratch("tmp", TMP, disk)
     volumes, mounts, model_values = _model_volume(spec.source, settings)
     values = {
         **model_values,
         **identity_variables(endpoint.spec.pod.service_account_name),
         "PENSTOCK_SPEC": f"{SPEC_FOLDER}/{SPEC_KEY}",
         "PENSTOCK_WORK": WORK,
+        "PENSTOCK_MODEL_MAX_BYTES": str(disk // 2),
         "PENSTOCK_PROGRESS_HOST": "0.0.0.0",
         "PENSTOCK_PROGRESS_PORT": str(INTERNAL_PORT),
         "HOME": WORK,
@@ -185,7 +184,7 @@ def _pod(
         "image": settings.optimizer_image_for(target),
         "command": [*PYTHON, "penstock_optimizer.pod"],
         "env": environment(settings, store.env, values, secrets=secrets),
-        "resources": resources(host.hardware, host.cores, host.memory_bytes),
+        "resources": resources(host.hardware, host.cores, host.memory_bytes, disk),
         "ports": [{"name": "progress", "containerPort": INTERNAL_PORT, "protocol": "TCP"}],
         "volumeMounts": [*store.mounts, spec_mount, work_mount, tmp_mount, *mounts],
     }

@@ -25,18 +25,12 @@ from penstock.resources.optimized_model import (
     texts_digest,
 )
 from penstock.resources.status import Condition, ConditionStatus, timestamp, updated_conditions
-from penstock_operator.endpoint.optimization.outcome import (
-    JobRunning,
-)
+from penstock_operator.endpoint.optimization.outcome import JobRunning
 from penstock_operator.endpoint.snapshot import StatusWrite
 from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.findings import clipped, sentence
 from penstock_operator.facts.installation import PlanSettings
-from penstock_operator.facts.names import (
-    API_VERSION,
-    Json,
-    model_labels,
-)
+from penstock_operator.facts.names import API_VERSION, Json, model_labels
 from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.workloads import ModelUser, OptimizedModelFacts
@@ -48,10 +42,7 @@ their plans must name the same owners, or each plan would undo another one."""
 
 
 def wanted_spec(
-    spec: ModelEndpointSpec,
-    settings: PlanSettings,
-    texts: Sequence[str] | None,
-    target: NeuronGeneration | None = None,
+    spec: ModelEndpointSpec, settings: PlanSettings, texts: Sequence[str] | None, target: NeuronGeneration | None = None
 ) -> OptimizedModelSpec | None:
     """The OptimizedModel spec that an endpoint needs; None when it pins an artefact, or its texts do not exist.
     `target`: the Inferentia devices of its hardware class; None: CPUs."""
@@ -66,10 +57,7 @@ def wanted_spec(
 
 
 def wanted_name(
-    spec: ModelEndpointSpec,
-    settings: PlanSettings,
-    texts: Sequence[str] | None,
-    target: NeuronGeneration | None = None,
+    spec: ModelEndpointSpec, settings: PlanSettings, texts: Sequence[str] | None, target: NeuronGeneration | None = None
 ) -> str:
     """The name of the OptimizedModel that an endpoint needs; empty for none. `target` as in `wanted_spec`."""
     wanted = wanted_spec(spec, settings, texts, target)
@@ -137,11 +125,7 @@ def optimized_model_object(
     """
     users = {ModelUser(endpoint.name, endpoint.uid), *(facts.users if facts is not None else ())}
     name = optimized_model_name(spec) if facts is None else facts.name
-    metadata: dict[str, Any] = {
-        "name": name,
-        "namespace": endpoint.namespace,
-        "labels": model_labels(name),
-    }
+    metadata: dict[str, Any] = {"name": name, "namespace": endpoint.namespace, "labels": model_labels(name)}
     if not ready:
         metadata["ownerReferences"] = [
             {"apiVersion": API_VERSION, "kind": "ModelEndpoint", "name": user.name, "uid": user.uid}

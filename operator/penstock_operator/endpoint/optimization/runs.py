@@ -11,10 +11,7 @@ from pydantic import ValidationError
 from penstock.artefact_store import StoreUri
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.job_summary import Failure
-from penstock.resources.optimized_model import (
-    OptimizedModelStatus,
-    Phase,
-)
+from penstock.resources.optimized_model import OptimizedModelStatus, Phase
 from penstock.resources.result import ArtefactReference
 from penstock.resources.status import timestamp
 from penstock_operator.endpoint.optimization.job import job, job_policy

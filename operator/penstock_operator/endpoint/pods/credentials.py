@@ -13,13 +13,7 @@ from penstock_operator.facts.names import Json
 
 KEYS: dict[str, tuple[str, ...]] = {
     "hf": ("HF_TOKEN",),
-    "s3": (
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_SESSION_TOKEN",
-        "AWS_REGION",
-        "AWS_DEFAULT_REGION",
-    ),
+    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"),
     # No connection string, which may name another server.
     "az": (
         "AZURE_STORAGE_ACCOUNT_NAME",

@@ -15,9 +15,7 @@ from pydantic import ValidationError
 from penstock.hardware import CpuIdentity
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.job_summary import Failure
-from penstock.resources.status import (
-    PodReport,
-)
+from penstock.resources.status import PodReport
 from penstock_operator.facts.findings import clipped, sentence, stopped
 from penstock_operator.facts.names import Json
 from penstock_operator.facts.pod_data import MESSAGE_MAX_BYTES, read_json

@@ -397,8 +397,7 @@ def _instead(detail: str, needs: PodRequirements) -> str:
     """For a node that nearly matches the class: the label that excludes it, and the wanted value."""
     key = detail.removeprefix("no ").partition("=")[0]
     wanted = next(
-        (requirement for term in needs.terms for requirement in term.match_expressions if requirement.key == key),
-        None,
+        (requirement for term in needs.terms for requirement in term.match_expressions if requirement.key == key), None
     )
     return f"{detail} where {_requirement(wanted, with_key=False)} is wanted" if wanted is not None else detail
 

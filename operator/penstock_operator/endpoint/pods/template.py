@@ -164,16 +164,32 @@ CONTAINER_SECURITY: Json = {
 }
 
 
-def resources(hardware: HardwareClassSpec, cores: int, memory_bytes: int) -> Json:
-    """Requests equal to limits: whole CPUs, memory, and the class's devices. SpecError where devices are not whole."""
+def resources(hardware: HardwareClassSpec, cores: int, memory_bytes: int, disk_bytes: int) -> Json:
+    """Requests equal to limits: whole CPUs, memory, and the class's devices; and the disk of the node. SpecError where
+    devices are not whole."""
     amounts = {name: str(amount) for name, amount in hardware.requests(cores).items()}
     amounts["memory"] = quantity(memory_bytes)
-    return {"requests": dict(amounts), "limits": dict(amounts)}
+    return with_disk({"requests": dict(amounts), "limits": dict(amounts)}, disk_bytes)
 
 
-def scratch(name: str, path: str) -> tuple[Json, Json]:
-    """An emptyDir volume and its mount: the root file system is read-only."""
-    return {"name": name, "emptyDir": {}}, {"name": name, "mountPath": path}
+DISK = "ephemeral-storage"
+LOGS = 512 * MEBIBYTE
+"""Disk for the logs of a pod, which the kubelet rotates: 50 MiB by default."""
+SMALL_DISK = 256 * MEBIBYTE
+"""Scratch space of pods that store no model."""
+
+
+def with_disk(resources: Json, disk_bytes: int) -> Json:
+    """Resources with a limit on the scratch volumes, `disk_bytes`, and the logs together. The request is an eighth: the
+    limit is for the worst, and the class of a pod's QoS does not depend on it."""
+    parts = {"requests": disk_bytes // 8, "limits": disk_bytes + LOGS}
+    return {part: {**resources[part], DISK: quantity(size)} for part, size in parts.items()}
+
+
+def scratch(name: str, path: str, size_bytes: int = SMALL_DISK) -> tuple[Json, Json]:
+    """An emptyDir volume of at most this size and its mount: the root file system is read-only. Without a limit, a pod
+    could fill the disk of its node, and the kubelet would evict others."""
+    return {"name": name, "emptyDir": {"sizeLimit": quantity(size_bytes)}}, {"name": name, "mountPath": path}
 
 
 def environment(

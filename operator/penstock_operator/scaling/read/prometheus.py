@@ -40,12 +40,7 @@ MAX_FAILURES = 1_000
 """URLs for which the last failure is kept."""
 MAX_TRUST = 100
 """TLS contexts that are kept, by the CA certificates of a Secret, which its owner may change all the time."""
-REFUSALS = {
-    400: "check the queries",
-    401: "check the Secret",
-    403: "check the Secret",
-    422: "check the queries",
-}
+REFUSALS = {400: "check the queries", 401: "check the Secret", 403: "check the Secret", 422: "check the queries"}
 """Remedies by the statuses that Prometheus has for a mistake of the user."""
 
 logger = logging.getLogger(__name__)

@@ -22,11 +22,7 @@ from penstock_operator.control.pod_reports import pod_session
 from penstock_operator.decide.measurement import PodReading
 from penstock_operator.facts.findings import unprintable_as_spaces
 from penstock_operator.facts.names import INTERNAL_PORT
-from penstock_operator.facts.pod_data import (
-    METRICS_MAX_BYTES,
-    Unreadable,
-    read_body,
-)
+from penstock_operator.facts.pod_data import METRICS_MAX_BYTES, Unreadable, read_body
 from penstock_operator.facts.pods import PodFacts
 from penstock_operator.metrics import SCRAPES
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from penstock.errors import ModelNotFound, PenstockError, UnsafeModel
@@ -18,6 +19,7 @@ from penstock_runtime.models.sources.transfer import (
     FetchProgress,
     OnConfig,
     OnProgress,
+    check_size,
     ignore_config,
     ignore_progress,
 )
@@ -46,8 +48,8 @@ def fetch_model(
     `graph` True fetches the model's ONNX file even if there are safetensors (by default only one of the two).
     `on_progress` is called, from several threads, with the progress and with a note before each retry. `check` is
     called with a remote model's config.json before its weights are fetched, and may refuse it.
-    Raises ModelNotFound, ModelAccessDenied, MissingPackage; ModelUnavailable (temporary) after `retries`; and the
-    errors of `ModelFolder.open`.
+    Raises ModelNotFound, ModelAccessDenied, MissingPackage; UnsupportedModel for more than `max_model_bytes`;
+    ModelUnavailable (temporary) after `retries`; and the errors of `ModelFolder.open`.
     """
     retries = _reporting(retries, source, on_progress)
     match source.scheme:
@@ -66,7 +68,7 @@ def fetch_model(
     if _is_gguf(folder):
         name, size = folder.name, folder.stat().st_size
         on_progress(FetchProgress(str(source), name, 0, size))
-        folder = gguf_folder.unpack(folder, cache)
+        folder = gguf_folder.unpack(folder, cache, partial(check_size, str(source), what="tensors as float32"))
         on_progress(FetchProgress(str(source), name, size, size))
     elif static_folder.is_static(folder):
         folder = static_folder.unpack(folder, cache)

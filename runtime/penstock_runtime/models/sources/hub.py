@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import re
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,8 +39,11 @@ from penstock_runtime.models.sources.transfer import (
     FetchProgress,
     OnConfig,
     OnProgress,
+    check_size,
     choose_files,
     ignore_config,
+    max_model_bytes,
+    more_than_listed,
     translate_folder_errors,
 )
 from penstock_runtime.remote import Retries
@@ -124,6 +128,7 @@ class HubFetch:
             if remote_code_classes(config):
                 names = choose_files(str(self.source), listing.sizes, graph=True)
         total, done = sum(listing.sizes[name] for name in names), 0
+        check_size(str(self.source), total)
         for name in names:
             self.report(FetchProgress(str(self.source), name, done, total))
 
@@ -134,7 +139,8 @@ class HubFetch:
             with report_growth(self._blobs, report_size):
                 path = self._file(listing, name)
             folder = folder or path.parents[name.count("/")]
-            done += listing.sizes[name]
+            done += path.stat().st_size
+            check_size(str(self.source), done)
         if folder is None:
             raise CorruptModel(f"{self.source} has no config.json", remedy="Check the name of the repository")
         self.report(FetchProgress(str(self.source), names[-1], done, total))
@@ -157,9 +163,11 @@ class HubFetch:
         return [file]
 
     def _file(self, listing: _Listing, name: str) -> Path:
+        size = listing.sizes[name]
+
         def download(*, force: bool = False) -> Path:
-            return Path(
-                _hub().hf_hub_download(
+            with _largest_file(str(self.source), name, size):
+                found = _hub().hf_hub_download(
                     self.source.repository,
                     name,
                     revision=listing.commit,
@@ -169,15 +177,18 @@ class HubFetch:
                     etag_timeout=TIMEOUT_SECONDS,
                     force_download=force,
                 )
-            )
+            return Path(found)
 
         path = self.retries.run(lambda: self._translate(download))
-        if listing.sizes[name] in {0, path.stat().st_size}:
+        if size in {0, path.stat().st_size}:
             return path
         # The library uses any file of that name in its cache, without checking it.
         note = f"the copy of {name} in {path.parent} is damaged: fetching it again"
         self.report(FetchProgress(str(self.source), "", 0, 0, note))
-        return self.retries.run(lambda: self._translate(lambda: download(force=True)))
+        path = self.retries.run(lambda: self._translate(lambda: download(force=True)))
+        if path.stat().st_size != size:
+            raise more_than_listed(str(self.source), name, size)
+        return path
 
     def _require_readable_token(self) -> None:
         """HostError if the library cannot look for a token: otherwise every call would fail with a bare OSError."""
@@ -280,6 +291,33 @@ def is_local(error: Exception) -> bool:
     if not isinstance(error, OSError) or type(error).__module__ != "builtins":
         return False
     return error.filename is not None or error.errno in _LOCAL
+
+
+@contextmanager
+def _largest_file(origin: str, name: str, size: int) -> Iterator[None]:
+    """While the block runs, no file of this process grows far beyond `size` bytes; 0: the hub does not report it.
+
+    huggingface_hub writes whatever arrives, and cannot be interrupted by another thread. The kernel's limit can; below
+    1 GiB it would apply to logs too.
+    """
+    allowed = max(size, _LEAST_FILE) if size else max_model_bytes()
+    with _FILE_SIZE:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        lower = allowed if soft == resource.RLIM_INFINITY else min(soft, allowed)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (lower, hard))
+        try:
+            yield
+        except OSError as error:
+            if error.errno == errno.EFBIG and lower == allowed:
+                raise more_than_listed(origin, name, allowed) from error
+            raise
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+_FILE_SIZE = threading.Lock()
+"""The limit is of the process."""
+_LEAST_FILE = 2**30
 
 
 def _denied(source: ModelSource, *, has_token: bool) -> ModelAccessDenied:

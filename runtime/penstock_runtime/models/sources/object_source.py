@@ -33,8 +33,10 @@ from penstock_runtime.models.sources.transfer import (
     FetchProgress,
     OnConfig,
     OnProgress,
+    check_size,
     choose_files,
     ignore_config,
+    more_than_listed,
     translate_folder_errors,
 )
 from penstock_runtime.remote import (
@@ -119,16 +121,16 @@ class ObjectFetch:
         objects = self.retries.run(self._list)
         graph = self.graph
         if "config.json" in objects:
-            config = self.retries.run(self._config)
+            config = self.retries.run(partial(self._config, objects["config.json"].size))
             check_code(str(self.source), config, has_graph=own_graph(objects) is not None)
             self.check(config)
             graph = graph or bool(remote_code_classes(config))
         return {name: objects[name] for name in choose_files(str(self.source), objects, graph=graph)}
 
-    def _config(self) -> Mapping[str, Any]:
+    def _config(self, size: int) -> Mapping[str, Any]:
         """`config.json`, to check early for models with their own code; `ModelFolder.open` reports a damaged file."""
         with self._translate_errors():
-            content = self.bucket.read("config.json")
+            content = self.bucket.read("config.json", 0, min(size, CHUNK_BYTES))
         try:
             value = json.loads(content)
         except (ValueError, RecursionError):
@@ -141,6 +143,7 @@ class ObjectFetch:
 
     def _fetch_all(self, wanted: Mapping[str, StoredObject], folder: Path) -> None:
         total, done = sum(found.size for found in wanted.values()), 0
+        check_size(str(self.source), total)
         for name, found in wanted.items():
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -160,9 +163,12 @@ class ObjectFetch:
 
     def _chunk(self, name: str, start: int, size: int) -> bytes:
         with self._translate_errors():
-            chunk = self.bucket.read(name, start, min(start + CHUNK_BYTES, size))
+            end = min(start + CHUNK_BYTES, size)
+            chunk = self.bucket.read(name, start, end)
         if not chunk:
             raise ModelUnavailable(f"{self.source}: {name} ends before its size", remedy="Try again later")
+        if len(chunk) > end - start:
+            raise more_than_listed(str(self.source), name, size)
         return chunk
 
     @contextmanager

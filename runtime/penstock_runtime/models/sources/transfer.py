@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.errors import CorruptModel, SettingError, UnsupportedModel
 from penstock_runtime.host.disk import translate_write_errors
 from penstock_runtime.models.files import missing_weights, own_graph
 from penstock_runtime.models.folder import SETTINGS_FILES, SLOW_FILES
@@ -54,6 +56,38 @@ def translate_folder_errors(folder: Path, *, option: str = OPTION) -> Iterator[N
         yield
 
 
+MAX_BYTES_VARIABLE = "PENSTOCK_MODEL_MAX_BYTES"
+DEFAULT_MAX_BYTES = 64 * 2**30
+_FILES = 1000
+"""Files of one model: the largest published ones have some 200 shards."""
+
+
+def max_model_bytes() -> int:
+    """The largest download of a model, and the largest folder that a GGUF file is expanded to. SettingError for a
+    variable that is no number."""
+    text = os.environ.get(MAX_BYTES_VARIABLE) or str(DEFAULT_MAX_BYTES)
+    if not re.fullmatch(r"[1-9][0-9]{0,17}", text):
+        raise SettingError(f"{text[:40]!r} is not a number of bytes", field=MAX_BYTES_VARIABLE, remedy="Write digits")
+    return int(text)
+
+
+def check_size(origin: str, size: int, what: str = "files") -> None:
+    """UnsupportedModel, before anything is written, for a model over the limit."""
+    if size > (limit := max_model_bytes()):
+        raise UnsupportedModel(
+            f"{origin}: its {what} have {size:,} bytes; the limit is {limit:,}",
+            remedy=f"Raise {MAX_BYTES_VARIABLE} (on a cluster jobs.disk of the chart, of which a model may take half), "
+            "or use a smaller model",
+        )
+
+
+def more_than_listed(origin: str, name: str, size: int) -> CorruptModel:
+    """The error for a source that sends more than the `size` bytes that it listed."""
+    return CorruptModel(
+        f"{origin}: {name} has more than the {size:,} bytes that were listed", remedy="Upload it again, or try later"
+    )
+
+
 FOLDER = re.compile(r"onnx|additional_chat_templates|[0-9]+_\w+")
 """Subfolders of a model that may hold files to fetch."""
 _MODULE = re.compile(r"[0-9]+_\w+/(config\.json|model\.safetensors|tokenizer\.json)")
@@ -76,6 +110,8 @@ def choose_files(origin: str, names: Iterable[str], *, graph: bool) -> list[str]
     else:
         tensors = []
     own = own_graph(names)
+    if len(tensors) > _FILES:
+        raise UnsupportedModel(f"{origin} has {len(tensors)} files of weights", remedy=f"Use at most {_FILES} files")
     if own is None and not tensors and not any(map(_STATIC.fullmatch, settings)):
         raise missing_weights(origin, names)
     data = re.compile(re.escape(own or "") + r"[._]data[\w.]*")

@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.resources.text_fields import parse_quantity
 from penstock_operator.endpoint.pods.credentials import KEYS
 from penstock_operator.facts import names
 from penstock_operator.facts.installation import PlanSettings, StoreVolume
 from penstock_operator.facts.names import Ref
 from penstock_operator.facts.scaling import DesiredScale
-from tests.operator.endpoint.kube import SETTINGS, Json, Kube, hardware_class, reference, result
+from tests.operator.endpoint.kube import SETTINGS, Json, Kube, guaranteed, hardware_class, reference, result
 
 
 def job_of(kube: Kube) -> Json:
@@ -49,9 +50,25 @@ def both(kube: Kube) -> Iterable[Json]:
 
 def test_pods_are_guaranteed_with_whole_cpus_on_all_threads_of_their_cores() -> None:
     for value in both(Kube().optimised()):
-        resources = container_of(value)["resources"]
-        assert resources["requests"] == resources["limits"]
-        assert resources["limits"]["cpu"] == "4", "2 cores of 2 threads"
+        assert guaranteed(container_of(value))["cpu"] == "4", "2 cores of 2 threads"
+
+
+def test_no_pod_can_fill_the_disk_of_its_node() -> None:
+    kube = Kube(settings=replace(SETTINGS, job_disk=32 * 2**30, runtime_disk=4 * 2**30)).optimised()
+    found = {}
+    for value in both(kube):
+        container = container_of(value)
+        sizes = [parse_quantity(one["emptyDir"]["sizeLimit"]) for one in value["spec"]["template"]["spec"]["volumes"]
+                 if "emptyDir" in one]  # fmt: skip
+        asked, limit = (parse_quantity(container["resources"][part]["ephemeral-storage"])
+                        for part in ("requests", "limits"))  # fmt: skip
+        assert len(sizes) == 2
+        assert 0 < asked < limit
+        assert max(sizes) <= limit
+        found[value["kind"]] = int(max(sizes))
+    assert found["Job"] == 32 * 2**30
+    assert 4 * 2**30 < found["Deployment"] < 5 * 2**30, "the artefact's size is added"
+    assert env_of(job_of(kube))["PENSTOCK_MODEL_MAX_BYTES"] == str(16 * 2**30)
 
 
 def test_pods_keep_to_restricted_security() -> None:

@@ -75,7 +75,7 @@ def test_keda_is_not_pointed_at_a_prometheus_that_the_operator_does_not_allow() 
 
     assert ("ScaledObject", "emotion") not in kube.objects
     assert condition(kube)[:2] == ("False", "NoPrometheus")
-    assert "The operator does not query the host metadata.internal" in condition(kube)[2]
+    assert "The operator does not query port 80 of the host metadata.internal" in condition(kube)[2]
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_a_collection_pod_has_no_token_no_privileges_and_no_whole_core(settings:
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
-    assert set(container["resources"]["requests"]) == {"memory"}
+    assert set(container["resources"]["requests"]) == {"memory", "ephemeral-storage"}
 
 
 def test_a_collection_pod_writes_only_to_the_store() -> None:

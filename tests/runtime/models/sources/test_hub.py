@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -580,3 +581,41 @@ def test_one_gguf_file_of_a_repository_is_fetched_alone_and_kept(hub: Hub, tmp_p
     with pytest.raises(ModelNotFound, match=r"has no file model.Q2_K.gguf") as caught:
         fetch(tmp_path / "cache", waits, ModelSource.parse("hf://org/model/model.Q2_K.gguf"))
     assert caught.value.remedy == "It has model.Q4_1.gguf, model.Q8_0.gguf"
+
+
+class TestLimits:
+    """What a hub lists and sends decides neither how much is written, nor what is left of the process's limits."""
+
+    def test_a_model_over_the_limit_is_refused_before_its_weights_are_fetched(
+        self, hub: Hub, tmp_path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hub.add("org/model", model_folder(tmp_path / "original"), listed={"model.safetensors": 10**12})
+        monkeypatch.setenv("PENSTOCK_MODEL_MAX_BYTES", str(10**9))
+        with pytest.raises(UnsupportedModel, match=r"have 1,000,\d{3},\d{3},\d{3} bytes; the limit is 1,000,000,000"):
+            fetch(tmp_path / "cache", waits)
+        assert hub.fetched() == ["config.json"]
+
+    # The library leaves the connection open when its file cannot grow.
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+    @pytest.mark.parametrize("listed", [None, 0], ids=["a size is listed", "no size is listed"])
+    def test_an_endless_file_ends_at_the_limit(
+        self, hub: Hub, tmp_path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch, listed: int | None
+    ) -> None:
+        repository = hub.add("org/model", model_folder(tmp_path / "original"), endless="model.safetensors")
+        if listed is not None:
+            repository.listed["model.safetensors"] = listed
+        limit = 4 * 2**20
+        monkeypatch.setenv("PENSTOCK_MODEL_MAX_BYTES", str(limit))
+        monkeypatch.setattr(hub_module, "_LEAST_FILE", limit)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        with pytest.raises(CorruptModel, match=r"model\.safetensors has more than the 4,194,304 bytes"):
+            fetch(tmp_path / "cache", waits)
+        assert resource.getrlimit(resource.RLIMIT_FSIZE) == before
+        assert sum(one.stat().st_size for one in tmp_path.rglob("*") if one.is_file()) < 2 * limit
+
+    def test_a_file_that_is_not_the_size_that_was_listed_is_not_used(
+        self, hub: Hub, tmp_path: Path, waits: Waits
+    ) -> None:
+        hub.add("org/model", model_folder(tmp_path / "original"), listed={"model.safetensors": 1000})
+        with pytest.raises(CorruptModel, match="more than the 1,000 bytes"):
+            fetch(tmp_path / "cache", waits)

@@ -15,23 +15,27 @@ from obstore.exceptions import GenericError, PermissionDeniedError, Unauthentica
 from obstore.store import MemoryStore
 
 from penstock.errors import (
+    CorruptModel,
     HostError,
     MissingPackage,
     ModelAccessDenied,
     ModelError,
     ModelNotFound,
     ModelUnavailable,
+    SettingError,
     UnsafeModel,
     UnsupportedModel,
 )
 from penstock.resources.core import ModelSource
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import object_source
+from penstock_runtime.models.sources.fetch import fetch_model
 from penstock_runtime.models.sources.object_source import ObjectFetch, object_error, open_source
 from penstock_runtime.models.sources.transfer import FetchProgress, ignore_config, ignore_progress
 from penstock_runtime.remote import Bucket, Retries
 from penstock_runtime.rows import Pooling
 from tests.runtime.models.folders import bare_folder, model_folder, sentence_folder, write_onnx, write_pickle
+from tests.runtime.models.gguf_files import write_gguf
 
 ONCE = Retries(attempts=1, sleep=lambda _: None)
 THREE_ATTEMPTS = Retries(attempts=3, sleep=lambda _: None)
@@ -43,6 +47,8 @@ class Store(MemoryStore):  # type: ignore[misc]
     def __init__(self) -> None:
         self.source = ModelSource.parse("s3://bucket/model")
         self.reads: list[tuple[str, int]] = []
+        self.more = 0
+        """Bytes that it sends in addition."""
         self.before_read: Callable[[str, int], None] = lambda _name, _start: None
 
     def upload(self, folder: Path) -> Self:
@@ -64,7 +70,7 @@ class Store(MemoryStore):  # type: ignore[misc]
 
     def get_range(self, path: str, *, start: int, **options: Any) -> Any:
         self._read(path, start)
-        return super().get_range(path, start=start, **options)
+        return bytes(super().get_range(path, start=start, **options)) + bytes(self.more)
 
     def _read(self, path: str, start: int) -> None:
         name = path.rpartition("/")[2]
@@ -356,3 +362,39 @@ def test_a_missing_package_is_named_with_its_installation(url: str, monkeypatch:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(MissingPackage, match=r"Run pip install 'penstock\[stores\]'"):
         open_source(ModelSource.parse(url))
+
+
+def test_a_model_over_the_limit_is_refused_before_anything_is_written(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.upload(model_folder(tmp_path / "original"))
+    monkeypatch.setenv("PENSTOCK_MODEL_MAX_BYTES", "100")
+    with pytest.raises(UnsupportedModel, match=r"the limit is 100\. "):
+        store.fetch(tmp_path / "cache")
+    assert not [one for one in (tmp_path / "cache").rglob("*") if one.is_file() and one.suffix != ".lock"]
+
+
+def test_a_store_that_sends_more_than_it_listed_is_not_written(store: Store, tmp_path: Path) -> None:
+    store.upload(model_folder(tmp_path / "original"))
+    store.more = 10**6
+    with pytest.raises(CorruptModel, match=r"more than the [0-9,]+ bytes that were listed"):
+        store.fetch(tmp_path / "cache")
+    written = sum(one.stat().st_size for one in (tmp_path / "cache").rglob("*") if one.is_file())
+    assert written < 10**6
+
+
+def test_a_gguf_file_is_not_expanded_over_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path)
+    source = ModelSource.parse(f"file://{path}")
+    monkeypatch.setenv("PENSTOCK_MODEL_MAX_BYTES", "100")
+    with pytest.raises(UnsupportedModel, match=r"its tensors as float32 have [0-9,]+ bytes; the limit is 100"):
+        fetch_model(source, cache=tmp_path / "cache")
+    assert not [one for one in (tmp_path / "cache").rglob("*") if one.is_file()]
+
+
+def test_a_limit_that_is_no_number_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    store.upload(model_folder(tmp_path / "original"))
+    monkeypatch.setenv("PENSTOCK_MODEL_MAX_BYTES", "64Gi")
+    with pytest.raises(SettingError, match="'64Gi' is not a number of bytes"):
+        store.fetch(tmp_path / "cache")
