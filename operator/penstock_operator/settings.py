@@ -1,7 +1,6 @@
 """The operator's settings: the one source of its flags, environment variables and their documentation.
 
-A setting is a field of one of the groups below. Its name gives the flag (`--store-uri`) and the environment variable
-(`PENSTOCK_OPERATOR_STORE_URI`); its description gives unit and reason.
+A setting is a field of a group below: its name gives the flag (`--store-uri`) and `PENSTOCK_OPERATOR_STORE_URI`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from penstock_operator.policy_settings import PolicySettings
 
 PREFIX = "PENSTOCK_OPERATOR_"
 DOCUMENT = "docs/reference/operator.md"
-LEAST_DISK = 2 * 2**30
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -267,23 +265,17 @@ class JobSettings(SettingsGroup):
     )
     runtime_memory: str = setting("2Gi", "Memory of a serving pod while the model's size is unknown.", unit="quantity")
     job_disk: str = setting(
-        "64Gi",
-        "Disk of its node that an optimisation pod may use; it is evicted beyond. It requests an eighth. A model may "
-        "take half of it, after a GGUF file was expanded to float32.",
-        unit="quantity",
+        "64Gi", "Disk of its node for an optimisation pod, which requests an eighth. A model may take half of it."
     )
     runtime_disk: str = setting(
-        "8Gi",
-        "Disk of its node that a serving pod may use besides the size of its artefact; it requests an eighth of both.",
-        unit="quantity",
+        "8Gi", "Disk of its node for a serving pod, besides the size of its artefact. It requests an eighth of both."
     )
 
     @model_validator(mode="after")
     def _disks(self) -> Self:
-        for name in ("job_disk", "runtime_disk"):
-            text = getattr(self, name)
-            if not is_quantity(text) or parse_quantity(text) < LEAST_DISK:
-                raise ValueError(f"{name} is {text!r}, not a quantity from {LEAST_DISK // 2**30}Gi: write 64Gi")
+        for name, text in (("job_disk", self.job_disk), ("runtime_disk", self.runtime_disk)):
+            if not is_quantity(text) or parse_quantity(text) < 2 * 2**30:
+                raise ValueError(f"{name} is {text!r}, not a quantity from 2Gi: write 64Gi")
         return self
 
 
@@ -345,8 +337,8 @@ class LoadSettings(SettingsGroup):
     prometheus_hosts: tuple[str, ...] = setting(
         (),
         "Hosts of the Prometheus servers that endpoints may name, comma-separated: prometheus.monitoring.svc, "
-        "*.monitoring.svc, each with or without a port; without one: 80, 443, 9090, 9091 and 9443. The "
-        "operator's own is always allowed.",
+        "*.monitoring.svc, each with or without a port, or :* for all; without one: 80, 443, 9090, 9091, "
+        "9443. The operator's own is always allowed.",
     )
     prometheus_networks: tuple[str, ...] = setting(
         (),
@@ -380,7 +372,7 @@ class LoadSettings(SettingsGroup):
     def _hosts_and_networks(self) -> Self:
         for host in self.prometheus_hosts:
             if not HOST_PATTERN.fullmatch(host):
-                raise ValueError(f"prometheus_hosts {host!r} is not HOST, *.DOMAIN, HOST:PORT or *.DOMAIN:PORT")
+                raise ValueError(f"prometheus_hosts {host!r} is not HOST or *.DOMAIN, with or without :PORT or :*")
         for network in self.prometheus_networks:
             ip_network(network)
         return self

@@ -30,7 +30,7 @@ def test_actionlint_finds_nothing() -> None:
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
-def test_actions_are_pinned_to_a_commit_with_its_version_beside_it(workflow: Path) -> None:
+def test_actions_are_pinned_to_a_commit_and_state_its_version(workflow: Path) -> None:
     uses = re.findall(r"^\s*(?:- )?uses: (.+)$", workflow.read_text(), re.MULTILINE)
 
     assert uses

@@ -17,8 +17,8 @@ from penstock_operator.endpoint.pods.network import METADATA_ADDRESSES
 from penstock_operator.facts.installation import PlanSettings
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
-HOST_PATTERN = re.compile(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
-"""`prometheus.monitoring.svc`, `*.monitoring.svc`, each with or without a port."""
+HOST_PATTERN = re.compile(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:([0-9]{1,5}|\*))?")
+"""`prometheus.monitoring.svc`, `*.monitoring.svc`, each with or without a port, or with `:*` for every port."""
 OPEN_PORTS = frozenset({80, 443, 9090, 9091, 9443})
 """Ports of an allowed host without one: of the schemes, of Prometheus (9090), and of OpenShift's (9091) and of proxies
 before it (9443)."""
@@ -68,7 +68,7 @@ def _place(url: str) -> _Place | None:
 
 def _matches(place: _Place, pattern: str) -> bool:
     host, _, port = pattern.lower().partition(":")
-    if place.port not in ({int(port)} if port else OPEN_PORTS):
+    if port != "*" and place.port not in ({int(port)} if port else OPEN_PORTS):
         return False
     return place.host.endswith(host[1:]) if host.startswith("*.") else place.host == host
 

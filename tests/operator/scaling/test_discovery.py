@@ -67,7 +67,7 @@ def test_replicas_follow_prometheus_and_stay_when_it_is_killed(
         try:
             await scene.call(kubectl.apply, secret)
             async with scene.operating(
-                prometheus_interval_seconds=1.0, prometheus_hosts=("127.0.0.1",), prometheus_networks=("127.0.0.0/8",)
+                prometheus_interval_seconds=1.0, prometheus_hosts=("127.0.0.1:*",), prometheus_networks=("127.0.0.0/8",)
             ):
                 where = {"prometheus": {"url": server.url, "secretName": "prometheus-access"}}
                 await scene.optimised(metrics=where)

@@ -27,7 +27,7 @@ from tests.operator.scaling.recording_server import RecordingServer, recording
 START = 1_700_000_000.0
 PROMETHEUS = {"url": "http://127.0.0.1:9", "secretName": "access"}
 """No server listens on that port."""
-LOOPBACK = {"prometheus_hosts": ("127.0.0.1",), "prometheus_networks": ("127.0.0.0/8",)}
+LOOPBACK = {"prometheus_hosts": ("127.0.0.1:*",), "prometheus_networks": ("127.0.0.0/8",)}
 """Settings that allow the servers of these tests."""
 CONSENT = {"penstock.dev/prometheus": "true"}
 
@@ -151,7 +151,7 @@ def test_no_request_is_sent_to_a_host_that_is_not_allowed() -> None:
 
 def test_an_allowed_host_on_loopback_gets_no_request() -> None:
     server = RecordingServer()
-    message = attacked(server, {"url": "http://{server}"}, prometheus_hosts=("127.0.0.1",))
+    message = attacked(server, {"url": "http://{server}"}, prometheus_hosts=("127.0.0.1:*",))
 
     assert server.paths == []
     assert "cannot be reached" in message
