@@ -56,7 +56,11 @@ def test_replicas_come_and_go_under_streams_and_none_is_broken(rig: Rig) -> None
         second = start(rig, "b")
         gateway.until("replicas", 2)
         load.more(8)
-        assert second.answered() > 0
+        # On a busy machine the new replica's first streams end after later ones of the other replica.
+        deadline = time.monotonic() + 60
+        while not second.answered():
+            assert time.monotonic() < deadline, "the new replica gets no streams"
+            load.more(1)
 
         # Scale-down: the pod is terminating, its readiness is false, and it gets SIGTERM.
         rig.announce(ending=("a",))

@@ -184,7 +184,7 @@ def _responses(route: Route, *, wants_token: bool) -> dict[str, Any]:
     if route.binary:
         content["application/octet-stream"] = {"schema": {}}
     if route.streams:
-        content["text/event-stream"] = {"schema": {}}
+        content[route.stream_type] = {"schema": {}}
     success: dict[str, Any] = {"description": "The answer", "content": content}
     if route.inference:
         success["headers"] = {

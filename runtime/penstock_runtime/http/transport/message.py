@@ -363,7 +363,9 @@ class Route:
     """JSON schema of the 200 answer."""
     content_type: str = "application/json"
     streams: bool = False
-    """Its 200 response is text/event-stream if the request wants it."""
+    """Its 200 response is a stream if the request wants it."""
+    stream_type: str = EVENT_STREAM.decode()
+    """The content type of that."""
     binary: bool = False
     """Its 200 response is application/octet-stream if the request wants it."""
     errors: tuple[type[RequestError], ...] = ()

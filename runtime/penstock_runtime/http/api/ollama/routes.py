@@ -41,6 +41,7 @@ from penstock_runtime.http.api.ollama.requests import (
 )
 from penstock_runtime.http.transport.message import Request, Response, Route
 from penstock_runtime.serving.generator import Generator
+from penstock_runtime.serving.predictor import Answer, Timings
 from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.embeddings.feature_extraction import AUTO
 from penstock_runtime.tasks.fields import Object
@@ -64,7 +65,7 @@ class Ollama(GenerationApi):
         model = generator_of(self._service).model
         messages = messages_of(body["messages"])
         if not messages:
-            return self._loaded({"message": {"role": "assistant", "content": ""}})
+            return self._loaded(request, {"message": {"role": "assistant", "content": ""}})
         require_template(model.template, "messages")
         offered = [{"type": "function", "function": one["function"]} for one in body["tools"] or ()]
         tools = tools_of(offered, "auto", model, several=True)
@@ -80,7 +81,7 @@ class Ollama(GenerationApi):
         refuse_unsupported(raw, UNSUPPORTED)
         model = generator_of(self._service).model
         if not body["prompt"]:
-            return self._loaded({"response": ""})
+            return self._loaded(request, {"response": ""})
         job, variables = job_and_variables(raw, body, model)
         prompt: Prompt | Conversation = Prompt(body["prompt"], special=True)
         if model.template is not None and not body["raw"]:
@@ -100,10 +101,15 @@ class Ollama(GenerationApi):
             return await self._stream(started, Lines(started, writer), LINES)
         return await self._answer(started, lambda ended: writer.whole(ended[0]))
 
-    def _loaded(self, answer: dict[str, Any]) -> Response:
+    def _loaded(self, request: Request, answer: dict[str, Any]) -> Response:
         """The answer to a request without a prompt, with which clients load a model."""
         frame = {"model": self._service.status.name, "created_at": now(), **answer}
-        return json_response({**frame, "done": True, "done_reason": "load"})
+        return self._nothing(request, {**frame, "done": True, "done_reason": "load"})
+
+    def _nothing(self, request: Request, value: dict[str, Any]) -> Response:
+        """The answer to a request that gives the model nothing to compute."""
+        _ = self._service.deadline_seconds(request)
+        return answer_response(Answer(value, Timings(), 0, 0), value)
 
     async def embed(self, request: Request) -> Response:
         """`/api/embed`."""
@@ -112,7 +118,7 @@ class Ollama(GenerationApi):
         began = perf_counter()
         frame: dict[str, Any] = {"model": self._service.status.name, "load_duration": 0}
         if not any(texts):
-            return json_response({**frame, "embeddings": [], "total_duration": 0, "prompt_eval_count": 0})
+            return self._nothing(request, {**frame, "embeddings": [], "total_duration": 0, "prompt_eval_count": 0})
         parameters: dict[str, Any] = {"pooling": AUTO, "normalize": True}
         parameters |= {name: body[name] for name in ("truncate", "dimensions") if body[name] is not None}
         with fields_named({"inputs": "input", "parameters.": ""}):
@@ -125,7 +131,7 @@ class Ollama(GenerationApi):
         """`/api/embeddings`, the older form of one text."""
         _, body = self._read(request, EMBEDDINGS)
         if not body["prompt"]:
-            return json_response({"embedding": []})
+            return self._nothing(request, {"embedding": []})
         with fields_named({"inputs": "prompt", "parameters.": ""}, absent=["truncate"]):
             answer = await self._service.predict(request, body["prompt"], {"pooling": AUTO})
         return answer_response(answer, {"embedding": np.asarray(answer.value)[0]})
@@ -177,12 +183,12 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     return (
         Route(
             "POST", "/api/chat", ollama.chat, "Answer a conversation", TAG, tasks=TEXT, inference=True, streams=True,
-            errors=errors, response=ANSWER,
+            stream_type=LINES.decode(), errors=errors, response=ANSWER,
             request=CHAT.schema() | {"examples": [{"model": name, "messages": messages, "stream": False}]},
         ),
         Route(
             "POST", "/api/generate", ollama.generate, "Answer or continue a text", TAG, tasks=TEXT, inference=True,
-            streams=True, errors=errors, response=ANSWER,
+            streams=True, stream_type=LINES.decode(), errors=errors, response=ANSWER,
             request=GENERATE.schema() | {"examples": [{"model": name, "prompt": "Who are you?", "stream": False}]},
         ),
         Route(
