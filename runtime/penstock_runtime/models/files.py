@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -257,3 +258,23 @@ def check_links(folder: Path) -> None:
                     f"{folder / path.relative_to(root)} is a link to {target}, outside the model's folder",
                     remedy="Copy the file into the folder instead",
                 )
+
+
+def write_once(target: Path, write: Callable[[Path], None]) -> Path:
+    """`target`, a folder that `write` fills, written as a whole or not at all. Of several processes that write it at a
+    time, the first one's folder stays."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        # mkdtemp makes a folder for its owner only.
+        draft.chmod(0o755)
+        write(draft)
+        try:
+            draft.replace(target)
+        except OSError:
+            # Another process was faster.
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target

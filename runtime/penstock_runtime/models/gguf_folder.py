@@ -9,8 +9,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import CorruptModel, UnsupportedModel
+from penstock_runtime.models.files import write_once
 from penstock_runtime.models.gguf import GgufFile
 from penstock_runtime.models.gguf_tokenizer import Vocabulary, byte_level, is_splitting, sentence_pieces
 from penstock_runtime.models.safetensors import SINGLE
@@ -43,22 +42,13 @@ def unpack(path: Path, cache: Path, check_size: Callable[[int], None] = lambda _
     model = _Model(GgufFile.open(path))
     model.check_whole()
     check_size(sum(4 * math.prod(shape) for shape, _ in model.tensors().values()))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        draft.chmod(0o755)
+
+    def write(draft: Path) -> None:
         for name, content in model.settings().items():
             (draft / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
         _write_safetensors(draft / SINGLE, model)
-        try:
-            draft.replace(target)
-        except OSError:
-            # Another process was faster.
-            if not target.is_dir():
-                raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return target
+
+    return write_once(target, write)
 
 
 _LAYER_NAMES = {

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import CorruptModel
-from penstock_runtime.models.files import copy_within, positive_number, read_list, read_object, read_optional
+from penstock_runtime.models.files import (
+    copy_within,
+    positive_number,
+    read_list,
+    read_object,
+    read_optional,
+    write_once,
+)
 from penstock_runtime.models.limits import LONGEST_ROW
 from penstock_runtime.models.safetensors import SINGLE, TensorInfo, read_array, read_header, written
 from penstock_runtime.models.sentence import SETTINGS
@@ -52,20 +57,7 @@ def unpack(path: Path, cache: Path) -> Path:
     target = cache / MODEL_TYPE / source.digest()[:32]
     if target.is_dir():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        draft.chmod(0o755)
-        source.write(draft)
-        try:
-            draft.replace(target)
-        except OSError:
-            # Another process was faster.
-            if not target.is_dir():
-                raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return target
+    return write_once(target, source.write)
 
 
 @dataclass(frozen=True)
