@@ -26,7 +26,7 @@ RESTART_SCALE = 1000
 
 
 @dataclass
-class Evidence:
+class MeanEvidence:
     """The evidence of outcomes that arrive one after another. Its fields are its whole state.
 
     `reserve` is capital that is not at stake yet: 0 without restarts. With them, a part of it comes into play every
@@ -84,7 +84,7 @@ class Evidence:
 def log_evidence(outcomes: Iterable[float], limit: float, bets: Sequence[float] = BETS) -> float:
     """The natural logarithm of the evidence that the mean of all outcomes is above the limit.
 
-    It is the value of `Evidence.without_restarts` without a limit of the capital, and independent of their order.
+    It is the value of `MeanEvidence.without_restarts` without a limit of the capital, and independent of their order.
     """
     terms = [-math.log(len(bets))] * len(bets)
     for outcome in outcomes:

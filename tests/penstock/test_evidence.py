@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.evidence import BETS, CAPITAL_LIMIT, Evidence, log_evidence, lower_bound, upper_bound
+from penstock.evidence import BETS, CAPITAL_LIMIT, MeanEvidence, log_evidence, lower_bound, upper_bound
 from tests.examples import THOROUGH, examples
 
 OUTCOMES = st.lists(st.floats(0, 1), max_size=60)
@@ -21,7 +21,7 @@ OUTCOMES = st.lists(st.floats(0, 1), max_size=60)
 def alarms(limit: float, outcomes: Any, alpha: float, *, restarts: bool) -> Any:
     """The number of each stream's outcome at which its evidence reaches 1/alpha, looked at after each; -1: never.
     `outcomes` are [time, streams]."""
-    one = Evidence.with_restarts(limit) if restarts else Evidence.without_restarts(limit)
+    one = MeanEvidence.with_restarts(limit) if restarts else MeanEvidence.without_restarts(limit)
     first = np.full(outcomes.shape[1], -1)
     for time, row in enumerate(outcomes):
         share = one.share_from_reserve()
@@ -82,7 +82,7 @@ def test_bounds_agree_with_the_evidence(outcomes: list[float], limit: float, alp
     assert mean - 1e-9 <= high <= 1
     assert log_evidence(outcomes, low + 1e-6) < -math.log(alpha)
     assert low == 0 or log_evidence(outcomes, low) >= -math.log(alpha)
-    one = Evidence.without_restarts(limit)
+    one = MeanEvidence.without_restarts(limit)
     for outcome in outcomes:
         one.add(outcome)
     assert math.log(one.value) == pytest.approx(log_evidence(outcomes, limit), abs=1e-9)
@@ -94,10 +94,10 @@ def test_bounds_agree_with_the_evidence(outcomes: list[float], limit: float, alp
 def test_evidence_is_positive_bounded_and_continues_from_its_fields(
     outcomes: list[float], limit: float, restarts: bool
 ) -> None:
-    one = Evidence.with_restarts(limit) if restarts else Evidence.without_restarts(limit, BETS)
+    one = MeanEvidence.with_restarts(limit) if restarts else MeanEvidence.without_restarts(limit, BETS)
     assert one.value == 1
     for outcome in outcomes * 4:
-        other = Evidence(**json.loads(json.dumps(dataclasses.asdict(one))))
+        other = MeanEvidence(**json.loads(json.dumps(dataclasses.asdict(one))))
         assert one.add(outcome) == other.add(outcome)
         assert 0 <= one.value <= CAPITAL_LIMIT * len(one.bets) + 1
         assert one.reserve >= 0
