@@ -58,6 +58,7 @@ COPY gateway gateway
 COPY bench bench
 COPY simulator simulator
 COPY planner planner
+COPY bulk bulk
 COPY report report
 ARG SOURCE_DATE_EPOCH=1795219200
 RUN --mount=type=bind,source=dev/images/inside,target=/media sh /media/install-project /opt/penstock-code

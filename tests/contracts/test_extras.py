@@ -19,7 +19,7 @@ UV = Path(sys.executable).with_name("uv")
 PACKAGES: dict[str, tuple[str, ...]] = {
     "": ("penstock", "penstock_gateway", "penstock_report"),
     "runtime": ("penstock", "penstock_runtime"),
-    "optimizer": ("penstock", "penstock_runtime", "penstock_optimizer"),
+    "optimizer": ("penstock", "penstock_runtime", "penstock_optimizer", "penstock_bulk"),
     "operator": ("penstock", "penstock_operator"),
     "simulator": ("penstock", "penstock_simulator", "penstock_planner"),
     "cli,optimizer,simulator": ("penstock_cli", "penstock_bench"),

@@ -14,7 +14,7 @@ from types import FrameType
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/explanation/architecture.md"
 PACKAGES = (
-    "penstock", "cli", "operator", "runtime", "optimizer", "gateway", "bench", "simulator", "planner", "report",
+    "penstock", "cli", "operator", "runtime", "optimizer", "gateway", "bench", "simulator", "planner", "bulk", "report",
 )  # fmt: skip
 """Source roots at the top level of the repository."""
 

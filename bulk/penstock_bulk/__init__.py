@@ -1,0 +1,1 @@
+"""Models in the user's own process: the Python API (`penstock.load`)."""
