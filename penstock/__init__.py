@@ -1,7 +1,7 @@
 """The contract that all sides of Penstock share: resource types, artefact manifest, capacity model, names and units.
 
-It imports pydantic, PyYAML and the standard library only, and no other package of Penstock. `load` and `Model`, which run
-a model in this process, are looked up in `penstock_bulk` when they are first used.
+It imports pydantic, PyYAML and the standard library only, and no other package of Penstock. `load` and `Model`, which
+run a model in this process, are looked up in `penstock_bulk` when they are first used.
 """
 
 import importlib

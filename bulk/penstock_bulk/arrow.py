@@ -11,7 +11,7 @@ from penstock.errors import MissingPackage, PenstockError
 from penstock_runtime.rows import Float
 
 try:
-    import pyarrow
+    import pyarrow as pa
 except ImportError as missing:
     raise MissingPackage("pyarrow is not installed", remedy="Run pip install 'penstock[bulk]'") from missing
 
@@ -26,12 +26,12 @@ def with_vectors(table: Any, text: str, vector: str, embed: Callable[[Sequence[A
             remedy="Pass the names of the columns: text=..., vector=...",
         )
     column = vector_column(embed(table.column(text).to_pylist()))
-    return table.append_column(pyarrow.field(vector, column.type), column)
+    return table.append_column(pa.field(vector, column.type), column)
 
 
 def vector_column(vectors: Float) -> Any:
     """A FixedSizeList of the vectors' dtype, null for rows with NaN. Without a copy where there is no such row."""
     absent = np.isnan(vectors[:, :1]).any(axis=1) if vectors.size else np.ones(len(vectors), dtype=bool)
-    values = pyarrow.array(vectors.reshape(-1))
-    mask = pyarrow.array(absent) if absent.any() else None
-    return pyarrow.FixedSizeListArray.from_arrays(values, max(1, vectors.shape[1]) if vectors.size else 1, mask=mask)
+    values = pa.array(vectors.reshape(-1))
+    mask = pa.array(absent) if absent.any() else None
+    return pa.FixedSizeListArray.from_arrays(values, max(1, vectors.shape[1]) if vectors.size else 1, mask=mask)

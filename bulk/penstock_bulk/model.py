@@ -79,17 +79,28 @@ class Model:
         self._process = 0
 
     @overload
-    def embed(self, texts: str, *, on_error: Literal["raise"] = ..., prompt_name: str | None = ...,
-              normalize: bool | None = ..., dimensions: int | None = ...) -> Float: ...  # fmt: skip
-    @overload
-    def embed(self, texts: Iterable[str], *, on_error: Literal["raise"] = ..., prompt_name: str | None = ...,
-              normalize: bool | None = ..., dimensions: int | None = ...) -> Float: ...  # fmt: skip
-    @overload
-    def embed(self, texts: Iterable[str], *, on_error: Literal["null"], prompt_name: str | None = ...,
-              normalize: bool | None = ..., dimensions: int | None = ...) -> tuple[Float, list[RowError]]: ...  # fmt: skip
     def embed(
         self,
-        texts: str | Iterable[str],
+        texts: Iterable[str],
+        *,
+        on_error: Literal["raise"] = ...,
+        prompt_name: str | None = ...,
+        normalize: bool | None = ...,
+        dimensions: int | None = ...,
+    ) -> Float: ...
+    @overload
+    def embed(
+        self,
+        texts: Iterable[str],
+        *,
+        on_error: Literal["null"],
+        prompt_name: str | None = ...,
+        normalize: bool | None = ...,
+        dimensions: int | None = ...,
+    ) -> tuple[Float, list[RowError]]: ...
+    def embed(
+        self,
+        texts: Iterable[str],
         *,
         on_error: OnError = "raise",
         prompt_name: str | None = None,
@@ -103,7 +114,8 @@ class Model:
         `on_error="null"`: also the errors, and NaN in the rows of refused texts. Otherwise RowsRefused.
         """
         if isinstance(texts, str):
-            return self.embed([texts], prompt_name=prompt_name, normalize=normalize, dimensions=dimensions)[0]
+            one: Float = self.embed([texts], prompt_name=prompt_name, normalize=normalize, dimensions=dimensions)[0]
+            return one
         asked = {"prompt_name": prompt_name, "normalize": normalize, "dimensions": dimensions}
         parameters = {"pooling": "auto", **{name: value for name, value in asked.items() if value is not None}}
         vectors, errors = self._all(TaskName.FEATURE_EXTRACTION, texts, parameters, list, on_error)
