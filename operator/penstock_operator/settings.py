@@ -325,9 +325,7 @@ class LoadSettings(SettingsGroup):
         ge=0.1,
         le=20,
     )
-    scrape_timeout_seconds: float = setting(
-        2.0, "Time-out of a scrape of a serving pod.", unit="s", gt=0
-    )
+    scrape_timeout_seconds: float = setting(2.0, "Time-out of a scrape of a serving pod.", unit="s", gt=0)
     scrape_concurrency: int = setting(64, "Serving pods whose metrics are read at the same time.", ge=1)
     prometheus_url: str = setting(
         "",

@@ -119,8 +119,8 @@ def simulate(
             log = fleet.take_log()
             counter.answered(log)
             on_answered(log)
-            for read in unread.values():
-                read += log
+            for waiting in unread.values():
+                waiting.extend(log)
         for interval in due:
             scrapers[interval].scrape(fleet, unread[interval], float(now))
             unread[interval] = []

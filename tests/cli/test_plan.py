@@ -638,7 +638,7 @@ def test_a_trace_gives_the_load_the_replicas_of_each_hour_and_what_they_cost(
     prices.write_text(f"date: 2026-01-01\nclasses: {{icelake: {node}}}\n")
     asked = ["plan", emotion, "--trace", trace, "--prices", prices, "--classes", "icelake", "--cores", "1", *words]
 
-    value = json.loads(invoke(*asked, "--output", "json").output)
+    value = json.loads(invoke(*asked, "--output", "json").stdout)
     table = invoke(*asked).output
 
     assert value["load"]["mean_requests_per_second"] == 85

@@ -37,7 +37,9 @@ class RecordingServer:
         query = str((await request.post()).get("query", ""))
         self.queries.append(query)
         headers = {"location": self.location} if self.location else {}
-        return web.Response(status=self.status, text=self.answer(query), headers=headers, content_type="application/json")
+        return web.Response(
+            status=self.status, text=self.answer(query), headers=headers, content_type="application/json"
+        )
 
 
 @asynccontextmanager

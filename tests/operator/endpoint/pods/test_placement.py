@@ -26,7 +26,6 @@ from penstock_operator.endpoint.pods.placement import (
     PlacementResult,
     PodRequirements,
     Taint,
-    fulfilled,
     mismatch,
     place,
     tolerated,
@@ -268,7 +267,7 @@ def test_labels_are_compared_as_node_affinity_does(
     operator: str, values: tuple[str, ...], label: str | None, *, expected: bool
 ) -> None:
     requirement = LabelRequirement(key="k", operator=SelectorOperator(operator), values=values)
-    assert fulfilled(requirement, {} if label is None else {"k": label}) is expected
+    assert requirement.holds({} if label is None else {"k": label}) is expected
 
 
 EXISTS, EQUAL = TolerationOperator.EXISTS, TolerationOperator.EQUAL
