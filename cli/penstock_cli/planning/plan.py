@@ -84,7 +84,7 @@ class PlannedEndpoint:
     "--p95",
     "p95_milliseconds",
     type=FiniteRange(min=0, min_open=True),
-    help="p95 in milliseconds, of text generation that of the time to the first token. Default: objective.latency or "
+    help="p95 in milliseconds, of text generation for the first token. Default: objective.latency or "
     "objective.timeToFirstToken of the endpoint.",
 )
 @click.option("--classes", type=Names(), help="Hardware classes to compare. Default: all with a price.")
@@ -134,7 +134,7 @@ class PlannedEndpoint:
     show_default=True,
     help="Form of the result, on standard output.",
 )
-@click.option("--namespace", "-n", default="", help="Of NAME. Default: that of the current context.")
+@click.option("--namespace", "-n", default="", help="Of NAME. Default: the namespace of the current context.")
 @click.option("--context", default="", help="The context of the kubeconfig. Default: the current one.")
 @click.option("--prometheus", metavar="URL", default="", help="Prometheus with the load of NAME in the last week.")
 @click.option(
@@ -284,7 +284,7 @@ def _refuse_of_encoders(options: dict[str, Any]) -> None:
     """SettingError for what is not possible with text generation."""
     if options["verify"]:
         raise SettingError(
-            "the p95 of text generation is that of the time to the first token, which --verify does not measure",
+            "the p95 of text generation is of the time to the first token, which --verify does not measure",
             field="--verify",
             remedy="Leave it out, and compare with the metric penstock_first_token_seconds of the running endpoint",
         )
@@ -359,7 +359,7 @@ def _load(subject: PlannedEndpoint, options: dict[str, Any]) -> tuple[Load, list
         else:
             rate = subject.cluster.requests_per_second
             if rate:
-                notes.append(f"load at present: {rate:.3g} requests/s; give --prometheus for that of the last week")
+                notes.append(f"load at present: {rate:.3g} requests/s; give --prometheus for the load of the last week")
     if rate == 0:
         raise SettingError(
             "the endpoint gets no requests at present",
