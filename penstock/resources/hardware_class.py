@@ -70,9 +70,6 @@ NEURON_RESOURCES = (NEURON_DEVICE, NEURON_CORE, "aws.amazon.com/neurondevice")
 """Resources of the Neuron device plugin: devices or cores, never both; the last is the old name of devices."""
 
 
-ARCHITECTURE = "kubernetes.io/arch"
-
-
 class Architecture(StrEnum):
     """Values of the label kubernetes.io/arch."""
 
@@ -122,33 +119,6 @@ class LabelRequirement(Spec):
         ),
     )
 
-    def holds(self, labels: Mapping[str, str]) -> bool:
-        """Whether it is true of these labels, by the rules of node affinity."""
-        value = labels.get(self.key)
-        match self.operator:
-            case SelectorOperator.EXISTS:
-                return value is not None
-            case SelectorOperator.DOES_NOT_EXIST:
-                return value is None
-            case SelectorOperator.IN:
-                return value in self.values
-            case SelectorOperator.NOT_IN:
-                return value not in self.values
-        number, bound = _integer(value), _integer(self.values[0])
-        if number is None or bound is None:
-            return False
-        return number > bound if self.operator is SelectorOperator.GREATER else number < bound
-
-
-def _integer(text: str | None) -> int | None:
-    """An integer as the scheduler parses it: 64 bits; None for other text."""
-    try:
-        number = int(text or "", 10)
-    except ValueError:
-        return None
-    plain = text is not None and text.isascii() and "_" not in text and text.strip() == text
-    return number if plain and -(2**63) <= number < 2**63 else None
-
 
 class NodeTerm(Spec):
     """Conditions that all have to be true of a node."""
@@ -169,6 +139,14 @@ class NamespaceRequirement(LabelRequirement):
             "namespaces are selected with In, NotIn, Exists and DoesNotExist: write one of them",
         ),
     )
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Whether it is true of a namespace with these labels."""
+        if self.operator is SelectorOperator.IN:
+            return labels.get(self.key) in self.values
+        if self.operator is SelectorOperator.NOT_IN:
+            return labels.get(self.key) not in self.values
+        return (self.key in labels) is (self.operator is SelectorOperator.EXISTS)
 
 
 class NamespaceSelector(Spec):
@@ -336,13 +314,6 @@ class HardwareClassSpec(Spec):
             "extension ensures on nodes of several devices: write schedulerName, or mostDevices: 1",
         ),
     )
-
-    def includes(self, labels: Mapping[str, str]) -> bool:
-        """Whether a node with these labels belongs to the class."""
-        if self.architecture is not None and labels.get(ARCHITECTURE) != self.architecture.value:
-            return False
-        terms = self.node_selector_terms
-        return not terms or any(all(one.holds(labels) for one in term.match_expressions) for term in terms)
 
     @property
     def target(self) -> NeuronGeneration | None:

@@ -24,6 +24,7 @@ from penstock.process import sigterm_interrupts
 from penstock.resources.base import API_VERSION
 from penstock.resources.endpoint import EndpointCore, ModelEndpoint, ModelEndpointSpec, OptimizationMode
 from penstock.resources.hardware_class import HardwareClassSpec
+from penstock.resources.node_labels import belongs
 from penstock.resources.optimized_model import OptimizedModelStatus, Phase
 from penstock_cli.cluster.kubectl import ClusterReader, Json, condition
 from penstock_cli.planning.objects import ClusterPlan
@@ -89,7 +90,7 @@ def measured(name: str, cluster: ClusterPlan, options: Mapping[str, Any]) -> tup
 def classes_to_measure(
     name: str, cluster: ClusterPlan, nodes: Sequence[Json] | None, chosen: Sequence[str], cores: Sequence[int]
 ) -> tuple[ClassMeasurement, ...]:
-    """The classes of the cluster with a ready node and without a measurement of this model on so many cores; of
+    """The classes of the cluster with a ready node and without a measurement of this model on that number of cores; of
     `chosen`, if there are any. `nodes` None: they cannot be listed. Classes without a promise about the processor are
     measured if chosen.
 
@@ -144,7 +145,7 @@ def _belongs(node: Json, hardware: HardwareClassSpec) -> bool:
     devices = hardware.neuron
     if devices is not None and str((status.get("allocatable") or {}).get(devices.resource.name_on_nodes, "0")) == "0":
         return False
-    return hardware.includes(labels)
+    return belongs(labels, hardware)
 
 
 def _endpoint(name: str, cluster: ClusterPlan, class_name: str, cores: int) -> Json:
@@ -199,7 +200,7 @@ def _wait(
 ) -> dict[str, str]:
     """Until each class is measured or has failed."""
     open_, failed = {one.name: one.title for one in wanted}, {}
-    said: dict[str, tuple[float, str]] = {}
+    printed: dict[str, tuple[float, str]] = {}
     while True:
         endpoints = kubectl.items("modelendpoints.penstock.dev", f"--selector={RUN_LABEL}={run}")
         by_name = {str(one["metadata"]["name"]): one for one in endpoints}
@@ -207,10 +208,10 @@ def _wait(
         for name, title in list(open_.items()):
             found = by_name.get(name)
             is_over, problem, text = _state(found, models)
-            now, (at, before) = time.monotonic(), said.get(name, (float("-inf"), ""))
+            now, (at, before) = time.monotonic(), printed.get(name, (float("-inf"), ""))
             if is_over or (text != before and now - at >= LINE_SECONDS):
                 say(f"{title}: {text}")
-                said[name] = (now, text)
+                printed[name] = (now, text)
             if is_over:
                 del open_[name]
                 if problem:
@@ -219,7 +220,7 @@ def _wait(
             return failed
         if time.monotonic() >= end:
             for name, title in open_.items():
-                failed[title] = f"not measured in time: {said.get(name, (0.0, 'nothing is known'))[1]}"
+                failed[title] = f"not measured in time: {printed.get(name, (0.0, 'nothing is known'))[1]}"
                 say(f"{title}: {failed[title]}")
             return failed
         time.sleep(min(LOOK_SECONDS, max(end - time.monotonic(), 0.1)))

@@ -223,7 +223,8 @@ def command(target: str, **options: Any) -> None:
     if options["verify"]:
         from penstock_cli.planning.verification import verify_plan
 
-        chosen, ledger = options["classes"] or (), options["ledger"].expanduser()
+        chosen: tuple[str, ...] = options["classes"] or ()
+        ledger = options["ledger"].expanduser()
         entry = verify_plan(
             comparison, subject.spec, url=options["verify"], token=options["auth_token"],
             replicas=options["verify_replicas"], seconds=options["verify_seconds"], classes=inputs.classes,

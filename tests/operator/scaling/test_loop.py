@@ -354,7 +354,7 @@ def test_the_load_comes_from_the_pods_and_the_latency_from_prometheus_where_both
 
     monkeypatch.setattr(loop, "decide", recorded)
 
-    async def scenario() -> SlowPrometheus:
+    async def scenario() -> RecordingServer:
         async with recording(SlowPrometheus()) as server, fleet() as pods:
             pod = await pods.add("127.0.0.2")
             pod.status = 200 if readable else 503

@@ -16,7 +16,6 @@ from typing import Any, Self
 from penstock.prices import instance_price
 from penstock.resources.endpoint_parts.pod import Pod
 from penstock.resources.hardware_class import (
-    ARCHITECTURE,
     NEURON_RESOURCES,
     HardwareClassSpec,
     LabelRequirement,
@@ -27,6 +26,7 @@ from penstock.resources.hardware_class import (
     Toleration,
     TolerationOperator,
 )
+from penstock.resources.node_labels import ARCHITECTURE, fulfilled
 from penstock.resources.text_fields import parse_quantity, written
 from penstock_operator.facts.names import Json
 
@@ -209,10 +209,10 @@ def _outside(terms: Sequence[NodeTerm], labels: Mapping[str, str]) -> str | None
         return None
     nearest: tuple[int, str] = (0, "")
     for term in terms:
-        broken = [one for one in term.match_expressions if not one.holds(labels)]
+        broken = [one for one in term.match_expressions if not fulfilled(one, labels)]
         if not broken:
             return None
-        kept = sum(one.key in labels and one.holds(labels) for one in term.match_expressions)
+        kept = sum(one.key in labels and fulfilled(one, labels) for one in term.match_expressions)
         has = labels.get(broken[0].key)
         # A label with another value is more specific than a missing label.
         near = kept * 2 + (has is not None and kept > 0)

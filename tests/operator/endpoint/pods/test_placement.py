@@ -20,6 +20,7 @@ from penstock.resources.hardware_class import (
     Toleration,
     TolerationOperator,
 )
+from penstock.resources.node_labels import fulfilled
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_operator.endpoint.pods.placement import (
     NodeFacts,
@@ -267,7 +268,7 @@ def test_labels_are_compared_as_node_affinity_does(
     operator: str, values: tuple[str, ...], label: str | None, *, expected: bool
 ) -> None:
     requirement = LabelRequirement(key="k", operator=SelectorOperator(operator), values=values)
-    assert requirement.holds({} if label is None else {"k": label}) is expected
+    assert fulfilled(requirement, {} if label is None else {"k": label}) is expected
 
 
 EXISTS, EQUAL = TolerationOperator.EXISTS, TolerationOperator.EQUAL
