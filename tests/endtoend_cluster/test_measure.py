@@ -13,7 +13,7 @@ from testbed.kubectl import Kubectl
 from tests.endtoend_cluster.installation import WITH_CAPACITY, Endpoint, is_ready
 from tests.endtoend_cluster.test_scaling import kubectl_penstock
 
-pytestmark = [pytest.mark.slow, pytest.mark.extended]
+pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(1800)]
 
 CLASS, LABEL = "measured-of-tests", "penstock.dev/measured-of-tests"
 
