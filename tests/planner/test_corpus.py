@@ -57,6 +57,6 @@ def test_the_cheapest_is_first_by_spot_where_there_is_one_estimates_at_the_slow_
     assert corpus_cells(found[2], "$")[4].endswith(")"), "the slow end of an estimate is shown"
 
 
-def test_without_figures_the_headline_says_what_to_do() -> None:
+def test_without_figures_the_headline_has_a_remedy() -> None:
     assert corpus_rows([Offer("icelake", 2)], 5) == ()
     assert "measure a class" in corpus_headline((), 5, "USD")
