@@ -412,6 +412,19 @@ class ObservationSettings(SettingsGroup):
     )
 
 
+class GuardSettings(SettingsGroup):
+    """The guard of live traffic."""
+
+    live_guard_share: float = setting(
+        0.0,
+        "Share of the CPU time of the model's cores in which a few answers are computed again with the fp32 model and "
+        "compared, while nothing waits; 0.02 is enough. Takes the memory of the fp32 model. 0: off.",
+        unit="share",
+        ge=0,
+        le=0.5,
+    )
+
+
 class Settings(SettingsGroup):
     """All settings, by group."""
 
@@ -425,6 +438,7 @@ class Settings(SettingsGroup):
     log: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
     observation: ObservationSettings = ObservationSettings()
+    guard: GuardSettings = GuardSettings()
 
     @model_validator(mode="after")
     def _largest_request_fits(self) -> Self:

@@ -71,6 +71,8 @@ class LoadedModel:
     """The recorded vectors of the probe texts, see `probes.py`."""
     digest: str = ""
     """sha256 of the manifest, hexadecimal, which names the artefact in a store."""
+    folder: Path | None = None
+    """Of the artefact."""
     findings: tuple[str, ...] = ()
     """Deviations from the plan, as sentences for the user."""
     closed: bool = False
@@ -188,6 +190,7 @@ def load_artefact(
     if manifest.model.head is Head.ENCODER and isinstance(pooling := model_folder.pooling, Pooling):
         model.pooling = str(pooling)
     model.truncate = truncate
+    model.folder = folder
     model.digest = hashlib.sha256((folder / MANIFEST_NAME).read_bytes()).hexdigest()
     if manifest.probes is not None:
         model.probes = np.load(folder / PROBES_FILE, allow_pickle=False)
@@ -196,6 +199,17 @@ def load_artefact(
         model.space = manifest.vector_space.served_with(texts.texts, texts.default, longest)
     model.findings = (*findings, *task.tokenizer.findings, *ignored_settings(folder))
     return model
+
+
+def load_reference(model: LoadedModel) -> tuple[Engine, GraphIO]:
+    """The fp32 graph of a model's artefact, for one thread. Errors as `load_artefact`."""
+    manifest, folder = model.manifest, model.folder
+    if manifest is None or folder is None:
+        raise ArtefactError("the model is not from an artefact, so that its fp32 graph is not known")
+    baseline = manifest.baseline
+    verify_files(folder, manifest, baseline)
+    plan = baseline.plan.unrouted.model_copy(update={"streams": 1, "threads_per_stream": 1})
+    return _engine(folder / baseline.path, baseline.io, plan, model.max_tokens), baseline.io
 
 
 def fit_plan(plan: Plan, cores: int | None) -> tuple[Plan, tuple[str, ...]]:
