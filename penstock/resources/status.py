@@ -30,6 +30,8 @@ class ConditionType(StrEnum):
     """The optimisation has a result."""
     ACCURACY_WITHIN_BUDGET = "AccuracyWithinBudget"
     """The answers of the served plan are within the accuracy budget."""
+    ANSWERS_AGREE = "AnswersAgree"
+    """Live answers are as they were when the plan was judged. Only with `spec.guard.live`."""
     CORES_PINNED = "CoresPinned"
     """Every pod has exclusive cores."""
     AVAILABLE = "Available"
@@ -178,6 +180,28 @@ class CanaryStatus(Facts):
     message: LongText = Field(default="", description="The figures of both plans, in one sentence.")
 
 
+class GuardAlarm(Facts):
+    """An artefact whose live answers were worse than those that judged it."""
+
+    digest: Digest = Field(description="The artefact.")
+    since: Time = Field(description="Since when its answers were compared.")
+    until: Time = Field(description="The alarm. What was embedded in between may have to be embedded again.")
+    answers: int = Field(ge=0, description="Compared answers.")
+    evidence: float = Field(ge=0, description="That they are worse, as 1 / the probability of a false alarm.")
+
+
+class GuardStatus(Facts):
+    """The guard of live traffic (`spec.guard.live`)."""
+
+    digest: str = Field(default="", max_length=71, description="The artefact with the answers that are compared.")
+    since: Time = Field(description="Since when.")
+    answers: int = Field(default=0, ge=0, description="Compared answers of the present pods; about.")
+    evidence: float = Field(default=1, ge=0, description="That they are worse; 100 is an error of at most 1 %.")
+    alarms: tuple[GuardAlarm, ...] = Field(
+        default=(), max_length=5, description="Artefacts that fp32 serves instead of, the latest first."
+    )
+
+
 class ServedBefore(Facts):
     """A plan that was served before, for a rollback."""
 
@@ -219,6 +243,7 @@ class EndpointStatus(Facts):
     speed_up: str = Field(default="", max_length=32, description="For people: against fp32, such as `4.7x`.")
     scaling: ScalingStatus | None = None
     canary: CanaryStatus | None = None
+    guard: GuardStatus | None = None
     pods: tuple[PodReport, ...] = Field(default=(), max_length=32, description="Reports of the pods; the first 32.")
     history: tuple[ServedBefore, ...] = Field(
         default=(), max_length=5, description="Plans that were served before, the latest first."

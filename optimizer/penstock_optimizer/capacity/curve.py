@@ -42,6 +42,11 @@ LEAST_START_SECONDS = 2.0
 """A replica is not started with less time than this."""
 NO_TIME = "the time budget was spent before the capacity could be measured"
 STOP_SECONDS = 10.0
+LIMITS_ROWS, LIMITS_SECONDS, LIMITS_SEED = 1000, 10.0, 20261128
+"""For the limits of the guard of live traffic, with parts of the judging texts: none of 1,000 answers damaged proves a
+share of at most 0.4 %."""
+LIMITS_PROCESS_SECONDS = 30.0
+"""After which it is given up, with loading."""
 
 
 class CapacityFailed(PenstockError):
@@ -179,7 +184,14 @@ def measure_limits(artefact: Path, limits: Path, *, cpus: Sequence[int], log: Pa
         command += ["--max-tokens", str(max_tokens)]
     with log.open("ab") as file, contextlib.suppress(subprocess.TimeoutExpired):
         # Without the file, the guard of live traffic is off for this artefact; its log has the error.
-        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=LIMITS_PROCESS_SECONDS)
+        subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            timeout=LIMITS_PROCESS_SECONDS,
+        )
 
 
 def write_limits(artefact: Path, limits: Path, *, max_tokens: int | None) -> None:
@@ -235,11 +247,6 @@ if __name__ == "__main__":
     main()
 
 
-LIMITS_ROWS, LIMITS_SECONDS, LIMITS_SEED = 1000, 10.0, 20261128
-"""For the limits of the guard of live traffic, with parts of the judging texts: none of 1,000 answers damaged proves a
-share of at most 0.4 %."""
-LIMITS_PROCESS_SECONDS = 30.0
-"""After which it is given up, with loading."""
 FIRST_SHARE = 0.15
 """The first rate, as a share of the throughput at saturation: low enough to be idle."""
 GROWTH = 1.6

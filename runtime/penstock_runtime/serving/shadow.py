@@ -55,8 +55,8 @@ WAITING = 4
 """Rows that wait for their comparison."""
 DISTINCT = 10_000
 """Texts that are remembered: each counts once, so that one frequent text is not taken for a share of the traffic."""
-LONGEST_WAIT_SECONDS = 10.0
-POLL_SECONDS = 0.005
+POLL_SECONDS, IDLE_POLLS = 0.005, 2000
+"""How often is looked whether no row waits."""
 FIRST_SECONDS = 0.05
 """The assumed CPU time of the first comparison."""
 ALPHA = 0.05
@@ -251,7 +251,6 @@ class LiveEvidence:
 class _Sample(NamedTuple):
     row: Row
     served: Any
-    since: float
 
 
 class Shadow:
@@ -266,7 +265,8 @@ class Shadow:
         is_idle: Callable[[], bool],
         again: Callable[[Row], Awaitable[Any]],
     ) -> None:
-        """`cpu_share`: of the cores of the plan. `is_idle`: no row waits. `again`: the result of a row on the served plan."""
+        """`cpu_share`: of the cores of the plan. `is_idle`: no row waits. `again`: the result of a row on the served
+        plan."""
         self.evidence = LiveEvidence(limits)
         self.cpu_seconds = 0.0
         """Of all comparisons, with loading the fp32 graph."""
@@ -304,7 +304,7 @@ class Shadow:
             self._seen[key] = None
             if len(self._seen) > DISTINCT:
                 self._seen.popitem(last=False)
-            self._waiting.append(_Sample(rows[at], reduced[at], perf_counter()))
+            self._waiting.append(_Sample(rows[at], reduced[at]))
             if self._work is None or self._work.done():
                 self._work = asyncio.create_task(self._compare_all())
 
@@ -326,9 +326,11 @@ class Shadow:
     async def _compare_all(self) -> None:
         while self._waiting:
             sample = self._waiting.popleft()
-            while not self._is_idle() and perf_counter() < sample.since + LONGEST_WAIT_SECONDS:
+            for _ in range(IDLE_POLLS):
+                if self._is_idle():
+                    break
                 await asyncio.sleep(POLL_SECONDS)
-            if not self._is_idle():
+            else:
                 self.lost["busy"] += 1
                 continue
             try:

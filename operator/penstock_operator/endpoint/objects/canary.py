@@ -30,7 +30,7 @@ from penstock_operator.endpoint.pods.judging import pod_problems
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.findings import Event, Finding, clipped, no, sentence, stopped, yes
-from penstock_operator.facts.names import CANARY, Json, Ref, canary_name
+from penstock_operator.facts.names import CANARY, FP32, Json, Ref, canary_name
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.scaling import CanaryOutcome, CanaryReason, CanaryReport
 from penstock_operator.facts.workloads import DeploymentFacts, ReplicaSetFacts, replaced
@@ -278,7 +278,8 @@ def plan_canary(
     remove = (ref,) if ref in observed.present else ()
     if before is not None and before.template != template:
         before = None
-    if wanted is None or present is None or present.deleting:
+    if wanted is None or present is None or present.deleting or FP32 in desired["metadata"].get("annotations", {}):
+        # A return to fp32 does not wait: the plan that serves is the suspect.
         return CanaryPlan(delete=remove)
     if before is not None and before.phase is CanaryPhase.REJECTED:
         went_back = present.template != template and not present.paused and present.owner.uid == endpoint.uid
