@@ -198,7 +198,7 @@ def write_limits(artefact: Path, limits: Path, *, max_tokens: int | None) -> Non
     """See `measure_limits`."""
     from penstock_optimizer.guard.gate import own_corpus, prepare, samples, split
     from penstock_runtime.host import read_host
-    from penstock_runtime.serving.loaded_model import is_on_device, load_artefact
+    from penstock_runtime.serving.loaded_model import is_on_device, load_artefact, load_reference
     from penstock_runtime.serving.shadow import measured_limits
 
     manifest = Manifest.load(artefact)
@@ -216,7 +216,8 @@ def write_limits(artefact: Path, limits: Path, *, max_tokens: int | None) -> Non
         requests.append(replace(one, inputs=" ".join(words[first:last]) or one.inputs))
     rows = [row for prepared in prepare(model.task, requests) for row in prepared.rows]
     dice.shuffle(rows)
-    found = measured_limits(model, rows[:LIMITS_ROWS], LIMITS_SECONDS)
+    reference = load_reference(artefact, manifest, model.max_tokens)
+    found = measured_limits(model, reference, rows[:LIMITS_ROWS], LIMITS_SECONDS)
     if found is not None:
         limits.write_text(found.model_dump_json(), encoding="utf-8")
 

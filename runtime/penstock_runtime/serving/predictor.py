@@ -320,11 +320,10 @@ class Predictor:
         fingerprint = model.fingerprint
         in_assemble = isinstance(model.task, HeadInAssemble)
         served = _ServedModel(model, dispatcher, in_assemble, fingerprint, vector_headers(fingerprint), number)
-        limits = None if model.manifest is None or model.which != "chosen" else model.manifest.live
-        if self._live_guard_share and limits is not None:
+        if self._live_guard_share and model.live is not None:
             served.shadow = Shadow(
                 model,
-                limits,
+                model.live,
                 cpu_share=self._live_guard_share,
                 is_idle=lambda: not dispatcher.batcher.depth[0],
                 again=partial(self._again, dispatcher),

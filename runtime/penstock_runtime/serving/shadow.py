@@ -32,9 +32,8 @@ from penstock.logs import log_event
 from penstock.manifest import GraphIO, LiveLimits
 from penstock.tasks import TaskName
 from penstock_runtime.engines.base import Engine
-from penstock_runtime.errors import RequestError
 from penstock_runtime.rows import Float, Row, run_rows
-from penstock_runtime.serving.loaded_model import LoadedModel, load_reference
+from penstock_runtime.serving.loaded_model import LiveReference, LoadedModel
 from penstock_runtime.tasks.base import Judged, Task
 
 logger = logging.getLogger("penstock.shadow")
@@ -169,10 +168,13 @@ def limits_of(outcomes: Sequence[Outcome]) -> LiveLimits | None:
     )
 
 
-def measured_limits(model: LoadedModel, rows: Sequence[Row], seconds: float) -> LiveLimits | None:
-    """The limits of a model by these rows, as many as take `seconds`; None: too few. Errors of both engines."""
+def measured_limits(
+    model: LoadedModel, reference: tuple[Engine, GraphIO], rows: Sequence[Row], seconds: float
+) -> LiveLimits | None:
+    """The limits of a model by these rows, as many as take `seconds`; None: too few. Closes the reference. Errors of
+    both engines."""
     end, outcomes = time.monotonic() + seconds, []
-    engine, io = load_reference(model)
+    engine, io = reference
     try:
         for row in rows:
             if time.monotonic() > end:
@@ -259,7 +261,7 @@ class Shadow:
     def __init__(
         self,
         model: LoadedModel,
-        limits: LiveLimits,
+        reference: LiveReference,
         *,
         cpu_share: float,
         is_idle: Callable[[], bool],
@@ -267,12 +269,12 @@ class Shadow:
     ) -> None:
         """`cpu_share`: of the cores of the plan. `is_idle`: no row waits. `again`: the result of a row on the served
         plan."""
-        self.evidence = LiveEvidence(limits)
+        self.evidence = LiveEvidence(reference.limits)
         self.cpu_seconds = 0.0
         """Of all comparisons, with loading the fp32 graph."""
         self.lost = {"busy": 0, "failed": 0, "repeated": 0}
         """Samples that were not compared, by reason."""
-        self._model = model
+        self._model, self._reference = model, reference
         self._allowed = cpu_share * model.plan.streams * model.plan.threads_per_stream
         self._is_idle, self._again = is_idle, again
         self._waiting: deque[_Sample] = deque()
@@ -335,15 +337,16 @@ class Shadow:
                 continue
             try:
                 await self._compare(sample)
-            except Exception as error:  # the comparison must not end with one row; it counts as no outcome
+            except Exception as error:  # fails this row only, which counts as no outcome
                 self.lost["failed"] += 1
-                level = logging.DEBUG if self.lost["failed"] > 1 else logging.WARNING
-                logger.log(
-                    level,
-                    "an answer could not be compared with fp32: %s",
-                    type(error).__name__ if isinstance(error, RequestError) else error,
-                    extra=log_event("ShadowFailed", reason=type(error).__name__),
-                )
+                if self.lost["failed"] == 1:
+                    # The type only: a message may name a part of the input.
+                    reason = type(error).__name__
+                    logger.warning(
+                        "an answer could not be compared with fp32: %s",
+                        reason,
+                        extra=log_event("ShadowFailed", reason=reason),
+                    )
 
     async def _compare(self, sample: _Sample) -> None:
         task, loop = self._model.task, asyncio.get_running_loop()
@@ -369,7 +372,7 @@ class Shadow:
         begin = time.thread_time()
         if self._loaded is None:
             # Here: the threads of an engine have the priority of the thread that loads it.
-            self._loaded = load_reference(self._model)
+            self._loaded = self._reference.load()
             self.cpu_seconds += time.thread_time() - begin
             begin = time.thread_time()
         engine, io = self._loaded
