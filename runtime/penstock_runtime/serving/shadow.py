@@ -282,6 +282,7 @@ class Shadow:
         self._cost = FIRST_SECONDS
         self._seen: OrderedDict[int, None] = OrderedDict()
         self._random = random.Random(os.urandom(16))  # noqa: S311 - for sampling
+        self._secret = self._random.getrandbits(64)
         self._loaded: tuple[Engine, GraphIO] | None = None
         self._last: Row | None = None
         self._pool = ThreadPoolExecutor(1, "penstock-shadow", initializer=_lowest_priority)
@@ -297,7 +298,7 @@ class Shadow:
     def offer(self, rows: Sequence[Row], reduced: Sequence[Any]) -> None:
         """The answer of a request that `wants` chose: one of its rows is compared."""
         at = self._random.randrange(len(rows))
-        key = hash((id(self), *rows[at].ids, *(rows[at].type_ids or ())))
+        key = hash((self._secret, *rows[at].ids, *(rows[at].type_ids or ())))
         if key in self._seen:
             self.lost["repeated"] += 1
         elif len(self._waiting) >= WAITING:
