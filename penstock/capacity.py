@@ -208,12 +208,6 @@ def unmeasured_pod_bytes(artefact_bytes: int) -> int:
     return int(artefact_bytes * 2.5) + PROCESS
 
 
-def reference_bytes(parameters: int) -> int:
-    """Memory of the fp32 graph of a model with this many weights next to the served one, for one thread: the weights,
-    a copy while it is loaded or repacked, and activations."""
-    return 8 * parameters + PROCESS // 4
-
-
 def per_month(per_hour: float) -> float:
     """The price of a month at a price per hour."""
     return per_hour * HOURS_PER_MONTH

@@ -3,26 +3,26 @@
 Each pod reports its evidence that live answers are worse than those that judged the plan: a value that reaches 1/alpha
 with a probability of at most alpha while they are not (`penstock.evidence`), at any time. The mean over the pods is
 such a value again. An artefact keeps its alarm, and fp32 serves instead of it, until another artefact is made, or the
-spec says `action: Report` or removes `guard.live`.
+spec has `action: Report` or removes `guard.live`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from penstock.resources.endpoint_parts.guard import GuardAction, LiveGuard
-from penstock.resources.status import GuardAlarm, GuardStatus, timestamp
+from penstock.resources.rollout_status import GuardAlarm, GuardStatus
+from penstock.resources.status import timestamp
 from penstock.tasks import TaskName
 from penstock_operator.endpoint.serving import ServingChoice
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.facts.findings import Finding, no, unknown, yes
-from penstock_operator.facts.pods import LiveReport, RuntimePod
+from penstock_operator.facts.pods import LiveReport
 from penstock_operator.facts.reasons import Reason
 
 ENOUGH = 200
-"""Compared answers of all pods from which they are said to agree."""
+"""Compared answers of all pods from which the condition is True."""
 MOST_ALARMS = 5
 
 
@@ -37,29 +37,8 @@ class LiveGuardPlan:
     status: GuardStatus | None = None
 
 
-@dataclass(frozen=True)
-class Load:
-    """What fp32 would have to take."""
-
-    requests_per_second: float | None
-    """None: not known."""
-    replicas: int
-
-    @classmethod
-    def of(cls, observed: EndpointSnapshot) -> Load:
-        """As the autoscaler has measured it."""
-        present, scale = observed.deployment, observed.scale
-        return cls(None if scale is None else scale.requests_per_second, 0 if present is None else present.available)
-
-
 def guard_live(
-    live: LiveGuard,
-    serving: ServingChoice | None,
-    pods: Sequence[RuntimePod],
-    load: Load,
-    *,
-    before: GuardStatus | None,
-    now: datetime,
+    live: LiveGuard, serving: ServingChoice | None, observed: EndpointSnapshot, before: GuardStatus | None
 ) -> LiveGuardPlan:
     """`serving`: what is to serve as far as the optimisation decides. `before`: of the present status."""
     if serving is None:
@@ -74,10 +53,10 @@ def guard_live(
     if alarm is not None and live.action is GuardAction.RETURN:
         return LiveGuardPlan(replace(serving, fp32=True, result=None), _returned(alarm), before)
     known = before is not None and before.digest == serving.digest
-    since = before.since if before is not None and known else timestamp(now)
+    since = before.since if before is not None and known else timestamp(observed.now)
     reports = {
         entry.pod.name: entry.report.live
-        for entry in pods
+        for entry in observed.pods
         if entry.pod.ready and entry.pod.artefact == serving.digest and entry.report and entry.report.live
     }
     found = list(reports.values())
@@ -108,11 +87,13 @@ def guard_live(
         )
         return LiveGuardPlan(serving, no(Reason.REPLICA_DIFFERS, message), status)
     differs = f"{figures}, and they differ more than when the plan was judged (evidence {evidence:.2g})."
-    kept = _why_not_fp32(live, serving, load)
+    kept = _why_not_fp32(live, serving, observed)
     if kept:
         advice = "Optimise with texts of the present traffic (workload.textsFrom)."
         return LiveGuardPlan(serving, no(Reason.LIVE_TRAFFIC_DIFFERS, f"{differs} {kept} {advice}"), status)
-    alarm = GuardAlarm(digest=serving.digest, since=since, until=timestamp(now), answers=answers, evidence=evidence)
+    alarm = GuardAlarm(
+        digest=serving.digest, since=since, until=timestamp(observed.now), answers=answers, evidence=evidence
+    )
     status = status.model_copy(update={"alarms": (alarm, *alarms)[:MOST_ALARMS]})
     return LiveGuardPlan(replace(serving, fp32=True, result=None), _returned(alarm), status)
 
@@ -136,7 +117,7 @@ def _single(reports: dict[str, LiveReport]) -> str | None:
     return worst if others and len(quiet) == len(others) else None
 
 
-def _why_not_fp32(live: LiveGuard, serving: ServingChoice, load: Load) -> str:
+def _why_not_fp32(live: LiveGuard, serving: ServingChoice, observed: EndpointSnapshot) -> str:
     """Why the plan goes on serving, as a sentence; empty: fp32 takes the load."""
     if live.action is GuardAction.REPORT:
         return "The plan goes on serving (guard.live.action: Report)."
@@ -144,13 +125,15 @@ def _why_not_fp32(live: LiveGuard, serving: ServingChoice, load: Load) -> str:
     rate = None if result is None else result.capacity.requests_per_second
     if result is None or rate is None or not result.speed_up:
         return "The plan goes on serving, since the capacity of fp32 is not known."
-    if load.requests_per_second is None:
+    load = None if observed.scale is None else observed.scale.requests_per_second
+    replicas = 0 if observed.deployment is None else observed.deployment.available
+    if load is None:
         return "The plan goes on serving, since the load is not known, which fp32 would have to take."
-    capacity = rate / max(1.0, result.speed_up) * load.replicas
-    if load.requests_per_second > capacity:
+    capacity = rate / max(1.0, result.speed_up) * replicas
+    if load > capacity:
         return (
-            f"The plan goes on serving, since {load.requests_per_second:.4g} requests/s are more than fp32 takes on "
-            f"the present {load.replicas} replicas ({capacity:.4g}): raise scaling.minReplicas."
+            f"The plan goes on serving, since {load:.4g} requests/s are more than fp32 takes on "
+            f"the present {replicas} replicas ({capacity:.4g}): raise scaling.minReplicas."
         )
     return ""
 

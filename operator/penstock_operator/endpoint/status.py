@@ -109,7 +109,6 @@ class EndpointState:
     """Whether the rollout has a slot; None: none needs one."""
     canary: CanaryPlan = NO_CANARY
     live: LiveGuardPlan | None = None
-    """None: live answers are not compared."""
 
 
 def conditions_of(state: EndpointState) -> dict[str, Finding]:
@@ -348,9 +347,7 @@ def invalid_spec_status(observed: EndpointSnapshot, why: Finding) -> EndpointSta
     findings: dict[str, Finding] = {kind: unknown(Reason.NOT_ACCEPTED, why.message) for kind in ConditionType}
     if not (observed.endpoint.get("spec") or {}).get("exposure"):
         del findings[ConditionType.EXPOSED]
-    guard = (observed.endpoint.get("spec") or {}).get("guard")
-    if not isinstance(guard, dict) or guard.get("live") is None:
-        del findings[ConditionType.ANSWERS_AGREE]
+    del findings[ConditionType.ANSWERS_AGREE]
     findings[ConditionType.ACCEPTED] = why
     findings[ConditionType.READY] = no(why.reason, why.message)
     written = conditions(findings, before=status.get("conditions") or (), generation=generation, now=observed.now)

@@ -75,7 +75,6 @@ class DeploymentFacts:
     optimized_model: str = ""
     """The OptimizedModel of the artefact; empty for a pinned one that no OptimizedModel of the namespace has."""
     serves_fp32: bool = False
-    """Instead of the plan of its artefact."""
     cores: int = 0
     """`cores` of one replica; 0: an earlier version made it."""
     paused: bool = False

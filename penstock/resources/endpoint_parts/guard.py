@@ -8,6 +8,9 @@ from pydantic import Field
 
 from penstock.resources.base import Spec
 
+FP32_BYTES = 128 * 2**20
+"""Of a process that runs an fp32 graph in one thread, besides the weights."""
+
 
 class GuardAction(StrEnum):
     """What follows when live answers are worse than those that judged the plan."""
@@ -35,6 +38,11 @@ class LiveGuard(Spec):
         description="Return: after an alarm fp32 serves, if its measured capacity takes the present load. Report: only "
         "the condition AnswersAgree changes.",
     )
+
+    def memory_bytes(self, parameters: int) -> int:
+        """Memory of the fp32 graph of a model with this many weights next to the served one: the weights, a copy while
+        it is loaded or repacked, and activations."""
+        return 8 * parameters + FP32_BYTES
 
 
 class Guard(Spec):

@@ -83,7 +83,7 @@ async def start_model(server: Server, model: AnyModel) -> AnyPredictor:
         server.metrics,
         queue=settings.queue,
         caches=settings.caches,
-        live_guard_share=settings.guard.live_guard_share,
+        live_guard_share=settings.observation.live_guard_share,
     )
     await predictor.warm_up()
     freeze_garbage_collector()

@@ -140,7 +140,7 @@ class Predictor:
         owns_model: bool = True,
         live_guard_share: float = 0.0,
     ) -> None:
-        """`owns_model`: whether `drain` frees the model. `live_guard_share`: see `GuardSettings`."""
+        """`owns_model`: whether `drain` frees the model. `live_guard_share`: see `ObservationSettings`."""
         self._owns_model = owns_model
         self._live_guard_share = live_guard_share
         self._admission = Admission(queue)

@@ -64,7 +64,7 @@ LEAST_LIMIT = 0.002
 FEWEST_TEXTS = 60
 
 
-class Outcome(NamedTuple):
+class AnswerDamage(NamedTuple):
     """The damage of one answer, from 0 to 1."""
 
     divergence: float
@@ -72,7 +72,7 @@ class Outcome(NamedTuple):
     """1: outside the budget of one answer; of an answer with many tokens, the share of them."""
 
 
-def compare(task: Task, row: Row, reference: Any, served: Any) -> Outcome:
+def compare(task: Task, row: Row, reference: Any, served: Any) -> AnswerDamage:
     """The damage of a row's served result (`Task.reduce`) by that of the fp32 graph."""
     match task.name:
         case TaskName.QUESTION_ANSWERING:
@@ -87,20 +87,20 @@ def compare(task: Task, row: Row, reference: Any, served: Any) -> Outcome:
     return _worst([_vectors(*pair) for pair in zip(*sides, strict=True)])
 
 
-def _worst(found: Sequence[Outcome]) -> Outcome:
-    return Outcome(max(one.divergence for one in found), max(one.severe for one in found))
+def _worst(found: Sequence[AnswerDamage]) -> AnswerDamage:
+    return AnswerDamage(max(one.divergence for one in found), max(one.severe for one in found))
 
 
-def _vectors(reference: Any, served: Any) -> Outcome:
+def _vectors(reference: Any, served: Any) -> AnswerDamage:
     if reference.dtype.names:  # pairs of a token and its weight
         tokens = np.union1d(reference["index"], served["index"])
         reference, served = (_dense(one, tokens) for one in (reference, served))
     a, b = reference.ravel().astype(np.float64), served.ravel().astype(np.float64)
     if a.shape != b.shape:
-        return Outcome(1.0, 1.0)
+        return AnswerDamage(1.0, 1.0)
     norm = float(np.linalg.norm(a) * np.linalg.norm(b))
     cosine = float(a @ b) / norm if norm else 1.0
-    return Outcome(min(1.0, max(0.0, 1 - cosine) / COSINE_SCALE), float(cosine < COSINE_BUDGET))
+    return AnswerDamage(min(1.0, max(0.0, 1 - cosine) / COSINE_SCALE), float(cosine < COSINE_BUDGET))
 
 
 def _dense(pairs: Any, tokens: Any) -> Float:
@@ -117,41 +117,41 @@ def _probabilities(logits: Float) -> Float:
     return found
 
 
-def _labels(reference: Float, served: Float) -> Outcome:
+def _labels(reference: Float, served: Float) -> AnswerDamage:
     """Of distributions [items, labels]."""
     if reference.shape != served.shape:
-        return Outcome(1.0, 1.0)
+        return AnswerDamage(1.0, 1.0)
     if not reference.size:
-        return Outcome(0.0, 0.0)
+        return AnswerDamage(0.0, 0.0)
     before, after = (np.clip(one.astype(np.float64), 1e-9, 1.0) for one in (reference, served))
     divergence = np.sum(before * np.log(before / after), axis=1)
     items, best = np.arange(len(before)), after.argmax(axis=1)
     lost = before.max(axis=1) - before[items, best] > TIE
-    return Outcome(float(np.clip(divergence / DIVERGENCE_SCALE, 0, 1).mean()), float(lost.mean()))
+    return AnswerDamage(float(np.clip(divergence / DIVERGENCE_SCALE, 0, 1).mean()), float(lost.mean()))
 
 
-def _choices(reference: Any, served: Any) -> Outcome:
+def _choices(reference: Any, served: Any) -> AnswerDamage:
     """Of the best tokens of each mask, with their scores."""
     found = []
     for (tokens, scores), (others, _) in zip(reference, served, strict=True):
         kept = len(set(tokens) & set(others)) / max(1, len(tokens))
         known = dict(zip(tokens, scores, strict=True))
         lost = bool(others) and scores[0] - known.get(others[0], 0.0) > TIE
-        found.append(Outcome(1 - kept, float(lost)))
-    return Outcome(*np.mean(found, axis=0).tolist()) if found else Outcome(0.0, 0.0)
+        found.append(AnswerDamage(1 - kept, float(lost)))
+    return AnswerDamage(*np.mean(found, axis=0).tolist()) if found else AnswerDamage(0.0, 0.0)
 
 
-def _spans(reference: Any, served: Any) -> Outcome:
+def _spans(reference: Any, served: Any) -> AnswerDamage:
     """Of the best answer: the characters that both have."""
     (first, start, end), (_, other_start, other_end) = reference[0], served[0]
     both = max(0, min(end, other_end) - max(start, other_start))
     total = (end - start) + (other_end - other_start)
     agreement = 2 * both / total if total else 1.0
     known = next((score for score, *place in reference if place == [other_start, other_end]), 0.0)
-    return Outcome(1 - agreement, float(not agreement and first - known > TIE))
+    return AnswerDamage(1 - agreement, float(not agreement and first - known > TIE))
 
 
-def limits_of(outcomes: Sequence[Outcome]) -> LiveLimits | None:
+def limits_of(outcomes: Sequence[AnswerDamage]) -> LiveLimits | None:
     """What the guard of live traffic tests against, from the outcomes of texts that judged the plan; None: too few.
 
     The upper ends of the intervals: that none of n texts was damaged does not mean that none will be.
@@ -211,7 +211,7 @@ class LiveEvidence:
         )
         self._instrument = MeanEvidence.with_restarts(CHECK_LIMIT)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: AnswerDamage) -> None:
         """One compared answer."""
         self.answers += 1
         self.divergence += outcome.divergence

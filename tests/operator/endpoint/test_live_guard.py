@@ -9,7 +9,7 @@ import pytest
 
 from penstock.evidence import MeanEvidence
 from penstock.resources.endpoint_parts.guard import LiveGuard
-from penstock_operator.endpoint.live_guard import Load, guard_live
+from penstock_operator.endpoint.live_guard import guard_live
 from penstock_operator.facts.pods import HostReport, LiveReport
 from penstock_operator.facts.scaling import DesiredScale
 from tests.operator.endpoint.kube import Json, Kube, condition, info, result
@@ -79,7 +79,7 @@ def test_the_condition_follows_from_the_reports(reports: list[Json | None], expe
     assert ("PENSTOCK_FP32" in environment(kube)) == (expected[1] == "Returned")
 
 
-def test_fp32_serves_after_an_alarm_until_another_artefact_is_made_or_the_spec_says_otherwise() -> None:
+def test_fp32_serves_after_an_alarm_until_another_artefact_is_made_or_the_spec_wants_another_action() -> None:
     kube = serving(live())
     memory = kube.deployment["spec"]["template"]["spec"]["containers"][0]["resources"]
     say(kube, live(500, 250))
@@ -166,6 +166,6 @@ def test_pods_that_come_and_go_raise_false_alarms_as_rarely_as_stated() -> None:
 
 
 def test_nothing_serves() -> None:
-    found = guard_live(LiveGuard(), None, (), Load(None, 0), before=None, now=Kube().now)
+    found = guard_live(LiveGuard(), None, Kube().observed(), None)
 
     assert (found.serving, found.finding.reason) == (None, "NothingServes")

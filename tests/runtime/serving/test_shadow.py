@@ -24,8 +24,8 @@ from penstock_runtime.serving.loaded_model import LiveReference, LoadedModel, lo
 from penstock_runtime.serving.predictor import Predictor
 from penstock_runtime.serving.shadow import (
     LEAST_CHECKS,
+    AnswerDamage,
     LiveEvidence,
-    Outcome,
     Shadow,
     compare,
     limits_of,
@@ -164,7 +164,7 @@ def test_a_text_counts_once_and_a_failure_of_fp32_is_no_outcome(
 
 
 def test_it_takes_no_more_than_its_share_of_the_cpu_time(model: LoadedModel, limits: LiveLimits) -> None:
-    """On a clock of the test: it wants so many answers in an hour that their comparisons take the share."""
+    """On a clock of the test: the comparisons that it wants in an hour take the share."""
 
     async def wanted(share: float) -> int:
         model.live = LiveReference(limits, reference)
@@ -249,7 +249,7 @@ def test_the_damage_of_an_answer(task: TaskName, before: Any, after: Any, least:
 
 
 def test_limits_are_the_upper_ends_of_intervals_and_need_some_texts() -> None:
-    quiet = [Outcome(0.01, 0.0)] * 1000
+    quiet = [AnswerDamage(0.01, 0.0)] * 1000
 
     found = limits_of(quiet)
 
@@ -262,7 +262,7 @@ def test_limits_are_the_upper_ends_of_intervals_and_need_some_texts() -> None:
 def test_no_alarm_counts_before_the_comparison_was_checked() -> None:
     evidence = LiveEvidence(LiveLimits(texts=1000, divergence=0.015, severe=0.003))
     for _ in range(20):
-        evidence.add(Outcome(1.0, 1.0))
+        evidence.add(AnswerDamage(1.0, 1.0))
     assert evidence.value == 1.0
 
     for _ in range(LEAST_CHECKS):

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.artefact_store import StoreScheme, StoreUri
-from penstock.capacity import PROCESS, measured_pod_bytes, reference_bytes, unmeasured_pod_bytes
+from penstock.capacity import PROCESS, measured_pod_bytes, unmeasured_pod_bytes
 from penstock.resources.endpoint import Caches
+from penstock.resources.endpoint_parts.guard import LiveGuard
 from penstock.resources.endpoint_parts.pod import Pod
 from penstock.resources.hardware_class import HardwareClassSpec, SelectorOperator
 from penstock.resources.result import ArtefactReference, Result
@@ -47,12 +48,12 @@ def runtime_memory(
     artefact: ArtefactReference | None,
     caches: Caches | None = None,
     devices: bool = False,
-    compares: bool = False,
+    live: LiveGuard | None = None,
 ) -> int:
     """Memory in bytes of a runtime pod that serves this artefact: the endpoint's value, else from the measurement,
     else from the size of the artefact; the last two with the caches' memory. The limit equals the request.
 
-    `devices`: Inferentia computes. The job has not measured the pod's need. `compares`: fp32 is next to it.
+    `devices`: Inferentia computes. The job has not measured the pod's need.
     """
     if pod.memory is not None:
         return in_bytes(pod.memory)
@@ -60,8 +61,7 @@ def runtime_memory(
     if devices:
         size = artefact.bytes if artefact is not None and artefact.bytes else in_bytes(settings.runtime_memory)
         return size + NEURON_PROCESS + PROCESS + kept
-    if compares and result is not None:
-        kept += reference_bytes(result.parameters)
+    kept += 0 if live is None or result is None else live.memory_bytes(result.parameters)
     if result is not None and result.resident_bytes:
         return measured_pod_bytes(result.resident_bytes) + kept
     if artefact is not None and artefact.bytes:

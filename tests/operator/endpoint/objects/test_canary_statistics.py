@@ -221,7 +221,8 @@ def rejected_share(
             for side, more in enumerate((after - before - new, new)):
                 counts[side] += dice.multinomial(more, shares[side])
                 failed[side] += int(dice.binomial(more, failing[side]))
-            found, trial = trial.look(*map(_counts, counts, failed), number * SECONDS / looks)
+            old_counts, new_counts = map(_counts, counts, failed)
+            found, trial = trial.look(old_counts, new_counts, number * SECONDS / looks)
             if found.outcome is not CONTINUE:
                 rejected += found.outcome is REJECT
                 break
