@@ -23,7 +23,7 @@ from penstock_runtime.generation.loop import LoopState
 from penstock_runtime.generation.scheduler import Step
 from penstock_runtime.host import read_throttling
 from penstock_runtime.serving.predictor import Answer
-from penstock_runtime.serving.shadow import Shadow
+from penstock_runtime.serving.shadow import ShadowState
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 
 SECONDS = (
@@ -205,7 +205,7 @@ def device_families(state: DeviceState) -> Iterator[Metric]:
     yield tokens
 
 
-def shadow_families(shadow: Shadow) -> Iterator[Metric]:
+def shadow_families(shadow: ShadowState) -> Iterator[Metric]:
     """The metrics of the guard of live traffic, of servers that have one."""
     evidence = shadow.evidence
     answers = CounterMetricFamily(
@@ -265,7 +265,7 @@ class ServerMetrics:
         """Waiting rows and tokens; set by the server."""
         self.device: Callable[[], DeviceState | None] = lambda: None
         """State of a device other than the CPU; set by the server."""
-        self.live_guard: Callable[[], Shadow | None] = lambda: None
+        self.live_guard: Callable[[], ShadowState | None] = lambda: None
         """The comparison of live answers; set by the server."""
         self.request_seconds = Tally(with_objective(SECONDS, objective))
         self.queue_seconds = Tally(SECONDS)

@@ -21,7 +21,7 @@ from penstock_runtime.rows import Row
 from penstock_runtime.serving.cache import BoundedCache, content_key, memory_size
 from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.probes import check_probes
-from penstock_runtime.serving.shadow import Shadow
+from penstock_runtime.serving.shadow import Shadow, ShadowState
 from penstock_runtime.serving.tokenizing import LONG_CHARACTERS, TokenizerThread, about_tokens
 from penstock_runtime.serving.warmup import warm_up
 from penstock_runtime.settings import CacheSettings, QueueSettings
@@ -272,9 +272,9 @@ class Predictor:
         """Waiting rows and tokens."""
         return self._served.dispatcher.batcher.depth
 
-    def live_guard(self) -> Shadow | None:
-        """The comparison of answers with fp32's; None: it is off, or the artefact has no limits for it."""
-        return self._served.shadow
+    def live_guard(self) -> ShadowState | None:
+        """What was compared with fp32; None: it is off, or the artefact has no limits for it."""
+        return None if self._served.shadow is None else self._served.shadow.state
 
     def device(self) -> DeviceState | None:
         """State of the device that the model runs on; None: it runs on the CPU. From any thread."""

@@ -250,6 +250,21 @@ class LiveEvidence:
         }
 
 
+@dataclass
+class ShadowState:
+    """What a process has compared so far."""
+
+    evidence: LiveEvidence
+    cpu_seconds: float = 0.0
+    """Of all comparisons, with loading the fp32 graph."""
+    lost: dict[str, int] = field(default_factory=lambda: {"busy": 0, "failed": 0, "repeated": 0})
+    """Answers that were chosen and not compared, by reason."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For `/info`."""
+        return {**self.evidence.as_json(), "cpu_seconds": round(self.cpu_seconds, 2), "lost": dict(self.lost)}
+
+
 class _Sample(NamedTuple):
     row: Row
     served: Any
@@ -269,11 +284,7 @@ class Shadow:
     ) -> None:
         """`cpu_share`: of the cores of the plan. `is_idle`: no row waits. `again`: the result of a row on the served
         plan."""
-        self.evidence = LiveEvidence(reference.limits)
-        self.cpu_seconds = 0.0
-        """Of all comparisons, with loading the fp32 graph."""
-        self.lost = {"busy": 0, "failed": 0, "repeated": 0}
-        """Samples that were not compared, by reason."""
+        self.state = ShadowState(LiveEvidence(reference.limits))
         self._model, self._reference = model, reference
         self._allowed = cpu_share * model.plan.streams * model.plan.threads_per_stream
         self._is_idle, self._again = is_idle, again
@@ -300,9 +311,9 @@ class Shadow:
         at = self._random.randrange(len(rows))
         key = hash((self._secret, *rows[at].ids, *(rows[at].type_ids or ())))
         if key in self._seen:
-            self.lost["repeated"] += 1
+            self.state.lost["repeated"] += 1
         elif len(self._waiting) >= WAITING:
-            self.lost["busy"] += 1
+            self.state.lost["busy"] += 1
         else:
             self._seen[key] = None
             if len(self._seen) > DISTINCT:
@@ -310,10 +321,6 @@ class Shadow:
             self._waiting.append(_Sample(rows[at], reduced[at]))
             if self._work is None or self._work.done():
                 self._work = asyncio.create_task(self._compare_all())
-
-    def as_json(self) -> dict[str, Any]:
-        """For `/info`."""
-        return {**self.evidence.as_json(), "cpu_seconds": round(self.cpu_seconds, 2), "lost": dict(self.lost)}
 
     async def close(self) -> None:
         """Stop comparing, and free the fp32 graph."""
@@ -334,13 +341,13 @@ class Shadow:
                     break
                 await asyncio.sleep(POLL_SECONDS)
             else:
-                self.lost["busy"] += 1
+                self.state.lost["busy"] += 1
                 continue
             try:
                 await self._compare(sample)
             except Exception as error:  # fails this row only, which counts as no outcome
-                self.lost["failed"] += 1
-                if self.lost["failed"] == 1:
+                self.state.lost["failed"] += 1
+                if self.state.lost["failed"] == 1:
                     # The type only: a message may name a part of the input.
                     reason = type(error).__name__
                     logger.warning(
@@ -362,10 +369,10 @@ class Shadow:
             same = compare(task, sample.row, again, sample.served).divergence <= SAME
             if batched is not None:
                 same = same and compare(task, sample.row, reduced, batched).divergence <= SAME
-            self.evidence.check(same=same)
-        self.evidence.add(outcome)
-        self.cpu_seconds += seconds
-        self._cost += (seconds - self._cost) / min(16, self.evidence.answers)
+            self.state.evidence.check(same=same)
+        self.state.evidence.add(outcome)
+        self.state.cpu_seconds += seconds
+        self._cost += (seconds - self._cost) / min(16, self.state.evidence.answers)
 
     def _run(self, row: Row, other: Row | None) -> tuple[Any, Any, float]:
         """The row's result by fp32 alone, with another row in its batch (None: not asked for), and the CPU time. In the
@@ -374,7 +381,7 @@ class Shadow:
         if self._loaded is None:
             # Here: the threads of an engine have the priority of the thread that loads it.
             self._loaded = self._reference.load()
-            self.cpu_seconds += time.thread_time() - begin
+            self.state.cpu_seconds += time.thread_time() - begin
             begin = time.thread_time()
         engine, io = self._loaded
         reduce = self._model.task.reduce

@@ -75,7 +75,7 @@ async def serve(model: LoadedModel, limits: LiveLimits, texts: list[str], **chan
     """Answer texts one after another, until there is an alarm of either kind, and compare the answers."""
     model.live = LiveReference(limits, reference)
     predictor = Predictor(model, owns_model=False, live_guard_share=ALL)
-    shadow = predictor.live_guard()
+    shadow = predictor._served.shadow
     assert shadow is not None
     for name, value in changes.items():
         setattr(shadow, name, value)
@@ -84,7 +84,7 @@ async def serve(model: LoadedModel, limits: LiveLimits, texts: list[str], **chan
         await predictor.predict(text, {})
         if shadow._work is not None:
             await shadow._work
-        if max(shadow.evidence.value, shadow.evidence.instrument) >= ALARM:
+        if max(shadow.state.evidence.value, shadow.state.evidence.instrument) >= ALARM:
             break
     await predictor.drain()
     return shadow
@@ -93,13 +93,13 @@ async def serve(model: LoadedModel, limits: LiveLimits, texts: list[str], **chan
 def test_live_answers_of_a_sound_replica_raise_no_alarm(model: LoadedModel, limits: LiveLimits) -> None:
     shadow = asyncio.run(serve(model, limits, minilm.texts(150, seed=3, median=8)))
 
-    evidence = shadow.evidence
-    assert evidence.answers + shadow.lost["repeated"] == 150
+    evidence = shadow.state.evidence
+    assert evidence.answers + shadow.state.lost["repeated"] == 150
     assert evidence.checks >= LEAST_CHECKS
-    assert (evidence.failed_checks, shadow.lost["busy"], shadow.lost["failed"]) == (0, 0, 0)
+    assert (evidence.failed_checks, shadow.state.lost["busy"], shadow.state.lost["failed"]) == (0, 0, 0)
     assert evidence.value < 1
     assert 0 < evidence.divergence / evidence.answers < limits.divergence
-    assert shadow.cpu_seconds > 0
+    assert shadow.state.cpu_seconds > 0
 
 
 def test_a_damaged_tile_of_weights_in_memory_raises_an_alarm(
@@ -109,10 +109,10 @@ def test_a_damaged_tile_of_weights_in_memory_raises_an_alarm(
 
     shadow = asyncio.run(serve(model, limits, minilm.texts(150, seed=4, median=8)))
 
-    assert shadow.evidence.value >= ALARM
-    assert shadow.evidence.answers < 100
+    assert shadow.state.evidence.value >= ALARM
+    assert shadow.state.evidence.answers < 100
     # It gives the same damaged answer again: the comparison is right.
-    assert shadow.evidence.failed_checks == 0
+    assert shadow.state.evidence.failed_checks == 0
 
 
 def test_traffic_unlike_the_judged_texts_raises_an_alarm(model: LoadedModel, limits: LiveLimits) -> None:
@@ -126,8 +126,8 @@ def test_traffic_unlike_the_judged_texts_raises_an_alarm(model: LoadedModel, lim
 
     shadow = asyncio.run(serve(model, found.model_copy(update={"severe": limits.severe}), texts))
 
-    assert shadow.evidence.value >= ALARM
-    assert shadow.evidence.failed_checks == 0
+    assert shadow.state.evidence.value >= ALARM
+    assert shadow.state.evidence.failed_checks == 0
 
 
 def test_answers_of_other_requests_are_a_fault_of_the_comparison_and_raise_no_alarm(
@@ -145,22 +145,22 @@ def test_answers_of_other_requests_are_a_fault_of_the_comparison_and_raise_no_al
 
     shadow = asyncio.run(serve(model, limits, minilm.texts(100, seed=6, median=8)))
 
-    assert shadow.evidence.instrument >= ALARM
-    assert shadow.evidence.failed_checks > 1
+    assert shadow.state.evidence.instrument >= ALARM
+    assert shadow.state.evidence.failed_checks > 1
 
 
 def test_a_text_counts_once_and_a_failure_of_fp32_is_no_outcome(
     model: LoadedModel, limits: LiveLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     same = asyncio.run(serve(model, limits, ["the same text"] * 20))
-    assert (same.evidence.answers, same.lost["repeated"]) == (1, 19)
+    assert (same.state.evidence.answers, same.state.lost["repeated"]) == (1, 19)
 
     def fails() -> tuple[Engine, GraphIO]:
         raise MemoryError
 
     monkeypatch.setattr("tests.runtime.serving.test_shadow.reference", fails)
     broken = asyncio.run(serve(model, limits, minilm.texts(20, seed=8, median=8)))
-    assert (broken.evidence.answers, broken.lost["failed"] + broken.lost["repeated"]) == (0, 20)
+    assert (broken.state.evidence.answers, broken.state.lost["failed"] + broken.state.lost["repeated"]) == (0, 20)
 
 
 def test_it_takes_no_more_than_its_share_of_the_cpu_time(model: LoadedModel, limits: LiveLimits) -> None:
@@ -169,7 +169,7 @@ def test_it_takes_no_more_than_its_share_of_the_cpu_time(model: LoadedModel, lim
     async def wanted(share: float) -> int:
         model.live = LiveReference(limits, reference)
         predictor = Predictor(model, owns_model=False, live_guard_share=share)
-        shadow = predictor.live_guard()
+        shadow = predictor._served.shadow
         assert shadow is not None
         shadow._cost = 0.01
         found = sum(shadow.wants(tick / 1000) for tick in range(3_600_000))
@@ -188,7 +188,7 @@ def test_the_thread_has_the_lowest_priority_and_the_share_of_zero_is_off(
 
     async def policy() -> int:
         predictor = Predictor(model, owns_model=False, live_guard_share=0.02)
-        shadow = predictor.live_guard()
+        shadow = predictor._served.shadow
         assert shadow is not None
         found = await asyncio.get_running_loop().run_in_executor(shadow._pool, os.sched_getscheduler, 0)
         await predictor.drain()
@@ -204,7 +204,7 @@ def test_texts_that_were_compared_are_forgotten_in_time(
 
     shadow = asyncio.run(serve(model, limits, ["one", "two", "two", "three", "one"]))
 
-    assert (shadow.evidence.answers, shadow.lost["repeated"]) == (4, 1)
+    assert (shadow.state.evidence.answers, shadow.state.lost["repeated"]) == (4, 1)
 
 
 ROW = Row([1, 2, 3])
