@@ -173,7 +173,8 @@ def command(old: str, new: str, index: Path, queries: Path | None, auth_token: s
         )
         rate = (len(given.new) + len(given.again)) / max(time.monotonic() - begun, 1e-9)
     same = spaces[0].id == spaces[1].id
-    certificate, note = certify(replace(given, same_space=same), criteria), []
+    certificate = certify(replace(given, same_space=same), criteria)
+    note: list[tuple[str, str]] = []
     if options["adapter"] is not None and not certificate.verdict.fits:
         certificate, note = _adapted(given, criteria, certificate, options["adapter"])
     if quiet:

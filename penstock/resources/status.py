@@ -30,6 +30,8 @@ class ConditionType(StrEnum):
     """The optimisation has a result."""
     ACCURACY_WITHIN_BUDGET = "AccuracyWithinBudget"
     """The answers of the served plan are within the accuracy budget."""
+    INDEX_COMPATIBLE = "IndexCompatible"
+    """The result fits the index of `spec.vectorSpace`. Only with that."""
     CORES_PINNED = "CoresPinned"
     """Every pod has exclusive cores."""
     AVAILABLE = "Available"

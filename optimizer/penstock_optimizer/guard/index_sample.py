@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,8 @@ SECONDS = 300.0
 """Of one request."""
 QUERIES = 2_000
 """Of a certificate of which the documents of the sample are the queries."""
+TIMED = 64
+"""Texts that are embedded first where time is short, to see how many there is time for."""
 AGAIN = 2_000
 """Documents that the new model embeds, for the index that both have written."""
 
@@ -261,14 +264,22 @@ def index_vectors(
     queries: Sequence[str] = (),
     prompts: tuple[str, str] = ("", ""),
     pairs: int = AGAIN,
+    seconds: float | None = None,
     on_progress: OnProgress = lambda _done, _of: None,
 ) -> IndexVectors:
     """The vectors of a certificate. `queries`: texts that `old`, the writer of the index, and `new` embed. Empty:
     documents of the sample are the queries, with their stored vectors. `prompts`: names, of queries and of documents.
-    `pairs`: documents that `new` embeds, too. IndexSampleError if there are too few documents."""
+    `pairs`: documents that `new` embeds, too. `seconds`: with less time than all need, queries and documents are fewer.
+    IndexSampleError if there are too few documents."""
     rows, count = np.random.default_rng(0).permutation(len(sample.texts)), 0
+    most = len(rows)
+    if seconds is not None:
+        begun = time.monotonic()
+        new.vectors([sample.texts[row] for row in rows[:TIMED]], prompt=prompts[1])
+        most = int(TIMED * seconds / max(time.monotonic() - begun, 1e-6))
+    pairs = min(pairs, most // 2)
     if not queries:
-        count = min(QUERIES, len(rows) // 3)
+        count = min(QUERIES, len(rows) // 3, most // 2)
         # Queries of the same text as a stored document would find it, whatever the model is.
         asked = {sample.texts[row] for row in rows[:count]}
         rows = np.concatenate(
@@ -293,6 +304,6 @@ def index_vectors(
     if queries:
         if old is None:
             raise ValueError("queries need the writer of the index")
-        begun = len(texts) + len(again)
-        stored = old.vectors(texts, prompt=prompts[0], on_progress=lambda done, _: on_progress(begun + done, total))
+        known = len(texts) + len(again)
+        stored = old.vectors(texts, prompt=prompts[0], on_progress=lambda done, _: on_progress(known + done, total))
     return IndexVectors(stored, made, sample.vectors[documents], more, sample.digest, of_documents=not queries)
