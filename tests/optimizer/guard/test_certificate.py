@@ -82,7 +82,8 @@ def test_a_model_that_only_new_documents_harm_is_not_compatible() -> None:
         IndexVectors(good.old, good.new, good.documents, rotated(good.documents), "", of_documents=True), CRITERIA
     )
 
-    assert found.alone is not None and found.mixed is not None
+    assert found.alone is not None
+    assert found.mixed is not None
     assert found.alone.recall_low >= CRITERIA.min_recall
     assert found.mixed.recall < 0.9
     assert found.verdict is IndexVerdict.RE_EMBED
