@@ -14,7 +14,7 @@ from penstock_operator.facts.installation import AllowList
 from tests.operator.endpoint.kube import OTHER, RESULT, SETTINGS, Kube, condition, result
 
 GATE = {"index": {"sample": "s3://bucket/sample.parquet"}}
-VECTORS = {"model": "hf://org/vectors@main", "task": "feature-extraction"}
+VECTORS: Any = {"model": "hf://org/vectors@main", "task": "feature-extraction"}
 
 
 def certified(verdict: IndexVerdict | None, **update: Any) -> Result:

@@ -30,7 +30,8 @@ def cloud(count: int, seed: int, width: int = WIDTH) -> Any:
     """Unit vectors in groups, as texts of subjects are."""
     random = np.random.default_rng(seed)
     groups = random.normal(size=(40, width))
-    return unit(groups[random.integers(0, 40, count)] + 0.5 * random.normal(size=(count, width)))
+    near: Any = groups[random.integers(0, 40, count)]
+    return unit(near + 0.5 * random.normal(size=(count, width)))
 
 
 def moved(vectors: Any, noise: float, seed: int) -> Any:
