@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from penstock.capacity import CapacityCurve, TokenCurve
 from penstock.errors import ArtefactError
 from penstock.hardware import CpuIdentity
-from penstock.index_certificate import IndexCertificate
 from penstock.recipe import EngineName, Plan, Recipe
+from penstock.resources.index_certificate import IndexCertificate
 from penstock.tasks import Head, TaskName
 from penstock.vector_space import VectorSpace
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from penstock.capacity import per_million
 from penstock.errors import IndexSampleError
-from penstock.index_certificate import IndexCertificate, IndexCriteria, IndexVerdict, Recalls
 from penstock.manifest import Manifest
+from penstock.resources.index_certificate import IndexCertificate, IndexCriteria, IndexVerdict, Recalls
 from penstock_cli.space import space_at
 from penstock_cli.terminal import PLAIN_SECONDS, FiniteRange, console, fact, facts
 from penstock_optimizer.capacity.curve import serve_replica
@@ -29,7 +29,14 @@ from penstock_optimizer.guard.certificate import (
     who_wrote,
     with_adapter,
 )
-from penstock_optimizer.guard.index_sample import AGAIN, MOST_CHARACTERS, Embedder, Sample, index_vectors, read_sample
+from penstock_optimizer.guard.index_sample import (
+    AGAIN,
+    MOST_CHARACTERS,
+    Embedder,
+    IndexSample,
+    index_vectors,
+    read_sample,
+)
 from penstock_runtime.host import read_host
 
 STATUS = {
@@ -224,7 +231,7 @@ def _queries(path: Path) -> tuple[str, ...]:
     return found[:MOST_QUERIES]
 
 
-def _check_writer(sample: Sample, writer: Embedder, prompt: str, old: str) -> None:
+def _check_writer(sample: IndexSample, writer: Embedder, prompt: str, old: str) -> None:
     """IndexSampleError unless OLD has written the index: its answers would be no reference."""
     chosen = np.random.default_rng(1).permutation(len(sample.texts))[:CHECKED]
     made = writer.vectors([sample.texts[row] for row in chosen], prompt=prompt)

@@ -17,11 +17,11 @@ import click
 import numpy as np
 
 from benchmarks.program import Program
-from penstock.index_certificate import IndexCriteria, Recalls
+from penstock.resources.index_certificate import IndexCriteria, Recalls
 from penstock.manifest import Manifest
 from penstock_cli.certify import LARGEST_CLOSE, embedder_of
 from penstock_optimizer.guard.certificate import certify, fit_adapter, who_wrote, with_adapter
-from penstock_optimizer.guard.index_sample import Sample, index_vectors
+from penstock_optimizer.guard.index_sample import IndexSample, index_vectors
 
 DOCUMENTS, QUERIES, PAIRS = 12_000, 2_000, 3_000
 LEAST_CHARACTERS = 12
@@ -65,7 +65,7 @@ def main(writer: str, artefacts: tuple[str, ...]) -> None:
     with ExitStack() as stack:
         old = stack.enter_context(embedder_of(writer, ""))
         stored = old.vectors(documents)
-        sample = Sample(tuple(documents), stored, len(documents), "")
+        sample = IndexSample(tuple(documents), stored, len(documents), "")
         for artefact in artefacts:
             with embedder_of(artefact, "") as new:
                 given = index_vectors(sample, criteria, new, old, queries=queries, pairs=PAIRS)

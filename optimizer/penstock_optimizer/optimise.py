@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import NoCandidateWithinBudget
-from penstock.index_certificate import IndexCertificate
 from penstock.manifest import PROBES_FILE, CandidateFacts, Manifest, Outcome, ProbeFacts
 from penstock.recipe import Plan
 from penstock.resources.endpoint import ModelEndpoint, NoCandidate, OptimizationMode
+from penstock.resources.index_certificate import IndexCertificate
 from penstock.tasks import TaskName
 from penstock_optimizer.candidate.work_folder import locked
 from penstock_optimizer.capacity.curve import CapacityFailed, OutsideIndex, ReplicaBroken, ReplicaServer, serve_replica
 from penstock_optimizer.guard.certificate import certify
-from penstock_optimizer.guard.index_sample import Embedder, Sample, index_vectors, read_sample
+from penstock_optimizer.guard.index_sample import Embedder, IndexSample, index_vectors, read_sample
 from penstock_optimizer.job.job import Job, write_artefact
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressEvent, Stage, ignore_progress
 from penstock_optimizer.targets.target import (
@@ -159,7 +159,7 @@ class Optimisation:
         self._target = _target(job, seconds, on_progress)
         self._budget = self._target.budget
         self._events = self._target.events
-        self._sample: Sample | None = None
+        self._sample: IndexSample | None = None
         self._index: IndexCertificate | None = None
         """Of the present choice."""
 

@@ -13,10 +13,10 @@ from pydantic import Field
 
 from penstock.capacity import CapacityCurve, CapacityPoint, TokenCurve, TokenPoint
 from penstock.hardware import CpuIdentity, Isa
-from penstock.index_certificate import IndexCertificate
 from penstock.manifest import CandidateFacts, LatencyPoint, Manifest, Outcome, served_latency
 from penstock.recipe import Batching, EngineName, Plan, Precision
 from penstock.resources.base import NO_SCHEMA_DEFAULT, Facts
+from penstock.resources.index_certificate import IndexCertificate
 from penstock.resources.text_fields import Digest, Uri
 
 ShortText = Annotated[str, Field(max_length=256)]

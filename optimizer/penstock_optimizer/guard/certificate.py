@@ -17,7 +17,14 @@ from functools import cached_property
 import numpy as np
 
 from penstock.evidence import lower_bound, upper_bound
-from penstock.index_certificate import ERROR, LARGEST_EQUAL, IndexCertificate, IndexCriteria, IndexVerdict, Recalls
+from penstock.resources.index_certificate import (
+    ERROR,
+    LARGEST_EQUAL,
+    IndexCertificate,
+    IndexCriteria,
+    IndexVerdict,
+    Recalls,
+)
 from penstock_runtime.rows import Float
 
 QUERIES_AT_ONCE = 128

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import IndexSampleError, MissingPackage, PenstockError
-from penstock.index_certificate import IndexCriteria
+from penstock.resources.index_certificate import IndexCriteria
 from penstock_optimizer.guard.certificate import LEAST_DOCUMENTS, IndexVectors
 from penstock_runtime.rows import Float
 
@@ -54,7 +54,7 @@ OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Sample:
+class IndexSample:
     """Texts and their stored vectors."""
 
     texts: tuple[str, ...]
@@ -66,7 +66,7 @@ class Sample:
     """sha256, hexadecimal, of texts and vectors."""
 
 
-def read_sample(path: Path, *, text: str = "", vector: str = "", most: int = MOST_ROWS) -> Sample:
+def read_sample(path: Path, *, text: str = "", vector: str = "", most: int = MOST_ROWS) -> IndexSample:
     """Read a sample. `text`, `vector`: names of the columns; empty: the first of TEXT_NAMES and VECTOR_NAMES.
 
     IndexSampleError names the column and the row, counted from 1.
@@ -86,7 +86,7 @@ def read_sample(path: Path, *, text: str = "", vector: str = "", most: int = MOS
         ) from error
     digest = hashlib.sha256(json.dumps(texts).encode())
     digest.update(vectors.tobytes())
-    return Sample(texts, vectors, rows, digest.hexdigest())
+    return IndexSample(texts, vectors, rows, digest.hexdigest())
 
 
 Rows = Iterator[tuple[int, Any, Any, str, str]]
@@ -243,9 +243,9 @@ class Embedder:
                 return json.loads(answer.read(ANSWER_BYTES))
         except urllib.error.HTTPError as error:
             with error:
-                said = error.read(300).decode(errors="replace")
+                answer_text = error.read(300).decode(errors="replace")
             raise PenstockError(
-                f"{self.url}/embed is answered with status {error.code}: {said}",
+                f"{self.url}/embed is answered with status {error.code}: {answer_text}",
                 remedy="Check the address, the token (PENSTOCK_AUTH_TOKEN), and that the task is feature-extraction",
             ) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -256,7 +256,7 @@ class Embedder:
 
 
 def index_vectors(
-    sample: Sample,
+    sample: IndexSample,
     criteria: IndexCriteria,
     new: Embedder,
     old: Embedder | None = None,

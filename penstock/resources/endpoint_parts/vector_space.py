@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from penstock.index_certificate import IndexCriteria
 from penstock.resources.base import Spec, TextRule
 from penstock.resources.core import ModelSource
+from penstock.resources.index_certificate import IndexCriteria
 
 SampleUrl = Annotated[
     str,

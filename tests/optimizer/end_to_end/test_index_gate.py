@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import IndexSampleError
-from penstock.index_certificate import IndexVerdict
 from penstock.manifest import Outcome
+from penstock.resources.index_certificate import IndexVerdict
 from penstock_cli.certify import embedder_of
 from penstock_optimizer.load.workload import EVERYDAY_WORDS
 from penstock_optimizer.optimise import prepare

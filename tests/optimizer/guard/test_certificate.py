@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.index_certificate import IndexCriteria, IndexVerdict
+from penstock.resources.index_certificate import IndexCriteria, IndexVerdict
 from penstock_optimizer.guard.certificate import (
     IndexVectors,
     Outcomes,
@@ -168,7 +168,7 @@ def test_an_adapter_to_another_width_is_fitted() -> None:
     [(200, 0, 0, True, False), (0, 200, 0, True, False), (198, 0, 2, True, False), (0, 0, 200, False, False),
      (100, 0, 100, False, True), (90, 90, 20, False, True), (20, 0, 180, False, True)],
 )  # fmt: skip
-def test_the_writers_of_an_index_are_told_apart(equal: int, close: int, other: int, own: bool, two: bool) -> None:
+def test_the_writers_of_an_index_are_distinguished(equal: int, close: int, other: int, own: bool, two: bool) -> None:
     new = cloud(200, 1)
     stored = (
         np.concatenate([new[:equal], moved(new[equal : equal + close], 5e-3, 1), rotated(new[equal + close :])]) * 2

@@ -12,10 +12,10 @@ import pytest
 from pyarrow import array, float32, float64, list_, parquet, table
 
 from penstock.errors import IndexSampleError, PenstockError
-from penstock.index_certificate import IndexCriteria
+from penstock.resources.index_certificate import IndexCriteria
 from penstock.tasks import TaskName
 from penstock_optimizer.guard import index_sample
-from penstock_optimizer.guard.index_sample import Embedder, Sample, index_vectors, read_sample
+from penstock_optimizer.guard.index_sample import Embedder, IndexSample, index_vectors, read_sample
 from tests.runtime.http.serving import make_model, serving
 
 Write = Callable[[Path, list[dict[str, Any]]], Path]
@@ -131,7 +131,7 @@ def test_queries_are_no_documents_and_have_enough_of_them() -> None:
             return np.array([[len(text), 1.0] for text in texts], np.float32)
 
     texts = tuple(f"text {number % 150}" for number in range(300))
-    sample = Sample(texts, np.arange(600, dtype=np.float32).reshape(300, 2), 300, "digest")
+    sample = IndexSample(texts, np.arange(600, dtype=np.float32).reshape(300, 2), 300, "digest")
     found = index_vectors(sample, IndexCriteria(), Same("http://a"))
 
     asked = {tuple(row) for row in found.old}
