@@ -23,7 +23,7 @@
     │   └── DeviceUnavailable     the cores of an accelerator are taken, or have failed (temporary)
     ├── OptimizationError         no candidate may be served
     │   └── NoCandidateWithinBudget  `whenNoCandidate: Fail`, and none kept the accuracy budget
-    ├── IndexSampleError          a sample of an index cannot be read, or is too small
+    ├── IndexSampleUnusable       a sample of an index cannot be read, or is too small
     ├── Interrupted               a signal ended the process before it had finished (temporary)
     └── TextsChanged              the texts of a ConfigMap differ from the optimised ones (temporary)
 
@@ -140,7 +140,7 @@ class MissingPackage(PenstockError):
     """An optional package is needed for this and not installed; the remedy has the command that installs it."""
 
 
-class IndexSampleError(PenstockError):
+class IndexSampleUnusable(PenstockError):
     """A sample of an index cannot be read, or is too small."""
 
 

@@ -15,7 +15,7 @@ import click
 import numpy as np
 
 from penstock.capacity import per_million
-from penstock.errors import IndexSampleError
+from penstock.errors import IndexSampleUnusable
 from penstock.manifest import Manifest
 from penstock.resources.index_certificate import IndexCertificate, IndexCriteria, IndexVerdict, Recalls
 from penstock_cli.space import space_at
@@ -222,17 +222,17 @@ def _queries(path: Path) -> tuple[str, ...]:
         with path.open(encoding="utf-8") as file:
             text = file.read(MOST_QUERIES * 2048)
     except (OSError, UnicodeDecodeError) as error:
-        raise IndexSampleError(
+        raise IndexSampleUnusable(
             f"the queries {path} cannot be read ({error})", remedy="Give one on each line"
         ) from error
     found = tuple(line.strip()[:MOST_CHARACTERS] for line in text.splitlines() if line.strip())
     if not found:
-        raise IndexSampleError(f"{path} has no query", remedy="Give one on each line")
+        raise IndexSampleUnusable(f"{path} has no query", remedy="Give one on each line")
     return found[:MOST_QUERIES]
 
 
 def _check_writer(sample: IndexSample, writer: Embedder, prompt: str, old: str) -> None:
-    """IndexSampleError unless OLD has written the index: its answers would be no reference."""
+    """IndexSampleUnusable unless OLD has written the index: its answers would be no reference."""
     chosen = np.random.default_rng(1).permutation(len(sample.texts))[:CHECKED]
     made = writer.vectors([sample.texts[row] for row in chosen], prompt=prompt)
     stored = sample.vectors[chosen]
@@ -243,7 +243,7 @@ def _check_writer(sample: IndexSample, writer: Embedder, prompt: str, old: str) 
         share = f"of {len(chosen)} stored vectors {wrote.other} are not its own (mean cosine {wrote.cosine:.3f})"
     else:
         share = f"the stored vectors have {stored.shape[1]} values, and it gives {made.shape[1]}"
-    raise IndexSampleError(
+    raise IndexSampleUnusable(
         f"{old} has not written this index: {share}",
         remedy="Give its writer as OLD (penstock index check), with the prompt of documents (--document-prompt)",
     )

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import numpy as np
 
-from penstock.errors import IndexSampleError
+from penstock.errors import IndexSampleUnusable
 from penstock.manifest import Manifest
 from penstock_cli.certify import COLUMNS, LARGEST_CLOSE, PROMPT, TOKEN, embedder_of, progress
 from penstock_cli.space import space_at
@@ -59,7 +59,7 @@ def check(target: str, pairs: Path, document_prompt: str, auth_token: str, **opt
             on_progress=(lambda _done, _of: None) if quiet else progress("embed"),
         )
     if made.shape != sample.vectors.shape:
-        raise IndexSampleError(
+        raise IndexSampleUnusable(
             f"the stored vectors have {sample.vectors.shape[1]} values, and {target} gives {made.shape[1]}: another "
             "model wrote them, or they were cut",
             remedy="Ask the endpoint that wrote the index, or embed it again",

@@ -73,8 +73,8 @@ class IndexCertificate(Facts):
     queries: int = Field(ge=0, description="Queries that were compared.")
     of_documents: bool = Field(description="The queries are documents of the sample, which real queries are not.")
     criteria: IndexCriteria = IndexCriteria()
-    widths: tuple[int, int] | None = Field(
-        default=None, description="Values of a stored and of a new vector, if they differ."
+    widths: tuple[int, ...] | None = Field(
+        default=None, max_length=2, description="Values of a stored and of a new vector, if they differ."
     )
     mean_cosine: float | None = Field(default=None, description="Between the old and the new vector of a query.")
     lowest_cosine: float | None = Field(default=None, description="The lowest of them.")

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import IndexSampleError, MissingPackage, PenstockError
+from penstock.errors import IndexSampleUnusable, MissingPackage, PenstockError
 from penstock.resources.index_certificate import IndexCriteria
 from penstock_optimizer.guard.certificate import LEAST_DOCUMENTS, IndexVectors
 from penstock_runtime.rows import Float
@@ -69,19 +69,19 @@ class IndexSample:
 def read_sample(path: Path, *, text: str = "", vector: str = "", most: int = MOST_ROWS) -> IndexSample:
     """Read a sample. `text`, `vector`: names of the columns; empty: the first of TEXT_NAMES and VECTOR_NAMES.
 
-    IndexSampleError names the column and the row, counted from 1.
+    IndexSampleUnusable names the column and the row, counted from 1.
     """
     try:
         size = path.stat().st_size
         if size > MOST_FILE_BYTES:
-            raise IndexSampleError(
+            raise IndexSampleUnusable(
                 f"{path} has {size / 2**30:.1f} GiB, and at most {MOST_FILE_BYTES / 2**30:.0f} are read",
                 remedy=f"Export a random sample: at most {MOST_ROWS:,} rows are used",
             )
         rows, found = _parquet(path, text, vector, most) if path.suffix == PARQUET else _lines(path, text, vector, most)
         texts, vectors = _checked(path, found)
     except OSError as error:
-        raise IndexSampleError(
+        raise IndexSampleUnusable(
             f"the sample {path} cannot be read ({error.strerror or error})", remedy="Check path and access"
         ) from error
     digest = hashlib.sha256(json.dumps(texts).encode())
@@ -99,8 +99,8 @@ def _checked(path: Path, rows: Rows) -> tuple[tuple[str, ...], Float]:
     held = 0
     for number, text, vector, text_name, vector_name in rows:
 
-        def wrong(column: str, what: str, row: int = number) -> IndexSampleError:
-            return IndexSampleError(
+        def wrong(column: str, what: str, row: int = number) -> IndexSampleUnusable:
+            return IndexSampleUnusable(
                 f"{path}, column {column}, row {row}: {what}", remedy="Leave this row out of the export, or correct it"
             )
 
@@ -122,12 +122,12 @@ def _checked(path: Path, rows: Rows) -> tuple[tuple[str, ...], Float]:
         vectors.append(values)
         held += len(text) + values.nbytes
         if held > MOST_BYTES:
-            raise IndexSampleError(
+            raise IndexSampleUnusable(
                 f"{path}: up to row {number}, texts and vectors have over {MOST_BYTES // 2**20} MiB",
                 remedy=f"Export fewer rows: {len(texts) // 2:,} of this size fit, and 10,000 are enough",
             )
     if not texts:
-        raise IndexSampleError(f"{path} has no rows", remedy="Export texts with their vectors")
+        raise IndexSampleUnusable(f"{path} has no rows", remedy="Export texts with their vectors")
     return tuple(texts), np.stack(vectors)
 
 
@@ -135,7 +135,7 @@ def _column(path: Path, names: Sequence[str], asked: str, known: Sequence[str]) 
     """The name of a column."""
     found = next((name for name in ((asked,) if asked else known) if name in names), None)
     if found is None:
-        raise IndexSampleError(
+        raise IndexSampleUnusable(
             f"{path} has no column {asked or ' or '.join(known)}: it has {', '.join(list(names)[:20]) or 'none'}",
             remedy="Name the columns of texts and vectors: --text-column, --vector-column",
         )
@@ -160,7 +160,7 @@ def _lines(path: Path, text: str, vector: str, most: int) -> tuple[int, Rows]:
             except (ValueError, RecursionError):
                 value = None
             if not isinstance(value, dict):
-                raise IndexSampleError(
+                raise IndexSampleUnusable(
                     f"{path}, row {number}: this is not a JSON object in one line of up to {MOST_LINE_BYTES:,} bytes",
                     remedy='Write {"text": "...", "vector": [...]} for each row, or give a .parquet file',
                 )
@@ -182,7 +182,7 @@ def _parquet(path: Path, text: str, vector: str, most: int) -> tuple[int, Rows]:
     try:
         file = parquet.ParquetFile(path)
     except ArrowException as error:
-        raise IndexSampleError(f"{path} is no Parquet file ({error})", remedy="Export it again") from error
+        raise IndexSampleUnusable(f"{path} is no Parquet file ({error})", remedy="Export it again") from error
     names = file.schema_arrow.names
     of_text, of_vector = _column(path, names, text, TEXT_NAMES), _column(path, names, vector, VECTOR_NAMES)
     count = file.metadata.num_rows
@@ -202,7 +202,7 @@ def _parquet(path: Path, text: str, vector: str, most: int) -> tuple[int, Rows]:
                     yield number + index + 1, batch.column(of_text)[index].as_py(), value, of_text, of_vector
                 number += batch.num_rows
         except ArrowException as error:
-            raise IndexSampleError(f"{path}, after row {number}: {error}", remedy="Export it again") from error
+            raise IndexSampleUnusable(f"{path}, after row {number}: {error}", remedy="Export it again") from error
 
     return count, rows()
 
@@ -270,7 +270,7 @@ def index_vectors(
     """The vectors of a certificate. `queries`: texts that `old`, the writer of the index, and `new` embed. Empty:
     documents of the sample are the queries, with their stored vectors. `prompts`: names, of queries and of documents.
     `pairs`: documents that `new` embeds, too. `seconds`: with less time than all need, queries and documents are fewer.
-    IndexSampleError if there are too few documents."""
+    IndexSampleUnusable if there are too few documents."""
     rows, count = np.random.default_rng(0).permutation(len(sample.texts)), 0
     most = len(rows)
     if seconds is not None:
@@ -287,7 +287,7 @@ def index_vectors(
         )
     documents = rows[count:]
     if len(documents) < LEAST_DOCUMENTS * criteria.k:
-        raise IndexSampleError(
+        raise IndexSampleUnusable(
             f"the sample has {len(documents)} documents to search, and {criteria.k} results need "
             f"{LEAST_DOCUMENTS * criteria.k}",
             remedy="Export more rows: 3,000 can prove a recall of 0.99, and more are better",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import IndexSampleError
+from penstock.errors import IndexSampleUnusable
 from penstock.manifest import Outcome
 from penstock.resources.index_certificate import IndexVerdict
 from penstock_cli.certify import embedder_of
@@ -105,7 +105,7 @@ def test_a_foreign_index_is_refused_without_a_second_choice(model: Path, foreign
 
 
 def test_an_unreadable_sample_ends_the_job_before_the_search(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(IndexSampleError, match="cannot be read"):
+    with pytest.raises(IndexSampleUnusable, match="cannot be read"):
         Made(endpoint(model, QUICK, **gate(tmp_path / "none.jsonl")), tmp_path)
 
 

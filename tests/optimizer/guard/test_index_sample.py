@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pyarrow import array, float32, float64, list_, parquet, table
 
-from penstock.errors import IndexSampleError, PenstockError
+from penstock.errors import IndexSampleUnusable, PenstockError
 from penstock.resources.index_certificate import IndexCriteria
 from penstock.tasks import TaskName
 from penstock_optimizer.guard import index_sample
@@ -83,7 +83,7 @@ def test_a_long_file_is_sampled_evenly(write: Write, tmp_path: Path, monkeypatch
 def test_a_wrong_row_is_named_with_its_column(write: Write, change: Any, message: str, tmp_path: Path) -> None:
     rows = some(4)
     rows[2] |= change
-    with pytest.raises(IndexSampleError) as refused:
+    with pytest.raises(IndexSampleUnusable) as refused:
         read_sample(write(tmp_path, rows))
     assert message in refused.value.message
     assert str(tmp_path) in refused.value.message
@@ -106,7 +106,7 @@ def test_another_file_is_refused(content: bytes | None, name: str, message: str,
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(IndexSampleError, match=message):
+    with pytest.raises(IndexSampleUnusable, match=message):
         read_sample(path)
 
 
@@ -114,14 +114,14 @@ def test_columns_have_names_of_the_user(tmp_path: Path) -> None:
     path = lines(tmp_path, [{"body": "a", "values": [1, 2], "text": 7}])
 
     assert read_sample(path, text="body", vector="values").texts == ("a",)
-    with pytest.raises(IndexSampleError, match="has no column title"):
+    with pytest.raises(IndexSampleUnusable, match="has no column title"):
         read_sample(path, text="title")
 
 
 @pytest.mark.parametrize("name", ["MOST_BYTES", "MOST_FILE_BYTES"])
 def test_what_is_read_is_bounded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_sample, name, 40)
-    with pytest.raises(IndexSampleError, match=r"MiB|GiB"):
+    with pytest.raises(IndexSampleUnusable, match=r"MiB|GiB"):
         read_sample(lines(tmp_path, some(9)))
 
 
@@ -139,7 +139,7 @@ def test_queries_are_no_documents_and_have_enough_of_them() -> None:
     assert asked.isdisjoint(tuple(row) for row in found.documents)
     of = {tuple(vector): text for vector, text in zip(sample.vectors, texts, strict=True)}
     assert {of[row] for row in asked}.isdisjoint(of[tuple(row)] for row in found.documents)
-    with pytest.raises(IndexSampleError, match="documents to search, and 50 results need 500"):
+    with pytest.raises(IndexSampleUnusable, match="documents to search, and 50 results need 500"):
         index_vectors(sample, IndexCriteria(k=50), Same("http://a"))
 
 
