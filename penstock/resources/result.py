@@ -17,9 +17,7 @@ from penstock.manifest import CandidateFacts, LatencyPoint, Manifest, Outcome, s
 from penstock.recipe import Batching, EngineName, Plan, Precision
 from penstock.resources.base import NO_SCHEMA_DEFAULT, Facts
 from penstock.resources.index_certificate import IndexCertificate
-from penstock.resources.text_fields import Digest, Uri
-
-ShortText = Annotated[str, Field(max_length=256)]
+from penstock.resources.text_fields import Digest, ShortText, Uri
 
 
 class ArtefactReference(Facts):
