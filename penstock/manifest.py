@@ -21,7 +21,7 @@ from penstock.capacity import CapacityCurve, TokenCurve
 from penstock.errors import ArtefactError
 from penstock.hardware import CpuIdentity
 from penstock.recipe import EngineName, Plan, Recipe
-from penstock.resources.index_certificate import IndexCertificate
+from penstock.resources.endpoint_parts.vector_space import IndexCertificate
 from penstock.tasks import Head, TaskName
 from penstock.vector_space import VectorSpace
 

@@ -17,7 +17,7 @@ import numpy as np
 from penstock.capacity import per_million
 from penstock.errors import IndexSampleUnusable
 from penstock.manifest import Manifest
-from penstock.resources.index_certificate import IndexCertificate, IndexCriteria, IndexVerdict, Recalls
+from penstock.resources.endpoint_parts.vector_space import IndexCertificate, IndexCriteria, IndexVerdict, Recalls
 from penstock_cli.space import space_at
 from penstock_cli.terminal import PLAIN_SECONDS, FiniteRange, console, fact, facts
 from penstock_optimizer.capacity.curve import serve_replica

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.program import Program
 from penstock.manifest import Manifest
-from penstock.resources.index_certificate import IndexCriteria, Recalls
+from penstock.resources.endpoint_parts.vector_space import IndexCriteria, Recalls
 from penstock_cli.certify import LARGEST_CLOSE, embedder_of
 from penstock_optimizer.guard.certificate import certify, fit_adapter, who_wrote, with_adapter
 from penstock_optimizer.guard.index_sample import IndexSample, index_vectors

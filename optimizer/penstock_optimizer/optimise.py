@@ -19,7 +19,7 @@ from penstock.errors import NoCandidateWithinBudget
 from penstock.manifest import PROBES_FILE, CandidateFacts, LiveLimits, Manifest, Outcome, ProbeFacts
 from penstock.recipe import Plan
 from penstock.resources.endpoint import ModelEndpoint, NoCandidate, OptimizationMode
-from penstock.resources.index_certificate import IndexCertificate
+from penstock.resources.endpoint_parts.vector_space import IndexCertificate
 from penstock.tasks import TaskName
 from penstock_optimizer.candidate.work_folder import locked
 from penstock_optimizer.capacity.curve import (

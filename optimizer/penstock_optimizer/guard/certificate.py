@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from penstock.evidence import lower_bound, upper_bound
-from penstock.resources.index_certificate import (
+from penstock.resources.endpoint_parts.vector_space import (
     ERROR,
     LARGEST_EQUAL,
     IndexCertificate,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import IndexSampleUnusable, MissingPackage, PenstockError
-from penstock.resources.index_certificate import IndexCriteria
+from penstock.resources.endpoint_parts.vector_space import IndexCriteria
 from penstock_optimizer.guard.certificate import LEAST_DOCUMENTS, IndexVectors
 from penstock_runtime.rows import Float
 

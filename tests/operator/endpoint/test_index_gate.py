@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.resources.index_certificate import IndexCertificate, IndexVerdict, Recalls
+from penstock.resources.endpoint_parts.vector_space import IndexCertificate, IndexVerdict, Recalls
 from penstock.resources.result import Result
 from penstock_operator.facts.installation import AllowList
 from tests.operator.endpoint.kube import OTHER, RESULT, SETTINGS, Kube, condition, result

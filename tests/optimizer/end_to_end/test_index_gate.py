@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import IndexSampleUnusable
 from penstock.manifest import Outcome
-from penstock.resources.index_certificate import IndexVerdict
+from penstock.resources.endpoint_parts.vector_space import IndexVerdict
 from penstock_cli.certify import embedder_of
 from penstock_optimizer.load.workload import EVERYDAY_WORDS
 from penstock_optimizer.optimise import prepare

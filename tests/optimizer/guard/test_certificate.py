@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.resources.index_certificate import IndexCriteria, IndexVerdict
+from penstock.resources.endpoint_parts.vector_space import IndexCriteria, IndexVerdict
 from penstock_optimizer.guard.certificate import (
     IndexVectors,
     Outcomes,

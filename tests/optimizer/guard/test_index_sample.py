@@ -12,7 +12,7 @@ import pytest
 from pyarrow import array, float32, float64, list_, parquet, table
 
 from penstock.errors import IndexSampleUnusable, PenstockError
-from penstock.resources.index_certificate import IndexCriteria
+from penstock.resources.endpoint_parts.vector_space import IndexCriteria
 from penstock.tasks import TaskName
 from penstock_optimizer.guard import index_sample
 from penstock_optimizer.guard.index_sample import Embedder, IndexSample, index_vectors, read_sample

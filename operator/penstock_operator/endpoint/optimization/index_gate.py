@@ -6,7 +6,7 @@ canary nor the pods of a rollout ever answer in two spaces.
 
 from __future__ import annotations
 
-from penstock.resources.index_certificate import IndexVerdict
+from penstock.resources.endpoint_parts.vector_space import IndexVerdict
 from penstock_operator.endpoint.optimization.model import OptimizationState
 from penstock_operator.facts.findings import Finding, no, unknown, yes
 from penstock_operator.facts.reasons import Reason
