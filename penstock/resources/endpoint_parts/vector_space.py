@@ -1,5 +1,5 @@
-"""The index that the vectors of an endpoint must fit, and the certificate of a model for an index: may the queries of this
-model search the vectors that another one wrote?
+"""The index that the vectors of an endpoint must fit, and the certificate of a model for an index: may the queries of
+this model search the vectors that another one wrote?
 
 `penstock_optimizer.guard.certificate` makes it; the manifest and the status of an OptimizedModel hold it.
 """
