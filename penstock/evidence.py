@@ -12,7 +12,8 @@ Plain lists: the operator has no numpy.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -81,32 +82,68 @@ class MeanEvidence:
         return [(each + part) * (1 + bet * gain) for each, bet in zip(self.capital, self.bets, strict=True)]
 
 
+ODDS = (1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+"""How many times as probable a hit is in the first group, by the bets of `ShareEvidence`."""
+
+
+@dataclass(frozen=True)
+class ShareEvidence:
+    """The evidence that hits (such as errors) are a larger share of one group's items than of another's.
+
+    Each hit is an outcome: 1 if it is of the first group. If both groups are alike, the hits of the first group among
+    all hits of a look have the hypergeometric distribution, and their exponential moments are at most those of
+    independent hits (Hoeffding, 1963): the product over the looks is a supermartingale.
+    """
+
+    logs: tuple[float, ...] = (0.0,) * len(ODDS)
+    """The natural logarithm of each bet's capital."""
+
+    def add(self, hits: int, all_hits: int, share: float) -> ShareEvidence:
+        """With a further look: `hits` of `all_hits` are of the first group, which has this share of its items."""
+        if not 0 < share < 1 or all_hits <= 0:
+            return self
+        gains = (hits * math.log(odds) - all_hits * math.log1p(share * (odds - 1)) for odds in ODDS)
+        return ShareEvidence(tuple(log + gain for log, gain in zip(self.logs, gains, strict=True)))
+
+    @property
+    def value(self) -> float:
+        """As `MeanEvidence.value`, at most CAPITAL_LIMIT."""
+        limit = math.log(CAPITAL_LIMIT)
+        return sum(math.exp(min(limit, log)) for log in self.logs) / len(ODDS)
+
+
 def log_evidence(outcomes: Iterable[float], limit: float, bets: Sequence[float] = BETS) -> float:
     """The natural logarithm of the evidence that the mean of all outcomes is above the limit.
 
     It is the value of `MeanEvidence.without_restarts` without a limit of the capital, and independent of their order.
     """
-    terms = [-math.log(len(bets))] * len(bets)
-    for outcome in outcomes:
-        terms = [term + math.log1p(bet * (outcome - limit)) for term, bet in zip(terms, bets, strict=True)]
+    return _log_evidence(Counter(outcomes), limit, bets)
+
+
+def _log_evidence(counts: Mapping[float, int], limit: float, bets: Sequence[float]) -> float:
+    terms = [
+        sum(count * math.log1p(bet * (outcome - limit)) for outcome, count in counts.items()) - math.log(len(bets))
+        for bet in bets
+    ]
     largest = max(terms)
     return largest + math.log(sum(math.exp(term - largest) for term in terms))
 
 
-def lower_bound(outcomes: Sequence[float], alpha: float, bets: Sequence[float] = BETS) -> float:
+def lower_bound(outcomes: Iterable[float], alpha: float, bets: Sequence[float] = BETS) -> float:
     """The lower confidence bound of the mean: the largest limit that the evidence rejects with an error of alpha.
 
     Bets are at most 1. The bound holds for any number of outcomes, and if the number depends on the outcomes.
     """
+    counts = Counter(outcomes)
     low, high = 0.0, 1.0
-    if log_evidence(outcomes, low, bets) < -math.log(alpha):
+    if _log_evidence(counts, low, bets) < -math.log(alpha):
         return 0.0
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (middle, high) if log_evidence(outcomes, middle, bets) >= -math.log(alpha) else (low, middle)
+        low, high = (middle, high) if _log_evidence(counts, middle, bets) >= -math.log(alpha) else (low, middle)
     return low
 
 
-def upper_bound(outcomes: Sequence[float], alpha: float, bets: Sequence[float] = BETS) -> float:
+def upper_bound(outcomes: Iterable[float], alpha: float, bets: Sequence[float] = BETS) -> float:
     """The upper confidence bound of the mean."""
-    return 1 - lower_bound([1 - outcome for outcome in outcomes], alpha, bets)
+    return 1 - lower_bound((1 - outcome for outcome in outcomes), alpha, bets)

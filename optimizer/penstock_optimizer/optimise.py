@@ -16,12 +16,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import NoCandidateWithinBudget
-from penstock.manifest import PROBES_FILE, CandidateFacts, Manifest, Outcome, ProbeFacts
+from penstock.manifest import PROBES_FILE, CandidateFacts, LiveLimits, Manifest, Outcome, ProbeFacts
 from penstock.recipe import Plan
 from penstock.resources.endpoint import ModelEndpoint, NoCandidate, OptimizationMode
+from penstock.resources.endpoint_parts.vector_space import IndexCertificate
 from penstock.tasks import TaskName
 from penstock_optimizer.candidate.work_folder import locked
-from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken, serve_replica
+from penstock_optimizer.capacity.curve import (
+    LIMITS_PROCESS_SECONDS,
+    CapacityFailed,
+    OutsideIndex,
+    ReplicaBroken,
+    ReplicaServer,
+    measure_limits,
+    serve_replica,
+)
+from penstock_optimizer.guard.certificate import certify
+from penstock_optimizer.guard.index_sample import Embedder, IndexSample, index_vectors, read_sample
 from penstock_optimizer.job.job import Job, write_artefact
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressEvent, Stage, ignore_progress
 from penstock_optimizer.targets.target import (
@@ -34,6 +45,7 @@ from penstock_optimizer.targets.target import (
     sentences,
 )
 from penstock_runtime.host.disk import translate_full_disk
+from penstock_runtime.models.sources.fetch import fetch_file
 from penstock_runtime.models.sources.transfer import OnProgress as OnTransfer
 from penstock_runtime.models.sources.transfer import ignore_progress as no_transfer
 from penstock_runtime.serving.probes import allowed_difference, texts_digest
@@ -43,6 +55,8 @@ if TYPE_CHECKING:
 
 STORE = "the store"
 """Name of the folder in errors of a full disk."""
+SAME_MODEL = 0.9
+"""The least mean cosine to stored vectors with which fp32 is tried instead: they are by another precision."""
 SHARED_CPUS = (
     "The load generator shared the cores with the server, since there were no others: "
     "its own work is in the latencies of the capacity curve."
@@ -153,6 +167,9 @@ class Optimisation:
         self._target = _target(job, seconds, on_progress)
         self._budget = self._target.budget
         self._events = self._target.events
+        self._sample: IndexSample | None = None
+        self._index: IndexCertificate | None = None
+        """Of the present choice."""
 
     def prepare(self, seconds: float) -> None:
         """Export the fp32 graph within `seconds`, and write the fp32 artefact unless it exists. Errors of the model as
@@ -168,6 +185,10 @@ class Optimisation:
     def run(self) -> Manifest:
         """Run all stages and write the artefact."""
         job, target, budget, events = self._job, self._target, self._budget, self._events
+        gate = job.spec.vector_space
+        if gate is not None and target.measures_capacity:
+            # Before the search: without the sample, its result could not serve.
+            self._sample = read_sample(fetch_file(gate.index.source, job.work.path / "index"))
         events.advance(Stage.EXPORT, "writing the fp32 graph", facts={"budget_seconds": budget.seconds}, by=0)
         self.prepare(budget.left_for_capacity())
         try:
@@ -193,7 +214,8 @@ class Optimisation:
         if not target.measures_capacity:
             return choice, self._manifest(choice, MeasuredCapacity())
         draft = job.work.path / "draft"
-        self._probes.unlink(missing_ok=True)  # of a choice that broke
+        for file in (self._probes, self._limits):
+            file.unlink(missing_ok=True)  # of a choice that broke
         self._write(draft, self._manifest(choice), choice)
         try:
             capacity = self._capacity(draft)
@@ -207,21 +229,47 @@ class Optimisation:
 
     def _capacity(self, artefact: Path) -> MeasuredCapacity:
         job, budget = self._job, self._budget
+        log, longest = job.work.log("capacity"), job.spec.serving.max_input_tokens
+        if self._target.judges_live and budget.left_for_capacity() > 2 * LIMITS_PROCESS_SECONDS:
+            measure_limits(artefact, self._limits, cpus=job.cpus, log=log, max_tokens=longest)
         with serve_replica(
             artefact,
             cores=job.grant.cores,
             cpus=job.cpus,
-            log=job.work.log("capacity"),
-            max_tokens=job.spec.serving.max_input_tokens,
+            log=log,
+            max_tokens=longest,
             probes=self._probes,
             start_seconds=budget.left_for_capacity(),
         ) as server:
+            self._certify(server)
             return self._target.capacity(server)
+
+    def _certify(self, server: ReplicaServer) -> None:
+        """Compare the vectors of a replica with the index of the endpoint. OutsideIndex if they do not fit, and another
+        precision of the model may."""
+        gate, sample, budget = self._job.spec.vector_space, self._sample, self._budget
+        if gate is None or sample is None:
+            return
+        self._index = None
+        seconds = budget.left_for_capacity() - budget.capacity_seconds
+
+        def moved(done: int, of: int) -> None:
+            self._events.advance(Stage.CAPACITY, f"comparing with the index: {done} of {of} texts", by=0)
+
+        vectors = index_vectors(sample, gate.index, Embedder(server.url), seconds=max(seconds, 1.0), on_progress=moved)
+        found = self._index = certify(vectors, gate.index)
+        if not found.verdict.fits and (found.mean_cosine or 0) >= SAME_MODEL:
+            raise OutsideIndex(f"its vectors do not fit the index ({found.summary})")
 
     @property
     def _probes(self) -> Path:
         """The vectors of the probe texts, once the server of the choice has written them."""
         return self._job.work.path / PROBES_FILE
+
+    @property
+    def _limits(self) -> Path:
+        """What the guard of live traffic tests against, once the server of the choice has written it."""
+        return self._probes.with_suffix(".json")
 
     def _require_candidate(self) -> None:
         """With `whenNoCandidate: Fail`, raise an error that lists each candidate, unless one may be served. Candidates
@@ -259,9 +307,15 @@ class Optimisation:
             *(sentences(job.findings()) if capacity else ()),
         ]
         fields = {**choice.fields, **measured.fields}
+        if capacity and self._index is not None:
+            fields["index"] = self._index
+            fits = "fit" if self._index.verdict.fits else "do not fit"
+            found.append(f"The vectors {fits} the index: {self._index.summary}.")
         if capacity and self._probes.is_file():
             cosine = least_cosine(choice.candidates, choice.chosen.plan)
             fields["probes"] = ProbeFacts(texts=texts_digest(), largest_difference=allowed_difference(cosine))
+        if capacity and self._limits.is_file():
+            fields["live"] = LiveLimits.model_validate_json(self._limits.read_bytes())
         if capacity:
             fields["budget_seconds"] = self._budget.seconds
             fields["cut_short"] = choice.cut_short or late(choice.candidates) > 0

@@ -20,13 +20,12 @@ from penstock.resources.hardware_class import (
     Toleration,
     TolerationOperator,
 )
-from penstock.resources.shipped_classes import HARDWARE_CLASSES
+from penstock.resources.shipped_classes import HARDWARE_CLASSES, fulfilled
 from penstock_operator.endpoint.pods.placement import (
     NodeFacts,
     PlacementResult,
     PodRequirements,
     Taint,
-    fulfilled,
     mismatch,
     place,
     tolerated,
