@@ -82,10 +82,13 @@ class Session:
         first, rest = 0, iter(rows)
         for window in _windows(rest):
             answers, errors, tokens = self._wait(self._window(window, parameters, inputs))
-            found = [RowError(first + row, error.error_type, str(error)) for row, error in sorted(errors.items())]
+            found = [
+                RowError(first + row, error.error_type, error.message.replace("inputs[0]", "it"))
+                for row, error in sorted(errors.items())
+            ]
             if found and strict:
                 raise RowsRefused(
-                    f"row {found[0].row} of this call has no answer: {found[0].message}"
+                    f"row {found[0].row} of this call is refused: {found[0].message}"
                     + (f" (and {len(found) - 1} more of these {len(window)})" if len(found) > 1 else ""),
                     remedy='Correct the row, or pass on_error="null" for answers without it and a list of the errors',
                 )
