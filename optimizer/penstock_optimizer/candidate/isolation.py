@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -30,6 +31,7 @@ from pydantic import BaseModel
 from penstock import errors
 from penstock.errors import OptimizationError, OutOfDisk, OutOfMemory, PenstockError, printable
 from penstock.process import python_module
+from penstock_optimizer.candidate.contention import CONTENTION, CpuTime
 from penstock_runtime.host.disk import FULL
 
 CLOSE_SECONDS = 3.0
@@ -123,6 +125,8 @@ class Worker:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=environment
             )
         self._buffer = b""
+        self.contention = CpuTime()
+        """Of the measurements of all calls so far."""
 
     def __enter__(self) -> Self:
         return self
@@ -153,6 +157,7 @@ class Worker:
         except BrokenPipeError:
             raise self._died() from None
         answer = json.loads(self._read_line(timeout_seconds, method))
+        self.contention = CpuTime(*answer.get("contention", (0, 0)))
         if "error" in answer:
             raise WorkerFailed(
                 CallFailure.RAISED, answer["error"], kind=answer["kind"], remedy=answer["remedy"], log_tail=self._tail()
@@ -242,7 +247,8 @@ def serve(target: object, calls: queue.SimpleQueue[bytes | None], busy: threadin
         call = json.loads(line)
         answer: dict[str, Any]
         try:
-            answer = {"value": getattr(target, call["method"])(**call["arguments"])}
+            value = getattr(target, call["method"])(**call["arguments"])
+            answer = {"value": value, "contention": astuple(CONTENTION.total)}
             encoded = json.dumps(answer, default=to_json)
         except Exception as error:  # any error of a candidate is its outcome; the worker continues
             # The log may be on the full disk.
