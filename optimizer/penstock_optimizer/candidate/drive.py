@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from penstock.manifest import GenerationSpeed, LatencyPoint
-from penstock_optimizer.candidate.contention import CONTENTION
+from penstock_optimizer.candidate.measure import CONTENTION
 from penstock_optimizer.guard.batch_invariance import Tokens
 from penstock_runtime.engines.base import StepEngine
 from penstock_runtime.rows import Float, StepRow

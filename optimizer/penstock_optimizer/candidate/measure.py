@@ -29,7 +29,7 @@ import numpy as np
 from penstock.manifest import Axes, GemmShare, GraphIO
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import Head
-from penstock_optimizer.candidate.contention import CONTENTION, DISTURBED, Contention
+from penstock_optimizer.candidate.isolation import CpuTime
 from penstock_optimizer.load.generator import poisson_arrivals, quantile
 from penstock_optimizer.search.goal import PlanSample
 from penstock_runtime.engines.base import Engine
@@ -38,6 +38,9 @@ from penstock_runtime.rows import Batch
 
 LEAST_RUNS = 3
 MOST_RUNS = 60
+DISTURBED = 0.1
+"""Share of waiting from which a single run is measured again. Threads that wake up wait for some 2 % of a run of half a
+millisecond."""
 GROUP_SECONDS = 0.01
 """Runs that are disturbed, or not, together."""
 LONE_SECONDS = 0.4
@@ -91,6 +94,28 @@ def no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+class Contention:
+    """Adds up the waiting in all measurements of a process."""
+
+    def __init__(self, read: Callable[[], CpuTime] = CpuTime.read) -> None:
+        self._read = read
+        self.total = CpuTime()
+        self.last = CpuTime()
+        """Of the last measurement."""
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """What runs in the block counts."""
+        before = self._read()
+        yield
+        self.last = self._read().since(before)
+        self.total += self.last
+
+
+CONTENTION = Contention()
+"""Of this process, which measures one thing at a time."""
 
 
 def time_runs(

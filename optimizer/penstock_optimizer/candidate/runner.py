@@ -16,8 +16,7 @@ from penstock.manifest import Frozen, Verdict
 from penstock.recipe import EngineName, Plan, Precision, Recipe
 from penstock.resources.endpoint import AccuracyBudget, Workload
 from penstock.tasks import TaskName
-from penstock_optimizer.candidate.contention import CpuTime
-from penstock_optimizer.candidate.isolation import CallFailure, Worker, WorkerFailed
+from penstock_optimizer.candidate.isolation import CallFailure, CpuTime, Worker, WorkerFailed
 from penstock_optimizer.candidate.work_folder import BuiltFacts, ExportedFacts, GraphFile, WorkFolder
 from penstock_optimizer.search.goal import PlanSample
 from penstock_optimizer.search.recipes import REFERENCE

@@ -18,7 +18,6 @@ from penstock.recipe import EngineName, Recipe
 from penstock.resources.endpoint import Objective, OptimizationMode
 from penstock.tasks import Head
 from penstock_optimizer.candidate import decoder as candidate
-from penstock_optimizer.candidate.contention import CpuTime
 from penstock_optimizer.candidate.decoder import (
     BuiltGraph,
     DecoderContext,
@@ -28,7 +27,7 @@ from penstock_optimizer.candidate.decoder import (
     graph_file,
     write_recipe,
 )
-from penstock_optimizer.candidate.isolation import Worker, WorkerFailed
+from penstock_optimizer.candidate.isolation import CpuTime, Worker, WorkerFailed
 from penstock_optimizer.candidate.work_folder import CandidateRecord
 from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken, ReplicaServer
 from penstock_optimizer.capacity.tokens import StreamingClients, lengths_text, measure_tokens, request_lengths

@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 from penstock.errors import OptimizationError
 from penstock.manifest import CandidateFacts, Manifest, Outcome, ReasonCode, ServedModel
 from penstock.recipe import Recipe
-from penstock_optimizer.candidate.contention import NOT_QUIET
-from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
+from penstock_optimizer.candidate.isolation import NOT_QUIET, CallFailure, WorkerFailed
 from penstock_optimizer.capacity.curve import ReplicaBroken, ReplicaServer
 from penstock_optimizer.job.progress import ProgressReporter, Stage
 
@@ -144,6 +143,8 @@ class Target(ABC):
     reference: ClassVar[Recipe]
     """The recipe that all candidates are compared with."""
     measures_capacity: ClassVar[bool] = True
+    judges_live: ClassVar[bool] = False
+    """The guard of live traffic can compare answers of such a model."""
     budget: Budget
     events: ProgressReporter
 

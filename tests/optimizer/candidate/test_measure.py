@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from penstock.manifest import GemmShare
 from penstock.recipe import Precision
 from penstock_optimizer.candidate import measure
-from penstock_optimizer.candidate.contention import Contention, CpuTime
+from penstock_optimizer.candidate.isolation import CpuTime
 from penstock_optimizer.candidate.measure import (
     IO,
     OPERATIONS,
     ROWS,
+    Contention,
     EncoderShape,
     PredictRequest,
     chain_recipes,
@@ -111,7 +112,7 @@ def test_a_thread_that_shares_its_cpu_waits() -> None:
     """A real process that computes on one CPU next to another one."""
     program = (
         "import os, sys, time\n"
-        "from penstock_optimizer.candidate.contention import Contention\n"
+        "from penstock_optimizer.candidate.measure import Contention\n"
         "os.sched_setaffinity(0, [int(sys.argv[1])])\n"
         "contention = Contention()\n"
         "with contention.measured():\n"
