@@ -7,7 +7,19 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("penstock", "cli", "operator", "runtime", "optimizer", "gateway", "bench", "simulator", "planner", "bulk", "report")
+PRODUCT = (
+    "penstock",
+    "cli",
+    "operator",
+    "runtime",
+    "optimizer",
+    "gateway",
+    "bench",
+    "simulator",
+    "planner",
+    "bulk",
+    "report",
+)
 """The folders of the product."""
 
 
