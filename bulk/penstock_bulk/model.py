@@ -21,7 +21,7 @@ from penstock.resources.endpoint import ModelEndpoint
 from penstock.settings import hugging_face_token
 from penstock.tasks import TaskName
 from penstock.vector_space import VectorSpace
-from penstock_bulk.session import RowError, Session
+from penstock_bulk.session import RowError, RunningModel
 from penstock_runtime.host import read_host
 from penstock_runtime.models.sources.transfer import FetchProgress
 from penstock_runtime.rows import Float
@@ -39,7 +39,7 @@ _OPENING = threading.Lock()
 
 def _renew_lock() -> None:
     """In a forked child: another thread of the parent may have held it."""
-    global _OPENING  # noqa: PLW0603 - there is no other way to replace a lock that nobody will release
+    global _OPENING  # noqa: PLW0603 - a lock that its holder cannot release is replaced
     _OPENING = threading.Lock()
 
 
@@ -75,7 +75,7 @@ class Model:
     def __init__(self, artefact: Path, which: Which, threads: int | None, arguments: Mapping[str, Any]) -> None:
         self._artefact, self._which, self._threads = artefact, which, threads
         self._arguments = arguments
-        self._session: Session | None = None
+        self._session: RunningModel | None = None
         self._process = 0
 
     @overload
@@ -208,11 +208,11 @@ class Model:
             errors += found
         return answers, errors
 
-    def _open(self, task: TaskName | None) -> Session:
+    def _open(self, task: TaskName | None) -> RunningModel:
         """The session of this process."""
         with _OPENING:
             if self._session is None or self._process != os.getpid():
-                self._session = Session(self._artefact, self._which, self._threads)
+                self._session = RunningModel(self._artefact, self._which, self._threads)
                 self._process = os.getpid()
             session = self._session
         if task not in {None, session.task}:
@@ -243,7 +243,7 @@ def load(
     use, with its CPU quota. They do not change the answers. `store`, `models`: folders as of `penstock optimize`.
     `on_progress`: receives lines about a download or an optimisation; None: they go to standard error.
 
-    PenstockError says what is wrong with the model, the machine or the arguments.
+    PenstockError states what is wrong with the model, the machine or the arguments.
     """
     arguments = {
         "reference": os.fspath(reference), "task": task, "plan": plan, "threads": threads,

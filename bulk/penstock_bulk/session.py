@@ -37,7 +37,7 @@ REQUEST_CHARACTERS = 256 * 2**10
 REQUESTS_AT_ONCE = 4
 _UNBOUNDED = 2**40
 QUEUE = QueueSettings(max_queue_rows=_UNBOUNDED, max_queue_tokens=_UNBOUNDED, deadline_seconds=float(_UNBOUNDED))
-"""Nobody else waits: a call takes as long as it takes."""
+"""There are no other clients: a call takes as long as it takes."""
 LIMITS = RequestLimits(items=_UNBOUNDED, rows=_UNBOUNDED, answer_bytes=_UNBOUNDED)
 
 
@@ -56,7 +56,7 @@ class RowsRefused(PenstockError):
     """Rows of a call have no answer, and the call did not ask for a report of them."""
 
 
-class Session:
+class RunningModel:
     """One model, loaded. To be closed; from any thread."""
 
     def __init__(self, artefact: Path, which: Which, threads: int | None) -> None:

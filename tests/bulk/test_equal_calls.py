@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
 
 import penstock
 from tests.runtime import minilm
@@ -30,6 +29,8 @@ def test_the_table_of_equal_calls_is_right(fp32: penstock.Model) -> None:
         r"^\| `(model\.embed.*?)` \| `(model\.encode.*?)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
     )
     texts = minilm.texts(20, seed=45, median=12, longest=120)
+    from sentence_transformers import SentenceTransformer
+
     theirs = SentenceTransformer(str(minilm.folder().path), device="cpu")
 
     assert len(rows) == 5
