@@ -80,7 +80,7 @@ STATED = {
     "explanation/batching.md": (
         f"at most {batcher.MIN_SHARED_TOKENS} tokens together",
         f"in about {batcher.MIN_SHARED_SECONDS * 1000:g} ms",
-        f"longer than about\n{batcher.BRIEF_RUN_SECONDS * 1000:g} ms",
+        f"longer than about {batcher.BRIEF_RUN_SECONDS * 1000:g} ms",
         f"of {batcher.BRIEF_RUN_TOKENS} tokens at least",
         f"over {tokenizing.LONG_CHARACTERS:,} characters",
     ),

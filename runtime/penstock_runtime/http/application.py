@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from penstock.errors import closest
 from penstock.logs import log_event
 from penstock.tasks import TaskName
+from penstock_runtime.admission import FairLine, client_of
 from penstock_runtime.errors import (
     ClientGone,
     MalformedBody,
@@ -23,7 +24,7 @@ from penstock_runtime.errors import (
     UnsupportedRoute,
 )
 from penstock_runtime.http.access import AccessTokens
-from penstock_runtime.http.api.core.bodies import error_response
+from penstock_runtime.http.api.core.bodies import LargeResponse, error_response
 from penstock_runtime.http.tracing import RequestTraces
 from penstock_runtime.http.transport.message import (
     ErrorFormat,
@@ -251,6 +252,7 @@ class Application:
         self._origins = frozenset(settings.access.cors_origins)
         self.access_lines: list[str] | None = [] if settings.log.access_log else None
         """Lines for the access log; the server writes them once a second."""
+        self._writing = FairLine(1, settings.queue, "the writing of large answers")
         self.traces: RequestTraces | None = None
         """Set by the server if requests are traced."""
 
@@ -302,6 +304,9 @@ class Application:
     async def _await(self, request: Request, result: Awaitable[Response]) -> Response:
         try:
             response = await result
+            if isinstance(response, LargeResponse):
+                async with self._writing.slot(client_of(request.token, request.client)):
+                    await response.write()
         except (asyncio.CancelledError, GeneratorExit):  # the latter: cancelled before its task started
             self._finish(request, Response(status=ClientGone.status))
             raise

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from penstock_runtime.admission import FairLine
+from penstock_runtime.host import lower_priority
 from penstock_runtime.settings import QueueSettings
 
 T = TypeVar("T")
@@ -35,7 +36,9 @@ class TokenizerThread:
 
     def __init__(self, limits: QueueSettings) -> None:
         self._line = FairLine(1, limits, "the tokenizer")
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-tokens")
+        self._thread = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="penstock-tokens", initializer=lower_priority
+        )
 
     async def run(self, work: Callable[[], T], characters: int, client: str = "") -> T:
         """The result of `work` on texts of `characters`, or its error. Errors as `FairLine.wait`."""
