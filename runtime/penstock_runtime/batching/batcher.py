@@ -44,8 +44,11 @@ BRIEF_RUN_TOKENS = 64
 time (at least the second value: smaller batches cost too much), and none is prepared."""
 
 OVERTAKEN_LENGTHS = 4
-"""A brief request runs in the loop's thread while all streams run rows of other clients that are this many times as
-long: it could not share a batch with these, and would wait for the end of one."""
+OVERTAKING_SECONDS = 0.002
+OVERTAKING_TOKENS = 16
+"""A request that is expected to take no longer than the second value, or of no more tokens than the third, runs in the
+loop's thread while all streams run rows of other clients that are `OVERTAKEN_LENGTHS` times as long: it could not share
+a batch with these, and would wait for the end of one."""
 
 MIN_SHARED_TOKENS = 32
 MIN_SHARED_SECONDS = 0.002
@@ -248,7 +251,8 @@ class Batcher:
         if not self._runs_beside or len(self._batches) < self._in_flight or not self._queue.is_shared(perf_counter()):
             return False
         row = self._queue.next_row()
-        if row is None or row.request_tokens > BRIEF_SECONDS * self._rate.tokens_per_second / self._stream_count:
+        brief = OVERTAKING_SECONDS * self._rate.tokens_per_second / self._stream_count
+        if row is None or row.request_tokens > max(brief, OVERTAKING_TOKENS):
             return False
         running = (entry for batch in self._batches.values() for entry in batch.entries)
         return all(entry.row.length >= OVERTAKEN_LENGTHS * row.row.length for entry in running)

@@ -288,16 +288,17 @@ class RowQueue:
 
     def _next_client(self) -> str | None:
         """The client of the row that runs next, which is the first in its heap; None if nothing waits."""
-        while self._by_client:
-            client = self._shares.next(self._by_client)
+        costs: dict[str, float] = {}
+        for client in tuple(self._by_client):
             heap = self._by_client[client]
             while heap and heap[0][2].removed:
                 heappop(heap)
                 self._removed_count -= 1
             if heap:
-                return client
-            del self._by_client[client]
-        return None
+                costs[client] = heap[0][2].row.length
+            else:
+                del self._by_client[client]
+        return self._shares.next(costs) if costs else None
 
     def _joining(self, first: QueuedRow, share: int, now: float) -> list[_HeapEntry]:
         """Take rows of similar length as the first one out of the buckets, oldest first within a length."""

@@ -108,7 +108,7 @@ def test_a_crash_of_a_single_row_run_fails_the_row_with_its_cause(monkeypatch: p
         (True, 32, (8,), True),
         (True, 31, (8,), False),  # may share a batch
         (True, 32, (4, 4), True),
-        (True, 64, (11,), False),  # over a millisecond
+        (True, 100, (21,), False),  # over two milliseconds
         (False, 32, (8,), False),
     ],
 )

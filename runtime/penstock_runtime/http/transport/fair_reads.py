@@ -79,7 +79,7 @@ class FairQueue:
         call()
         seconds = self._clock() - begin
         self._spent_seconds += seconds
-        self._shares.charge(self._shares.next((client,)), seconds)
+        self._shares.charge(self._shares.next({client: 0.0}), seconds)
 
     def add(self, client: str, start: Callable[[], None]) -> QueuedCall:
         """Call `start` in another iteration of the loop. It may add calls."""
@@ -96,7 +96,7 @@ class FairQueue:
         now = self._clock()
         end = now + SLICE_SECONDS
         for _ in range(sum(map(len, self._waiting.values()))):
-            client = self._shares.next(self._waiting)
+            client = self._shares.next(dict.fromkeys(self._waiting, 0.0))
             queue = self._waiting[client]
             start = queue.popleft().start
             if start is not None:
