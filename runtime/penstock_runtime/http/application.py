@@ -20,7 +20,6 @@ from penstock_runtime.errors import (
     MalformedBody,
     MethodNotAllowed,
     RequestError,
-    Unauthorized,
     UnsupportedRoute,
 )
 from penstock_runtime.http.access import AccessTokens
@@ -175,6 +174,11 @@ class _CountedStream:
         self._ended(self._status, self._bytes)
 
 
+def takes_api_key(route: Route | None) -> bool:
+    """Whether the clients of a route send their key in x-api-key."""
+    return route is not None and route.error_format is ErrorFormat.ANTHROPIC
+
+
 class Suspended(Generic[T]):
     """A coroutine at its first wait, to be continued in a task.
 
@@ -264,7 +268,7 @@ class Application:
             return
         self.router.resolve(request)
         if self.tokens is not None and not (request.route is not None and request.route.public):
-            request.token = self._token_name(self.tokens, request)
+            request.token = self.tokens.name_in(request.headers, takes_api_key=takes_api_key(request.route))
         if body_bytes is not None and body_bytes > self.body_limit:
             raise body_too_large(self.body_limit)
 
@@ -272,17 +276,6 @@ class Application:
     def admission_version(self) -> int:
         """Changes when a request that was admitted before may be refused now."""
         return 0 if self.tokens is None else self.tokens.version
-
-    @staticmethod
-    def _token_name(tokens: AccessTokens, request: Request) -> str:
-        scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
-        given = given.strip()
-        if scheme.lower() != b"bearer" or not given:
-            raise Unauthorized("this endpoint wants a token", remedy="Send the header authorization: Bearer <token>")
-        name = tokens.name_of(given)
-        if name is None:
-            raise Unauthorized("this is not a token of this endpoint", remedy="Ask the endpoint's owner for one")
-        return name
 
     # After the body is read
 
