@@ -57,7 +57,7 @@ def anthropic() -> list[Any]:
         ).usage.output_tokens
 
     def counted(url: str) -> int:
-        with Anthropic(base_url=url, api_key="any", max_retries=0) as client:  # the usual way
+        with Anthropic(base_url=url, auth_token="any", max_retries=0) as client:
             found: int = client.messages.count_tokens(model="emotion", messages=MESSAGES, system="Be kind").input_tokens
             return found
 

@@ -31,7 +31,7 @@ from tests.tasks import COMMON_TASKS
 
 FOLDER = Path(__file__).parent
 FROM_SOURCE = FOLDER / "from_source.json"
-KEPT_HEADERS = ("content-type", "accept", "authorization", "x-api-key", "user-agent", "inference-header-content-length")
+KEPT_HEADERS = ("content-type", "accept", "authorization", "user-agent", "inference-header-content-length")
 VOLATILE = (
     "id", "item_id", "call_id", "created", "created_at", "model_version", "modified_at", "total_duration",
     "prompt_eval_duration", "eval_duration",

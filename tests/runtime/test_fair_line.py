@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections import Counter
 
@@ -185,3 +186,23 @@ def test_no_slot_is_lost_or_given_twice_when_callers_are_cancelled_or_refused(se
 
     assert len(asyncio.run(main())) == 2
     assert inside["most"] == 2
+
+
+def test_a_caller_that_is_refused_and_leaves_at_the_same_time_is_no_error_of_the_loop() -> None:
+    async def main() -> list[object]:
+        found: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
+        bench = Bench(max_queue_rows=1)
+        tasks = [bench.start("many") for _ in range(2)]
+        await asyncio.sleep(0)
+        tasks.append(bench.start("few"))
+        for _ in range(2):
+            tasks[1].cancel()
+            await asyncio.sleep(0)
+        bench.gate.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        del tasks
+        gc.collect()
+        return found
+
+    assert asyncio.run(main()) == []

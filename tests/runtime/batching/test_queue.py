@@ -140,6 +140,14 @@ def test_a_few_long_rows_run_on_all_cores_if_the_engine_divides_batches_or_one_r
     assert not policy.divides(row(64), 9, 18), "more rows than the plan allows"
 
 
+def test_padding_is_limited_as_a_share_of_the_whole_batch() -> None:
+    queue = queue_of(BatchPolicy(Batching.PADDED, 8, 512, 0.25), [20, 10, 10, 10])
+
+    batches = [[entry.row.length for entry in queue.take(streams=1, now=0.0).rows] for _ in range(2)]
+
+    assert batches == [[20, 10], [10, 10]], "20 and two of 10: a third of 60 tokens would be padding"
+
+
 def test_single_rows_behind_a_large_request_are_shared_as_usual() -> None:
     queue = RowQueue(EQUAL)
     queue.push(rows([8] * 8), "large", arrived=0.0, deadline=math.inf, tokens_per_second=math.inf)

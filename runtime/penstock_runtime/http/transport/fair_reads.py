@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 SLICE_SECONDS = 0.0003
 """How long one iteration of the event loop parses and starts requests as they arrive, and how long it works on the
 queue. A request takes 0.03 to 0.2 ms."""
+SECONDS_PER_BYTE = 1e-8
+"""About: to parse data, and the JSON of a body."""
 PIECE_BYTES = 1024
 """Parsed at a time, unless it belongs to a body of known length: up to thirty requests, some 1.5 ms."""
 TINY_BYTES = 512
@@ -37,10 +39,12 @@ READ_SECONDS = 0.02
 class QueuedCall:
     """A call that waits in a `FairQueue`."""
 
-    __slots__ = ("start",)
+    __slots__ = ("seconds", "start")
 
-    def __init__(self, start: Callable[[], None]) -> None:
+    def __init__(self, start: Callable[[], None], seconds: float) -> None:
+        """`seconds`: about how long it takes."""
         self.start: Callable[[], None] | None = start
+        self.seconds = seconds
 
     def cancel(self) -> None:
         """Do not start it."""
@@ -53,37 +57,33 @@ class FairQueue:
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock`: seconds, to measure the calls."""
         self._loop = loop
-        self._time = loop.time
         self._clock = clock
         self._shares = FairShares()
-        self._iteration = 0.0
         self._spent_seconds = 0.0
-        """On data that was parsed without waiting, in this iteration of the loop (or in one within the same
-        millisecond)."""
+        """On data that was parsed without waiting, in this iteration of the loop."""
         self._waiting: dict[str, deque[QueuedCall]] = {}
         """By address. Of those with the same time the first is served next."""
 
     def is_free(self) -> bool:
         """Nothing waits, and this iteration of the loop has time for more: data may be parsed at once."""
-        if self._waiting:
-            return False
-        iteration = self._time()  # uvloop's changes between iterations only
-        if iteration != self._iteration:
-            self._iteration = iteration
-            self._spent_seconds = 0.0
-        return self._spent_seconds < SLICE_SECONDS
+        return not self._waiting and self._spent_seconds < SLICE_SECONDS
 
     def run_now(self, client: str, call: Callable[[], None]) -> None:
         """Make the call of an address while the queue is free, and count its time."""
         begin = self._clock()
         call()
         seconds = self._clock() - begin
+        if not self._spent_seconds:
+            self._loop.call_soon(self._begin_iteration)
         self._spent_seconds += seconds
         self._shares.charge(self._shares.next({client: 0.0}), seconds)
 
-    def add(self, client: str, start: Callable[[], None]) -> QueuedCall:
-        """Call `start` in another iteration of the loop. It may add calls."""
-        call = QueuedCall(start)
+    def _begin_iteration(self) -> None:
+        self._spent_seconds = 0.0
+
+    def add(self, client: str, start: Callable[[], None], size: int = 0) -> QueuedCall:
+        """Call `start` in another iteration of the loop. It may add calls. `size`: bytes that it parses."""
+        call = QueuedCall(start, size * SECONDS_PER_BYTE)
         queue = self._waiting.get(client)
         if queue is None:
             queue = self._waiting[client] = deque()
@@ -96,7 +96,7 @@ class FairQueue:
         now = self._clock()
         end = now + SLICE_SECONDS
         for _ in range(sum(map(len, self._waiting.values()))):
-            client = self._shares.next(dict.fromkeys(self._waiting, 0.0))
+            client = self._shares.next({client: queue[0].seconds for client, queue in self._waiting.items()})
             queue = self._waiting[client]
             start = queue.popleft().start
             if start is not None:
@@ -247,7 +247,7 @@ class FairReader:
             connection.memory.add(-len(data))
             return False
         self.unparsed = data
-        self._queued = self._pool.queue.add(connection.client.key, self._read_unparsed)
+        self._queued = self._pool.queue.add(connection.client.key, self._read_unparsed, connection.memory.bytes)
         self.pause_reading()
         return True
 

@@ -202,12 +202,6 @@ def test_a_key_may_be_in_the_header_of_anthropics_clients(
     body = {"model": "x", "messages": MESSAGES, "max_tokens": 2}
     with serving_generation(small_generation_model(tmp_path / "m"), auth_token_folder=tmp_path / "keys") as running:
         answer = httpx.post(f"{running.url}{path}", json=body, headers=headers, timeout=60)
-        recorded = json.loads((Path(__file__).parents[4] / "clients/recorded_local.json").read_text())
-        real = [one for one in recorded if "x-api-key" in one["headers"]]
-        answers = [
-            httpx.request(one["method"], f"{running.url}{one['path']}", content=one["body"], headers=one["headers"])
-            for one in real
-        ]
 
     assert answer.status_code == status
     if status == 401 and path == "/v1/messages" and not headers:
@@ -216,4 +210,3 @@ def test_a_key_may_be_in_the_header_of_anthropics_clients(
             "message": "this endpoint wants a token. Send the header authorization: Bearer <token> or x-api-key: "
             "<token>",
         }
-    assert [one.status_code for one in answers] == [200]
