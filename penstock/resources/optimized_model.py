@@ -19,8 +19,8 @@ from penstock.resources.base import NO_SCHEMA_DEFAULT, AnyMetadata, Facts, Resou
 from penstock.resources.endpoint import EndpointCore, ModelEndpointSpec, Serving, ServingLimits
 from penstock.resources.job_summary import Failure
 from penstock.resources.result import ArtefactReference, Result
-from penstock.resources.status import Condition, Time
-from penstock.resources.text_fields import Digest
+from penstock.resources.status import Condition
+from penstock.resources.text_fields import Digest, Time
 from penstock.tasks import TaskName
 
 NAME_DIGITS = 16

@@ -230,7 +230,8 @@ def _region(bucket: str) -> str:
         with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as answer:
             headers = answer.headers
     except urllib.error.HTTPError as error:  # without a signature it is refused or redirected
-        headers = error.headers
+        with error:
+            headers = error.headers
     except OSError:
         return "us-east-1"
     return headers.get("x-amz-bucket-region") or "us-east-1"

@@ -27,6 +27,7 @@ from penstock.resources.status import (
     updated_conditions,
 )
 from penstock_operator.endpoint.conditions import accuracy, available, model_resolved, optimized, progressing
+from penstock_operator.endpoint.live_guard import LiveGuardPlan
 from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.objects.canary import NO_CANARY, CanaryPlan
 from penstock_operator.endpoint.objects.exposure import ExposurePlan
@@ -107,6 +108,7 @@ class EndpointState:
     rollout: SlotDecision | None = None
     """Whether the rollout has a slot; None: none needs one."""
     canary: CanaryPlan = NO_CANARY
+    live: LiveGuardPlan | None = None
 
 
 def conditions_of(state: EndpointState) -> dict[str, Finding]:
@@ -155,6 +157,8 @@ def conditions_of(state: EndpointState) -> dict[str, Finding]:
     }
     if state.exposure.finding is not None:
         found[ConditionType.EXPOSED] = state.exposure.finding
+    if state.live is not None:
+        found[ConditionType.ANSWERS_AGREE] = state.live.finding
     found[ConditionType.READY] = ready(endpoint, found, state.problems)
     return found
 
@@ -221,6 +225,7 @@ WITH_EVENTS = (
     ConditionType.MODEL_RESOLVED,
     ConditionType.OPTIMIZED,
     ConditionType.ACCURACY_WITHIN_BUDGET,
+    ConditionType.ANSWERS_AGREE,
     ConditionType.CORES_PINNED,
     ConditionType.AVAILABLE,
     ConditionType.EXPOSED,
@@ -310,6 +315,7 @@ def endpoint_status(state: EndpointState, findings: Mapping[str, Finding], befor
             observed.now,
         ),
         canary=state.canary.status,
+        guard=None if state.live is None else state.live.status,
         vector_spaces=vector_spaces(state.pods, before.vector_spaces),
         pods=pod_reports(state.pods, state.verdicts, state.problems) if state.pods else (),
         history=history(before, shown, observed.now),
@@ -341,6 +347,7 @@ def invalid_spec_status(observed: EndpointSnapshot, why: Finding) -> EndpointSta
     findings: dict[str, Finding] = {kind: unknown(Reason.NOT_ACCEPTED, why.message) for kind in ConditionType}
     if not (observed.endpoint.get("spec") or {}).get("exposure"):
         del findings[ConditionType.EXPOSED]
+    del findings[ConditionType.ANSWERS_AGREE]
     findings[ConditionType.ACCEPTED] = why
     findings[ConditionType.READY] = no(why.reason, why.message)
     written = conditions(findings, before=status.get("conditions") or (), generation=generation, now=observed.now)

@@ -344,11 +344,11 @@ def _assert_a_remedy_works(path: Path, follow: str, put_back: Callable[[], Path]
     np.testing.assert_allclose(vectors, scaled(means(path, TEXTS) @ PROJECTION), rtol=0, atol=1e-5)
 
 
-def with_positions(path: Path) -> None:
-    """A third input."""
+def with_boxes(path: Path) -> None:
+    """An input that no node can make."""
     change_graph(
         path,
-        lambda graph: graph.input.append(helper.make_tensor_value_info("position_ids", TensorProto.INT64, ["b", "t"])),
+        lambda graph: graph.input.append(helper.make_tensor_value_info("bbox", TensorProto.INT64, ["b", "t", 4])),
     )
 
 
@@ -380,9 +380,7 @@ class Refused:
 
 TOKENS = "last_hidden_state"
 REFUSED = {
-    "unknown input": Refused(
-        TOKENS, "wants the inputs position_ids", "Export it with the", TOKENS, change=with_positions
-    ),
+    "unknown input": Refused(TOKENS, "wants the inputs bbox", "Export it with the", TOKENS, change=with_boxes),
     "fixed length": Refused(TOKENS, "free axes", "Export it with the inputs", TOKENS, change=with_a_fixed_length),
     "does not run": Refused("broken", "does not run", "Export it again", TOKENS),
     "another task": Refused(TOKENS, "nothing is logits", "Export it for this task", "logits", Head.SEQUENCE),

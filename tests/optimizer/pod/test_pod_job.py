@@ -404,8 +404,9 @@ class TestLines:
             events.stage("candidates", "another")
             events.published("artefact", Published(digest=Digest("1" * 64), uri="file:///y", bytes=1))
             second = asked(port, "/progress")
-            with pytest.raises(HTTPError, match="404"):
+            with pytest.raises(HTTPError, match="404") as refused:
                 asked(port, "/")
+            refused.value.close()
         finally:
             server.shutdown()
             server.server_close()

@@ -140,7 +140,8 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=2):
             return True
-    except urllib.error.HTTPError:
+    except urllib.error.HTTPError as error:
+        error.close()
         return True
     except OSError:
         return False

@@ -86,7 +86,8 @@ def ask(name: TaskName, built: Build, **options: Any) -> Runner:
         (RANKING, ["a", "b"], "inputs[0]", r"inputs\[0\] must be a list of two texts, not a text"),
         (RANKING, [["a"]], "inputs[0]", r"inputs\[0\] has 1 entries"),
         (RANKING, [["a", "b", "c"]], "inputs[0]", "has 3 entries; at most 2"),
-        (CLASSES, [["a", "b"]], "inputs[0]", "a text or an object with text and text_pair, not a list"),
+        (CLASSES, [7], "inputs[0]", "or of two that are a pair, not the number 7"),
+        (CLASSES, [["a", "b", "c"]], "inputs[0]", "has 3 entries; at most 2"),
         (CLASSES, {"text_pair": "a"}, "inputs.text", "is missing"),
         (CLASSES, {"text": "a", "text-pair": "b"}, "inputs.text-pair", "no such field"),
         (CLASSES, [{"text": "a"}, {"text": ""}], "inputs[1].text", "is empty"),
@@ -126,7 +127,7 @@ def test_wrong_inputs_are_named(name: TaskName, inputs: Any, field: str, message
         (FEATURES, "x" * 1000, 1, "there is no such field", ""),
         (CLASSES, "top_k", -1, "a whole number from 1", ""),
         (CLASSES, "function_to_apply", "softmaxx", "must be one of sigmoid, softmax, none", "Did you mean 'softmax'?"),
-        (CLASSES, "return_all_scores", True, "there is no such field", "top_k"),
+        (CLASSES, "return_all_scores", True, "there is no such field", "raw_scores"),
         (RANKING, "raw_scores", None, None, ""),
         (RANKING, "return_documents", True, "there is no such field", ""),
         (TOKENS, "aggregation_strategy", "avarage", "must be one of", "Did you mean 'average'?"),
@@ -344,6 +345,7 @@ def test_any_request_is_answered_or_refused(name: TaskName, built: Build, data: 
 
 DOCUMENTED = (
     "there is no prompt",
+    "raw_scores and function_to_apply both",
     "this model's vectors have",
     "is for pooled vectors",
     "needs entities to merge",
