@@ -123,7 +123,7 @@ VALID = {
     "/tokenize of 100 KB": _valid("/tokenize", {"inputs": _long_text()[:100_000]}),
     "JSON with 900,000 numbers": _valid("/predict", {"inputs": "a text", "parameters": {"x": [0] * 900_000}}),
     "JSON of 1,000 levels": _valid("/predict", {"inputs": orjson.Fragment(b"[" * 1000 + b"]" * 1000)}),
-    "answers that nobody reads": _valid("/embed_all", {"inputs": [PASSAGE] * 32}, reads=False, again=False),
+    "answers that are not read": _valid("/embed_all", {"inputs": [PASSAGE] * 32}, reads=False, again=False),
 }
 """That cost work."""
 BOTH = {**ATTACKS, **VALID}
@@ -303,7 +303,9 @@ async def measure(names: list[str], seconds: float, rounds: int) -> None:
     for name in names:
         kinds = MIXED.get(name, [name])
         is_real = not ATTACKS.keys() & set(kinds)
-        server = await asyncio.create_subprocess_exec(*this, "--serve-real" if is_real else "--serve", stdout=asyncio.subprocess.PIPE)
+        server = await asyncio.create_subprocess_exec(
+            *this, "--serve-real" if is_real else "--serve", stdout=asyncio.subprocess.PIPE
+        )
         assert server.stdout is not None
         port, internal = map(int, (await server.stdout.readline()).split())
         chosen = [word for kind in kinds for word in ("--only", kind)]

@@ -140,7 +140,7 @@ class Batcher:
         self._in_flight = plan.streams if device is None else device
         self._runs_inline = device is None
         parts = (engine.facts, engine.facts.short or engine.facts)
-        self._runs_beside = all(facts.runs_beside_streams for facts in parts)
+        self._runs_next_to_streams = all(facts.runs_next_to_streams for facts in parts)
         self._one_core = one_core and plan.streams == 1
         self._batches: dict[int, _Batch] = {}
         """By ticket, in the order in which they start."""
@@ -247,8 +247,12 @@ class Batcher:
         return self._queue.rows == 1 and self._queue.tokens <= BRIEF_SECONDS * tokens_per_second
 
     def _overtakes(self) -> bool:
-        """Whether the next row runs in the calling thread, beside the streams. See `OVERTAKEN_LENGTHS`."""
-        if not self._runs_beside or len(self._batches) < self._in_flight or not self._queue.is_shared(perf_counter()):
+        """Whether the next row runs in the calling thread, next to the streams. See `OVERTAKEN_LENGTHS`."""
+        if (
+            not self._runs_next_to_streams
+            or len(self._batches) < self._in_flight
+            or not self._queue.is_shared(perf_counter())
+        ):
             return False
         row = self._queue.next_row()
         brief = OVERTAKING_SECONDS * self._rate.tokens_per_second / self._stream_count
@@ -270,9 +274,7 @@ class Batcher:
     def _take(self, least: int, brief: int | None) -> TakenBatch:
         """The next batch. Rows that expired before it get their results."""
         now = perf_counter()
-        taken = self._queue.take(
-            streams=self._stream_count, now=now, least=least, brief=brief, idle=not self._batches
-        )
+        taken = self._queue.take(streams=self._stream_count, now=now, least=least, brief=brief, idle=not self._batches)
         if taken.expired:
             self._results.append(BatchResult(taken.expired, [deadline_exceeded() for _ in taken.expired], now, now))
         return taken

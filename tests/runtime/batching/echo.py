@@ -29,7 +29,7 @@ class EchoEngine:
     poison: bool = True
     grid: ShapeGrid | None = None
     divides_batches: bool = False
-    beside: bool = False
+    next_to_streams: bool = False
     """Runs may be called while all streams are busy."""
     in_flight: int | None = None
     """As of a device other than the CPU."""
@@ -57,7 +57,7 @@ class EchoEngine:
         threads = Threads(self.streams, 1)
         return EngineFacts(
             "echo", "1", threads, "f32", grid=self.grid, divides_batches=self.divides_batches, in_flight=self.in_flight,
-            runs_beside_streams=self.beside,
+            runs_next_to_streams=self.next_to_streams,
         )  # fmt: skip
 
     def run(self, batch: Batch) -> Outputs:

@@ -103,7 +103,7 @@ def test_a_crash_of_a_single_row_run_fails_the_row_with_its_cause(monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("beside", "running", "lengths", "overtakes"),
+    ("next_to_streams", "running", "lengths", "overtakes"),
     [
         (True, 32, (8,), True),
         (True, 31, (8,), False),  # may share a batch
@@ -113,13 +113,15 @@ def test_a_crash_of_a_single_row_run_fails_the_row_with_its_cause(monkeypatch: p
     ],
 )
 def test_a_brief_request_of_another_client_does_not_wait_for_the_end_of_a_long_row(
-    beside: bool, running: int, lengths: tuple[int, ...], overtakes: bool
+    next_to_streams: bool, running: int, lengths: tuple[int, ...], overtakes: bool
 ) -> None:
-    engine = RowEchoEngine(beside=beside)
+    engine = RowEchoEngine(next_to_streams=next_to_streams)
     engine.gate.clear()
     with working(engine, plan(), tokens_per_second=10_000) as bench:
         for client, wanted in (("long", (running,)), ("long", (running,)), ("brief", lengths)):
-            bench.batcher.push([row(one) for one in wanted], client, arrived=perf_counter(), deadline=inf, client=client)
+            bench.batcher.push(
+                [row(one) for one in wanted], client, arrived=perf_counter(), deadline=inf, client=client
+            )
             bench.dispatch()
         found = [outcome.rows[0].owner for outcome in bench.ready]
 

@@ -38,7 +38,7 @@ WRITTEN_LEVELS = 254
 MOST_LEVELS = 200
 """Levels of nesting of a body. An answer may repeat a part of the body, some levels deeper."""
 MOST_VALUES = 200_000
-"""Values of a body. They take 7 ms to parse, in which nothing else is served; so many numbers in 1.9 MB take 30 ms. The
+"""Values of a body. They take 7 ms to parse, in which nothing else is served; 900,000 numbers in 1.9 MB take 30 ms. The
 queue has room for fewer token ids."""
 LARGE_FLOATS = 16_384
 """An answer with more numbers is written in pieces: these take 2 ms."""
