@@ -5,7 +5,6 @@ The artefact has all measurements (`penstock.manifest`, `report.html`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Annotated, Self
 
@@ -16,6 +15,7 @@ from penstock.hardware import CpuIdentity, Isa
 from penstock.manifest import CandidateFacts, LatencyPoint, Manifest, Outcome, served_latency
 from penstock.recipe import Batching, EngineName, Plan, Precision
 from penstock.resources.base import NO_SCHEMA_DEFAULT, Facts
+from penstock.resources.endpoint_parts.vector_space import IndexCertificate
 from penstock.resources.text_fields import Digest, ShortText, Uri
 
 
@@ -253,6 +253,9 @@ class Result(Facts):
     model_digest: str = Field(default="", max_length=80, description="sha256 of the model's own files.")
     parameters: int = Field(default=0, ge=0, description="Weights.")
     max_tokens: int = Field(default=1, ge=1, description="The longest input that is served.")
+    index: IndexCertificate | None = Field(
+        default=None, description="How vectors fit the index of spec.vectorSpace; none: not compared."
+    )
     resident_bytes: int | None = Field(default=None, ge=0, description="Memory of the serving process under load.")
     seconds: float = Field(default=0, ge=0, description="Duration of the optimisation.")
     cut_short: bool = Field(default=False, description="true when the time budget ended before everything was tried.")
@@ -275,7 +278,6 @@ class Result(Facts):
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
         """The result of a manifest."""
-        speeds = [speed for speed in manifest.speed_up.values() if speed > 0]
         chosen = _candidate(manifest, Outcome.CHOSEN) or _candidate(manifest, Outcome.REFERENCE)
         short = manifest.chosen.plan.short
         short_recipe = short.recipe if short is not None else None
@@ -284,7 +286,7 @@ class Result(Facts):
             plan=PlanFacts.of(manifest.chosen.plan),
             accuracy=_accuracy(chosen),
             latency=_latency(served_latency(manifest.chosen.plan, manifest.candidates), manifest.speed_up),
-            speed_up=_rounded(math.exp(sum(map(math.log, speeds)) / len(speeds))) if speeds else None,
+            speed_up=None if manifest.typical_speed_up is None else _rounded(manifest.typical_speed_up),
             capacity=CapacityFacts.of(
                 manifest.provisional_capacity if provisional else manifest.capacity, provisional=provisional
             ),
@@ -297,6 +299,7 @@ class Result(Facts):
             model_digest=cut(manifest.model.digest, 80),
             parameters=manifest.model.parameters,
             max_tokens=manifest.model.max_tokens,
+            index=None if manifest.index is None else manifest.index.model_copy(update={"hardest": ()}),
             resident_bytes=manifest.serving_rss_bytes,
             seconds=_rounded(manifest.seconds),
             cut_short=manifest.cut_short,
