@@ -1,7 +1,7 @@
 """How many examples a property is tried on: a quarter by default, all of them with PENSTOCK_TEST_THOROUGH=1.
 
-`make test-all` sets it. It and continuous integration (PENSTOCK_TEST_DRAWS=new) draw anew each time: what a run does not
-find another one does. `make test` tries the same examples every time, so that it fails for what a change did and not by
+`make test-all` sets it. It and the workflows (PENSTOCK_TEST_DRAWS=new) draw anew each time: what a run does not find
+another one does. `make test` tries the same examples every time, so that it fails for what a change did and not by
 chance.
 """
 
