@@ -15,11 +15,12 @@ from pydantic import Field
 
 from penstock.hardware import NeuronGeneration
 from penstock.recipe import GENERATION_PRECISIONS, EngineName
-from penstock.resources.base import NO_SCHEMA_DEFAULT, AnyMetadata, Facts, Resource, Rule, Spec
+from penstock.resources.base import NO_SCHEMA_DEFAULT, AnyMetadata, Facts, Resource, Spec
+from penstock.resources.conditions import Condition, Time
 from penstock.resources.endpoint import EndpointCore, ModelEndpointSpec, Serving, ServingLimits
 from penstock.resources.job_summary import Failure
 from penstock.resources.result import ArtefactReference, Result
-from penstock.resources.status import Condition, Time
+from penstock.resources.rules import Rule
 from penstock.resources.text_fields import Digest
 from penstock.tasks import TaskName
 

@@ -13,8 +13,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.capacity import CapacityCurve, measured_pod_bytes, unmeasured_pod_bytes
+from penstock.capacity import CapacityCurve
 from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, CpuIdentity, NeuronGeneration
+from penstock.pod_costs import measured_pod_bytes, unmeasured_pod_bytes
 from penstock.prices import InstancePrice, PriceList
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock_optimizer.neuron.plans import Basis, NeuronFigure, figures_for

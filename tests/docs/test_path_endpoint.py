@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from penstock_operator.cluster.api import Json, ListPage, ResourceKind
+from penstock_operator.cluster.store import event_handler
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.control.controller import Controller
-from penstock_operator.control.handlers import event_handler
 from tests.docs.executed import Recorder, compare, recorder
 from tests.operator.endpoint.kube import SETTINGS, Kube
 

@@ -17,7 +17,8 @@ from penstock.errors import ArtefactError, SettingError, SpecError
 from penstock.hardware import CpuIdentity
 from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock.prices import CLOUDS, PriceList, currency_sign, load_prices, shipped_prices
-from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpointSpec
+from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
+from penstock.resources.endpoint_parts.gateway import GatewayMode
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.resources.text_fields import parse_quantity
 from penstock.tasks import TaskName

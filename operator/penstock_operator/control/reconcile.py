@@ -34,16 +34,16 @@ from penstock_operator.cluster.errors import ClusterError, Conflict, Forbidden, 
 from penstock_operator.cluster.store import ObjectKey, PackedObject, StoreChange, StoreEntry, key_of
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.control.index_keys import texts_source
+from penstock_operator.control.unused_models import reconcile_model
 from penstock_operator.endpoint.objects.rollout import with_template_of
-from penstock_operator.endpoint.optimization.unused import NEW_SECONDS, unused_model_action
-from penstock_operator.endpoint.plan import ReconcilePlan, plan
-from penstock_operator.endpoint.snapshot import EndpointSnapshot
-from penstock_operator.endpoint.status import with_apply_failure
+from penstock_operator.endpoint.plan import plan
+from penstock_operator.endpoint.refused import with_apply_failure
+from penstock_operator.endpoint.snapshot import EndpointSnapshot, ReconcilePlan
 from penstock_operator.facts.findings import Event
 from penstock_operator.facts.names import ENDPOINT, MANAGED_BY, MANAGER, Ref
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.workloads import scale_entries
-from penstock_operator.metrics import COLLECTED, WRITES_SKIPPED
+from penstock_operator.metrics import WRITES_SKIPPED
 
 REPORTER = "penstock.dev/operator"
 REFUSED_SECONDS = 60.0
@@ -100,7 +100,8 @@ class Reconciler:
     async def reconcile(self, request: ReconcileRequest) -> float | None:
         """Seconds until the next reconcile; None: the resync is enough. ClusterError: retry."""
         if request.kind == "OptimizedModel":
-            return await self._reconcile_model(request.key)
+            write = partial(self._write_status, OPTIMIZED_MODEL, request.key)
+            return await reconcile_model(self._port, self._cache, request.key, write)
         try:
             again = await self._reconcile_endpoint(request.key)
         except BaseException:
@@ -328,25 +329,6 @@ class Reconciler:
             return
         self._written[kind, place] = _Written(wanted, _digest(result.get("status") or {}))
         self._stores[kind].put(result)
-
-    async def _reconcile_model(self, key: ObjectKey) -> float | None:
-        """Mark, keep or delete an OptimizedModel that no endpoint may be using."""
-        entry, facts = self._cache.models.get(key), self._cache.model(key)
-        if entry is None or facts is None:
-            return None
-        outcome = unused_model_action(facts, now=datetime.now(UTC), settings=self._cache.settings)
-        if outcome.delete and self._cache.is_awaited(key):
-            return NEW_SECONDS
-        if outcome.status is not None:
-            await self._write_status(OPTIMIZED_MODEL, key, entry, outcome.status.status)
-        if outcome.delete and await self._port.delete(OPTIMIZED_MODEL, key.name, key.namespace, uid=entry.uid):
-            COLLECTED.inc()
-            logger.info(
-                "deleted OptimizedModel %s: no endpoint uses it",
-                key,
-                extra=log_event("OptimizedModelDeleted", object=str(key), reason="Unused"),
-            )
-        return outcome.requeue_seconds
 
     async def _still_exists(self, key: ObjectKey, uid: str) -> bool:
         """Look the endpoint up before creating objects for it. If its deletion was missed, the garbage collector

@@ -25,7 +25,7 @@ from penstock_operator.endpoint.spec import ParsedEndpoint, refusal, refused_sto
 from penstock_operator.facts.findings import Finding, no, sentence, stopped, unknown, yes
 from penstock_operator.facts.names import ENDPOINT, gateway_names
 from penstock_operator.facts.pods import RuntimePod
-from penstock_operator.facts.reasons import Reason
+from penstock_operator.facts.reasons import MODEL_FAILURES, Reason
 from penstock_operator.facts.workloads import DeploymentFacts, OptimizedModelFacts
 from penstock_operator.limits.concurrency import SlotDecision
 
@@ -162,16 +162,6 @@ ACCEPTANCE_RULES = (
 """In the order in which they are reported."""
 
 
-MODEL_FAILURES = {
-    "ModelNotFound",
-    "ModelAccessDenied",
-    "ModelUnavailable",
-    "ModelUnusable",
-    "UnsafeModel",
-    "CorruptModel",
-    "UnsupportedModel",
-}
-"""Failures caused by the model itself or by its download."""
 DIGITS = 12
 """Digits of a digest in messages."""
 

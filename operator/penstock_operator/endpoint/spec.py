@@ -18,10 +18,11 @@ from pydantic import ValidationError
 from penstock.errors import PenstockError, SpecError, closest
 from penstock.hardware import NeuronGeneration
 from penstock.resources.core import ModelSource, Scheme
-from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpointSpec
+from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
+from penstock.resources.endpoint_parts.gateway import GatewayMode
 from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
 from penstock_operator.facts.findings import Finding, no, sentence
-from penstock_operator.facts.installation import AllowList, PlanSettings
+from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import (
     API_VERSION,
     DEFAULT_ACCOUNT,
@@ -31,7 +32,7 @@ from penstock_operator.facts.names import (
     runtime_labels,
 )
 from penstock_operator.facts.reasons import Reason
-from penstock_operator.facts.tenants import allowed_sources, is_covered
+from penstock_operator.facts.tenants import AllowList, allowed_sources, is_covered
 
 _WELL_KNOWN_DOMAINS = (
     "kubernetes.io", "k8s.io", "x-k8s.io", "karpenter.sh", "openshift.io",

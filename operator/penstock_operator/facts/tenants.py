@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from penstock.resources.base import Spec, TextRule
+from penstock.resources.base import Spec
 from penstock.resources.core import ModelSource, Scheme
 from penstock.resources.endpoint_parts.exposure import HOST_PATTERN
 from penstock.resources.hardware_class import NamespaceSelector
+from penstock.resources.rules import TextRule
 
 SourcePrefix = Annotated[
     str, Field(max_length=512, pattern=r"^(hf|s3|gs|az|pvc|pkg)://([A-Za-z0-9._=+-]+(/[A-Za-z0-9._=+-]+)*/?)?$")
@@ -96,3 +98,34 @@ def is_covered(source: ModelSource, prefixes: Sequence[str]) -> bool:
         return True
     text = f"{source.scheme.value}://{source.location}/"
     return any(text.startswith(prefix if prefix.endswith("/") else f"{prefix}/") for prefix in prefixes)
+
+
+@dataclass(frozen=True)
+class AllowList:
+    """The sources and pod settings that endpoints may use (`penstock_operator.endpoint.spec`). Names may end in `*`."""
+
+    file_prefixes: tuple[str, ...] = ()
+    """Folders of the nodes with models that `file://` sources may name: absolute paths without `.` and `..`."""
+    sources: tuple[AllowedSources, ...] = ()
+    """Other sources by namespace. Empty: all. As soon as there is a rule, a namespace has the sources of its rules."""
+    tolerations: tuple[str, ...] = ()
+    """Keys of taints."""
+    node_selectors: tuple[str, ...] = (
+        "kubernetes.io/arch",
+        "node.kubernetes.io/instance-type",
+        "topology.kubernetes.io/region",
+        "topology.kubernetes.io/zone",
+    )
+    """Keys of node labels."""
+    labels: tuple[str, ...] = ()
+    annotations: tuple[str, ...] = ()
+    priority_classes: tuple[str, ...] = ()
+    service_accounts: tuple[str, ...] = ()
+    """Service accounts in addition to `default`."""
+    ingress_annotations: tuple[str, ...] = ("cert-manager.io/*",)
+    """Keys of the annotations of Ingresses."""
+    hosts: tuple[HostRule, ...] = ()
+    """Hosts of Ingresses and HTTPRoutes; empty: no endpoint can be exposed."""
+    shared_artefacts: bool = False
+    """Namespaces share one store. Endpoints may pin any artefact in it, also one that no OptimizedModel of their
+    namespace has."""

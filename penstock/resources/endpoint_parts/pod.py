@@ -7,8 +7,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from penstock.resources.base import ObjectName, Rule, Spec
+from penstock.resources.base import Spec
 from penstock.resources.hardware_class import Toleration
+from penstock.resources.rules import ObjectName, Rule
 from penstock.resources.text_fields import LabelKey, LabelValue, Memory
 
 RESERVED_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by")

@@ -13,7 +13,7 @@ from penstock.resources.job_summary import Failure
 from penstock.resources.optimized_model import RESULT_FORMAT
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_operator.endpoint.objects.deployment import Drain
-from penstock_operator.endpoint.plan import ReconcilePlan
+from penstock_operator.endpoint.snapshot import ReconcilePlan
 from penstock_operator.facts.findings import no
 from penstock_operator.facts.names import ARTEFACT
 from penstock_operator.facts.reasons import Reason

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.resources.optimized_model import RESULT_FORMAT
 from penstock_operator.facts import names
-from penstock_operator.facts.installation import AllowList
 from penstock_operator.facts.names import Ref
+from penstock_operator.facts.tenants import AllowList
 from penstock_operator.facts.workloads import ModelUser
 from tests.operator.endpoint.kube import (
     BASELINE,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.capacity import per_million
 from penstock.hardware import NeuronGeneration
+from penstock.pod_costs import per_million
 from penstock.prices import shipped_prices
 from penstock_optimizer.neuron.plans import (
     FITTED_TOKENS,

@@ -23,7 +23,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from penstock.resources.status import CanaryPhase, CanaryStatus, timestamp
+from penstock.resources.conditions import timestamp
+from penstock.resources.status import CanaryPhase, CanaryStatus
 from penstock_operator.decide.measurement import PodReading
 from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.pods.judging import pod_problems

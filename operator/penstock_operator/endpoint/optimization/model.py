@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.hardware import NeuronGeneration
+from penstock.resources.conditions import Condition, ConditionStatus, timestamp, updated_conditions
 from penstock.resources.endpoint import ModelEndpointSpec, OptimizationMode
 from penstock.resources.optimized_model import (
     RESULT_FORMAT,
@@ -24,7 +25,6 @@ from penstock.resources.optimized_model import (
     optimized_model_name,
     texts_digest,
 )
-from penstock.resources.status import Condition, ConditionStatus, timestamp, updated_conditions
 from penstock_operator.endpoint.optimization.outcome import JobRunning
 from penstock_operator.endpoint.snapshot import StatusWrite
 from penstock_operator.endpoint.spec import ParsedEndpoint

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.artefact_store import StoreScheme, StoreUri
-from penstock.capacity import PROCESS, measured_pod_bytes, unmeasured_pod_bytes
+from penstock.pod_costs import PROCESS, measured_pod_bytes, unmeasured_pod_bytes
 from penstock.resources.endpoint import Caches
 from penstock.resources.endpoint_parts.pod import Pod
 from penstock.resources.hardware_class import HardwareClassSpec, SelectorOperator

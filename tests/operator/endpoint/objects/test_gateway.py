@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.resources.endpoint import Gateway
+from penstock.resources.endpoint_parts.gateway import Gateway
 from penstock.resources.text_fields import parse_quantity
 from penstock_gateway.config import BUFFER_BYTES
 from penstock_gateway.settings import GatewaySettings
