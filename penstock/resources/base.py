@@ -1,4 +1,4 @@
-"""Base classes of the resources of `penstock.dev/v1alpha1`: field names, strictness, reading and writing.
+"""Base classes of the resources of `penstock.dev/v1alpha1`: field names, strictness, reading and writing of values.
 
 Field names are camelCase in files and snake_case in Python. Unknown fields are errors, so that a typo does not leave a
 default in place.
@@ -7,7 +7,6 @@ default in place.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
@@ -23,9 +22,9 @@ from pydantic_core import CoreSchema
 
 from penstock.errors import SpecError
 from penstock.resources.cel import VALIDATIONS
-from penstock.resources.problems import BrokenRules, intended_word, spec_error
+from penstock.resources.problems import BrokenRules, spec_error
 from penstock.resources.rules import LABEL_RULE, ObjectName, Rule
-from penstock.resources.yaml_documents import plain, read_documents
+from penstock.resources.yaml_documents import plain
 
 GROUP = "penstock.dev"
 VERSION = "v1alpha1"
@@ -103,30 +102,9 @@ class Resource(BaseModel):
     KIND: ClassVar[str]
 
     @classmethod
-    def from_yaml(cls, text: str, *, origin: str = "the file") -> Self:
-        """Read the one resource of this kind of a YAML text, which may hold other resources too.
-
-        SpecError lists every problem: the field, the value and what to write instead.
-        """
-        documents = read_documents(text, origin)
-        kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
-        found = [document for document, kind in zip(documents, kinds, strict=True) if kind == cls.KIND]
-        if len(found) == 1:
-            return cls.from_object(found[0], origin=origin)
-        if found:
-            raise SpecError(f"{origin} holds {len(found)} {cls.KIND}s", remedy="Keep one in each file")
-        meant = next((kind for kind in kinds if isinstance(kind, str) and intended_word(kind, [cls.KIND])), None)
-        if meant is not None:
-            raise SpecError(f"{origin}: kind is {meant!r}", field="kind", remedy=f"Write kind: {cls.KIND}")
-        named = ", ".join(kind if isinstance(kind, str) else "something without a kind" for kind in kinds)
-        raise SpecError(
-            f"{origin} holds {named or 'nothing'}, and no {cls.KIND}",
-            remedy=f"Start it with `apiVersion: {API_VERSION}` and `kind: {cls.KIND}`",
-        )
-
-    @classmethod
     def from_object(cls, value: dict[str, Any], *, origin: str = "", stored: bool = False) -> Self:
-        """Read one resource from parsed YAML or JSON; SpecError as `from_yaml`.
+        """Read one resource from parsed YAML or JSON; SpecError lists every problem: the field, the value and what to
+        write instead.
 
         As strict as the API server, so that what runs here is accepted there: no text for numbers, no snake_case.
         `stored`: it comes from the API server, which has removed unknown fields: a field that is unknown
@@ -143,14 +121,3 @@ class Resource(BaseModel):
             )
         except ValidationError as error:
             raise spec_error(error, cls, origin) from error
-
-    @classmethod
-    def from_file(cls, path: Path) -> Self:
-        """Read one resource from a YAML file."""
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise SpecError(f"{path}: {error.strerror}", remedy=f"Give the path of a {cls.KIND} YAML file") from error
-        except UnicodeDecodeError as error:
-            raise SpecError(f"{path} is not UTF-8 text", remedy=f"Give the path of a {cls.KIND} YAML file") from error
-        return cls.from_yaml(text, origin=str(path))

@@ -174,19 +174,3 @@ class Objective(Spec):
         """Whether it has an objective that text generation alone has."""
         stated = (self.time_to_first_token, self.time_per_output_token, self.tokens_per_second)
         return any(one is not None for one in stated)
-
-    @property
-    def summary(self) -> str:
-        """One line for tables and the manifest."""
-        parts = []
-        if self.latency is not None:
-            parts.append(f"p95 within {self.latency.p95_milliseconds:g} ms")
-        if self.first_token_milliseconds is not None:
-            parts.append(f"first token within {self.first_token_milliseconds:g} ms")
-        if self.next_token_milliseconds is not None:
-            parts.append(f"{self.next_token_milliseconds:g} ms per token")
-        if self.throughput is not None:
-            parts.append(f"{self.throughput.requests_per_second:g} requests/s")
-        if self.tokens_per_second is not None:
-            parts.append(f"{self.tokens_per_second:g} tokens/s")
-        return " and ".join(parts) or "best of latency and throughput"

@@ -19,6 +19,7 @@ from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock.prices import CLOUDS, PriceList, currency_sign, load_prices, shipped_prices
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
 from penstock.resources.endpoint_parts.gateway import GatewayMode
+from penstock.resources.reading import from_file
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.resources.text_fields import parse_quantity
 from penstock.tasks import TaskName
@@ -306,7 +307,7 @@ def is_file(target: str) -> bool:
 def _subject(target: str, namespace: str, context: str) -> PlannedEndpoint:
     """The file, or the endpoint of the cluster with that name."""
     if is_file(target):
-        endpoint = ModelEndpoint.from_file(Path(target))
+        endpoint = from_file(ModelEndpoint, Path(target))
         return PlannedEndpoint(endpoint.metadata.name, endpoint.spec)
     cluster = read_cluster(target, namespace, context)
     return PlannedEndpoint(target, cluster.spec, cluster)

@@ -18,16 +18,8 @@ from penstock.resources.optimized_model import texts_of
 from penstock_operator.cluster import api
 from penstock_operator.cluster.api import Json, ResourceKind
 from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, StoreChange, version_of
-from penstock_operator.control.index_keys import (
-    deployment_index,
-    endpoint_index,
-    model_index,
-    models_named,
-    owner_index,
-    pod_index,
-    route_index,
-    texts_source,
-)
+from penstock_operator.control import index_keys
+from penstock_operator.control.index_keys import owner_index
 from penstock_operator.endpoint.objects.exposure import hosts_of, may_use, moment_of
 from penstock_operator.endpoint.optimization.model import OWNERS, wanted_name
 from penstock_operator.endpoint.pods.placement import node_fields
@@ -44,6 +36,7 @@ from penstock_operator.limits.waiting import Slots, open_job
 
 MANAGED_SELECTOR = f"{MANAGED_BY}={MANAGER}"
 """Label selector of the operator's objects: no other pods are ever listed."""
+Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
@@ -61,19 +54,19 @@ class ClusterCache:
 
     def __init__(self, settings: PlanSettings) -> None:
         self.settings = settings
-        self.endpoints = Store(api.MODEL_ENDPOINT, _packed, index=endpoint_index, wanted=self._is_ours)
-        self.models = Store(api.OPTIMIZED_MODEL, _packed, index=model_index, wanted=self._is_ours)
+        self.endpoints = Store(api.MODEL_ENDPOINT, _packed, index=index_keys.endpoint_index, wanted=self._is_ours)
+        self.models = Store(api.OPTIMIZED_MODEL, _packed, index=index_keys.model_index, wanted=self._is_ours)
         self.classes = Store(api.HARDWARE_CLASS, _trimmed)
         self.nodes = Store(api.NODE, node_fields)
-        self.namespaces = Store(api.NAMESPACE, _labels)
-        self.deployments = Store(api.DEPLOYMENT, DeploymentFacts.from_object, index=deployment_index)
+        self.namespaces = Store(api.NAMESPACE, lambda value: dict(value["metadata"].get("labels") or {}))
+        self.deployments = Store(api.DEPLOYMENT, DeploymentFacts.from_object, index=index_keys.deployment_index)
         self.replica_sets = Store(api.REPLICA_SET, ReplicaSetFacts.from_object, index=owner_index)
-        self.pods = Store(api.POD, PodFacts.from_object, index=pod_index)
+        self.pods = Store(api.POD, PodFacts.from_object, index=index_keys.pod_index)
         self.jobs = Store(api.JOB, JobFacts.from_object, index=lambda job: (*owner_index(job), *open_job(job)))
         self.services = Store(api.SERVICE, _no_facts, index=owner_index)
         self.budgets = Store(api.POD_DISRUPTION_BUDGET, _no_facts, index=owner_index)
-        self.ingresses = Store(api.INGRESS, RouteFacts.from_object, index=route_index)
-        self.http_routes = Store(api.HTTP_ROUTE, RouteFacts.from_object, index=route_index)
+        self.ingresses = Store(api.INGRESS, RouteFacts.from_object, index=index_keys.route_index)
+        self.http_routes = Store(api.HTTP_ROUTE, RouteFacts.from_object, index=index_keys.route_index)
         """Watched only where the Gateway API is installed: `PlanSettings.gateway_api`."""
         self.autoscalers = Store(
             api.HORIZONTAL_POD_AUTOSCALER, ScalerFacts.from_object, index=owner_index, marker=_of_spec
@@ -126,50 +119,39 @@ class ClusterCache:
 
     def put_report(self, pod: ObjectKey, uid: str, report: tuple[HostReport | None, str]) -> None:
         """Store the report of a runtime pod, or why it could not be read."""
-        self._publish_report(self.reports, pod, uid, report)
+        self._publish(self.reports, uid, report, self._indexes(pod))
 
     def put_job_report(self, pod: ObjectKey, uid: str, report: JobReport) -> None:
         """Store the progress of a job's pod."""
-        self._publish_report(self.job_reports, pod, uid, report)
+        self._publish(self.job_reports, uid, report, self._indexes(pod))
 
     def put_scale(self, endpoint: ObjectKey, scale: DesiredScale | None) -> None:
         """Publish the autoscaler's decision for an endpoint; None: withdraw it."""
-        self._publish(self.scales, endpoint, scale)
+        self._publish(self.scales, endpoint, scale, (("endpoint", *endpoint),))
 
     def put_canary(self, endpoint: ObjectKey, report: CanaryReport | None) -> None:
         """Publish a look at the canary of an endpoint; None: it has none any more."""
-        self._publish(self.canaries, endpoint, report)
+        self._publish(self.canaries, endpoint, report, (("endpoint", *endpoint),))
 
-    def _publish(self, values: dict[ObjectKey, Value], endpoint: ObjectKey, value: Value | None) -> None:
-        if values.get(endpoint) == value:
+    def _publish(self, values: dict[Key, Value], key: Key, value: Value | None, indexes: tuple[Index, ...]) -> None:
+        if values.get(key) == value:
             return
         if value is None:
-            del values[endpoint]
+            del values[key]
         else:
-            values[endpoint] = value
+            values[key] = value
         for listener in self._report_listeners:
-            listener((("endpoint", *endpoint),))
+            listener(indexes)
 
-    def _publish_report(self, reports: dict[str, Value], pod: ObjectKey, uid: str, report: Value) -> None:
-        if reports.get(uid) == report:
-            return
-        reports[uid] = report
+    def _indexes(self, pod: ObjectKey) -> tuple[Index, ...]:
         entry = self.pods.get(pod)
-        for listener in self._report_listeners if entry is not None else ():
-            listener(entry.index if entry is not None else ())
+        return () if entry is None else entry.index
 
     @property
     def stores(self) -> dict[ResourceKind, Store[Any]]:
         """All stores by kind."""
-        stores: tuple[Store[Any], ...] = (
-            self.endpoints,
-            self.models,
-            self.classes,
-            self.nodes,
-            self.namespaces,
-            *self.made,
-        )
-        return {store.kind: store for store in stores}
+        read: tuple[Store[Any], ...] = (self.endpoints, self.models, self.classes, self.nodes, self.namespaces)
+        return {store.kind: store for store in (*read, *self.made)}
 
     @property
     def made(self) -> tuple[Store[Any], ...]:
@@ -286,7 +268,7 @@ class ClusterCache:
         index = ("endpoint", *key)
         deployment = self.deployments.facts(key)
         texts = self._texts(key, value)
-        names = models_named(value)
+        names = index_keys.models_named(value)
         classes = {name.name: entry.facts for name in self.classes if (entry := self.classes.get(name))}
         if isinstance(parsed, ParsedEndpoint):
             # Another endpoint may have created the OptimizedModel of the present spec.
@@ -382,16 +364,8 @@ class ClusterCache:
                 yield Neighbour(place.name, place.namespace, node, () if report is None else report.cpus)
 
     def _present(self, key: ObjectKey, models: Iterable[str]) -> Iterator[Ref]:
-        for store in (
-            self.deployments,
-            self.services,
-            self.budgets,
-            self.policies,
-            self.ingresses,
-            self.http_routes,
-            self.accounts,
-            self.bindings,
-        ):
+        routes, access = (self.ingresses, self.http_routes), (self.policies, self.accounts, self.bindings)
+        for store in (self.deployments, self.services, self.budgets, *routes, *access):
             for place, _ in store.of(("endpoint", *key)):
                 yield Ref(store.kind.name, place.name)
         for scaler in self._scalers(key):
@@ -409,7 +383,7 @@ class ClusterCache:
                 yield entry.facts
 
     def _texts(self, key: ObjectKey, endpoint: Json) -> tuple[str, ...] | None:
-        source = texts_source(endpoint)
+        source = index_keys.texts_source(endpoint)
         if source is None:
             return None
         text = self.texts.get(ObjectKey(key.namespace, source[0]), ConfigMapTexts()).data.get(source[1])
@@ -432,11 +406,6 @@ def _trimmed(value: Json) -> Json:
 
 def _packed(value: Json) -> PackedObject:
     return PackedObject(_trimmed(value))
-
-
-def _labels(value: Json) -> dict[str, str]:
-    """The labels of a namespace."""
-    return dict(value["metadata"].get("labels") or {})
 
 
 def _no_facts(_: Json) -> None:

@@ -23,7 +23,7 @@ from penstock_operator.cluster.errors import Backoff, ClusterError
 from penstock_operator.cluster.store import Index, ObjectKey, StoreChange
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.control.queue import WorkQueue
-from penstock_operator.endpoint.optimization.model import has_measured_capacity
+from penstock_operator.endpoint.optimization.model import digests
 from penstock_operator.facts.findings import unprintable_as_spaces
 from penstock_operator.facts.names import INTERNAL_PORT
 from penstock_operator.facts.pod_data import INFO_MAX_BYTES, PROGRESS_MAX_BYTES, Unreadable, read_body, read_json
@@ -295,7 +295,9 @@ def capacity_is_known(cache: ClusterCache, pod: ObjectKey) -> bool:
     entry = None if facts is None else cache.models.get(ObjectKey(pod.namespace, facts.optimized_model))
     if facts is None or entry is None:
         return False
-    return has_measured_capacity(entry.facts.value.get("status") or {}, facts.artefact)
+    status = entry.facts.value.get("status") or {}
+    capacity = (status.get("result") or {}).get("capacity") or {}
+    return digests(status)[0] == facts.artefact and bool(capacity.get("points")) and not capacity.get("provisional")
 
 
 def job_of(cache: ClusterCache, place: ObjectKey) -> JobFacts | None:

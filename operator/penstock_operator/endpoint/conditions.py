@@ -180,8 +180,9 @@ def model_resolved(endpoint: ParsedEndpoint, wanted: OptimizationState | None) -
         size = f"{result.parameters / 1e6:.4g} million weights" if result.parameters else "its weights"
         digest = f", digest {result.model_digest.removeprefix('sha256:')[:DIGITS]}" if result.model_digest else ""
         return yes(Reason.RESOLVED, f"{model} was read: {size}{digest}.")
-    failure = wanted.status.failure
-    if failure is not None and failure.reason in MODEL_FAILURES and not _runs_again(wanted):
+    failure, running = wanted.status.failure, wanted.running
+    runs_again = running is not None and running.started
+    if failure is not None and failure.reason in MODEL_FAILURES and not runs_again:
         return no(failure.reason, failure_text(wanted))
     if wanted.status.baseline is not None:
         return yes(Reason.RESOLVED, f"{model} was read, and its fp32 graph is published.")
@@ -257,10 +258,6 @@ def accuracy(wanted: OptimizationState | None, serving: ServingChoice | None) ->
     if not result.accuracy.within_budget:
         return no(Reason.OVER_BUDGET, f"{verdict} Loosen optimization.accuracy, or allow other engines or precisions.")
     return yes(Reason.WITHIN_BUDGET, verdict or f"Judged on {result.accuracy.texts} texts.")
-
-
-def _runs_again(wanted: OptimizationState) -> bool:
-    return wanted.running is not None and wanted.running.started
 
 
 def short_digest(digest: str) -> str:

@@ -96,7 +96,7 @@ def plan(observed: EndpointSnapshot) -> ReconcilePlan:
         others=bool(left_over(observed.scalers, endpoint.spec.scaling.mode)),
         most=most,
     )
-    quota = _quota_part(endpoint, observed, share, count, acceptance)
+    allocation, quota = _quota_part(endpoint, observed, share, count, acceptance)
     objects = _Objects((), count)
     if acceptance.true:
         objects = _objects(endpoint, observed, serving, count, classes=classes, canary=before.canary, most=most)
@@ -126,9 +126,9 @@ def plan(observed: EndpointSnapshot) -> ReconcilePlan:
         rollout=objects.rollout.decision,
         canary=objects.rollout.canary,
     )
-    parts = (models.part, quota.part, *objects.parts, exposure.part, pods.part)
+    parts = (models.part, quota, *objects.parts, exposure.part, pods.part)
     return _sum(
-        state, before, parts, objects, allocation=quota.allocation if objects.allocation is None else objects.allocation
+        state, before, parts, objects, allocation=allocation if objects.allocation is None else objects.allocation
     )
 
 
@@ -254,27 +254,22 @@ def _assess(
     return with_conditions(with_measured_capacity(state, observed.pods), facts, observed.now)
 
 
-class _Quota(NamedTuple):
-    allocation: Allocation | None
-    part: Part
-
-
 def _quota_part(
     endpoint: ParsedEndpoint,
     observed: EndpointSnapshot,
     share: QuotaShare | None,
     count: ReplicaTarget,
     acceptance: Finding,
-) -> _Quota:
+) -> tuple[Allocation | None, Part]:
     """The endpoint's allocation of the namespace's quota with this plan, and when to look at the quota again."""
     if share is None or not acceptance.true:
         waits = share is not None and acceptance.reason == Reason.QUOTA_EXCEEDED
-        return _Quota(None, Part(requeue=(share.waiting_seconds,) if share is not None and waits else ()))
+        return None, Part(requeue=(share.waiting_seconds,) if share is not None and waits else ())
     scaling, replicas = endpoint.spec.scaling, count.wanted
     if scaling.mode in SCALER_MODES and not endpoint.spec.suspend:
         replicas = max(replicas, bounds(endpoint, observed, share.most).most)
     limited = share.most <= replicas and share.most < scaling.max_replicas
-    return _Quota(share.allocation(replicas), Part(requeue=(WAITING_SECONDS,) if limited else ()))
+    return share.allocation(replicas), Part(requeue=(WAITING_SECONDS,) if limited else ())
 
 
 class _Objects(NamedTuple):

@@ -240,7 +240,7 @@ def endpoint_status(state: EndpointState, findings: Mapping[str, Finding], befor
         plan=_with_cost(state, shown, replicas),
         replicas=replicas,
         ready_replicas=present.ready if present is not None else 0,
-        selector=label_selector(endpoint.name),
+        selector=",".join(f"{key}={value}" for key, value in sorted(runtime_selector(endpoint.name).items())),
         url=endpoint.url,
         public_url=state.exposure.url,
         p95=p95,
@@ -281,11 +281,6 @@ def read_status(value: Json) -> EndpointStatus:
         return EndpointStatus.model_validate(value)
     except ValidationError:
         return EndpointStatus()
-
-
-def label_selector(name: str) -> str:
-    """The label selector of the runtime pods, for the scale subresource."""
-    return ",".join(f"{key}={value}" for key, value in sorted(runtime_selector(name).items()))
 
 
 def plan_status(
@@ -364,15 +359,8 @@ def _with_cost(state: EndpointState, shown: PlanStatus | None, replicas: int) ->
     result = serving.result
     rate = None if result is None or result.capacity.provisional else result.requests_per_second
     planned = (rate or 0.0) * state.endpoint.spec.scaling.headroom
-    return shown.model_copy(
-        update={
-            "cost_per_million": _rounded(per_million(per_hour, planned)) if planned > 0 else None,
-            "cost_per_month": _rounded(per_month(per_hour * replicas)),
-            "currency": price.currency,
-        }
-    )
-
-
-def _rounded(cost: float) -> float:
-    """Four significant digits: the status changes only where people see a difference."""
-    return float(f"{cost:.4g}")
+    million = per_million(per_hour, planned) if planned > 0 else None
+    costs = {"cost_per_million": million, "cost_per_month": per_month(per_hour * replicas)}
+    # Four significant digits: the status changes only where people see a difference.
+    rounded = {name: None if cost is None else float(f"{cost:.4g}") for name, cost in costs.items()}
+    return shown.model_copy(update={**rounded, "currency": price.currency})

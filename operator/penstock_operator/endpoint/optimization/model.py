@@ -224,12 +224,6 @@ def digests(status: Json) -> tuple[str, ...]:
     return tuple(str((status.get(name) or {}).get("digest") or "") for name in ("artefact", "baseline"))
 
 
-def has_measured_capacity(status: Json, digest: str) -> bool:
-    """Whether the status of an OptimizedModel has a measured capacity of this artefact, which is its result."""
-    capacity = (status.get("result") or {}).get("capacity") or {}
-    return digests(status)[0] == digest and bool(capacity.get("points")) and not capacity.get("provisional")
-
-
 def with_measured_capacity(state: OptimizationState, pods: Iterable[RuntimePod]) -> OptimizationState:
     """The state with the capacity that one of its pods measured; unchanged where that is known, or none has.
 

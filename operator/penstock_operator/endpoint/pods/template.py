@@ -66,16 +66,6 @@ def runtime_memory(
     return in_bytes(settings.runtime_memory) + kept
 
 
-def job_memory(pod: Pod, least: str, *, factor: int = 1) -> int:
-    """Memory in bytes of an optimisation job, `least` at least: several engines load the model one after another, next
-    to the reference model.
-
-    `factor` applies to a run after one that ran out of memory.
-    """
-    asked = in_bytes(pod.memory) if pod.memory is not None else 0
-    return max(asked, in_bytes(least)) * factor
-
-
 VOLUME = "store"
 
 
