@@ -178,6 +178,13 @@ POD_EVENTS = (
     ),
     LogEvent("ModelServed", "info", "The pod serves the plan that the message names."),
     LogEvent(
+        "ServerCrashed",
+        "error",
+        "A signal ended the server, and the pod's first process starts it again: a crash in a library, or too little "
+        "memory (SIGKILL).",
+        "After SIGKILL raise the pod's memory; otherwise report it with the lines before it.",
+    ),
+    LogEvent(
         "PodFailed",
         "error",
         "The pod cannot serve and ends; the message has the cause and the remedy, as its termination message has.",

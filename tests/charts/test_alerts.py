@@ -85,6 +85,10 @@ CASES: dict[str, tuple[Series, Series]] = {
         {f'penstock_ready{{{OF},pod="x"}}': "0x60", f'penstock_ready{{{OF},pod="y"}}': "0x60"},
         {f'penstock_ready{{{OF},pod="x"}}': "0x60", f'penstock_ready{{{OF},pod="y"}}': "1x60"},
     ),
+    "PenstockServerCrashed": (
+        {f'penstock_server_crashes_total{{{OF},pod="x"}}': "_x40 1x20"},
+        {f'penstock_server_crashes_total{{{OF},pod="x"}}': "0x5 2x55"},
+    ),
     "PenstockRequestsFail": (
         {
             f'penstock_requests_total{{{OF},route="/predict",code="200"}}': "0+80x60",

@@ -1,7 +1,8 @@
 """Resolves what to optimise (model on disk, cores, key of the result, folders), and writes the artefact.
 
 The same key means the same result, so that a result is looked up rather than made again. An artefact's folder is
-written as a whole or not at all.
+written as a whole or not at all. A lookup is on the path of each start of `penstock serve`: the exporter and the report
+are imported on use.
 """
 
 from __future__ import annotations
@@ -32,11 +33,9 @@ from penstock.tasks import TaskName
 from penstock.vector_space import VectorSpace
 from penstock_optimizer.candidate.runner import CandidateContext
 from penstock_optimizer.candidate.work_folder import REPORT_NAME, WorkFolder, digests, result_key
-from penstock_optimizer.export import check_decoder, read_decoder
 from penstock_optimizer.guard.judge import unused_budgets
 from penstock_optimizer.load.workload import LengthMix, mix_of_texts, sends_texts
 from penstock_optimizer.neuron.choice import longest_row, neuron_key
-from penstock_optimizer.report.view import render_report
 from penstock_runtime.engines.native.library import ABI, library_path
 from penstock_runtime.host import CoreGrant, Host, read_host
 from penstock_runtime.host.disk import lock_file
@@ -324,6 +323,8 @@ class Job:
         """Check that the model can do the task with this tokenizer and these limits, before anything is written. Errors
         as for `make_task` and `read_decoder`."""
         if self.spec.task is TaskName.TEXT_GENERATION:
+            from penstock_optimizer.export import read_decoder
+
             read_decoder(self.folder)
             Tokenizer.load(self.folder)
             return
@@ -369,7 +370,11 @@ def _require_neuron(spec: ModelEndpointSpec, target: NeuronGeneration) -> None:
 
 def config_check(spec: ModelEndpointSpec) -> OnConfig:
     """The check of config.json that needs no weights, for `fetch_model`: these may have gigabytes."""
-    return partial(check_decoder, str(spec.source)) if spec.task is TaskName.TEXT_GENERATION else ignore_config
+    if spec.task is not TaskName.TEXT_GENERATION:
+        return ignore_config
+    from penstock_optimizer.export import check_decoder
+
+    return partial(check_decoder, str(spec.source))
 
 
 def _is_built(folder: ModelFolder) -> bool:
@@ -401,6 +406,8 @@ def write_artefact(
     without its files; their digests are added. `graphs`: the graphs to serve; other files in a graph's folder (external
     weights) are copied too. `more`: further files by name.
     """
+    from penstock_optimizer.report.view import render_report
+
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_drafts(target)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))

@@ -9,9 +9,10 @@ def main() -> None:
     """See `penstock_runtime.pod.main`."""
     open_closed_streams()
     exit_on_signal()
-    from penstock_runtime.pod.main import main as work
+    from penstock_runtime.pod.main import main as serve
+    from penstock_runtime.pod.supervisor import supervise
 
-    work()
+    supervise(lambda crashes: serve(crashes=crashes))
 
 
 if __name__ == "__main__":

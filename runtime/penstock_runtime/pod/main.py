@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import uvloop
 
@@ -67,10 +68,18 @@ the server, which is not ready yet. Raises nothing: the server is ready without 
 
 
 class PodServing:
-    """One serving pod. `measure`: for models on devices, which the optimisation could not measure."""
+    """One serving pod. `measure`: for models on devices, which the optimisation could not measure. `crashes`: of
+    earlier servers in this pod."""
 
-    def __init__(self, variables: PodVariables, settings: Settings, measure: MeasureCapacity | None = None) -> None:
+    def __init__(
+        self,
+        variables: PodVariables,
+        settings: Settings,
+        measure: MeasureCapacity | None = None,
+        crashes: int = 0,
+    ) -> None:
         self._measure = measure
+        self._crashes = crashes
         self._variables = variables
         self._settings = settings
         self._host = read_host()
@@ -95,6 +104,7 @@ class PodServing:
             # Fail before anything else if the machine has too few cores.
             status.grant = self._grant(cores)
         status.capacity = None if self._measure is None else CapacityReport()
+        status.crashes = self._crashes
         self.server = Server(status, self._settings)
         await self.server.start()
         try:
@@ -310,9 +320,9 @@ def check_cpu_count(grant: CoreGrant, host: Host, threads_per_core: int | None) 
     return replace(grant, pinned=False, findings=(*grant.findings, finding))
 
 
-def main(measure: MeasureCapacity | None = None) -> None:
-    """Serve until a signal. Exit codes: 0; 1, an error that must be corrected; 75, an error that may pass. `measure`:
-    as in `PodServing`."""
+def main(measure: MeasureCapacity | None = None, *, crashes: int = 0) -> NoReturn:
+    """Serve until a signal. Exit codes: 0; 1, an error that must be corrected; 75, an error that may pass. `measure`
+    and `crashes`: as in `PodServing`."""
     configure_logs("info")
     # The tokenizers' own thread pool would compete with the engine for its cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -324,7 +334,7 @@ def main(measure: MeasureCapacity | None = None) -> None:
         settings = Settings.load(os.environ, others=[*variables.names(), *NeuronVariables.names()])
         configure_logs(settings.log.log_level)
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        code = 1 if runner.run(PodServing(variables, settings, measure).run()) else 0
+        code = 1 if runner.run(PodServing(variables, settings, measure, crashes).run()) else 0
     except Exception as error:
         if isinstance(error, PenstockError):
             logger.error("the pod cannot serve: %s", error, extra=log_event("PodFailed", object=name, reason=error))  # noqa: TRY400 - complete without a traceback

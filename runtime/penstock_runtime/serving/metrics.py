@@ -382,6 +382,11 @@ class ServerMetrics:
             cores.add_metric(["granted"], status.grant.cores)
             cores.add_metric(["pinned"], status.grant.cores if status.grant.pinned else 0)
         yield cores
+        yield CounterMetricFamily(
+            "penstock_server_crashes",
+            "Earlier servers of this pod that a signal ended; the pod's first process started the server again.",
+            value=status.crashes,
+        )
         throttling = read_throttling()
         yield CounterMetricFamily(
             "penstock_cpu_throttled_seconds",

@@ -95,6 +95,8 @@ class ServerStatus:
     """Why it is not ready."""
     failure: str = ""
     """Why it is draining, if it cannot serve any longer; empty: a signal."""
+    crashes: int = 0
+    """Earlier servers of this pod that a signal ended."""
     plan: Plan | None = None
     """The plan being served."""
     manifest: Manifest | None = None
