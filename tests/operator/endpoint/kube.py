@@ -546,6 +546,12 @@ class Kube:
         return self
 
 
+def unscheduled(message: str) -> Json:
+    """The status of a pod that no node takes."""
+    found = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"node": "", "phase": "Pending", "conditions": [found]}
+
+
 def container(
     *,
     ready: bool = False,
