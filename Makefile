@@ -75,7 +75,7 @@ install: $(VENV)/.test ## Install everything that development needs into .venv
 
 .PHONY: demo
 demo: $(VENV)/.demo ## Optimise and serve a real model on this machine
-	@$(BIN)/penstock serve examples/sentence-embedding.yaml
+	@$(BIN)/penstock serve examples/sentence-embedding.yaml --live-guard-share 0.02
 
 .PHONY: demo-chat
 demo-chat: $(VENV)/.chat ## Serve a real language model on this machine: it answers at once, and faster after the search

@@ -81,6 +81,36 @@ class MeanEvidence:
         return [(each + part) * (1 + bet * gain) for each, bet in zip(self.capital, self.bets, strict=True)]
 
 
+ODDS = (1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+"""How many times as probable a hit is in the first group, by the bets of `ShareEvidence`."""
+
+
+@dataclass(frozen=True)
+class ShareEvidence:
+    """The evidence that hits (such as errors) are a larger share of one group's items than of another's.
+
+    Each hit is an outcome: 1 if it is of the first group. If both groups are alike, the hits of the first group among
+    all hits of a look have the hypergeometric distribution, and their exponential moments are at most those of
+    independent hits (Hoeffding, 1963): the product over the looks is a supermartingale.
+    """
+
+    logs: tuple[float, ...] = (0.0,) * len(ODDS)
+    """The natural logarithm of each bet's capital."""
+
+    def add(self, hits: int, all_hits: int, share: float) -> ShareEvidence:
+        """With a further look: `hits` of `all_hits` are of the first group, which has this share of its items."""
+        if not 0 < share < 1 or all_hits <= 0:
+            return self
+        gains = (hits * math.log(odds) - all_hits * math.log1p(share * (odds - 1)) for odds in ODDS)
+        return ShareEvidence(tuple(log + gain for log, gain in zip(self.logs, gains, strict=True)))
+
+    @property
+    def value(self) -> float:
+        """As `MeanEvidence.value`, at most CAPITAL_LIMIT."""
+        limit = math.log(CAPITAL_LIMIT)
+        return sum(math.exp(min(limit, log)) for log in self.logs) / len(ODDS)
+
+
 def log_evidence(outcomes: Iterable[float], limit: float, bets: Sequence[float] = BETS) -> float:
     """The natural logarithm of the evidence that the mean of all outcomes is above the limit.
 

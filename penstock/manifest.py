@@ -325,6 +325,17 @@ class ProbeFacts(Frozen):
     """Of 1 - cosine, between the vectors of a replica and the recorded ones."""
 
 
+class LiveLimits(Frozen):
+    """What answers of the chosen plan differ from fp32's at most, on average: the guard of live traffic tests for more.
+    From texts that the plan was not calibrated with; upper ends of the intervals."""
+
+    texts: int = Field(ge=1)
+    divergence: float = Field(gt=0, lt=1)
+    """Of the mean divergence, on a scale where 1 is a ruined answer."""
+    severe: float = Field(gt=0, lt=1)
+    """Of the share of answers outside the budget of one answer."""
+
+
 class Manifest(Frozen):
     """The whole of `manifest.json`."""
 
@@ -343,6 +354,8 @@ class Manifest(Frozen):
     """Only of tasks with embeddings, without the endpoint's prompts; None: made by a version that did not record it."""
     probes: ProbeFacts | None = None
     """Only of tasks with one dense vector for each text; None: not recorded."""
+    live: LiveLimits | None = None
+    """None: not measured, fp32 was chosen, or the task is text generation."""
     cpu: CpuIdentity
     cores: int = Field(ge=1)
     pinned: bool | None = None

@@ -23,6 +23,7 @@ CONTROL_PLANE_GROUPS = (
         "tests/operator/control/test_reconcile.py",
         "tests/operator/control/test_restore.py",
         "tests/operator/control/test_concurrency_limits.py",
+        "tests/operator/control/test_plan_measure.py",
         "tests/operator/endpoint/test_api_server.py",
         "tests/operator/test_protected_endpoint.py",
     ),

@@ -358,12 +358,15 @@ def _optimizer_error(status: int, printed: str) -> PenstockError:
     return PenstockError(f"it {was}{death_reason(status, printed)}", remedy=remedy)
 
 
-def _cache_variables(target: Path) -> dict[str, str]:
-    """Settings for `spec.serving.caches` of an endpoint file; variables of the environment and flags count before."""
+def _variables_of(target: Path) -> dict[str, str]:
+    """Settings for `serving.caches` and `guard.live` of an endpoint file; variables of the environment and flags count
+    before."""
     if not target.is_file():
         return {}
-    caches = from_file(ModelEndpoint, target).spec.serving.caches
-    return caches.environment if caches is not None else {}
+    spec = from_file(ModelEndpoint, target).spec
+    caches, live = spec.serving.caches, spec.guard.live
+    found = caches.environment if caches is not None else {}
+    return found if live is None else {**found, "PENSTOCK_LIVE_GUARD_SHARE": repr(live.cpu_share)}
 
 
 @click.command
@@ -392,7 +395,7 @@ def command(
     if target.is_dir():
         refuse_options(["store", "models"], "a ModelEndpoint FILE; an ARTEFACT folder has all that is served")
     has_token_in_arguments = flags.get("auth_token") is not None
-    settings = settings_from(_cache_variables(target) | dict(os.environ), flags)
+    settings = settings_from(_variables_of(target) | dict(os.environ), flags)
     configure_logs(settings.log.log_level, *screen_log())
     if has_token_in_arguments:
         logger.warning(

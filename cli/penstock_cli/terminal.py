@@ -31,6 +31,8 @@ if not console.is_terminal:
     console.width = 200
 PLAIN_SECONDS = 10.0
 """Without a terminal, seconds between two lines of progress: logs stay short and still show that work goes on."""
+FIRST_SECONDS = 2.0
+"""What takes no longer shows no progress."""
 TRANSFER_SECONDS = 0.5 if console.is_terminal else PLAIN_SECONDS
 """Seconds between two updates about a download."""
 NAME_WIDTH = 11
@@ -65,6 +67,19 @@ def facts(pairs: Iterable[tuple[str, str]]) -> None:
     """Print several names and values."""
     for name, value in pairs:
         fact(name, value)
+
+
+def paced(say: Callable[[str], None]) -> Callable[[str], None]:
+    """`say` for lines of progress: the first after `FIRST_SECONDS`, then one in `PLAIN_SECONDS`; others are dropped."""
+    due = time.monotonic() + FIRST_SECONDS
+
+    def say_if_due(text: str) -> None:
+        nonlocal due
+        if (now := time.monotonic()) >= due:
+            due = now + PLAIN_SECONDS
+            say(text)
+
+    return say_if_due
 
 
 class ScreenLog(logging.Handler):

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from penstock.manifest import LiveLimits
 from penstock.tasks import TaskName
 from penstock_runtime import errors
 from penstock_runtime.engines.base import DeviceState
@@ -19,6 +20,7 @@ from penstock_runtime.http.transport.message import Route
 from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.model_settings import settings_table as settings_of_models
+from penstock_runtime.serving.shadow import LiveEvidence, ShadowState
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import SETTINGS, Settings, Variables
 from penstock_runtime.tasks.base import DEFAULT_LIMITS
@@ -60,6 +62,7 @@ def metrics_table() -> str:
     metrics = ServerMetrics(ServerStatus("name", TaskName.FEATURE_EXTRACTION))
     metrics.generation.state = lambda: (LoopState(), 0)
     metrics.device = lambda: DeviceState(2, 2, {}, 0, {}, 0, 0, {})
+    metrics.live_guard = lambda: ShadowState(LiveEvidence(LiveLimits(texts=1, divergence=0.1, severe=0.1)))
     rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     for family in metrics.registry.collect():
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
@@ -77,6 +80,9 @@ METRIC_LABELS = {
     "penstock_cores": ("kind",),
     "penstock_generation_tokens": ("kind",),
     "penstock_sequences": ("state",),
+    "penstock_shadow_answers": ("kind",),
+    "penstock_shadow_evidence_log10": ("arm",),
+    "penstock_shadow_lost": ("reason",),
     "penstock_served": ("endpoint", "isa", "key", "recipe", "short_recipe", "streams", "task", "verdict", "version"),
 }
 """A family without samples does not list its labels; a test compares this with families that have samples."""

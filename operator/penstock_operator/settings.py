@@ -325,14 +325,12 @@ class LoadSettings(SettingsGroup):
         ge=0.1,
         le=20,
     )
-    scrape_timeout_seconds: float = setting(
-        2.0, "Time-out of a scrape of a serving pod, where no Prometheus is used.", unit="s", gt=0
-    )
+    scrape_timeout_seconds: float = setting(2.0, "Time-out of a scrape of a serving pod.", unit="s", gt=0)
     scrape_concurrency: int = setting(64, "Serving pods whose metrics are read at the same time.", ge=1)
     prometheus_url: str = setting(
         "",
-        "The Prometheus that scrapes the serving pods, for endpoints that name none. Empty: the operator scrapes the "
-        "pods itself.",
+        "The Prometheus that scrapes the serving pods, for endpoints that name none: it has the latency of their "
+        "requests. Empty: the operator has it from its own scrapes of the pods, as the load.",
     )
     prometheus_hosts: tuple[str, ...] = setting(
         (),

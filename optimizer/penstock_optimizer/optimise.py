@@ -16,12 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import NoCandidateWithinBudget
-from penstock.manifest import PROBES_FILE, CandidateFacts, Manifest, Outcome, ProbeFacts
+from penstock.manifest import PROBES_FILE, CandidateFacts, LiveLimits, Manifest, Outcome, ProbeFacts
 from penstock.recipe import Plan
 from penstock.resources.endpoint import ModelEndpoint, NoCandidate, OptimizationMode
 from penstock.tasks import TaskName
 from penstock_optimizer.candidate.work_folder import locked
-from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken, serve_replica
+from penstock_optimizer.capacity.curve import (
+    LIMITS_PROCESS_SECONDS,
+    CapacityFailed,
+    ReplicaBroken,
+    measure_limits,
+    serve_replica,
+)
 from penstock_optimizer.job.job import Job, write_artefact
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressEvent, Stage, ignore_progress
 from penstock_optimizer.targets.target import (
@@ -193,7 +199,8 @@ class Optimisation:
         if not target.measures_capacity:
             return choice, self._manifest(choice, MeasuredCapacity())
         draft = job.work.path / "draft"
-        self._probes.unlink(missing_ok=True)  # of a choice that broke
+        for file in (self._probes, self._limits):
+            file.unlink(missing_ok=True)  # of a choice that broke
         self._write(draft, self._manifest(choice), choice)
         try:
             capacity = self._capacity(draft)
@@ -207,12 +214,15 @@ class Optimisation:
 
     def _capacity(self, artefact: Path) -> MeasuredCapacity:
         job, budget = self._job, self._budget
+        log, longest = job.work.log("capacity"), job.spec.serving.max_input_tokens
+        if self._target.judges_live and budget.left_for_capacity() > 2 * LIMITS_PROCESS_SECONDS:
+            measure_limits(artefact, self._limits, cpus=job.cpus, log=log, max_tokens=longest)
         with serve_replica(
             artefact,
             cores=job.grant.cores,
             cpus=job.cpus,
-            log=job.work.log("capacity"),
-            max_tokens=job.spec.serving.max_input_tokens,
+            log=log,
+            max_tokens=longest,
             probes=self._probes,
             start_seconds=budget.left_for_capacity(),
         ) as server:
@@ -222,6 +232,11 @@ class Optimisation:
     def _probes(self) -> Path:
         """The vectors of the probe texts, once the server of the choice has written them."""
         return self._job.work.path / PROBES_FILE
+
+    @property
+    def _limits(self) -> Path:
+        """What the guard of live traffic tests against, once the server of the choice has written it."""
+        return self._probes.with_suffix(".json")
 
     def _require_candidate(self) -> None:
         """With `whenNoCandidate: Fail`, raise an error that lists each candidate, unless one may be served. Candidates
@@ -262,6 +277,8 @@ class Optimisation:
         if capacity and self._probes.is_file():
             cosine = least_cosine(choice.candidates, choice.chosen.plan)
             fields["probes"] = ProbeFacts(texts=texts_digest(), largest_difference=allowed_difference(cosine))
+        if capacity and self._limits.is_file():
+            fields["live"] = LiveLimits.model_validate_json(self._limits.read_bytes())
         if capacity:
             fields["budget_seconds"] = self._budget.seconds
             fields["cut_short"] = choice.cut_short or late(choice.candidates) > 0

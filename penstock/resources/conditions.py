@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated
 
 from pydantic import Field
 
 from penstock.resources.base import Facts
-
-Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
-"""RFC 3339, in UTC, in whole seconds."""
+from penstock.resources.text_fields import Time
 
 
 class ConditionType(StrEnum):
@@ -26,6 +23,8 @@ class ConditionType(StrEnum):
     """The optimisation has a result."""
     ACCURACY_WITHIN_BUDGET = "AccuracyWithinBudget"
     """The answers of the served plan are within the accuracy budget."""
+    ANSWERS_AGREE = "AnswersAgree"
+    """Live answers are as they were when the plan was judged. Only with `spec.guard.live`."""
     CORES_PINNED = "CoresPinned"
     """Every pod has exclusive cores."""
     AVAILABLE = "Available"

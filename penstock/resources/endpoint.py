@@ -28,6 +28,7 @@ from penstock.resources.core import (
 )
 from penstock.resources.endpoint_parts.exposure import Exposure
 from penstock.resources.endpoint_parts.gateway import Gateway, GatewayMode, Rollout, Tls
+from penstock.resources.endpoint_parts.guard import Guard
 from penstock.resources.endpoint_parts.pod import Pod
 from penstock.resources.endpoint_parts.scaling import MOST_REPLICAS, Scaling
 from penstock.resources.endpoint_parts.serving import PROMPT_TASKS, Caches, Prompts, Serving, ServingLimits
@@ -312,6 +313,7 @@ class ModelEndpointSpec(EndpointCore):
     """What to serve, on which hardware, and with which objective."""
 
     serving: Serving = Serving()
+    guard: Guard = Guard()
     auth: Auth | None = Field(
         default=None,
         description="Bearer tokens that requests need. None: the endpoint is open to the cluster.",

@@ -16,9 +16,7 @@ from penstock.hardware import CpuIdentity, Isa
 from penstock.manifest import CandidateFacts, LatencyPoint, Manifest, Outcome, served_latency
 from penstock.recipe import Batching, EngineName, Plan, Precision
 from penstock.resources.base import NO_SCHEMA_DEFAULT, Facts
-from penstock.resources.text_fields import Digest, Uri
-
-ShortText = Annotated[str, Field(max_length=256)]
+from penstock.resources.text_fields import Digest, ShortText, Uri
 
 
 class ArtefactReference(Facts):

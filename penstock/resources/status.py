@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
 from penstock.resources.base import Facts
-from penstock.resources.conditions import Condition, Time
-from penstock.resources.text_fields import Digest
+from penstock.resources.conditions import Condition
+from penstock.resources.rollout_status import CanaryStatus, GuardStatus
+from penstock.resources.text_fields import Digest, LongText, ShortText, Time
 from penstock.vector_space import SPACE_PATTERN
-
-ShortText = Annotated[str, Field(max_length=256)]
-LongText = Annotated[str, Field(max_length=4096)]
 
 
 class PodReport(Facts):
@@ -68,30 +65,6 @@ class ScalingStatus(Facts):
     )
 
 
-class CanaryPhase(StrEnum):
-    """Where a canary is."""
-
-    RUNNING = "Running"
-    """The new pods get their share, or start."""
-    PASSED = "Passed"
-    """They were not worse, and replace the old ones."""
-    REJECTED = "Rejected"
-    """They were worse and have ended; the old ones serve on."""
-
-
-class CanaryStatus(Facts):
-    """The canary of the present plan and spec (`spec.rollout.canary`)."""
-
-    phase: CanaryPhase
-    template: str = Field(max_length=64, description="The hash of the pod template that it tries.")
-    digest: str = Field(default="", max_length=71, description="The artefact that its pods serve.")
-    since: Time = Field(description="When its pods were asked for.")
-    requests: int = Field(default=0, ge=0, description="Requests that its pods have answered.")
-    errors: int = Field(default=0, ge=0, description="Of these with a status of 500 or more.")
-    reason: ShortText = Field(default="", description="Why it passed or was rejected, as one word.")
-    message: LongText = Field(default="", description="The figures of both plans, in one sentence.")
-
-
 class ServedBefore(Facts):
     """A plan that was served before, for a rollback."""
 
@@ -133,6 +106,7 @@ class EndpointStatus(Facts):
     speed_up: str = Field(default="", max_length=32, description="For people: against fp32, such as `4.7x`.")
     scaling: ScalingStatus | None = None
     canary: CanaryStatus | None = None
+    guard: GuardStatus | None = None
     pods: tuple[PodReport, ...] = Field(default=(), max_length=32, description="Reports of the pods; the first 32.")
     history: tuple[ServedBefore, ...] = Field(
         default=(), max_length=5, description="Plans that were served before, the latest first."

@@ -52,6 +52,11 @@ Uri = Annotated[
     TextRule(r"[a-z][a-z0-9+.-]*:[!#-\[\]-~]+", "{self} is not a URI", "Write scheme://place in ASCII, without spaces"),
 ]
 
+ShortText = Annotated[str, Field(max_length=256)]
+LongText = Annotated[str, Field(max_length=4096)]
+Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
+"""RFC 3339, in UTC, in whole seconds."""
+
 PROMETHEUS_URL_PATTERN = (
     r"https?://([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]*)?"
 )

@@ -186,7 +186,7 @@ def _measured(capacity: CapacityCurve, tokens: TokenCurve) -> tuple[CapacityCurv
     if service is None:
         return capacity, None, []
     each = service.tokens_per_request
-    caveats = ["p95 is that of the time to the first token", tokens.summary]
+    caveats = ["p95 is of the time to the first token", tokens.summary]
     if each is not None:
         caveats.append(f"a request has {each:.3g} output tokens on average in the measurement")
     return curve_of_tokens(tokens), each, caveats

@@ -124,8 +124,8 @@ def remove_entries(path: Path, keys: Collection[str]) -> int:
 def widened(evidence: Evidence, entries: Iterable[LedgerEntry], model: str) -> Evidence:
     """The evidence with an interval that contains the errors of past predictions of its class, model and origin.
 
-    A p95 that was measured e times as long as predicted is that of a replica 1/e times as fast, or slower: `faster`
-    divides times by the factor (penstock.capacity).
+    If p95 was measured e times as long as predicted, the replica is 1/e times as fast, or slower: `faster` divides
+    times by the factor (penstock.capacity).
     """
     of_this = (model, evidence.hardware_class, evidence.origin.value)
     times = [1 + entry.error for entry in entries if (entry.model, entry.hardware_class, entry.origin) == of_this]

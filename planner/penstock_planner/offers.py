@@ -18,7 +18,7 @@ from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, CpuIdentity, NeuronGene
 from penstock.pod_costs import measured_pod_bytes, unmeasured_pod_bytes
 from penstock.prices import InstancePrice, PriceList
 from penstock.resources.hardware_class import HardwareClassSpec
-from penstock_optimizer.neuron.plans import Basis, NeuronFigure, figures_for
+from penstock_optimizer.neuron.plans import HOST_MILLISECONDS, Basis, NeuronFigure, figures_for
 from penstock_optimizer.neuron.published import Mode, ModelShape, PublishedFigure, shape_of
 from penstock_planner.compare import Node, Offer, counted
 from penstock_planner.evidence import CLOSED_LOOP_ERROR, Evidence, Interval, Origin, curve_of_closed_loop, wider
@@ -35,9 +35,6 @@ GPU_CAVEATS = (
     "the PyTorch figures of 2021 are half of what TensorRT reaches on the same T4",
     "int8 figures are left out: their accuracy was not compared with fp32",
 )
-HOST_MILLISECONDS = 0.5
-"""CPU time of Penstock's HTTP server and tokeniser for a request of 32 tokens on one core: `python -m
-benchmarks.overhead` measured 0.29 to 0.50 ms (docs/reference/figures.md). One process serves a replica."""
 NEURON_CAVEATS = (
     NOT_RUN,
     f"HTTP and tokenisation by Penstock are added to published figures: {HOST_MILLISECONDS:g} ms for each request",
@@ -263,11 +260,7 @@ def _of_neuron(figure: NeuronFigure, name: str) -> Evidence:
         hardware_class=name,
         cores=figure.cores,
         plan=figure.candidate.summary,
-        curve=curve_of_closed_loop(
-            min(figure.per_second, 1000 / HOST_MILLISECONDS),
-            figure.latency_milliseconds + HOST_MILLISECONDS,
-            batch=figure.candidate.batch,
-        ),
+        curve=curve_of_closed_loop(*figure.over_http(figure.per_second), batch=figure.candidate.batch),
         origin=Origin.PUBLISHED if is_published else Origin.ESTIMATED,
         basis=figure.evidence,
         interval=interval,

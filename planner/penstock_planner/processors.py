@@ -33,8 +33,8 @@ class CorePeak:
     """Sustained, of the cloud's instances."""
 
     def ratio_to(self, other: CorePeak) -> Interval:
-        """Speed against another processor: between the ratios of their int8 and of their fp32 arithmetic, times that of
-        their clocks (the roofline model, Williams et al., 2009, for work that is limited by arithmetic)."""
+        """Speed against another processor: between the ratios of their int8 and of their fp32 arithmetic, times the
+        ratio of their clocks (the roofline model, Williams et al., 2009, for work that is limited by arithmetic)."""
         clock = self.gigahertz / other.gigahertz
         ratios = sorted((self.int8 / other.int8 * clock, self.fp32 / other.fp32 * clock))
         return Interval(ratios[0], ratios[1])

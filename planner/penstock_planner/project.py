@@ -86,7 +86,7 @@ def _ours(evidence: Evidence, caveats: tuple[str, ...] = ()) -> Evidence:
 def _of_closed_loop(one: dict[str, Any], tokens: int) -> Evidence:
     """The throughput with 16 clients and the latency with one, of the shortest measured length that is not shorter.
 
-    Without a measurement of 16 clients at that length, the throughput is that of one client: a lower bound.
+    Without a measurement of 16 clients at that length, the throughput of one client counts, a lower bound.
     """
     length = min((known for known in one["one"] if known >= tokens), default=max(one["one"]))
     alone, latency = one["one"][length]

@@ -104,6 +104,12 @@ SERVER_EVENTS = (
         "Nothing, unless `RowFailed` follows; if it repeats with `MemoryError`, give the pods more memory.",
     ),
     LogEvent(
+        "ShadowFailed",
+        "warning",
+        "The guard of live traffic could not compare an answer with fp32's; only the first such failure is logged.",
+        "Nothing, if `penstock_shadow_lost_total` with the reason `failed` stays low; otherwise give the pods memory.",
+    ),
+    LogEvent(
         "RowFailed",
         "error",
         "The engine failed on one input, or its output cannot be used; the request was answered with 500.",

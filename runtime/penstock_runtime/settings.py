@@ -370,8 +370,7 @@ class LogSettings(SettingsGroup):
     )
     access_log: bool = setting(
         False,
-        "One line for each request. Off: metrics tell the same for less. Lines are collected and written once a "
-        "second, so that requests do not wait for them.",
+        "One line for each request, written once a second. Off: metrics have the same for less.",
     )
 
 
@@ -385,8 +384,7 @@ class TraceSettings(SettingsGroup):
     )
     trace_share: float = setting(
         0.01,
-        "Share of the requests without a `traceparent` that are traced. Those with one are traced if its flag asks for "
-        "it.",
+        "Share of the requests without a `traceparent` that are traced. Those with one are traced if its flag is set.",
         unit="share",
         ge=0,
         le=1,
@@ -401,12 +399,14 @@ class TraceSettings(SettingsGroup):
 
 
 class ObservationSettings(SettingsGroup):
-    """The objective of the metrics."""
+    """The objective of the metrics, and the comparison of live answers."""
 
+    live_guard_share: float = setting(
+        0.0, "CPU time that compares live answers with fp32; try 0.02. 0: off.", unit="share", ge=0, le=1
+    )
     objective_p95_milliseconds: float | None = setting(
         None,
-        "The latency objective, of text generation that of the time to the first token: becomes a bucket boundary of "
-        "the histograms of both, so that the share of good requests is exact. None: default boundaries only.",
+        "The latency objective, of text generation of the time to the first token: becomes a bucket of the histograms.",
         unit="ms",
         gt=0,
     )

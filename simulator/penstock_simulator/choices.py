@@ -11,7 +11,7 @@ class PolicyKind(StrEnum):
     PENSTOCK = "penstock"
     """With the operator's own scrapes, its default."""
     PENSTOCK_PROMETHEUS = "penstock-prometheus"
-    """With the metrics of Prometheus, at the same interval as the rivals."""
+    """With the latency of Prometheus, at the same interval as the rivals, and the load of its own scrapes."""
     HPA_P95 = "hpa-p95"
     HPA_IN_FLIGHT = "hpa-in-flight"
     KEDA = "keda"

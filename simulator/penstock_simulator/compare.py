@@ -34,7 +34,7 @@ import numpy as np
 from penstock_operator.decide import Service
 from penstock_simulator.choices import Dispatch, PolicyKind
 from penstock_simulator.fleet import Fleet, FleetSettings, ReplicaModel
-from penstock_simulator.policies import POLICIES, Endpoint, Limits, Policy, View, make_policy
+from penstock_simulator.policies import OWN_SCRAPE_SECONDS, POLICIES, Endpoint, Limits, Policy, View, make_policy
 from penstock_simulator.scraper import Scraper
 from penstock_simulator.traces import WARM_UP_SECONDS, Trace, built_in
 
@@ -80,17 +80,20 @@ def simulate(
     fleet_settings: FleetSettings,
     *,
     scrape_interval: int,
+    own_interval: int | None = None,
     on_answered: Callable[[Sequence[tuple[float, int, float]]], None] = lambda _: None,
 ) -> RunResult:
     """Run one policy through the traffic. Deterministic.
 
+    `scrape_interval`: Prometheus', seconds; `own_interval`: the policy's, where it reads the pods itself.
     `on_answered` gets, batch by batch, (when, pod, latency in seconds) of all requests but the refused ones; times
     count from the begin of the warm-up.
     """
     trace = traffic.trace
     fleet = Fleet(endpoint.model, fleet_settings)
     objective = endpoint.service.p95_objective_milliseconds / 1000
-    scraper = Scraper(objective)
+    scrapers = {interval: Scraper(objective) for interval in {scrape_interval, own_interval or scrape_interval}}
+    unread: dict[int, list[tuple[float, int, float]]] = {interval: [] for interval in scrapers}
     # Where a planner with the curve would begin; during the warm-up every policy reaches its own number.
     begin = endpoint.limits.clamp(math.ceil(float(trace.rates[0]) / (0.75 * endpoint.service.rate)))
     fleet.resize(begin, -fleet_settings.start_up_seconds)
@@ -102,7 +105,6 @@ def simulate(
     concurrency: list[float] = []
     counter = _Counter(objective)
     area = 0.0
-    unread: list[tuple[float, int, float]] = []
     for second in range(seconds):
         now = second + 1
         part = slice(edges[second], edges[now])
@@ -112,13 +114,19 @@ def simulate(
         concurrency.append(fleet.area - area)
         area = fleet.area
         fleet.activate(float(now))
-        if now % scrape_interval == 0:
-            unread = fleet.take_log()
-            counter.answered(unread)
-            on_answered(unread)
-            scraper.scrape(fleet, unread, float(now))
+        due = [interval for interval in scrapers if now % interval == 0]
+        if due:
+            log = fleet.take_log()
+            counter.answered(log)
+            on_answered(log)
+            for waiting in unread.values():
+                waiting.extend(log)
+        for interval in due:
+            scrapers[interval].scrape(fleet, unread[interval], float(now))
+            unread[interval] = []
         if now % policy.interval == 0:
-            wanted = policy.decide(View(float(now), fleet, scraper, concurrency))
+            own = scrapers[own_interval or scrape_interval]
+            wanted = policy.decide(View(float(now), fleet, scrapers[scrape_interval], own, concurrency))
             if wanted is not None and wanted != fleet.replicas:
                 fleet.resize(wanted, float(now))
         replicas.append(fleet.replicas)
@@ -412,8 +420,14 @@ def _run(job: _Job) -> RunResult:
     endpoint = Endpoint(experiment.service, experiment.model, experiment.limits, experiment.scrape_interval)
     name = experiment.traces[index]
     traffic = _built_in(name, seed, endpoint) if isinstance(name, str) else Traffic.of(name, endpoint, seed)
-    interval = POLICIES[kind].own_scrape_seconds or experiment.scrape_interval
-    return simulate(traffic, endpoint, make_policy(kind, endpoint, knob), experiment.fleet, scrape_interval=interval)
+    return simulate(
+        traffic,
+        endpoint,
+        make_policy(kind, endpoint, knob),
+        experiment.fleet,
+        scrape_interval=experiment.scrape_interval if POLICIES[kind].uses_prometheus else OWN_SCRAPE_SECONDS,
+        own_interval=OWN_SCRAPE_SECONDS if POLICIES[kind].is_ours else None,
+    )
 
 
 @lru_cache(maxsize=1)

@@ -67,6 +67,8 @@ class View:
     """For the number of replicas and of ready ones, which the API server has at once; not for its traffic."""
     scraper: Scraper
     """Traffic as Prometheus knows it."""
+    own: Scraper
+    """Traffic as the autoscaler's own scrapes have it; Prometheus' where it makes none."""
     concurrency: Sequence[float]
     """Mean requests in flight of each second so far, which Knative's queue proxies and activator report."""
 
@@ -244,17 +246,25 @@ class Kpa:
         return math.ceil(sum(recent) / len(recent) / self.target)
 
 
+OWN_SCRAPE_SECONDS = 2
+"""The operator's own scrapes: two counters and a gauge of each pod."""
+FAST_SECONDS = 1.5 * OWN_SCRAPE_SECONDS
+"""Its own scrapes make a rate of any two samples; a query of Prometheus has to survive lost ones."""
+SLOW_SECONDS = 120.0
+
+
 class Ours:
-    """`decide`, every few seconds, on scraped metrics."""
+    """`decide`, with the load of the operator's own scrapes; their latency, or Prometheus' as of its last query."""
+
+    interval = OWN_SCRAPE_SECONDS
 
     def __init__(
-        self, settings: ScalingSettings, service: Service, *, interval: int, fast_seconds: float, slow_seconds: float
+        self, settings: ScalingSettings, service: Service, *, latency_interval: int = OWN_SCRAPE_SECONDS
     ) -> None:
-        self.interval = interval
         self.settings = settings
         self.service = service
-        self.fast = fast_seconds
-        self.slow = slow_seconds
+        self._latency_interval = latency_interval
+        self._latency: tuple[Measurement, Measurement] = (Unknown("not scraped yet"), Unknown("not scraped yet"))
         self.state = State()
         self.decisions: list[tuple[float, Decision]] = []
         """Those that changed the number, with their times."""
@@ -276,30 +286,35 @@ class Ours:
         return decision.replicas
 
     def metrics(self, view: View) -> Metrics:
-        """The answers to the operator's queries."""
-        scraper, now = view.scraper, view.now
-        slow = scraper.bucket_rates(self.slow, now)
-        in_flight = scraper.in_flight_total()
+        """What the operator reads and queries."""
+        if view.now % self._latency_interval == 0:
+            self._latency = self._queried(view.scraper, view.now)
+        good, p95 = self._latency
+        in_flight, last = view.own.in_flight_total(), view.own.last
+        ready = max(1, view.fleet.ready)
+        return Metrics(
+            arrivals_fast=self._arrivals(view, FAST_SECONDS),
+            arrivals_slow=self._arrivals(view, SLOW_SECONDS),
+            in_flight=Unknown("not scraped yet") if in_flight is None else Value(in_flight),
+            good_share=good,
+            p95_milliseconds=p95,
+            coverage=0.0 if last is None else min(1.0, len(last.pods) / ready),
+            # The time between the samples in the window, which determines chance.
+            fast_seconds=OWN_SCRAPE_SECONDS,
+            slow_seconds=SLOW_SECONDS,
+        )
+
+    def _queried(self, scraper: Scraper, now: float) -> tuple[Measurement, Measurement]:
+        """The share of the answers within the objective, and p95."""
+        slow = scraper.bucket_rates(max(SLOW_SECONDS, 4.0 * self._latency_interval), now)
         total = 0.0 if slow is None else float(slow.sum())
         p95 = None if slow is None else scraper.quantile(slow, 0.95)
         good = None if slow is None else scraper.good_share(slow)
         quiet: Measurement = Idle() if slow is not None and total == 0 else Unknown("no samples yet")
-        last = scraper.last
-        ready = max(1, view.fleet.ready)
-        return Metrics(
-            arrivals_fast=self._arrivals(view, self.fast),
-            arrivals_slow=self._arrivals(view, self.slow),
-            in_flight=Unknown("not scraped yet") if in_flight is None else Value(in_flight),
-            good_share=quiet if good is None else Value(good),
-            p95_milliseconds=quiet if p95 is None else Value(p95 * 1000),
-            coverage=0.0 if last is None else min(1.0, len(last.pods) / ready),
-            # The time between the samples in the window, which determines chance.
-            fast_seconds=self.fast // self.interval * self.interval,
-            slow_seconds=self.slow,
-        )
+        return quiet if good is None else Value(good), quiet if p95 is None else Value(p95 * 1000)
 
     def _arrivals(self, view: View, window: float) -> Measurement:
-        scraper, now = view.scraper, view.now
+        scraper, now = view.own, view.now
         answered = scraper.answers_per_second(window, now)
         if answered is None:
             return Unknown("fewer than two samples in the window")
@@ -327,27 +342,22 @@ class PolicyFacts:
     values: tuple[float, ...]
     """Values that a comparison tries, from many replicas to few."""
     make: Callable[[Endpoint, float], Policy]
-    own_scrape_seconds: int | None = None
-    """It scrapes by itself, at this interval; None: Prometheus does, for it as for the rivals."""
+    uses_prometheus: bool = True
     is_ours: bool = False
+    """It reads the pods itself as well."""
 
 
-OWN_SCRAPE_SECONDS = 2
-"""The operator's own scrapes: two counters and a gauge of each pod."""
 HEADROOMS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.82, 0.9)
 
 
-def _ours(endpoint: Endpoint, headroom: float, scrape_interval: int) -> Ours:
+def _ours(endpoint: Endpoint, headroom: float, latency_interval: int) -> Ours:
     limits = endpoint.limits
     settings = ScalingSettings(
         min_replicas=limits.min_replicas,
         max_replicas=limits.max_replicas,
         headroom=headroom,
     )
-    # Its own scrapes make a rate of any two samples; a query of Prometheus has to survive lost ones.
-    samples = 1.5 if scrape_interval == OWN_SCRAPE_SECONDS else 4.0
-    fast = samples * scrape_interval
-    return Ours(settings, endpoint.service, interval=scrape_interval, fast_seconds=fast, slow_seconds=120.0)
+    return Ours(settings, endpoint.service, latency_interval=latency_interval)
 
 
 def _in_flight(endpoint: Endpoint) -> float:
@@ -364,11 +374,11 @@ POLICIES: dict[PolicyKind, PolicyFacts] = {
         "headroom",
         HEADROOMS,
         lambda endpoint, knob: _ours(endpoint, knob, OWN_SCRAPE_SECONDS),
-        OWN_SCRAPE_SECONDS,
+        uses_prometheus=False,
         is_ours=True,
     ),
     PolicyKind.PENSTOCK_PROMETHEUS: PolicyFacts(
-        "Penstock on Prometheus",
+        "Penstock with a Prometheus",
         "headroom",
         HEADROOMS,
         lambda endpoint, knob: _ours(endpoint, knob, endpoint.scrape_interval),

@@ -123,6 +123,17 @@ CASES: dict[str, tuple[Series, Series]] = {
             f'penstock_gateway_refused_requests_total{{{OF},reason="unauthorized"}}': "0+50x60",
         },
     ),
+    "PenstockAnswersDiffer": (
+        {f'penstock_shadow_evidence_log10{{{OF},arm="answers",pod="x"}}': "0x30 2.1x30"},
+        {
+            f'penstock_shadow_evidence_log10{{{OF},arm="answers",pod="x"}}': "1.9x60",
+            f'penstock_shadow_evidence_log10{{{OF},arm="check",pod="x"}}': "1x60",
+        },
+    ),
+    "PenstockAnswersNotCompared": (
+        {f'penstock_shadow_evidence_log10{{{OF},arm="check",pod="x"}}': "0x30 3x30"},
+        {f'penstock_shadow_evidence_log10{{{OF},arm="answers",pod="x"}}': "1x60"},
+    ),
     "PenstockReplicasSlow": (
         {f"penstock_operator_replica_slow_down{{{SCALED}}}": "2x60"},
         {f"penstock_operator_replica_slow_down{{{SCALED}}}": "1.2x60"},
@@ -206,7 +217,7 @@ def test_every_metric_of_an_alert_is_one_that_penstock_has() -> None:
     documents = "".join(
         (ROOT / "docs/reference" / name).read_text() for name in ("operator.md", "metrics.md", "gateway.md")
     )
-    used = {name for rule in RULES.values() for name in re.findall(r"penstock_(?!dev_)[a-z_]+", rule["expr"])}
+    used = {name for rule in RULES.values() for name in re.findall(r"penstock_(?!dev_)[a-z0-9_]+", rule["expr"])}
 
     missing = {name for name in used if re.sub(r"_bucket$", "", name) not in documents}
 

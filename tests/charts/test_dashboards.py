@@ -17,6 +17,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as schema
 from prometheus_client import CollectorRegistry, generate_latest
 
+from penstock.manifest import LiveLimits
 from penstock.tasks import TaskName
 from penstock_operator import metrics
 from penstock_operator.cluster.store import ObjectKey
@@ -29,6 +30,7 @@ from penstock_runtime.generation.loop import LoopState
 from penstock_runtime.generation.scheduler import PlannedRow, Sequence, Step
 from penstock_runtime.host import read_host
 from penstock_runtime.serving.metrics import ServerMetrics
+from penstock_runtime.serving.shadow import LiveEvidence, ShadowState
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from tests.charts.helm import CHART, NAMESPACE, Helm
 from tests.charts.prometheus import Prometheus, Series, running_prometheus
@@ -93,6 +95,8 @@ def of_the_runtime() -> Callable[[], bytes]:
     found = ServerMetrics(status, objective_p95_milliseconds=20)
     # As if one server had both kinds of tasks: its metrics are those of all panels.
     found.generation.state = lambda: (LoopState(running=1, blocks_in_use=2), 8)
+    state = ShadowState(LiveEvidence(LiveLimits(texts=1, divergence=0.1, severe=0.1)))
+    found.live_guard = lambda: state
     sequence = Sequence(0, [1], 2)
 
     def exposition() -> bytes:

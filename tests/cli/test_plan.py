@@ -141,7 +141,7 @@ def test_text_generation_is_planned_by_tokens_and_not_estimated_for_other_classe
     value = json.loads(done.output)
     (row,) = [one for one in value["rows"] if one["evidence"]]
     assert row["figures"]["p95_peak"] <= 500
-    assert row["evidence"]["caveats"][0] == "p95 is that of the time to the first token"
+    assert row["evidence"]["caveats"][0] == "p95 is of the time to the first token"
     assert value["notes"][0].endswith("reserved, with 60 of them in a request")
 
 
@@ -579,7 +579,7 @@ def test_the_cheaper_class_of_a_cluster_is_named(of_cluster: Cluster) -> None:
     done = of_cluster(*cluster_objects())
 
     assert done.exit_code == 0, done.output
-    assert "load at present: 120 requests/s; give --prometheus for that of the last week" in done.output
+    assert "load at present: 120 requests/s; give --prometheus for the load of the last week" in done.output
     # Two replicas of 0.08 and of 0.05 an hour.
     assert (
         "cheap, 1 core would be cheaper than the endpoint's dear, 1 core: $73 against $117 a month reserved ($44 less)"
@@ -639,7 +639,7 @@ def test_a_trace_gives_the_load_the_replicas_of_each_hour_and_what_they_cost(
     prices.write_text(f"date: 2026-01-01\nclasses: {{icelake: {node}}}\n")
     asked = ["plan", emotion, "--trace", trace, "--prices", prices, "--classes", "icelake", "--cores", "1", *words]
 
-    value = json.loads(invoke(*asked, "--output", "json").output)
+    value = json.loads(invoke(*asked, "--output", "json").stdout)
     table = invoke(*asked).output
 
     assert value["load"]["mean_requests_per_second"] == 85

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_cli.serve import _cache_variables
+from penstock_cli.serve import _variables_of
 from penstock_cli.terminal import settings_from
 from tests.cli.endpoints import write_endpoint
 
@@ -23,9 +23,9 @@ from tests.cli.endpoints import write_endpoint
 def test_caches_of_a_file_are_settings_below_those_of_the_environment(
     serving: dict[str, object], environment: dict[str, str], found: tuple[int, int], tiny: Path, tmp_path: Path
 ) -> None:
-    variables = _cache_variables(write_endpoint(tmp_path / "e.yaml", tiny, serving=serving))
+    variables = _variables_of(write_endpoint(tmp_path / "e.yaml", tiny, serving=serving))
     caches = settings_from(variables | environment, {}).caches
 
     assert (caches.answer_cache_bytes, caches.token_cache_bytes) == found
     assert bool(variables) is bool(serving.get("caches"))
-    assert _cache_variables(tmp_path) == {}
+    assert _variables_of(tmp_path) == {}

@@ -44,6 +44,7 @@ REFUSED: list[tuple[str, str, str, list[str], str]] = [
     ) for target in ("FILE", SERVER)),
     *(("plan", name, flag, ["FILE", "--rate=1"], "the NAME of an endpoint") for name, flag in (
         ("prometheus", "--prometheus=http://x"), ("namespace", "--namespace=x"), ("context", "--context=x"),
+        ("measure", "--measure"),
     )),
     ("plan", "store", "--store=x", ["a-name"], "a FILE"),
     ("plan", "prometheus", "--prometheus=http://x", ["a-name", "--rate=1"], "the load of an endpoint"),
@@ -51,6 +52,9 @@ REFUSED: list[tuple[str, str, str, list[str], str]] = [
     *(("plan", name, flag, ["FILE", "--rate=1"], "--verify") for name, flag in (
         ("verify_replicas", "--verify-replicas=2"), ("verify_seconds", "--verify-seconds=2"),
         ("auth_token", "--auth-token=x"),
+    )),
+    *(("plan", name, flag, ["a-name", "--rate=1"], "--measure") for name, flag in (
+        ("measure_seconds", "--measure-seconds=2"), ("dry_run", "--dry-run"),
     )),
     ("serve", "store", "--store=x", ["."], "a ModelEndpoint FILE"),
     ("serve", "models", "--models=x", ["."], "a ModelEndpoint FILE"),

@@ -127,6 +127,9 @@ def test_an_endpoint_is_compiled_without_a_device_and_each_of_its_pods_owns_one(
         with ExitStack() as stack:
             many = [stack.enter_context(constant_load(one.address(), per_second=20)) for _ in range(4)]
             both = until_replicas(one, 2)
+            (second,) = [other["metadata"]["name"] for other in both if uid(other) != uid(pod)]
+            # It learnt what the first one had measured.
+            assert "event=CapacityMeasured" not in shared_kubectl("logs", second)
             many[0].more(20)
         (left,) = until_replicas(one, 1)
         few.more(5)

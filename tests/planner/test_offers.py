@@ -12,10 +12,11 @@ from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, CpuIdentity, Isa
 from penstock.prices import shipped_prices
 from penstock.resources.hardware_class import HardwareClassSpec, Price
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
+from penstock_optimizer.neuron.plans import HOST_MILLISECONDS
 from penstock_optimizer.neuron.published import SHAPES, published_rows
 from penstock_planner.compare import Load, Offer, compare
 from penstock_planner.evidence import Evidence, Origin
-from penstock_planner.offers import HOST_MILLISECONDS, OfferInputs, class_of_cpu, offers
+from penstock_planner.offers import OfferInputs, class_of_cpu, offers
 from penstock_planner.project import project
 from tests.examples import examples
 from tests.planner.cases import CURVE, evidence

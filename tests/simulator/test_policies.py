@@ -62,7 +62,8 @@ def view(
     concurrency: tuple[float, ...] = (),
 ) -> View:
     fleet = FakeFleet(replicas, replicas if ready is None else ready)
-    return View(now, fleet, scraper or FakeScraper(), concurrency)  # type: ignore[arg-type]
+    traffic = scraper or FakeScraper()
+    return View(now, fleet, traffic, traffic, concurrency)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

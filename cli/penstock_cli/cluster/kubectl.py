@@ -1,4 +1,4 @@
-"""Reads objects of a cluster through kubectl, with the user's own configuration and rights."""
+"""Reads objects of a cluster, and creates them, through kubectl with the user's own configuration and rights."""
 
 from __future__ import annotations
 
@@ -53,11 +53,16 @@ class ClusterReader:
         where += [f"--context={self.context}"] * bool(self.context)
         return ["kubectl", *where, *words]
 
-    def run(self, *words: str) -> str:
+    def run(self, *words: str, stdin: str | None = None) -> str:
         """The output of kubectl. PenstockError with its message when it fails."""
         try:
             run = subprocess.run(
-                self.command(*words), capture_output=True, encoding="utf-8", check=False, timeout=SECONDS
+                self.command(*words),
+                capture_output=True,
+                encoding="utf-8",
+                check=False,
+                timeout=SECONDS,
+                input=stdin,
             )
         except FileNotFoundError:
             raise PenstockError("there is no kubectl here", remedy="Install kubectl and put it into the PATH") from None

@@ -26,7 +26,7 @@ from penstock.tasks import TaskName
 from penstock_cli.planning.manifest import chosen_endpoint, write_endpoint
 from penstock_cli.planning.objects import ClusterPlan, load_of_week, read_cluster
 from penstock_cli.planning.table import print_table
-from penstock_cli.terminal import FiniteRange, PositiveIntegers, refuse_options
+from penstock_cli.terminal import FiniteRange, PositiveIntegers, paced, refuse_options
 from penstock_optimizer.neuron.published import SHAPES, published_rows, shape_of
 from penstock_planner.compare import HardwareComparison, Load, compare, counted
 from penstock_planner.evidence import Evidence, of_file, of_manifest
@@ -46,9 +46,10 @@ DEFAULT_TOKENS = 65
 """Mean length of the default workload: log-normal, median 44, p95 186."""
 
 
-OF_A_CLUSTER = ("prometheus", "namespace", "context")
+OF_A_CLUSTER = ("prometheus", "namespace", "context", "measure")
 OF_A_FILE = ("store",)
 OF_VERIFY = ("verify_replicas", "verify_seconds", "auth_token")
+OF_MEASURE = ("measure_seconds", "dry_run")
 """Options by the input that they work with."""
 
 
@@ -85,7 +86,7 @@ class PlannedEndpoint:
     "--p95",
     "p95_milliseconds",
     type=FiniteRange(min=0, min_open=True),
-    help="p95 in milliseconds, of text generation that of the time to the first token. Default: objective.latency or "
+    help="p95 in milliseconds, of text generation for the first token. Default: objective.latency or "
     "objective.timeToFirstToken of the endpoint.",
 )
 @click.option("--classes", type=Names(), help="Hardware classes to compare. Default: all with a price.")
@@ -135,9 +136,23 @@ class PlannedEndpoint:
     show_default=True,
     help="Form of the result, on standard output.",
 )
-@click.option("--namespace", "-n", default="", help="Of NAME. Default: that of the current context.")
+@click.option("--namespace", "-n", default="", help="Of NAME. Default: the namespace of the current context.")
 @click.option("--context", default="", help="The context of the kubeconfig. Default: the current one.")
 @click.option("--prometheus", metavar="URL", default="", help="Prometheus with the load of NAME in the last week.")
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="First have the operator optimise the model on one node of each class of --classes, or of each class that has "
+    "nodes and was not measured.",
+)
+@click.option(
+    "--measure-seconds",
+    type=FiniteRange(min=1),
+    default=7200.0,
+    show_default=True,
+    help="Give up the measurements after this time.",
+)
+@click.option("--dry-run", is_flag=True, help="List the classes and nodes that --measure would use, and end.")
 @click.option("--verify", metavar="URL", default="", help="Measure the server there, and compare with the plan.")
 @click.option(
     "--verify-replicas", type=click.IntRange(min=1), default=1, show_default=True, help="Replicas behind that URL."
@@ -169,45 +184,37 @@ def command(target: str, **options: Any) -> None:
     Replicas are those that the autoscaler would ask for. Reserved cost is of whole nodes for the peak, used cost of the
     share of nodes that the mean load takes. Each figure is measured, published or estimated, with its interval.
     """
+    options["target"] = target
     _refuse_unread(target, options)
     subject = _subject(target, options["namespace"], options["context"])
-    generates = subject.spec.task is TaskName.TEXT_GENERATION
-    if generates:
+    if subject.spec.task is TaskName.TEXT_GENERATION:
         _refuse_of_encoders(options)
     if options["verify"]:
         from penstock_cli.planning.verification import base_of
 
         base_of(options["verify"])
-    ledger = options["ledger"].expanduser()
     trace = None
+    say = paced(partial(click.echo, err=True))
     if options["trace"] is not None:
         from penstock_cli.planning.trace import read_trace
 
-        trace, mean, peak = read_trace(options["trace"])
+        trace, mean, peak = read_trace(options["trace"], partial(click.echo, err=True))
         options |= {"rate": mean, "peak": options["peak"] or peak}
     load, notes = _load(subject, options)
+    if options["measure"] and subject.cluster is not None:
+        from penstock_cli.planning.measure import measured
+
+        unmeasured = measured(subject.name, subject.cluster, options)
+        if unmeasured is None:
+            return
+        notes += unmeasured
+        subject = _subject(target, options["namespace"], options["context"])
     inputs = _inputs(subject, options, load)
-    if inputs.shape is None and not generates:
-        notes.append("the kind of model is not known from its name: give --family for published figures")
-    source = f" ({inputs.prices.source})" if inputs.prices.source else ""
-    notes += [f"prices: {inputs.prices.summary}{source}"]
-    past = read_ledger(ledger)
-    notes += filter(None, [error_text(past, subject.spec.model)])
-    names = options["classes"] or _default_classes(inputs)
-    found = [
-        replace(offer, evidence=tuple(widened(one, past, subject.spec.model) for one in offer.evidence))
-        for offer in offers(inputs, names, options["cores"], chosen=options["classes"] or ())
-    ]
-    comparison = compare(
-        found, load, notes=notes, currency=inputs.prices.currency, measure=f"penstock optimize {target}"
-    )
-    comparison = replace(comparison, notes=(*_cost_of_tokens(comparison), *comparison.notes))
-    if subject.cluster is not None:
-        comparison = replace(comparison, notes=(*_present_class(subject, comparison), *comparison.notes))
+    comparison = _comparison(subject, options, load, notes, inputs)
     if trace is not None:
         from penstock_cli.planning.trace import traced
 
-        comparison = replace(comparison, traced=traced(comparison, trace, start_up_seconds=START_UP_SECONDS))
+        comparison = replace(comparison, traced=traced(comparison, trace, start_up_seconds=START_UP_SECONDS, say=say))
     if options["write"] is not None:
         write_endpoint(options["write"], chosen_endpoint(comparison, subject.name, subject.spec))
     output = options["output"]
@@ -218,10 +225,12 @@ def command(target: str, **options: Any) -> None:
     if options["verify"]:
         from penstock_cli.planning.verification import verify_plan
 
+        chosen: tuple[str, ...] = options["classes"] or ()
+        ledger = options["ledger"].expanduser()
         entry = verify_plan(
             comparison, subject.spec, url=options["verify"], token=options["auth_token"],
             replicas=options["verify_replicas"], seconds=options["verify_seconds"], classes=inputs.classes,
-            stated=names[0] if len(options["classes"] or ()) == 1 else None, ledger=ledger, quiet=output != "table",
+            stated=chosen[0] if len(chosen) == 1 else None, ledger=ledger, quiet=output != "table",
         )  # fmt: skip
         if output != "table":
             # Standard output has the plan alone, which a program may read.
@@ -232,6 +241,33 @@ def command(target: str, **options: Any) -> None:
             )
 
 
+def _comparison(
+    subject: PlannedEndpoint,
+    options: dict[str, Any],
+    load: Load,
+    notes: list[str],
+    inputs: OfferInputs,
+) -> HardwareComparison:
+    """All offers of the classes, with notes on the load, the prices and the endpoint's own class."""
+    spec, chosen = subject.spec, options["classes"] or ()
+    if inputs.shape is None and spec.task is not TaskName.TEXT_GENERATION:
+        notes.append("the kind of model is not known from its name: give --family for published figures")
+    source = f" ({inputs.prices.source})" if inputs.prices.source else ""
+    notes += [f"prices: {inputs.prices.summary}{source}"]
+    past = read_ledger(options["ledger"].expanduser())
+    notes += filter(None, [error_text(past, spec.model)])
+    found = [
+        replace(offer, evidence=tuple(widened(one, past, spec.model) for one in offer.evidence))
+        for offer in offers(inputs, chosen or _default_classes(inputs), options["cores"], chosen=chosen)
+    ]
+    measure = f"penstock optimize {options['target']}"
+    if subject.cluster is not None:
+        measure = f"penstock plan {subject.name} --measure"
+    comparison = compare(found, load, notes=notes, currency=inputs.prices.currency, measure=measure)
+    own = () if subject.cluster is None else _present_class(subject, comparison)
+    return replace(comparison, notes=(*own, *_cost_of_tokens(comparison), *comparison.notes))
+
+
 def _refuse_unread(target: str, options: dict[str, Any]) -> None:
     if is_file(target):
         refuse_options(OF_A_CLUSTER, "the NAME of an endpoint")
@@ -239,6 +275,8 @@ def _refuse_unread(target: str, options: dict[str, Any]) -> None:
         refuse_options(OF_A_FILE, "a FILE")
     if not options["verify"]:
         refuse_options(OF_VERIFY, "--verify")
+    if not options["measure"]:
+        refuse_options(OF_MEASURE, "--measure")
     if options["rate"] is not None or options["trace"] is not None:
         refuse_options(["prometheus"], "the load of an endpoint, which --rate or --trace replaces")
     if options["rate"] is not None:
@@ -249,7 +287,7 @@ def _refuse_of_encoders(options: dict[str, Any]) -> None:
     """SettingError for what is not possible with text generation."""
     if options["verify"]:
         raise SettingError(
-            "the p95 of text generation is that of the time to the first token, which --verify does not measure",
+            "the p95 of text generation is of the time to the first token, which --verify does not measure",
             field="--verify",
             remedy="Leave it out, and compare with the metric penstock_first_token_seconds of the running endpoint",
         )
@@ -324,7 +362,7 @@ def _load(subject: PlannedEndpoint, options: dict[str, Any]) -> tuple[Load, list
         else:
             rate = subject.cluster.requests_per_second
             if rate:
-                notes.append(f"load at present: {rate:.3g} requests/s; give --prometheus for that of the last week")
+                notes.append(f"load at present: {rate:.3g} requests/s; give --prometheus for the load of the last week")
     if rate == 0:
         raise SettingError(
             "the endpoint gets no requests at present",

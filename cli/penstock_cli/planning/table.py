@@ -48,7 +48,7 @@ def print_table(comparison: HardwareComparison) -> None:
 
 
 def _shown(comparison: HardwareComparison) -> list[OfferRow]:
-    """Of each class the first row, and that of other software."""
+    """Of each class the first row, and the first one of other software."""
     first = {(row.offer.hardware_class, row.offer.not_chosen): row for row in reversed(judged(comparison))}
     return [row for row in judged(comparison) if any(row is one for one in first.values())]
 

@@ -36,6 +36,8 @@ AGAIN_SECONDS = 600.0
 """A pod is read again after this time: a kubelet restarted with other settings may move it to other CPUs."""
 MEASURING_SECONDS = 2.0
 """Interval between the reads of a pod that measures its capacity, or is about to."""
+LIVE_SECONDS = 10.0
+"""Of a pod that compares live answers."""
 logger = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
@@ -129,7 +131,8 @@ class PodInfoReader(_PodReader):
         measuring = report is not None and report.measures_capacity
         if measuring and capacity_is_known(self._cache, key):
             await self._tell_capacity_known(session, pod)
-        return report is None, MEASURING_SECONDS if measuring else AGAIN_SECONDS
+        compares = report is not None and report.live is not None
+        return report is None, MEASURING_SECONDS if measuring else LIVE_SECONDS if compares else AGAIN_SECONDS
 
     async def _tell_capacity_known(self, session: aiohttp.ClientSession, pod: PodFacts) -> None:
         """Another pod has measured the artefact: this one need not wait for its own measurement. It is sent again with

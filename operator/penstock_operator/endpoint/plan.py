@@ -21,8 +21,10 @@ from typing import NamedTuple
 
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import OptimizedModelStatus, optimized_model_name
-from penstock.resources.status import CanaryStatus, EndpointStatus
+from penstock.resources.rollout_status import CanaryStatus
+from penstock.resources.status import EndpointStatus
 from penstock_operator.endpoint.conditions import accepted
+from penstock_operator.endpoint.live_guard import guard_live
 from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.objects.deployment import deployment
 from penstock_operator.endpoint.objects.exposure import NOT_EXPOSED, expose
@@ -89,6 +91,10 @@ def plan(observed: EndpointSnapshot) -> ReconcilePlan:
     serving = choose(
         endpoint, models.wanted, models.present, observed.deployment, accepted=acceptance.true, pinned=models.pinned
     )
+    live = None
+    if endpoint.spec.guard.live is not None:
+        live = guard_live(endpoint.spec.guard.live, serving, observed, before.guard)
+        serving = live.serving
     count = replica_target(
         endpoint,
         observed.deployment,
@@ -125,6 +131,7 @@ def plan(observed: EndpointSnapshot) -> ReconcilePlan:
         exposure=exposure,
         rollout=objects.rollout.decision,
         canary=objects.rollout.canary,
+        live=live,
     )
     parts = (models.part, quota, *objects.parts, exposure.part, pods.part)
     return _sum(
@@ -394,6 +401,7 @@ def _pods(
             artefact=serving.artefact,
             caches=spec.serving.caches,
             devices=hardware.neuron is not None,
+            live=spec.guard.live,
         )
         needs = PodRequirements.of(class_name, hardware, spec.pod, cores=cores, memory_bytes=memory)
         missing = missing_for(needs, observed.nodes)

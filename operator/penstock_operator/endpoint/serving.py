@@ -52,6 +52,8 @@ class ServingChoice:
     """It is kept, and another version of the optimiser made it for the same spec."""
     target: NeuronGeneration | None = None
     """The Inferentia devices that it was compiled for; None: it computes on CPUs, or it is only known by its digest."""
+    fp32: bool = False
+    """The fp32 graph of the artefact serves instead of its plan, after an alarm of the guard of live traffic."""
     known: bool = True
     """False: only its digest is known, and the Deployment is not changed."""
 

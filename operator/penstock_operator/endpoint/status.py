@@ -24,6 +24,7 @@ from penstock.resources.endpoint import OptimizationMode
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.status import EndpointStatus, PlanStatus, ServedBefore
 from penstock_operator.endpoint.conditions import accuracy, available, model_resolved, optimized, progressing
+from penstock_operator.endpoint.live_guard import LiveGuardPlan
 from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.objects.canary import NO_CANARY, CanaryPlan
 from penstock_operator.endpoint.objects.exposure import ExposurePlan
@@ -93,6 +94,7 @@ class EndpointState:
     rollout: SlotDecision | None = None
     """Whether the rollout has a slot; None: none needs one."""
     canary: CanaryPlan = NO_CANARY
+    live: LiveGuardPlan | None = None
 
 
 def conditions_of(state: EndpointState) -> dict[str, Finding]:
@@ -141,6 +143,8 @@ def conditions_of(state: EndpointState) -> dict[str, Finding]:
     }
     if state.exposure.finding is not None:
         found[ConditionType.EXPOSED] = state.exposure.finding
+    if state.live is not None:
+        found[ConditionType.ANSWERS_AGREE] = state.live.finding
     found[ConditionType.READY] = ready(endpoint, found, state.problems)
     return found
 
@@ -252,6 +256,7 @@ def endpoint_status(state: EndpointState, findings: Mapping[str, Finding], befor
             observed.now,
         ),
         canary=state.canary.status,
+        guard=None if state.live is None else state.live.status,
         vector_spaces=vector_spaces(state.pods, before.vector_spaces),
         pods=pod_reports(state.pods, state.verdicts, state.problems) if state.pods else (),
         history=history(before, shown, observed.now),

@@ -134,6 +134,18 @@ class PodFacts:
 
 
 @dataclass(frozen=True)
+class LiveReport:
+    """What a pod's guard of live traffic has found. Of two digits, so that plans follow changes that matter only."""
+
+    answers: int = 0
+    """Compared with fp32's."""
+    evidence: float = 1.0
+    """That they are worse than those that judged the plan."""
+    check: float = 1.0
+    """Evidence that the comparison itself is wrong."""
+
+
+@dataclass(frozen=True)
 class HostReport:
     """A runtime pod's report about its host: `host` of its `/info`."""
 
@@ -156,6 +168,8 @@ class HostReport:
     """Number of bearer tokens that it accepts; None: requests need none."""
     space: str = ""
     """The identifier of its vector space; empty: it states none."""
+    live: LiveReport | None = None
+    """What its guard of live traffic has found; None: it compares nothing."""
     capacity: CapacityFacts | None = None
     """What a replica takes, as this one measured it before it was ready; None: it did not."""
     measures_capacity: bool = False
@@ -188,6 +202,7 @@ class HostReport:
             plan=(found.plan or _Plan()).summary,
             tokens=(found.access or _Access()).tokens,
             space=(found.vector_space or _Space()).id,
+            live=None if found.live_guard is None else found.live_guard.report,
             capacity=capacity.facts,
             measures_capacity=capacity.state in {"pending", "measuring"},
             capacity_problem=clipped(capacity.message, 256) if capacity.state == "failed" else "",
@@ -240,7 +255,22 @@ class _Space(_Part):
     id: str = Field(default="", pattern=SPACE_PATTERN)
 
 
+class _Live(_Part):
+    answers: int = Field(default=0, ge=0, le=10**15)
+    evidence: float = Field(default=1.0, ge=0, le=1e15)
+    check_evidence: float = Field(default=1.0, ge=0, le=1e15)
+
+    @property
+    def report(self) -> LiveReport:
+        """Below 10 evidence is shown as 1, or 0 if it is under 1: nothing follows from it."""
+        evidence, check = (
+            float(f"{one:.2g}") if one >= 10 else float(one >= 1) for one in (self.evidence, self.check_evidence)
+        )
+        return LiveReport(int(float(f"{self.answers:.1g}")), evidence, check)
+
+
 class _Info(_Part):
+    live_guard: _Live | None = None
     vector_space: _Space | None = None
     capacity: _Capacity | None = None
     host: _Host | None = None

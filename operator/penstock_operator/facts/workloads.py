@@ -13,6 +13,7 @@ from penstock_operator.facts.names import (
     ARTEFACT,
     CORES,
     FIELD_MANAGER,
+    FP32,
     OPTIMIZED_MODEL,
     ROLLOUT_BEGAN,
     ROLLOUT_SINCE,
@@ -73,6 +74,7 @@ class DeploymentFacts:
     """`sha256:...` of the artefact that its pod template serves."""
     optimized_model: str = ""
     """The OptimizedModel of the artefact; empty for a pinned one that no OptimizedModel of the namespace has."""
+    serves_fp32: bool = False
     cores: int = 0
     """`cores` of one replica; 0: an earlier version made it."""
     paused: bool = False
@@ -110,6 +112,7 @@ class DeploymentFacts:
             template=annotations.get(TEMPLATE_HASH) or "",
             artefact=annotations.get(ARTEFACT) or "",
             optimized_model=labels.get(OPTIMIZED_MODEL) or "",
+            serves_fp32=FP32 in (metadata.get("annotations") or {}),
             cores=int(text) if (text := (metadata.get("annotations") or {}).get(CORES) or "").isdecimal() else 0,
             paused=bool(spec.get("paused")),
             waits_since=_time(metadata, ROLLOUT_SINCE),

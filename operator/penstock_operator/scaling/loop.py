@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import defaultdict
 from contextlib import AsyncExitStack
@@ -37,6 +38,7 @@ from penstock_operator.decide import (
     decide,
     dump_handover,
     in_measured_requests,
+    known,
     restore_handover,
 )
 from penstock_operator.endpoint.replica_count import operator_writes
@@ -47,7 +49,7 @@ from penstock_operator.facts.scaling import DesiredScale
 from penstock_operator.metrics import SCALING_DECISIONS, SCALING_ERRORS, SCALING_SECONDS
 from penstock_operator.scaling.read.gateways import DemandWatcher, combined
 from penstock_operator.scaling.read.history import History
-from penstock_operator.scaling.read.prometheus import OwnPrometheus, PrometheusClient
+from penstock_operator.scaling.read.prometheus import OwnPrometheus, PrometheusClient, PrometheusSource
 from penstock_operator.scaling.read.queries import EndpointPods, Windows
 from penstock_operator.scaling.read.scrape import PodAddress, PodScraper
 from penstock_operator.scaling.read.sources import PrometheusSources
@@ -175,6 +177,8 @@ class _ScaledEndpoint:
     """The load has been unknown since then, seconds since the epoch."""
     asked_at: float | None = None
     """Last query of Prometheus, seconds since the epoch."""
+    queried: Metrics = field(default_factory=lambda: Metrics.unknown("Prometheus was not queried yet"))
+    """Its answers."""
 
 
 class Autoscaler:
@@ -293,10 +297,10 @@ class Autoscaler:
             state = restore_handover(target.memory, target.settings, now, slowdown=target.slowdown)
             endpoint = self._endpoints[key] = _ScaledEndpoint(target.uid, state)
         metrics = await self._metrics(target, endpoint, now)
-        if target.gateways and not target.counted_by_query:
-            metrics = await self._with_gateway(target, endpoint, metrics, now)
         if metrics is None:
             return
+        if target.gateways and not target.counted_by_query:
+            metrics = await self._with_gateway(target, endpoint, metrics, now)
         entry = self._cache.endpoints.get(key)
         if entry is None or entry.uid != target.uid:
             # It was deleted while its metrics were read; another one may have its name.
@@ -346,17 +350,32 @@ class Autoscaler:
             self._cache.put_scale(key, None)
 
     async def _metrics(self, target: ScalingTarget, endpoint: _ScaledEndpoint, now: float) -> Metrics | None:
-        """The known load; None: the interval of queries has not passed."""
+        """The known load; None: it comes from queries alone, and their interval has not passed.
+
+        With a Prometheus the latency comes from its queries, and the load from the pods as well as without one: a rise
+        of the load would be seen up to three intervals later in queries.
+        """
         named = self._own_prometheus or target.prometheus != NO_PROMETHEUS
         source = await self._sources.find(target, now) if named else None
         if source is None:
             return await self._scraped(target, endpoint, now)
-        if (
-            endpoint.asked_at is not None
-            and 0 <= now - endpoint.asked_at < self._intervals.prometheus - self._intervals.tick / 2
-        ):
-            return None
-        endpoint.asked_at = now
+        since = math.inf if endpoint.asked_at is None else now - endpoint.asked_at
+        due = not 0 <= since < self._intervals.prometheus - self._intervals.tick / 2
+        if due:
+            endpoint.asked_at = now
+            endpoint.queried = await self._queried(target, source)
+        queried, queries = endpoint.queried, target.prometheus.queries
+        if target.gateways and not target.counted_by_query:
+            return queried
+        if queries.request_rate is None and queries.in_flight is None and known(queried.arrivals_fast) is not None:
+            own = await self._scraped(target, endpoint, now)
+            if known(own.arrivals_fast) is not None and own.coverage >= queried.coverage:
+                least = target.settings.coverage_least
+                return combined(own, queried, ready=len(target.ready), coverage_least=least)
+        return queried if due else None
+
+    async def _queried(self, target: ScalingTarget, source: PrometheusSource | str) -> Metrics:
+        """The answers of a Prometheus."""
         if isinstance(source, str):
             return Metrics.unknown(source)
         place = EndpointPods(target.key.namespace, target.key.name, target.ready, target.generates)
@@ -380,13 +399,9 @@ class Autoscaler:
         )
 
     async def _with_gateway(
-        self, target: ScalingTarget, endpoint: _ScaledEndpoint, replicas: Metrics | None, now: float
-    ) -> Metrics | None:
-        """The load as the gateway counts it. `replicas` None: their metrics are not due; there may be no replicas."""
-        if replicas is None:
-            if target.ready or target.replicas:
-                return None
-            replicas = Metrics.unknown("no replica is ready")
+        self, target: ScalingTarget, endpoint: _ScaledEndpoint, replicas: Metrics, now: float
+    ) -> Metrics:
+        """The load as the gateway counts it, with the latency of the replicas."""
         answers = await self._gateways.scrape(target.gateways)
         problem = ""
         for pod, answer in answers.items():

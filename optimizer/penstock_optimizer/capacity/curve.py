@@ -18,6 +18,7 @@ import contextlib
 import http.client
 import json
 import math
+import random
 import select
 import subprocess
 import sys
@@ -25,7 +26,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.capacity import CapacityCurve, CapacityPoint
@@ -41,6 +42,11 @@ LEAST_START_SECONDS = 2.0
 """A replica is not started with less time than this."""
 NO_TIME = "the time budget was spent before the capacity could be measured"
 STOP_SECONDS = 10.0
+LIMITS_ROWS, LIMITS_SECONDS, LIMITS_SEED = 1000, 10.0, 20261128
+"""For the limits of the guard of live traffic, with parts of the judging texts: none of 1,000 answers damaged proves a
+share of at most 0.4 %."""
+LIMITS_PROCESS_SECONDS = 30.0
+"""After which it is given up, with loading."""
 
 
 class CapacityFailed(PenstockError):
@@ -168,21 +174,73 @@ async def serve(artefact: Path, *, cores: int, max_tokens: int | None, probes: P
     await server.serve()
 
 
+def measure_limits(artefact: Path, limits: Path, *, cpus: Sequence[int], log: Path, max_tokens: int | None) -> None:
+    """Write what the guard of live traffic tests against to the file `limits`, unless fp32 serves, or the texts are too
+    few. In another process, so that the memory of fp32 is not reported as the server's."""
+    command = [*python_module("penstock_optimizer.capacity.curve"), str(artefact), "--limits", str(limits)]
+    if cpus:
+        command += ["--cpus", ",".join(map(str, cpus))]
+    if max_tokens is not None:
+        command += ["--max-tokens", str(max_tokens)]
+    with log.open("ab") as file, contextlib.suppress(subprocess.TimeoutExpired):
+        # Without the file, the guard of live traffic is off for this artefact; its log has the error.
+        subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            timeout=LIMITS_PROCESS_SECONDS,
+        )
+
+
+def write_limits(artefact: Path, limits: Path, *, max_tokens: int | None) -> None:
+    """See `measure_limits`."""
+    from penstock_optimizer.guard.gate import own_corpus, prepare, samples, split
+    from penstock_runtime.host import read_host
+    from penstock_runtime.serving.loaded_model import is_on_device, load_artefact, load_reference
+    from penstock_runtime.serving.shadow import measured_limits
+
+    manifest = Manifest.load(artefact)
+    if manifest.serves_fp32 or is_on_device(manifest.chosen.plan):
+        return
+    model = load_artefact(artefact, "chosen", read_host(), cores=1, max_tokens=max_tokens)
+    mask = model.task.tokenizer.mask_token or "[MASK]"
+    requests = [*samples(manifest.task, split(own_corpus(), ())[1], mask=mask)]
+    dice = random.Random(LIMITS_SEED)  # noqa: S311 - reproducible, not secret
+    texts = [one for one in requests if isinstance(one.inputs, str) and " " in one.inputs and mask not in one.inputs]
+    while texts and len(requests) < LIMITS_ROWS:
+        one = dice.choice(texts)
+        words = one.inputs.split(" ")
+        first, last = sorted(dice.sample(range(len(words) + 1), 2))
+        requests.append(replace(one, inputs=" ".join(words[first:last]) or one.inputs))
+    rows = [row for prepared in prepare(model.task, requests) for row in prepared.rows]
+    dice.shuffle(rows)
+    reference = load_reference(artefact, manifest, model.max_tokens)
+    found = measured_limits(model, reference, rows[:LIMITS_ROWS], LIMITS_SECONDS)
+    if found is not None:
+        limits.write_text(found.model_dump_json(), encoding="utf-8")
+
+
 def main() -> None:
-    """Serve one artefact."""
+    """Serve one artefact, or compare its answers with fp32's."""
     import uvloop
 
     from penstock_runtime.host import pin_process
 
     parser = argparse.ArgumentParser()
     parser.add_argument("artefact", type=Path)
-    parser.add_argument("--cores", type=int, required=True)
+    parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--cpus", default="")
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--probes", type=Path)
+    parser.add_argument("--limits", type=Path)
     options = parser.parse_args()
     if options.cpus:
         pin_process(int(cpu) for cpu in options.cpus.split(","))
+    if options.limits is not None:
+        write_limits(options.artefact, options.limits, max_tokens=options.max_tokens)
+        return
     uvloop.run(serve(options.artefact, cores=options.cores, max_tokens=options.max_tokens, probes=options.probes))
 
 

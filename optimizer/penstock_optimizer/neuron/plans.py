@@ -22,6 +22,9 @@ LARGEST_PIPELINE = 64
 """NeuronCores of one pipeline at most: those of 16 devices."""
 WEIGHTS_PER_CORES = 20_000_000
 """Weights for each group of four cores in `pipeline_cores`."""
+HOST_MILLISECONDS = 0.5
+"""CPU time of Penstock's HTTP server and tokeniser for a request of 32 tokens on one core: `python -m
+benchmarks.overhead` measured 0.29 to 0.50 ms (docs/reference/figures.md). One process serves a replica."""
 _DEVICE = NeuronGeneration.INF1.cores_per_device
 
 
@@ -108,6 +111,12 @@ class NeuronFigure:
     lowest_per_second: float | None = None
     """Lowest and highest published throughput of the same configuration, where several were published."""
     highest_per_second: float | None = None
+
+    def over_http(self, per_second: float, *, slower: float = 1.0, host_slower: float = 1.0) -> tuple[float, float]:
+        """Requests/s and milliseconds of a replica that runs this, with HTTP and the tokeniser; `per_second` is the
+        device's, and the factors say how much slower than these figures device and host may be."""
+        host = HOST_MILLISECONDS * host_slower
+        return min(per_second / slower, 1000 / host), self.latency_milliseconds * slower + host
 
 
 def published_figures(

@@ -10,10 +10,6 @@ from penstock_optimizer.neuron.plans import Basis, NeuronFigure
 SLOWER = {Basis.PUBLISHED: 1.25, Basis.ESTIMATED: 3.0}
 """The figures are divided by this: published ones have neither HTTP nor a tokeniser, and estimates for other sizes of
 models than the published ones were up to three times too high."""
-HOST_PER_DEVICE = 400.0
-"""Requests/s that the CPUs of one device's host parse and tokenise. Not measured: on the low side for two CPUs."""
-HOST_MILLISECONDS = 5.0
-"""Of a request, for HTTP and the tokeniser."""
 SHARES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9)
 """Arrival rates of the points, as shares of the throughput."""
 UNSTATED_FACTOR = 3.0
@@ -25,11 +21,12 @@ def provisional_curve(figure: NeuronFigure, *, p95_objective: float | None) -> C
 
     The 95th percentile of the waiting time is the one of an exponential tail: the share u of arrivals waits, with a
     mean of half the time between two departures divided by 1 - u."""
-    slower = SLOWER[figure.basis]
-    devices = figure.cores / figure.generation.cores_per_device
-    published = figure.lowest_per_second or figure.per_second
-    most = min(published / slower, HOST_PER_DEVICE * devices)
-    alone = figure.latency_milliseconds * slower + HOST_MILLISECONDS
+    # HTTP and tokeniser were measured on other processors: the host's time is an estimate.
+    most, alone = figure.over_http(
+        figure.lowest_per_second or figure.per_second,
+        slower=SLOWER[figure.basis],
+        host_slower=SLOWER[Basis.ESTIMATED],
+    )
     points = []
     for share in SHARES:
         waiting = 1e3 / most * math.log(max(share / 0.05, 1.0)) / (2 * (1 - share))

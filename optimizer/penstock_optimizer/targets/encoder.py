@@ -77,6 +77,7 @@ class EncoderTarget(Target):
     """See `Target`."""
 
     reference = REFERENCE
+    judges_live = True
 
     def __init__(self, job: Job, seconds: float, on_progress: OnProgressEvent) -> None:
         self._job = job

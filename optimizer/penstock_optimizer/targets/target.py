@@ -140,6 +140,8 @@ class Target(ABC):
     reference: ClassVar[Recipe]
     """The recipe that all candidates are compared with."""
     measures_capacity: ClassVar[bool] = True
+    judges_live: ClassVar[bool] = False
+    """The guard of live traffic can compare answers of such a model."""
     budget: Budget
     events: ProgressReporter
 

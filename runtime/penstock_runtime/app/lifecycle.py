@@ -78,7 +78,13 @@ async def start_model(server: Server, model: AnyModel) -> AnyPredictor:
         server.status.limits = {"max_total_tokens": generator.longest}
         server.serve_with(generator, model.plan, model.manifest)
         return generator
-    predictor = Predictor(model, server.metrics, queue=settings.queue, caches=settings.caches)
+    predictor = Predictor(
+        model,
+        server.metrics,
+        queue=settings.queue,
+        caches=settings.caches,
+        live_guard_share=settings.observation.live_guard_share,
+    )
     await predictor.warm_up()
     freeze_garbage_collector()
     server.status.limits = {"max_input_tokens": model.max_tokens}

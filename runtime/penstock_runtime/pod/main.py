@@ -233,7 +233,7 @@ class PodServing:
             )
         return load_artefact(
             folder,
-            "chosen",
+            "baseline" if variables.fp32 else "chosen",
             self._host,
             cores=grant.cores,
             max_tokens=variables.max_input_tokens,

@@ -54,6 +54,7 @@ class PodVariables(Variables):
         'Prompts, as JSON like `serving.prompts` of a ModelEndpoint: `{"texts": {"query": "query: "}, "default": '
         '"query"}`. None: those of the model\'s own files.',
     )
+    fp32: bool = setting(False, "Serve the fp32 graph of the artefact instead of its plan.")
     allow_other_isa: bool = setting(
         False,
         "Serve a plan that was measured and judged on processors of another instruction set all the same. Its answers "

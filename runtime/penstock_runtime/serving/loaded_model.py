@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from penstock.errors import ArtefactError, OtherInstructionSet
 from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, Isa, NeuronGeneration
-from penstock.manifest import MANIFEST_NAME, PROBES_FILE, GraphIO, Manifest
+from penstock.manifest import MANIFEST_NAME, PROBES_FILE, GraphIO, LiveLimits, Manifest
 from penstock.neuron_artefact import CompiledModel
 from penstock.recipe import EngineName, Plan
 from penstock.resources.endpoint_parts.serving import Prompts
@@ -46,6 +48,15 @@ _DEVICE_PROCESS_BYTES = 512 * 2**20
 """The process that owns a Neuron device: torch, and AWS's package without a model."""
 
 
+class LiveReference(NamedTuple):
+    """The fp32 graph of a served model, for the guard of live traffic."""
+
+    limits: LiveLimits
+    """What answers of the served plan differ from fp32's at most."""
+    load: Callable[[], tuple[Engine, GraphIO]]
+    """Loads it for one thread."""
+
+
 @dataclass(slots=True, eq=False)
 class LoadedModel:
     """A task, and the engine that runs its rows. To be closed when no row runs (the predictor does)."""
@@ -71,6 +82,8 @@ class LoadedModel:
     """The recorded vectors of the probe texts, see `probes.py`."""
     digest: str = ""
     """sha256 of the manifest, hexadecimal, which names the artefact in a store."""
+    live: LiveReference | None = None
+    """What live answers can be compared with; None: fp32 is served itself, or the artefact has no limits."""
     findings: tuple[str, ...] = ()
     """Deviations from the plan, as sentences for the user."""
     closed: bool = False
@@ -188,6 +201,8 @@ def load_artefact(
     if manifest.model.head is Head.ENCODER and isinstance(pooling := model_folder.pooling, Pooling):
         model.pooling = str(pooling)
     model.truncate = truncate
+    if which == "chosen" and manifest.live is not None:
+        model.live = LiveReference(manifest.live, partial(load_reference, folder, manifest, longest))
     model.digest = hashlib.sha256((folder / MANIFEST_NAME).read_bytes()).hexdigest()
     if manifest.probes is not None:
         model.probes = np.load(folder / PROBES_FILE, allow_pickle=False)
@@ -196,6 +211,14 @@ def load_artefact(
         model.space = manifest.vector_space.served_with(texts.texts, texts.default, longest)
     model.findings = (*findings, *task.tokenizer.findings, *ignored_settings(folder))
     return model
+
+
+def load_reference(folder: Path, manifest: Manifest, max_tokens: int) -> tuple[Engine, GraphIO]:
+    """The fp32 graph of an artefact, for one thread. Errors as `load_artefact`."""
+    baseline = manifest.baseline
+    verify_files(folder, manifest, baseline)
+    plan = baseline.plan.unrouted.model_copy(update={"streams": 1, "threads_per_stream": 1})
+    return _engine(folder / baseline.path, baseline.io, plan, max_tokens), baseline.io
 
 
 def fit_plan(plan: Plan, cores: int | None) -> tuple[Plan, tuple[str, ...]]:

@@ -7,6 +7,7 @@ histogram) and made into metric families at each scrape.
 
 from __future__ import annotations
 
+import math
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from penstock_runtime.generation.loop import LoopState
 from penstock_runtime.generation.scheduler import Step
 from penstock_runtime.host import read_throttling
 from penstock_runtime.serving.predictor import Answer
+from penstock_runtime.serving.shadow import ShadowState
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 
 SECONDS = (
@@ -203,6 +205,51 @@ def device_families(state: DeviceState) -> Iterator[Metric]:
     yield tokens
 
 
+def shadow_families(shadow: ShadowState) -> Iterator[Metric]:
+    """The metrics of the guard of live traffic, of servers that have one."""
+    evidence = shadow.evidence
+    answers = CounterMetricFamily(
+        "penstock_shadow_answers",
+        "Answers by what the guard of live traffic found: compared with fp32's, severe (outside the budget of one "
+        "answer), checked (computed once more by the served plan), failed-check (that gave another result).",
+        labels=["kind"],
+    )
+    for kind, count in (
+        ("compared", evidence.answers),
+        ("severe", evidence.severe),
+        ("checked", evidence.checks),
+        ("failed-check", evidence.failed_checks),
+    ):
+        answers.add_metric([kind], count)
+    yield answers
+    found = GaugeMetricFamily(
+        "penstock_shadow_evidence_log10",
+        "Evidence that answers are worse than those that judged the plan (arm answers), and that the comparison itself "
+        "is wrong (arm check), as a logarithm: 2 is an alarm with a probability of error of 1 %.",
+        labels=["arm"],
+    )
+    for arm, value in (("answers", evidence.value), ("check", evidence.instrument)):
+        found.add_metric([arm], math.log10(max(value, 1e-12)))
+    yield found
+    yield GaugeMetricFamily(
+        "penstock_shadow_divergence",
+        "Mean divergence of the compared answers from fp32's, where 1 is a ruined answer.",
+        value=evidence.divergence / max(1, evidence.answers),
+    )
+    yield CounterMetricFamily(
+        "penstock_shadow_cpu_seconds", "CPU time of the guard of live traffic.", value=shadow.cpu_seconds
+    )
+    lost = CounterMetricFamily(
+        "penstock_shadow_lost",
+        "Answers that were chosen and not compared: no spare time (busy), an error (failed), a text that was compared "
+        "before (repeated).",
+        labels=["reason"],
+    )
+    for reason, count in shadow.lost.items():
+        lost.add_metric([reason], count)
+    yield lost
+
+
 class ServerMetrics:
     """All metrics of one server. Request methods are for the event loop's thread; batch and cache methods for any."""
 
@@ -218,6 +265,8 @@ class ServerMetrics:
         """Waiting rows and tokens; set by the server."""
         self.device: Callable[[], DeviceState | None] = lambda: None
         """State of a device other than the CPU; set by the server."""
+        self.live_guard: Callable[[], ShadowState | None] = lambda: None
+        """The comparison of live answers; set by the server."""
         self.request_seconds = Tally(with_objective(SECONDS, objective))
         self.queue_seconds = Tally(SECONDS)
         self.tokenization_seconds = Tally(SECONDS)
@@ -292,6 +341,9 @@ class ServerMetrics:
         device = self.device()
         if device is not None:
             yield from device_families(device)
+        shadow = self.live_guard()
+        if shadow is not None:
+            yield from shadow_families(shadow)
 
     def _request_families(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from penstock_runtime.rows import Row
 from penstock_runtime.serving.cache import BoundedCache, content_key, memory_size
 from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.probes import check_probes
+from penstock_runtime.serving.shadow import Shadow, ShadowState
 from penstock_runtime.serving.tokenizing import LONG_CHARACTERS, TokenizerThread, about_tokens
 from penstock_runtime.serving.warmup import warm_up
 from penstock_runtime.settings import CacheSettings, QueueSettings
@@ -89,6 +91,8 @@ class _ServedModel:
     """See `vector_headers`."""
     number: int
     """Counts replacements: part of the cache keys, since each model has different answers."""
+    shadow: Shadow | None = None
+    """None: its answers are not compared with fp32's."""
     requests: int = 0
     idle: asyncio.Event | None = None
     """Set when the last request ends, if `_close` waits for it."""
@@ -134,9 +138,11 @@ class Predictor:
         queue: QueueSettings = DEFAULT_QUEUE,
         caches: CacheSettings = DEFAULT_CACHES,
         owns_model: bool = True,
+        live_guard_share: float = 0.0,
     ) -> None:
-        """`owns_model`: whether `drain` frees the model."""
+        """`owns_model`: whether `drain` frees the model. `live_guard_share`: see `ObservationSettings`."""
         self._owns_model = owns_model
+        self._live_guard_share = live_guard_share
         self._admission = Admission(queue)
         self._observer = observer or NullObserver()
         self._swapping = asyncio.Lock()
@@ -266,6 +272,10 @@ class Predictor:
         """Waiting rows and tokens."""
         return self._served.dispatcher.batcher.depth
 
+    def live_guard(self) -> ShadowState | None:
+        """What was compared with fp32; None: it is off, or the artefact has no limits for it."""
+        return None if self._served.shadow is None else self._served.shadow.state
+
     def device(self) -> DeviceState | None:
         """State of the device that the model runs on; None: it runs on the CPU. From any thread."""
         engine = self._served.model.engine
@@ -309,11 +319,26 @@ class Predictor:
         )
         fingerprint = model.fingerprint
         in_assemble = isinstance(model.task, HeadInAssemble)
-        return _ServedModel(model, dispatcher, in_assemble, fingerprint, vector_headers(fingerprint), number)
+        served = _ServedModel(model, dispatcher, in_assemble, fingerprint, vector_headers(fingerprint), number)
+        if self._live_guard_share and model.live is not None:
+            served.shadow = Shadow(
+                model,
+                model.live,
+                cpu_share=self._live_guard_share,
+                is_idle=lambda: not dispatcher.batcher.depth[0],
+                again=partial(self._again, dispatcher),
+            )
+        return served
+
+    async def _again(self, dispatcher: Dispatcher, row: Row) -> Any:
+        """The result of a row that has run before."""
+        now = perf_counter()
+        return (await dispatcher.result(dispatcher.start([row], arrived=now, deadline=math.inf))).reduced[0]
 
     async def _compute(self, served: _ServedModel, asked: _Asked) -> tuple[Answer, bool]:
         """The answer of the model, and whether it is large."""
-        task, dispatcher = served.model.task, served.dispatcher
+        task, dispatcher, shadow = served.model.task, served.dispatcher, served.shadow
+        is_compared = shadow is not None and shadow.wants(asked.arrived)
         served.requests += 1
         try:
             # Refuse before tokenising if the queue is full.
@@ -327,6 +352,8 @@ class Predictor:
                 prepared.rows, arrived=tokenised, deadline=asked.deadline, caller=asked.caller
             ) or await self._run(dispatcher, prepared.rows, tokenised, asked)
             resumed = perf_counter()
+            if is_compared and shadow is not None and prepared.rows:
+                shadow.offer(prepared.rows, ran.reduced)
             is_large = len(prepared.rows) > MANY_ROWS or prepared.answer_bytes > LARGE_BYTES
             if is_large:
                 value = await asyncio.to_thread(task.assemble, prepared, ran.reduced)
@@ -452,6 +479,8 @@ async def _close(served: _ServedModel, *, frees: bool = True) -> None:
     while served.requests:
         served.idle = asyncio.Event()
         await served.idle.wait()
+    if served.shadow is not None:
+        await served.shadow.close()
     await served.dispatcher.close()
     if frees:
         await asyncio.to_thread(served.model.close)

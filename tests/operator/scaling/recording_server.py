@@ -27,12 +27,19 @@ class RecordingServer:
     queries: list[str] = field(default_factory=list)
     """PromQL."""
 
+    def answer(self, _query: str) -> str:
+        """The body of an answer."""
+        return self.body
+
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         self.paths.append(request.path_qs)
         self.credentials.append(request.headers.get("authorization", ""))
-        self.queries.append(str((await request.post()).get("query", "")))
+        query = str((await request.post()).get("query", ""))
+        self.queries.append(query)
         headers = {"location": self.location} if self.location else {}
-        return web.Response(status=self.status, text=self.body, headers=headers, content_type="application/json")
+        return web.Response(
+            status=self.status, text=self.answer(query), headers=headers, content_type="application/json"
+        )
 
 
 @asynccontextmanager

@@ -76,8 +76,6 @@ def test_an_operator_killed_repeatedly_at_the_peak_neither_scales_down_nor_flaps
 def test_a_learnt_window_survives_a_failover_and_start_up_times_are_read_from_the_pods(
     classes: Cluster, kubectl: Kubectl, kubeconfig: Path
 ) -> None:
-    classes: Cluster, kubectl: Kubectl, kubeconfig: Path
-) -> None:
     async def play(scene: Scene) -> None:
         async with scene.operating():
             await scene.optimised()

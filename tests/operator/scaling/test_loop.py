@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,12 +14,15 @@ from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import ClusterError, Forbidden, Unavailable
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.cache import ClusterCache
+from penstock_operator.decide import Metrics, Value, decide, known
 from penstock_operator.facts import names
 from penstock_operator.facts.scaling import DesiredScale
 from penstock_operator.process import make_autoscaler
+from penstock_operator.scaling import loop
 from penstock_operator.scaling.loop import Autoscaler
 from penstock_operator.scaling.read import sources
 from penstock_operator.scaling.read.sources import PrometheusSources
+from penstock_operator.scaling.read.target import DEFAULT_OBJECTIVE_SECONDS
 from penstock_operator.settings import LoadSettings, Settings
 from tests.operator import objects
 from tests.operator.scaling.pods import fleet
@@ -320,3 +324,57 @@ def test_a_decision_on_an_endpoint_that_was_deleted_meanwhile_is_not_published(
     cache.put_scale(ObjectKey("a", "e"), DesiredScale(7, "of the old one", "Demand"))
     asyncio.run(scenario())
     assert cache.scales == {}
+
+
+class SlowPrometheus(RecordingServer):
+    """Answers as a Prometheus that has seen 3 requests/s for a long time."""
+
+    def answer(self, query: str) -> str:
+        if query == "time()":
+            return json.dumps({"status": "success", "data": {"resultType": "scalar", "result": [0, str(START)]}})
+        values = {"": "3"}
+        if query.startswith("sum by (le)"):
+            values = {f"{DEFAULT_OBJECTIVE_SECONDS:g}": "2.94", "+Inf": "3"}
+        elif query.startswith("timestamp"):
+            values = {"": str(START)}
+        result = [{"metric": {"pod": "p", "le": bound}, "value": [0, value]} for bound, value in values.items()]
+        return json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}})
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_the_load_comes_from_the_pods_and_the_latency_from_prometheus_where_both_answer(
+    readable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prometheus shows a rise of the load up to three of its intervals later."""
+    seen: list[tuple[float, Metrics]] = []
+
+    def recorded(settings: Any, service: Any, observation: Any, state: Any, now: float) -> Any:
+        seen.append((now - START, observation.metrics))
+        return decide(settings, service, observation, state, now)
+
+    monkeypatch.setattr(loop, "decide", recorded)
+
+    async def scenario() -> RecordingServer:
+        async with recording(SlowPrometheus()) as server, fleet() as pods:
+            pod = await pods.add("127.0.0.2")
+            pod.status = 200 if readable else 503
+            url = {"prometheus": {"url": f"http://127.0.0.1:{server.port}"}}
+            settings = LoadSettings(**LOOPBACK, prometheus_interval_seconds=30)
+            cache = cluster_with(1, settings=settings, scaling={"metrics": url})
+            cache.pods.put(objects.runtime_pod("p", "e", ip="127.0.0.2", ready=True))
+            autoscaler = make_autoscaler(cast("ClusterPort", Secrets(None)), cache, settings, pod_port=pods.port)
+            async with autoscaler:
+                for second in range(0, 60, 2):
+                    await autoscaler.tick(START + second)
+                    pod.answer(100 if second >= 40 else 6)
+        return server
+
+    server = asyncio.run(scenario())
+    assert server.queries.count("time()") == 2
+    rates = {int(now): round(known(metrics.arrivals_fast) or 0) for now, metrics in seen}
+    if readable:
+        # The rate of two scrapes is known from the second one on.
+        assert rates == {0: 3} | {now: 50 if now > 40 else 3 for now in range(2, 60, 2)}
+    else:
+        assert rates == {0: 3, 30: 3}
+    assert {metrics.good_share for _, metrics in seen} == {Value(0.98)}

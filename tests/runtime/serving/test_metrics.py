@@ -14,12 +14,14 @@ from prometheus_client import Histogram
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from penstock.manifest import LiveLimits
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InferenceFailed, NotReady, Overloaded, RequestError
 from penstock_runtime.generation.loop import LoopState
 from penstock_runtime.host import read_host
 from penstock_runtime.serving.metrics import SECONDS, ServerMetrics, Tally, with_objective
 from penstock_runtime.serving.predictor import Answer
+from penstock_runtime.serving.shadow import LiveEvidence, ShadowState
 from penstock_runtime.serving.status import ServerStatus
 from tests.runtime.http.serving import TIMINGS, Gate, make_model, serving
 
@@ -144,6 +146,7 @@ def full_metrics() -> ServerMetrics:
     metrics.batch(rows=3, real_tokens=30, padded_tokens=33)
     metrics.cache("tokens", hit=True)
     metrics.generation.state = lambda: (LoopState(), 8)
+    metrics.live_guard = lambda: ShadowState(LiveEvidence(LiveLimits(texts=1, divergence=0.1, severe=0.1)))
     return metrics
 
 

@@ -9,12 +9,11 @@ serve again, and is only scaled until the template changes or the spec has no ca
 would get pods of an older plan. The Deployment of the canary is deleted only once the status has the outcome: without
 both, the next plan would begin the canary again. So it also keeps its slot until the rollout has one.
 
-The pods are compared by one-sided tests of two shares, Fisher's exact test (R. A. Fisher, The Design of Experiments,
-1935; the tail of the hypergeometric distribution): of requests with an error, and of requests slower than a bound. The
-bound is one of the histogram's, and is chosen from the requests of both plans together, next to their p95: then the
-test is exact although the data chose it. There are `LOOKS` looks, at equal times. A look rejects if one of the tests
-has a p-value of at most `LEVEL / LOOKS`, so that new pods that are equal are rejected with a probability of at most
-2 * LEVEL, by the union bound.
+The pods are compared by two sequential tests of a share (`penstock.evidence.ShareEvidence`): of requests with an error,
+and of requests slower than a bound of the histogram, the one next to the p95 of both plans together. The choice of the
+bound does not change the error of the test, which is conditional on the requests of both plans together. Each reading
+is a look. New pods are rejected when the mean of the evidence of both reaches 1 / `LEVEL`, so that new pods that are
+equal are rejected with a probability of at most `LEVEL`, whatever the number of looks.
 """
 
 from __future__ import annotations
@@ -23,33 +22,29 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from penstock.evidence import ShareEvidence
 from penstock.resources.conditions import timestamp
-from penstock.resources.status import CanaryPhase, CanaryStatus
+from penstock.resources.rollout_status import CanaryPhase, CanaryStatus
 from penstock_operator.decide.measurement import PodReading
 from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.pods.judging import pod_problems
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.findings import Event, Finding, clipped, no, sentence, stopped, yes
-from penstock_operator.facts.names import CANARY, Json, Ref, canary_name
+from penstock_operator.facts.names import CANARY, FP32, Json, Ref, canary_name
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.scaling import CanaryOutcome, CanaryReason, CanaryReport
 from penstock_operator.facts.workloads import DeploymentFacts, ReplicaSetFacts, replaced
 
-LEVEL = 0.01
-"""Largest probability that a test rejects equal pods, over all looks."""
-LOOKS = 10
+LEVEL = 0.02
+"""Largest probability that equal pods are rejected, over all looks."""
+REPORTS = 10
+"""Times that the figures of a canary that continues are published, at equal intervals."""
 SLOW_SHARE = 0.05
 """Share of the requests that are slower than the p95."""
 SLOWER_BY = 1.5
 """New pods are slower only if their share of slow requests is this many times the share of the present ones: with many
 requests, differences are significant that do not matter."""
-EXACT_DEVIATION = 500.0
-"""Standard deviation of a count up to which its tail is summed."""
-MOST_TERMS = 10_000
-"""Terms of such a sum: 20 standard deviations."""
-MOST_REQUESTS = 1_000_000_000
-"""Requests of both plans that are compared. The logarithms of the factorials of more are not exact enough."""
 LEAST_REQUESTS = 200
 """Requests that new pods must have answered."""
 LONGEST = 10
@@ -65,6 +60,10 @@ class PlanCounts:
     """Answers with a status of 500 or more; they are among the requests."""
     buckets: dict[float, float] = field(default_factory=dict)
     """Answers up to each bound in seconds."""
+
+    def slower(self, bound: float) -> int:
+        """Requests that took longer than a bound; 0 if they were not counted by it."""
+        return max(0, round(self.requests - self.buckets.get(bound, self.requests)))
 
 
 class PlanCounter:
@@ -117,51 +116,6 @@ class Judgement:
     """The figures of both plans, as a clause."""
 
 
-def tail(hits: int, draws: int, all_hits: int, everything: int) -> float:
-    """Probability of at least `hits` among `draws` items, drawn at random from `everything` items of which `all_hits`
-    are hits. 1 if `hits` is not above the mean.
-
-    The sum over the distribution up to a standard deviation of `EXACT_DEVIATION`, and the normal distribution with
-    continuity correction beyond it, which differs by less than 1 % at the level of a look.
-    """
-    if draws <= 0 or everything <= 1 or hits * everything <= draws * all_hits:
-        return 1.0
-    others, mean = everything - all_hits, draws * all_hits / everything
-    deviation = math.sqrt(mean * (others / everything) * ((everything - draws) / (everything - 1)))
-    if deviation > EXACT_DEVIATION:
-        return math.erfc((hits - 0.5 - mean) / (deviation * math.sqrt(2))) / 2
-
-    def log_choose(n: int, k: int) -> float:
-        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
-    term = math.exp(log_choose(all_hits, hits) + log_choose(others, draws - hits) - log_choose(everything, draws))
-    total = term
-    for at in range(hits, min(draws, all_hits, hits + MOST_TERMS)):
-        if term <= total * 1e-12:
-            break
-        term *= (all_hits - at) * (draws - at) / ((at + 1) * (others - draws + at + 1))
-        total += term
-    return min(1.0, total)
-
-
-def share_of_counts(old: PlanCounts, new: PlanCounts) -> tuple[PlanCounts, PlanCounts]:
-    """Both with all counts reduced by one factor, to at most `MOST_REQUESTS` requests together: the shares stay, and
-    their difference gets less significant. Unchanged for fewer requests."""
-    everything = old.requests + new.requests
-    if everything <= MOST_REQUESTS:
-        return old, new
-    factor = MOST_REQUESTS / everything
-    reduced = (
-        PlanCounts(
-            int(one.requests * factor),
-            int(one.errors * factor),
-            {bound: count * factor for bound, count in one.buckets.items()},
-        )
-        for one in (old, new)
-    )
-    return next(reduced), next(reduced)
-
-
 def slow_bound(old: PlanCounts, new: PlanCounts) -> float | None:
     """The bound in seconds that the share of slower requests of both plans together is nearest to `SLOW_SHARE` at; None
     if there is none with slower requests."""
@@ -174,44 +128,23 @@ def slow_bound(old: PlanCounts, new: PlanCounts) -> float | None:
     return min(found, key=lambda bound: (found[bound], bound), default=None)
 
 
-def compare(old: PlanCounts, new: PlanCounts, level: float) -> Judgement:
-    """One look: reject, or continue. `level`: of each of the two tests."""
-    old, new = share_of_counts(old, new)
-    everything = old.requests + new.requests
-    figures = (
-        f"{new.errors} of {new.requests} requests to new pods had an error, and {old.errors} of {old.requests} to the "
-        "others"
-    )
-    if tail(new.errors, new.requests, old.errors + new.errors, everything) <= level:
-        return Judgement(CanaryOutcome.REJECT, CanaryReason.MORE_ERRORS, figures)
-    bound = slow_bound(old, new)
-    if bound is None or not old.requests or not new.requests:
-        return Judgement(CanaryOutcome.CONTINUE, message=figures)
-    slow_new, slow_old = (max(0, round(one.requests - one.buckets[bound])) for one in (new, old))
-    figures = (
-        f"{slow_new / new.requests:.1%} of {new.requests} requests to new pods took longer than {bound * 1000:g} ms, "
-        f"and {slow_old / old.requests:.1%} of {old.requests} to the others"
-    )
-    more = slow_new * old.requests > SLOWER_BY * slow_old * new.requests
-    if more and tail(slow_new, new.requests, slow_new + slow_old, everything) <= level:
-        return Judgement(CanaryOutcome.REJECT, CanaryReason.SLOWER, figures)
-    return Judgement(CanaryOutcome.CONTINUE, message=figures)
-
-
 @dataclass(frozen=True)
 class CanaryTrial:
     """A canary between two looks."""
 
     seconds: float
     """How long it is to take."""
-    looks: int = 0
-    """Looks that were taken."""
+    old: PlanCounts = field(default_factory=PlanCounts)
+    """At the last look, as `new`."""
+    new: PlanCounts = field(default_factory=PlanCounts)
+    errors: ShareEvidence = field(default_factory=ShareEvidence)
+    """That new pods have a larger share of errors."""
+    slow: ShareEvidence = field(default_factory=ShareEvidence)
+    reports: int = 0
+    """How often the figures were published."""
 
     def look(self, old: PlanCounts | None, new: PlanCounts | None, elapsed: float) -> tuple[Judgement, CanaryTrial]:
-        """Judge after `elapsed` seconds. None: the pods of a plan could not be read, now or before.
-
-        Between looks nothing is judged: looks that are not counted would raise the probability of a wrong rejection.
-        """
+        """Judge after `elapsed` seconds. None: the pods of a plan could not be read, now or before."""
         waiting = Judgement(CanaryOutcome.CONTINUE)
         if old is None or new is None:
             if elapsed < LONGEST * self.seconds:
@@ -220,14 +153,41 @@ class CanaryTrial:
             return Judgement(CanaryOutcome.REJECT, CanaryReason.NO_METRICS, message), self
         enough = new.requests >= LEAST_REQUESTS
         last = (elapsed >= self.seconds and enough) or elapsed >= LONGEST * self.seconds
-        due = LOOKS if last else min(LOOKS - 1, int(elapsed / self.seconds * LOOKS))
-        if due <= self.looks:
-            return waiting, self
-        found, after = compare(old, new, LEVEL / LOOKS), CanaryTrial(self.seconds, due)
+        found, after = self._compare(old, new)
+        after = replace(after, reports=min(REPORTS - 1, int(elapsed / self.seconds * REPORTS)))
         if found.outcome is CanaryOutcome.REJECT or not last:
             return found, after
         reason = CanaryReason.NOT_WORSE if enough else CanaryReason.FEW_REQUESTS
         return Judgement(CanaryOutcome.PASS, reason, found.message), after
+
+    def _compare(self, old: PlanCounts, new: PlanCounts) -> tuple[Judgement, CanaryTrial]:
+        """Reject, or continue."""
+        requests = new.requests - self.new.requests
+        everything = requests + old.requests - self.old.requests
+        share = requests / everything if everything > 0 else 0.0
+        failed = new.errors - self.new.errors
+        errors, slow = self.errors.add(failed, failed + old.errors - self.old.errors, share), self.slow
+        figures = failures = (
+            f"{new.errors} of {new.requests} requests to new pods had an error, and {old.errors} of {old.requests} to "
+            "the others"
+        )
+        bound, slower = slow_bound(old, new), False
+        if bound is not None and old.requests and new.requests:
+            slow_new, slow_old = new.slower(bound), old.slower(bound)
+            late = max(0, slow_new - self.new.slower(bound))
+            slow = slow.add(late, late + max(0, slow_old - self.old.slower(bound)), share)
+            slower = slow_new * old.requests > SLOWER_BY * slow_old * new.requests
+            figures = (
+                f"{slow_new / new.requests:.1%} of {new.requests} requests to new pods took longer than "
+                f"{bound * 1000:g} ms, and {slow_old / old.requests:.1%} of {old.requests} to the others"
+            )
+        after = replace(self, old=old, new=new, errors=errors, slow=slow)
+        if (errors.value + slow.value) / 2 >= 1 / LEVEL:
+            if errors.value >= slow.value:
+                return Judgement(CanaryOutcome.REJECT, CanaryReason.MORE_ERRORS, failures), after
+            if slower:
+                return Judgement(CanaryOutcome.REJECT, CanaryReason.SLOWER, figures), after
+        return Judgement(CanaryOutcome.CONTINUE, message=figures), after
 
 
 @dataclass
@@ -249,9 +209,10 @@ class CanaryWatch:
             for pod, reading in readings.items():
                 counter.put(pod, reading, new=counter is self.new)
         found, trial = self.trial.look(self.old.counts, self.new.counts, now - self.begin)
-        if trial == self.trial and found.outcome is CanaryOutcome.CONTINUE:
+        before, self.trial = self.trial, trial
+        self.over = found.outcome is not CanaryOutcome.CONTINUE
+        if trial.reports == before.reports and not self.over:
             return None
-        self.trial, self.over = trial, found.outcome is not CanaryOutcome.CONTINUE
         counts = self.new.counts or PlanCounts()
         return CanaryReport(
             template=self.identity[1],
@@ -318,7 +279,8 @@ def plan_canary(
     remove = (ref,) if ref in observed.present else ()
     if before is not None and before.template != template:
         before = None
-    if wanted is None or present is None or present.deleting:
+    if wanted is None or present is None or present.deleting or FP32 in desired["metadata"].get("annotations", {}):
+        # A return to fp32 does not wait: the plan that serves is the suspect.
         return CanaryPlan(delete=remove)
     if before is not None and before.phase is CanaryPhase.REJECTED:
         went_back = present.template != template and not present.paused and present.owner.uid == endpoint.uid

@@ -30,6 +30,7 @@ from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import (
     ARTEFACT,
     CORES,
+    FP32,
     GRPC_PORT,
     HTTP_PORT,
     INTERNAL_PORT,
@@ -106,7 +107,7 @@ def deployment(
     if replicas.written:
         spec["replicas"] = replicas.wanted
     made = endpoint.owned("apps/v1", "Deployment", spec)
-    made["metadata"]["annotations"] = {CORES: str(serving.cores)}
+    made["metadata"]["annotations"] = {CORES: str(serving.cores), **({FP32: "true"} if serving.fp32 else {})}
     return made
 
 
@@ -133,6 +134,7 @@ def template(
         artefact=serving.artefact,
         caches=endpoint.spec.serving.caches,
         devices=hardware.neuron is not None,
+        live=endpoint.spec.guard.live,
     )
     values = _environment(endpoint, serving, hardware)
     if settings.whole_store.scheme is not StoreScheme.FILE:
@@ -221,10 +223,13 @@ def _environment(endpoint: ParsedEndpoint, serving: ServingChoice, hardware: Har
         "PENSTOCK_HOST": "0.0.0.0",
         "PENSTOCK_PORT": str(HTTP_PORT),
         "PENSTOCK_INTERNAL_PORT": str(INTERNAL_PORT),
+        **({"PENSTOCK_FP32": "true"} if serving.fp32 else {}),
         "PENSTOCK_TRUNCATE": "true" if serving.truncate else "false",
         "PENSTOCK_DRAIN_DELAY_SECONDS": str(drain.delay),
         "PENSTOCK_DRAIN_LIMIT_SECONDS": str(drain.limit),
     }
+    if endpoint.spec.guard.live is not None:
+        values["PENSTOCK_LIVE_GUARD_SHARE"] = repr(endpoint.spec.guard.live.cpu_share)
     if endpoint.spec.serving.grpc:
         values["PENSTOCK_GRPC_PORT"] = str(GRPC_PORT)
     prompts = endpoint.spec.serving.prompts

@@ -25,11 +25,11 @@ from penstock.resources.hardware_class import (
     Toleration,
     TolerationOperator,
 )
+from penstock.resources.node_labels import ARCHITECTURE, fulfilled
 from penstock.resources.processors import NEURON_RESOURCES
 from penstock.resources.text_fields import parse_quantity, written
 from penstock_operator.facts.names import Json
 
-ARCHITECTURE = "kubernetes.io/arch"
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _PREFERENCE_ONLY = TaintEffect.PREFER_NO_SCHEDULE.value
 
@@ -203,24 +203,6 @@ def tolerated(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
     return any(_tolerates(toleration, taint) for toleration in tolerations)
 
 
-def fulfilled(requirement: LabelRequirement, labels: Mapping[str, str]) -> bool:
-    """Whether a node with these labels satisfies the requirement, by the rules of node affinity."""
-    value = labels.get(requirement.key)
-    match requirement.operator:
-        case SelectorOperator.EXISTS:
-            return value is not None
-        case SelectorOperator.DOES_NOT_EXIST:
-            return value is None
-        case SelectorOperator.IN:
-            return value in requirement.values
-        case SelectorOperator.NOT_IN:
-            return value not in requirement.values
-    number, bound = _integer(value), _integer(requirement.values[0])
-    if number is None or bound is None:
-        return False
-    return number > bound if requirement.operator is SelectorOperator.GREATER else number < bound
-
-
 def _outside(terms: Sequence[NodeTerm], labels: Mapping[str, str]) -> str | None:
     """None when one of the terms holds; else the missing part of the nearest term, empty when none is near."""
     if not terms:
@@ -270,16 +252,6 @@ def _tolerates(toleration: Toleration, taint: Taint) -> bool:
     if toleration.key is not None and toleration.key != taint.key:
         return False
     return toleration.operator is TolerationOperator.EXISTS or (toleration.value or "") == taint.value
-
-
-def _integer(text: str | None) -> int | None:
-    """An integer as the scheduler parses it: 64 bits; None for other text."""
-    try:
-        number = int(text or "", 10)
-    except ValueError:
-        return None
-    plain = text is not None and text.isascii() and "_" not in text and text.strip() == text
-    return number if plain and -(2**63) <= number < 2**63 else None
 
 
 def _amount(quantity: object) -> Fraction:

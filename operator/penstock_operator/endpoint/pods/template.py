@@ -14,6 +14,7 @@ from typing import Any
 from penstock.artefact_store import StoreScheme, StoreUri
 from penstock.pod_costs import PROCESS, measured_pod_bytes, unmeasured_pod_bytes
 from penstock.resources.endpoint import Caches
+from penstock.resources.endpoint_parts.guard import LiveGuard
 from penstock.resources.endpoint_parts.pod import Pod
 from penstock.resources.hardware_class import HardwareClassSpec, SelectorOperator
 from penstock.resources.result import ArtefactReference, Result
@@ -47,6 +48,7 @@ def runtime_memory(
     artefact: ArtefactReference | None,
     caches: Caches | None = None,
     devices: bool = False,
+    live: LiveGuard | None = None,
 ) -> int:
     """Memory in bytes of a runtime pod that serves this artefact: the endpoint's value, else from the measurement,
     else from the size of the artefact; the last two with the caches' memory. The limit equals the request.
@@ -59,6 +61,7 @@ def runtime_memory(
     if devices:
         size = artefact.bytes if artefact is not None and artefact.bytes else in_bytes(settings.runtime_memory)
         return size + NEURON_PROCESS + PROCESS + kept
+    kept += 0 if live is None or result is None else live.memory_bytes(result.parameters)
     if result is not None and result.resident_bytes:
         return measured_pod_bytes(result.resident_bytes) + kept
     if artefact is not None and artefact.bytes:

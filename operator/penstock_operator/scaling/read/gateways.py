@@ -56,16 +56,16 @@ def parse_demand(body: bytes) -> int:
     return int(digits)
 
 
-def combined(gateway: Metrics, replicas: Metrics, *, ready: int, coverage_least: float) -> Metrics:
-    """The load as the gateway counts it, with the latency of the replicas."""
+def combined(load: Metrics, replicas: Metrics, *, ready: int, coverage_least: float) -> Metrics:
+    """The load as a gateway counts it (or the operator, in the pods), with the latency of the replicas."""
     good_share, p95 = replicas.good_share, replicas.p95_milliseconds
     if not ready:
-        empty = Idle() if known(gateway.arrivals_fast) == 0 else Unknown("no replica is ready")
+        empty = Idle() if known(load.arrivals_fast) == 0 else Unknown("no replica is ready")
         good_share = p95 = empty
     elif replicas.coverage < coverage_least:
         good_share = p95 = Unknown(f"only {replicas.coverage:.0%} of the ready replicas were scraped")
     tokens = replicas.tokens_per_request
-    return replace(gateway, good_share=good_share, p95_milliseconds=p95, tokens_per_request=tokens)
+    return replace(load, good_share=good_share, p95_milliseconds=p95, tokens_per_request=tokens)
 
 
 class DemandWatcher:

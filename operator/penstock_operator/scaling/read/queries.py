@@ -68,9 +68,8 @@ class Windows:
     @classmethod
     def of(cls, scrape_interval_seconds: float) -> Windows:
         """For a Prometheus with this scrape interval: a rate needs at least four samples."""
-        return cls(
-            scrape_interval_seconds, max(30.0, 4 * scrape_interval_seconds), max(120.0, 8 * scrape_interval_seconds)
-        )
+        four = 4 * scrape_interval_seconds
+        return cls(scrape_interval_seconds, max(30.0, four), max(120.0, four))
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ class ScalingTargets:
         if entry is None:
             return None
         version, parts = self._endpoints[key][0], (deployment.cores, deployment.paused, pooled)
-        basis = (name, entry.version, artefact, version, *parts)
+        basis = (name, entry.version, artefact, deployment.serves_fp32, version, *parts)
         known = self._services.get(key)
         if known is None or known[0] != basis:
             try:
@@ -160,6 +160,8 @@ class ScalingTargets:
             serves = status is not None and status.artefact is not None and status.artefact.digest == artefact
             result = status.result if status is not None and serves else None
             service = None if result is None else _service_of(result, deployment, endpoint, pooled=pooled)
+            if service is not None and result is not None and deployment.serves_fp32 and result.speed_up:
+                service = service.slower(max(1.0, result.speed_up))
             known = self._services[key] = (basis, service)
         return known[1]
 

@@ -59,6 +59,9 @@ def info(service: ModelService) -> dict[str, Any]:
     }
     if status.capacity is not None:
         value["capacity"] = status.capacity.as_json()
+    shadow = service.metrics.live_guard()
+    if shadow is not None:
+        value["live_guard"] = shadow.as_json()
     if status.optimization_error:
         value["optimization_error"] = status.optimization_error
     if status.phase is ServerPhase.LOADING:
