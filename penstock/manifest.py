@@ -22,6 +22,7 @@ from penstock.errors import ArtefactError
 from penstock.hardware import CpuIdentity
 from penstock.recipe import EngineName, Plan, Recipe
 from penstock.resources.core import Objective
+from penstock.resources.endpoint_parts.vector_space import IndexCertificate
 from penstock.tasks import Head, TaskName
 from penstock.vector_space import VectorSpace
 
@@ -352,6 +353,8 @@ class Manifest(Frozen):
     """Only of text generation."""
     vector_space: VectorSpace | None = None
     """Only of tasks with embeddings, without the endpoint's prompts; None: made by a version that did not record it."""
+    index: IndexCertificate | None = None
+    """How the vectors fit the index of the endpoint; None: it names none."""
     probes: ProbeFacts | None = None
     """Only of tasks with one dense vector for each text; None: not recorded."""
     live: LiveLimits | None = None

@@ -29,7 +29,7 @@ from penstock.errors import SpecError
 from penstock.hardware import CpuIdentity
 from penstock.resources.core import ModelSource
 from penstock.resources.endpoint import ModelEndpoint
-from penstock.resources.reading import from_file
+from penstock.resources.files.reading import from_file
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.settings import hugging_face_token
 from penstock.tasks import TaskName

@@ -30,7 +30,7 @@ from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.manifest import CandidateFacts, Manifest, Outcome
 from penstock.process import sigterm_interrupts
 from penstock.resources.endpoint import LONGEST_BUDGET_SECONDS, ModelEndpoint
-from penstock.resources.reading import from_file
+from penstock.resources.files.reading import from_file
 from penstock.settings import hugging_face_token
 from penstock_cli.entry import require_optimizer
 from penstock_cli.main import INTERRUPTED

@@ -29,7 +29,7 @@ from penstock.logs import log_event
 from penstock.manifest import Manifest
 from penstock.process import python_module
 from penstock.resources.endpoint import ModelEndpoint, OptimizationMode
-from penstock.resources.reading import from_file
+from penstock.resources.files.reading import from_file
 from penstock.settings import hugging_face_token
 from penstock.tasks import TaskName
 from penstock_cli.entry import require_optimizer

@@ -18,11 +18,11 @@ import yaml
 from pydantic import BaseModel
 
 from penstock.resources.base import API_VERSION, GROUP, VERSION, Resource
-from penstock.resources.cel import VALIDATIONS
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
+from penstock.resources.fields.cel import VALIDATIONS
+from penstock.resources.fields.rules import LABEL_RULE
 from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
 from penstock.resources.optimized_model import OptimizedModel, OptimizedModelSpec, OptimizedModelStatus
-from penstock.resources.rules import LABEL_RULE
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.resources.status import EndpointStatus
 

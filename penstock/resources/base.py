@@ -21,10 +21,10 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema
 
 from penstock.errors import SpecError
-from penstock.resources.cel import VALIDATIONS
-from penstock.resources.problems import BrokenRules, spec_error
-from penstock.resources.rules import LABEL_RULE, ObjectName, Rule
-from penstock.resources.yaml_documents import plain
+from penstock.resources.fields.cel import VALIDATIONS
+from penstock.resources.fields.rules import LABEL_RULE, ObjectName, Rule
+from penstock.resources.files.problems import BrokenRules, spec_error
+from penstock.resources.files.yaml_documents import plain
 
 GROUP = "penstock.dev"
 VERSION = "v1alpha1"

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from penstock.resources.base import Facts
-from penstock.resources.text_fields import Time
+from penstock.resources.fields.text_fields import Time
 
 
 class ConditionType(StrEnum):
@@ -23,6 +23,8 @@ class ConditionType(StrEnum):
     """The optimisation has a result."""
     ACCURACY_WITHIN_BUDGET = "AccuracyWithinBudget"
     """The answers of the served plan are within the accuracy budget."""
+    INDEX_COMPATIBLE = "IndexCompatible"
+    """The result fits the index of `spec.vectorSpace`. Only with that."""
     ANSWERS_AGREE = "AnswersAgree"
     """Live answers are as they were when the plan was judged. Only with `spec.guard.live`."""
     CORES_PINNED = "CoresPinned"

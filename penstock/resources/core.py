@@ -10,7 +10,7 @@ from pydantic import Field
 
 from penstock.errors import SpecError
 from penstock.resources.base import Spec
-from penstock.resources.problems import meant_source
+from penstock.resources.files.problems import meant_source
 
 
 class Scheme(StrEnum):

@@ -27,13 +27,15 @@ from penstock.resources.core import (
     TokenTime,
 )
 from penstock.resources.endpoint_parts.exposure import Exposure
-from penstock.resources.endpoint_parts.gateway import Gateway, GatewayMode, Rollout, Tls
 from penstock.resources.endpoint_parts.guard import Guard
 from penstock.resources.endpoint_parts.pod import Pod
+from penstock.resources.endpoint_parts.rollout import Gateway, GatewayMode, Rollout
 from penstock.resources.endpoint_parts.scaling import MOST_REPLICAS, Scaling
+from penstock.resources.endpoint_parts.secrets import Auth, ModelCredentials, Tls
 from penstock.resources.endpoint_parts.serving import PROMPT_TASKS, Caches, Prompts, Serving, ServingLimits
-from penstock.resources.rules import ObjectName, Rule, TextRule
-from penstock.resources.text_fields import DataKey, Digest, DnsLabel
+from penstock.resources.endpoint_parts.vector_space import VectorSpaceGate
+from penstock.resources.fields.rules import ObjectName, Rule, TextRule
+from penstock.resources.fields.text_fields import DataKey, Digest, DnsLabel
 from penstock.tasks import TaskName
 
 __all__ = [
@@ -212,24 +214,6 @@ class Optimization(Spec):
         return self.budget_seconds or (COMPILE_BUDGET_SECONDS if compiles else BUDGET_SECONDS)
 
 
-class ModelCredentials(Spec):
-    """Credentials of the download."""
-
-    secret_name: ObjectName = Field(
-        description="A Secret of this namespace with the credentials that the source's client reads, such as HF_TOKEN, "
-        "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Other keys are ignored (docs/how-to/private-models.md)."
-    )
-
-
-class Auth(Spec):
-    """Who may send requests."""
-
-    secret_name: ObjectName = Field(
-        description="A Secret of this namespace. Each of its keys is the name of a bearer token, and the value is the "
-        "token. Requests need one of them. Changes apply within about a minute, without a restart."
-    )
-
-
 @dataclass(frozen=True)
 class SourceRule(TextRule):
     """The forms of a model source, with the messages of `ModelSource.parse`."""
@@ -281,7 +265,17 @@ class EndpointCore(Spec):
         json_schema_extra=CLUSTER,
     )
 
+    vector_space: VectorSpaceGate | None = Field(
+        default=None,
+        description="The index that vectors must fit (docs/how-to/check-an-index.md). None: any vectors are served.",
+    )
+
     RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.vectorSpace) || self.task == 'feature-extraction'",
+            lambda it: it.vector_space is None or it.task is TaskName.FEATURE_EXTRACTION,
+            "vectorSpace is for feature-extraction, and task is {task}: remove vectorSpace",
+        ),
         Rule(
             "!has(self.modelCredentials) || self.model.matches('^(hf|s3|gs|az)://')",
             lambda it: it.model_credentials is None or it.source.scheme in SIGNED_SCHEMES,
@@ -307,6 +301,12 @@ class EndpointCore(Spec):
     def source(self) -> ModelSource:
         """The model field, parsed."""
         return ModelSource.parse(self.model)
+
+    @property
+    def sources(self) -> dict[str, ModelSource]:
+        """All that the job reads, by field."""
+        index = None if self.vector_space is None else self.vector_space.index
+        return {"spec.model": self.source} | ({} if index is None else {"spec.vectorSpace.index.sample": index.source})
 
 
 class ModelEndpointSpec(EndpointCore):
@@ -348,6 +348,16 @@ class ModelEndpointSpec(EndpointCore):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         *EndpointCore.RULES,
+        Rule(
+            "!has(self.vectorSpace) || ((!has(self.serving) || !has(self.serving.prompts)) && "
+            "(!has(self.optimization) || !has(self.optimization.mode) || self.optimization.mode != 'Pinned'))",
+            lambda it: (
+                it.vector_space is None
+                or (it.serving.prompts is None and it.optimization.mode is not OptimizationMode.PINNED)
+            ),
+            "vectorSpace is judged by the optimisation, which knows no serving.prompts and makes no pinned artefact: "
+            "remove vectorSpace, or serving.prompts and mode: Pinned",
+        ),
         Rule(
             f"!has(self.serving) || !has(self.serving.prompts) || self.task in {[task.value for task in PROMPT_TASKS]}",
             lambda it: it.serving.prompts is None or it.task in PROMPT_TASKS,

@@ -14,9 +14,9 @@ from pydantic import Field
 from penstock.errors import SpecError
 from penstock.hardware import CpuIdentity, Isa, NeuronGeneration
 from penstock.resources.base import Metadata, Resource, Spec
+from penstock.resources.fields.rules import ObjectName, Rule
+from penstock.resources.fields.text_fields import LabelKey, LabelValue
 from penstock.resources.processors import NEURON_RESOURCES, Neuron, NeuronResource, Processors
-from penstock.resources.rules import ObjectName, Rule
-from penstock.resources.text_fields import LabelKey, LabelValue
 
 
 class TolerationOperator(StrEnum):

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from penstock.hardware import CpuIdentity, NeuronGeneration
 from penstock.resources.base import NO_SCHEMA_DEFAULT, Spec
-from penstock.resources.rules import Rule
+from penstock.resources.fields.rules import Rule
 
 NEURON_DEVICE = "aws.amazon.com/neuron"
 NEURON_CORE = "aws.amazon.com/neuroncore"

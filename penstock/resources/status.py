@@ -8,8 +8,8 @@ from pydantic import Field
 
 from penstock.resources.base import Facts
 from penstock.resources.conditions import Condition
+from penstock.resources.fields.text_fields import Digest, LongText, ShortText, Time
 from penstock.resources.rollout_status import CanaryStatus, GuardStatus
-from penstock.resources.text_fields import Digest, LongText, ShortText, Time
 from penstock.vector_space import SPACE_PATTERN
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.resources.reading import from_file
+from penstock.resources.files.reading import from_file
 from penstock_bench.cell import Client
 from penstock_bench.server import GONE, MeasuredServer, free_port
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.resources.endpoint import ModelEndpoint
-from penstock.resources.reading import from_file
+from penstock.resources.files.reading import from_file
 from penstock_optimizer.optimise import prepare
 from tests.cli.endpoints import write_endpoint, write_tiny
 

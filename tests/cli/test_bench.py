@@ -12,7 +12,7 @@ import pytest
 import penstock_cli.bench
 from penstock.artefact_store import DEFAULT_MODELS
 from penstock.resources.endpoint import ModelEndpoint
-from penstock.resources.reading import from_file
+from penstock.resources.files.reading import from_file
 from penstock_bench.grid import BenchOptions
 from penstock_bench.random_models.families import CONFIGURATIONS
 from penstock_runtime.models.folder import ModelFolder

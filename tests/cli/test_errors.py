@@ -19,7 +19,7 @@ import pytest
 
 from penstock.manifest import MANIFEST_NAME
 from penstock.resources.endpoint import ModelEndpoint
-from penstock.resources.reading import from_file
+from penstock.resources.files.reading import from_file
 from penstock_cli.optimize import target_of
 from penstock_runtime.host import read_host
 from penstock_runtime.models.sources.transfer import FetchProgress, OnProgress

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.resources.endpoint import ModelEndpoint
-from penstock.resources.reading import from_file
+from penstock.resources.files.reading import from_file
 from testbed.cluster import Cluster
 from testbed.kubectl import Kubectl, KubectlError
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pod_costs import PROCESS
+from penstock.prices.pod_costs import PROCESS
 from penstock.resources.endpoint import BUDGET_SECONDS
-from penstock.resources.endpoint_parts.gateway import Rollout
+from penstock.resources.endpoint_parts.rollout import Rollout
 from penstock.tasks import TaskName
 from penstock_gateway import config as gateway
 from penstock_gateway.settings import GatewaySettings, variable

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from penstock.resources.endpoint import ModelEndpoint
-from penstock.resources.reading import from_file
+from penstock.resources.files.reading import from_file
 from penstock_optimizer.optimise import prepare
 from tests.cli.endpoints import clean_environment, write_endpoint
 from tests.endtoend.load import Load

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from penstock.capacity import KEEPS_UP, CapacityCurve, CapacityPoint, TokenCurve, TokenPoint
-from penstock.pod_costs import per_million, per_month
+from penstock.prices.pod_costs import per_million, per_month
 from tests.examples import examples
 
 

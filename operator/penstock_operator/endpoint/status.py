@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.pod_costs import per_million, per_month
+from penstock.prices.pod_costs import per_million, per_month
 from penstock.resources.conditions import (
     Condition,
     ConditionType,
@@ -28,6 +28,7 @@ from penstock_operator.endpoint.live_guard import LiveGuardPlan
 from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.objects.canary import NO_CANARY, CanaryPlan
 from penstock_operator.endpoint.objects.exposure import ExposurePlan
+from penstock_operator.endpoint.optimization.index_gate import index_compatible
 from penstock_operator.endpoint.optimization.model import OptimizationState
 from penstock_operator.endpoint.pods.judging import PinVerdict, PodProblem, pod_reports
 from penstock_operator.endpoint.pods.placement import price_of_nodes
@@ -141,6 +142,8 @@ def conditions_of(state: EndpointState) -> dict[str, Finding]:
             canary=state.canary.finding,
         ),
     }
+    if endpoint.spec.vector_space is not None:
+        found[ConditionType.INDEX_COMPATIBLE] = index_compatible(state.wanted)
     if state.exposure.finding is not None:
         found[ConditionType.EXPOSED] = state.exposure.finding
     if state.live is not None:

@@ -16,8 +16,8 @@ from pydantic import Field, ValidationError, model_validator
 from penstock.resources.base import Spec
 from penstock.resources.core import ModelSource, Scheme
 from penstock.resources.endpoint_parts.exposure import HOST_PATTERN
+from penstock.resources.fields.rules import TextRule
 from penstock.resources.hardware_class import NamespaceSelector
-from penstock.resources.rules import TextRule
 
 SourcePrefix = Annotated[
     str, Field(max_length=512, pattern=r"^(hf|s3|gs|az|pvc|pkg)://([A-Za-z0-9._=+-]+(/[A-Za-z0-9._=+-]+)*/?)?$")

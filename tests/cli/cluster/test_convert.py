@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import SpecError
 from penstock.resources.endpoint import ModelEndpoint
-from penstock.resources.reading import from_yaml
-from penstock.resources.yaml_documents import read_documents
+from penstock.resources.files.reading import from_yaml
+from penstock.resources.files.yaml_documents import read_documents
 from penstock_cli.cluster.convert import convert, document
 from tests.cli.endpoints import invoke
 from tests.examples import examples

@@ -9,7 +9,7 @@ import pytest
 from penstock.manifest import Manifest, Outcome
 from penstock.recipe import Precision
 from penstock.resources.endpoint import ModelEndpoint
-from penstock.resources.reading import from_file
+from penstock.resources.files.reading import from_file
 from penstock_optimizer.optimise import optimise
 from penstock_runtime.host import read_host
 

@@ -30,8 +30,8 @@ from penstock.resources.endpoint import (
     TokenTime,
     Workload,
 )
-from penstock.resources.reading import from_file, from_yaml
-from penstock.resources.yaml_documents import Loader
+from penstock.resources.files.reading import from_file, from_yaml
+from penstock.resources.files.yaml_documents import Loader
 from penstock.tasks import TaskName
 
 SMALLEST: dict[str, Any] = {

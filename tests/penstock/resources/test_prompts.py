@@ -9,8 +9,8 @@ import pytest
 
 from penstock.errors import SpecError
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.files.reading import from_file
 from penstock.resources.optimized_model import OptimizedModelSpec, Toolchain, optimized_model_key
-from penstock.resources.reading import from_file
 
 EXAMPLE = Path(__file__).parents[3] / "examples/prompts.yaml"
 E5: dict[str, Any] = {

@@ -10,8 +10,8 @@ import yaml
 
 from penstock.errors import SpecError
 from penstock.resources.endpoint import ModelEndpoint
-from penstock.resources.reading import from_yaml
-from penstock.resources.yaml_documents import Loader, read_documents
+from penstock.resources.files.reading import from_yaml
+from penstock.resources.files.yaml_documents import Loader, read_documents
 
 READ: list[tuple[str, object]] = [
     ("1e2", 100.0), ("1E2", 100.0), ("1e+2", 100.0), ("1e-2", 0.01), ("1.5e3", 1500.0), ("100.0", 100.0),

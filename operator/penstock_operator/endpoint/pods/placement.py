@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from penstock.prices import instance_price
 from penstock.resources.endpoint_parts.pod import Pod
+from penstock.resources.fields.text_fields import parse_quantity, written
 from penstock.resources.hardware_class import (
     HardwareClassSpec,
     LabelRequirement,
@@ -25,9 +26,8 @@ from penstock.resources.hardware_class import (
     Toleration,
     TolerationOperator,
 )
-from penstock.resources.node_labels import ARCHITECTURE, fulfilled
 from penstock.resources.processors import NEURON_RESOURCES
-from penstock.resources.text_fields import parse_quantity, written
+from penstock.resources.shipped_classes import ARCHITECTURE, INSTANCE_TYPE, fulfilled
 from penstock_operator.facts.names import Json
 
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
@@ -172,7 +172,6 @@ def mismatch(needs: PodRequirements, node: NodeFacts) -> NodeMismatch | None:
     return _closed(needs, node) or _scarce(needs, node)
 
 
-INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 NODE_RESERVE = 1
 """Physical cores of each node that no replica gets, as in `penstock plan`."""
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.artefact_store import StoreScheme, StoreUri
-from penstock.pod_costs import PROCESS, measured_pod_bytes, unmeasured_pod_bytes
+from penstock.prices.pod_costs import PROCESS, measured_pod_bytes, unmeasured_pod_bytes
 from penstock.resources.endpoint import Caches
 from penstock.resources.endpoint_parts.guard import LiveGuard
 from penstock.resources.endpoint_parts.pod import Pod
+from penstock.resources.fields.text_fields import parse_quantity
 from penstock.resources.hardware_class import HardwareClassSpec, SelectorOperator
 from penstock.resources.result import ArtefactReference, Result
-from penstock.resources.text_fields import parse_quantity
 from penstock_operator.endpoint.pods.credentials import secret_variables
 from penstock_operator.facts.installation import PlanSettings, StoreVolume
 from penstock_operator.facts.names import CONTAINER, Json

@@ -27,7 +27,7 @@ from penstock.errors import (
 )
 from penstock.resources.core import ModelSource
 from penstock.resources.endpoint import ModelEndpoint
-from penstock.resources.reading import from_yaml
+from penstock.resources.files.reading import from_yaml
 from penstock_optimizer.job.job import config_check
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import hub as hub_module

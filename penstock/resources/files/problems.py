@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from penstock.errors import SpecError, closest
-from penstock.resources.yaml_documents import number
+from penstock.resources.files.yaml_documents import number
 
 SYNONYMS = {
     "embedding": "feature-extraction",

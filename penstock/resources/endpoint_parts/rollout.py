@@ -1,4 +1,4 @@
-"""Parts of an endpoint's spec: what is between its address and its pods, and how pods are replaced."""
+"""How pods are replaced, and the gateway in front of them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,6 @@ from enum import StrEnum
 from pydantic import Field
 
 from penstock.resources.base import Spec
-from penstock.resources.rules import ObjectName
-
-
-class Tls(Spec):
-    """HTTPS of the pods."""
-
-    secret_name: ObjectName = Field(
-        description="A Secret of this namespace with `tls.crt` and `tls.key`, such as cert-manager makes. The Service "
-        "then has port 443. A changed certificate is used within about a minute, without a restart."
-    )
 
 
 class Canary(Spec):

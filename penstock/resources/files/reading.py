@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from penstock.errors import SpecError
 from penstock.resources.base import API_VERSION, Resource
-from penstock.resources.problems import intended_word
-from penstock.resources.yaml_documents import read_documents
+from penstock.resources.files.problems import intended_word
+from penstock.resources.files.yaml_documents import read_documents
 
 Kind = TypeVar("Kind", bound=Resource)
 

@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from penstock.resources.cel import SHOWN, VALIDATIONS, object_rule, text_rule
+from penstock.resources.fields.cel import SHOWN, VALIDATIONS, object_rule, text_rule
 
 
 @dataclass(frozen=True)
