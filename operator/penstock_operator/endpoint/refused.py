@@ -29,7 +29,8 @@ def invalid_spec_status(observed: EndpointSnapshot, why: Finding) -> EndpointSta
     findings: dict[str, Finding] = {kind: unknown(Reason.NOT_ACCEPTED, why.message) for kind in ConditionType}
     if not (observed.endpoint.get("spec") or {}).get("exposure"):
         del findings[ConditionType.EXPOSED]
-    del findings[ConditionType.ANSWERS_AGREE]
+    # Only of valid specs that have `guard.live` or `vectorSpace`.
+    del findings[ConditionType.ANSWERS_AGREE], findings[ConditionType.INDEX_COMPATIBLE]
     findings[ConditionType.ACCEPTED] = why
     findings[ConditionType.READY] = no(why.reason, why.message)
     written = conditions(findings, before=status.get("conditions") or (), generation=generation, now=observed.now)
