@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from penstock.errors import SpecError
 from penstock.recipe import EngineName, Precision
-from penstock.resources.base import API_VERSION, CLUSTER, Metadata, Resource, Spec
+from penstock.resources.base import API_VERSION, CLUSTER, NO_SCHEMA_DEFAULT, Metadata, Resource, Spec
 from penstock.resources.core import (
     NO_WAY_UP_CEL,
     SOURCE_FORMS,
@@ -313,7 +313,7 @@ class ModelEndpointSpec(EndpointCore):
     """What to serve, on which hardware, and with which objective."""
 
     serving: Serving = Serving()
-    guard: Guard = Guard()
+    guard: Guard = Field(default=Guard(), json_schema_extra=NO_SCHEMA_DEFAULT)
     auth: Auth | None = Field(
         default=None,
         description="Bearer tokens that requests need. None: the endpoint is open to the cluster.",
