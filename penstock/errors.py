@@ -23,6 +23,7 @@
     │   └── DeviceUnavailable     the cores of an accelerator are taken, or have failed (temporary)
     ├── OptimizationError         no candidate may be served
     │   └── NoCandidateWithinBudget  `whenNoCandidate: Fail`, and none kept the accuracy budget
+    ├── IndexSampleUnusable       a sample of an index cannot be read, or is too small
     ├── Interrupted               a signal ended the process before it had finished (temporary)
     └── TextsChanged              the texts of a ConfigMap differ from the optimised ones (temporary)
 
@@ -137,6 +138,10 @@ class UnsupportedModel(ModelError):
 
 class MissingPackage(PenstockError):
     """An optional package is needed for this and not installed; the remedy has the command that installs it."""
+
+
+class IndexSampleUnusable(PenstockError):
+    """A sample of an index cannot be read, or is too small."""
 
 
 class ArtefactError(PenstockError):

@@ -12,7 +12,8 @@ Plain lists: the operator has no numpy.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -116,27 +117,33 @@ def log_evidence(outcomes: Iterable[float], limit: float, bets: Sequence[float] 
 
     It is the value of `MeanEvidence.without_restarts` without a limit of the capital, and independent of their order.
     """
-    terms = [-math.log(len(bets))] * len(bets)
-    for outcome in outcomes:
-        terms = [term + math.log1p(bet * (outcome - limit)) for term, bet in zip(terms, bets, strict=True)]
+    return _log_evidence(Counter(outcomes), limit, bets)
+
+
+def _log_evidence(counts: Mapping[float, int], limit: float, bets: Sequence[float]) -> float:
+    terms = [
+        sum(count * math.log1p(bet * (outcome - limit)) for outcome, count in counts.items()) - math.log(len(bets))
+        for bet in bets
+    ]
     largest = max(terms)
     return largest + math.log(sum(math.exp(term - largest) for term in terms))
 
 
-def lower_bound(outcomes: Sequence[float], alpha: float, bets: Sequence[float] = BETS) -> float:
+def lower_bound(outcomes: Iterable[float], alpha: float, bets: Sequence[float] = BETS) -> float:
     """The lower confidence bound of the mean: the largest limit that the evidence rejects with an error of alpha.
 
     Bets are at most 1. The bound holds for any number of outcomes, and if the number depends on the outcomes.
     """
+    counts = Counter(outcomes)
     low, high = 0.0, 1.0
-    if log_evidence(outcomes, low, bets) < -math.log(alpha):
+    if _log_evidence(counts, low, bets) < -math.log(alpha):
         return 0.0
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (middle, high) if log_evidence(outcomes, middle, bets) >= -math.log(alpha) else (low, middle)
+        low, high = (middle, high) if _log_evidence(counts, middle, bets) >= -math.log(alpha) else (low, middle)
     return low
 
 
-def upper_bound(outcomes: Sequence[float], alpha: float, bets: Sequence[float] = BETS) -> float:
+def upper_bound(outcomes: Iterable[float], alpha: float, bets: Sequence[float] = BETS) -> float:
     """The upper confidence bound of the mean."""
-    return 1 - lower_bound([1 - outcome for outcome in outcomes], alpha, bets)
+    return 1 - lower_bound((1 - outcome for outcome in outcomes), alpha, bets)

@@ -21,6 +21,7 @@ from penstock.capacity import CapacityCurve, TokenCurve
 from penstock.errors import ArtefactError
 from penstock.hardware import CpuIdentity
 from penstock.recipe import EngineName, Plan, Recipe
+from penstock.resources.endpoint_parts.vector_space import IndexCertificate
 from penstock.tasks import Head, TaskName
 from penstock.vector_space import VectorSpace
 
@@ -351,6 +352,8 @@ class Manifest(Frozen):
     """Only of text generation."""
     vector_space: VectorSpace | None = None
     """Only of tasks with embeddings, without the endpoint's prompts; None: made by a version that did not record it."""
+    index: IndexCertificate | None = None
+    """How the vectors fit the index of the endpoint; None: it names none."""
     probes: ProbeFacts | None = None
     """Only of tasks with one dense vector for each text; None: not recorded."""
     live: LiveLimits | None = None

@@ -21,6 +21,8 @@ _EXTRAS = {
     "serve": "optimizer",
     "optimize": "optimizer",
     "bench": "optimizer",
+    "certify": "optimizer",
+    "index": "optimizer",
     "simulate": "simulator",
     "plan": "runtime",
 }

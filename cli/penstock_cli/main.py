@@ -147,6 +147,8 @@ COMMANDS = {
     "top": "Show load, capacity and latency of the endpoints of a cluster.",
     "report": "Open the report of an endpoint of a cluster.",
     "space": "Show the vector space of a server or an artefact, or compare two.",
+    "certify": "Say whether queries of one model may search the index of another.",
+    "index": "Say who wrote the vectors of an index.",
     "convert": "Write a ModelEndpoint for a KServe InferenceService.",
     "host": "Show what this machine is: processor, cores, pinning.",
 }

@@ -41,8 +41,12 @@ def command_help() -> str:
             command = found
             context = click.Context(command, info_name=name, parent=context, **{**command.context_settings, **widths})
         title = f"penstock {name}".strip()
-        pages.append(f"## {title}\n\n```\n{command.get_help(context)}\n```")
-    return "\n\n".join(pages)
+        parts = [command.get_help(context)]
+        if isinstance(command, click.Group) and name:
+            for part, one in command.commands.items():
+                parts.append(one.get_help(click.Context(one, info_name=part, parent=context, **widths)))
+        pages += [f"## {title}\n", *(f"```\n{part}\n```\n" for part in parts)]
+    return "\n".join(pages).rstrip("\n")
 
 
 def adapter_rule() -> str:

@@ -19,15 +19,20 @@ from penstock.errors import NoCandidateWithinBudget
 from penstock.manifest import PROBES_FILE, CandidateFacts, LiveLimits, Manifest, Outcome, ProbeFacts
 from penstock.recipe import Plan
 from penstock.resources.endpoint import ModelEndpoint, NoCandidate, OptimizationMode
+from penstock.resources.endpoint_parts.vector_space import IndexCertificate
 from penstock.tasks import TaskName
 from penstock_optimizer.candidate.work_folder import locked
 from penstock_optimizer.capacity.curve import (
     LIMITS_PROCESS_SECONDS,
     CapacityFailed,
+    OutsideIndex,
     ReplicaBroken,
+    ReplicaServer,
     measure_limits,
     serve_replica,
 )
+from penstock_optimizer.guard.certificate import certify
+from penstock_optimizer.guard.index_sample import Embedder, IndexSample, index_vectors, read_sample
 from penstock_optimizer.job.job import Job, write_artefact
 from penstock_optimizer.job.progress import OnProgressEvent, ProgressEvent, Stage, ignore_progress
 from penstock_optimizer.targets.target import (
@@ -40,6 +45,7 @@ from penstock_optimizer.targets.target import (
     sentences,
 )
 from penstock_runtime.host.disk import translate_full_disk
+from penstock_runtime.models.sources.fetch import fetch_file
 from penstock_runtime.models.sources.transfer import OnProgress as OnTransfer
 from penstock_runtime.models.sources.transfer import ignore_progress as no_transfer
 from penstock_runtime.serving.probes import allowed_difference, texts_digest
@@ -49,6 +55,8 @@ if TYPE_CHECKING:
 
 STORE = "the store"
 """Name of the folder in errors of a full disk."""
+SAME_MODEL = 0.9
+"""The least mean cosine to stored vectors with which fp32 is tried instead: they are by another precision."""
 SHARED_CPUS = (
     "The load generator shared the cores with the server, since there were no others: "
     "its own work is in the latencies of the capacity curve."
@@ -159,6 +167,9 @@ class Optimisation:
         self._target = _target(job, seconds, on_progress)
         self._budget = self._target.budget
         self._events = self._target.events
+        self._sample: IndexSample | None = None
+        self._index: IndexCertificate | None = None
+        """Of the present choice."""
 
     def prepare(self, seconds: float) -> None:
         """Export the fp32 graph within `seconds`, and write the fp32 artefact unless it exists. Errors of the model as
@@ -174,6 +185,10 @@ class Optimisation:
     def run(self) -> Manifest:
         """Run all stages and write the artefact."""
         job, target, budget, events = self._job, self._target, self._budget, self._events
+        gate = job.spec.vector_space
+        if gate is not None and target.measures_capacity:
+            # Before the search: without the sample, its result could not serve.
+            self._sample = read_sample(fetch_file(gate.index.source, job.work.path / "index"))
         events.advance(Stage.EXPORT, "writing the fp32 graph", facts={"budget_seconds": budget.seconds}, by=0)
         self.prepare(budget.left_for_capacity())
         try:
@@ -226,7 +241,25 @@ class Optimisation:
             probes=self._probes,
             start_seconds=budget.left_for_capacity(),
         ) as server:
+            self._certify(server)
             return self._target.capacity(server)
+
+    def _certify(self, server: ReplicaServer) -> None:
+        """Compare the vectors of a replica with the index of the endpoint. OutsideIndex if they do not fit, and another
+        precision of the model may."""
+        gate, sample, budget = self._job.spec.vector_space, self._sample, self._budget
+        if gate is None or sample is None:
+            return
+        self._index = None
+        seconds = budget.left_for_capacity() - budget.capacity_seconds
+
+        def moved(done: int, of: int) -> None:
+            self._events.advance(Stage.CAPACITY, f"comparing with the index: {done} of {of} texts", by=0)
+
+        vectors = index_vectors(sample, gate.index, Embedder(server.url), seconds=max(seconds, 1.0), on_progress=moved)
+        found = self._index = certify(vectors, gate.index)
+        if not found.verdict.fits and (found.mean_cosine or 0) >= SAME_MODEL:
+            raise OutsideIndex(f"its vectors do not fit the index ({found.summary})")
 
     @property
     def _probes(self) -> Path:
@@ -274,6 +307,10 @@ class Optimisation:
             *(sentences(job.findings()) if capacity else ()),
         ]
         fields = {**choice.fields, **measured.fields}
+        if capacity and self._index is not None:
+            fields["index"] = self._index
+            fits = "fit" if self._index.verdict.fits else "do not fit"
+            found.append(f"The vectors {fits} the index: {self._index.summary}.")
         if capacity and self._probes.is_file():
             cosine = least_cosine(choice.candidates, choice.chosen.plan)
             fields["probes"] = ProbeFacts(texts=texts_digest(), largest_difference=allowed_difference(cosine))

@@ -16,6 +16,7 @@ from penstock.hardware import CpuIdentity, Isa
 from penstock.manifest import CandidateFacts, LatencyPoint, Manifest, Outcome, served_latency
 from penstock.recipe import Batching, EngineName, Plan, Precision
 from penstock.resources.base import NO_SCHEMA_DEFAULT, Facts
+from penstock.resources.endpoint_parts.vector_space import IndexCertificate
 from penstock.resources.text_fields import Digest, ShortText, Uri
 
 
@@ -253,6 +254,9 @@ class Result(Facts):
     model_digest: str = Field(default="", max_length=80, description="sha256 of the model's own files.")
     parameters: int = Field(default=0, ge=0, description="Weights.")
     max_tokens: int = Field(default=1, ge=1, description="The longest input that is served.")
+    index: IndexCertificate | None = Field(
+        default=None, description="How vectors fit the index of spec.vectorSpace; none: not compared."
+    )
     resident_bytes: int | None = Field(default=None, ge=0, description="Memory of the serving process under load.")
     seconds: float = Field(default=0, ge=0, description="Duration of the optimisation.")
     cut_short: bool = Field(default=False, description="true when the time budget ended before everything was tried.")
@@ -297,6 +301,7 @@ class Result(Facts):
             model_digest=cut(manifest.model.digest, 80),
             parameters=manifest.model.parameters,
             max_tokens=manifest.model.max_tokens,
+            index=None if manifest.index is None else manifest.index.model_copy(update={"hardest": ()}),
             resident_bytes=manifest.serving_rss_bytes,
             seconds=_rounded(manifest.seconds),
             cut_short=manifest.cut_short,

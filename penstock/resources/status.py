@@ -26,6 +26,8 @@ class ConditionType(StrEnum):
     """The optimisation has a result."""
     ACCURACY_WITHIN_BUDGET = "AccuracyWithinBudget"
     """The answers of the served plan are within the accuracy budget."""
+    INDEX_COMPATIBLE = "IndexCompatible"
+    """The result fits the index of `spec.vectorSpace`. Only with that."""
     ANSWERS_AGREE = "AnswersAgree"
     """Live answers are as they were when the plan was judged. Only with `spec.guard.live`."""
     CORES_PINNED = "CoresPinned"

@@ -663,3 +663,20 @@ def test_the_prices_of_a_cloud_are_named(emotion: Path, words: list[str], cloud:
 
     assert any(f"karpenter-provider-{cloud}" in note for note in value["notes"])
     assert value["chosen"] is not None
+
+
+def test_a_corpus_is_planned_without_a_load(tmp_path: Path) -> None:
+    endpoint = write_endpoint(tmp_path / "e.yaml", "hf://sentence-transformers/all-MiniLM-L6-v2")
+    asked = ["plan", endpoint, "--rows", 10**8, "--prices", "gcp", "--store", tmp_path / "none"]
+
+    table = invoke(*asked)
+    shown = json.loads(invoke(*asked, "--output=json").stdout)
+    lines = invoke(*asked, "--output=csv").stdout.splitlines()
+
+    assert table.exit_code == 0, table.output
+    best = shown["rows"][0]
+    assert f"plan       {best['hardware_class']}, " in table.output
+    assert best["spot"] < best["on_demand"]
+    assert len(lines) == 1 + len(shown["rows"])
+    refused = invoke(*asked, "--output=html")
+    assert (refused.exit_code, "Give --output table, json or csv" in refused.output) == (1, True)

@@ -16,7 +16,7 @@ ALWAYS: dict[str, str] = {
     "serve": "cores optimize verbose",
     "optimize": "store models cores budget_seconds as_json neuron_target",
     "bench": "family lengths batches seconds rounds patience_seconds output fresh seed",
-    "plan": "rate peak p95_milliseconds classes cores prices measurements family output verify ledger write",
+    "plan": "rows classes cores prices measurements family output ledger",
     "simulate": "traces policies p95_milliseconds min_replicas max_replicas start_up_seconds scrape_interval dispatch "
     "seeds price workers output",
     "ledger": "ledger remove",
@@ -45,6 +45,10 @@ REFUSED: list[tuple[str, str, str, list[str], str]] = [
     *(("plan", name, flag, ["FILE", "--rate=1"], "the NAME of an endpoint") for name, flag in (
         ("prometheus", "--prometheus=http://x"), ("namespace", "--namespace=x"), ("context", "--context=x"),
         ("measure", "--measure"),
+    )),
+    *(("plan", name, flag, ["FILE", "--rows=9"], "a load") for name, flag in (
+        ("rate", "--rate=1"), ("peak", "--peak=1"), ("p95_milliseconds", "--p95=1"), ("write", "--write=x"),
+        ("verify", "--verify=http://127.0.0.1:9"),
     )),
     ("plan", "store", "--store=x", ["a-name"], "a FILE"),
     ("plan", "prometheus", "--prometheus=http://x", ["a-name", "--rate=1"], "the load of an endpoint"),
@@ -92,7 +96,7 @@ def test_an_option_that_does_nothing_is_refused(
     assert result.exit_code == 2
     found = " ".join(result.output.split())
     assert f"does nothing here: it works with {works_with}" in found
-    assert name.replace("_", "-") in found
+    assert name.replace("_", "-") in found or flag.partition("=")[0] in found
 
 
 def test_a_variable_of_the_environment_is_not_refused(tmp_path: Path) -> None:

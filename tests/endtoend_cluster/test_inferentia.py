@@ -129,7 +129,9 @@ def test_an_endpoint_is_compiled_without_a_device_and_each_of_its_pods_owns_one(
             both = until_replicas(one, 2)
             (second,) = [other["metadata"]["name"] for other in both if uid(other) != uid(pod)]
             # It learnt what the first one had measured.
-            assert "event=CapacityMeasured" not in shared_kubectl("logs", second)
+            log = shared_kubectl("logs", second)
+            print(log)
+            assert "event=CapacityMeasured" not in log
             many[0].more(20)
         (left,) = until_replicas(one, 1)
         few.more(5)

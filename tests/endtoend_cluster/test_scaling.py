@@ -281,13 +281,13 @@ def test_costs_are_in_the_status_and_kubectl_penstock_plan_names_the_cheaper_cla
     assert cheaper in planned()
 
 
-def kubectl_penstock(kubectl: Kubectl, *words: str) -> subprocess.CompletedProcess[str]:
+def kubectl_penstock(kubectl: Kubectl, *words: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
     """Run `kubectl penstock`. kubectl finds the program of this environment by its name."""
     folders = [Path(sys.executable).parent, kubectl.executable.parent, os.environ["PATH"]]
     settings = {"PATH": os.pathsep.join(map(str, folders)), "KUBECONFIG": str(kubectl.kubeconfig), "COLUMNS": "200"}
     command = [str(kubectl.executable), "penstock", *words, "--namespace", kubectl.namespace]
     return subprocess.run(
-        command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=120, check=False
+        command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=seconds, check=False
     )
 
 

@@ -24,8 +24,8 @@ from penstock.process import sigterm_interrupts
 from penstock.resources.base import API_VERSION
 from penstock.resources.endpoint import EndpointCore, ModelEndpoint, ModelEndpointSpec, OptimizationMode
 from penstock.resources.hardware_class import HardwareClassSpec
-from penstock.resources.node_labels import belongs
 from penstock.resources.optimized_model import OptimizedModelStatus, Phase
+from penstock.resources.shipped_classes import belongs
 from penstock_cli.cluster.kubectl import ClusterReader, Json, condition
 from penstock_cli.planning.objects import ClusterPlan
 from penstock_cli.terminal import fact

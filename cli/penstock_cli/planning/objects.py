@@ -1,4 +1,5 @@
-"""What `penstock plan NAME` reads of a cluster: the endpoint, hardware classes, OptimizedModels, and its past load."""
+"""What `penstock plan` reads: of a cluster the endpoint, hardware classes, OptimizedModels and the past load; for a
+file, the artefacts in the store."""
 
 from __future__ import annotations
 
@@ -10,10 +11,13 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pydantic import ValidationError
 
-from penstock.errors import PenstockError, SpecError
+from penstock.errors import ArtefactError, PenstockError, SpecError
+from penstock.hardware import CpuIdentity
+from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock.resources.base import API_VERSION
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
 from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
@@ -21,7 +25,7 @@ from penstock.resources.optimized_model import OptimizedModelStatus
 from penstock.resources.result import Result
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_cli.cluster.kubectl import ClusterReader, Json
-from penstock_planner.evidence import Evidence, of_result
+from penstock_planner.evidence import Evidence, of_manifest, of_result
 from penstock_planner.offers import class_of_cpu
 
 SECONDS = 30.0
@@ -151,3 +155,31 @@ def _query(url: str, query: str) -> float:
         raise PenstockError(
             f"{url} did not answer the query ({error})", remedy="Check the URL of Prometheus, or give --rate"
         ) from error
+
+
+def of_store(spec: ModelEndpointSpec, store: Path) -> list[Evidence]:
+    """The newest artefact of this model and task for each class and number of cores."""
+    here = _this_processor()
+    newest: dict[tuple[str, int], tuple[str, Evidence]] = {}
+    for path in sorted(store.glob(f"*/{MANIFEST_NAME}")):
+        try:
+            manifest = Manifest.load(path.parent)
+        except ArtefactError:
+            continue  # an interrupted or foreign folder; penstock optimize reports it
+        if (manifest.model.source, manifest.task) != (spec.model, spec.task):
+            continue
+        name = class_of_cpu(HARDWARE_CLASSES, manifest.cpu) or "any"
+        evidence = of_manifest(manifest, name, here=here, folder=str(path.parent))
+        key = (name, manifest.cores)
+        if evidence is not None and (key not in newest or newest[key][0] < manifest.created):
+            newest[key] = (manifest.created, evidence)
+    return [evidence for _, evidence in newest.values()]
+
+
+def _this_processor() -> CpuIdentity | None:
+    try:
+        from penstock_runtime.host import read_host
+
+        return read_host().cpu
+    except (ModuleNotFoundError, OSError):
+        return None  # without the runtime, nothing was measured here

@@ -13,23 +13,21 @@ from typing import Any
 import click
 
 from penstock.artefact_store import DEFAULT_STORE
-from penstock.errors import ArtefactError, SettingError, SpecError
-from penstock.hardware import CpuIdentity
-from penstock.manifest import MANIFEST_NAME, Manifest
+from penstock.errors import SettingError, SpecError
 from penstock.prices import CLOUDS, PriceList, currency_sign, load_prices, shipped_prices
 from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpointSpec
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.resources.text_fields import parse_quantity
 from penstock.tasks import TaskName
 from penstock_cli.planning.manifest import chosen_endpoint, write_endpoint
-from penstock_cli.planning.objects import ClusterPlan, load_of_week, read_cluster
+from penstock_cli.planning.objects import ClusterPlan, load_of_week, of_store, read_cluster
 from penstock_cli.planning.table import print_table
 from penstock_cli.terminal import FiniteRange, PositiveIntegers, paced, refuse_options
 from penstock_optimizer.neuron.published import SHAPES, published_rows, shape_of
-from penstock_planner.compare import HardwareComparison, Load, compare, counted
-from penstock_planner.evidence import Evidence, of_file, of_manifest
+from penstock_planner.compare import HardwareComparison, Load, Offer, compare, counted
+from penstock_planner.evidence import Evidence, of_file
 from penstock_planner.ledger import DEFAULT_LEDGER, error_text, read_ledger, widened
-from penstock_planner.offers import GPU, OfferInputs, class_of_cpu, offers
+from penstock_planner.offers import GPU, OfferInputs, offers
 from penstock_planner.page import (
     csv_text,
     html_page,
@@ -48,7 +46,10 @@ OF_A_CLUSTER = ("prometheus", "namespace", "context", "measure")
 OF_A_FILE = ("store",)
 OF_VERIFY = ("verify_replicas", "verify_seconds", "auth_token")
 OF_MEASURE = ("measure_seconds", "dry_run")
+OF_A_LOAD = ("rate", "peak", "p95_milliseconds", "trace", "write", "verify")
 """Options by the input that they work with."""
+ANY_LOAD = Load(mean=1.0, peak=1.0, p95_milliseconds=1000.0)
+"""For a corpus, which has no load."""
 
 
 class Names(click.ParamType[tuple[str, ...]]):
@@ -86,6 +87,11 @@ class PlannedEndpoint:
     type=FiniteRange(min=0, min_open=True),
     help="p95 in milliseconds, of text generation for the first token. Default: objective.latency or "
     "objective.timeToFirstToken of the endpoint.",
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(min=1),
+    help="Texts of a corpus, instead of a load: compares node-hours and the cost of one run, on demand and spot.",
 )
 @click.option("--classes", type=Names(), help="Hardware classes to compare. Default: all with a price.")
 @click.option(
@@ -198,7 +204,8 @@ def command(target: str, **options: Any) -> None:
 
         trace, mean, peak = read_trace(options["trace"], partial(click.echo, err=True))
         options |= {"rate": mean, "peak": options["peak"] or peak}
-    load, notes = _load(subject, options)
+    of_corpus = options["rows"] is not None
+    load, notes = (ANY_LOAD, []) if of_corpus else _load(subject, options)
     if options["measure"] and subject.cluster is not None:
         from penstock_cli.planning.measure import measured
 
@@ -208,6 +215,13 @@ def command(target: str, **options: Any) -> None:
         notes += unmeasured
         subject = _subject(target, options["namespace"], options["context"])
     inputs = _inputs(subject, options, load)
+    if of_corpus:
+        from penstock_cli.planning.corpus import print_corpus
+
+        notes += _price_notes(inputs)
+        currency, output = inputs.prices.currency, options["output"]
+        print_corpus(_offers(subject, options, inputs), options["rows"], notes, currency=currency, output=output)
+        return
     comparison = _comparison(subject, options, load, notes, inputs)
     if trace is not None:
         from penstock_cli.planning.trace import traced
@@ -247,23 +261,32 @@ def _comparison(
     inputs: OfferInputs,
 ) -> HardwareComparison:
     """All offers of the classes, with notes on the load, the prices and the endpoint's own class."""
-    spec, chosen = subject.spec, options["classes"] or ()
+    spec = subject.spec
     if inputs.shape is None and spec.task is not TaskName.TEXT_GENERATION:
         notes.append("the kind of model is not known from its name: give --family for published figures")
-    source = f" ({inputs.prices.source})" if inputs.prices.source else ""
-    notes += [f"prices: {inputs.prices.summary}{source}"]
-    past = read_ledger(options["ledger"].expanduser())
-    notes += filter(None, [error_text(past, spec.model)])
-    found = [
-        replace(offer, evidence=tuple(widened(one, past, spec.model) for one in offer.evidence))
-        for offer in offers(inputs, chosen or _default_classes(inputs), options["cores"], chosen=chosen)
-    ]
+    notes += _price_notes(inputs)
+    notes += filter(None, [error_text(read_ledger(options["ledger"].expanduser()), spec.model)])
+    found = _offers(subject, options, inputs)
     measure = f"penstock optimize {options['target']}"
     if subject.cluster is not None:
         measure = f"penstock plan {subject.name} --measure"
     comparison = compare(found, load, notes=notes, currency=inputs.prices.currency, measure=measure)
     own = () if subject.cluster is None else _present_class(subject, comparison)
     return replace(comparison, notes=(*own, *_cost_of_tokens(comparison), *comparison.notes))
+
+
+def _price_notes(inputs: OfferInputs) -> list[str]:
+    source = f" ({inputs.prices.source})" if inputs.prices.source else ""
+    return [f"prices: {inputs.prices.summary}{source}"]
+
+
+def _offers(subject: PlannedEndpoint, options: dict[str, Any], inputs: OfferInputs) -> list[Offer]:
+    """The offers of the classes, with intervals that contain the errors of the ledger."""
+    past, chosen = read_ledger(options["ledger"].expanduser()), options["classes"] or ()
+    return [
+        replace(offer, evidence=tuple(widened(one, past, subject.spec.model) for one in offer.evidence))
+        for offer in offers(inputs, chosen or _default_classes(inputs), options["cores"], chosen=chosen)
+    ]
 
 
 def _refuse_unread(target: str, options: dict[str, Any]) -> None:
@@ -273,6 +296,8 @@ def _refuse_unread(target: str, options: dict[str, Any]) -> None:
         refuse_options(OF_A_FILE, "a FILE")
     if not options["verify"]:
         refuse_options(OF_VERIFY, "--verify")
+    if options["rows"] is not None:
+        refuse_options(OF_A_LOAD, "a load, which --rows replaces")
     if not options["measure"]:
         refuse_options(OF_MEASURE, "--measure")
     if options["rate"] is not None or options["trace"] is not None:
@@ -424,21 +449,12 @@ def _bucket(spec: ModelEndpointSpec) -> int:
     return max(32, 1 << math.ceil(math.log2(max(mean, 1))))
 
 
-def _this_processor() -> CpuIdentity | None:
-    try:
-        from penstock_runtime.host import read_host
-
-        return read_host().cpu
-    except (ModuleNotFoundError, OSError):
-        return None  # without the runtime, nothing was measured here
-
-
 def _evidence(subject: PlannedEndpoint, store: Path, given: Path | None) -> tuple[Evidence, ...]:
     found: list[Evidence] = []
     if subject.cluster is not None:
         found += subject.cluster.evidence
     else:
-        found += _of_store(subject.spec, store, _this_processor())
+        found += of_store(subject.spec, store)
     if given is not None:
         try:
             text = given.read_text(encoding="utf-8")
@@ -448,24 +464,6 @@ def _evidence(subject: PlannedEndpoint, store: Path, given: Path | None) -> tupl
             ) from error
         found += of_file(text, name=str(given))
     return tuple(found)
-
-
-def _of_store(spec: ModelEndpointSpec, store: Path, here: CpuIdentity | None) -> list[Evidence]:
-    """The newest artefact of this model and task for each class and number of cores."""
-    newest: dict[tuple[str, int], tuple[str, Evidence]] = {}
-    for path in sorted(store.glob(f"*/{MANIFEST_NAME}")):
-        try:
-            manifest = Manifest.load(path.parent)
-        except ArtefactError:
-            continue  # an interrupted or foreign folder; penstock optimize reports it
-        if (manifest.model.source, manifest.task) != (spec.model, spec.task):
-            continue
-        name = class_of_cpu(HARDWARE_CLASSES, manifest.cpu) or "any"
-        evidence = of_manifest(manifest, name, here=here, folder=str(path.parent))
-        key = (name, manifest.cores)
-        if evidence is not None and (key not in newest or newest[key][0] < manifest.created):
-            newest[key] = (manifest.created, evidence)
-    return [evidence for _, evidence in newest.values()]
 
 
 def _default_classes(inputs: OfferInputs) -> tuple[str, ...]:

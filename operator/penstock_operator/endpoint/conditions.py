@@ -9,6 +9,7 @@ from penstock.resources.endpoint import OptimizationMode
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import Phase
 from penstock.tasks import TaskName
+from penstock_operator.endpoint.optimization.index_gate import index_compatible
 from penstock_operator.endpoint.optimization.model import (
     OptimizationState,
     failure_text,
@@ -85,7 +86,7 @@ def _class_computes_task(given: AcceptanceInput) -> Finding | None:
 def _administrator_allows(given: AcceptanceInput) -> Finding | None:
     spec, observed = given.endpoint.spec, given.observed
     refused = refusal(spec, observed.settings.allowed, observed.namespace_labels)
-    return refused or refused_store(spec.source, observed.settings)
+    return refused or refused_store(spec.sources, observed.settings)
 
 
 def _artefact_fits(given: AcceptanceInput) -> Finding | None:
@@ -210,6 +211,8 @@ def optimized(
         return unknown(Reason.NOT_ASKED, "The optimisation begins once the spec is accepted.")
     status, result = wanted.status, wanted.status.result
     if wanted.ready and result is not None:
+        if spec.vector_space is not None and (index := index_compatible(wanted)).false:
+            return index
         if serving is not None and serving.kept:
             kept = sentence(f"{serving.kept}; what serves is kept")
             return yes(Reason.KEPT_PREVIOUS, kept) if serving.same_spec else no(Reason.KEPT_PREVIOUS, kept)

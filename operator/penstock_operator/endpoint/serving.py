@@ -13,6 +13,7 @@ from penstock.resources.endpoint import OptimizationMode
 from penstock.resources.optimized_model import OptimizedModelSpec, OptimizedModelStatus
 from penstock.resources.result import ArtefactReference, Result
 from penstock.tasks import TaskName
+from penstock_operator.endpoint.optimization.index_gate import refused_by_index
 from penstock_operator.endpoint.optimization.model import OptimizationState, artefact_uri, status_of, target_of
 from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.reasons import Reason
@@ -93,20 +94,21 @@ def choose(
         )
     present = deployment.artefact if deployment is not None else ""
     if wanted is not None and wanted.ready and wanted.status.artefact is not None:
+        worse = "" if spec.vector_space is None else refused_by_index(wanted)
         if serving is not None and present and wanted.name != serving.name:
-            worse = _why_worse(wanted, serving)
-            if worse:
-                same = _without_toolchain(wanted.spec) == _without_toolchain(serving.spec)
-                kept = _of(serving, _reference(serving.status, present), kept=worse, same_spec=same)
-                return kept or _unknown(endpoint, present, deployment, kept=worse)
-        return _of(wanted, wanted.status.artefact)
+            worse = worse or _why_worse(wanted, serving)
+        if worse and present:
+            same = serving is not None and _without_toolchain(wanted.spec) == _without_toolchain(serving.spec)
+            known = serving and _of(serving, _reference(serving.status, present), kept=worse, same_spec=same)
+            return known or _unknown(endpoint, present, deployment, kept=worse)
+        return None if worse else _of(wanted, wanted.status.artefact)
     if present:
         if wanted is not None and _baseline_digest(wanted) == present:
             return _of(wanted, wanted.status.baseline)
         waits = "the present plan goes on serving until there is a better one"
         known = None if serving is None else _of(serving, _reference(serving.status, present), kept=waits)
         return known or _unknown(endpoint, present, deployment, kept=waits)
-    if wanted is None or not spec.optimization.serve_while_optimizing:
+    if wanted is None or not spec.optimization.serve_while_optimizing or spec.vector_space is not None:
         return None
     failure = wanted.status.failure
     if wanted.failed and failure is not None and failure.reason == Reason.NO_CANDIDATE_WITHIN_BUDGET:

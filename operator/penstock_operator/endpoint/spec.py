@@ -186,21 +186,21 @@ class HardwareClasses:
 def refusal(spec: ModelEndpointSpec, allowed: AllowList, namespace: Mapping[str, str]) -> Finding | None:
     """Why the spec is not allowed: the finding of the first refused field; None if all is allowed.
     `namespace`: the labels of its namespace."""
-    source = spec.source
-    if allowed.sources and not is_covered(source, prefixes := allowed_sources(allowed.sources, namespace)):
-        return no(
-            Reason.SOURCE_NOT_ALLOWED,
-            f"spec.model is {str(source)[:_SHOWN]!r}, and the cluster's administrator allows these sources in this "
-            f"namespace: {_listed(prefixes)}. Use one of them, or ask the administrator to add a rule to "
-            "policy.allowedSources of the chart.",
-        )
-    if source.scheme is Scheme.FILE and allowed_folder(source, allowed) is None:
-        return no(
-            Reason.SOURCE_NOT_ALLOWED,
-            f"spec.model is the folder {source.location} of a node, which is below none of the folders that the "
-            f"cluster's administrator allows ({_listed(allowed.file_prefixes)}). Use a hf://, s3://, gs://, az:// or "
-            "pvc:// source, or ask the administrator to add a folder to policy.fileSources of the chart.",
-        )
+    for name, source in spec.sources.items():
+        if allowed.sources and not is_covered(source, prefixes := allowed_sources(allowed.sources, namespace)):
+            return no(
+                Reason.SOURCE_NOT_ALLOWED,
+                f"{name} is {str(source)[:_SHOWN]!r}, and the cluster's administrator allows these sources in this "
+                f"namespace: {_listed(prefixes)}. Use one of them, or ask the administrator to add a rule to "
+                "policy.allowedSources of the chart.",
+            )
+        if source.scheme is Scheme.FILE and allowed_folder(source, allowed) is None:
+            return no(
+                Reason.SOURCE_NOT_ALLOWED,
+                f"{name} is the folder {source.location} of a node, which is below none of the folders that the "
+                f"cluster's administrator allows ({_listed(allowed.file_prefixes)}). Use a hf://, s3://, gs://, az:// "
+                "or pvc:// source, or ask the administrator to add a folder to policy.fileSources of the chart.",
+            )
     for setting, name, value in _refused(spec, allowed):
         return no(
             Reason.POD_SETTING_NOT_ALLOWED,
@@ -210,17 +210,21 @@ def refusal(spec: ModelEndpointSpec, allowed: AllowList, namespace: Mapping[str,
     return None
 
 
-def refused_store(source: ModelSource, settings: PlanSettings) -> Finding | None:
+def refused_store(sources: Mapping[str, ModelSource], settings: PlanSettings) -> Finding | None:
     """Why a model may not come from where it is: it is in the artefact store, which has the models of other namespaces.
-    None if it is elsewhere, or if all namespaces share the artefacts."""
-    if settings.allowed.shared_artefacts or not _in_store(source, settings):
+    None if it is elsewhere, or if all namespaces share the artefacts. `sources` by field."""
+    if settings.allowed.shared_artefacts:
         return None
-    return no(
-        Reason.SOURCE_NOT_ALLOWED,
-        f"spec.model {source.scheme.value}://{source.location} is in the artefact store, which has artefacts of other "
-        "namespaces. Keep the model in another claim, bucket or folder; to serve an artefact, use "
-        "optimization.mode: Pinned.",
-    )
+    for name, source in sources.items():
+        if not _in_store(source, settings):
+            continue
+        return no(
+            Reason.SOURCE_NOT_ALLOWED,
+            f"{name} {source.scheme.value}://{source.location} is in the artefact store, which has artefacts of other "
+            "namespaces. Keep the model in another claim, bucket or folder; to serve an artefact, use "
+            "optimization.mode: Pinned.",
+        )
+    return None
 
 
 def _in_store(source: ModelSource, settings: PlanSettings) -> bool:

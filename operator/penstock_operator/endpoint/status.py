@@ -31,6 +31,7 @@ from penstock_operator.endpoint.live_guard import LiveGuardPlan
 from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.objects.canary import NO_CANARY, CanaryPlan
 from penstock_operator.endpoint.objects.exposure import ExposurePlan
+from penstock_operator.endpoint.optimization.index_gate import index_compatible
 from penstock_operator.endpoint.optimization.model import OptimizationState
 from penstock_operator.endpoint.pods.judging import PinVerdict, PodProblem, pod_reports
 from penstock_operator.endpoint.pods.placement import price_of_nodes
@@ -155,6 +156,8 @@ def conditions_of(state: EndpointState) -> dict[str, Finding]:
             canary=state.canary.finding,
         ),
     }
+    if endpoint.spec.vector_space is not None:
+        found[ConditionType.INDEX_COMPATIBLE] = index_compatible(state.wanted)
     if state.exposure.finding is not None:
         found[ConditionType.EXPOSED] = state.exposure.finding
     if state.live is not None:
@@ -225,6 +228,7 @@ WITH_EVENTS = (
     ConditionType.MODEL_RESOLVED,
     ConditionType.OPTIMIZED,
     ConditionType.ACCURACY_WITHIN_BUDGET,
+    ConditionType.INDEX_COMPATIBLE,
     ConditionType.ANSWERS_AGREE,
     ConditionType.CORES_PINNED,
     ConditionType.AVAILABLE,

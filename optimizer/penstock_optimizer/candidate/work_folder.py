@@ -59,7 +59,7 @@ def digests(folder: Path) -> dict[str, str]:
 def result_key(spec: ModelEndpointSpec, model_digest: str, parts: Mapping[str, Any]) -> str:
     """sha256, hexadecimal, over all that decides the result of an optimisation. `parts`: what else does."""
     optimization = spec.optimization
-    shared = {
+    shared: dict[str, Any] = {
         "schema": SCHEMA_VERSION,
         "model": model_digest,
         "task": spec.task.value,
@@ -70,6 +70,8 @@ def result_key(spec: ModelEndpointSpec, model_digest: str, parts: Mapping[str, A
         "workload": spec.workload.model_dump(mode="json"),
         "max_input_tokens": spec.serving.max_input_tokens,
     }
+    if spec.vector_space is not None:
+        shared["vector_space"] = spec.vector_space.model_dump(mode="json")
     return hashlib.sha256(json.dumps({**shared, **parts}, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -56,6 +56,20 @@ class CapacityFailed(PenstockError):
 class ReplicaBroken(CapacityFailed):
     """The server ended before it was ready, or answered no request: its plan must not be served."""
 
+    @property
+    def outcome(self) -> str:
+        """A clause about the candidate."""
+        return f"{self.message} while it served"
+
+
+class OutsideIndex(ReplicaBroken):
+    """The vectors of the plan do not fit the index of the endpoint."""
+
+    @property
+    def outcome(self) -> str:
+        """See `ReplicaBroken`."""
+        return self.message
+
 
 @dataclass(frozen=True)
 class ReplicaServer:

@@ -161,8 +161,7 @@ class DecoderTarget(Target):
         if broken == plans.FP32:
             return None
         self._candidates = [
-            one.settled(Outcome.FAILED, f"{failure.message} while it served") if one.recipe == broken else one
-            for one in self.candidates
+            one.settled(Outcome.FAILED, failure.outcome) if one.recipe == broken else one for one in self.candidates
         ]
         return self.choose()
 

@@ -194,7 +194,7 @@ class EncoderTarget(Target):
             return self._choice()
         if plan.recipe == REFERENCE:
             return None
-        self._screening.run_of(plan.recipe).settle(Outcome.FAILED, f"{failure.message} while it served")
+        self._screening.run_of(plan.recipe).settle(Outcome.FAILED, failure.outcome)
         fp32 = baseline_plan(self._job.grant.cores, self._screening.reference.batching)
         self._result = replace(self._result, plan=fp32, sample=None)
         return self._choice()

@@ -135,7 +135,8 @@ def check(made: ReconcilePlan, *, exposed: bool) -> None:
     assert sorted(entry["type"] for entry in found) == sorted(
         kind.value
         for kind in ConditionType
-        if (exposed or kind is not ConditionType.EXPOSED) and kind is not ConditionType.ANSWERS_AGREE
+        if kind not in {ConditionType.INDEX_COMPATIBLE, ConditionType.ANSWERS_AGREE}
+        and (exposed or kind is not ConditionType.EXPOSED)
     )
     for entry in found:
         assert entry["message"].strip()

@@ -4,6 +4,7 @@ compiles for Inferentia runs on a node without devices."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from penstock.resources.core import ModelSource, Scheme
@@ -160,7 +161,7 @@ def _pod(
     disk = settings.job_disk
     work_volume, work_mount = scratch("work", WORK, disk)
     tmp_volume, tmp_mount = scratch("tmp", TMP, disk)
-    volumes, mounts, model_values = _model_volume(spec.source, settings)
+    volumes, mounts, model_values = _source_volumes(spec.sources.values(), settings)
     values = {
         **model_values,
         **identity_variables(endpoint.spec.pod.service_account_name),
@@ -179,7 +180,8 @@ def _pod(
     secrets = list(store.secrets)
     if spec.model_credentials is not None:
         # They come last and win: in this pod the variables of a store are for the download.
-        secrets += secret_variables(spec.model_credentials.secret_name, spec.source.scheme)
+        for scheme in dict.fromkeys(source.scheme for source in spec.sources.values()):
+            secrets += secret_variables(spec.model_credentials.secret_name, scheme)
     container: Json = {
         "image": settings.optimizer_image_for(target),
         "command": [*PYTHON, "penstock_optimizer.pod"],
@@ -218,20 +220,29 @@ def _inputs(spec: OptimizedModelSpec) -> list[Json]:
     return sources
 
 
-def _model_volume(source: ModelSource, settings: PlanSettings) -> tuple[list[Json], list[Json], dict[str, str]]:
-    """The volume, mount and variables for a model in a PersistentVolumeClaim or in a folder of the nodes."""
-    if source.scheme is Scheme.PVC:
-        claim = source.location.partition("/")[0]
-        volume: Json = {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
-        return [volume], [{"name": "model", "mountPath": f"{CLAIMS}/{claim}", "readOnly": True}], {}
-    folder = allowed_folder(source, settings.allowed) if source.scheme is Scheme.FILE else None
-    if folder is not None:
-        # The allowed folder as a whole: the kubelet would follow a link below it to any folder of the node.
-        prefix, _ = folder
-        volume = {"name": "model", "hostPath": {"path": prefix, "type": "Directory"}}
-        values = {"PENSTOCK_FILE_PREFIX": prefix, "PENSTOCK_FILE_ROOT": FILES}
-        return [volume], [{"name": "model", "mountPath": FILES, "readOnly": True}], values
-    return [], [], {}
+def _source_volumes(
+    sources: Iterable[ModelSource], settings: PlanSettings
+) -> tuple[list[Json], list[Json], dict[str, str]]:
+    """The volumes, mounts and variables for what the job reads in PersistentVolumeClaims, and in a folder of the
+    nodes."""
+    volumes: dict[str, Json] = {}
+    values: dict[str, str] = {}
+    for source in sources:
+        folder = allowed_folder(source, settings.allowed) if source.scheme is Scheme.FILE else None
+        if source.scheme is Scheme.PVC:
+            claim = source.location.partition("/")[0]
+            volumes.setdefault(f"{CLAIMS}/{claim}", {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+        elif folder is not None:
+            # The allowed folder as a whole: the kubelet would follow a link below it to any folder of the node.
+            volumes.setdefault(FILES, {"hostPath": {"path": folder[0], "type": "Directory"}})
+            values.setdefault("PENSTOCK_FILE_PREFIX", folder[0])
+            values["PENSTOCK_FILE_ROOT"] = FILES
+    names = ("model", "index")[: len(volumes)]
+    return (
+        [{"name": name, **volume} for name, volume in zip(names, volumes.values(), strict=True)],
+        [{"name": name, "mountPath": path, "readOnly": True} for name, path in zip(names, volumes, strict=True)],
+        values,
+    )
 
 
 def _owner(facts: OptimizedModelFacts) -> Json:

@@ -26,7 +26,7 @@ from penstock.resources.hardware_class import (
     Toleration,
     TolerationOperator,
 )
-from penstock.resources.node_labels import ARCHITECTURE, fulfilled
+from penstock.resources.shipped_classes import ARCHITECTURE, INSTANCE_TYPE, fulfilled
 from penstock.resources.text_fields import parse_quantity, written
 from penstock_operator.facts.names import Json
 
@@ -172,7 +172,6 @@ def mismatch(needs: PodRequirements, node: NodeFacts) -> NodeMismatch | None:
     return _closed(needs, node) or _scarce(needs, node)
 
 
-INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 NODE_RESERVE = 1
 """Physical cores of each node that no replica gets, as in `penstock plan`."""
 

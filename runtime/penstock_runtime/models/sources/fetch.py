@@ -14,7 +14,7 @@ from penstock_runtime.models import gguf_folder
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import static_folder
 from penstock_runtime.models.sources.hub import HubFetch
-from penstock_runtime.models.sources.object_source import ObjectFetch, open_source
+from penstock_runtime.models.sources.object_source import ObjectFetch, fetch_object, open_source
 from penstock_runtime.models.sources.transfer import (
     FetchProgress,
     OnConfig,
@@ -73,6 +73,24 @@ def fetch_model(
     elif static_folder.is_static(folder):
         folder = static_folder.unpack(folder, cache)
     return ModelFolder.open(folder)
+
+
+MOST_FILE_BYTES = 2**30
+"""Of a single file from an object store."""
+
+
+def fetch_file(source: ModelSource, folder: Path) -> Path:
+    """One file of a volume, a folder or an object store, which is read into `folder`. Raises ModelNotFound,
+    ModelAccessDenied, ModelUnavailable (temporary), UnsafeModel, and UnsupportedModel for over MOST_FILE_BYTES."""
+    if source.scheme is Scheme.PVC:
+        return _claim_folder(source, Path(os.environ.get(PVC_ROOT_VARIABLE) or DEFAULT_PVC_ROOT))
+    if source.scheme is Scheme.FILE:
+        return _file_folder(source, os.environ.get(FILE_PREFIX_VARIABLE), os.environ.get(FILE_ROOT_VARIABLE))
+    place, _, name = source.location.rpartition("/")
+    path = folder / name
+    folder.mkdir(parents=True, exist_ok=True)
+    DEFAULT_RETRIES.run(partial(fetch_object, replace(source, location=place), name, path, MOST_FILE_BYTES))
+    return path
 
 
 def _reporting(retries: Retries, source: ModelSource, on_progress: OnProgress) -> Retries:

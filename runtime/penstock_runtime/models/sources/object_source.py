@@ -24,6 +24,7 @@ from penstock.errors import (
     ModelNotFound,
     ModelUnavailable,
     PenstockError,
+    UnsupportedModel,
 )
 from penstock.resources.core import ModelSource
 from penstock_runtime.host.disk import lock_file, sync_folders
@@ -196,6 +197,29 @@ def open_source(source: ModelSource) -> Bucket:
         if known is None:
             raise
         raise known from error
+
+
+def fetch_object(folder: ModelSource, name: str, path: Path, most_bytes: int) -> None:
+    """Write one object of a folder to a file. Raises the errors of `open_source`, and UnsupportedModel for more bytes
+    than allowed."""
+    bucket, position = open_source(folder), 0
+    with path.open("wb") as file:
+        while True:
+            try:
+                chunk = bucket.read(name, position, position + CHUNK_BYTES)
+            except Exception as error:  # each store raises its own library's errors
+                known = object_error(error, folder)
+                if known is None:
+                    raise
+                raise known from error
+            file.write(chunk)
+            position += len(chunk)
+            if position > most_bytes:
+                raise UnsupportedModel(
+                    f"{folder}/{name} has over {most_bytes // 2**20} MiB", remedy="Export fewer rows"
+                )
+            if len(chunk) < CHUNK_BYTES:
+                return
 
 
 def object_error(error: Exception, source: ModelSource) -> PenstockError | None:

@@ -20,8 +20,7 @@ from penstock.resources.hardware_class import (
     Toleration,
     TolerationOperator,
 )
-from penstock.resources.node_labels import fulfilled
-from penstock.resources.shipped_classes import HARDWARE_CLASSES
+from penstock.resources.shipped_classes import HARDWARE_CLASSES, fulfilled
 from penstock_operator.endpoint.pods.placement import (
     NodeFacts,
     PlacementResult,
