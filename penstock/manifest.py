@@ -10,6 +10,7 @@ An artefact is a folder:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -235,6 +236,11 @@ class GenerationSpeed(Frozen):
     """Of `clients` at a time, prompts included."""
     clients: int = Field(ge=1)
 
+    @property
+    def answer_milliseconds(self) -> float:
+        """Time of a whole answer of one client, its prompt included."""
+        return self.first_token_milliseconds + (self.output_tokens - 1) * self.next_token_p50_milliseconds
+
 
 class BatchInvariance(Frozen):
     """Whether answers of text generation depend on the requests that run at the same time: the same requests, half of
@@ -378,6 +384,9 @@ class Manifest(Frozen):
     """Time of the fp32 reference divided by the time of the chosen plan, by tokens."""
     noise: float = 0.0
     """Relative spread of repeated measurements: gains below it promote nothing."""
+    contention: float | None = None
+    """Share of the measured time in which the measuring threads waited for a CPU: other programs ran on it, or the
+    hypervisor other machines. None: made by a version that did not record it."""
     workload: str = ""
     """The lengths that plans and capacity were measured with, such as `median 44 tokens, p95 187, longest 512`."""
     trials: tuple[PlanTrial, ...] = ()
@@ -393,6 +402,18 @@ class Manifest(Frozen):
     """True when the time budget ended before everything was tried: a larger budget continues from here."""
     files: dict[str, str]
     """sha256 of every file of the artefact but the manifest and the report, by relative path."""
+
+    @property
+    def typical_speed_up(self) -> float | None:
+        """How many times as fast as fp32 the chosen plan is at what the endpoint is for: answers of one client in text
+        generation, otherwise the geometric mean over the lengths. None: it was not measured."""
+        speeds = [speed for speed in self.speed_up.values() if speed > 0]
+        reference = next((one for one in self.candidates if one.recipe == self.baseline.plan.recipe), None)
+        chosen = next((one for one in self.candidates if one.recipe == self.chosen.plan.recipe), None)
+        if reference is not None and reference.generation and chosen is not None and chosen.generation:
+            fast = chosen.generation.answer_milliseconds
+            return reference.generation.answer_milliseconds / fast if fast > 0 else None
+        return math.exp(sum(map(math.log, speeds)) / len(speeds)) if speeds else None
 
     @property
     def serves_fp32(self) -> bool:

@@ -208,7 +208,9 @@ def show_result(
     is_fp32 = manifest.serves_fp32
     if manifest.speed_up and not is_fp32:
         gains = ", ".join(f"{gain:.1f}x at {tokens}" for tokens, gain in sorted(manifest.speed_up.items()))
-        fact("speed-up", f"over fp32 on the same cores: {gains} tokens")
+        of_answers = manifest.typical_speed_up if chosen is not None and chosen.generation is not None else None
+        gains = f"{gains} tokens" if of_answers is None else f"{of_answers:.1f}x for answers; prompts: {gains} tokens"
+        fact("speed-up", f"over fp32 on the same cores: {gains}")
     if chosen is not None and chosen.verdict is not None and not is_fp32:
         fact("accuracy", f"against fp32, on texts that it was not calibrated with: {chosen.verdict.reason}")
     if p95_objective_milliseconds is not None:

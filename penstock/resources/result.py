@@ -5,7 +5,6 @@ The artefact has all measurements (`penstock.manifest`, `report.html`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Annotated, Self
 
@@ -279,7 +278,6 @@ class Result(Facts):
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
         """The result of a manifest."""
-        speeds = [speed for speed in manifest.speed_up.values() if speed > 0]
         chosen = _candidate(manifest, Outcome.CHOSEN) or _candidate(manifest, Outcome.REFERENCE)
         short = manifest.chosen.plan.short
         short_recipe = short.recipe if short is not None else None
@@ -288,7 +286,7 @@ class Result(Facts):
             plan=PlanFacts.of(manifest.chosen.plan),
             accuracy=_accuracy(chosen),
             latency=_latency(served_latency(manifest.chosen.plan, manifest.candidates), manifest.speed_up),
-            speed_up=_rounded(math.exp(sum(map(math.log, speeds)) / len(speeds))) if speeds else None,
+            speed_up=None if manifest.typical_speed_up is None else _rounded(manifest.typical_speed_up),
             capacity=CapacityFacts.of(
                 manifest.provisional_capacity if provisional else manifest.capacity, provisional=provisional
             ),

@@ -13,6 +13,8 @@ import numpy as np
 from penstock.manifest import BatchInvariance, DecoderFacts, Frozen, GenerationSpeed, LatencyPoint, Verdict
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock_optimizer.candidate import drive
+from penstock_optimizer.candidate.isolation import CpuTime
+from penstock_optimizer.candidate.measure import CONTENTION
 from penstock_optimizer.export import read_decoder
 from penstock_optimizer.guard.agreement_of_logits import GenerationBudget, TextAgreement, compare, judge_texts
 from penstock_optimizer.guard.batch_invariance import Tokens, measure_invariance, requests_of, within
@@ -89,6 +91,11 @@ class DecoderCandidate:
     _context: DecoderContext
     _recipe: Recipe
     _graph: Path
+
+    @property
+    def contention(self) -> CpuTime:
+        """Of all measurements so far; the worker sends it with each answer."""
+        return CONTENTION.total
 
     def configure(self, context: dict[str, Any], recipe: dict[str, Any], graph: str) -> None:
         """Set the context, the recipe, and the path of its graph."""

@@ -10,6 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from penstock.manifest import GenerationSpeed, LatencyPoint
+from penstock_optimizer.candidate.measure import CONTENTION
 from penstock_optimizer.guard.batch_invariance import Tokens
 from penstock_runtime.engines.base import StepEngine
 from penstock_runtime.rows import Float, StepRow
@@ -110,15 +111,17 @@ def _next_row(blocks: _Blocks, sequence: int, prompt: int, tokens: Sequence[int]
 def measure_speed(engine: StepEngine, prompt: Tokens, output_tokens: int) -> GenerationSpeed:
     """Times of one client, and the rate of `TOGETHER` clients, prompts included. After a warm-up."""
     continue_greedily(engine, [prompt] * TOGETHER, 2)
-    first = [_prompt_seconds(engine, prompt) for _ in range(REPEATS)]
+    with CONTENTION.measured():
+        first = [_prompt_seconds(engine, prompt) for _ in range(REPEATS)]
     blocks = _Blocks(engine, TOGETHER)
     _prefill(engine, [prompt], blocks)
     gaps = []
-    for count in range(1, output_tokens):
-        row = _next_row(blocks, 0, len(prompt), [1] * count)
-        begin = perf_counter()
-        engine.step([row])
-        gaps.append(perf_counter() - begin)
+    with CONTENTION.measured():
+        for count in range(1, output_tokens):
+            row = _next_row(blocks, 0, len(prompt), [1] * count)
+            begin = perf_counter()
+            engine.step([row])
+            gaps.append(perf_counter() - begin)
     begin = perf_counter()
     continue_greedily(engine, [prompt] * TOGETHER, output_tokens)
     rate = TOGETHER * output_tokens / (perf_counter() - begin)
@@ -139,7 +142,8 @@ def measure_prompts(engine: StepEngine, lengths: Sequence[int]) -> tuple[Latency
     for length in lengths:
         prompt = (np.arange(length) % engine.vocabulary).astype(np.int32)
         _prompt_seconds(engine, prompt)
-        times = sorted(1000 * _prompt_seconds(engine, prompt) for _ in range(REPEATS))
+        with CONTENTION.measured():
+            times = sorted(1000 * _prompt_seconds(engine, prompt) for _ in range(REPEATS))
         middle = median(times)
         spread = (times[-2] - times[1]) / middle
         points.append(

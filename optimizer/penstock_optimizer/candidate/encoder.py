@@ -20,6 +20,7 @@ from penstock.manifest import GraphIO, Verdict
 from penstock.recipe import Plan, Precision, Recipe
 from penstock.tasks import Head
 from penstock_optimizer.candidate import measure
+from penstock_optimizer.candidate.isolation import CpuTime
 from penstock_optimizer.candidate.measure import resident_bytes
 from penstock_optimizer.candidate.runner import CandidateContext
 from penstock_optimizer.candidate.work_folder import BuiltFacts, ExportedFacts, GraphFile, load_observed, save_observed
@@ -169,6 +170,11 @@ class Candidate:
         self._kept: EngineCache | None = None
         self._second_graph_bytes: int | None = None
         self._made_task: Task | None = None
+
+    @property
+    def contention(self) -> CpuTime:
+        """Of all measurements so far; the worker sends it with each answer."""
+        return measure.CONTENTION.total
 
     # calls
 

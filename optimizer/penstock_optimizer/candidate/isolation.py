@@ -3,7 +3,8 @@
 Candidates are built, judged and measured this way. A worker holds one object; calls are its methods by name with JSON
 arguments, one at a time. `Worker` is the parent's end. `python -m penstock_optimizer.candidate.isolation
 package.module:Class --cpus 0,1` is the child's: it makes one object and serves calls, one JSON line each, until its
-input ends. Its standard output belongs to the protocol; what libraries print goes to the log.
+input ends. Its standard output belongs to the protocol; what libraries print goes to the log. An answer also has the
+object's `contention`, a CpuTime, if it has one: what its measurements ran and waited.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -37,6 +39,8 @@ CLOSE_SECONDS = 3.0
 CONFIGURE_SECONDS = 300.0
 """Limit for starting Python and importing: seconds, or minutes on busy cores. It only ends a process that hangs."""
 TAIL_BYTES = 2000
+NOT_QUIET = 0.05
+"""Share of waiting of a whole search from which its figures are marked."""
 
 
 class CallFailure(StrEnum):
@@ -96,6 +100,54 @@ class WorkerFailed(Exception):
         return OptimizationError(f"{what}: {self.reason}", remedy=remedy)
 
 
+# The kernel counts for each thread the time that it ran and the time that it waited on a run queue (`schedstat`;
+# Documentation/scheduler/sched-stats.rst), and for each CPU the time in which the hypervisor ran another machine
+# (`steal`). On a quiet machine both hardly grow, except for the microseconds that a thread takes to wake up.
+
+
+@dataclass(frozen=True)
+class CpuTime:
+    """CPU time of the threads of this process, and time in which they waited for a CPU, in nanoseconds since they were
+    started."""
+
+    ran: int = 0
+    waited: int = 0
+
+    @classmethod
+    def read(cls) -> CpuTime:
+        """Of now; zeros where the kernel does not count (CONFIG_SCHED_INFO)."""
+        ran = waited = 0
+        with contextlib.suppress(OSError):
+            for thread in Path("/proc/self/task").iterdir():
+                with contextlib.suppress(OSError):  # it has just ended
+                    fields = (thread / "schedstat").read_bytes().split()
+                    ran, waited = ran + int(fields[0]), waited + int(fields[1])
+        return cls(ran, waited + _stolen(os.sched_getaffinity(0)))
+
+    def since(self, before: CpuTime) -> CpuTime:
+        """What was added."""
+        # A thread that ended takes its counts with it.
+        return CpuTime(max(self.ran - before.ran, 0), max(self.waited - before.waited, 0))
+
+    def __add__(self, other: CpuTime) -> CpuTime:
+        return CpuTime(self.ran + other.ran, self.waited + other.waited)
+
+    @property
+    def share(self) -> float:
+        """The share of waiting, 0 to 1."""
+        return self.waited / (self.ran + self.waited) if self.waited else 0.0
+
+
+def _stolen(cpus: set[int]) -> int:
+    """Nanoseconds in which the hypervisor ran something else on these CPUs."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        tick = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+        names = {f"cpu{number}" for number in cpus}
+        with Path("/proc/stat").open(encoding="ascii") as lines:
+            return sum(int(line.split()[8]) * tick for line in lines if line.split(" ", 1)[0] in names)
+    return 0
+
+
 class Worker:
     """A process that holds one object. Use as a context manager, or `close` it."""
 
@@ -123,6 +175,8 @@ class Worker:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=environment
             )
         self._buffer = b""
+        self.contention = CpuTime()
+        """Of the measurements of all calls so far."""
 
     def __enter__(self) -> Self:
         return self
@@ -153,6 +207,7 @@ class Worker:
         except BrokenPipeError:
             raise self._died() from None
         answer = json.loads(self._read_line(timeout_seconds, method))
+        self.contention = CpuTime(*answer.get("contention", (0, 0)))
         if "error" in answer:
             raise WorkerFailed(
                 CallFailure.RAISED, answer["error"], kind=answer["kind"], remedy=answer["remedy"], log_tail=self._tail()
@@ -242,7 +297,8 @@ def serve(target: object, calls: queue.SimpleQueue[bytes | None], busy: threadin
         call = json.loads(line)
         answer: dict[str, Any]
         try:
-            answer = {"value": getattr(target, call["method"])(**call["arguments"])}
+            value = getattr(target, call["method"])(**call["arguments"])
+            answer = {"value": value, "contention": astuple(getattr(target, "contention", CpuTime()))}
             encoded = json.dumps(answer, default=to_json)
         except Exception as error:  # any error of a candidate is its outcome; the worker continues
             # The log may be on the full disk.

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.manifest import Frozen, Verdict
 from penstock.recipe import EngineName, Plan, Precision, Recipe
 from penstock.resources.endpoint import AccuracyBudget, Workload
 from penstock.tasks import TaskName
-from penstock_optimizer.candidate.isolation import CallFailure, Worker, WorkerFailed
+from penstock_optimizer.candidate.isolation import CallFailure, CpuTime, Worker, WorkerFailed
 from penstock_optimizer.candidate.work_folder import BuiltFacts, ExportedFacts, GraphFile, WorkFolder
 from penstock_optimizer.search.goal import PlanSample
 from penstock_optimizer.search.recipes import REFERENCE
@@ -90,7 +91,7 @@ class ProcessSession:
         self._recipe = recipe
         self._folder = runner.work.candidate(recipe)
         log = runner.work.log(recipe.slug)
-        self._worker = Worker(TARGET, log=log, cpus=runner.cpus, configuration=self._configuration)
+        self._worker = runner.worker(log, self._configuration)
         self._built = built
 
     def build(self, *, timeout_seconds: float) -> BuiltFacts:
@@ -173,6 +174,7 @@ class ProcessRunner:
         self.context = context
         self.work = work
         self.cpus = tuple(cpus)
+        self._workers: list[Worker] = []
         self._exported: dict[str, ExportedFacts] = {}
         self._failed: dict[str, WorkerFailed] = {}
 
@@ -226,6 +228,15 @@ class ProcessRunner:
         self.work.save_export(flavour, facts)
         return facts
 
+    @property
+    def contention(self) -> float:
+        """The share of the measured time in which the threads of the candidates waited for a CPU, 0 to 1."""
+        return sum((worker.contention for worker in self._workers), CpuTime()).share
+
+    def worker(self, log: Path, configuration: Callable[[], Mapping[str, Any]]) -> Worker:
+        """A process for candidates."""
+        self._workers.append(Worker(TARGET, log=log, cpus=self.cpus, configuration=configuration))
+        return self._workers[-1]
+
     def _worker(self, name: str) -> Worker:
-        configuration = {"context": self.context}
-        return Worker(TARGET, log=self.work.log(name), cpus=self.cpus, configuration=lambda: configuration)
+        return self.worker(self.work.log(name), lambda: {"context": self.context})

@@ -212,9 +212,16 @@ def why(manifest: Manifest) -> str:
 def tiles(manifest: Manifest) -> list[Tile]:
     """The figures at the top."""
     found: list[Tile] = []
-    lengths = [length for length in HEADLINE_LENGTHS if length in manifest.speed_up] or sorted(manifest.speed_up)[-1:]
-    found += [Tile(f"{manifest.speed_up[length]:.1f}×", f"as fast as fp32 at {length} tokens") for length in lengths]
     metric, chosen = main_metric(manifest), chosen_candidate(manifest)
+    lengths = [length for length in HEADLINE_LENGTHS if length in manifest.speed_up] or sorted(manifest.speed_up)[-1:]
+    of_what = "at {} tokens"
+    if chosen is not None and chosen.generation is not None:
+        lengths, of_what = lengths[-1:], "for a prompt of {} tokens"
+        if manifest.typical_speed_up is not None:
+            found.append(Tile(f"{manifest.typical_speed_up:.1f}×", "as many tokens/s of an answer as fp32, one client"))
+    found += [
+        Tile(f"{manifest.speed_up[length]:.1f}×", f"as fast as fp32 {of_what.format(length)}") for length in lengths
+    ]
     value = agreement(manifest, chosen, metric) if chosen else None
     if metric is not None and value is not None:
         found.append(Tile(f"{value:.4f}", f"{metric.name.replace('_', ' ')} to fp32 (budget {metric.budget:g})"))

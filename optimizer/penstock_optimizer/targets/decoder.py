@@ -27,7 +27,7 @@ from penstock_optimizer.candidate.decoder import (
     graph_file,
     write_recipe,
 )
-from penstock_optimizer.candidate.isolation import Worker, WorkerFailed
+from penstock_optimizer.candidate.isolation import CpuTime, Worker, WorkerFailed
 from penstock_optimizer.candidate.work_folder import CandidateRecord
 from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken, ReplicaServer
 from penstock_optimizer.capacity.tokens import StreamingClients, lengths_text, measure_tokens, request_lengths
@@ -41,7 +41,15 @@ from penstock_optimizer.quantise.decoder.native_file import why_not_native
 from penstock_optimizer.quantise.decoder.openvino_graph import decoder_facts
 from penstock_optimizer.search import decoder_plans as plans
 from penstock_optimizer.targets.screening import failed_facts, raise_full_disk
-from penstock_optimizer.targets.target import MAX_REMAINING_SHARE, Budget, ChosenModel, MeasuredCapacity, Target
+from penstock_optimizer.targets.target import (
+    MAX_REMAINING_SHARE,
+    Budget,
+    ChosenModel,
+    MeasuredCapacity,
+    Target,
+    measured_noise,
+    of_company,
+)
 from penstock_runtime.engines.native.library import library_path
 
 PROMPTS, CONTINUATION = 64, 16
@@ -79,6 +87,7 @@ class DecoderTarget(Target):
             on_progress, {Stage.EXPORT: 1, Stage.CANDIDATES: count, Stage.CAPACITY: 1, Stage.REPORT: 1}
         )
         self._candidates: list[CandidateFacts] = []
+        self._processes: list[Worker] = []
 
     @property
     def candidates(self) -> Sequence[CandidateFacts]:
@@ -122,14 +131,21 @@ class DecoderTarget(Target):
         """See `Target`."""
         passed = [one for one in self.candidates if one.outcome in {Outcome.REFERENCE, Outcome.SLOWER}]
         chosen = plans.best(passed, self._job.spec.objective)
+        noise = measured_noise(0.0, self.candidates)
+        contention = sum((process.contention for process in self._processes), CpuTime()).share
         return ChosenModel(
             self._served(chosen.recipe),
             self._served(plans.FP32),
             {recipe: self._graph(recipe) for recipe in (chosen.recipe, plans.FP32)},
             self._decoder.parameters,
             plans.concluded(self.candidates, chosen),
-            findings=tuple(_of_company(chosen)),
-            fields={**self._fields, "speed_up": _speed_up(self.candidates[0], chosen)},
+            findings=(*of_company(noise, contention), *_of_invariance(chosen)),
+            fields={
+                **self._fields,
+                "speed_up": _speed_up(self.candidates[0], chosen),
+                "noise": noise,
+                "contention": contention,
+            },
         )
 
     def capacity(self, server: ReplicaServer) -> MeasuredCapacity:
@@ -256,7 +272,10 @@ class DecoderTarget(Target):
     def _process(self, recipe: Recipe) -> Worker:
         configuration = {"context": self._candidate_context, "recipe": recipe, "graph": str(self._graph(recipe))}
         log = self._job.work.log(recipe.slug)
-        return Worker(candidate.TARGET, log=log, cpus=self._job.cpus, configuration=lambda: configuration)
+        self._processes.append(
+            Worker(candidate.TARGET, log=log, cpus=self._job.cpus, configuration=lambda: configuration)
+        )
+        return self._processes[-1]
 
     @property
     def _limit(self) -> float:
@@ -334,7 +353,7 @@ def _call(process: Worker, answer: type[T], method: str, timeout_seconds: float,
     return answer.model_validate(process.call(method, timeout_seconds=timeout_seconds, **arguments))
 
 
-def _of_company(chosen: CandidateFacts) -> Iterator[str]:
+def _of_invariance(chosen: CandidateFacts) -> Iterator[str]:
     """The finding about answers that depend on other requests."""
     compared = chosen.batch_invariance
     if compared is not None and compared.differing:

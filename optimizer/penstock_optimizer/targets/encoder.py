@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from penstock.capacity import CapacityCurve
@@ -46,6 +45,8 @@ from penstock_optimizer.targets.target import (
     MeasuredCapacity,
     Target,
     export_failed,
+    measured_noise,
+    of_company,
 )
 from penstock_runtime.tasks.factory import head_of
 
@@ -59,8 +60,6 @@ CAPACITY_BODIES = 400
 """Number of different requests: none is repeated often enough for a cache to matter."""
 NEAR = 1.05
 """Within this factor of the chosen recipe's latency, the plan search decided."""
-NOISY = 0.15
-"""Above this scatter of repeated measurements, small differences mean nothing."""
 WORTH_CACHING = 0.1
 """From this share of repeated texts on, the cache of answers is recommended."""
 EXPECTED_PLANS = 12
@@ -307,6 +306,7 @@ class EncoderTarget(Target):
                     candidates,
                     REFERENCE,
                     noise=noise,
+                    contention=self._runner.contention,
                     search_finished=result.finished,
                     second_graph_bytes=result.second_graph_bytes,
                 )
@@ -317,6 +317,7 @@ class EncoderTarget(Target):
                 "vector_space": job.vector_space(self._export.weights),
                 "speed_up": speed_up(by_recipe[REFERENCE], result.plan, by_recipe),
                 "noise": noise,
+                "contention": self._runner.contention,
                 "trials": plan_trials(result.steps),
             },
         )
@@ -446,17 +447,14 @@ def of_plan(
     reference: Recipe,
     *,
     noise: float,
+    contention: float = 0.0,
     search_finished: bool = True,
     second_graph_bytes: int | None = None,
 ) -> Iterator[str]:
     """Findings about an encoder's plan and the search for it."""
     if not search_finished:
         yield "The time budget ended the plan search before all neighbours of the plan were tried."
-    if noise > NOISY:
-        yield (
-            f"Repeated measurements differed by {noise:.0%}: something else ran on this machine, or its clock moved. "
-            "Differences below that are not to be trusted."
-        )
+    yield from of_company(noise, contention)
     first = next((one for one in candidates if one.recipe == reference), None)
     if first is not None and not first.fused_nodes:
         yield "Nothing was fused in the fp32 graph: this architecture runs node by node, slower than it could."
@@ -499,9 +497,3 @@ def of_missed_rate(capacity: CapacityCurve, wanted: float | None) -> Iterator[st
         f"The {wanted:,.4g} requests/s within a p95 of {limit:,.4g} ms are not reached: one replica {reached}. "
         "Give it more cores, or ask for less."
     )
-
-
-def measured_noise(search: float, candidates: Sequence[CandidateFacts]) -> float:
-    """Relative scatter of repeated measurements: the larger one of the plan search and of the single runs."""
-    spreads = [point.spread for one in candidates for point in one.latency]
-    return max(search, median(spreads) if spreads else 0.0)

@@ -7,12 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, ClassVar
 
 from penstock.errors import OptimizationError
 from penstock.manifest import CandidateFacts, Manifest, Outcome, ReasonCode, ServedModel
 from penstock.recipe import Recipe
-from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
+from penstock_optimizer.candidate.isolation import NOT_QUIET, CallFailure, WorkerFailed
 from penstock_optimizer.capacity.curve import ReplicaBroken, ReplicaServer
 from penstock_optimizer.job.progress import ProgressReporter, Stage
 
@@ -27,6 +28,8 @@ FINISH_SHARE = 0.05
 MOST_FINISH_SECONDS = 20.0
 MAX_REMAINING_SHARE = 0.6
 """The largest share of the remaining time that one candidate may use: one that hangs must leave time for the next."""
+NOISY = 0.15
+"""Above this scatter of repeated measurements, small differences mean nothing."""
 RAISE_BUDGET = "Raise spec.optimization.budgetSeconds, or --budget"
 """The remedy where too little time was left."""
 
@@ -195,6 +198,25 @@ def export_failed(failure: WorkerFailed, seconds: float) -> Exception:
 def sentences(clauses: Iterable[str]) -> Iterator[str]:
     """Clauses as sentences."""
     return (f"{one[:1].upper()}{one[1:].rstrip('.')}." for one in clauses)
+
+
+def measured_noise(search: float, candidates: Sequence[CandidateFacts]) -> float:
+    """Relative scatter of repeated measurements: the larger one of the plan search and of the single runs."""
+    spreads = [point.spread for one in candidates for point in one.latency]
+    return max(search, median(spreads) if spreads else 0.0)
+
+
+def of_company(noise: float, contention: float) -> Iterator[str]:
+    """Other programs, or other machines of the same host, changed the figures of the search."""
+    if contention > NOT_QUIET:
+        yield (
+            f"This machine was not quiet: what was measured waited {contention:.0%} of its time for a CPU. The figures "
+            "and the choice are of a busy machine. When the other work has ended, delete the artefact (on a cluster: "
+            "its OptimizedModel) and run the optimisation again."
+        )
+    if noise > NOISY:
+        cause = "" if contention > NOT_QUIET else ": something else ran on this machine, or its clock moved"
+        yield f"Repeated measurements differed by {noise:.0%}{cause}. Differences below that are not to be trusted."
 
 
 def late(candidates: Sequence[CandidateFacts]) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +20,12 @@ from hypothesis import strategies as st
 from penstock.manifest import GemmShare
 from penstock.recipe import Precision
 from penstock_optimizer.candidate import measure
+from penstock_optimizer.candidate.isolation import CpuTime
 from penstock_optimizer.candidate.measure import (
     IO,
     OPERATIONS,
     ROWS,
+    Contention,
     EncoderShape,
     PredictRequest,
     chain_recipes,
@@ -58,6 +63,73 @@ def test_runs_fill_the_time_and_are_at_least_three(run_seconds: float, seconds: 
 
     assert len(times) == pytest.approx(runs, abs=1)
     assert times == pytest.approx([run_seconds * 1e3] * len(times))
+
+
+class Waits:
+    """The CPU times of a process that ran for a second in each measurement, and waited for these shares of it."""
+
+    def __init__(self, shares: list[float]) -> None:
+        self.shares = iter(shares)
+        self.now = CpuTime()
+        self.calls = 0
+
+    def __call__(self) -> CpuTime:
+        self.calls += 1
+        if self.calls % 2 == 0:  # at the end of a measurement
+            share = next(self.shares)
+            self.now += CpuTime(int(1e9 * (1 - share)), int(1e9 * share))
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("shares", "counted"),
+    [
+        ([0.0] * 9, [1, 2, 3, 4]),
+        ([0.0, 0.5, 0.0, 0.02, 0.0], [1, 3, 4]),
+        ([0.5, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0], [5, 6, 7]),
+        ([0.5] * 20, [1, 2, 3, 4, 5, 6, 7, 8]),
+    ],
+    ids=["quiet", "once", "first half", "busy"],
+)
+def test_disturbed_runs_are_measured_again_within_twice_the_time(shares: list[float], counted: list[int]) -> None:
+    clock = Clock()
+    number = -1
+
+    def run() -> None:
+        nonlocal number
+        number += 1
+        clock.now += 1 + number / 1000
+
+    contention = Contention(Waits(shares))
+
+    times = time_runs(run, 4, clock=clock, contention=contention)
+
+    assert [round(time - 1000) for time in times] == counted
+    assert contention.total.share == pytest.approx(sum(shares[:number]) / number)
+
+
+def test_a_thread_that_shares_its_cpu_waits() -> None:
+    """A real process that computes on one CPU next to another one."""
+    program = (
+        "import os, sys, time\n"
+        "from penstock_optimizer.candidate.measure import Contention\n"
+        "os.sched_setaffinity(0, [int(sys.argv[1])])\n"
+        "contention = Contention()\n"
+        "with contention.measured():\n"
+        "    end = time.process_time() + 0.3\n"
+        "    while time.process_time() < end: pass\n"
+        "print(contention.total.share)\n"
+    )
+    cpu = str(min(os.sched_getaffinity(0)))
+    spin = "import os, sys\nos.sched_setaffinity(0, [int(sys.argv[1])])\nprint(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", spin, cpu], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            other.stdout.readline()
+            found = subprocess.run([sys.executable, "-c", program, cpu], capture_output=True, text=True, check=True)
+        finally:
+            other.kill()
+    assert float(found.stdout) > 0.3
 
 
 def test_the_first_run_is_not_counted_and_garbage_collection_is_off() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from penstock.capacity import CapacityCurve, TokenCurve, TokenPoint
-from penstock.manifest import CandidateFacts, Manifest, Outcome, ReasonCode, ServedGraph, ServedModel
+from penstock.manifest import CandidateFacts, GenerationSpeed, Manifest, Outcome, ReasonCode, ServedGraph, ServedModel
 from penstock.recipe import Batching, ShortRoute
 from penstock.resources.result import Result
 from penstock_bench.report import render as render_bench
@@ -239,6 +239,33 @@ def test_the_capacity_of_text_generation_is_a_table_with_its_limits() -> None:
         ["4", "160", "4", "400", "20", "no"],
     ]
     assert "one replica with 2 clients" in page
+
+
+def test_the_speed_up_of_text_generation_is_of_answers() -> None:
+    """A prompt that takes twice as long as with fp32 does not hide that tokens come five times as fast."""
+
+    def speed(first: float, following: float) -> GenerationSpeed:
+        return GenerationSpeed(
+            prompt_tokens=32,
+            output_tokens=101,
+            first_token_milliseconds=first,
+            next_token_p50_milliseconds=following,
+            next_token_p95_milliseconds=following,
+            tokens_per_second=100,
+            clients=4,
+        )
+
+    before = sample_manifest()
+    speeds = {before.baseline.plan.recipe: speed(100, 50), before.chosen.plan.recipe: speed(200, 10)}
+    candidates = [one.model_copy(update={"generation": speeds.get(one.recipe)}) for one in before.candidates]
+    manifest = before.model_copy(update={"candidates": tuple(candidates), "speed_up": {32: 0.5}})
+
+    assert manifest.typical_speed_up == pytest.approx((100 + 100 * 50) / (200 + 100 * 10))
+    assert [(tile.figure, tile.meaning) for tile in tiles(manifest)][:2] == [
+        ("4.2×", "as many tokens/s of an answer as fp32, one client"),
+        ("0.5×", "as fast as fp32 for a prompt of 32 tokens"),
+    ]
+    assert Result.of(manifest).speed_up == pytest.approx(4.25)
 
 
 def test_charts_without_data_are_left_out() -> None:

@@ -8,7 +8,7 @@ from penstock.capacity import CapacityCurve
 from penstock.manifest import CandidateFacts, Outcome, ReasonCode
 from penstock.recipe import Precision, Recipe, ShortRoute
 from penstock_optimizer.targets.encoder import of_missed_rate, of_plan, of_repeated_texts
-from penstock_optimizer.targets.target import of_late_candidates, sentences
+from penstock_optimizer.targets.target import of_company, of_late_candidates, sentences
 from tests.optimizer.report.sample import FP32, FP32_PLAN, INT8, sample_manifest
 
 STATIC = INT8.model_copy(update={"precision": Precision.INT8_STATIC})
@@ -33,6 +33,20 @@ def test_findings_about_a_plan_name_all_doubts() -> None:
     found = list(of_plan(FP32_PLAN, tried, FP32, noise=0.3, search_finished=False))
 
     for word, sentence in zip(["plan search", "30%", "fused", "rejected"], found, strict=True):
+        assert word in sentence
+
+
+@pytest.mark.parametrize(
+    ("noise", "contention", "words"),
+    [
+        (0.03, 0.04, []),
+        (0.03, 0.23, ["not quiet: what was measured waited 23% of its time for a CPU"]),
+        (0.3, 0.04, ["differed by 30%: something else ran on this machine"]),
+        (0.3, 0.23, ["not quiet", "differed by 30%. Differences"]),
+    ],
+)
+def test_a_busy_machine_and_noise_are_findings(noise: float, contention: float, words: list[str]) -> None:
+    for word, sentence in zip(words, of_company(noise, contention), strict=True):
         assert word in sentence
 
 
