@@ -26,7 +26,7 @@ SPEC: Json = {
     # One replica: its alarm is the endpoint's. The load is known where the autoscaler decides.
     "scaling": {"minReplicas": 1, "maxReplicas": 2},
     "optimization": {
-        "budgetSeconds": 200,
+        "budgetSeconds": 600,
         "engines": ["native", "onnxruntime"],
         "precisions": ["fp32", "int8-rowwise"],
     },
