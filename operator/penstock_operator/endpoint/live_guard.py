@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from penstock.resources.conditions import timestamp
 from penstock.resources.endpoint_parts.guard import GuardAction, LiveGuard
 from penstock.resources.rollout_status import GuardAlarm, GuardStatus
-from penstock.resources.status import timestamp
 from penstock.tasks import TaskName
 from penstock_operator.endpoint.serving import ServingChoice
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
